@@ -1,0 +1,154 @@
+"""What the decode loop needs of a model, a cache and a strategy. No implementation here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tokenswift.types import DraftTree, Step
+
+
+@dataclass(slots=True)
+class Pass:
+    """The outcome of one model pass over n tokens.
+
+    Attributes:
+        hidden: hidden states *before* the final norm (what the draft heads start from).
+        queries: per layer, the rotated queries (1, H, n, d), for the partial cache's importance.
+    """
+
+    hidden: Float[Tensor, "n D"]
+    queries: list[Tensor]
+
+
+class KVCache(Protocol):
+    """Keys and values of the tokens committed so far, plus room for the pass under way."""
+
+    @property
+    def length(self) -> int:
+        """Entries that a pass attends to besides its own tokens."""
+        ...
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Store a layer's new keys and values (1, K, n, d) and return all of them (1, K, L, d)."""
+        ...
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Same as :attr:`length`; transformers asks for it."""
+        ...
+
+
+class CommittingCache(KVCache, Protocol):
+    """The full cache: a pass's entries become permanent only by ``commit``."""
+
+    def commit(self, nodes: tuple[int, ...]) -> None:
+        """Keep the entries of these nodes of the last pass, in order; drop the others."""
+        ...
+
+
+class TargetModel(Protocol):
+    """The model whose output is to be reproduced."""
+
+    vocab_size: int
+    device: torch.device
+
+    def forward(
+        self,
+        tokens: Int[Tensor, " n"],
+        positions: Int[Tensor, " n"],
+        cache: KVCache,
+        mask: Bool[Tensor, "n n"] | None = None,
+    ) -> Pass:
+        """Run n tokens over the cache. ``mask[i, j]``: token i sees token j of the same pass;
+        None is causal. Every token sees the whole cache."""
+        ...
+
+    def prefill(self, tokens: list[int], cache: CommittingCache) -> Pass:
+        """Run the prompt in chunks and commit it. The result holds the last token's row only."""
+        ...
+
+    def logits(self, hidden: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
+        """Final norm and LM head; float32."""
+        ...
+
+    def project(self, normed: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
+        """The LM head alone, on states that are normalised already; float32."""
+        ...
+
+    def embed(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n D"]:
+        """Input embeddings."""
+        ...
+
+
+class Chooser(Protocol):
+    """The target's choice rule, and the same rule for drafting; see `sampling.Sampler`.
+
+    A row's context is ``history + path``: the whole text so far (root included) and the drafted
+    tokens on the way to the row's node. The token to choose has position ``len(context)``.
+    """
+
+    def choose(self, logits: Float[Tensor, "n V"], history: list[int], paths: list[list[int]]) -> list[int]:
+        """The token that follows each row's context: argmax of processed scores plus noise."""
+        ...
+
+    def rank(
+        self,
+        logits: Float[Tensor, "n V"],
+        history: list[int],
+        paths: list[list[int]],
+        positions: list[int],
+        widths: list[int],
+        coupled: bool,
+    ) -> list[list[int]]:
+        """Up to ``widths[i]`` candidates for ``positions[i]``, best first. A path may be shorter than
+        ``positions[i] - len(history)``: tokens in between are unknown and not penalised."""
+        ...
+
+
+@dataclass(slots=True)
+class Sequence:
+    """The state of one generation, shared by the loop and the strategy.
+
+    Attributes:
+        tokens: prompt and generated tokens; the last one is the root (known, not in the cache).
+        prompt_tokens: length of the prompt.
+        cache: the full cache; it holds ``len(tokens) - 1`` entries between steps.
+        model, sampler: the target and its choice rule.
+        newest: the pass that committed the newest cached token (None before any), and
+        newest_row: that token's row in it.
+        draft_passes: extra passes that the strategy made (it counts them itself).
+    """
+
+    tokens: list[int]
+    prompt_tokens: int
+    cache: CommittingCache
+    model: TargetModel
+    sampler: Chooser
+    newest: Pass | None = None
+    newest_row: int = 0
+    draft_passes: int = 0
+
+
+class Strategy(Protocol):
+    """Proposes a tree of tokens per step. It can never change the output, only the speed."""
+
+    name: str
+    acceptance: str
+
+    def begin(self, sequence: Sequence) -> None:
+        """Called once, after the prompt's prefill."""
+        ...
+
+    def draft(self, sequence: Sequence) -> DraftTree:
+        """The tree to verify in this step; its root is ``sequence.tokens[-1]``."""
+        ...
+
+    def observe(self, sequence: Sequence, step: Step, nodes: tuple[int, ...]) -> None:
+        """Called after a step was committed: ``nodes`` of the step's tree were kept."""
+        ...

@@ -1,0 +1,1 @@
+"""Strategies: ways to draft. None of them can change the output."""

@@ -1,0 +1,147 @@
+"""The nouns of the library, and the legend of shape letters.
+
+Shape letters used in signatures and comments everywhere:
+
+====  ==============================================================
+n     rows of one model pass (tree nodes, or tokens of a prompt chunk)
+T     tokens in the full KV cache (committed; the root is not in it)
+L     keys that one pass attends to (T + n, or the partial budget + n)
+V     vocabulary size
+D     width of the model's hidden state
+H     query heads;  K: key/value heads;  d: width of one head
+W     width of the contextual-penalty window
+γ     depth of the draft (tokens drafted ahead on one path)
+====  ==============================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+class InputError(ValueError):
+    """Bad input from the user. One line that names the value and what is valid; CLI exit code 2."""
+
+
+class RunError(RuntimeError):
+    """The run failed after it had started. One line: what failed and what was kept; CLI exit code 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """A tree of drafted tokens in topological order (a parent stands before its children).
+
+    Node 0 is the root: the newest token of the text, known but not yet in the KV cache.
+    All sequences have one entry per node.
+
+    Attributes:
+        tokens: token id of each node.
+        parents: index of each node's parent; -1 for the root.
+        depths: distance from the root; the node's position is ``position of root + depth``.
+        ngram: True where only an n-gram branch proposed the node (not a head or the backbone).
+        gamma: γ, the greatest depth that the drafter aimed at in this step (0 for the bare root);
+            the denominator of the acceptance rate.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    depths: tuple[int, ...]
+    ngram: tuple[bool, ...]
+    gamma: int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root's child down to ``node`` (empty for the root)."""
+        nodes: list[int] = []
+        while node > 0:
+            nodes.append(node)
+            node = self.parents[node]
+        return nodes[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What the acceptance rule decided for one tree.
+
+    Attributes:
+        nodes: accepted nodes in order, the root (0) first; their KV entries are kept.
+        token: the target's own token after the last of them (recovered or bonus token).
+    """
+
+    nodes: tuple[int, ...]
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One pass of the decode loop, as strategies observe it and as ``LLM.stream`` yields it.
+
+    Attributes:
+        token_ids: new tokens of this step (accepted ones, then the target's own), at least one.
+        drafted: drafted nodes that the target checked (without the root).
+        accepted: drafted tokens accepted.
+        ngram_accepted: those of them on n-gram branches.
+        gamma: γ of the step's tree.
+        text: new text, complete characters only ("" inside the decode loop).
+    """
+
+    token_ids: tuple[int, ...]
+    drafted: int
+    accepted: int
+    ngram_accepted: int
+    gamma: int
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Figures of one generation (definitions: paper section 4; `metrics.py`).
+
+    Attributes:
+        steps: verify passes.
+        draft_passes: extra model passes made only to draft.
+        acceptance_rate: α, accepted draft tokens ÷ (γ × steps).
+        ngram_acceptance_rate: β, the same for tokens accepted on n-gram branches.
+        mean_acceptance_length: tokens per step, the target's own included.
+        node_acceptance_rate: accepted ÷ drafted tree nodes (what other engines call acceptance rate).
+        tokens_per_second: new tokens ÷ seconds, prefill not counted.
+        seconds: decoding time without the prefill.
+        prefill_seconds: time of the prompt's prefill.
+        distinct: Distinct-1..4 of the output, unique n-grams ÷ n-grams.
+        phases: seconds by phase of the loop (draft, verify, choose, commit, observe).
+    """
+
+    steps: int
+    draft_passes: int
+    acceptance_rate: float
+    ngram_acceptance_rate: float
+    mean_acceptance_length: float
+    node_acceptance_rate: float
+    tokens_per_second: float
+    seconds: float
+    prefill_seconds: float
+    distinct: tuple[float, float, float, float]
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """The result of ``LLM.generate``.
+
+    Attributes:
+        token_ids: new tokens only.
+        text: their text (without the stop string that ended it).
+        finish_reason: "length", "eos" or "stop".
+        metrics: figures of the run.
+        prompt_tokens: length of the prompt in tokens.
+        lossless: False when the published acceptance rule was used.
+    """
+
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+    metrics: Metrics
+    prompt_tokens: int
+    lossless: bool = True
