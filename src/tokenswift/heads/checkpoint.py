@@ -1,0 +1,247 @@
+"""The file format of draft heads, and the check that heads and base model belong together.
+
+A heads file is one safetensors file: the tensors of :class:`Heads` under ``heads.``, a sample of
+the base model's weights under ``base.sample``, and a JSON object under ``tokenswift_heads`` in the
+header's metadata. The sample is the base's identity. It is compared with a tolerance, so a base
+model cast to another dtype still matches, and a fine-tuned one does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tokenswift.heads.modules import Heads, HeadsConfig
+from tokenswift.types import InputError
+
+FORMAT_VERSION = 1
+METADATA_KEY = "tokenswift_heads"
+SAMPLE_SIZE = 256  # values taken of each of the two sampled weights
+TOLERANCE = 0.01  # greatest relative distance of two samples of one base; a bf16 cast gives 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsBase:
+    """The identity of a base model.
+
+    Attributes:
+        name: its name, for messages only.
+        hidden_size, vocab_size: D and V.
+        sample: values of its input embedding, then of a weight of its middle layer, float32.
+    """
+
+    name: str
+    hidden_size: int
+    vocab_size: int
+    sample: Tensor
+
+    def distance(self, other: HeadsBase) -> float:
+        """Relative distance of the two samples; infinite when the shapes differ."""
+        if (self.hidden_size, self.vocab_size) != (other.hidden_size, other.vocab_size):
+            return float("inf")
+        if self.sample.shape != other.sample.shape:
+            return float("inf")
+        parts = zip(self.sample.split(SAMPLE_SIZE), other.sample.split(SAMPLE_SIZE), strict=True)
+        return max(float((a - b).norm() / a.norm().clamp_min(1e-9)) for a, b in parts)
+
+
+def _sample(weight: Tensor) -> Tensor:
+    flat = weight.detach().reshape(-1)
+    steps = torch.linspace(0.02, 0.98, SAMPLE_SIZE, dtype=torch.float64)
+    indices = (steps * (flat.numel() - 1)).long().to(flat.device)
+    return flat[indices].float().cpu()
+
+
+def base_of(model: Any, name: str | None = None) -> HeadsBase:
+    """The identity of a loaded transformers causal LM."""
+    embedding = model.get_input_embeddings().weight
+    layers = model.base_model.layers
+    middle = next(p for p in layers[len(layers) // 2].parameters() if p.ndim == 2)
+    known = name or getattr(model.config, "_name_or_path", "") or model.config.model_type
+    return HeadsBase(
+        name=os.path.basename(str(known).rstrip("/")) or str(known),
+        hidden_size=embedding.shape[1],
+        vocab_size=embedding.shape[0],
+        sample=torch.cat((_sample(embedding), _sample(middle))),
+    )
+
+
+def check_base(heads: str, wanted: HeadsBase, model: HeadsBase) -> None:
+    """Raise :class:`InputError` unless heads made for ``wanted`` fit ``model``."""
+    mine = f"hidden size {wanted.hidden_size}, vocabulary {wanted.vocab_size}"
+    theirs = f"hidden size {model.hidden_size}, vocabulary {model.vocab_size}"
+    if mine != theirs:
+        raise InputError(
+            f"heads {heads} were made for {wanted.name} ({mine}), the model is {model.name} ({theirs})"
+        )
+    distance = wanted.distance(model)
+    if not distance <= TOLERANCE:
+        raise InputError(
+            f"heads {heads} were made for {wanted.name}, the model is {model.name}: "
+            f"their weights differ by {distance:.0%}"
+        )
+
+
+def save_heads(
+    heads: Heads,
+    path: str | Path,
+    base: HeadsBase,
+    dtype: torch.dtype = torch.bfloat16,
+    notes: dict[str, Any] | None = None,
+) -> None:
+    """Write a heads file; a failure leaves no half-written file behind.
+
+    Args:
+        heads: the heads.
+        path: the file; by custom it ends in ``.heads.safetensors``.
+        base: the identity of their base model, from :func:`base_of`.
+        dtype: type of the stored weights.
+        notes: JSON values kept in the header (how the heads were trained).
+    """
+    path = Path(path)
+    tensors = {f"heads.{k}": v.detach().to("cpu", dtype).contiguous() for k, v in heads.state_dict().items()}
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise InputError(f"heads tensor {name} is not finite; nothing was written to {path}")
+    tensors["base.sample"] = base.sample.float().contiguous()
+    header = {
+        "version": FORMAT_VERSION,
+        "base": base.name,
+        "heads": heads.config.to_dict(),
+        "notes": notes or {},
+    }
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, part, metadata={METADATA_KEY: json.dumps(header)})
+        os.replace(part, path)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise InputError(f"cannot write heads to {path}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def read_heads(path: str | Path) -> tuple[Heads, HeadsBase, dict[str, Any]]:
+    """A heads file's content: float32 heads on the CPU, their base's identity, their notes."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"heads file {path} does not exist")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"heads file {path} is not a safetensors file: {_reason(error)}") from error
+    if METADATA_KEY not in metadata:
+        raise InputError(f"{path} holds no draft heads of tokenswift; import-heads reads published ones")
+    try:
+        header = json.loads(metadata[METADATA_KEY])
+        version = header["version"]
+        if version != FORMAT_VERSION:
+            raise InputError(f"heads file {path} has format version {version}; known: {FORMAT_VERSION}")
+        config = HeadsConfig(**header["heads"])
+    except InputError:
+        raise
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"heads file {path} has a broken header: {_reason(error)}") from error
+    sample = tensors.pop("base.sample", None)
+    if sample is None:
+        raise InputError(f"heads file {path} lacks tensor base.sample")
+    heads = build_heads(config, {k.removeprefix("heads."): v for k, v in tensors.items()}, str(path))
+    base = HeadsBase(str(header.get("base", "?")), config.hidden_size, config.vocab_size, sample.float())
+    return heads, base, dict(header.get("notes") or {})
+
+
+def build_heads(config: HeadsConfig, tensors: dict[str, Tensor], source: str) -> Heads:
+    """Heads from named tensors; every fault of the tensors is an :class:`InputError`."""
+    heads = Heads(config)
+    wanted = heads.state_dict()
+    for name, tensor in wanted.items():
+        if name not in tensors:
+            raise InputError(f"heads in {source} lack tensor {name}")
+        if tensors[name].shape != tensor.shape:
+            found, need = list(tensors[name].shape), list(tensor.shape)
+            raise InputError(f"heads in {source}: tensor {name} has shape {found}; {need} is needed")
+        if not bool(torch.isfinite(tensors[name]).all()):
+            raise InputError(f"heads in {source}: tensor {name} holds values that are not finite")
+    unknown = sorted(set(tensors) - set(wanted))
+    if unknown:
+        raise InputError(f"heads in {source} hold an unknown tensor {unknown[0]}")
+    heads.load_state_dict({name: tensors[name].float() for name in wanted})
+    return heads.eval().requires_grad_(False)
+
+
+def load_heads(
+    path: str | Path,
+    model: Any,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Heads:
+    """Heads from a file, checked against the model they are to draft for.
+
+    Args:
+        path: a heads file.
+        model: the loaded transformers causal LM.
+        dtype, device: those of the heads; None takes the model's.
+    """
+    heads, base, _ = read_heads(path)
+    check_base(str(path), base, base_of(model))
+    return heads.to(dtype=dtype or model.dtype, device=device or model.device)
+
+
+def packaged_heads(model: Any) -> Heads | None:
+    """The shipped heads that were made for this model, if there are any."""
+    identity = base_of(model)
+    for entry in sorted(resources.files("tokenswift").joinpath("data").iterdir(), key=lambda e: e.name):
+        if not entry.name.endswith(".heads.safetensors"):
+            continue
+        with resources.as_file(entry) as path:
+            with safe_open(path, framework="pt") as file:
+                header = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
+                sizes = (
+                    header.get("heads", {}).get("hidden_size"),
+                    header.get("heads", {}).get("vocab_size"),
+                )
+                if sizes != (identity.hidden_size, identity.vocab_size):
+                    continue
+                sample = file.get_tensor("base.sample").float()
+            base = HeadsBase(str(header.get("base")), identity.hidden_size, identity.vocab_size, sample)
+            if base.distance(identity) <= TOLERANCE:
+                return load_heads(path, model)
+    return None
+
+
+def resolve_heads(spec: str | Path | Heads | None, model: Any) -> Heads | None:
+    """The heads that a ``heads=`` argument or ``--heads`` names.
+
+    Args:
+        spec: "auto" (shipped heads that fit the model, else none), "none" or None, the path of a
+            heads file, or the heads themselves.
+        model: the loaded transformers causal LM.
+    """
+    if spec is None or spec == "none":
+        return None
+    if isinstance(spec, Heads):
+        width = base_of(model).hidden_size
+        if spec.config.hidden_size != width:
+            raise InputError(f"heads have hidden size {spec.config.hidden_size}, the model has {width}")
+        return spec.to(dtype=model.dtype, device=model.device)
+    if spec == "auto":
+        return packaged_heads(model)
+    return load_heads(spec, model)
