@@ -1,0 +1,236 @@
+"""From a name to a loaded model: aliases, local folders and hub ids.
+
+Every way in which this can fail is one line that says what to do instead. transformers' own modelling
+code runs the model; nothing is forked here. The environment variables of the library are read here and
+nowhere else: ``TOKENSWIFT_CACHE`` and ``XDG_CACHE_HOME``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenswift.config import check_choice
+from tokenswift.models import embedded
+from tokenswift.models._hf import quiet_transformers
+from tokenswift.models.rope import context_limit
+from tokenswift.types import InputError, RunError
+
+__all__ = [
+    "ALIASES",
+    "DEVICES",
+    "DTYPES",
+    "FAMILIES",
+    "Loaded",
+    "cache_dir",
+    "check_place",
+    "context_limit",
+    "load",
+]
+
+ALIASES = (embedded.NAME,)
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+#: model types whose layers the library runs, with the names people know them by
+FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral"}
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+HUB_TIMEOUT = 8  # seconds for the one question whether the hub answers
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model ready to run.
+
+    Attributes:
+        model: the transformers causal LM, in evaluation mode, on its device.
+        tokenizer: its transformers tokenizer.
+        name: the name it was asked for by.
+    """
+
+    model: Any
+    tokenizer: Any
+    name: str
+
+
+def cache_dir() -> Path:
+    """``TOKENSWIFT_CACHE``, else ``$XDG_CACHE_HOME/tokenswift``, else ``~/.cache/tokenswift``."""
+    if own := os.environ.get("TOKENSWIFT_CACHE"):
+        return Path(own).expanduser().absolute()
+    shared = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(shared) if os.path.isabs(shared) else Path.home() / ".cache") / "tokenswift"
+
+
+def check_place(dtype: str, device: str) -> str:
+    """Check dtype and device; the device to use, "auto" resolved.
+
+    Raises:
+        InputError: an unknown name, or CUDA asked for where there is none.
+    """
+    check_choice("dtype", dtype, DTYPES)
+    if device not in DEVICES and not re.fullmatch(r"cuda:\d+", str(device)):
+        raise InputError(f"device is {device!r}; valid: {', '.join(DEVICES)}")
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "auto":
+        return "cuda" if count else "cpu"
+    if device != "cpu" and not count:
+        raise InputError(f"device is {device!r}, but no CUDA device is available here; valid: auto, cpu")
+    if ":" in device and int(device.partition(":")[2]) >= count:
+        raise InputError(f"device is {device!r}; valid: cuda:0 to cuda:{count - 1}")
+    return device
+
+
+def load(
+    name_or_path: str | Path,
+    dtype: str = "auto",
+    device: str = "auto",
+    attn_implementation: str | None = None,
+) -> Loaded:
+    """Load a model and its tokenizer.
+
+    Args:
+        name_or_path: an alias (:data:`ALIASES`), a folder in transformers' format, or a hub id
+            ``owner/name``.
+        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
+        device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
+        attn_implementation: passed to transformers; None leaves its default. The library's own attention
+            function is switched on pass by pass, whatever stands here.
+    Raises:
+        InputError: one line: what is wrong with the name, the folder, its files, or the place to run.
+        RunError: the model does not fit into memory, or making the default model failed.
+    """
+    place = check_place(dtype, device)
+    name = str(name_or_path)
+    source, local = locate(name)
+    with quiet_transformers():
+        config = _config(name, source, local)
+        tokenizer = _tokenizer(name, source, local)
+        model = _model(name, source, local, config, dtype, place, attn_implementation)
+    return Loaded(model, tokenizer, name)
+
+
+def locate(name: str) -> tuple[str, bool]:
+    """Where a name's files are: (folder or hub id, whether only local files may be used).
+
+    Raises:
+        InputError: neither an alias, nor a folder with a config.json, nor a hub id that can be reached.
+    """
+    if name in ALIASES:
+        return str(embedded.ensure(cache_dir())), True
+    known = f"valid: {', '.join(ALIASES)}, a folder in transformers' format, or a hub id owner/name"
+    path = Path(name).expanduser()
+    if not name or "\0" in name:
+        raise InputError(f"model is {name!r}; {known}")
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise InputError(f"model folder {name} has no config.json; {known}")
+        return str(path), True
+    if path.exists():
+        raise InputError(f"model {name} is a file; {known}")
+    if not HUB_ID.fullmatch(name) or ".." in name:
+        what = "no such folder" if "/" in name or name.startswith((".", "~")) else "unknown name"
+        raise InputError(f"model is {name!r}: {what}; {known}")
+    return name, not _hub_answers(name)
+
+
+def _hub_answers(name: str) -> bool:
+    """True when the hub can be asked; False when the model is in the hub's local cache all the same."""
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.utils import get_session
+
+    reason = "the hub is switched off by HF_HUB_OFFLINE"
+    if not constants.HF_HUB_OFFLINE:
+        try:  # one question with a short timeout, instead of transformers' retries per file
+            get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT)
+            return True
+        except Exception as error:  # the HTTP library differs between versions, and so do its errors
+            reason = f"the hub cannot be reached ({_line(error)})"
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return False
+    raise InputError(
+        f"model is {name!r}: {reason}, and there is no such local folder; "
+        f"valid without the hub: {', '.join(ALIASES)}, or a folder in transformers' format"
+    )
+
+
+def _config(name: str, source: str, local: bool) -> Any:
+    from transformers import AutoConfig
+
+    supported = f"valid: causal language models of the families {', '.join(FAMILIES.values())}"
+    try:
+        config = AutoConfig.from_pretrained(source, local_files_only=local)
+    except (
+        Exception
+    ) as error:  # transformers raises OSError, ValueError, KeyError, TypeError and its own here
+        raise InputError(
+            f"model {name}: its config.json cannot be used ({_line(error)}); {supported}"
+        ) from error
+    kind = str(getattr(config, "model_type", ""))
+    architectures = [str(a) for a in getattr(config, "architectures", None) or ()]
+    causal = any(a.endswith(("ForCausalLM", "LMHeadModel")) for a in architectures)
+    if architectures and not causal:
+        raise InputError(
+            f"model {name} is not a causal language model (architecture {architectures[0]}); {supported}"
+        )
+    if kind not in FAMILIES:
+        what = architectures[0] if architectures else kind or "unknown"
+        raise InputError(f"model {name} has the unsupported architecture {what}; {supported}")
+    return config
+
+
+def _tokenizer(name: str, source: str, local: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    folder = Path(source)
+    if folder.is_dir() and not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        raise InputError(f"model folder {name} has no tokenizer files; valid: with {TOKENIZER_FILES[0]}")
+    try:
+        return AutoTokenizer.from_pretrained(source, local_files_only=local)
+    except Exception as error:  # as above
+        raise InputError(f"model {name}: its tokenizer cannot be loaded ({_line(error)})") from error
+
+
+def _model(
+    name: str, source: str, local: bool, config: Any, dtype: str, device: str, attention: str | None
+) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
+    if device != "cpu":
+        options["device_map"] = {"": device}
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype="auto" if dtype == "auto" else getattr(torch, dtype),
+            local_files_only=local,
+            output_loading_info=True,
+            **options,
+        )
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise RunError(
+            f"model {name} does not fit into the memory of device {device}; nothing was kept"
+        ) from error
+    except Exception as error:  # safetensors, transformers and torch each raise their own here
+        raise InputError(
+            f"model {name}: its weights cannot be loaded ({_line(error)}); the files may be incomplete"
+        ) from error
+    for fault in ("missing_keys", "mismatched_keys"):
+        if tensors := sorted(str(key) for key in report.get(fault) or ()):
+            raise InputError(
+                f"model {name}: its weights do not fit its config.json "
+                f"({len(tensors)} tensors {fault.removesuffix('_keys')}, e.g. {tensors[0]})"
+            )
+    return model.eval()
+
+
+def _line(error: BaseException) -> str:
+    """An error's message on one line, without its later sentences."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157].rstrip() + "..."
