@@ -141,6 +141,11 @@ class Strategy(Protocol):
     name: str
     acceptance: str
 
+    @property
+    def max_nodes(self) -> int:
+        """Upper bound of a tree's nodes: scratch room that the full cache must have."""
+        ...
+
     def begin(self, sequence: Sequence) -> None:
         """Called once, after the prompt's prefill."""
         ...

@@ -1,0 +1,74 @@
+"""The full KV cache: allocated once, written in place, committed by compaction."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class FullCache:
+    """Keys and values of every committed token, and scratch room for the pass under way.
+
+    One tensor of shape (2 · layers, K, capacity, d) holds everything: layer l's keys at index 2l,
+    its values at 2l + 1. A pass writes its n entries behind the committed ones; ``commit`` moves the
+    accepted ones into place, and whatever is not committed is overwritten by the next pass.
+
+    Args:
+        layers, kv_heads, head_dim: shape of the model's cache.
+        capacity: tokens that fit, scratch room included.
+        dtype, device: of the stored entries.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.data = torch.empty(2 * layers, kv_heads, capacity, head_dim, dtype=dtype, device=device)
+        self.layers = layers
+        self.capacity = capacity
+        self._length = 0
+
+    @property
+    def length(self) -> int:
+        """T, the committed tokens."""
+        return self._length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        return self.data.numel() * self.data.element_size()
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """T, under the name that transformers asks for."""
+        return self._length
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write a pass's entries (1, K, n, d) of one layer; return views of all (1, K, T + n, d)."""
+        start, end = self._length, self._length + key_states.shape[2]
+        keys, values = self.data[2 * layer_idx], self.data[2 * layer_idx + 1]
+        keys[:, start:end] = key_states[0]
+        values[:, start:end] = value_states[0]
+        return keys[None, :, :end], values[None, :, :end]
+
+    def commit(self, nodes: tuple[int, ...]) -> None:
+        """Keep rows ``nodes`` (ascending) of the last pass as the next committed tokens."""
+        start = self._length
+        # Rows that stand where they belong need no copy: the root always, the whole chain often.
+        kept = 0
+        while kept < len(nodes) and nodes[kept] == kept:
+            kept += 1
+        if kept < len(nodes):
+            rows = torch.tensor(nodes[kept:], device=self.data.device) + start
+            self.data[:, :, start + kept : start + len(nodes)] = self.data.index_select(2, rows)
+        self._length = start + len(nodes)
+
+    def keys(self, layer: int) -> Tensor:
+        """Committed keys of a layer, (K, T, d)."""
+        return self.data[2 * layer, :, : self._length]

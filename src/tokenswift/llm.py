@@ -1,0 +1,275 @@
+"""``LLM``, the public object: ties a model, a strategy and the decode loop together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tokenswift.config import NoOptions, SamplingParams, TokenSwiftOptions, build_options, check_integer
+from tokenswift.decode import decode, prefill
+from tokenswift.heads.checkpoint import resolve_heads
+from tokenswift.heads.modules import Heads
+from tokenswift.interfaces import Sequence as SequenceState
+from tokenswift.interfaces import Strategy
+from tokenswift.metrics import Meter
+from tokenswift.models.load import context_limit, load
+from tokenswift.models.rope import extend_context, parse_rope_scaling
+from tokenswift.models.target import HFTarget
+from tokenswift.sampling import Sampler
+from tokenswift.strategies.autoregressive import Autoregressive
+from tokenswift.strategies.tokenswift import TokenSwift
+from tokenswift.text import TextStream
+from tokenswift.types import Generation, InputError, Step
+
+Builder = Callable[["LLM", Any, Sampler], Strategy]
+
+#: Default tree and n-gram branches by kind of device; measured, see docs/LOG.md.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cuda": {"tree": (1, 3, 3, 3), "ngrams": 20},
+    "cpu": {"tree": (1, 1, 1), "ngrams": 1},
+}
+
+
+def _tokenswift(llm: LLM, options: TokenSwiftOptions, sampler: Sampler) -> Strategy:
+    defaults = DEFAULTS["cuda" if llm.target.device.type == "cuda" else "cpu"]
+    missing = {name: value for name, value in defaults.items() if getattr(options, name) is None}
+    return TokenSwift(replace(options, **missing), llm.target, llm.heads, sampler)
+
+
+#: name → (kind of its options, builder)
+STRATEGIES: dict[str, tuple[type, Builder]] = {
+    "autoregressive": (NoOptions, lambda llm, options, sampler: Autoregressive()),
+    "tokenswift": (TokenSwiftOptions, _tokenswift),
+}
+
+
+class LLM:
+    """A language model that writes long text, exactly as plain decoding would.
+
+    Args:
+        model: an alias (``"smollm2-135m"``), a folder or a hub id of a transformers checkpoint.
+        dtype: "auto" (the checkpoint's), "float32", "bfloat16" or "float16".
+        device: "auto" (CUDA where there is one), "cpu" or "cuda".
+        heads: "auto" (shipped heads that fit the model, else none), "none" or None, or an adapter file.
+        rope_scaling: None, "yarn" (factor by need) or "yarn:4", for texts beyond the model's positions.
+    Raises:
+        InputError: naming the argument and what is valid.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        dtype: str = "auto",
+        device: str = "auto",
+        heads: str | Path | Heads | None = "auto",
+        rope_scaling: str | None = None,
+    ) -> None:
+        loaded = load(str(model), dtype=dtype, device=device)
+        self._set_up(loaded.model, loaded.tokenizer, loaded.name, heads, rope_scaling)
+
+    @classmethod
+    def from_model(
+        cls,
+        model: Any,
+        tokenizer: Any = None,
+        heads: str | Path | Heads | None = None,
+        rope_scaling: str | None = None,
+    ) -> LLM:
+        """Wrap a loaded transformers model; the object itself stays usable as before."""
+        llm = cls.__new__(cls)
+        name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+        llm._set_up(model, tokenizer, name, heads, rope_scaling)
+        return llm
+
+    def _set_up(
+        self,
+        model: Any,
+        tokenizer: Any,
+        name: str,
+        heads: str | Path | Heads | None,
+        rope_scaling: str | None,
+    ) -> None:
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.name = name
+        self.target = HFTarget(model)
+        self.heads = resolve_heads(heads, model)
+        self._scaling = parse_rope_scaling(rope_scaling or "none")
+        self._positions = context_limit(model.config)
+
+    @property
+    def dtype(self) -> str:
+        """The model's dtype, e.g. "float32"."""
+        return str(self.target.dtype).removeprefix("torch.")
+
+    @property
+    def device(self) -> str:
+        """The model's device, e.g. "cpu"."""
+        return str(self.target.device)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, with the tokenizer's special tokens."""
+        if self.tokenizer is None:
+            raise InputError("prompt is text, but the model came without a tokenizer; valid: token ids")
+        return list(self.tokenizer(text)["input_ids"])
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        max_new_tokens: int = 200,
+        strategy: str = "tokenswift",
+        strategy_options: Mapping[str, Any] | None = None,
+        sampling: SamplingParams | None = None,
+        ignore_eos: bool = False,
+        stop: Sequence[str] = (),
+        on_step: Callable[[Step], None] | None = None,
+    ) -> Generation:
+        """Generate up to ``max_new_tokens`` tokens.
+
+        Args:
+            prompt: text or token ids.
+            strategy, strategy_options: how to draft (never changes the tokens), see `config`.
+            sampling: how tokens are chosen; default `SamplingParams()`.
+            ignore_eos: go on after an end-of-text token.
+            stop: strings that end the text; the text is cut before the first to appear.
+            on_step: called with each step as it happens.
+        Raises:
+            InputError: naming the argument, its value and what is valid.
+        """
+        run = _Run(self, prompt, max_new_tokens, strategy, strategy_options, sampling, ignore_eos, stop)
+        for step in run:
+            if on_step is not None:
+                on_step(step)
+        return run.result()
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        max_new_tokens: int = 200,
+        strategy: str = "tokenswift",
+        strategy_options: Mapping[str, Any] | None = None,
+        sampling: SamplingParams | None = None,
+        ignore_eos: bool = False,
+        stop: Sequence[str] = (),
+    ) -> Iterator[Step]:
+        """The steps of `generate`, as they happen. ``step.text`` holds complete characters only."""
+        run = _Run(self, prompt, max_new_tokens, strategy, strategy_options, sampling, ignore_eos, stop)
+        return iter(run)
+
+    # ---- shared by both -------------------------------------------------------------------------
+
+    def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        ids = self.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        if not ids:
+            raise InputError("prompt is empty; valid: at least one token")
+        for token in ids:
+            if not 0 <= token < self.target.vocab_size:
+                raise InputError(f"prompt token id is {token}; valid: 0 to {self.target.vocab_size - 1}")
+        return ids
+
+    def _eos(self) -> Collection[int]:
+        """End-of-text ids: the generation config's, the config's and the tokenizer's."""
+        found: set[int] = set()
+        sources = (getattr(self.model, "generation_config", None), self.model.config, self.tokenizer)
+        for source in sources:
+            ids = getattr(source, "eos_token_id", None)
+            found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+        return found
+
+    def _make_room(self, tokens: int) -> None:
+        """See that ``tokens`` positions are within the model's, extending them by YaRN when asked to."""
+        limit = self._positions
+        if limit is None:
+            return
+        if self._scaling is not None:
+            factor = self._scaling.factor
+            if factor is None:
+                factor = 1.0
+                while factor * limit < tokens:
+                    factor *= 2
+            extend_context(self.model, factor)
+            limit = int(limit * factor)
+        if tokens > limit:
+            raise InputError(
+                f"prompt and new tokens are {tokens} tokens; valid: up to the model's {limit} positions, "
+                f"or more with --rope-scaling yarn"
+            )
+
+
+class _Run:
+    """One generation: everything is checked when it is made, nothing runs before it is iterated."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        prompt: str | Sequence[int],
+        max_new_tokens: int,
+        strategy: str,
+        strategy_options: Mapping[str, Any] | None,
+        sampling: SamplingParams | None,
+        ignore_eos: bool,
+        stop: Sequence[str],
+    ) -> None:
+        check_integer("max_new_tokens", max_new_tokens, 1)
+        if strategy not in STRATEGIES:
+            raise InputError(f"strategy is {strategy!r}; valid: {', '.join(STRATEGIES)}")
+        kind, build = STRATEGIES[strategy]
+        options = build_options(kind, strategy, strategy_options)
+        self.llm = llm
+        self.sampling = sampling or SamplingParams()
+        self.prompt = llm._prompt_ids(prompt)
+        llm._make_room(len(self.prompt) + max_new_tokens)
+        self.max_new_tokens = max_new_tokens
+        self.sampler = Sampler(self.sampling, llm.target.vocab_size, llm.target.device)
+        self.strategy = build(llm, options, self.sampler)
+        self.eos: Collection[int] = () if ignore_eos else llm._eos()
+        self.stream = TextStream(llm.tokenizer, (stop,) if isinstance(stop, str) else tuple(stop))
+        self.meter = Meter()
+        self.tokens: list[int] = []
+        self.text: list[str] = []
+        self.finish_reason = "length"
+        self.draft_passes = 0
+
+    def __iter__(self) -> Iterator[Step]:
+        target = self.llm.target
+        capacity = len(self.prompt) + self.max_new_tokens + self.strategy.max_nodes
+        sequence = SequenceState(
+            tokens=list(self.prompt),
+            prompt_tokens=len(self.prompt),
+            cache=target.new_cache(capacity),
+            model=target,
+            sampler=self.sampler,
+        )
+        with self.meter.phase("prefill"):
+            prefill(sequence)
+        steps = decode(sequence, self.strategy, self.sampler, self.max_new_tokens, self.eos, self.meter)
+        for step in steps:
+            text = self.stream.push(step.token_ids)
+            ids = step.token_ids
+            if self.stream.stopped:
+                ids = ids[: self.stream.used]
+                self.finish_reason = "stop"
+            elif ids[-1] in self.eos:
+                self.finish_reason = "eos"
+            self.tokens += ids
+            self.draft_passes = sequence.draft_passes
+            done = self.finish_reason != "length" or len(self.tokens) >= self.max_new_tokens
+            if done and not self.stream.stopped:
+                text += self.stream.finish()
+            self.text.append(text)
+            yield replace(step, token_ids=ids, text=text)
+            if done:
+                return
+
+    def result(self) -> Generation:
+        """The finished generation."""
+        return Generation(
+            token_ids=self.tokens,
+            text="".join(self.text),
+            finish_reason=self.finish_reason,
+            metrics=self.meter.finish(self.tokens, self.draft_passes),
+            prompt_tokens=len(self.prompt),
+            lossless=self.strategy.acceptance == "exact",
+        )

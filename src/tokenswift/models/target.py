@@ -1,0 +1,132 @@
+"""The target model: a transformers causal LM run through our attention function and caches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenswift.cache.full import FullCache
+from tokenswift.interfaces import CommittingCache, KVCache, Pass
+from tokenswift.models.attention import NAME, PassContext
+from tokenswift.types import InputError
+
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+PREFILL_CHUNK = 256
+
+
+class HFTarget:
+    """A loaded transformers model of a supported family, ready for tree passes.
+
+    The model object itself is left as it was: the attention function is switched only during a pass.
+
+    Raises:
+        InputError: for a family whose layers we do not know.
+    """
+
+    def __init__(self, model: Any) -> None:
+        kind = getattr(model.config, "model_type", "?")
+        if kind not in FAMILIES or not hasattr(model, "lm_head"):
+            raise InputError(
+                f"model type is {kind!r}; valid: causal language models of {', '.join(FAMILIES)}"
+            )
+        self.model = model
+        self.body = model.model
+        self.config = model.config
+        weight: nn.Parameter = self.body.embed_tokens.weight
+        self.device: torch.device = weight.device
+        self.dtype: torch.dtype = weight.dtype
+        self.vocab_size: int = model.lm_head.weight.shape[0]
+        self.hidden_size: int = weight.shape[1]
+        self.layers: int = self.config.num_hidden_layers
+        self.kv_heads: int = self.config.num_key_value_heads
+        self.head_dim: int = (
+            getattr(self.config, "head_dim", None) or self.hidden_size // self.config.num_attention_heads
+        )
+        self._before_norm: Tensor | None = None
+        self._hook = self.body.norm.register_forward_pre_hook(self._keep)
+
+    def _keep(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self._before_norm = args[0]
+
+    def close(self) -> None:
+        """Take our hook off the model."""
+        self._hook.remove()
+
+    @property
+    def windows(self) -> list[int | None]:
+        """Sliding window of each layer in tokens, None where a layer sees everything."""
+        found = []
+        for layer in self.body.layers:
+            attn = layer.self_attn
+            default = self.config.sliding_window if self.config.model_type == "mistral" else None
+            found.append(getattr(attn, "sliding_window", default))
+        return found
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that one pass reads (the embedding table counted only where it is tied)."""
+        total = sum(p.numel() * p.element_size() for p in self.body.layers.parameters())
+        head = self.model.lm_head.weight
+        return total + head.numel() * head.element_size()
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values per cached token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def new_cache(self, capacity: int) -> FullCache:
+        """An empty full cache for ``capacity`` tokens, scratch room included."""
+        return FullCache(self.layers, self.kv_heads, self.head_dim, capacity, self.dtype, self.device)
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor, positions: Tensor, cache: KVCache, mask: Tensor | None = None) -> Pass:
+        """Run n tokens over ``cache`` (see `interfaces.TargetModel`); their entries go to its scratch."""
+        rows = len(tokens)
+        if mask is None:
+            mask = torch.ones(rows, rows, dtype=torch.bool, device=self.device).tril_()
+        context = PassContext(mask, positions, cache.length, isinstance(cache, FullCache))
+        before = self.config._attn_implementation
+        self.config._attn_implementation = NAME
+        try:
+            self.body(
+                input_ids=tokens[None],
+                position_ids=positions[None],
+                past_key_values=cache,
+                use_cache=True,
+                tokenswift_pass=context,
+            )
+        finally:
+            self.config._attn_implementation = before
+        if self._before_norm is None:
+            raise RuntimeError("the model ran without its final norm")
+        return Pass(self._before_norm[0], context.queries)
+
+    @torch.inference_mode()
+    def prefill(self, tokens: list[int], cache: CommittingCache) -> Pass:
+        """Run the prompt in chunks of :data:`PREFILL_CHUNK` and commit it; the last row is returned."""
+        result: Pass | None = None
+        for start in range(0, len(tokens), PREFILL_CHUNK):
+            chunk = torch.tensor(tokens[start : start + PREFILL_CHUNK], device=self.device)
+            positions = torch.arange(cache.length, cache.length + len(chunk), device=self.device)
+            result = self.forward(chunk, positions, cache)
+            cache.commit(tuple(range(len(chunk))))
+        if result is None:
+            raise ValueError("nothing to prefill")
+        return Pass(result.hidden[-1:].clone(), [q[:, :, -1:].clone() for q in result.queries])
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm and LM head: (n, D) → (n, V), float32."""
+        return self.project(self.body.norm(hidden))
+
+    @torch.inference_mode()
+    def project(self, normed: Tensor) -> Tensor:
+        """The LM head alone: (n, D) → (n, V), float32."""
+        return self.model.lm_head(normed).float()
+
+    @torch.inference_mode()
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings: (n,) → (n, D)."""
+        return self.body.embed_tokens(tokens)
