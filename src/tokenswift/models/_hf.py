@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging import CRITICAL
 
 
 @contextmanager
@@ -17,7 +18,7 @@ def quiet_transformers() -> Iterator[None]:
 
     bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
-    logging.set_verbosity(logging.CRITICAL)
+    logging.set_verbosity(CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

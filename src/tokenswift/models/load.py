@@ -205,7 +205,7 @@ def _model(
     if device != "cpu":
         options["device_map"] = {"": device}
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
             dtype="auto" if dtype == "auto" else getattr(torch, dtype),
@@ -221,6 +221,7 @@ def _model(
         raise InputError(
             f"model {name}: its weights cannot be loaded ({_line(error)}); the files may be incomplete"
         ) from error
+    model, report = loaded
     for fault in ("missing_keys", "mismatched_keys"):
         if tensors := sorted(str(key) for key in report.get(fault) or ()):
             raise InputError(

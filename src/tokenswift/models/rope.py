@@ -24,7 +24,7 @@ def parse_rope_scaling(text: str) -> RopeScaling | None:
     """Read ``"none"`` (→ None), ``"yarn"`` or ``"yarn:FACTOR"``.
 
     Raises:
-        InputError: for anything else, or a factor that is no number of at least 1.
+        InputError: for anything else, or a factor below 1.
     """
     if text == "none":
         return None
@@ -37,7 +37,7 @@ def parse_rope_scaling(text: str) -> RopeScaling | None:
         factor = math.nan
     if kind != "yarn" or not math.isfinite(factor) or factor < 1:
         raise InputError(
-            f"rope_scaling is {text!r}; valid: none, yarn, yarn:FACTOR with a factor of at least 1, as yarn:4"
+            f"rope_scaling is {text!r}; valid: none, yarn, yarn:FACTOR with a factor of at least 1 (yarn:4)"
         )
     return RopeScaling(factor)
 
@@ -84,7 +84,7 @@ def extend_context(model: Any, factor: float) -> int | None:
     kind = parameters.get("rope_type", "default")
     if factor != 1 and kind not in ("default", "yarn"):
         raise InputError(
-            f"rope_scaling yarn does not fit this model, which already scales its positions (rope type {kind}); "
+            f"rope_scaling yarn does not fit this model, which already scales its positions ({kind}); "
             "valid: none"
         )
     wanted, positions = dict(parameters), limit

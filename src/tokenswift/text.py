@@ -1,0 +1,130 @@
+"""Incremental detokenisation: from tokens, as they come, to text in complete characters.
+
+The text of a token can depend on its left neighbours (a character's bytes may be split over tokens, and
+some tokenizers drop the first space), so a token is decoded together with a short prefix of tokens whose
+text is out already: what the longer piece adds is the new text. The prefix slides along, so the cost of
+a token does not grow with the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenswift.types import InputError
+
+REPLACEMENT = "\ufffd"  # what decoders write for bytes that are no complete character (yet)
+MAX_WAIT = 16  # tokens; a longer run without a complete character is no UTF-8 and comes out as it is
+CONTEXT = 4  # tokens kept to the left when the window slides, and
+WINDOW = 16  # the size at which it slides
+
+
+class TextStream:
+    """Turns tokens into text as they come; stops at the first stop string.
+
+    Args:
+        tokenizer: a transformers tokenizer; None makes all text "".
+        stop: strings that end the text. The text is cut before the one that is completed first.
+    Raises:
+        InputError: an empty stop string, or stop strings without a tokenizer.
+
+    Attributes:
+        stopped: True once a stop string was completed; nothing may be pushed after it.
+        used: how many of the tokens of the last ``push`` were taken: all of them, or those up to and
+            with the one that completed the stop string.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+        for string in stop:
+            if not isinstance(string, str) or not string:
+                raise InputError(f"stop is {string!r}; valid: text of at least one character")
+        if stop and tokenizer is None:
+            raise InputError(f"stop is {stop[0]!r}, but the model came without a tokenizer; valid: none")
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._window: list[int] = []  # newest tokens: some whose text is out, then those that wait
+        self._shown = ""  # the part of the window's text that is out
+        self._waiting = 0  # tokens since the window's text was out completely
+        self._held = ""  # text that may begin a stop string
+        self.stopped = False
+        self.used = 0
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Take more tokens; the text that is certain by now (complete characters, no stop string)."""
+        self.used = 0
+        out: list[str] = []
+        for token in token_ids:
+            if self.stopped:
+                break
+            self.used += 1
+            if self._tokenizer is not None:
+                out.append(self._release(self._decode(token)))
+        return "".join(out)
+
+    def finish(self) -> str:
+        """The rest of the text: what was held back (nothing after a stop string)."""
+        if self.stopped or self._tokenizer is None:
+            return ""
+        rest = self._text(self._window)[len(self._shown) :]
+        text, self._held = self._held + rest, ""
+        place = self._find(text)
+        if place is not None:
+            self.stopped = True
+            text = text[:place]
+        return text
+
+    def _decode(self, token: int) -> str:
+        """New text with ``token``: complete characters only."""
+        self._window.append(token)
+        self._waiting += 1
+        text = self._text(self._window)
+        sure = text.rstrip(REPLACEMENT)
+        if self._waiting > MAX_WAIT:  # only the last character can still change
+            sure = text[:-1] if text.endswith(REPLACEMENT) else text
+        elif not sure.startswith(self._shown):  # bytes seen as a character may be reread with what follows
+            return ""
+        new = sure[len(self._shown) :]
+        self._shown = text[: max(len(sure), len(self._shown))]
+        if len(self._shown) == len(text):
+            self._waiting = 0
+        if len(self._window) >= WINDOW:
+            self._slide(text)
+        return new
+
+    def _slide(self, text: str) -> None:
+        """Drop old tokens from the window where a character ends, so that decoding stays cheap."""
+        waits = len(text) - len(self._shown)
+        for start in range(len(self._window) - CONTEXT, 0, -1):
+            tail = self._text(self._window[start:])
+            if len(tail) <= waits or not text.endswith(tail):
+                continue
+            if tail.startswith(REPLACEMENT) and self._text(self._window[:start]) + tail != text:
+                continue
+            self._window = self._window[start:]
+            self._shown = tail[: len(tail) - waits]
+            return
+
+    def _text(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _find(self, text: str) -> int | None:
+        """Where the first stop string to be completed begins."""
+        ends = [(place + len(s), place) for s in self._stop if (place := text.find(s)) >= 0]
+        return min(ends)[1] if ends else None
+
+    def _release(self, new: str) -> str:
+        """Pass on what cannot belong to a stop string any more."""
+        if not self._stop:
+            return new
+        text = self._held + new
+        place = self._find(text)
+        if place is not None:
+            self.stopped, self._held = True, ""
+            return text[:place]
+        keep = 0
+        for length in range(1, min(len(text), max(map(len, self._stop)) - 1) + 1):
+            if any(s.startswith(text[-length:]) for s in self._stop):
+                keep = length
+        cut = len(text) - keep
+        self._held = text[cut:]
+        return text[:cut]

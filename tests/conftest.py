@@ -1,0 +1,95 @@
+"""Shared fixtures: tiny random checkpoints of every family, and the embedded default model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from tokenswift.models import embedded as embedded_model
+from tokenswift.models.load import cache_dir
+
+FAMILIES: dict[str, tuple[type, type]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+}
+SIZES = {
+    "vocab_size": 260,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 257,
+}
+
+
+def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> Any:
+    """A random model of a family with 260 tokens, 2 layers and 256 positions, float32."""
+    config, model = FAMILIES[family]
+    torch.manual_seed(seed)
+    return model(config(**{**SIZES, **changes})).eval()
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte (ids 0-255), ids 256-259 special; 257 ends the text."""
+    vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    for name in ("<s>", "</s>", "<unk>", "<x>"):
+        vocabulary[name] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``tiny_folder(family, **config changes)`` → a checkpoint folder, made once; do not write into it."""
+    made: dict[str, Path] = {}
+
+    def make(family: str = "llama", **changes: Any) -> Path:
+        key = repr((family, sorted(changes.items())))
+        if key not in made:
+            folder = tmp_path_factory.mktemp(family)
+            tiny_model(family, **changes).save_pretrained(folder)
+            tiny_tokenizer().save_pretrained(folder)
+            made[key] = folder
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def embedded() -> str:
+    """The folder of the default model (float32); fetched into the user's cache on first use."""
+    return str(embedded_model.ensure(cache_dir()))
+
+
+@pytest.fixture(scope="session")
+def embedded_tokenizer(embedded: str) -> Any:
+    """The default model's tokenizer."""
+    return AutoTokenizer.from_pretrained(embedded)
