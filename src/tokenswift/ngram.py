@@ -5,7 +5,7 @@ than the penalty window: a younger one would be penalised and rejected.
 
 Cost. Appending notes the position of each token that has become old enough, and no more; the n-grams
 that start with a token are counted when that token is looked up. A lookup ranks a candidate set of
-fewer than 128 n-grams (2 M, M = 64), however long the text is. The set is exact and not an
+fewer than 256 n-grams (2 M, M = 128), however long the text is (more than M results rank all). The set is exact and not an
 approximation: only an occurrence can raise an n-gram's rank, and each occurrence puts its n-gram back
 into the set, so an n-gram that was pruned stays below the M that were kept until it occurs again.
 Results therefore depend on the text alone and never on when lookups were made.
@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-_BEST = 64  # M
+_BEST = 128  # M; a lookup of more n-grams than this ranks all of the token's
+_COUNT = 40  # the bits below hold the position, so that integers compare by count, then by position
 
 Followers = tuple[int, ...]
 
@@ -27,17 +28,17 @@ class _Entry:
     __slots__ = ("counts", "top", "ranked")
 
     def __init__(self) -> None:
-        self.counts: dict[Followers, tuple[int, int]] = {}  # followers → (count, latest position)
-        self.top: set[Followers] = set()  # always holds the M best of counts
-        self.ranked: list[Followers] | None = None  # top in order; None when out of date
+        self.counts: dict[Followers, int] = {}  # followers → count and latest position in one integer
+        self.top: dict[Followers, None] = {}  # a set in order of insertion; holds the M best of counts
+        self.ranked: list[Followers] | None = None  # top by rank; None when out of date
 
     def add(self, followers: Followers, position: int) -> None:
         counts, top = self.counts, self.top
-        known = counts.get(followers)
-        counts[followers] = (known[0] + 1 if known else 1, position)
-        top.add(followers)
+        count = counts.get(followers, 0) >> _COUNT
+        counts[followers] = (count + 1 << _COUNT) + position
+        top[followers] = None
         if len(top) >= 2 * _BEST:
-            self.top = set(sorted(top, key=counts.__getitem__, reverse=True)[:_BEST])
+            self.top = dict.fromkeys(sorted(top, key=counts.__getitem__, reverse=True)[:_BEST])
 
     def best(self, k: int) -> list[tuple[Followers, int]]:
         counts = self.counts
@@ -46,8 +47,9 @@ class _Entry:
         else:
             if self.ranked is None:
                 self.ranked = sorted(self.top, key=counts.__getitem__, reverse=True)
+                self.top = dict.fromkeys(self.ranked)  # nearly sorted input makes the next sort cheap
             ranked = self.ranked
-        return [(followers, counts[followers][0]) for followers in ranked[:k]]
+        return [(followers, counts[followers] >> _COUNT) for followers in ranked[:k]]
 
 
 class NgramTable:

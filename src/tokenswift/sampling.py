@@ -63,11 +63,12 @@ def top_p(scores: Float[Tensor, "n V"], p: float) -> Float[Tensor, "n V"]:
     more than 4,096 tokens.
     """
     width = scores.shape[-1]
-    total = scores.logsumexp(-1, keepdim=True)
+    peak = scores.amax(-1, keepdim=True)
+    total = (scores - peak).exp_().sum(-1, keepdim=True, dtype=torch.float64)
     best, before = scores[:, :0], scores[:, :0]
     for size in (*_TOP_SIZES, width):
         best = scores.topk(min(size, width), dim=-1).values
-        mass = (best - total).to(torch.float64).exp()
+        mass = (best - peak).to(torch.float64).exp_() / total
         before = mass.cumsum(-1) - mass
         if size >= width or bool((before[:, -1] >= p).all()):
             break
@@ -266,7 +267,7 @@ class Sampler:
     def _rank_sparse(self, row: Tensor, position: int, width: int, coupled: bool) -> list[int]:
         """One row of :meth:`rank` over the tokens that survived the filters."""
         kept = (row != -math.inf).nonzero().squeeze(1)
-        few = kept.numel() * _SPARSE < row.numel()
+        few = 0 < kept.numel() * _SPARSE < row.numel()
         values = row[kept] if few else row
         if coupled:
             values = values + (self.noise.gather(position, kept) if few else self.noise.at(position))
@@ -274,7 +275,7 @@ class Sampler:
             _, best = values.max(-1, keepdim=True)
         else:
             best = values.topk(min(width, kept.numel() or 1)).indices
-        if not values.numel() or not math.isfinite(values[best[0]]):
+        if not math.isfinite(values[best[0]]):
             _refuse(row)
         return (kept[best] if few else best).tolist()
 

@@ -1,0 +1,70 @@
+"""The figures of a run, from hand-counted steps."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tokenswift.metrics import Meter, distinct
+from tokenswift.types import Step
+
+
+def test_distinct() -> None:
+    text = [1, 2, 1, 2, 1]
+    assert distinct(text, 1) == 2 / 5
+    assert distinct(text, 2) == 2 / 4
+    assert distinct(text, 3) == 2 / 3
+    assert distinct(text, 4) == 1.0
+    assert distinct(text, 5) == 1.0
+    assert distinct(text, 6) == 0.0
+    assert distinct([], 1) == 0.0
+
+
+def test_figures_from_steps() -> None:
+    meter = Meter()
+    meter.add(Step((1, 2, 3), drafted=40, accepted=2, ngram_accepted=1, gamma=4))
+    meter.add(Step((4,), drafted=40, accepted=0, ngram_accepted=0, gamma=4))
+    meter.add(Step((5, 6), drafted=3, accepted=1, ngram_accepted=0, gamma=2))
+    figures = meter.finish([1, 2, 3, 4, 5, 6], prefill_seconds=0.5, draft_passes=2, seconds=3.0)
+    assert figures.steps == 3 and figures.draft_passes == 2
+    assert figures.acceptance_rate == pytest.approx(3 / 10)
+    assert figures.ngram_acceptance_rate == pytest.approx(1 / 10)
+    assert figures.mean_acceptance_length == pytest.approx(2.0)
+    assert figures.node_acceptance_rate == pytest.approx(3 / 83)
+    assert figures.tokens_per_second == pytest.approx(2.0)
+    assert figures.seconds == 3.0 and figures.prefill_seconds == 0.5
+    assert figures.distinct == (1.0, 1.0, 1.0, 1.0)
+
+
+def test_nothing_generated_and_nothing_drafted() -> None:
+    figures = Meter().finish([])
+    assert figures.steps == 0 and figures.phases == {}
+    for name in ("acceptance_rate", "ngram_acceptance_rate", "node_acceptance_rate", "seconds"):
+        assert getattr(figures, name) == 0.0
+    assert figures.mean_acceptance_length == figures.tokens_per_second == 0.0
+    plain = Meter()
+    plain.add(Step((1,), drafted=0, accepted=0, ngram_accepted=0, gamma=0))
+    figures = plain.finish([1], seconds=2.0)
+    assert figures.acceptance_rate == 0.0 and figures.mean_acceptance_length == 1.0
+
+
+def test_phases_add_up_and_keep_the_prefill_apart(monkeypatch) -> None:
+    clock = iter([0.0, 5.0, 10.0, 11.0, 20.0, 20.5, 30.0, 32.0])
+    monkeypatch.setattr("tokenswift.metrics.perf_counter", lambda: next(clock))
+    meter = Meter()
+    for name in ("prefill", "draft", "verify", "draft"):
+        with meter.phase(name):
+            pass
+    figures = meter.finish([1, 2, 3, 4, 5, 6, 7])
+    assert figures.phases == {"draft": 3.0, "verify": 0.5}
+    assert figures.prefill_seconds == 5.0 and figures.seconds == 3.5
+    assert figures.tokens_per_second == 2.0
+
+
+def test_a_phase_that_raises_is_timed_and_raises() -> None:
+    meter = Meter()
+    with pytest.raises(KeyError), meter.phase("verify"):
+        time.sleep(0.002)
+        raise KeyError
+    assert meter.finish([]).phases["verify"] >= 0.002

@@ -1,0 +1,159 @@
+"""The draft trie: order, sharing, mask, and the text form of a tree."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenswift.tree import (
+    MAX_NODES,
+    TreeBuilder,
+    ancestor_mask,
+    check_tree,
+    children,
+    parse_tree,
+    tree_nodes,
+)
+from tokenswift.types import DraftTree, InputError
+
+TOKENS = st.integers(0, 4)
+PATHS = st.lists(st.tuples(st.lists(TOKENS, max_size=5), st.booleans()), max_size=12)
+
+
+def build(paths: list[tuple[list[int], bool]]) -> DraftTree:
+    builder = TreeBuilder(9)
+    for tokens, ngram in paths:
+        builder.add_path(tokens, ngram)
+    return builder.build(gamma=5)
+
+
+@given(PATHS)
+@settings(max_examples=200, deadline=None)
+def test_trie_holds_exactly_the_prefixes(paths) -> None:
+    tree = build(paths)
+    assert tree.tokens[0] == 9 and tree.parents[0] == -1 and tree.depths[0] == 0 and not tree.ngram[0]
+    assert len(tree) == len(tree.parents) == len(tree.depths) == len(tree.ngram)
+    prefixes = {tuple(tokens[:n]) for tokens, _ in paths for n in range(1, len(tokens) + 1)}
+    by_heads = {tuple(tokens[:n]) for tokens, ngram in paths if not ngram for n in range(1, len(tokens) + 1)}
+    found = []
+    for node in range(1, len(tree)):
+        assert 0 <= tree.parents[node] < node  # parents first
+        assert tree.depths[node] == tree.depths[tree.parents[node]] + 1 == len(tree.path(node))
+        prefix = tuple(tree.tokens[i] for i in tree.path(node))
+        assert tree.ngram[node] == (prefix not in by_heads)
+        found.append(prefix)
+    assert len(found) == len(set(found)) and set(found) == prefixes
+
+
+@given(PATHS)
+@settings(max_examples=100, deadline=None)
+def test_mask_is_the_ancestor_closure(paths) -> None:
+    tree = build(paths)
+    expected = [[j == 0 or j in tree.path(i) for j in range(len(tree))] for i in range(len(tree))]
+    assert ancestor_mask(tree).tolist() == expected
+
+
+@given(PATHS)
+@settings(max_examples=100, deadline=None)
+def test_children_invert_parents(paths) -> None:
+    tree = build(paths)
+    below = children(tree)
+    edges = {(parent, token, node) for parent, kids in enumerate(below) for token, node in kids.items()}
+    assert edges == {(tree.parents[i], tree.tokens[i], i) for i in range(1, len(tree))}
+
+
+def test_levels_are_a_product() -> None:
+    builder = TreeBuilder(0)
+    builder.add_levels([[7], [1, 2, 3], [4, 5, 6], [1, 2, 3]])
+    tree = builder.build(gamma=4)
+    assert len(tree) == 41 == tree_nodes((1, 3, 3, 3))
+    assert [tree.depths.count(d) for d in range(5)] == [1, 1, 3, 9, 27]
+    paths = {tuple(tree.tokens[i] for i in tree.path(n)) for n in range(len(tree)) if tree.depths[n] == 4}
+    assert paths == {(7, a, b, c) for a in (1, 2, 3) for b in (4, 5, 6) for c in (1, 2, 3)}
+    assert tree.gamma == 4 and not any(tree.ngram)
+
+
+def test_levels_skip_ngram_branches_and_claim_shared_nodes() -> None:
+    builder = TreeBuilder(0)
+    builder.add_path([7, 1, 8, 8])
+    builder.add_path([5, 5])
+    builder.add_levels([[7], [1, 2]])
+    builder.add_levels([[3]])  # continues below the product's last level
+    builder.add_levels([[], [6]])  # an empty level ends it
+    builder.add_path([7, 2, 3, 4])
+    tree = builder.build(gamma=3)
+    nodes = {tuple(tree.tokens[i] for i in tree.path(n)): tree.ngram[n] for n in range(1, len(tree))}
+    heads = [(7,), (7, 1), (7, 2), (7, 1, 3), (7, 2, 3)]
+    grams = [(7, 1, 8), (7, 1, 8, 8), (5,), (5, 5), (7, 2, 3, 4)]
+    assert nodes == {path: False for path in heads} | {path: True for path in grams}
+
+
+def test_child_returns_the_same_node_and_add_path_its_last() -> None:
+    builder = TreeBuilder(0)
+    node = builder.child(0, 3)
+    assert builder.child(0, 3, ngram=True) == node and not builder.ngram[node]
+    last = builder.add_path([4, 5], parent=node)
+    assert builder.parents[last] == builder.child(node, 4) and builder.depths[last] == 3
+    assert builder.add_path([], parent=last) == last
+    assert len(builder) == 4
+    builder.add_levels([[3, 3]])
+    assert len(builder) == 4
+
+
+def test_bare_root() -> None:
+    tree = TreeBuilder(5).build(gamma=0)
+    assert tree == DraftTree((5,), (-1,), (0,), (False,), 0)
+    assert ancestor_mask(tree).tolist() == [[True]] and children(tree) == [{}]
+
+
+@pytest.mark.parametrize(
+    "text, widths",
+    [("1,3,3,3", (1, 3, 3, 3)), (" 2 , 1 ", (2, 1)), ("4", (4,)), ("auto", None), ("AUTO ", None)],
+)
+def test_parse(text: str, widths: tuple[int, ...] | None) -> None:
+    assert parse_tree(text) == widths
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1,,3", "1,0", "-1", "1.5", "1;3", "x", "1,3,", "²", "auto,1", "9" * 5000]
+)
+def test_parse_names_the_value(text: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse_tree(text)
+    assert repr(text) in str(error.value) and "such as 1,3,3,3" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_check_tree() -> None:
+    check_tree((1, 3, 3, 3), vocab_size=3)
+    check_tree((MAX_NODES - 1,), vocab_size=MAX_NODES)
+    for widths, hint in [
+        ((1, 4), "3, the vocabulary size"),
+        ((3,) * 8, "4096 nodes"),
+        ((1,) * 5000, "4096 nodes"),
+        ((), "such as"),
+        ((1, 0), "such as"),
+    ]:
+        with pytest.raises(InputError, match=hint):
+            check_tree(widths, vocab_size=3)
+
+
+def test_building_is_fast() -> None:
+    """Generous bound (a few ms) against accidental quadratic work; about 0.1 ms is usual."""
+
+    def once() -> float:
+        start = time.perf_counter()
+        builder = TreeBuilder(0)
+        builder.add_levels([[1], [1, 2, 3], [1, 2, 3], [1, 2, 3]])
+        for i in range(20):
+            builder.add_path([1, 5 + i, 6, 7])
+        tree = builder.build(4)
+        ancestor_mask(tree)
+        children(tree)
+        assert len(tree) == 101
+        return time.perf_counter() - start
+
+    assert min(once() for _ in range(20)) < 0.003
