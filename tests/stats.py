@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
 
 from scipy.stats import chi2
 
 
-def chi_square(outcomes: Iterable[Hashable], law: Mapping[Hashable, float], least: float = 5.0) -> float:
+def chi_square(outcomes: Iterable[Hashable], law: Mapping[Any, float], least: float = 5.0) -> float:
     """p-value of the outcomes under the law.
 
     Cells are pooled, rarest first, until each has an expected count of at least ``least``. An

@@ -62,7 +62,7 @@ def test_processors_equal_transformers(seed: int, width: int, spread: float) -> 
 def test_processors_in_sequence_equal_transformers() -> None:
     """Filters after filters (rows already hold -inf), in transformers' order."""
     params = SamplingParams(
-        temperature=1.5, top_k=60, top_p=0.95, min_p=0.08, eta_cutoff=0.05, repetition_penalty=1.3
+        temperature=1.5, top_k=60, top_p=0.95, min_p=0.08, eta_cutoff=0.06, repetition_penalty=1.3
     )
     chain = LogitsProcessorList(
         [
@@ -71,7 +71,7 @@ def test_processors_in_sequence_equal_transformers() -> None:
             TopKLogitsWarper(60),
             TopPLogitsWarper(0.95),
             MinPLogitsWarper(0.08),
-            EtaLogitsWarper(0.05),
+            EtaLogitsWarper(0.06),
         ]
     )
     off = {
@@ -84,7 +84,7 @@ def test_processors_in_sequence_equal_transformers() -> None:
     }
     matters = set()
     for seed in range(30):
-        rows = logits_of(seed, 1, 500, 3.0)
+        rows = logits_of(seed, 1, 500, 1.0 + seed % 5)
         history = torch.randint(0, 500, (60,), generator=torch.Generator().manual_seed(seed))
         ours = Sampler(params, 500).scores(rows, history.tolist(), [[]])
         same(ours, chain(history[None], rows))  # type: ignore[arg-type]
