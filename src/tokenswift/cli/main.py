@@ -1,0 +1,128 @@
+"""The command ``tokenswift``: parse, call, and turn every error into one line and an exit code.
+
+Exit codes: 0 done; 1 the run failed; 2 bad input; 130 interrupted. A subcommand is a module of this
+package, listed in :data:`COMMANDS`, with two functions: ``add_parser(subparsers)`` and
+``run(args) -> int | None``. Heavy imports (torch, transformers) belong inside ``run``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+from tokenswift import __version__
+from tokenswift.types import InputError, RunError
+
+COMMANDS = ("generate", "demo")
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ordinary :class:`InputError`\\ s (no usage dump, no exit)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(re.sub(r"^argument ([^:]+):( is )?", lambda m: m[1] + (m[2] or ":"), message))
+
+
+def build_parser() -> tuple[Parser, dict[str, Callable[[argparse.Namespace], int | None]]]:
+    """The parser, and each subcommand's ``run``."""
+    parser = Parser(
+        prog="tokenswift",
+        description="Ultra-long text from open language models, faster than plain decoding, same output.",
+        epilog="Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted.",
+    )
+    parser.add_argument("--version", action="version", version=f"tokenswift {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    runs: dict[str, Callable[[argparse.Namespace], int | None]] = {}
+    for module_name in COMMANDS:
+        module = import_module(f"tokenswift.cli.{module_name}")
+        module.add_parser(subparsers)
+        for name in subparsers.choices:
+            runs.setdefault(name, module.run)
+    for command in subparsers.choices.values():
+        command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser, runs
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv`` (default: the process's) and return the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("tokenswift")
+    level = logger.level
+    logger.addHandler(handler)
+    options: dict[str, str] = {}
+    args = argparse.Namespace(debug="--debug" in argv)
+    try:
+        parser, runs = build_parser()
+        args = parser.parse_args(argv)
+        if args.command is None:
+            raise InputError(f"no command given; valid: {', '.join(runs)}, or --help")
+        options = option_names(parser, args.command)
+        logger.setLevel(logging.ERROR if getattr(args, "quiet", False) else logging.INFO)
+        return runs[args.command](args) or 0
+    except SystemExit as done:  # --help and --version
+        return int(done.code or 0)
+    except KeyboardInterrupt as error:
+        return _fail(130, f"interrupted{f'; {error}' if str(error) else ''}", args)
+    except InputError as error:
+        return _fail(2, with_option_name(str(error), options), args)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter fails once more at its exit
+        return _fail(1, "standard output was closed; nothing more was generated", args)
+    except RunError as error:
+        return _fail(1, str(error), args)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(1, f"{where}{error.strerror or error}", args)
+    except Exception as error:  # the last net: one line for the user, the traceback on request
+        return _fail(1, f"the run failed ({type(error).__name__}: {error}); --debug shows where", args)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def option_names(parser: Parser, command: str) -> dict[str, str]:
+    """Field name → option of a subcommand: ``{"top_p": "--top-p", …}``."""
+    names: dict[str, str] = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for option in action.choices[command]._actions:
+                if option.option_strings:
+                    names[option.dest] = option.option_strings[-1]
+    return names
+
+
+def with_option_name(message: str, options: dict[str, str]) -> str:
+    """The message with the field that it begins with written as the option that sets it."""
+    found = re.match(r"'?(\w+)'?(?=[ :])", message)
+    if found and found[1] in options:
+        message = options[found[1]] + message[found.end() :]
+    return message.replace("use greedy)", "use --greedy)")
+
+
+def _fail(code: int, message: str, args: argparse.Namespace) -> int:
+    if getattr(args, "debug", False) and sys.exc_info()[0] is not None:
+        import traceback
+
+        traceback.print_exc()
+    print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

