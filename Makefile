@@ -29,7 +29,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 bench: setup
-	$(BIN)/python bench/run.py
+	$(BIN)/python bench/run.py all --results bench/results/local.jsonl
 
 clean:
 	rm -rf demo build src/*.egg-info

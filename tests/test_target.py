@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from tokenswift.models.target import PREFILL_CHUNK, HFTarget
 from tokenswift.tree import TreeBuilder, ancestor_mask
 from tokenswift.types import InputError
 
-TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
+TOLERANCE: dict[str, Any] = {"rtol": 1e-4, "atol": 2e-5}
 
 
 def _text(length: int, seed: int = 1) -> list[int]:

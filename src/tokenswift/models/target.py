@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from tokenswift.cache.full import FullCache
 from tokenswift.interfaces import CommittingCache, KVCache, Pass
 from tokenswift.models.attention import NAME, PassContext
+from tokenswift.models.load import FAMILIES
 from tokenswift.types import InputError
 
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 PREFILL_CHUNK = 256
 
 

@@ -34,9 +34,20 @@ NGRAM = 4
 class Drafter(TargetModel, Protocol):
     """What drafting needs of the model beyond verification."""
 
-    windows: list[int | None]
-    weight_bytes: int
-    kv_bytes: int
+    @property
+    def windows(self) -> list[int | None]:
+        """Sliding window of each layer; None where it sees everything."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that one pass reads."""
+        ...
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values per cached token."""
+        ...
 
 
 class TokenSwift:

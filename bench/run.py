@@ -1,0 +1,248 @@
+"""Benchmarks of one model on this machine. Every ratio comes from runs in turn within one process.
+
+    python bench/run.py acceptance   mean acceptance length, coupled / by probability / published
+    python bench/run.py trees        speed-up over plain decoding, tree by tree (the CPU default's source)
+    python bench/run.py overhead     share of a step spent outside the model, at 1K and 8K context
+    python bench/run.py memory       memory beyond weights and caches at 8K context
+    python bench/run.py all          all of them
+
+Rows are printed and appended to ``--results`` as JSON lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common import PROMPTS, ROOT, median, prompts, row, run, save
+from tokenswift import LLM, SamplingParams
+
+PAPER_TREE = {"tree": (1, 3, 3, 3), "ngrams": 20, "budget": 512}
+MODEL_PHASES = ("verify",)
+
+
+def acceptance(llm: LLM, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Mean acceptance length at T = 1, min-p 0.1, θ 1.2 (issue figures), by way of drafting."""
+    variants: dict[str, dict[str, Any]] = {
+        "exact, coupled candidates": PAPER_TREE | {"draft": "partial"},
+        "exact, coupled candidates, hidden state": PAPER_TREE | {"draft": "hidden"},
+        "exact, candidates by probability": PAPER_TREE | {"draft": "partial", "candidates": "probability"},
+        "published rule (not lossless)": PAPER_TREE | {"draft": "partial", "acceptance": "published"},
+    }
+    texts = prompts(llm, args.prompts, args.prompt_tokens, args.texts)
+    rows = []
+    for name, options in variants.items():
+        if args.only and args.only not in name:
+            continue
+        lengths, alpha, beta = [], [], []
+        for _, ids in texts:
+            for seed in range(args.seeds):
+                got = run(llm, ids, args.new_tokens, "tokenswift", options, SamplingParams(seed=seed)).metrics
+                lengths.append(got.mean_acceptance_length)
+                alpha.append(got.acceptance_rate)
+                beta.append(got.ngram_acceptance_rate)
+        figures = {
+            "variant": name,
+            "options": options,
+            "heads": llm.heads.kind if llm.heads else None,
+            "prompt_tokens": args.prompt_tokens,
+            "new_tokens": args.new_tokens,
+            "texts": [text for text, _ in texts],
+            "seeds": args.seeds,
+            "dtype": llm.dtype,
+            "mean_acceptance_length": round(statistics.mean(lengths), 3),
+            "least": round(min(lengths), 3),
+            "most": round(max(lengths), 3),
+            "acceptance_rate": round(statistics.mean(alpha), 3),
+            "ngram_acceptance_rate": round(statistics.mean(beta), 3),
+        }
+        rows.append(row("acceptance", **figures))
+        save(rows[-1:], args.results)
+    return rows
+
+
+TREES: list[dict[str, Any]] = [
+    {"tree": (1,), "ngrams": 0},
+    {"tree": (1, 1), "ngrams": 0},
+    {"tree": (1, 1, 1), "ngrams": 0},
+    {"tree": (1, 1, 1), "ngrams": 1},
+    {"tree": (1, 1, 1), "ngrams": 4},
+    {"tree": (1, 1, 1, 1), "ngrams": 1},
+    {"tree": (2, 1, 1), "ngrams": 1},
+    {"tree": (3, 1, 1), "ngrams": 1},
+    {"tree": (1, 3, 3, 3), "ngrams": 20},
+    {"tree": (1, 1, 1), "ngrams": 1, "draft": "partial"},
+    {"tree": (1, 3, 3, 3), "ngrams": 20, "draft": "partial"},
+]
+
+
+def trees(llm: LLM, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Speed-up of each tree over plain decoding: pairs in turn, medians of the pairs' ratios."""
+    texts = prompts(llm, args.prompts, args.prompt_tokens, args.texts)
+    rows = []
+    for options in TREES:
+        full = {"budget": 512} | options
+        ratios, lengths, same = [], [], True
+        for i, (_, ids) in enumerate(texts):
+            for seed in range(args.seeds):
+                sampling = SamplingParams(seed=seed)
+                order = ["autoregressive", "tokenswift"][:: 1 if (i + seed) % 2 else -1]
+                got = {
+                    s: run(llm, ids, args.new_tokens, s, full if s == "tokenswift" else None, sampling)
+                    for s in order
+                }
+                plain, fast = got["autoregressive"], got["tokenswift"]
+                ratios.append(fast.metrics.tokens_per_second / plain.metrics.tokens_per_second)
+                lengths.append(fast.metrics.mean_acceptance_length)
+                same = same and plain.token_ids == fast.token_ids
+        figures = {
+            "options": full,
+            "heads": llm.heads.kind if llm.heads else None,
+            "dtype": llm.dtype,
+            "prompt_tokens": args.prompt_tokens,
+            "new_tokens": args.new_tokens,
+            "pairs": len(ratios),
+            "speedup": median(ratios),
+            "least": round(min(ratios), 3),
+            "most": round(max(ratios), 3),
+            "mean_acceptance_length": round(statistics.mean(lengths), 3),
+            "identical": same,
+        }
+        rows.append(row("trees", **figures))
+        save(rows[-1:], args.results)
+    return rows
+
+
+class _ModelClock:
+    """Wraps the target's passes to tell the model's own time from the bookkeeping around it."""
+
+    def __init__(self, llm: LLM) -> None:
+        from time import perf_counter
+
+        self.seconds = 0.0
+        target: Any = llm.target
+        for name in ("forward", "logits", "project", "embed"):
+            inner = getattr(type(target), name)
+
+            def timed(*args: Any, _inner: Any = inner, **kwargs: Any) -> Any:
+                if self.depth:
+                    return _inner(target, *args, **kwargs)
+                self.depth += 1
+                since = perf_counter()
+                try:
+                    return _inner(target, *args, **kwargs)
+                finally:
+                    self.seconds += perf_counter() - since
+                    self.depth -= 1
+
+            setattr(target, name, timed)
+        self.depth = 0
+
+
+def overhead(llm: LLM, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Share of decoding time outside the model (tree, noise, sampling, walk, n-grams, commit)."""
+    clock = _ModelClock(llm)
+    rows = []
+    for context in (1024, 8192 - 120):
+        text = " ".join(file.read_text(encoding="utf-8") for file in sorted(args.prompts.glob("*.txt")))
+        ids = llm.encode(text[: 8 * context])
+        ids = (ids * (1 + context // len(ids)))[:context]
+        for strategy, options in (
+            ("autoregressive", None),
+            ("tokenswift", {}),
+            ("tokenswift", PAPER_TREE | {"draft": "partial"}),
+        ):
+            shares, steps = [], []
+            for seed in range(3):
+                clock.seconds = 0.0
+                before_decode = None
+
+                def first(step: Any) -> None:
+                    nonlocal before_decode
+                    if before_decode is None:
+                        before_decode = clock.seconds
+
+                got = llm.generate(
+                    ids, 60, strategy, options, SamplingParams(seed=seed), ignore_eos=True, on_step=first
+                ).metrics
+                # The first step is counted in neither part: the clock cannot part it from the prefill.
+                model = clock.seconds - (before_decode or 0.0)
+                total = got.seconds * (got.steps - 1) / got.steps
+                shares.append(max(0.0, 1 - model / total))
+                steps.append(1e3 * got.seconds / got.steps)
+            figures = {
+                "strategy": strategy,
+                "options": options,
+                "context": context,
+                "dtype": llm.dtype,
+                "share_outside_model": median(shares),
+                "milliseconds_per_step": median(steps),
+            }
+            rows.append(row("overhead", **figures))
+            save(rows[-1:], args.results)
+    return rows
+
+
+def memory(llm: LLM, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Peak resident memory during a generation at 8K context, beyond weights and allocated caches."""
+    text = " ".join(file.read_text(encoding="utf-8") for file in sorted(args.prompts.glob("*.txt")))
+    ids = llm.encode(text)
+    ids = (ids * (1 + 8000 // len(ids)))[:8000]
+    run(llm, ids[:64], 8, "tokenswift", PAPER_TREE | {"budget": 32, "draft": "partial"})  # load every library
+    page = resource.getpagesize()
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * page
+    run(llm, ids, 150, "tokenswift", PAPER_TREE | {"draft": "partial"})
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    target = llm.target
+    nodes = 1 + 1 + 3 + 9 + 27 + 81
+    caches = (8000 + 150 + nodes + 513) * target.kv_bytes
+    figures = {
+        "context": 8150,
+        "dtype": llm.dtype,
+        "peak_mb": round((peak - before) / 1e6),
+        "caches_mb": round(caches / 1e6),
+        "beyond_mb": round((peak - before - caches) / 1e6),
+    }
+    rows = [row("memory", **figures)]
+    save(rows, args.results)
+    return rows
+
+
+BENCHES = {"acceptance": acceptance, "trees": trees, "memory": memory, "overhead": overhead}
+
+
+def main() -> None:
+    """Parse, load, run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("bench", nargs="?", default="all", choices=[*BENCHES, "all"])
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--heads", default="auto")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="folder of .txt files")
+    parser.add_argument("--prompt-tokens", type=int, default=1000)
+    parser.add_argument("--new-tokens", type=int, default=150)
+    parser.add_argument("--texts", type=int, default=4, help="how many texts of the folder")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--only", default="", help="acceptance: only variants whose name holds this")
+    parser.add_argument("--results", type=Path, default=None, help="JSON-lines file to append to")
+    args = parser.parse_args()
+    llm = LLM(args.model, dtype=args.dtype, device=args.device, heads=args.heads)
+    torch.manual_seed(0)
+    # Memory first: later benches raise the peak that the system remembers.
+    names = ["memory", "acceptance", "trees", "overhead"] if args.bench == "all" else [args.bench]
+    for name in names:
+        BENCHES[name](llm, args)
+
+
+if __name__ == "__main__":
+    if not ROOT.is_dir():
+        raise SystemExit("error: run from a checkout")
+    main()
