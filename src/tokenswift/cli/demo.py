@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
     results: dict[str, Generation] = {}
     for name in STRATEGIES:
-        print(f"--- {name}: …{prompt[-60:].splitlines()[-1]}", flush=True)
+        print(f"\n--- {name}: …{prompt[-60:].partition(' ')[2]}", flush=True)
         results[name] = stream(
             llm,
             prompt,

@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -93,6 +94,13 @@ class TextSink:
             sys.stdout.write(text)
             sys.stdout.flush()
             self._last = text
+
+    def _drop_file(self) -> None:
+        """Close the file after a failed write; what is still in its buffer cannot be written either."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+            self._file = None
 
     def close(self) -> None:
         """End the last line on standard output and close the file."""

@@ -1,0 +1,304 @@
+"""What `generate` and `demo` print, write and keep."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Call
+from tokenswift.cli import output as output_module
+from tokenswift.cli import progress as progress_module
+from tokenswift.cli.output import TextSink, check_writable, write_json
+from tokenswift.cli.progress import Progress, duration, summary, way
+from tokenswift.llm import LLM
+from tokenswift.types import Generation, InputError, Metrics, RunError, Step
+
+STEP = Step(token_ids=(1, 2), drafted=3, accepted=1, ngram_accepted=0, gamma=2, text="ab")
+METRICS = Metrics(95, 0, 0.37, 0.1, 2.1, 0.2, 24.7, 8.1, 0.4, (0.9, 1.0, 1.0, 1.0), {"draft": 0.1})
+RESULT = Generation([1, 2], "ab", "length", METRICS, 3)
+
+
+def test_record_text_and_output(cli: Call, tiny: Path, tmp_path: Path) -> None:
+    argv = ("generate", "hello", "--model", tiny, "--max-new-tokens", "12", "--ignore-eos", "--seed", "5")
+    done = cli(*argv, "--json", "j", "--output", "t", "--tree", "1,2", "--ngrams", "2")
+    assert done.code == 0 and done.files == ["j", "t"]
+    record = json.loads((tmp_path / "cwd" / "j").read_text())
+    text = (tmp_path / "cwd" / "t").read_text()
+    assert record["text"] == text == done.out.removesuffix("\n" if not text.endswith("\n") else "")
+    named = "model strategy seed sampling prompt_tokens token_ids text finish_reason steps acceptance_rate "
+    named += "ngram_acceptance_rate mean_acceptance_length tokens_per_second seconds distinct versions device"
+    assert set(named.split()) <= set(record)
+    assert record["model"] == str(tiny) and record["strategy"] == "tokenswift" and record["seed"] == 5
+    assert record["strategy_options"] == {"tree": [1, 2], "ngrams": 2}
+    assert record["prompt_tokens"] == 5 and len(record["token_ids"]) == 12 and len(record["distinct"]) == 4
+    assert record["finish_reason"] == "length" and record["lossless"] is True
+    assert record["sampling"]["repetition_penalty"] == 1.2 and record["device"] == "cpu"
+    assert "12 tokens in" in done.err and "mean acceptance length" in done.err
+    plain = cli(*argv, "--json", "j", "--strategy", "autoregressive", "--quiet")
+    assert plain.err == "" and plain.out == done.out
+    again = json.loads((tmp_path / "cwd" / "j").read_text())
+    assert again["token_ids"] == record["token_ids"] and again["strategy"] == "autoregressive"
+
+
+def test_the_ways_to_give_a_prompt(cli: Call, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "p").write_text("über", encoding="utf-8")
+    rest = ("--model", tiny, "--max-new-tokens", "8", "--greedy", "--quiet")
+    outcomes = [
+        cli("generate", "über", *rest),
+        cli("generate", "-", *rest, stdin=tmp_path / "p"),
+        cli("generate", "--prompt-file", tmp_path / "p", *rest),
+        cli("generate", "--prompt-file", "-", *rest, stdin=tmp_path / "p"),
+    ]
+    assert {(o.code, o.err) for o in outcomes} == {(0, "")}
+    assert len({o.out for o in outcomes}) == 1
+    assert cli("generate", "--prompt-ids", "1, 2,3", *rest).code == 0
+
+
+def test_published_is_labelled(cli: Call, tiny: Path, tmp_path: Path) -> None:
+    argv = ("generate", "hello", "--model", tiny, "--max-new-tokens", "6", "--acceptance", "published")
+    done = cli(*argv, "--json", "j")
+    assert done.code == 0
+    assert json.loads((tmp_path / "cwd" / "j").read_text())["lossless"] is False
+    assert "not lossless" in done.err.splitlines()[0] and "NOT LOSSLESS" in done.err.splitlines()[-1]
+
+
+def test_rope_scaling_makes_room(cli: Call, tiny: Path) -> None:
+    argv = ("generate", "hello", "--model", tiny, "--max-new-tokens", "252", "--quiet", "--ignore-eos")
+    assert cli(*argv).code == 2
+    assert cli(*argv, "--rope-scaling", "yarn").code == 0
+    assert cli(*argv, "--rope-scaling", "yarn:2").code == 0
+
+
+def test_stop(cli: Call, tiny: Path) -> None:
+    argv = ("generate", "hello", "--model", tiny, "--max-new-tokens", "40", "--quiet", "--ignore-eos")
+    text = cli(*argv).out
+    letter = next(c for c in text[5:] if c.isprintable() and c.isascii())
+    assert cli(*argv, "--stop", letter).out.rstrip("\n") == text[: text.index(letter)].rstrip("\n")
+
+
+class Breaks:
+    """``LLM.generate`` that fails after some real steps."""
+
+    def __init__(self, error: BaseException, after: int = 3) -> None:
+        self.error, self.left = error, after
+
+    def __call__(self, llm: LLM, *args: Any, on_step: Callable[[Step], None], **kwargs: Any) -> Any:
+        for step in llm.stream(*args, **kwargs):
+            on_step(replace(step, text="x"))
+            self.left -= 1
+            if not self.left:
+                raise self.error
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted; 3 tokens were written, the text so far is in t"),
+        (RuntimeError("CUDA out of memory.\nTried"), 1, "failed after 3 tokens (RuntimeError: CUDA out of"),
+        (RunError("the journal is full"), 1, "the journal is full"),
+        (OSError(28, "No space left on device"), 1, "No space left on device"),
+    ],
+)
+def test_failures_keep_the_text(
+    cli: Call,
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    words: str,
+) -> None:
+    monkeypatch.setattr(LLM, "generate", lambda self, *a, **k: Breaks(error)(self, *a, **k))
+    argv = ("generate", "hello", "--model", tiny, "--strategy", "autoregressive", "--ignore-eos")
+    done = cli(*argv, "--output", "t", "--json", "j", "--quiet")
+    assert done.code == code and words in done.error
+    assert done.out == "xxx\n" and (tmp_path / "cwd" / "t").read_text() == "xxx"
+    assert done.files == ["t"]
+
+
+def test_debug_shows_the_traceback(cli: Call) -> None:
+    done = cli("generate", "x", "--top-p", "2", "--debug")
+    assert (
+        done.code == 2 and "Traceback" in done.err and done.err.splitlines()[-1].startswith("error: --top-p")
+    )
+
+
+def test_a_full_disk() -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    with pytest.raises(RunError, match="writing /dev/full failed .No space left"):
+        TextSink(Path("/dev/full")).write("text")
+    with pytest.raises(RunError, match="writing /dev/full failed .No space left"):
+        write_json(Path("/dev/full"), {"a": 1})
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, link = tmp_path / "r.json", tmp_path / "link.json"
+    link.symlink_to(target)
+    write_json(link, {"a": "日本"})
+    assert json.loads(target.read_text(encoding="utf-8")) == {"a": "日本"} and link.is_symlink()
+
+    def fail(source: object, destination: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(output_module.os, "replace", fail)
+    with pytest.raises(RunError, match="No space left"):
+        write_json(target, {"a": "new"})
+    assert json.loads(target.read_text(encoding="utf-8")) == {"a": "日本"}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.json", "r.json"]
+
+
+def test_check_writable_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_writable("--json", str(tmp_path / "new")) == tmp_path / "new"
+    assert list(tmp_path.iterdir()) == []
+    assert check_writable("--json", "/dev/null") == Path("/dev/null")
+    assert check_writable("--json", None) is None
+    (tmp_path / "old").write_text("old")
+    monkeypatch.setattr(output_module.os, "access", lambda *_: False)
+    with pytest.raises(InputError, match="--json .*old cannot be written .no right"):
+        check_writable("--json", str(tmp_path / "old"))
+
+
+# ---- progress ---------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """A stream that may be a terminal."""
+
+    def __init__(self, terminal: bool) -> None:
+        self.terminal, self.text = terminal, ""
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def fileno(self) -> int:
+        raise OSError
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    now = [100.0]
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    yield now
+
+
+@pytest.mark.parametrize(
+    ("err", "out", "expected"), [(0, 0, "plain"), (0, 1, "plain"), (1, 0, "live"), (1, 1, "title")]
+)
+def test_progress_way(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float], err: int, out: int, expected: str
+) -> None:
+    stderr, stdout = Stream(bool(err)), Stream(bool(out))
+    assert way(stderr, stdout) == expected  # type: ignore[arg-type]
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stderr)
+        patch.setattr(sys, "stdout", stdout)
+        progress = Progress(total=100)
+    for _ in range(24):
+        progress.update(STEP)
+        clock[0] += 1
+    line = "24 of 100 tokens, 2.0 tokens/s, 2.00 tokens a pass, α 0.50, ETA 0:38"
+    shown = line.replace("24 of 100", "22 of 100").replace("0:38", "0:39")
+    if expected == "plain":
+        assert stderr.text.splitlines() == [shown, shown.replace("22 of", "42 of").replace("0:39", "0:29")]
+    else:
+        assert ("\x1b]2;" in stderr.text) == (expected == "title")
+        assert stderr.text.count("\n") == 0 and shown in stderr.text
+        progress.end()
+        assert stderr.text.endswith("\x1b[23;2t" if expected == "title" else "\r\x1b[K")
+    assert stdout.text == ""
+
+
+def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+    progress = Progress(100, quiet=True)
+    for _ in range(30):
+        progress.update(STEP)
+        clock[0] += 1
+    progress.end()
+    progress.summary(RESULT)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_summary_and_duration() -> None:
+    assert "mean acceptance length 2.10, α 0.37" in summary(RESULT) and "LOSSLESS" not in summary(RESULT)
+    assert summary(replace(RESULT, lossless=False)).endswith("NOT LOSSLESS (published acceptance rule)")
+    assert [duration(s) for s in (0, 59.6, 3599, 3600, 36061)] == [
+        "0:00",
+        "1:00",
+        "59:59",
+        "1:00:00",
+        "10:01:01",
+    ]
+
+
+# ---- demo -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def roomy(tiny_folder: Callable[..., Path]) -> Path:
+    return tiny_folder(max_position_embeddings=8192)
+
+
+def test_demo(cli: Call, roomy: Path, tmp_path: Path) -> None:
+    done = cli("demo", "--model", roomy, "--tokens", "16", "--out", "results")
+    assert done.code == 0, done.err
+    assert done.files == ["autoregressive.json", "results", "tokenswift.json"]
+    records = [
+        json.loads((tmp_path / "cwd/results" / f"{n}.json").read_text())
+        for n in ("autoregressive", "tokenswift")
+    ]
+    assert records[0]["token_ids"] == records[1]["token_ids"] and len(records[0]["token_ids"]) == 16
+    assert "identical: yes" in done.out and "mean acceptance length" in done.out
+    assert done.out.count(records[0]["text"]) >= 1
+
+
+def test_demo_says_when_the_texts_differ(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = LLM.generate
+
+    def other(self: LLM, *args: Any, **kwargs: Any) -> Generation:
+        result = real(self, *args, **kwargs)
+        if kwargs["strategy"] == "tokenswift":
+            result.token_ids[3] ^= 1
+        return result
+
+    monkeypatch.setattr(LLM, "generate", other)
+    done = cli("demo", "--model", roomy, "--tokens", "8", "--quiet")
+    assert done.code == 1 and "differ from new token 3" in done.error
+    assert "identical: no" in done.out and len(done.files) == 3
+
+
+def test_closed_standard_output(tiny: Path) -> None:
+    command = f"{sys.executable} -m tokenswift.cli.main generate hi --model {tiny} --quiet --ignore-eos"
+    done = subprocess.run(
+        f"({command}; echo code $? >&2) | true", shell=True, capture_output=True, text=True, timeout=120
+    )
+    assert done.stderr.splitlines() == [
+        "error: standard output was closed; nothing more was generated",
+        "code 1",
+    ]
+
+
+@pytest.mark.model
+def test_default_model(cli: Call, tmp_path: Path, embedded: str) -> None:
+    argv = ("generate", "The lamp was", "--dtype", "float32", "--device", "cpu", "--max-new-tokens", "12")
+    first = cli(*argv, "--json", "a", "--quiet")
+    second = cli(*argv, "--json", "b", "--quiet", "--strategy", "autoregressive")
+    assert (first.code, first.err) == (second.code, second.err) == (0, "")
+    records = [json.loads((tmp_path / "cwd" / name).read_text()) for name in "ab"]
+    assert records[0]["token_ids"] == records[1]["token_ids"]
+    assert records[0]["model"] == "smollm2-135m" and first.out.rstrip("\n") == records[0]["text"].rstrip("\n")
