@@ -124,6 +124,7 @@ def save_heads(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, part, metadata={METADATA_KEY: json.dumps(header)})
+        part.chmod(0o644)  # safetensors writes files that only their owner can read
         os.replace(part, path)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):

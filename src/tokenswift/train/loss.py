@@ -1,0 +1,117 @@
+"""What the heads learn: the base model's own next-token law, as decoding will process it.
+
+Heads draft for a sampler that penalises recent tokens and drops unlikely ones, so the target of
+head i at position t is the base model's distribution of token t+2+i *after* penalty, temperature and
+min-p; it comes from the stored hidden state of position t+1+i, never from the text's token alone.
+The head's own logits get the same penalty. The loss is the cross-entropy of the two over a subset of
+frequent tokens (the whole vocabulary where that is affordable), summed over the heads.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from tokenswift.config import SamplingParams
+from tokenswift.heads.modules import Heads
+
+TARGETS = 64  # tokens of the target's law that count; min-p 0.1 rarely leaves more than 10
+
+
+class FrozenBase(nn.Module):
+    """The parts of the base model that training needs: embedding, final norm, LM head rows.
+
+    They are buffers that are never saved or trained.
+    """
+
+    def __init__(
+        self, embedding: Tensor, lm_head: Tensor, norm: nn.Module, subset: Int[Tensor, " S"]
+    ) -> None:
+        super().__init__()
+        self.register_buffer("embedding", embedding.detach(), persistent=False)
+        self.register_buffer("rows", lm_head.detach()[subset].contiguous(), persistent=False)
+        self.register_buffer("subset", subset, persistent=False)
+        place = torch.full((len(embedding) + 1,), len(subset), dtype=torch.long)
+        place[subset] = torch.arange(len(subset))
+        self.register_buffer("place", place, persistent=False)
+        self.norm_weight: Tensor
+        self.register_buffer("norm_weight", norm.weight.detach(), persistent=False)  # type: ignore[union-attr]
+        self.norm_eps = float(getattr(norm, "variance_epsilon", getattr(norm, "eps", 1e-6)))
+        self.embedding: Tensor
+        self.rows: Tensor
+        self.subset: Tensor
+        self.place: Tensor
+
+    def normed(self, hidden: Float[Tensor, "*m D"]) -> Float[Tensor, "*m D"]:
+        """The final norm (RMS), as the LM head reads it."""
+        wide = hidden.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.norm_eps)
+        return (wide * self.norm_weight.float()).to(self.rows.dtype)
+
+    def embed(self, tokens: Int[Tensor, "*m"]) -> Float[Tensor, "*m D"]:
+        """Input embeddings; padding (-1) reads as token 0."""
+        return self.embedding[tokens.clamp_min(0)]
+
+
+def penalised(logits: Tensor, seen: Bool[Tensor, "*m S"], theta: float) -> Tensor:
+    """The repetition penalty on the seen tokens' logits."""
+    return torch.where(seen, torch.where(logits > 0, logits / theta, logits * theta), logits)
+
+
+class Distillation(nn.Module):
+    """Heads plus loss, in the shape that a trainer wants: a batch in, ``{"loss": …}`` out."""
+
+    def __init__(self, heads: Heads, base: FrozenBase, sampling: SamplingParams) -> None:
+        super().__init__()
+        self.heads = heads
+        self.sampling = sampling
+        object.__setattr__(self, "base", base)  # not a submodule: neither saved nor trained
+        self.base: FrozenBase
+
+    def forward(
+        self, tokens: Int[Tensor, "B L"], hidden: Float[Tensor, "B n D"], valid: Bool[Tensor, "B m"]
+    ) -> dict[str, Tensor]:
+        """Sum over the heads of the mean cross-entropy.
+
+        ``hidden`` holds the states of the last n tokens; its first m = n - count rows are the
+        positions to learn from (where ``valid``), and the others only targets. Tokens before them
+        serve the penalty; -1 pads.
+        """
+        base, count = self.base, self.heads.count
+        b, length = tokens.shape
+        n, m = hidden.shape[1], valid.shape[1]
+        columns = base.place[tokens]
+        first = columns.new_full((b, len(base.subset) + 1), length)
+        steps = torch.arange(length, device=tokens.device).expand(b, length)
+        first.scatter_reduce_(1, columns, steps, "amin")
+        first = first[:, :-1]
+        at = length - n + torch.arange(m, device=tokens.device)
+        start = previous = hidden[:, :m].reshape(b * m, -1)
+        keep = valid.reshape(-1).float()
+        losses = []
+        for i in range(count):
+            known = tokens[:, length - n + 1 + i : length - n + 1 + i + m].reshape(-1)
+            embeds = base.embed(known) if self.heads.conditioned else None
+            previous = self.heads.advance(i, previous, start, embeds)
+            normed = self.heads.normed(i, previous).to(base.rows.dtype)
+            mine = nn.functional.linear(normed, base.rows).float()
+            seen = (first[:, None, :] <= (at + 1 + i)[None, :, None]).view(b * m, -1)
+            chances, ids = self._target(hidden[:, 1 + i : 1 + i + m].reshape(b * m, -1), seen)
+            mine = penalised(mine, seen, self.sampling.repetition_penalty) / self.sampling.temperature
+            cross = mine.logsumexp(-1) - (chances * mine.gather(1, ids)).sum(-1)
+            losses.append((cross * keep).sum() / keep.sum().clamp_min(1))
+        return {"loss": torch.stack(losses).sum(), "losses": torch.stack(losses).detach()}
+
+    @torch.no_grad()
+    def _target(self, hidden: Tensor, seen: Tensor) -> tuple[Float[Tensor, "m K"], Int[Tensor, "m K"]]:
+        """The base model's processed law of the next token: its likeliest tokens and their shares."""
+        sampling = self.sampling
+        logits = (self.base.normed(hidden) @ self.base.rows.T).float()
+        logits = penalised(logits, seen, sampling.repetition_penalty) / sampling.temperature
+        best, ids = logits.topk(min(TARGETS, logits.shape[1]), dim=-1)
+        if sampling.min_p > 0:
+            best = best.masked_fill(best < best[:, :1] + math.log(sampling.min_p), -torch.inf)
+        return best.softmax(-1), ids

@@ -1,0 +1,169 @@
+"""The training loop: transformers' Trainer over stored hidden states.
+
+Schedule, accumulation, mixed precision, several processes (torchrun), checkpoints and TensorBoard are
+the Trainer's. Added here: the CSV log, plain progress lines, the choice of the last *whole* checkpoint
+to go on from, and the stop on a loss that is not finite.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from tokenswift.train.collect import Report
+from tokenswift.train.loss import Distillation
+from tokenswift.train.store import Windows
+from tokenswift.types import InputError, RunError
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """How the heads are fine-tuned after their closed-form start.
+
+    Attributes:
+        epochs: passes over the data; 0 keeps the closed-form start.
+        steps: optimiser steps; 0 takes ``epochs``.
+        lr: peak learning rate (AdamW, cosine to zero after a warm-up).
+        batch: items of ``Windows.chunk`` positions per device and step.
+        accumulate: batches per optimiser step.
+        seed: of the data order.
+        save_every: steps between checkpoints.
+        log_every: steps between log rows.
+        tensorboard: also write TensorBoard logs.
+        bf16: mixed precision.
+    """
+
+    epochs: float = 3.0
+    steps: int = 0
+    lr: float = 1e-3
+    batch: int = 4
+    accumulate: int = 1
+    seed: int = 0
+    save_every: int = 200
+    log_every: int = 20
+    tensorboard: bool = False
+    bf16: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "steps", "seed"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} is {getattr(self, name)!r}; valid: at least 0")
+        for name in ("batch", "accumulate", "save_every", "log_every"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)!r}; valid: an integer of at least 1")
+        if not 0 < self.lr < 1:
+            raise InputError(f"lr is {self.lr!r}; valid: between 0 and 1")
+
+
+class _Log(TrainerCallback):
+    """CSV rows, progress lines with the time left."""
+
+    def __init__(self, path: Path, report: Report) -> None:
+        self.path, self.report = path, report
+        self.begun = time.monotonic()
+        self.first = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.begun, self.first = time.monotonic(), state.global_step
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or not logs or "loss" not in logs:
+            return
+        seconds = time.monotonic() - self.begun
+        new = not self.path.exists()
+        with self.path.open("a", newline="") as file:
+            writer = csv.writer(file)
+            if new:
+                writer.writerow(["step", "epoch", "loss", "learning_rate", "seconds"])
+            row = [state.global_step, f"{state.epoch:.4f}", logs["loss"], logs.get("learning_rate")]
+            writer.writerow([*row, f"{seconds:.1f}"])
+        done = state.global_step - self.first
+        left = (state.max_steps - state.global_step) * seconds / max(done, 1) / 60
+        self.report(
+            f"training: step {state.global_step} of {state.max_steps}, loss {logs['loss']:.4f}, "
+            f"{left:.1f} min left"
+        )
+
+
+class _HeadsTrainer(Trainer):
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if not bool(torch.isfinite(loss)):
+            raise RunError(
+                f"loss is not finite at step {self.state.global_step + 1}; checkpoints in "
+                f"{self.args.output_dir} are kept; try a smaller --lr"
+            )
+        return loss
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint; broken newer ones (a kill while writing) are removed."""
+    found = sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.rpartition("-")[2]), reverse=True)
+    for path in found:
+        if all((path / name).exists() for name in ("trainer_state.json", "optimizer.pt", "scheduler.pt")):
+            try:
+                torch.load(path / "optimizer.pt", weights_only=True, map_location="cpu")
+                return path
+            except Exception:  # a truncated file fails in many ways
+                pass
+        shutil.rmtree(path, ignore_errors=True)
+    return None
+
+
+def train(
+    lesson: Distillation, data: Windows, options: TrainingOptions, work: Path, device: str, report: Report
+) -> dict[str, float]:
+    """Fine-tune the heads in place; goes on from the last checkpoint in ``work`` if there is one."""
+    if len(data) == 0:
+        raise InputError("the training data has no document long enough for this number of heads")
+    logging.getLogger("transformers.trainer").setLevel(logging.ERROR)
+    args = TrainingArguments(
+        output_dir=str(work / "checkpoints"),
+        num_train_epochs=options.epochs,
+        max_steps=options.steps or -1,
+        learning_rate=options.lr,
+        lr_scheduler_type="cosine",
+        warmup_steps=30,
+        weight_decay=0.01,
+        adam_beta2=0.98,
+        max_grad_norm=1.0,
+        per_device_train_batch_size=options.batch,
+        gradient_accumulation_steps=options.accumulate,
+        seed=options.seed,
+        save_steps=options.save_every,
+        save_total_limit=2,
+        logging_steps=options.log_every,
+        logging_nan_inf_filter=False,
+        report_to=["tensorboard"] if options.tensorboard else [],
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+        disable_tqdm=True,
+        use_cpu=device == "cpu",
+        ddp_backend="gloo" if device == "cpu" else None,
+        bf16=options.bf16,
+    )
+    trainer = _HeadsTrainer(
+        model=lesson, args=args, train_dataset=data, callbacks=[_Log(work / "log.csv", report)]
+    )
+    trainer.remove_callback("PrinterCallback")  # type: ignore[arg-type]
+    last = last_checkpoint(work / "checkpoints")
+    if last is not None:
+        report(f"going on from {last}")
+    try:
+        result = trainer.train(resume_from_checkpoint=str(last) if last else None)
+    except OSError as error:
+        raise RunError(
+            f"cannot write a checkpoint to {work}: {error.strerror}; older ones are kept"
+        ) from error
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    final = sum(losses[-5:]) / max(len(losses[-5:]), 1)
+    return {"steps": float(result.global_step), "loss": final} | {"lr": asdict(options)["lr"]}
