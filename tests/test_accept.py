@@ -132,3 +132,32 @@ def test_published_never_draws_a_filtered_token() -> None:
         sampler = Sampler(SamplingParams(seed=seed, top_k=2, repetition_penalty=1.0), 5)
         drawn.add(accept_published(tree, logits, [0], sampler).token)
     assert drawn == {1, 3}
+
+
+def test_published_draws_of_two_depths_are_independent() -> None:
+    """A chain 1 → 1 under uniform laws over four tokens: both accepted once in 16 runs, not in 4."""
+    builder = TreeBuilder(0)
+    builder.add_path([1, 1])
+    tree = builder.build(2)
+    runs = 2000
+    both = 0
+    for seed in range(runs):
+        sampler = Sampler(SamplingParams(seed=seed, min_p=0.0, repetition_penalty=1.0), 4)
+        both += len(accept_published(tree, torch.zeros(3, 4), [0], sampler).nodes) == 3
+    assert abs(both / runs - 1 / 16) < 4 * math.sqrt(1 / 16 * 15 / 16 / runs)
+
+
+def test_published_first_of_equal_paths_wins() -> None:
+    """No path matches: the token is the first leaf's draw, the one a bare root would make."""
+    builder = TreeBuilder(0)
+    builder.add_levels([[7, 8, 9]])
+    tree = builder.build(1)
+    logits = torch.zeros(4, 10)
+    logits[:, 7:] = -math.inf
+    seen = set()
+    for seed in range(30):
+        sampler = Sampler(SamplingParams(seed=seed, repetition_penalty=1.0), 10)
+        bare = accept_published(TreeBuilder(0).build(0), logits[:1], [0], sampler)
+        assert accept_published(tree, logits, [0], sampler) == bare
+        seen.add(bare.token)
+    assert len(seen) > 3
