@@ -71,7 +71,7 @@ def test_published_is_labelled(cli: Call, tiny: Path, tmp_path: Path) -> None:
 
 
 def test_rope_scaling_makes_room(cli: Call, tiny: Path) -> None:
-    argv = ("generate", "hello", "--model", tiny, "--max-new-tokens", "252", "--quiet", "--ignore-eos")
+    argv = ("generate", "x" * 250, "--model", tiny, "--max-new-tokens", "8", "--quiet", "--ignore-eos")
     assert cli(*argv).code == 2
     assert cli(*argv, "--rope-scaling", "yarn").code == 0
     assert cli(*argv, "--rope-scaling", "yarn:2").code == 0
@@ -295,7 +295,7 @@ def test_closed_standard_output(tiny: Path) -> None:
 
 @pytest.mark.model
 def test_default_model(cli: Call, tmp_path: Path, embedded: str) -> None:
-    argv = ("generate", "The lamp was", "--dtype", "float32", "--device", "cpu", "--max-new-tokens", "12")
+    argv = ("generate", "The lamp was", "--dtype", "float32", "--device", "cpu", "--max-new-tokens", "6")
     first = cli(*argv, "--json", "a", "--quiet")
     second = cli(*argv, "--json", "b", "--quiet", "--strategy", "autoregressive")
     assert (first.code, first.err) == (second.code, second.err) == (0, "")

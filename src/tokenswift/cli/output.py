@@ -86,6 +86,7 @@ class TextSink:
                 self._file.write(text)
                 self._file.flush()
             except OSError as error:
+                self._drop_file()
                 reason = error.strerror or error
                 raise RunError(
                     f"writing {self._path} failed ({reason}); what fitted in it was kept"
