@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -143,16 +141,12 @@ def test_an_empty_stop_string_is_refused() -> None:
         TextStream(TINY, ("",))
 
 
-def test_the_cost_per_token_does_not_grow() -> None:
+def test_the_window_that_is_decoded_again_does_not_grow() -> None:
     tokens = TINY.encode("plain words, 日本語, and so on. ") * 700
     stream = TextStream(TINY, ("\x00\x00",))
-    blocks = []
     for start in range(0, len(tokens), len(tokens) // 4):
-        began = time.process_time()
         stream.push(tokens[start : start + len(tokens) // 4])
-        blocks.append(time.process_time() - began)
-        assert len(stream._window) < 64
-    assert min(blocks[2:4]) < 3 * blocks[0]
+        assert len(stream._window) < 64  # what is decoded again per token stays short
 
 
 @pytest.mark.model

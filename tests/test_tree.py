@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -139,21 +137,3 @@ def test_check_tree() -> None:
     ]:
         with pytest.raises(InputError, match=hint):
             check_tree(widths, vocab_size=3)
-
-
-def test_building_is_fast() -> None:
-    """Generous bound (a few ms) against accidental quadratic work; about 0.1 ms is usual."""
-
-    def once() -> float:
-        start = time.perf_counter()
-        builder = TreeBuilder(0)
-        builder.add_levels([[1], [1, 2, 3], [1, 2, 3], [1, 2, 3]])
-        for i in range(20):
-            builder.add_path([1, 5 + i, 6, 7])
-        tree = builder.build(4)
-        ancestor_mask(tree)
-        children(tree)
-        assert len(tree) == 101
-        return time.perf_counter() - start
-
-    assert min(once() for _ in range(20)) < 0.003

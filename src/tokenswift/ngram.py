@@ -5,9 +5,10 @@ than the penalty window: a younger one would be penalised and rejected.
 
 Cost. Appending notes the position of each token that has become old enough, and no more; the n-grams
 that start with a token are counted when that token is looked up. A lookup ranks a candidate set of
-fewer than 256 n-grams (2 M, M = 128), however long the text is (more than M results rank all). The set is exact and not an
-approximation: only an occurrence can raise an n-gram's rank, and each occurrence puts its n-gram back
-into the set, so an n-gram that was pruned stays below the M that were kept until it occurs again.
+fewer than 256 n-grams (2 M, M = 128), however long the text is (more than M results rank all). The set
+is exact and not an approximation: only an occurrence can raise an n-gram's rank, and each occurrence
+puts its n-gram back into the set, so an n-gram that was pruned stays below the M that were kept until
+it occurs again.
 Results therefore depend on the text alone and never on when lookups were made.
 """
 

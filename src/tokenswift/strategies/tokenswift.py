@@ -25,8 +25,8 @@ from tokenswift.heads.modules import Heads
 from tokenswift.interfaces import KVCache, Sequence, TargetModel
 from tokenswift.ngram import NgramTable
 from tokenswift.sampling import Sampler
-from tokenswift.tree import TreeBuilder
-from tokenswift.types import DraftTree, InputError, Step
+from tokenswift.tree import TreeBuilder, check_tree, tree_nodes
+from tokenswift.types import DraftTree, Step
 
 NGRAM = 4
 
@@ -59,7 +59,7 @@ class TokenSwift:
         heads: draft heads, or None (backbone and n-grams only).
         sampler: the target's choice rule, shared for coupled candidates.
     Raises:
-        InputError: for tree widths above the vocabulary.
+        InputError: for tree widths above the vocabulary, or too many nodes.
     """
 
     name = "tokenswift"
@@ -69,10 +69,7 @@ class TokenSwift:
     ) -> None:
         if options.tree is None or options.ngrams is None:
             raise ValueError("tree and ngrams must be resolved before the strategy is built")
-        if max(options.tree) > model.vocab_size:
-            raise InputError(
-                f"tree is {options.tree!r}; valid: widths up to the vocabulary, {model.vocab_size}"
-            )
+        check_tree(options.tree, model.vocab_size)
         self.options = options
         self.acceptance = options.acceptance
         self.tree: tuple[int, ...] = options.tree
@@ -88,11 +85,7 @@ class TokenSwift:
     @property
     def max_nodes(self) -> int:
         """Upper bound of the tree's nodes, for the cache's scratch room."""
-        nodes, width = 1, 1
-        for branch in self.tree:
-            width *= branch
-            nodes += width
-        return nodes + self.ngrams * NGRAM + 1
+        return tree_nodes(self.tree) + self.ngrams * NGRAM
 
     def begin(self, sequence: Sequence) -> None:
         """Load the prompt into the n-gram table."""
