@@ -55,7 +55,8 @@ class HeadsBase:
         return max(float((a - b).norm() / a.norm().clamp_min(1e-9)) for a, b in parts)
 
 
-def _sample(weight: Tensor) -> Tensor:
+def sample_of(weight: Tensor) -> Tensor:
+    """Values of a weight at fixed places, float32."""
     flat = weight.detach().reshape(-1)
     steps = torch.linspace(0.02, 0.98, SAMPLE_SIZE, dtype=torch.float64)
     indices = (steps * (flat.numel() - 1)).long().to(flat.device)
@@ -72,7 +73,7 @@ def base_of(model: Any, name: str | None = None) -> HeadsBase:
         name=os.path.basename(str(known).rstrip("/")) or str(known),
         hidden_size=embedding.shape[1],
         vocab_size=embedding.shape[0],
-        sample=torch.cat((_sample(embedding), _sample(middle))),
+        sample=torch.cat((sample_of(embedding), sample_of(middle))),
     )
 
 
@@ -232,8 +233,8 @@ def resolve_heads(spec: str | Path | Heads | None, model: Any) -> Heads | None:
     """The heads that a ``heads=`` argument or ``--heads`` names.
 
     Args:
-        spec: "auto" (shipped heads that fit the model, else none), "none" or None, the path of a
-            heads file, or the heads themselves.
+        spec: "auto" (heads in the model's own folder, shipped heads that fit the model, else none),
+            "none" or None, the path of a heads file, or the heads themselves.
         model: the loaded transformers causal LM.
     """
     if spec is None or spec == "none":
@@ -244,5 +245,16 @@ def resolve_heads(spec: str | Path | Heads | None, model: Any) -> Heads | None:
             raise InputError(f"heads have hidden size {spec.config.hidden_size}, the model has {width}")
         return spec.to(dtype=model.dtype, device=model.device)
     if spec == "auto":
-        return packaged_heads(model)
+        return _heads_beside(model) or packaged_heads(model)
     return load_heads(spec, model)
+
+
+def _heads_beside(model: Any) -> Heads | None:
+    """The heads inside a checkpoint of the published layout that the model was loaded from."""
+    from tokenswift.heads.published import holds_heads, import_checkpoint
+
+    folder = getattr(model.config, "_name_or_path", "")
+    if not folder or not holds_heads(folder):
+        return None
+    heads, _ = import_checkpoint(folder, model)
+    return heads.to(dtype=model.dtype, device=model.device)

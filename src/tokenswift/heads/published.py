@@ -1,0 +1,193 @@
+"""Checkpoints of others: TokenSwift's published layout, and Medusa-1 heads.
+
+- *TokenSwift*: a whole transformers checkpoint with extra tensors
+  ``model.medusa_layers.{i}.linear.weight``, ``.input_layernorm.weight``, ``.post_layernorm.weight``
+  and ``medusa_heads`` in its config. It carries its base model, hence the base's identity too.
+- *Medusa-1*: ``medusa_lm_head.pt`` (or ``.safetensors``) with ``{i}.{j}.linear.weight`` and ``.bias``
+  (residual block j of head i) and ``{i}.{n}.weight`` (the head's LM head); the base comes apart.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tokenswift.heads.checkpoint import HeadsBase, base_of, build_heads, check_base, sample_of
+from tokenswift.heads.modules import Heads, HeadsConfig
+from tokenswift.types import InputError
+
+PREFIX = "model.medusa_layers."
+EMBEDDING = "model.embed_tokens.weight"
+PARTS = ("linear.weight", "input_layernorm.weight", "post_layernorm.weight")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The checkpoint's ``config.json``."""
+    if not folder.is_dir():
+        raise InputError(f"--checkpoint {folder} is not a folder")
+    path = folder / "config.json"
+    if not path.is_file():
+        raise InputError(f"--checkpoint {folder} has no config.json")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"--checkpoint {path} is not JSON") from error
+    if not isinstance(config, dict):
+        raise InputError(f"--checkpoint {path} is not a JSON object")
+    return config
+
+
+def read_tensors(folder: Path, wanted: re.Pattern[str]) -> dict[str, Tensor]:
+    """Tensors whose names match, from single or sharded safetensors or bin files."""
+    found: dict[str, Tensor] = {}
+    for file in _weight_files(folder):
+        try:
+            if file.suffix == ".safetensors":
+                with safe_open(file, framework="pt") as shard:
+                    names = [name for name in shard.keys() if wanted.search(name)]  # noqa: SIM118
+                    found |= {name: shard.get_tensor(name) for name in names}
+            else:
+                content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+                found |= {name: t for name, t in content.items() if wanted.search(name)}
+        except (SafetensorError, OSError, RuntimeError, ValueError, EOFError) as error:
+            raise InputError(f"--checkpoint file {file} cannot be read as weights") from error
+        except Exception as error:  # unpickling fails in many ways
+            raise InputError(f"--checkpoint file {file} holds more than plain weights") from error
+    return found
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    for stem in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{stem}.index.json"
+        if index.is_file():
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            missing = [name for name in names if not (folder / name).is_file()]
+            if missing:
+                raise InputError(f"--checkpoint {folder} lacks the shard {missing[0]}")
+            return [folder / name for name in names]
+        if (folder / stem).is_file():
+            return [folder / stem]
+    for name in ("medusa_lm_head.safetensors", "medusa_lm_head.pt"):
+        if (folder / name).is_file():
+            return [folder / name]
+    raise InputError(f"--checkpoint {folder} has no safetensors or bin weights")
+
+
+def holds_heads(folder: str | Path) -> bool:
+    """True for a folder in the published TokenSwift layout."""
+    path = Path(folder) / "config.json"
+    try:
+        return path.is_file() and "medusa_heads" in json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError):
+        return False
+
+
+def import_checkpoint(folder: str | Path, model: Any = None) -> tuple[Heads, HeadsBase]:
+    """Heads and their base's identity from a published checkpoint.
+
+    Args:
+        folder: the checkpoint, of either layout.
+        model: the base model, loaded; its weights are compared with the checkpoint's own where those
+            are there. Medusa-1 heads need it.
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    if "medusa_num_heads" in config or any(folder.glob("medusa_lm_head.*")):
+        return _import_medusa(folder, config, model)
+    return _import_tokenswift(folder, config, model)
+
+
+def _import_tokenswift(folder: Path, config: dict[str, Any], model: Any) -> tuple[Heads, HeadsBase]:
+    layers = int(config.get("num_hidden_layers", 0))
+    middle = f"model.layers.{layers // 2}.self_attn.q_proj.weight"
+    names = re.compile(f"^({re.escape(PREFIX)}.*|{re.escape(EMBEDDING)}|{re.escape(middle)})$")
+    tensors = read_tensors(folder, names)
+    heads = {k.removeprefix(PREFIX): v for k, v in tensors.items() if k.startswith(PREFIX)}
+    if not heads:
+        raise InputError(f"--checkpoint {folder} has no heads: no tensor is named {PREFIX}*")
+    count = 1 + max(int(name.partition(".")[0]) for name in heads)
+    said = config.get("medusa_heads", count)
+    if said != count:
+        raise InputError(f"--checkpoint {folder} has {count} heads, its config says medusa_heads {said}")
+    width = next(v.shape[0] for k, v in heads.items() if k.endswith(PARTS[1]) or k.endswith(PARTS[2]))
+    vocabulary = int(config.get("vocab_size", 0))
+    if EMBEDDING in tensors:
+        vocabulary, width = tensors[EMBEDDING].shape
+    shape = HeadsConfig("linear", count, width, vocabulary, eps=float(config.get("rms_norm_eps", 1e-5)))
+    built = build_heads(shape, {f"layers.{k}": v for k, v in heads.items()}, str(folder))
+    name = str(config.get("_name_or_path") or folder.resolve().name).rstrip("/").rpartition("/")[2]
+    if EMBEDDING in tensors and middle in tensors:
+        sample = torch.cat((sample_of(tensors[EMBEDDING]), sample_of(tensors[middle])))
+        base = HeadsBase(name, width, vocabulary, sample)
+        if model is not None:
+            check_base(f"in {folder}", base, base_of(model))
+        return built, base
+    if model is None:
+        raise InputError(f"--checkpoint {folder} lacks its base model's weights; name the base with --model")
+    base = base_of(model)
+    if base.hidden_size != width:
+        raise InputError(f"--checkpoint {folder} has hidden size {width}, {base.name} has {base.hidden_size}")
+    return built, base
+
+
+def _import_medusa(folder: Path, config: dict[str, Any], model: Any) -> tuple[Heads, HeadsBase]:
+    if model is None:
+        raise InputError(f"--checkpoint {folder} holds Medusa heads only; name their base with --model")
+    raw = read_tensors(folder, re.compile(r"^(medusa_head\.)?\d+\.\d+\."))
+    raw = {k.removeprefix("medusa_head."): v for k, v in raw.items()}
+    if not raw:
+        raise InputError(f"--checkpoint {folder} has no heads: no tensor is named like 0.0.linear.weight")
+    base = base_of(model)
+    count = 1 + max(int(k.split(".")[0]) for k in raw)
+    blocks = 1 + max((int(k.split(".")[1]) for k in raw if ".linear." in k), default=-1)
+    said = config.get("medusa_num_heads", count)
+    if said > count or blocks < 1:
+        raise InputError(
+            f"--checkpoint {folder} has {count} heads of {blocks} blocks, its config says {said}"
+        )
+    norm = model.base_model.norm
+    tensors: dict[str, Tensor] = {}
+    for i in range(count):
+        tensors[f"layers.{i}.final_norm.weight"] = norm.weight.detach().cpu()
+    for name, tensor in raw.items():
+        i, j, rest = name.split(".", 2)
+        part = (
+            f"blocks.{j}.{rest.removeprefix('linear.')}" if rest.startswith("linear.") else f"lm_head.{rest}"
+        )
+        tensors[f"layers.{i}.{part}"] = tensor
+    eps = float(getattr(norm, "variance_epsilon", 1e-5))
+    shape = HeadsConfig(
+        "medusa", count, base.hidden_size, base.vocab_size, blocks, eps=eps, own_lm_heads=True
+    )
+    return build_heads(shape, tensors, str(folder)), base
+
+
+def export_checkpoint(heads: Heads, model: Any, folder: str | Path) -> None:
+    """Write base model and linear heads as a checkpoint in the published layout."""
+    if heads.kind != "linear":
+        raise InputError(f"heads are {heads.kind}; the published layout holds linear heads only")
+    folder = Path(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"--export {folder} exists and is not empty")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+        if model.config.tie_word_embeddings:
+            weights.pop("lm_head.weight", None)
+        for name, tensor in heads.state_dict().items():
+            weights[PREFIX + name.removeprefix("layers.")] = (
+                tensor.detach().to("cpu", model.dtype).contiguous()
+            )
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "model.safetensors").chmod(0o644)
+        config = model.config.to_dict() | {"medusa_heads": heads.count}
+        (folder / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"cannot write to --export {folder}: {error}") from error

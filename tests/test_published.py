@@ -1,0 +1,200 @@
+"""Published checkpoints: import, base check, export, faults."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from tests.conftest import tiny_model
+from tokenswift.heads.checkpoint import base_of, load_heads, resolve_heads, save_heads
+from tokenswift.heads.modules import Heads, HeadsConfig
+from tokenswift.heads.published import export_checkpoint, import_checkpoint
+from tokenswift.types import InputError
+
+D, V = 32, 260
+
+
+def published(folder: Path, form: str = "safetensors", seed: int = 0) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A checkpoint in the published layout, written without this library's export."""
+    model = tiny_model(seed=seed)
+    torch.manual_seed(9)
+    extra = {}
+    for i in range(3):
+        extra[f"model.medusa_layers.{i}.linear.weight"] = torch.randn(D, D) * 0.2
+        extra[f"model.medusa_layers.{i}.input_layernorm.weight"] = torch.rand(D) + 0.5
+        extra[f"model.medusa_layers.{i}.post_layernorm.weight"] = torch.rand(D) + 0.5
+    weights = {k: v.clone() for k, v in model.state_dict().items()} | extra
+    folder.mkdir()
+    names = sorted(weights)
+    halves = (names[::2], names[1::2])
+    if form == "safetensors":
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    elif form == "bin":
+        torch.save(weights, folder / "pytorch_model.bin")
+    else:
+        suffix = "safetensors" if form == "sharded" else "bin"
+        stem = "model" if form == "sharded" else "pytorch_model"
+        where = {}
+        for n, half in enumerate(halves):
+            file = f"{stem}-0000{n + 1}-of-00002.{suffix}"
+            shard = {k: weights[k] for k in half}
+            if form == "sharded":
+                save_file(shard, folder / file, metadata={"format": "pt"})
+            else:
+                torch.save(shard, folder / file)
+            where |= dict.fromkeys(half, file)
+        (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps({"weight_map": where}))
+    config = model.config.to_dict() | {"medusa_heads": 3, "architectures": ["LlamaForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return model, extra
+
+
+def by_definition(model: Any, extra: dict[str, torch.Tensor], hidden: torch.Tensor) -> list[torch.Tensor]:
+    def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return weight * x / (x.pow(2).mean(-1, keepdim=True) + model.config.rms_norm_eps).sqrt()
+
+    logits, state = [], hidden
+    for i in range(3):
+        w = {k.partition(f"{i}.")[2]: v for k, v in extra.items() if f"layers.{i}." in k}
+        state = state + rms(state, w["input_layernorm.weight"]) @ w["linear.weight"].T
+        logits.append(model.lm_head(rms(state, w["post_layernorm.weight"])))
+    return logits
+
+
+def by_heads(model: Any, heads: Heads, hidden: torch.Tensor) -> list[torch.Tensor]:
+    logits, state = [], hidden
+    for i in range(heads.count):
+        state = heads.advance(i, state, hidden, None)
+        logits.append(model.lm_head(heads.normed(i, state)))
+    return logits
+
+
+@pytest.mark.parametrize("form", ["safetensors", "bin", "sharded", "sharded-bin"])
+@torch.no_grad()
+def test_imported_heads_give_the_logits_of_the_definition(form: str, tmp_path: Path) -> None:
+    model, extra = published(tmp_path / "c", form)
+    heads, base = import_checkpoint(tmp_path / "c", model)
+    hidden = torch.randn(6, D)
+    for mine, want in zip(by_heads(model, heads, hidden), by_definition(model, extra, hidden), strict=True):
+        torch.testing.assert_close(mine, want)
+    save_heads(heads, tmp_path / "h.safetensors", base, torch.float32)
+    again = load_heads(tmp_path / "h.safetensors", model)
+    torch.testing.assert_close(by_heads(model, again, hidden), by_heads(model, heads, hidden))
+
+
+def test_the_folder_itself_as_model_brings_its_heads(tmp_path: Path) -> None:
+    published(tmp_path / "c")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "c")
+    heads = resolve_heads("auto", model)
+    assert heads is not None and heads.kind == "linear" and heads.count == 3
+
+
+def test_wrong_base_is_refused(tmp_path: Path) -> None:
+    published(tmp_path / "c")
+    with pytest.raises(InputError, match="weights differ"):
+        import_checkpoint(tmp_path / "c", tiny_model(seed=4))
+
+
+@torch.no_grad()
+def test_export_comes_back(tmp_path: Path) -> None:
+    model, extra = published(tmp_path / "c")
+    heads, _ = import_checkpoint(tmp_path / "c")
+    export_checkpoint(heads, model, tmp_path / "e")
+    written = load_file(tmp_path / "e" / "model.safetensors")
+    for name, tensor in extra.items():
+        assert torch.equal(written[name], tensor)
+    again, base = import_checkpoint(tmp_path / "e", model)
+    assert base.distance(base_of(model)) == 0
+    hidden = torch.randn(4, D)
+    torch.testing.assert_close(by_heads(model, again, hidden), by_heads(model, heads, hidden))
+    with pytest.raises(InputError, match="not empty"):
+        export_checkpoint(heads, model, tmp_path / "e")
+    conditioned = Heads(HeadsConfig("conditioned", 3, D, V, 8))
+    with pytest.raises(InputError, match="linear heads only"):
+        export_checkpoint(conditioned, model, tmp_path / "f")
+
+
+@pytest.mark.parametrize("prefix", ["", "medusa_head."])
+@torch.no_grad()
+def test_medusa_heads(prefix: str, tmp_path: Path) -> None:
+    model = tiny_model()
+    torch.manual_seed(3)
+    raw = {}
+    for i in range(2):
+        raw[f"{prefix}{i}.0.linear.weight"] = torch.randn(D, D) * 0.2
+        raw[f"{prefix}{i}.0.linear.bias"] = torch.randn(D) * 0.2
+        raw[f"{prefix}{i}.1.weight"] = torch.randn(V, D) * 0.2
+    (tmp_path / "m").mkdir()
+    torch.save(raw, tmp_path / "m" / "medusa_lm_head.pt")
+    (tmp_path / "m" / "config.json").write_text(json.dumps({"medusa_num_heads": 2, "medusa_num_layers": 1}))
+    with pytest.raises(InputError, match="--model"):
+        import_checkpoint(tmp_path / "m")
+    heads, base = import_checkpoint(tmp_path / "m", model)
+    assert heads.kind == "medusa" and heads.count == 2 and heads.own_lm_heads
+    hidden = torch.randn(5, D)
+    state = model.model.norm(hidden)
+    for i in range(2):
+        block = state @ raw[f"{prefix}{i}.0.linear.weight"].T + raw[f"{prefix}{i}.0.linear.bias"]
+        want = (state + torch.nn.functional.silu(block)) @ raw[f"{prefix}{i}.1.weight"].T
+        mine = heads.own_logits(i, heads.normed(i, heads.advance(i, hidden, hidden, None)))
+        torch.testing.assert_close(mine, want)
+    save_heads(heads, tmp_path / "m.safetensors", base)
+    assert load_heads(tmp_path / "m.safetensors", model).own_lm_heads
+
+
+def broken(folder: Path, change: str) -> None:
+    weights = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    name = "model.medusa_layers.1.linear.weight"
+    if change == "shape":
+        weights[name] = torch.zeros(D, D + 1)
+    elif change == "tensor":
+        del weights[name]
+    elif change == "heads":
+        weights = {k: v for k, v in weights.items() if "medusa" not in k}
+    elif change == "count":
+        config["medusa_heads"] = 5
+    elif change == "nan":
+        weights[name][0, 0] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ("shape", "has shape"),
+        ("tensor", "lack tensor layers.1.linear.weight"),
+        ("heads", "has no heads"),
+        ("count", "has 3 heads, its config says medusa_heads 5"),
+        ("nan", "not finite"),
+    ],
+)
+def test_faults_are_one_line_errors(change: str, message: str, tmp_path: Path) -> None:
+    published(tmp_path / "c")
+    broken(tmp_path / "c", change)
+    with pytest.raises(InputError, match=message) as caught:
+        import_checkpoint(tmp_path / "c")
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a folder"):
+        import_checkpoint(tmp_path / "none")
+    with pytest.raises(InputError, match=r"no config\.json"):
+        import_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="no safetensors or bin"):
+        import_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").write_text("rubbish")
+    with pytest.raises(InputError, match="cannot be read as weights"):
+        import_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone"}}))
+    with pytest.raises(InputError, match="lacks the shard gone"):
+        import_checkpoint(tmp_path)
