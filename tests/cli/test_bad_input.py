@@ -81,7 +81,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--ngrams", "-1"), ("--ngrams is -1",)),
         (("--tree", "1,x"), ("--tree is '1,x'", "1,3,3,3")),
         (("--tree", "1,2.5"), ("--tree is '1,2.5'",)),
-        (("--tree", "1,0"), ("--tree is (1, 0)",)),
+        (("--tree", "1,0"), ("--tree is ", "at least 1")),
         (("--tree", ""), ("--tree is ''",)),
         (("--tree", "nan"), ("--tree is 'nan'",)),
         (("--budget", "16"), ("--budget is 16", "more than the 16 sink")),
@@ -142,7 +142,7 @@ def test_prompts(refuse: Callable[..., str], no_model: None, tmp_path: Path) -> 
 def test_what_only_the_model_can_tell(refuse: Callable[..., str]) -> None:
     assert "260; valid: 0 to 259" in refuse("--prompt-ids", "5,260", prompt=())
     line = refuse("--tree", "1,261")
-    assert line.startswith("--tree is (1, 261)") and "260" in line
+    assert line.startswith("--tree is ") and "261" in line and "260" in line
     assert "--rope-scaling yarn" in refuse("--max-new-tokens", "252")
 
 
