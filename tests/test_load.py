@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import time
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +216,20 @@ def test_what_a_killed_process_left_is_removed(fake: bytes, tmp_path: Path) -> N
     assert names(folder) == ["config.json", "tokenswift.json"]
     assert (folder / "config.json").read_bytes() == fake
     assert names(tmp_path) == ["smollm2-135m", "smollm2-135m.lock"]
+
+
+def test_two_at_a_time_fetch_once(fake: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+
+    def slow(gguf: Path, folder: Path) -> None:
+        made.append(folder)
+        time.sleep(0.3)
+        fake_convert(gguf, folder)
+
+    monkeypatch.setattr(embedded_model, "convert", slow)
+    with ThreadPoolExecutor(3) as pool:
+        folders = set(pool.map(embedded_model.ensure, [tmp_path] * 3))
+    assert len(made) == len(folders) == 1 and embedded_model.is_whole(folders.pop())
 
 
 @pytest.mark.parametrize(
