@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import os
 import shutil
 import time
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from tokenswift.train.collect import Report
 from tokenswift.train.loss import Distillation
@@ -148,13 +149,13 @@ def train(
         dataloader_pin_memory=False,
         disable_tqdm=True,
         use_cpu=device == "cpu",
-        ddp_backend="gloo" if device == "cpu" else None,
+        ddp_backend="gloo" if device == "cpu" and int(os.environ.get("WORLD_SIZE", "1")) > 1 else None,
         bf16=options.bf16,
     )
     trainer = _HeadsTrainer(
         model=lesson, args=args, train_dataset=data, callbacks=[_Log(work / "log.csv", report)]
     )
-    trainer.remove_callback("PrinterCallback")  # type: ignore[arg-type]
+    trainer.remove_callback(PrinterCallback)
     last = last_checkpoint(work / "checkpoints")
     if last is not None:
         report(f"going on from {last}")
