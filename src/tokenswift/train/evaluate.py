@@ -1,0 +1,107 @@
+"""How well heads draft: accuracy, coupled match rate, and accepted tokens by source.
+
+- *top-1, top-3*: the text's next token is among the head's likeliest (no processing).
+- *match, match-3*: the head's candidates under the target's own noise hold the token that the target
+  chooses with that noise, both laws processed as in decoding. What acceptance is made of.
+Each head is given the text's true tokens before the one it predicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tokenswift.config import SamplingParams
+from tokenswift.heads.modules import Heads
+from tokenswift.noise import Noise
+from tokenswift.train.selftext import Backbone, chances, continuations
+
+MEASURES = ("top1", "top3", "match", "match3")
+
+
+def own_text(
+    backbone: Backbone, prompts: list[list[int]], new_tokens: int, sampling: SamplingParams, seed: int
+) -> tuple[list[list[int]], int]:
+    """Continuations of equally long prompts by the model: whole texts, and where they begin."""
+    start = torch.tensor(prompts, device=backbone.model.device)
+    tokens = [t for t, _ in continuations(backbone, start, new_tokens, sampling, seed)]
+    texts = torch.cat((start, torch.stack(tokens, dim=1)), dim=1)
+    return texts.tolist(), start.shape[1]
+
+
+@torch.no_grad()
+def head_rates(
+    backbone: Backbone,
+    heads: Heads,
+    texts: list[list[int]],
+    sampling: SamplingParams,
+    learn: int = 0,
+    positions: int = 2000,
+) -> list[dict[str, float]]:
+    """Per head, the measures over about ``positions`` places of the texts, evenly spread.
+
+    Args:
+        backbone: the base model.
+        heads: the heads, on its device.
+        texts: token ids.
+        sampling: the processing of both laws, and the seed of the noise.
+        learn: first position of each text that counts.
+        positions: how many places to look at.
+    """
+    model = backbone.model
+    noise = Noise(sampling.seed, model.get_input_embeddings().weight.shape[0], model.device)
+    sums = torch.zeros(heads.count, len(MEASURES))
+    seen = 0
+    for text in texts:
+        tokens = torch.tensor(text, device=model.device)
+        hidden = backbone.hidden(tokens[None])[0]
+        last = len(text) - 1 - heads.count
+        stride = max(1, (last - learn) * len(texts) // positions)
+        for t in range(learn, last, stride):
+            rows = zip(_drafts(backbone, heads, tokens, hidden, t), range(heads.count), strict=True)
+            for logits, i in rows:
+                sums[i] += _measure(backbone, logits, tokens, hidden, t + 1 + i, sampling, noise)
+            seen += 1
+    rates = (sums / max(seen, 1)).tolist()
+    return [dict(zip(MEASURES, row, strict=True)) | {"positions": float(seen)} for row in rates]
+
+
+def _drafts(
+    backbone: Backbone, heads: Heads, tokens: Tensor, hidden: Tensor, t: int
+) -> Iterator[Float[Tensor, "1 V"]]:
+    """The heads' logits from the state of position t, with the text's tokens in between."""
+    base = state = hidden[t : t + 1]
+    embed: Any = backbone.model.get_input_embeddings()
+    for i in range(heads.count):
+        embeds = embed(tokens[t + 1 + i : t + 2 + i]) if heads.conditioned else None
+        state = heads.advance(i, state, base, embeds)
+        normed = heads.normed(i, state)
+        if heads.own_lm_heads:
+            yield heads.own_logits(i, normed)
+        else:
+            yield backbone.model.lm_head(normed.to(backbone.model.dtype)).float()
+
+
+def _measure(
+    backbone: Backbone,
+    logits: Tensor,
+    tokens: Tensor,
+    hidden: Tensor,
+    at: int,
+    sampling: SamplingParams,
+    noise: Noise,
+) -> Tensor:
+    """The measures of one guess of the token after position ``at``."""
+    best = logits[0].topk(3).indices
+    truth = tokens[at + 1]
+    recent = tokens[None, max(0, at + 1 - sampling.penalty_window) : at + 1]
+    gumbel = noise.at(at + 1)
+    target = (chances(backbone.logits(hidden[at : at + 1]), recent, sampling)[0].log() + gumbel).argmax()
+    drafted = (chances(logits, recent, sampling)[0].log() + gumbel).topk(3)
+    ranked = drafted.indices[drafted.values > -torch.inf]
+    hits = (best[0] == truth, (best == truth).any(), ranked[0] == target, (ranked == target).any())
+    return torch.stack([hit.float().cpu() for hit in hits])

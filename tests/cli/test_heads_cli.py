@@ -1,0 +1,118 @@
+"""`train-heads`, `eval-heads`, `import-heads` on tiny checkpoints, good and bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call
+from tests.conftest import tiny_model, tiny_tokenizer
+from tests.test_published import published
+from tests.test_train import words
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> str:
+    """A tiny checkpoint with its tokenizer; returns its folder."""
+    folder = tmp_path / "base"
+    tiny_model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "text.txt"
+    path.write_text(words(900))
+    return str(path)
+
+
+SMALL = (
+    "--tokens",
+    "1500",
+    "--block",
+    "96",
+    "--prompt",
+    "16",
+    "--batch",
+    "4",
+    "--steps",
+    "4",
+    "--inner",
+    "16",
+)
+
+
+def test_train_then_generate_then_evaluate(cli: Call, base: str, text: str) -> None:
+    done = cli(
+        "train-heads", "--model", base, "--data", text, "--out", "h.safetensors", "--heads", "2", *SMALL
+    )
+    assert done.code == 0, done.err
+    assert "h.safetensors" in done.files and "training: step" not in done.out
+    done = cli("generate", "the whale", "--model", base, "--heads", "h.safetensors",
+               "--max-new-tokens", "8", "--budget", "32", "--quiet")  # fmt: skip
+    assert done.code == 0, done.err
+    done = cli("eval-heads", "--model", base, "--data", text, "--heads", "h.safetensors", "--prompt", "64",
+               "--max-new-tokens", "16", "--positions", "40", "--prompts", "1", "--budget", "48",
+               "--json", "e.json", "--quiet")  # fmt: skip
+    assert done.code == 0, done.err
+    figures = json.loads(Path("e.json").read_text())
+    assert figures["heads"] == 2 and set(figures["acceptance"]) == {"partial", "hidden"}
+    for source in ("text", "own"):
+        assert len(figures[source]) == 2
+        for row in figures[source]:
+            assert 0 <= row["match"] <= row["match3"] <= 1 and 0 <= row["top1"] <= row["top3"] <= 1
+    assert figures["acceptance"]["hidden"]["mean_acceptance_length"] >= 1
+    assert "mean acceptance length" in done.out
+
+
+def test_import_and_export(cli: Call, base: str, tmp_path: Path) -> None:
+    published(tmp_path / "c")
+    done = cli("import-heads", "--checkpoint", str(tmp_path / "c"), "--out", "h.safetensors", "--model", base)
+    assert done.code == 0, done.err
+    done = cli("import-heads", "--heads", "h.safetensors", "--model", base, "--export", "back")
+    assert done.code == 0, done.err
+    assert {p.name for p in Path("back").iterdir()} == {"config.json", "model.safetensors"}
+    published(tmp_path / "other", seed=3)
+    done = cli("import-heads", "--checkpoint", str(tmp_path / "other"), "--out", "x", "--model", base)
+    assert done.code == 2 and "weights differ" in done.error and "x" not in done.files
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (("--data", "none.txt"), "--data none.txt does not exist"),
+        (("--heads", "0"), "heads is 0"),
+        (("--lr", "7"), "lr is 7.0"),
+        (("--tokens", "3"), "tokens is 3"),
+        (("--block", "64", "--prompt", "60"), "prompt is 60"),
+        (("--kind", "square"), "square"),
+        (("--data", "self", "--continued"), "--continued"),
+        (("--model", "no-such-model"), "no-such-model"),
+    ],
+)
+def test_bad_training_options(
+    cli: Call, base: str, text: str, arguments: tuple[str, ...], message: str
+) -> None:
+    given = {"--model": base, "--data": text, "--out": "h.safetensors"}
+    if arguments[0] in given:
+        del given[arguments[0]]
+    done = cli("train-heads", *[word for pair in given.items() for word in pair], *arguments)
+    assert done.code == 2 and message in done.error
+    assert done.files == []
+
+
+def test_bad_imports(cli: Call, tmp_path: Path) -> None:
+    done = cli("import-heads", "--checkpoint", str(tmp_path / "none"), "--out", "h")
+    assert done.code == 2 and "is not a folder" in done.error
+    done = cli("import-heads", "--checkpoint", str(tmp_path))
+    assert done.code == 2 and "--out" in done.error
+    done = cli("import-heads", "--export", "x")
+    assert done.code == 2 and "--heads and --model" in done.error
+
+
+def test_evaluation_without_heads(cli: Call, base: str, text: str) -> None:
+    done = cli("eval-heads", "--model", base, "--data", text, "--quiet")
+    assert done.code == 2 and "no heads fit" in done.error
