@@ -103,6 +103,8 @@ class TokenSwiftOptions:
         acceptance: "exact", or "published" (the paper's code; not lossless).
         draft: where a step's draft comes from: "partial" (one pass over the partial cache, the
             paper), "hidden" (the verified hidden state, no extra pass), or "auto".
+        vocabulary: tokens that heads may draft: "frequent" (those that the heads file names and the
+            prompt's; all where it names none) or "full".
     """
 
     tree: tuple[int, ...] | None = None
@@ -113,6 +115,7 @@ class TokenSwiftOptions:
     candidates: str = "coupled"
     acceptance: str = "exact"
     draft: str = "auto"
+    vocabulary: str = "frequent"
 
     def __post_init__(self) -> None:
         if self.tree is not None:
@@ -130,6 +133,7 @@ class TokenSwiftOptions:
         check_choice("candidates", self.candidates, ("coupled", "probability"))
         check_choice("acceptance", self.acceptance, ("exact", "published"))
         check_choice("draft", self.draft, ("auto", "partial", "hidden"))
+        check_choice("vocabulary", self.vocabulary, ("frequent", "full"))
 
 
 def build_options(kind: type[T], strategy: str, values: Mapping[str, Any] | None) -> T:

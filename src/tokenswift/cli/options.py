@@ -141,6 +141,7 @@ def add_strategy_options(parser: argparse.ArgumentParser) -> None:
         ("cache", "cache of the draft: dynamic, partial (selected once) or full"),
         ("candidates", "coupled (ranked with the target's own noise) or probability"),
         ("draft", "partial (a pass over the partial cache), hidden (no extra pass) or auto"),
+        ("vocabulary", "tokens that heads draft: frequent (with the prompt's) or full"),
         ("acceptance", "exact, or published (the paper's rule: NOT lossless, the text differs)"),
     ):
         group.add_argument(f"--{name}", metavar="NAME", help=f"{text}; default: {STRATEGY[name]}")

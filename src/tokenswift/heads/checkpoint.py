@@ -115,6 +115,8 @@ def save_heads(
         if not bool(torch.isfinite(tensor).all()):
             raise InputError(f"heads tensor {name} is not finite; nothing was written to {path}")
     tensors["base.sample"] = base.sample.float().contiguous()
+    if heads.frequent is not None:
+        tensors["draft.frequent"] = heads.frequent.to("cpu", torch.int32).contiguous()
     header = {
         "version": FORMAT_VERSION,
         "base": base.name,
@@ -165,7 +167,12 @@ def read_heads(path: str | Path) -> tuple[Heads, HeadsBase, dict[str, Any]]:
     sample = tensors.pop("base.sample", None)
     if sample is None:
         raise InputError(f"heads file {path} lacks tensor base.sample")
+    frequent = tensors.pop("draft.frequent", None)
     heads = build_heads(config, {k.removeprefix("heads."): v for k, v in tensors.items()}, str(path))
+    if frequent is not None:
+        if not len(frequent) or int(frequent.min()) < 0 or int(frequent.max()) >= config.vocab_size:
+            raise InputError(f"heads file {path} names frequent tokens outside 0 to {config.vocab_size - 1}")
+        heads.frequent = frequent.long()
     base = HeadsBase(str(header.get("base", "?")), config.hidden_size, config.vocab_size, sample.float())
     return heads, base, dict(header.get("notes") or {})
 

@@ -150,6 +150,8 @@ class Heads(nn.Module):
     def __init__(self, config: HeadsConfig) -> None:
         super().__init__()
         self.config = config
+        #: token ids worth drafting, most of the training text; None: the whole vocabulary
+        self.frequent: Tensor | None = None
         if config.kind == "linear":
             self.layers = nn.ModuleList(LinearHead(config) for _ in range(config.count))
         elif config.kind == "medusa":
@@ -194,6 +196,7 @@ class Heads(nn.Module):
         steps = min(self.config.steps, count) if shared else 1
         fewer = Heads(replace(self.config, count=count, steps=steps)).to(dtype=self.dtype)
         fewer.load_state_dict({k: v for k, v in self.state_dict().items() if k in fewer.state_dict()})
+        fewer.frequent = self.frequent
         return fewer.to(next(self.parameters()).device).eval()
 
     def advance(

@@ -126,6 +126,10 @@ class HFTarget:
         """The LM head alone: (n, D) → (n, V), float32."""
         return self.model.lm_head(normed).float()
 
+    def head_rows(self, ids: Tensor) -> Tensor:
+        """The LM head's rows of some tokens, (m, D): a smaller head for drafting."""
+        return self.model.lm_head.weight.detach()[ids]
+
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings: (n,) → (n, D)."""

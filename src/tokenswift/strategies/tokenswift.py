@@ -49,6 +49,10 @@ class Drafter(TargetModel, Protocol):
         """Bytes of keys and values per cached token."""
         ...
 
+    def head_rows(self, ids: Tensor) -> Tensor:
+        """Rows (m, D) of the LM head for token ids (m,)."""
+        ...
+
 
 class TokenSwift:
     """The paper's method under the exact acceptance rule.
@@ -81,6 +85,8 @@ class TokenSwift:
         self.table = NgramTable(delay=sampler.params.window, length=NGRAM)
         self.partial: PartialCache | None = None
         self.frozen = False
+        self.drafted: Tensor | None = None  # token ids that heads may draft; None: all
+        self.head_rows: Tensor | None = None  # their rows of the LM head
 
     @property
     def max_nodes(self) -> int:
@@ -88,8 +94,13 @@ class TokenSwift:
         return tree_nodes(self.tree) + self.ngrams * NGRAM
 
     def begin(self, sequence: Sequence) -> None:
-        """Load the prompt into the n-gram table."""
+        """Load the prompt into the n-gram table and settle which tokens the heads may draft."""
         self.table.extend(sequence.tokens)
+        frequent = None if self.heads is None else self.heads.frequent
+        if frequent is not None and self.options.vocabulary == "frequent":
+            ids = torch.cat([frequent.cpu(), torch.tensor(sequence.tokens)]).unique()
+            self.drafted = ids.to(self.model.device)
+            self.head_rows = self.model.head_rows(self.drafted)
 
     def draft(self, sequence: Sequence) -> DraftTree:
         """The step's tree (paper Algorithm 1, lines 4 to 7)."""
@@ -189,7 +200,7 @@ class TokenSwift:
                 last = [path[-1] if path else sequence.tokens[-1] for path in paths]
                 embeds = self.model.embed(torch.tensor(last, device=self.model.device))
                 states = self.heads.advance(head, states, base.expand(len(nodes), -1), embeds)
-                logits = self._head_logits(head, states)
+                logits = self._project(self.heads.normed(head, states))
             grown: list[tuple[int, list[int], int]] = []
             for row, candidates in enumerate(self._rank(sequence, logits, paths, level)):
                 for token in candidates:
@@ -219,13 +230,15 @@ class TokenSwift:
         if self.heads.own_lm_heads:
             return torch.cat([self.heads.own_logits(head, state) for head, state in enumerate(states)])
         normed = [self.heads.normed(head, state) for head, state in enumerate(states)]
-        return self.model.project(torch.cat(normed))
+        return self._project(torch.cat(normed))
 
-    def _head_logits(self, head: int, states: Tensor) -> Tensor:
-        """Logits of one head, (m, D) → (m, V)."""
-        if self.heads is None:
-            raise ValueError("no heads")
-        return self.model.project(self.heads.normed(head, states))
+    def _project(self, normed: Tensor) -> Tensor:
+        """The LM head over the tokens that heads may draft, (m, D) → (m, V); -inf for the others."""
+        if self.drafted is None or self.head_rows is None:
+            return self.model.project(normed)
+        logits = normed.new_full((len(normed), self.model.vocab_size), -torch.inf, dtype=torch.float32)
+        logits[:, self.drafted] = (normed @ self.head_rows.T).float()
+        return logits
 
     def _branches(self, sequence: Sequence, start: int, offset: int) -> list[tuple[int, ...]]:
         """The best n-gram branches after token ``start``, which stands ``offset`` places after the root."""

@@ -28,6 +28,9 @@ from tokenswift.train.selftext import Backbone
 from tokenswift.train.store import HiddenStore, Windows
 from tokenswift.types import InputError
 
+#: frequent tokens that a heads file names as worth drafting (with the prompt's own; see docs/LOG.md)
+DRAFT_VOCABULARY = 8192
+
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
@@ -199,6 +202,7 @@ def train_heads(
         device = "cpu" if model.device.type == "cpu" else "cuda"
         notes |= train(lesson, windows, training, work, device, report)
     notes["minutes"] = round((time.monotonic() - begun) / 60, 1)
+    heads.frequent = frequent(store, base.vocab_size, DRAFT_VOCABULARY)
     if rank == 0:
         save_heads(heads.eval(), out, base, notes=notes)
     return notes
