@@ -15,7 +15,7 @@ from tokenswift.interfaces import Sequence as SequenceState
 from tokenswift.interfaces import Strategy
 from tokenswift.metrics import Meter
 from tokenswift.models.load import context_limit, load
-from tokenswift.models.rope import extend_context, parse_rope_scaling
+from tokenswift.models.rope import extend_context, needed_factor, parse_rope_scaling
 from tokenswift.models.target import HFTarget
 from tokenswift.sampling import Sampler
 from tokenswift.strategies.autoregressive import Autoregressive
@@ -184,11 +184,7 @@ class LLM:
         if limit is None:
             return
         if self._scaling is not None:
-            factor = self._scaling.factor
-            if factor is None:
-                factor = 1.0
-                while factor * limit < tokens:
-                    factor *= 2
+            factor = self._scaling.factor or needed_factor(limit, tokens)
             extend_context(self.model, factor)
             limit = int(limit * factor)
         if tokens > limit:
@@ -246,8 +242,8 @@ class _Run:
             prefill(sequence)
         steps = decode(sequence, self.strategy, self.sampler, self.max_new_tokens, self.eos, self.meter)
         for step in steps:
-            text = self.stream.push(step.token_ids)
             ids = step.token_ids
+            text = self.stream.push(ids[:-1] if ids[-1] in self.eos else ids)  # no "</s>" in the text
             if self.stream.stopped:
                 ids = ids[: self.stream.used]
                 self.finish_reason = "stop"
