@@ -1,0 +1,201 @@
+"""Exact laws on tiny vocabularies, and the test of observed outcomes against one.
+
+Two ways to show that a rule is lossless. *Enumeration*, where no chance is left: :func:`exact_step_law`
+runs the real acceptance rule over every sequence of target choices, :func:`published_step_law` is the
+closed form of the published rule. *Sampling*: :func:`chi_square` compares whole runs with a law that
+:func:`joint_law` enumerated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenswift.accept import accept_exact
+from tokenswift.types import DraftTree
+
+Tokens = tuple[int, ...]
+Law = dict[Tokens, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How well observed outcomes fit a law.
+
+    Attributes:
+        p: p-value of the chi-square test; 0 when an outcome occurred that the law excludes.
+        statistic, freedom: chi-square and its degrees of freedom (0 and 0 for an excluded outcome).
+        samples: outcomes observed.
+        variation: total variation between the observed frequencies and the law. Not 0 for a perfect
+            match either: sampling alone leaves about √(cells ÷ (2π · samples)).
+    """
+
+    p: float
+    statistic: float
+    freedom: int
+    samples: int
+    variation: float
+
+
+def survival(statistic: float, freedom: int) -> float:
+    """P(chi-square with ``freedom`` degrees of freedom > ``statistic``)."""
+    half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def chi_square(outcomes: Iterable[Hashable], law: Mapping[Any, float], least: float = 5.0) -> Fit:
+    """Pearson's chi-square test of outcomes against an exactly known law.
+
+    Cells are pooled, rarest first, until each has an expected count of at least ``least``. An
+    outcome that the law excludes gives p = 0.
+
+    Raises:
+        ValueError: the law does not add up to 1, or too few outcomes for a test.
+    """
+    counts = Counter(outcomes)
+    total = sum(counts.values())
+    if abs(sum(law.values()) - 1) > 1e-6:
+        raise ValueError(f"the law's probabilities add up to {sum(law.values())}; valid: 1")
+    seen_or_possible = {**dict.fromkeys(counts), **dict.fromkeys(law)}
+    variation = (
+        0.5 * sum(abs(counts[o] / total - law.get(o, 0.0)) for o in seen_or_possible) if total else 0.0
+    )
+    if any(law.get(outcome, 0.0) <= 0.0 for outcome in counts):
+        return Fit(0.0, 0.0, 0, total, variation)
+    cells: list[tuple[float, int]] = []
+    expected, observed = 0.0, 0
+    for outcome, probability in sorted(law.items(), key=lambda item: item[1]):
+        expected += probability * total
+        observed += counts[outcome]
+        if expected >= least:
+            cells.append((expected, observed))
+            expected, observed = 0.0, 0
+    if expected and cells:
+        cells[-1] = (cells[-1][0] + expected, cells[-1][1] + observed)
+    if len(cells) < 2:
+        raise ValueError(f"{total} outcomes are too few for a test")
+    statistic = sum((seen - mean) ** 2 / mean for mean, seen in cells)
+    return Fit(survival(statistic, len(cells) - 1), statistic, len(cells) - 1, total, variation)
+
+
+def joint_law(after: Callable[[Tokens], Sequence[float]], length: int) -> Law:
+    """Probability of every continuation of ``length`` tokens.
+
+    Args:
+        after: the distribution of the token after some continuation, one probability per token id.
+    """
+    law: Law = {(): 1.0}
+    for _ in range(length):
+        law = {
+            (*tokens, token): probability * p
+            for tokens, probability in law.items()
+            for token, p in enumerate(after(tokens))
+            if p > 0
+        }
+    return law
+
+
+def first_token(law: Mapping[Tokens, float]) -> dict[int, float]:
+    """The law of the first token alone."""
+    found: dict[int, float] = {}
+    for tokens, probability in law.items():
+        found[tokens[0]] = found.get(tokens[0], 0.0) + probability
+    return found
+
+
+def variation(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
+    """Total variation between two laws."""
+    return 0.5 * sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in {**one, **other})
+
+
+def continued(law: Mapping[Tokens, float], after: Callable[[Tokens], Sequence[float]], length: int) -> Law:
+    """A step's law (of one token or more) carried on by plain decoding to exactly ``length`` tokens."""
+    full: Law = {}
+    for tokens, probability in law.items():
+        rest = joint_law(lambda more, start=tokens: after((*start, *more)), max(0, length - len(tokens)))
+        for more, p in rest.items():
+            key = (*tokens, *more)[:length]
+            full[key] = full.get(key, 0.0) + probability * p
+    return full
+
+
+class _Script:
+    """A choice rule that answers from a list and stops at its end."""
+
+    def __init__(self, answers: Tokens) -> None:
+        self.answers = list(answers)
+        self.asked: Tokens | None = None
+
+    def choose(self, logits: Tensor, history: list[int], paths: list[list[int]]) -> list[int]:
+        """The next answer."""
+        if not self.answers:
+            self.asked = tuple(paths[0])
+            raise LookupError
+        return [self.answers.pop(0)]
+
+    def rank(self, *_: object, **__: object) -> list[list[int]]:
+        """Not asked for by an acceptance rule."""
+        raise NotImplementedError
+
+
+def exact_step_law(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) -> Law:
+    """The law of one step's tokens under the exact rule, without sampling.
+
+    `accept.accept_exact` itself is run over every sequence of choices that the target can make. A walk
+    meets one node per position and the noise of different positions is independent, so a sequence's
+    probability is the product of its choices'.
+    """
+    logits = torch.zeros(len(tree), 1)
+    law: Law = {}
+    open_: list[tuple[Tokens, float]] = [((), 1.0)]
+    while open_:
+        answers, probability = open_.pop()
+        script = _Script(answers)
+        try:
+            accepted = accept_exact(tree, logits, [tree.tokens[0]], script)
+        except LookupError:
+            for token, p in enumerate(after(script.asked or ())):
+                if p > 0:
+                    open_.append(((*answers, token), probability * p))
+            continue
+        tokens = (*(tree.tokens[node] for node in accepted.nodes[1:]), accepted.token)
+        law[tokens] = law.get(tokens, 0.0) + probability
+    return law
+
+
+def published_step_law(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) -> Law:
+    """The law of one step's tokens under the published rule, in closed form.
+
+    The draws of different paths are independent. Path i wins with l matches when every path before it
+    has fewer and every path after it has no more; its token is then its own draw at that place.
+    """
+    inner = set(tree.parents)
+    paths = [[tree.tokens[n] for n in tree.path(leaf)] for leaf in range(len(tree)) if leaf not in inner]
+    reach: list[list[float]] = []  # reach[i][l]: probability of at least l matches on path i
+    for path in paths:
+        chances = [1.0]
+        for depth, token in enumerate(path):
+            chances.append(chances[-1] * after(tuple(path[:depth]))[token])
+        reach.append(chances)
+
+    def fewer(i: int, length: int) -> float:
+        return 1.0 - (reach[i][length] if length < len(reach[i]) else 0.0)
+
+    law: Law = {}
+    for i, path in enumerate(paths):
+        for length in range(len(path) + 1):
+            others = reach[i][length]
+            for j in range(len(paths)):
+                if j != i:
+                    others *= fewer(j, length if j < i else length + 1)
+            for token, p in enumerate(after(tuple(path[:length]))):
+                matched = length < len(path) and token == path[length]
+                if p > 0 and others > 0 and not matched:
+                    key = (*path[:length], token)
+                    law[key] = law.get(key, 0.0) + others * p
+    return law

@@ -1,0 +1,185 @@
+"""The audit itself: token equality and near-ties on the user's model, laws on a toy of its family."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from typing import Any
+
+from tokenswift.audit import toy
+from tokenswift.audit.equality import Plain, account, first_difference, plain_text
+from tokenswift.audit.law import chi_square
+from tokenswift.audit.passes import NumericError, numeric_error
+from tokenswift.audit.report import Comparison, LawTest, Report
+from tokenswift.config import SamplingParams
+from tokenswift.llm import LLM, STRATEGIES
+from tokenswift.types import InputError
+
+BASELINE = "autoregressive"
+SEPARATOR = "---"
+#: The paper's tree over a partial cache that is smaller than the text; audited besides the defaults.
+PAPER: dict[str, Any] = {"tree": (1, 3, 3, 3), "ngrams": 20, "budget": 64, "sinks": 16, "draft": "partial"}
+PUBLISHED_CASES = ("no processor", "min-p", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A strategy with options, under the name that tables show."""
+
+    label: str
+    strategy: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def variants(strategy: str, options: dict[str, Any]) -> list[Variant]:
+    """What to audit: one strategy or "all"; without options also TokenSwift with the paper's tree."""
+    names = [name for name in STRATEGIES if name != BASELINE] if strategy == "all" else [strategy]
+    found = [Variant(name, name, toy.options_of(name, options)) for name in names]
+    if not options and "tokenswift" in names:
+        found.append(Variant("tokenswift, paper's tree", "tokenswift", PAPER))
+    return found
+
+
+def split_prompts(text: str) -> list[str]:
+    """The prompts of a file: texts with lines of ``---`` between them."""
+    parts: list[list[str]] = [[]]
+    for line in text.splitlines():
+        if line.strip() == SEPARATOR:
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    return [prompt for prompt in ("\n".join(part).strip() for part in parts) if prompt]
+
+
+def shipped_prompts() -> list[str]:
+    """A story, a list of instructions, and a piece of program."""
+    data = resources.files("tokenswift").joinpath("data")
+    files = ("demo_prompt.txt", "audit_prompts.txt")
+    return [p for name in files for p in split_prompts(data.joinpath(name).read_text(encoding="utf-8"))]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an audit runs.
+
+    Attributes:
+        prompts: text or token ids.
+        tokens: new tokens per text.
+        seeds: texts per prompt and sampling (one for greedy decoding), from the sampling's seed on.
+        samplings: name → parameters.
+        law_samples: whole runs per case on the toy model; 0 leaves the laws out.
+        tolerate: skip a strategy that cannot run here, instead of raising.
+    """
+
+    variants: list[Variant]
+    prompts: list[str | list[int]]
+    samplings: dict[str, SamplingParams]
+    tokens: int = 64
+    seeds: int = 1
+    law_samples: int = 600
+    tolerate: bool = False
+
+
+def audit(llm: LLM, plan: Plan, say: Callable[[str], None] = lambda line: None) -> Report:
+    """Run the plan; ``say`` gets a line of progress now and then.
+
+    Raises:
+        InputError: a prompt or a strategy that the model cannot run.
+    """
+    started = time.monotonic()
+    report = Report(llm.name, llm.dtype, llm.device)
+    _compare(llm, plan, report, say)
+    if plan.law_samples:
+        _laws(llm, plan, report, say)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _compare(llm: LLM, plan: Plan, report: Report, say: Callable[[str], None]) -> None:
+    for number, prompt in enumerate(plan.prompts, 1):
+        ids = llm.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        error: NumericError | None = None
+        for name, params in plan.samplings.items():
+            for seed in range(params.seed, params.seed + (1 if params.greedy else plan.seeds)):
+                where = f"prompt {number} of {len(plan.prompts)}, {name}, seed {seed}"
+                say(f"{where}: plain decoding")
+                plain = plain_text(llm, ids, plan.tokens, replace(params, seed=seed))
+                if error is None:
+                    say(f"{where}: numeric error")
+                    error = numeric_error(llm, ids, plain.tokens, plain.kept)
+                    report.errors.append(error)
+                for variant in plan.variants:
+                    if variant.label not in report.skipped:
+                        _one(llm, plan, report, say, variant, plain, (number, name, seed), error)
+
+
+def _one(
+    llm: LLM,
+    plan: Plan,
+    report: Report,
+    say: Callable[[str], None],
+    variant: Variant,
+    plain: Plain,
+    key: tuple[int, str, int],
+    error: NumericError,
+) -> None:
+    where = f"prompt {key[0]} of {len(plan.prompts)}, {key[1]}, seed {key[2]}: {variant.label}"
+    start = time.monotonic()
+    try:
+        got = llm.generate(
+            plain.prompt, plan.tokens, variant.strategy, variant.options, plain.params, ignore_eos=True
+        )
+    except InputError as refused:
+        if not plan.tolerate:
+            raise
+        report.skipped[variant.label] = str(refused)
+        say(f"{where}: not run ({refused})")
+        return
+    seconds = time.monotonic() - start
+    place = first_difference(plain.tokens, got.token_ids)
+    if place is None:
+        say(f"{where}: {plan.tokens} tokens equal, {seconds:.1f} s")
+    else:
+        say(f"{where}: differs at new token {place}, looking into it")
+    found = account(llm, plain, variant.strategy, variant.options, got.token_ids, error)
+    report.comparisons.append(
+        Comparison(
+            variant.label,
+            *key,
+            tokens=plan.tokens if place is None else place,
+            length=got.metrics.mean_acceptance_length,
+            seconds=seconds,
+            divergence=found,
+        )
+    )
+
+
+def _laws(llm: LLM, plan: Plan, report: Report, say: Callable[[str], None]) -> None:
+    say("toy model: enumerating laws")
+    small = toy.toy_llm(llm.model)
+    cases = dict(toy.CASES)
+    own = next((p for p in plan.samplings.values() if not p.greedy), None)
+    if own is not None:
+        cases["yours"] = own
+    strategies = list(dict.fromkeys(v.strategy for v in plan.variants if v.label not in report.skipped))
+    for case, params in cases.items():
+        law = toy.toy_law(small.model, params)
+        if len(law) < 2:
+            continue  # the filters leave one text: token equality says it all
+        plain = list(toy.outcomes(small, BASELINE, params, plan.law_samples))
+        for strategy in [BASELINE, *strategies]:
+            say(f"toy model, {case}: {plan.law_samples} runs of {strategy}")
+            seen, same = plain, None
+            if strategy != BASELINE:
+                seen = list(toy.outcomes(small, strategy, params, plan.law_samples))
+                same = sum(a == b for a, b in zip(plain, seen, strict=True))
+            fit = chi_square(seen, law)
+            report.laws.append(LawTest(strategy, case, fit.p, fit.samples, fit.variation, same))
+    for case in PUBLISHED_CASES:
+        say(f"toy model, {case}: the published rule")
+        runs = max(100, plan.law_samples // 3)
+        seen = list(toy.outcomes(small, "tokenswift", cases[case], runs, (toy.PUBLISHED,)))
+        fit = chi_square(seen, toy.toy_law(small.model, cases[case]))
+        report.published.append(LawTest("published rule", case, fit.p, fit.samples, fit.variation))

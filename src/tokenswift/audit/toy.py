@@ -1,0 +1,182 @@
+"""The law of whole runs on a toy model of the audited model's family.
+
+The toy is built from the model's own classes and config, shrunk to a vocabulary of 6, so that the
+joint law of its next tokens can be enumerated: with transformers' own forward pass and processors,
+a code path that shares nothing with this library. Whole runs of ``LLM.generate`` must follow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    EtaLogitsWarper,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from tokenswift.audit.law import Law, Tokens, joint_law
+from tokenswift.config import SamplingParams
+from tokenswift.heads.modules import Heads, HeadsConfig
+from tokenswift.llm import LLM, STRATEGIES
+
+VOCAB, LENGTH = 6, 3
+PROMPT: Tokens = (0, 3, 1, 4, 0, 3, 1, 5, 0, 3)  # repeats itself, so that n-gram branches occur
+SPREAD = 1.5  # standard deviation of the toy's logits
+
+_OFF = SamplingParams(min_p=0.0, repetition_penalty=1.0)
+CASES: dict[str, SamplingParams] = {
+    "no processor": _OFF,
+    "temperature": replace(_OFF, temperature=1.7),
+    "top-k": replace(_OFF, top_k=3),
+    "top-p": replace(_OFF, top_p=0.8),
+    "min-p": replace(_OFF, min_p=0.2),
+    "eta": replace(_OFF, eta_cutoff=0.3),
+    "penalty": replace(_OFF, repetition_penalty=2.0, penalty_window=2),
+    "all": SamplingParams(
+        temperature=1.4,
+        top_k=5,
+        top_p=0.95,
+        min_p=0.05,
+        eta_cutoff=0.1,
+        repetition_penalty=1.5,
+        penalty_window=3,
+    ),
+}
+#: Drafting that reaches every part of the code; the runs take turns. Options a strategy lacks are left out.
+EXERCISES: tuple[dict[str, Any], ...] = (
+    {"tree": (1, 3, 3), "ngrams": 4, "budget": 5, "sinks": 1, "draft": "partial"},
+    {"tree": (3, 2), "ngrams": 2, "draft": "hidden", "candidates": "probability"},
+)
+PUBLISHED: dict[str, Any] = {
+    "tree": (1, 3, 3, 3),
+    "ngrams": 0,
+    "draft": "partial",
+    "candidates": "probability",
+    "acceptance": "published",
+}
+
+
+def options_of(strategy: str, wanted: dict[str, Any]) -> dict[str, Any]:
+    """The options among ``wanted`` that a strategy has."""
+    known = {field.name for field in fields(STRATEGIES[strategy][0])}
+    return {name: value for name, value in wanted.items() if name in known}
+
+
+def toy_model(model: Any, seed: int = 0) -> Any:
+    """A random float32 model of the same classes, :data:`VOCAB` tokens, two layers, on the same device."""
+    config = model.config.to_dict()
+    for name in ("quantization_config", "dtype", "torch_dtype", "_name_or_path", "transformers_version"):
+        config.pop(name, None)
+    layers = 2
+    if config.get("layer_types"):
+        config["layer_types"] = [config["layer_types"][0], config["layer_types"][-1]]
+    config.update(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        use_cache=True,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        toy = type(model)(type(model.config).from_dict(config)).float().eval().requires_grad_(False)
+        for parameter in toy.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.5)
+    toy = toy.to(next(model.parameters()).device)
+    logits = _logits(toy, torch.tensor([PROMPT]))
+    toy.lm_head.weight.mul_(SPREAD / float(logits.std()))
+    return toy
+
+
+def toy_llm(model: Any) -> LLM:
+    """The toy with random draft heads: they draft nonsense, which must not matter."""
+    toy = toy_model(model)
+    config = HeadsConfig(kind="conditioned", count=3, hidden_size=toy.config.hidden_size, vocab_size=VOCAB)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        heads = Heads(config)
+        for parameter in heads.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    return LLM.from_model(toy, heads=heads.eval().requires_grad_(False))
+
+
+@torch.inference_mode()
+def _logits(model: Any, tokens: Tensor) -> Tensor:
+    """Logits of the model's own code, without a cache, on the CPU."""
+    device = next(model.parameters()).device
+    return model(input_ids=tokens.to(device), use_cache=False).logits.float().cpu()
+
+
+def _processed(row: Tensor, context: Tokens, params: SamplingParams) -> list[float]:
+    """transformers' processors on one row of logits: the exact distribution of the next token."""
+    chain: list[Callable[..., Tensor]] = []
+    if params.repetition_penalty != 1:
+        chain.append(RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
+    chain.append(TemperatureLogitsWarper(float(params.temperature)))
+    if params.top_k:
+        chain.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        chain.append(TopPLogitsWarper(float(params.top_p)))
+    if params.min_p:
+        chain.append(MinPLogitsWarper(float(params.min_p)))
+    if params.eta_cutoff:
+        chain.append(EtaLogitsWarper(float(params.eta_cutoff)))
+    window = torch.tensor([context[-params.penalty_window :]])
+    scores = row[None].clone()
+    for processor in chain:
+        scores = processor(window, scores)
+    return scores[0].double().softmax(-1).tolist()
+
+
+def distribution_after(model: Any, params: SamplingParams) -> Callable[[Tokens], list[float]]:
+    """``after(continuation)``: the distribution of the token that follows :data:`PROMPT` and it."""
+
+    @cache
+    def after(continuation: Tokens) -> list[float]:
+        context = (*PROMPT, *continuation)
+        return _processed(_logits(model, torch.tensor([context]))[0, -1], context, params)
+
+    return after
+
+
+def toy_law(model: Any, params: SamplingParams) -> Law:
+    """The joint law of the :data:`LENGTH` tokens after :data:`PROMPT`, enumerated."""
+    return joint_law(distribution_after(model, params), LENGTH)
+
+
+def outcomes(
+    llm: LLM,
+    strategy: str,
+    params: SamplingParams,
+    seeds: int,
+    exercises: tuple[dict[str, Any], ...] = EXERCISES,
+) -> Iterator[Tokens]:
+    """The new tokens of ``seeds`` whole runs, seeds 0, 1, …; the exercises take turns."""
+    options = [options_of(strategy, exercise) for exercise in exercises]
+    for seed in range(seeds):
+        result = llm.generate(
+            list(PROMPT),
+            LENGTH,
+            strategy,
+            options[seed % len(options)],
+            replace(params, seed=seed),
+            ignore_eos=True,
+        )
+        yield tuple(result.token_ids)

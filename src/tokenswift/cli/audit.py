@@ -1,0 +1,140 @@
+"""``tokenswift audit``: is the output exact on this model, dtype and device?"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import platform
+import sys
+from dataclasses import asdict, replace
+from typing import Any
+
+from tokenswift import __version__
+from tokenswift.cli import options
+from tokenswift.cli.output import check_writable, write_json
+from tokenswift.config import build_options, check_integer
+from tokenswift.types import InputError, RunError
+
+logger = logging.getLogger("tokenswift")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser(
+        "audit",
+        help="prove that strategies write what plain decoding writes",
+        description="Compare strategies with plain decoding, token by token, on this model, dtype and "
+        "device; weigh every difference against the measured rounding error; test the law of the output on a "
+        "toy model of the same family, and the published rule with it. Tables and verdict go to standard "
+        "output, progress to standard error.",
+        epilog="Exit codes: 0 exact, 1 not exact or the run failed, 2 bad input, 130 interrupted.",
+    )
+    for name, default, text in (
+        ("tokens", 64, "new tokens per text, at least 1"),
+        ("seeds", 1, "texts per prompt with sampling, at least 1, from --seed on"),
+        ("law-samples", 600, "runs per case on the toy model, at least 100; 0 leaves the law out"),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=options.integer,
+            default=default,
+            metavar="N",
+            help=f"{text}; default: %(default)s",
+        )
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="UTF-8 file of prompts with lines of --- between them; default: three shipped texts",
+    )
+    options.add_model_options(parser, dtype="float32")
+    options.add_strategy_options(parser)
+    options.add_sampling_options(parser)
+    parser.set_defaults(strategy="all")
+    for action in parser._actions:
+        if action.dest == "strategy":
+            action.help = "a strategy by name, or all; default: %(default)s"
+    group = parser.add_argument_group("results")
+    group.add_argument("--json", metavar="FILE", help="write everything that was found there")
+    group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Audit; cheap checks come before the model is loaded."""
+    check_integer("tokens", args.tokens, 1)
+    check_integer("seeds", args.seeds, 1)
+    check_integer("law_samples", args.law_samples, 0)
+    if 0 < args.law_samples < 100:
+        raise InputError(f"law_samples is {args.law_samples}; valid: at least 100, or 0")
+    sampling = options.sampling_from(args)
+    if sampling.seed + args.seeds > 2**63:
+        raise InputError(f"seeds is {args.seeds}; valid: up to 2^63 - 1 together with --seed")
+    options.check_model_options(args)
+    record = check_writable("--json", args.json)
+    given = _strategy_options(args)
+
+    from tokenswift.audit.run import Plan, audit, shipped_prompts, split_prompts, variants
+
+    prompts = shipped_prompts()
+    if args.prompts is not None:
+        prompts = split_prompts(options._read(args.prompts, "--prompts"))
+        if not prompts:
+            raise InputError(f"prompts {args.prompts} holds no text; valid: a UTF-8 file with prompts")
+    samplings = {"greedy": replace(sampling, greedy=True)}
+    if not args.greedy:
+        samplings = {"sampling": sampling, **samplings}
+    llm = options.load_model(args)
+    logger.info("%s, %s on %s", llm.name, llm.dtype, llm.device)
+    plan = Plan(
+        variants=variants(args.strategy, given),
+        prompts=list(prompts),
+        samplings=samplings,
+        tokens=args.tokens,
+        seeds=args.seeds,
+        law_samples=args.law_samples,
+        tolerate=args.strategy == "all",
+    )
+    report = audit(llm, plan, logger.info)
+    print(report.text(), flush=True)
+    if record is not None:
+        write_json(record, _record(args, report.record(), samplings, given))
+    sys.stdout.flush()
+    logger.info("%.0f s", report.seconds)
+    if report.failures:
+        raise RunError(f"not exact: {'; '.join(report.failures)}")
+    return 0
+
+
+def _strategy_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The strategy options given; with ``all`` each must belong to some strategy, which gets it."""
+    from tokenswift.llm import STRATEGIES
+
+    if args.strategy != "all":
+        if args.strategy not in STRATEGIES:
+            raise InputError(f"strategy is {args.strategy!r}; valid: all, {', '.join(STRATEGIES)}")
+        return options.strategy_options_from(args)
+    given = {name: getattr(args, name) for name in options.STRATEGY if getattr(args, name) is not None}
+    build_options(STRATEGIES["tokenswift"][0], "tokenswift", given)
+    return given
+
+
+def _record(
+    args: argparse.Namespace, found: dict[str, Any], samplings: dict[str, Any], given: dict[str, Any]
+) -> dict[str, Any]:
+    import torch
+    import transformers
+
+    return {
+        **found,
+        "strategy": args.strategy,
+        "strategy_options": given,
+        "samplings": {name: asdict(params) for name, params in samplings.items()},
+        "tokens": args.tokens,
+        "seeds": args.seeds,
+        "threads": torch.get_num_threads(),
+        "versions": {
+            "tokenswift": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        },
+    }

@@ -1,0 +1,110 @@
+"""``tokenswift audit``: verdict and exit code on sound and broken ground, the record, bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call
+from tokenswift.audit.run import shipped_prompts, split_prompts
+from tokenswift.cli import options
+
+SHORT = ("--tokens", "12", "--law-samples", "100")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.txt"
+    file.write_text("It was a dark and stormy night\n---\n\ndef f(x):\n", encoding="utf-8")
+    return file
+
+
+def test_an_exact_model_passes(cli: Call, tiny: Path, prompts: Path) -> None:
+    done = cli("audit", "--model", tiny, "--prompts", prompts, "--seeds", "2", "--json", "a.json", *SHORT)
+    assert done.code == 0, done
+    assert "Verdict: exact." in done.out and "published rule" in done.out
+    assert "prompt 2 of 2" in done.err
+    record = json.loads(Path("a.json").read_text(encoding="utf-8"))
+    assert record["exact"] and record["failures"] == [] and record["near_ties"] == 0
+    labels = {row["strategy"] for row in record["comparisons"]}
+    assert {"tokenswift", "tokenswift, paper's tree"} <= labels
+    texts = [row for row in record["comparisons"] if row["strategy"] == "tokenswift"]
+    assert len(texts) == 2 * (2 + 1)  # two seeds with sampling and one greedy text, two prompts
+    assert all(row["tokens"] == 12 for row in texts)
+    assert {row["case"] for row in record["laws"]} >= {"top-k", "penalty", "all", "yours"}
+    assert all(row["p"] > 1e-5 for row in record["laws"])
+    assert all(row["p"] < 1e-6 for row in record["published"])
+    assert record["dtype"] == "float32" and record["versions"]["torch"]
+
+
+def test_the_published_rule_fails_the_audit(cli: Call, tiny: Path, prompts: Path) -> None:
+    arguments = ("--tree", "1,3,3,3", "--draft", "partial", "--acceptance", "published", "--law-samples", "0")
+    done = cli(
+        "audit",
+        "--model",
+        tiny,
+        "--prompts",
+        prompts,
+        "--tokens",
+        "12",
+        "--strategy",
+        "tokenswift",
+        *arguments,
+    )
+    assert done.code == 1
+    assert "Verdict: NOT EXACT" in done.out and "FAILURE: tokenswift" in done.out
+    last = done.err.splitlines()[-1]
+    assert last.startswith("error: not exact: tokenswift differs") and "rounding does not explain" in last
+
+
+def test_bfloat16_runs_and_is_exact_up_to_near_ties(cli: Call, tiny: Path, prompts: Path) -> None:
+    done = cli(
+        "audit", "--model", tiny, "--prompts", prompts, "--dtype", "bfloat16", "--law-samples", "0", "--quiet"
+    )
+    assert done.code == 0 and done.err == "", done
+    assert "bfloat16" in done.out and "Verdict: exact." in done.out
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--tokens", "0"), ("--tokens is 0",)),
+        (("--tokens", "x"), ("--tokens is 'x'", "integer")),
+        (("--seeds", "0"), ("--seeds is 0",)),
+        (("--seeds", "2", "--seed", str(2**63 - 1)), ("--seeds is 2",)),
+        (("--law-samples", "-1"), ("--law-samples is -1",)),
+        (("--law-samples", "5"), ("--law-samples is 5", "at least 100")),
+        (("--strategy", "magic"), ("--strategy is 'magic'", "all", "tokenswift")),
+        (("--strategy", "autoregressive", "--tree", "1,1"), ("--tree", "autoregressive")),
+        (("--budget", "3"), ("--budget is 3",)),
+        (("--temperature", "0"), ("--temperature is 0",)),
+        (("--prompts", "nowhere.txt"), ("--prompts nowhere.txt", "cannot be read")),
+        (("--json", "no/such/folder.json"), ("--json no/such/folder.json",)),
+        (("--heads", "nowhere"), ("--heads is 'nowhere'",)),
+    ],
+)
+def test_bad_input_is_one_line(
+    cli: Call, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    def load(*args: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(options, "load_model", load)
+    done = cli("audit", *argv)
+    assert done.code == 2 and done.out == ""
+    for word in words:
+        assert word in done.error
+
+
+def test_an_empty_prompt_file_is_refused(cli: Call, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n---\n\n", encoding="utf-8")
+    done = cli("audit", "--prompts", empty)
+    assert done.code == 2 and "--prompts" in done.error and "no text" in done.error
+
+
+def test_prompts_are_split_at_lines_of_dashes() -> None:
+    assert split_prompts("a\n\nb\n---\n\n---\n c -- d\n") == ["a\n\nb", "c -- d"]
+    assert len(shipped_prompts()) == 3
