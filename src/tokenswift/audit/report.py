@@ -112,9 +112,10 @@ class Report:
         for c, row in zip(self.comparisons, made["comparisons"], strict=True):
             if c.divergence is not None:
                 row["divergence"]["near_tie"] = c.divergence.near_tie
-                for name, value in row["divergence"].items():
-                    if value == float("inf"):
-                        row["divergence"][name] = None  # JSON has no infinity
+        for row in [*made["errors"], *(row["divergence"] or {} for row in made["comparisons"])]:
+            for name, value in row.items():
+                if value == float("inf"):
+                    row[name] = None  # JSON has no infinity
         made["near_ties"] = len(self.near_ties)
         made["tokens_compared"] = sum(c.tokens for c in self.comparisons)
         made["failures"] = self.failures
