@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Everything to do when a CUDA device is at hand: kernels against references, lossless tests, figures.
+#   bench/gpu.sh [RESULTS_FOLDER]     (default: bench/results/<device>)
+# PYTHON names the interpreter (default: .venv/bin/python, else python3). Nothing is fetched when
+# TOKENSWIFT_CACHE holds the default model.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
+export PYTHONPATH="src:.${PYTHONPATH:+:$PYTHONPATH}"
+device=$("$PYTHON" -c 'import torch; print(torch.cuda.get_device_name(0).split()[-1].lower())') || {
+    echo "error: no CUDA device is available" >&2
+    exit 2
+}
+results=${1:-bench/results/$device}
+mkdir -p "$results"
+
+"$PYTHON" -m pytest -m gpu tests/gpu tests/test_noise.py
+for dtype in float32 bfloat16; do
+    "$PYTHON" bench/run.py trees --device cuda --dtype "$dtype" --results "$results/trees.jsonl"
+    "$PYTHON" bench/run.py overhead --device cuda --dtype "$dtype" --results "$results/overhead.jsonl"
+done
+"$PYTHON" bench/run.py acceptance --device cuda --dtype bfloat16 --new-tokens 400 --seeds 3 \
+    --results "$results/acceptance.jsonl"

@@ -1,0 +1,54 @@
+"""The lossless tests on a CUDA device (marker ``gpu``; run by bench/gpu.sh)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.lossless.test_tokens import NUCLEUS, OPTIONS, PAPER, random_heads
+from tests.tiny import FAMILIES, VOCAB, tiny_model
+from tokenswift import LLM, SamplingParams
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def full_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No TF32: equality is promised for real float32."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["linear", "conditioned"])
+def test_token_equality_on_cuda(family: str, kind: str) -> None:
+    heads = random_heads(kind, 48, VOCAB).cuda()
+    llm = LLM.from_model(tiny_model(family).cuda(), heads=heads)
+    prompt = torch.randint(2, VOCAB, (30,), generator=torch.Generator().manual_seed(6)).tolist()
+    for params in (SamplingParams(greedy=True, penalty_window=20), PAPER, NUCLEUS):
+        plain = llm.generate(prompt, 70, "autoregressive", sampling=params, ignore_eos=True)
+        for options in OPTIONS:
+            got = llm.generate(prompt, 70, "tokenswift", options, params, ignore_eos=True)
+            assert got.token_ids == plain.token_ids, (params, options)
+
+
+def test_the_same_tokens_as_on_the_cpu() -> None:
+    prompt = list(range(2, 40))
+    texts = [
+        LLM.from_model(tiny_model("llama").to(device)).generate(
+            prompt, 60, "autoregressive", sampling=PAPER, ignore_eos=True
+        )
+        for device in ("cpu", "cuda")
+    ]
+    assert texts[0].token_ids == texts[1].token_ids
+
+
+@pytest.mark.model
+def test_default_model_on_cuda(embedded: str) -> None:
+    llm = LLM("smollm2-135m", dtype="float32", device="cuda")
+    for params in (PAPER, NUCLEUS):
+        plain = llm.generate("The lamp at the end", 200, "autoregressive", sampling=params, ignore_eos=True)
+        got = llm.generate("The lamp at the end", 200, sampling=params, ignore_eos=True)
+        assert got.token_ids == plain.token_ids
