@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 export PYTHONPATH="src:.${PYTHONPATH:+:$PYTHONPATH}"
-device=$("$PYTHON" -c 'import torch; print(torch.cuda.get_device_name(0).split()[-1].lower())') || {
+device=$("$PYTHON" -c 'import torch; print(torch.cuda.get_device_name(0).split()[-1].lower())' 2>/dev/null) || {
     echo "error: no CUDA device is available" >&2
     exit 2
 }
