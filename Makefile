@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow lint bench clean
+.PHONY: setup demo test test-slow lint bench mutations clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,9 @@ lint: setup
 	$(BIN)/ruff format --check src tests bench
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+mutations: setup
+	$(BIN)/python scripts/mutations.py
 
 bench: setup
 	$(BIN)/python bench/run.py all --results bench/results/local.jsonl

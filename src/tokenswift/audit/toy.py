@@ -167,10 +167,11 @@ def outcomes(
     params: SamplingParams,
     seeds: int,
     exercises: tuple[dict[str, Any], ...] = EXERCISES,
+    first: int = 0,
 ) -> Iterator[Tokens]:
-    """The new tokens of ``seeds`` whole runs, seeds 0, 1, …; the exercises take turns."""
+    """The new tokens of ``seeds`` whole runs, seeds ``first``, …; the exercises take turns."""
     options = [options_of(strategy, exercise) for exercise in exercises]
-    for seed in range(seeds):
+    for seed in range(first, first + seeds):
         result = llm.generate(
             list(PROMPT),
             LENGTH,
