@@ -276,6 +276,21 @@ def test_loss_that_is_not_finite_stops_and_keeps_checkpoints(
     assert not (tmp_path / "h.safetensors").exists()
 
 
+@pytest.mark.parametrize(
+    "full", [OSError(28, "No space left on device"), RuntimeError("PytorchStreamWriter failed")]
+)
+def test_full_disk_in_training(full: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.txt").write_text(words(800))
+
+    def save(*args: object, **kwargs: object) -> None:
+        raise full
+
+    monkeypatch.setattr("transformers.Trainer._save_checkpoint", save)
+    with pytest.raises(RunError, match="cannot write a checkpoint.*older ones are kept"):
+        full_run(tiny_model(), str(tmp_path / "t.txt"), tmp_path,
+                 TrainingOptions(steps=3, save_every=2, bf16=False))  # fmt: skip
+
+
 def test_broken_checkpoint_is_passed_over(tmp_path: Path) -> None:
     for number, whole in ((2, True), (4, False)):
         folder = tmp_path / f"checkpoint-{number}"

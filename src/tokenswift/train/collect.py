@@ -77,8 +77,8 @@ def fill_from_model(
 ) -> None:
     """Let the model write ``texts`` blocks, continuing passages of documents, or from nothing.
 
-    Only the positions whose next token the model chose are learnt from. A batch is stored whole, so a
-    killed run repeats at most one batch, with the same text.
+    The passages themselves are learnt from too: their states come with the prefill. A batch is stored
+    whole, so a killed run repeats at most one batch, with the same text.
     """
     starts = passages(documents, texts, prompt, seed) if documents else [[start_token]] * texts
     progress = Progress("text by the model", texts * block, report)
@@ -94,5 +94,5 @@ def fill_from_model(
             progress.at(written + len(group) * (group.shape[1] + len(states) - 1))
         # The last token's own state is never computed, and no position needs it.
         all_tokens, all_states = torch.cat(tokens, dim=1)[:, :-1], torch.cat(states, dim=1)
-        store.append(all_tokens, all_states, learn=group.shape[1] - 1)
+        store.append(all_tokens, all_states)
     store.finish()

@@ -38,8 +38,8 @@ class DataOptions:
 
     Attributes:
         source: a text or JSONL file, a folder of them, "self" (the model writes from nothing), "pg19".
-        continued: learn from the model's own continuations of passages of the source.
-        tokens: limit of tokens to learn from.
+        continued: learn from passages of the source and the model's own continuations of them.
+        tokens: limit of tokens to learn from (with ``continued``, or "self": that the model writes).
         block: longest text run through the model at once.
         prompt: tokens of each passage that the model continues.
         batch: texts run together.

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
@@ -161,10 +162,12 @@ def train(
         report(f"going on from {last}")
     try:
         result = trainer.train(resume_from_checkpoint=str(last) if last else None)
-    except OSError as error:
-        raise RunError(
-            f"cannot write a checkpoint to {work}: {error.strerror}; older ones are kept"
-        ) from error
+    except (OSError, SafetensorError, RuntimeError) as error:
+        writing = not isinstance(error, RuntimeError) or "PytorchStreamWriter" in str(error)
+        if not writing:
+            raise
+        reason = getattr(error, "strerror", None) or "the disk took no more"
+        raise RunError(f"cannot write a checkpoint to {work}: {reason}; older ones are kept") from error
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     final = sum(losses[-5:]) / max(len(losses[-5:]), 1)
     return {"steps": float(result.global_step), "loss": final} | {"lr": asdict(options)["lr"]}
