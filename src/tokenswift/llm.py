@@ -15,6 +15,7 @@ from tokenswift.interfaces import Sequence as SequenceState
 from tokenswift.interfaces import Strategy
 from tokenswift.metrics import Meter
 from tokenswift.models.load import context_limit, load
+from tokenswift.models.numerics import Numerics
 from tokenswift.models.rope import extend_context, needed_factor, parse_rope_scaling
 from tokenswift.models.target import HFTarget
 from tokenswift.sampling import Sampler
@@ -54,6 +55,7 @@ class LLM:
         device: "auto" (CUDA where there is one), "cpu" or "cuda".
         heads: "auto" (shipped heads that fit the model, else none), "none" or None, or an adapter file.
         rope_scaling: None, "yarn" (factor by need) or "yarn:4", for texts beyond the model's positions.
+        numerics: "default", or "stable": fewer near-ties flip, at some cost in speed.
     Raises:
         InputError: naming the argument and what is valid.
     """
@@ -65,9 +67,10 @@ class LLM:
         device: str = "auto",
         heads: str | Path | Heads | None = "auto",
         rope_scaling: str | None = None,
+        numerics: str | Numerics = "default",
     ) -> None:
         loaded = load(str(model), dtype=dtype, device=device)
-        self._set_up(loaded.model, loaded.tokenizer, loaded.name, heads, rope_scaling)
+        self._set_up(loaded.model, loaded.tokenizer, loaded.name, heads, rope_scaling, numerics)
 
     @classmethod
     def from_model(
@@ -76,11 +79,12 @@ class LLM:
         tokenizer: Any = None,
         heads: str | Path | Heads | None = None,
         rope_scaling: str | None = None,
+        numerics: str | Numerics = "default",
     ) -> LLM:
         """Wrap a loaded transformers model; the object itself stays usable as before."""
         llm = cls.__new__(cls)
         name = getattr(model.config, "_name_or_path", "") or type(model).__name__
-        llm._set_up(model, tokenizer, name, heads, rope_scaling)
+        llm._set_up(model, tokenizer, name, heads, rope_scaling, numerics)
         return llm
 
     def _set_up(
@@ -90,11 +94,12 @@ class LLM:
         name: str,
         heads: str | Path | Heads | None,
         rope_scaling: str | None,
+        numerics: str | Numerics,
     ) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name
-        self.target = HFTarget(model)
+        self.target = HFTarget(model, numerics)
         self.heads = resolve_heads(heads, model)
         self._scaling = parse_rope_scaling(rope_scaling or "none")
         self._positions = context_limit(model.config)

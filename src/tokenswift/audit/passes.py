@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.llm import LLM
-from tokenswift.tree import TreeBuilder, ancestor_mask
+from tokenswift.tree import TreeBuilder, ancestor_mask, tree_nodes
 
 #: Shapes of the tree passes that the error is measured with: siblings at each depth after the root.
 SHAPES: tuple[tuple[int, ...], ...] = ((1, 1, 1), (1, 3, 3, 3))
@@ -109,7 +109,7 @@ def numeric_error(llm: LLM, prompt: list[int], tokens: list[int], kept: dict[int
     one_row = max((_far(kept[i], reference[i]) for i in kept), default=0.0)
     error = tree = 0.0
     for shape in SHAPES:
-        for i, row in _forced(llm, prompt, tokens, shape):
+        for i, row in forced_passes(llm, prompt, tokens, shape):
             if i in kept:
                 error = max(error, _far(kept[i], row))
                 tree = max(tree, _far(reference[i], row))
@@ -130,7 +130,7 @@ def _reference(llm: LLM, text: list[int], places: list[int]) -> list[Tensor]:
     return list(llm.model.lm_head(rows).float())
 
 
-def _forced(
+def forced_passes(
     llm: LLM, prompt: list[int], tokens: list[int], widths: tuple[int, ...]
 ) -> Iterator[tuple[int, Tensor]]:
     """Teacher-force ``tokens`` through tree passes of a shape: (i, logits that choose ``tokens[i]``).
@@ -139,7 +139,7 @@ def _forced(
     """
     target = llm.target
     vocab = target.vocab_size
-    cache = target.new_cache(len(prompt) + len(tokens) + 2 * sum(widths) + 64)
+    cache = target.new_cache(len(prompt) + len(tokens) + tree_nodes(widths))
     if len(prompt) > 1:
         target.prefill(prompt[:-1], cache)
     text, done = list(prompt), 0

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from tokenswift.config import SamplingParams, TokenSwiftOptions, check_integer
+from tokenswift.config import SamplingParams, TokenSwiftOptions, check_choice, check_integer
 from tokenswift.types import InputError
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -75,6 +75,12 @@ def add_model_options(parser: argparse.ArgumentParser, dtype: str = "auto") -> N
         default="auto",
         metavar="D",
         help="auto (CUDA where there is one), cpu or cuda; default: %(default)s",
+    )
+    group.add_argument(
+        "--numerics",
+        default="default",
+        metavar="NAME",
+        help="default, or stable: fewer near-ties between strategies, slower; default: %(default)s",
     )
     group.add_argument(
         "--threads", type=integer, metavar="N", help="CPU threads, at least 1; default: torch's own choice"
@@ -166,6 +172,7 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
 
 def check_model_options(args: argparse.Namespace) -> None:
     """What can be checked before anything is loaded."""
+    check_choice("numerics", args.numerics, ("default", "stable"))
     if args.threads is not None:
         check_integer("threads", args.threads, 1)
     if args.heads not in ("auto", "none") and not Path(args.heads).expanduser().exists():
@@ -180,7 +187,14 @@ def load_model(args: argparse.Namespace, rope_scaling: str | None = None) -> Any
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    return LLM(args.model, dtype=args.dtype, device=args.device, heads=args.heads, rope_scaling=rope_scaling)
+    return LLM(
+        args.model,
+        dtype=args.dtype,
+        device=args.device,
+        heads=args.heads,
+        rope_scaling=rope_scaling,
+        numerics=args.numerics,
+    )
 
 
 def prompt_from(args: argparse.Namespace) -> str | list[int]:

@@ -26,6 +26,7 @@ class PassContext:
         positions: (n,) positions of the pass's tokens.
         prefix: entries of the cache before the pass.
         prefix_ordered: whether cache entry i is position i (the full cache).
+        float32: whether attention is computed in float32 whatever the model's dtype.
         queries: filled with each layer's rotated queries.
     """
 
@@ -33,6 +34,7 @@ class PassContext:
     positions: Tensor
     prefix: int
     prefix_ordered: bool
+    float32: bool = False
     queries: list[Tensor] = field(default_factory=list)
     _bias: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
 
@@ -78,10 +80,13 @@ def attention(
     packed = query.reshape(1, kv_heads, groups * rows, width)
     windowed = sliding_window is not None and sliding_window < length
     bias = None
+    dtype = query.dtype
+    if context.float32 and dtype != torch.float32:
+        packed, key, value = packed.float(), key.float(), value.float()
     if rows > 1 or (windowed and context.prefix_ordered):
-        bias = context.bias(sliding_window if windowed else None, groups, query)
+        bias = context.bias(sliding_window if windowed else None, groups, packed)
     out = F.scaled_dot_product_attention(packed, key, value, attn_mask=bias, scale=scaling)
-    return out.reshape(1, heads, rows, width).transpose(1, 2), None
+    return out.to(dtype).reshape(1, heads, rows, width).transpose(1, 2), None
 
 
 AttentionInterface.register(NAME, attention)

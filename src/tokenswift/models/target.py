@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenswift.cache.full import FullCache
 from tokenswift.interfaces import CommittingCache, KVCache, Pass
 from tokenswift.models.attention import NAME, PassContext
 from tokenswift.models.load import FAMILIES
+from tokenswift.models.numerics import Numerics, parse_numerics
 from tokenswift.types import InputError
 
 PREFILL_CHUNK = 256
@@ -21,11 +23,14 @@ class HFTarget:
 
     The model object itself is left as it was: the attention function is switched only during a pass.
 
+    Args:
+        numerics: "default", "stable" (fewer near-ties) or `numerics.Numerics`.
     Raises:
         InputError: for a family whose layers we do not know.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, numerics: str | Numerics = "default") -> None:
+        self.numerics = parse_numerics(numerics)
         kind = getattr(model.config, "model_type", "?")
         if kind not in FAMILIES or not hasattr(model, "lm_head"):
             raise InputError(
@@ -84,19 +89,22 @@ class HFTarget:
     def forward(self, tokens: Tensor, positions: Tensor, cache: KVCache, mask: Tensor | None = None) -> Pass:
         """Run n tokens over ``cache`` (see `interfaces.TargetModel`); their entries go to its scratch."""
         rows = len(tokens)
+        full = isinstance(cache, FullCache)
         if mask is None:
             mask = torch.ones(rows, rows, dtype=torch.bool, device=self.device).tril_()
-        context = PassContext(mask, positions, cache.length, isinstance(cache, FullCache))
+        numerics = self.numerics if full else Numerics()  # a draft pass may round as it likes
+        context = PassContext(mask, positions, cache.length, full, numerics.attention_float32)
         before = self.config._attn_implementation
         self.config._attn_implementation = NAME
         try:
-            self.body(
-                input_ids=tokens[None],
-                position_ids=positions[None],
-                past_key_values=cache,
-                use_cache=True,
-                tokenswift_pass=context,
-            )
+            with numerics.products():
+                self.body(
+                    input_ids=tokens[None],
+                    position_ids=positions[None],
+                    past_key_values=cache,
+                    use_cache=True,
+                    tokenswift_pass=context,
+                )
         finally:
             self.config._attn_implementation = before
         if self._before_norm is None:
@@ -119,12 +127,22 @@ class HFTarget:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and LM head: (n, D) → (n, V), float32."""
+        if self.numerics.head_float32:
+            hidden = hidden.float()
         return self.project(self.body.norm(hidden))
 
     @torch.inference_mode()
     def project(self, normed: Tensor) -> Tensor:
         """The LM head alone: (n, D) → (n, V), float32."""
-        return self.model.lm_head(normed).float()
+        with self.numerics.products():
+            return self._head(normed)
+
+    def _head(self, normed: Tensor) -> Tensor:
+        head = self.model.lm_head
+        if self.numerics.head_float32:
+            bias = None if head.bias is None else head.bias.float()
+            return F.linear(normed.float(), head.weight.float(), bias)
+        return head(normed).float()
 
     def head_rows(self, ids: Tensor) -> Tensor:
         """The LM head's rows of some tokens, (m, D): a smaller head for drafting."""
