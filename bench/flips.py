@@ -29,10 +29,12 @@ from tokenswift.sampling import Sampler
 MEASURES: dict[str, Numerics] = {
     "default": Numerics(),
     "products in blocks": Numerics(block=16),
-    "float32 attention": Numerics(attention_float32=True),
+    "float32 attention": Numerics(attention=torch.float32),
+    "float64 attention": Numerics(attention=torch.float64),
     "float32 head": Numerics(head_float32=True),
-    "blocks, float32 attention": Numerics(block=16, attention_float32=True),
-    "all three": Numerics(block=16, attention_float32=True, head_float32=True),
+    "blocks, float32 attention": Numerics(block=16, attention=torch.float32),
+    "blocks, float64 attention": Numerics(block=16, attention=torch.float64),
+    "blocks, float64 attention, float32 head": Numerics(16, torch.float64, True),
 }
 SHAPES: dict[str, tuple[int, ...]] = {
     "chain 1,1,1": (1, 1, 1),

@@ -18,8 +18,9 @@ MEASURES = [
     Numerics(block=4),
     Numerics(block=16),
     Numerics(head_float32=True),
-    Numerics(attention_float32=True),
-    Numerics(block=16, head_float32=True, attention_float32=True),
+    Numerics(attention=torch.float32),
+    Numerics(attention=torch.float64),
+    Numerics(block=16, head_float32=True, attention=torch.float64),
 ]
 OPTIONS: list[dict[str, Any]] = [
     {"tree": (1, 3, 3, 3), "ngrams": 6, "budget": 24, "draft": "partial"},

@@ -11,7 +11,7 @@ from tests.cli.conftest import Call
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
 
-@pytest.mark.parametrize("command", ["generate", "demo"])
+@pytest.mark.parametrize("command", ["generate", "demo", "audit"])
 def test_help_in_the_docs(cli: Call, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     shown = cli(command, "--help")

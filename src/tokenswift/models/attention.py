@@ -26,7 +26,7 @@ class PassContext:
         positions: (n,) positions of the pass's tokens.
         prefix: entries of the cache before the pass.
         prefix_ordered: whether cache entry i is position i (the full cache).
-        float32: whether attention is computed in float32 whatever the model's dtype.
+        dtype: dtype to compute attention in; None: the model's.
         queries: filled with each layer's rotated queries.
     """
 
@@ -34,7 +34,7 @@ class PassContext:
     positions: Tensor
     prefix: int
     prefix_ordered: bool
-    float32: bool = False
+    dtype: torch.dtype | None = None
     queries: list[Tensor] = field(default_factory=list)
     _bias: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
 
@@ -81,8 +81,8 @@ def attention(
     windowed = sliding_window is not None and sliding_window < length
     bias = None
     dtype = query.dtype
-    if context.float32 and dtype != torch.float32:
-        packed, key, value = packed.float(), key.float(), value.float()
+    if context.dtype is not None:
+        packed, key, value = packed.to(context.dtype), key.to(context.dtype), value.to(context.dtype)
     if rows > 1 or (windowed and context.prefix_ordered):
         bias = context.bias(sliding_window if windowed else None, groups, packed)
     out = F.scaled_dot_product_attention(packed, key, value, attn_mask=bias, scale=scaling)

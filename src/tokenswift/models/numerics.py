@@ -28,12 +28,14 @@ class Numerics:
         block: matrix products with weights run in blocks of exactly this many rows (the last one is
             filled up), so that a row's result does not depend on how many others there are; 0: all rows
             of a pass at once, by whatever kernel suits their number.
-        attention_float32: attention in float32 (queries, keys, values, weights).
+        attention: dtype of attention (queries, keys, values, weights); None: the model's. The order in
+            which keys are added up depends on the pass; in float64 the difference (1e-16) all but never
+            survives the rounding to the model's dtype, in float32 (1e-7) it does somewhere in most passes.
         head_float32: final norm and LM head in float32.
     """
 
     block: int = 0
-    attention_float32: bool = False
+    attention: torch.dtype | None = None
     head_float32: bool = False
 
     def products(self) -> AbstractContextManager[object]:
@@ -69,7 +71,7 @@ class _Blocks(TorchFunctionMode):
 #: Names for users; what "stable" holds was chosen by measurement (docs/exactness.md).
 PRESETS: dict[str, Numerics] = {
     "default": Numerics(),
-    "stable": Numerics(block=16, attention_float32=True),
+    "stable": Numerics(block=16, attention=torch.float64),
 }
 
 

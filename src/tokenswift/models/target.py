@@ -93,7 +93,7 @@ class HFTarget:
         if mask is None:
             mask = torch.ones(rows, rows, dtype=torch.bool, device=self.device).tril_()
         numerics = self.numerics if full else Numerics()  # a draft pass may round as it likes
-        context = PassContext(mask, positions, cache.length, full, numerics.attention_float32)
+        context = PassContext(mask, positions, cache.length, full, numerics.attention)
         before = self.config._attn_implementation
         self.config._attn_implementation = NAME
         try:
