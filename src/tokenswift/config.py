@@ -96,6 +96,7 @@ class TokenSwiftOptions:
     Attributes:
         tree: candidates per level, e.g. ``(1, 3, 3, 3)`` (paper); None chooses by device.
         ngrams: k, n-gram branches per step; 0 switches reutilisation off; None chooses by device.
+        ngram_count: an n-gram is drafted only when it was seen this often; None chooses by device.
         budget: B, tokens in the partial KV cache.
         sinks: S, first positions that the partial cache always holds.
         cache: "dynamic" (paper), "partial" (selected once, at prefill) or "full".
@@ -109,6 +110,7 @@ class TokenSwiftOptions:
 
     tree: tuple[int, ...] | None = None
     ngrams: int | None = None
+    ngram_count: int | None = None
     budget: int = 4096
     sinks: int = 16
     cache: str = "dynamic"
@@ -125,6 +127,8 @@ class TokenSwiftOptions:
             object.__setattr__(self, "tree", tuple(widths))
         if self.ngrams is not None:
             check_integer("ngrams", self.ngrams, 0)
+        if self.ngram_count is not None:
+            check_integer("ngram_count", self.ngram_count, 1)
         check_integer("sinks", self.sinks, 0)
         check_integer("budget", self.budget, 1)
         if self.budget <= self.sinks:

@@ -28,8 +28,8 @@ Builder = Callable[["LLM", Any, Sampler], Strategy]
 
 #: Default tree and n-gram branches by kind of device; measured, see docs/LOG.md.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "cuda": {"tree": (1, 3, 3, 3), "ngrams": 20},
-    "cpu": {"tree": (1, 1, 1), "ngrams": 1},
+    "cuda": {"tree": (1, 3, 3, 3), "ngrams": 20, "ngram_count": 1},
+    "cpu": {"tree": (1, 1), "ngrams": 1, "ngram_count": 2},
 }
 
 

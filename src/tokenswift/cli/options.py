@@ -136,6 +136,12 @@ def add_strategy_options(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="n-gram branches a step, 0 or more; 0 is off; default: by device",
     )
+    group.add_argument(
+        "--ngram-count",
+        type=integer,
+        metavar="N",
+        help="draft an n-gram only when it was seen this often, at least 1; default: by device",
+    )
     for name, metavar, text in (
         ("budget", "B", "tokens in the partial KV cache, more than --sinks"),
         ("sinks", "N", "first tokens that the partial cache always holds, 0 or more"),

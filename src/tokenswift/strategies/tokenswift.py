@@ -245,7 +245,8 @@ class TokenSwift:
         if not self.ngrams:
             return []
         pool = 4 * self.ngrams if self.coupled and not self.sampler.params.greedy else self.ngrams
-        found = self.table.lookup(start, pool)
+        least = self.options.ngram_count or 1
+        found = [entry for entry in self.table.lookup(start, pool) if entry[1] >= least]
         if len(found) <= self.ngrams:
             return [followers for followers, _ in found]
         grams = torch.tensor([followers for followers, _ in found], device=self.model.device)
