@@ -83,6 +83,8 @@ def trees(llm: LLM, args: argparse.Namespace) -> list[dict[str, Any]]:
     texts = prompts(llm, args.prompts, args.prompt_tokens, args.texts)
     rows = []
     for options in TREES:
+        if args.only and args.only not in str(options or "default"):
+            continue
         full = {"budget": 512} | options
         ratios, lengths, same = [], [], True
         for i, (_, ids) in enumerate(texts):
@@ -116,28 +118,29 @@ def trees(llm: LLM, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 class _ModelClock:
-    """Wraps the target's passes to tell the model's own time from the bookkeeping around it."""
+    """Wraps the passes of target and heads to tell the model's own time from the bookkeeping around it."""
 
     def __init__(self, llm: LLM) -> None:
         from time import perf_counter
 
         self.seconds = 0.0
-        target: Any = llm.target
-        for name in ("forward", "logits", "project", "embed"):
-            inner = getattr(type(target), name)
+        passes = [(llm.target, name) for name in ("forward", "logits", "project", "embed")]
+        passes += [(llm.heads, name) for name in ("advance", "normed") if llm.heads is not None]
+        for owner, name in passes:
+            inner = getattr(owner, name)
 
             def timed(*args: Any, _inner: Any = inner, **kwargs: Any) -> Any:
                 if self.depth:
-                    return _inner(target, *args, **kwargs)
+                    return _inner(*args, **kwargs)
                 self.depth += 1
                 since = perf_counter()
                 try:
-                    return _inner(target, *args, **kwargs)
+                    return _inner(*args, **kwargs)
                 finally:
                     self.seconds += perf_counter() - since
                     self.depth -= 1
 
-            setattr(target, name, timed)
+            setattr(owner, name, timed)
         self.depth = 0
 
 
@@ -229,7 +232,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=150)
     parser.add_argument("--texts", type=int, default=4, help="how many texts of the folder")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--only", default="", help="acceptance: only variants whose name holds this")
+    parser.add_argument("--only", default="", help="acceptance, trees: only variants whose text holds this")
     parser.add_argument("--results", type=Path, default=None, help="JSON-lines file to append to")
     args = parser.parse_args()
     llm = LLM(args.model, dtype=args.dtype, device=args.device, heads=args.heads)

@@ -62,7 +62,7 @@ class Counting:
     def logits(self, hidden: Tensor) -> Tensor:
         return torch.nn.functional.one_hot((hidden[:, 0].long() + 1) % VOCAB, VOCAB).float()
 
-    def project(self, normed: Tensor) -> Tensor:
+    def project(self, normed: Tensor, rows: Tensor | None = None) -> Tensor:
         raise NotImplementedError
 
     def embed(self, tokens: Tensor) -> Tensor:

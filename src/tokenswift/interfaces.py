@@ -77,8 +77,11 @@ class TargetModel(Protocol):
         """Final norm and LM head; float32."""
         ...
 
-    def project(self, normed: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
-        """The LM head alone, on states that are normalised already; float32."""
+    def project(
+        self, normed: Float[Tensor, "n D"], rows: Float[Tensor, "m D"] | None = None
+    ) -> Float[Tensor, "n V"]:
+        """The LM head alone, on states that are normalised already; float32. With ``rows`` of the
+        head, the logits of those tokens alone."""
         ...
 
     def embed(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n D"]:

@@ -132,8 +132,10 @@ class HFTarget:
         return self.project(self.body.norm(hidden))
 
     @torch.inference_mode()
-    def project(self, normed: Tensor) -> Tensor:
-        """The LM head alone: (n, D) → (n, V), float32."""
+    def project(self, normed: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The LM head alone: (n, D) → (n, V), float32; only its ``rows`` (m, D) → (n, m) when given."""
+        if rows is not None:
+            return (normed @ rows.T).float()
         with self.numerics.products():
             return self._head(normed)
 

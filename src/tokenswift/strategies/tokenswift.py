@@ -237,7 +237,7 @@ class TokenSwift:
         if self.drafted is None or self.head_rows is None:
             return self.model.project(normed)
         logits = normed.new_full((len(normed), self.model.vocab_size), -torch.inf, dtype=torch.float32)
-        logits[:, self.drafted] = (normed @ self.head_rows.T).float()
+        logits[:, self.drafted] = self.model.project(normed, self.head_rows)
         return logits
 
     def _branches(self, sequence: Sequence, start: int, offset: int) -> list[tuple[int, ...]]:
