@@ -29,7 +29,7 @@ def rows_of(bench: str, keys: tuple[str, ...]) -> list[Row]:
     for file in sorted(RESULTS.glob("**/*.jsonl")):
         for line in file.read_text(encoding="utf-8").splitlines():
             found = json.loads(line)
-            if found["bench"] == bench:
+            if found.get("bench") == bench:
                 newest[json.dumps([found.get(key) for key in keys])] = found
     return list(newest.values())
 

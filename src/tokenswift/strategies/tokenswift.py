@@ -99,8 +99,8 @@ class TokenSwift:
         frequent = None if self.heads is None else self.heads.frequent
         if frequent is not None and self.options.vocabulary == "frequent":
             ids = torch.cat([frequent.cpu(), torch.tensor(sequence.tokens)]).unique()
-            self.drafted = ids.to(self.model.device)
-            self.head_rows = self.model.head_rows(self.drafted)
+            ids = ids.to(self.model.device)
+            self.drafted, self.head_rows = ids, self.model.head_rows(ids)
 
     def draft(self, sequence: Sequence) -> DraftTree:
         """The step's tree (paper Algorithm 1, lines 4 to 7)."""
