@@ -170,7 +170,7 @@ def test_default_model_greedy_equals_transformers(embedded: str) -> None:
 
 CASES = [("harbour", 1000), ("observatory", 1500), ("orchard", 2400)]
 TREES = [(1, 1), (1, 3, 3, 3), (3, 3, 3, 3)]
-#: (tree, budget, n-grams, heads, draft): every pair of values of two options occurs
+#: (tree, budget, n-grams, heads, draft): every pair of values of two of the first four occurs
 COVER = [
     ((1, 1), 64, 20, "none", "partial"),
     ((1, 1), 1024, 0, "auto", "partial"),

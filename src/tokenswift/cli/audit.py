@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import logging
-import platform
 import sys
 from dataclasses import asdict, replace
 from typing import Any
 
-from tokenswift import __version__
 from tokenswift.cli import options
-from tokenswift.cli.output import check_writable, write_json
+from tokenswift.cli.output import check_writable, versions, write_json
 from tokenswift.config import build_options, check_integer
 from tokenswift.types import InputError, RunError
 
@@ -121,7 +119,6 @@ def _record(
     args: argparse.Namespace, found: dict[str, Any], samplings: dict[str, Any], given: dict[str, Any]
 ) -> dict[str, Any]:
     import torch
-    import transformers
 
     return {
         **found,
@@ -131,10 +128,5 @@ def _record(
         "tokens": args.tokens,
         "seeds": args.seeds,
         "threads": torch.get_num_threads(),
-        "versions": {
-            "tokenswift": __version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions(),
     }

@@ -118,7 +118,6 @@ def record_of(
 ) -> dict[str, Any]:
     """The JSON record of a run (``docs/cli.md`` describes the fields)."""
     import torch
-    import transformers
 
     metrics = asdict(result.metrics)
     return {
@@ -137,12 +136,20 @@ def record_of(
         "device": llm.device,
         "dtype": llm.dtype,
         "threads": torch.get_num_threads(),
-        "versions": {
-            "tokenswift": __version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """What a record was made with."""
+    import torch
+    import transformers
+
+    return {
+        "tokenswift": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
     }
 
 
