@@ -34,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add("--save-every", type=integer, default=200, help="steps between checkpoints")
     add("--seed", type=integer, default=0)
     add("--work", type=Path, help="folder for states, checkpoints and log.csv (default OUT.work)")
-    add("--dtype", default="bfloat16", help="of the base model: bfloat16 or float32")
+    add("--dtype", default="auto", help="bfloat16, float32 or auto (bfloat16 where the hardware has it)")
     add("--device", default="auto", help="auto, cpu or cuda")
     add("--tensorboard", action="store_true", help="also write TensorBoard logs to the work folder")
     add("--quiet", action="store_true", help="no progress lines")
@@ -42,13 +42,17 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train and write the heads file."""
-    from tokenswift.models.load import check_place, load
+    from tokenswift.models.load import check_place, load, native_bfloat16
     from tokenswift.train.data import check_source
     from tokenswift.train.pipeline import DataOptions, train_heads
     from tokenswift.train.trainer import TrainingOptions
     from tokenswift.types import InputError
 
-    cuda = check_place(args.dtype, args.device) != "cpu"
+    place = check_place(args.dtype, args.device)
+    cuda = place != "cpu"
+    dtype = args.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if native_bfloat16(place) else "float32"
     if args.heads < 1:
         raise InputError(f"heads is {args.heads}; valid: an integer of at least 1")
     if args.inner < 0:
@@ -70,9 +74,10 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         save_every=args.save_every,
         tensorboard=args.tensorboard,
+        bf16=dtype == "bfloat16",
     )
     check_source(args.data)
-    loaded = load(args.model, dtype=args.dtype, device=args.device)
+    loaded = load(args.model, dtype=dtype, device=args.device)
     notes = train_heads(
         loaded.model,
         loaded.tokenizer,

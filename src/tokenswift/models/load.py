@@ -29,6 +29,7 @@ __all__ = [
     "check_place",
     "context_limit",
     "load",
+    "native_bfloat16",
 ]
 
 ALIASES = (embedded.NAME,)
@@ -83,6 +84,20 @@ def check_place(dtype: str, device: str) -> str:
     if ":" in device and int(device.partition(":")[2]) >= count:
         raise InputError(f"device is {device!r}; valid: cuda:0 to cuda:{count - 1}")
     return device
+
+
+def native_bfloat16(device: str) -> bool:
+    """Whether bfloat16 products run in hardware on a place from :func:`check_place`.
+
+    A CPU without them emulates bfloat16, several times slower than float32.
+    """
+    if device != "cpu":
+        return True
+    try:
+        flags = Path("/proc/cpuinfo").read_text().split("flags", 1)[-1].split("\n", 1)[0].split()
+    except OSError:  # not Linux: no way to tell
+        return False
+    return "amx_bf16" in flags or "avx512_bf16" in flags
 
 
 def load(

@@ -87,8 +87,10 @@ class Distillation(nn.Module):
         first = columns.new_full((b, len(base.subset) + 1), length)
         steps = torch.arange(length, device=tokens.device).expand(b, length)
         first.scatter_reduce_(1, columns, steps, "amin")
-        first = first[:, :-1]
-        at = length - n + torch.arange(m, device=tokens.device)
+        # Row r of the targets is the law of the token after position r + 1; head i takes rows i to i + m.
+        at = length - n + 1 + torch.arange(n - 1, device=tokens.device)
+        seen = first[:, None, :-1] <= at[None, :, None]  # (b, n - 1, S)
+        chances, ids = self._target(hidden[:, 1:], seen)
         start = previous = hidden[:, :m].reshape(b * m, -1)
         keep = valid.reshape(-1).float()
         losses = []
@@ -98,20 +100,22 @@ class Distillation(nn.Module):
             previous = self.heads.advance(i, previous, start, embeds)
             normed = self.heads.normed(i, previous).to(base.rows.dtype)
             mine = nn.functional.linear(normed, base.rows).float()
-            seen = (first[:, None, :] <= (at + 1 + i)[None, :, None]).view(b * m, -1)
-            chances, ids = self._target(hidden[:, 1 + i : 1 + i + m].reshape(b * m, -1), seen)
-            mine = penalised(mine, seen, self.sampling.repetition_penalty) / self.sampling.temperature
-            cross = mine.logsumexp(-1) - (chances * mine.gather(1, ids)).sum(-1)
+            mine = penalised(mine, seen[:, i : i + m].flatten(0, 1), self.sampling.repetition_penalty)
+            mine = mine / self.sampling.temperature
+            share, token = (rows[:, i : i + m].flatten(0, 1) for rows in (chances, ids))
+            cross = mine.logsumexp(-1) - (share * mine.gather(1, token)).sum(-1)
             losses.append((cross * keep).sum() / keep.sum().clamp_min(1))
         return {"loss": torch.stack(losses).sum(), "losses": torch.stack(losses).detach()}
 
     @torch.no_grad()
-    def _target(self, hidden: Tensor, seen: Tensor) -> tuple[Float[Tensor, "m K"], Int[Tensor, "m K"]]:
+    def _target(
+        self, hidden: Float[Tensor, "b r D"], seen: Bool[Tensor, "b r S"]
+    ) -> tuple[Float[Tensor, "b r K"], Int[Tensor, "b r K"]]:
         """The base model's processed law of the next token: its likeliest tokens and their shares."""
         sampling = self.sampling
         logits = (self.base.normed(hidden) @ self.base.rows.T).float()
         logits = penalised(logits, seen, sampling.repetition_penalty) / sampling.temperature
-        best, ids = logits.topk(min(TARGETS, logits.shape[1]), dim=-1)
+        best, ids = logits.topk(min(TARGETS, logits.shape[-1]), dim=-1)
         if sampling.min_p > 0:
-            best = best.masked_fill(best < best[:, :1] + math.log(sampling.min_p), -torch.inf)
+            best = best.masked_fill(best < best[..., :1] + math.log(sampling.min_p), -torch.inf)
         return best.softmax(-1), ids
