@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -25,11 +26,23 @@ def machine() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name(0)
     model = platform.processor() or platform.machine()
+    kind = torch.backends.cpu.get_cpu_capability()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
-        lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        model = lines[0].partition(":")[2].strip() if lines else model
-    return f"{model}, {torch.get_num_threads()} threads"
+        text = cpuinfo.read_text()
+        found = {
+            key: value for key, value in re.findall(r"^(model name|flags)\s*: (.*)$", text, re.MULTILINE)
+        }
+        model = found.get("model name", model)
+        native = {"avx512_bf16", "amx_bf16"} & set(found.get("flags", "").split())
+        kind += "" if native else " without bfloat16 products"
+    threads = torch.get_num_threads()
+    return f"{model} ({kind}), {threads} thread{'s' if threads > 1 else ''}"
+
+
+def command() -> str:
+    """The command line, without the places of files on this machine."""
+    return " ".join(["python", *("FOLDER" if Path(arg).is_absolute() else arg for arg in sys.argv)])
 
 
 def commit() -> str:
@@ -44,7 +57,7 @@ def row(bench: str, **figures: Any) -> dict[str, Any]:
     return {
         "bench": bench,
         **figures,
-        "command": " ".join(["python", *sys.argv]),
+        "command": command(),
         "machine": machine(),
         "commit": commit(),
         "torch": torch.__version__,

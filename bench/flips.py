@@ -1,135 +1,323 @@
-"""How often rounding flips a choice: one-row passes against passes of other shapes, by measure.
+"""How often rounding flips a choice, source by source, and what ``--numerics stable`` costs.
 
-    python bench/flips.py [--model M] [--dtype T] [--tokens N] [--seeds N] [--measures "a;b"] [--results F]
+    python bench/flips.py flips   flips per 10,000 teacher-forced tokens, by source of the difference
+    python bench/flips.py rows    which rows of a matrix product keep their bits when there are more rows
+    python bench/flips.py cost    time of a step with --numerics stable over the default, in pairs
 
-A fixed text is teacher-forced twice, by one-row passes as plain decoding runs them and by tree passes, so
-that both see the same context at every position. A flip is a position where the choice (temperature 1,
-min-p 0.1, penalty 1.2) differs, for one seed of the noise. One JSON line per measure and shape.
+A fixed text is computed by one-row passes, as plain decoding does, and again with one thing changed: the
+rows of its matrix products, the layout of its attention sums, both (a tree pass), or the chunks of its
+prefill. A flip is a position where the choice (temperature 1, min-p 0.1, penalty 1.2) differs, for one seed
+of the noise. Every way that real passes can take is first compared with them, bit by bit (``layouts.py``).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from common import PROMPTS, median, row, run, save
+from layouts import CHUNK, Layout, laid_out_rows, real_rows, row_count
 from tokenswift import LLM, SamplingParams
-from tokenswift.audit.passes import forced_passes
-from tokenswift.audit.run import shipped_prompts
-from tokenswift.models.numerics import Numerics
+from tokenswift.models.numerics import PRESETS
 from tokenswift.models.target import HFTarget
 from tokenswift.sampling import Sampler
 
-MEASURES: dict[str, Numerics] = {
-    "default": Numerics(),
-    "products in blocks": Numerics(block=16),
-    "float32 attention": Numerics(attention=torch.float32),
-    "float64 attention": Numerics(attention=torch.float64),
-    "float32 head": Numerics(head_float32=True),
-    "blocks, float32 attention": Numerics(block=16, attention=torch.float32),
-    "blocks, float64 attention": Numerics(block=16, attention=torch.float64),
-    "blocks, float64 attention, float32 head": Numerics(16, torch.float64, True),
-}
-SHAPES: dict[str, tuple[int, ...]] = {
-    "chain 1,1,1": (1, 1, 1),
-    "tree 1,3,3,3": (1, 3, 3, 3),
-    "tree 3,3,3,3": (3, 3, 3, 3),
-}
+PAPER_TREE = {"tree": (1, 3, 3, 3), "ngrams": 0, "draft": "hidden"}
+PLAIN = "one row a pass"
 
 
-@torch.inference_mode()
-def rows_of(llm: LLM, text: list[int], start: int, shape: tuple[int, ...]) -> tuple[list[Tensor], float]:
-    """Logits that choose ``text[start:]``, by passes of a shape; the seconds taken."""
-    began = time.perf_counter()
-    if shape:
-        found = []
-        for i, row in forced_passes(llm, text[:start], text[start:], shape):
-            if i == len(found):
-                found.append(row.clone())
-        return found, time.perf_counter() - began
-    target = llm.target
-    cache = target.new_cache(len(text) + 1)
-    target.prefill(text[: start - 1], cache)
-    rows = []
-    for place in range(start - 1, len(text) - 1):
-        token, position = (torch.tensor([x], device=target.device) for x in (text[place], place))
-        mask = torch.ones(1, 1, dtype=torch.bool, device=target.device)
-        rows.append(target.logits(target.forward(token, position, cache, mask).hidden)[0])
-        cache.commit((0,))
-    return rows, time.perf_counter() - began
-
-
-def choices(
-    llm: LLM, rows: list[Tensor], text: list[int], start: int, seeds: int, greedy: bool
-) -> list[list[int]]:
-    """The choice at each place, for every seed of the noise."""
-    found = []
-    for seed in range(1 if greedy else seeds):
-        sampler = Sampler(SamplingParams(seed=seed, greedy=greedy), llm.target.vocab_size, llm.target.device)
-        found.append([sampler.choose(row[None], text[: start + i], [[]])[0] for i, row in enumerate(rows)])
+def ways(
+    numerics: str, shapes: list[tuple[int, ...]], chunks: list[int], whole: bool
+) -> dict[tuple[str, str], Layout]:
+    """(source, shape) → layout, the reference first."""
+    measures = PRESETS[numerics]
+    found = {("none", PLAIN): Layout((), (), measures, whole=whole)}
+    for shape in shapes:
+        name = "[" + ",".join(map(str, shape)) + f"], {row_count(shape)} rows"
+        found["tree pass", name] = Layout(shape, shape, measures, whole=whole)
+        if not whole:  # else the tree pass is its attention
+            found["rows of products", name] = Layout(shape, (), measures)
+            found["attention layout", name] = Layout((), shape, measures)
+    for chunk in chunks:
+        found["prefill chunks", f"{chunk} against {CHUNK}"] = Layout((), (), measures, chunk, whole)
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--start", type=int, default=200, help="tokens of prompt")
-    parser.add_argument("--tokens", type=int, default=300, help="positions compared")
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--measures", default=";".join(MEASURES), help="separated by ;")
-    parser.add_argument("--shapes", default=";".join(SHAPES))
-    parser.add_argument("--results", type=Path)
-    args = parser.parse_args()
-    llm: Any = LLM(args.model, dtype=args.dtype, device=args.device, heads="none")
-    text = llm.encode(shipped_prompts()[0])[: args.start + args.tokens]
-    start = min(args.start, len(text) - 1)
-    lines = []
-    for name in args.measures.split(";"):
-        llm.target.close()
-        llm.target = HFTarget(llm.model, MEASURES[name])
-        plain, plain_seconds = rows_of(llm, text, start, ())
-        count = len(plain)
-        told = [choices(llm, plain, text, start, args.seeds, greedy) for greedy in (False, True)]
-        for shape in args.shapes.split(";"):
-            rows, seconds = rows_of(llm, text, start, SHAPES[shape])
-            other = [choices(llm, rows, text, start, args.seeds, greedy) for greedy in (False, True)]
-            flips = [
-                sum(a != b for one, two in zip(x, y, strict=True) for a, b in zip(one, two, strict=True))
-                for x, y in zip(told, other, strict=True)
-            ]
-            far = [float((a - b).abs().max()) for a, b in zip(plain, rows, strict=True)]
-            line = {
-                "measure": name,
-                "shape": shape,
-                "dtype": args.dtype,
-                "device": str(llm.target.device),
-                "threads": torch.get_num_threads(),
-                "positions": count,
-                "seeds": args.seeds,
-                "flips": flips[0],
-                "flips_per_10000": round(1e4 * flips[0] / (count * args.seeds), 1),
-                "greedy_flips": flips[1],
-                "identical_rows": sum(value == 0 for value in far),
-                "greatest_difference": max(far),
-                "mean_difference": sum(far) / len(far),
-                "one_row_ms": round(1e3 * plain_seconds / count, 1),
-                "shape_ms_per_token": round(1e3 * seconds / count, 1),
+@dataclass(slots=True)
+class Tally:
+    """What one way came to, over all texts: per position the share of seeds that flip, and greedy flips."""
+
+    flips: list[float] = field(default_factory=list)
+    greedy: list[int] = field(default_factory=list)
+    far: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """Per 10,000 tokens. The standard error is over positions: seeds of one position share its logits."""
+        shares = torch.tensor(self.flips, dtype=torch.float64)
+        error = float(shares.std() / len(shares) ** 0.5) if len(shares) > 1 else float("nan")
+        return {
+            "positions": len(self.flips),
+            "flips_per_10000": round(1e4 * float(shares.mean()), 1),
+            "standard_error": round(1e4 * error, 1),
+            "greedy_flips_per_10000": round(1e4 * sum(self.greedy) / len(self.greedy), 1),
+            "identical_rows": sum(value == 0 for value in self.far),
+            "mean_difference": round(sum(self.far) / len(self.far), 4),
+            "greatest_difference": round(max(self.far), 4),
+            "seconds": round(self.seconds, 1),
+        }
+
+
+class Chooser:
+    """Choices for several seeds, and the greedy one."""
+
+    def __init__(self, llm: LLM, seeds: int) -> None:
+        size, device = llm.target.vocab_size, llm.target.device
+        self.samplers = [Sampler(SamplingParams(seed=seed), size, device) for seed in range(seeds)]
+        self.samplers.append(Sampler(SamplingParams(greedy=True), size, device))
+
+    def __call__(self, logits: Tensor, context: list[int]) -> list[int]:
+        """One token a seed, the greedy one last."""
+        return [s.choose(logits.float()[None], context, [[]])[0] for s in self.samplers]
+
+
+def texts_of(llm: LLM, folders: list[Path], least: int, most: int) -> list[tuple[str, list[int]]]:
+    """The beginnings of all texts, front matter of books skipped."""
+    found = []
+    for file in (f for folder in folders for f in sorted(folder.glob("*.txt"))):
+        text = file.read_text(encoding="utf-8")
+        begin = 0 if len(text) < 40_000 else text.index("\n\n", 20_000) + 2
+        ids = llm.encode(text[begin : begin + 12 * most])[:most]
+        if len(ids) >= least:
+            found.append((file.stem, ids))
+    return found
+
+
+def verify(llm: LLM, text: list[int], start: int, layout: Layout, count: int) -> None:
+    """Raise unless real passes give the same bits at the first ``count`` positions."""
+    text = text[: start + count]
+    real, laid = real_rows(llm, text, start, layout), laid_out_rows(llm, text, start, layout).float()
+    if not torch.equal(real, laid):
+        same = int((real == laid).all(-1).sum())
+        raise SystemExit(f"error: {same} of {count} rows equal those of real passes ({layout})")
+
+
+def flips(llm: LLM, args: argparse.Namespace) -> None:
+    """Flips per 10,000 tokens by source."""
+    shapes = [tuple(map(int, shape.split(","))) for shape in args.shapes.split(";") if shape]
+    chunks = [int(chunk) for chunk in args.chunks.split(",") if chunk]
+    chosen = ways(args.numerics, shapes, chunks, args.whole)
+    texts = texts_of(llm, args.texts or [PROMPTS], args.start + 100, args.start + args.tokens)
+    chooser, tallies = Chooser(llm, args.seeds), {way: Tally() for way in chosen}
+    began, done = time.monotonic(), []
+    for layout in chosen.values():
+        if layout.products == layout.attention:
+            verify(llm, texts[0][1], args.start, layout, args.verify)
+    print(f"real passes of every such way: the same bits at {args.verify} positions", flush=True)
+    for name, text in texts:
+        if args.minutes and time.monotonic() - began > 60 * args.minutes:
+            break
+        plain, told = torch.empty(0), []
+        for way, layout in chosen.items():
+            since = time.monotonic()
+            rows = laid_out_rows(llm, text, args.start, layout)
+            tallies[way].seconds += time.monotonic() - since
+            if way[0] == "none":
+                plain = rows
+                told = [chooser(r, text[: args.start + i]) for i, r in enumerate(rows)]
+                continue
+            for i, (one, other) in enumerate(zip(plain, rows, strict=True)):
+                far = float((one.float() - other.float()).abs().max())
+                new = chooser(other, text[: args.start + i]) if far else told[i]
+                differ = [a != b for a, b in zip(told[i], new, strict=True)]
+                tallies[way].flips.append(sum(differ[:-1]) / args.seeds)
+                tallies[way].greedy.append(int(differ[-1]))
+                tallies[way].far.append(far)
+            share = 1e4 * sum(tallies[way].flips) / len(tallies[way].flips)
+            took = time.monotonic() - since
+            print(f"{name}: {way}: {share:.0f} per 10,000 so far, {took:.0f} s", flush=True)
+        done.append(name)
+    for (source, shape), tally in tallies.items():
+        if tally.flips:
+            head = {"numerics": args.numerics, "source": source, "shape": shape, "dtype": llm.dtype}
+            tail = {"seeds": args.seeds, "prompt_tokens": args.start, "texts": done}
+            save([row("flips", **head, **tally.figures(), **tail)], args.results)
+
+
+@torch.inference_mode()
+def product_rows(llm: LLM, args: argparse.Namespace) -> None:
+    """Share of rows with the same bits when a product has more rows than one, by kind of weight."""
+    layer = llm.model.model.layers[0]
+    weights = {name: m for name, m in layer.named_modules() if isinstance(m, torch.nn.Linear)}
+    weights["lm_head"] = llm.model.lm_head
+    generator = torch.Generator().manual_seed(0)
+    for count in (2, 3, 4, 16, 41, CHUNK):
+        equal: dict[str, float] = {}
+        blocks = 0.0
+        for name, module in weights.items():
+            weight = module.weight
+            x = torch.randn(count, weight.shape[1], generator=generator).to(weight.dtype)
+            alone = torch.cat([F.linear(x[i : i + 1], weight) for i in range(count)])
+            equal[name] = float((F.linear(x, weight) == alone).all(-1).float().mean())
+            first = [F.linear(F.pad(x[i : i + 1], (0, 0, 0, 15)), weight)[:1] for i in range(count)]
+            parts = F.pad(x, (0, 0, 0, -count % 16)).split(16)
+            together = torch.cat([F.linear(part, weight) for part in parts])[:count]
+            blocks += float((together == torch.cat(first)).all(-1).float().mean()) / len(weights)
+        figures = {
+            "rows": count,
+            "dtype": llm.dtype,
+            "equal_rows": round(sum(equal.values()) / len(equal), 4),
+            "least_equal": round(min(equal.values()), 4),
+            "least_equal_weight": min(equal, key=lambda name: equal[name]),
+            "equal_rows_in_blocks": round(blocks, 4),
+        }
+        save([row("product-rows", **figures)], args.results)
+
+
+def cost(llm: LLM, args: argparse.Namespace) -> None:
+    """Milliseconds of a step with stable numerics over the default's, alternating."""
+    cases: dict[str, tuple[str, dict[str, Any] | None]] = {
+        "plain decoding": ("autoregressive", None),
+        "default tree": ("tokenswift", {}),
+        "tree [1,3,3,3]": ("tokenswift", PAPER_TREE),
+    }
+    texts = texts_of(llm, args.texts or [PROMPTS], args.start, args.start)[: args.pairs]
+    usual = llm.target
+    targets = {name: HFTarget(llm.model, PRESETS[name]) for name in ("default", "stable")}
+    try:
+        for case, (strategy, options) in cases.items():
+            if args.only and args.only not in case:
+                continue
+            step: dict[str, list[float]] = {name: [] for name in targets}
+            ratios, same = [], 0
+            for pair in range(args.pairs):
+                _, ids = texts[pair % len(texts)]
+                written = {}
+                for name in list(targets)[:: 1 if pair % 2 == 0 else -1]:
+                    llm.target = targets[name]
+                    got = run(llm, ids, args.new_tokens, strategy, options, SamplingParams(seed=pair))
+                    step[name].append(1e3 * got.metrics.seconds / got.metrics.steps)
+                    written[name] = got.token_ids
+                ratios.append(step["stable"][-1] / step["default"][-1])
+                same += written["default"] == written["stable"]
+            figures = {
+                "case": case,
+                "dtype": llm.dtype,
+                "prompt_tokens": args.start,
+                "new_tokens": args.new_tokens,
+                "pairs": args.pairs,
+                "default_ms_a_step": median(step["default"]),
+                "stable_ms_a_step": median(step["stable"]),
+                "ratio": median(ratios),
+                "least": round(min(ratios), 3),
+                "most": round(max(ratios), 3),
+                "same_text_in_both": same,
             }
-            lines.append(json.dumps(line))
-            print(lines[-1], flush=True)
-            if args.results:
-                with args.results.open("a", encoding="utf-8") as handle:
-                    handle.write(lines[-1] + "\n")
-    return 0
+            save([row("stable-cost", **figures)], args.results)
+    finally:
+        llm.target = usual
+
+
+def flips_table() -> str:
+    """Flips by source."""
+    from tables import rows_of, source, table
+
+    head = ["numerics", "what differs", "of which shape", "tokens", "flips in 10,000", "greedy", "rows equal"]
+    rows = rows_of("flips", ("numerics", "source", "shape", "dtype", "machine"))
+    lines = [
+        [
+            r["numerics"],
+            r["source"],
+            r["shape"],
+            f"{r['positions']:,} × {r['seeds']}",
+            f"**{r['flips_per_10000']:.0f}** ± {r['standard_error']:.0f}",
+            f"{r['greedy_flips_per_10000']:.0f}",
+            f"{100 * r['identical_rows'] / r['positions']:.0f}%",
+            source(r),
+        ]
+        for r in rows
+    ]
+    return table([*head, "from"], lines)
+
+
+def rows_table() -> str:
+    """Rows of products that keep their bits."""
+    from tables import rows_of, source, table
+
+    head = ["rows of the product", "equal to one row's", "least, weight", "in blocks of 16", "from"]
+    rows = rows_of("product-rows", ("rows", "dtype", "machine"))
+    lines = [
+        [
+            str(r["rows"]),
+            f"{100 * r['equal_rows']:.0f}%",
+            f"{100 * r['least_equal']:.0f}%, {r['least_equal_weight']}",
+            f"{100 * r['equal_rows_in_blocks']:.0f}%",
+            source(r),
+        ]
+        for r in rows
+    ]
+    return table(head, lines)
+
+
+def cost_table() -> str:
+    """The cost of stable numerics."""
+    from tables import rows_of, source, table
+
+    head = ["decoding", "default, ms a step", "stable", "ratio (median)", "least–most", "pairs", "from"]
+    rows = rows_of("stable-cost", ("case", "dtype", "machine", "prompt_tokens"))
+    lines = [
+        [
+            r["case"],
+            f"{r['default_ms_a_step']:.0f}",
+            f"{r['stable_ms_a_step']:.0f}",
+            f"**{r['ratio']:.2f}**",
+            f"{r['least']:.2f}–{r['most']:.2f}",
+            str(r["pairs"]),
+            source(r),
+        ]
+        for r in rows
+    ]
+    return table(head, lines)
+
+
+TABLES = {"flips": flips_table, "product-rows": rows_table, "stable-cost": cost_table}
+BENCHES = {"flips": flips, "rows": product_rows, "cost": cost}
+
+
+def main() -> None:
+    """Parse, load, run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("bench", nargs="?", default="flips", choices=list(BENCHES))
+    add("--model", default="smollm2-135m")
+    add("--dtype", default="bfloat16")
+    add("--numerics", default="default", choices=list(PRESETS), help="flips: the measures against near-ties")
+    add("--texts", type=Path, action="append", help="folder of .txt files; may be repeated")
+    add("--start", type=int, default=200, help="tokens of prompt")
+    add("--tokens", type=int, default=2500, help="flips: positions per text, at most")
+    add("--seeds", type=int, default=2, help="flips: seeds of the noise at each position")
+    add("--shapes", default="1,1;1,3,3,3", help="flips: trees, separated by ;")
+    add("--chunks", default="1,64", help="flips: other prefill chunks")
+    add("--whole", action="store_true", help="flips: products of many rows at once, where rows are equal")
+    add("--verify", type=int, default=24, help="flips: positions compared with real passes")
+    add("--minutes", type=float, default=0, help="flips: begin no further text after this time")
+    add("--new-tokens", type=int, default=40, help="cost: tokens a run")
+    add("--pairs", type=int, default=5, help="cost: pairs of runs, over as many texts as there are")
+    add("--only", default="", help="cost: only cases whose name holds this")
+    add("--results", type=Path, help="JSON-lines file to append to")
+    args = parser.parse_args()
+    llm = LLM(args.model, dtype=args.dtype, device="cpu", heads="auto" if args.bench == "cost" else "none")
+    BENCHES[args.bench](llm, args)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

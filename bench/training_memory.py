@@ -1,0 +1,159 @@
+"""Memory of training heads for an 8B base, from the code itself, without the memory and without a GPU.
+
+    python bench/training_memory.py [--block N] [--batch N] [--heads N] [--results F]
+
+The library's functions run on tensors that have shapes but no data (torch's FakeTensorMode), with
+Llama-3.1-8B's config in bfloat16; every allocation is followed, and the peak of the live bytes is the figure.
+Not in it: the CUDA context, kernels' own workspaces, and what the allocator loses to fragments.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from common import row, save
+from tokenswift.config import SamplingParams
+from tokenswift.heads.modules import Heads, HeadsConfig
+from tokenswift.train.loss import Distillation, FrozenBase
+from tokenswift.train.selftext import Backbone, BatchCache, chances
+
+LLAMA_31_8B = {
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+    "tie_word_embeddings": False,
+}
+
+
+class Live(TorchDispatchMode):
+    """Follows the bytes of all storages made while it is on, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[Any, int] = {}
+        self.peak = 0
+
+    def now(self) -> int:
+        """Live bytes."""
+        self.known = {ref: size for ref, size in self.known.items() if not ref.expired()}
+        return sum(self.known.values())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        fresh = False
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                ref = StorageWeakRef(leaf.untyped_storage())
+                if ref not in self.known:
+                    self.known[ref] = leaf.untyped_storage().nbytes()
+                    fresh = True
+        if fresh:
+            self.peak = max(self.peak, self.now())
+        return out
+
+
+def peak_of(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Peak of what ``work`` allocates beyond what was there, in GB (1e9 bytes), and its result."""
+    with Live() as live:
+        result = work()
+    return live.peak / 1e9, result
+
+
+def main() -> None:
+    """Print one row."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--block", type=int, default=8192, help="tokens of a text")
+    parser.add_argument("--batch", type=int, default=1, help="texts run together")
+    parser.add_argument("--heads", type=int, default=3)
+    parser.add_argument("--results", type=Path)
+    args = parser.parse_args()
+    figures: dict[str, Any] = {"shapes": "Llama-3.1-8B", "dtype": "bfloat16", "block": args.block}
+    figures |= {"batch": args.batch, "heads": args.heads}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        torch.set_default_dtype(torch.bfloat16)
+        model: Any
+        figures["weights_gb"], model = peak_of(lambda: LlamaForCausalLM(LlamaConfig(**LLAMA_31_8B)).eval())
+        torch.set_default_dtype(torch.float32)
+        figures |= collecting(model, args.block, args.batch)
+        figures |= training(model, args.heads)
+    figures = {key: round(value, 2) if isinstance(value, float) else value for key, value in figures.items()}
+    save([row("training-memory", **figures)], args.results)
+
+
+def collecting(model: Any, block: int, batch: int) -> dict[str, float]:
+    """Hidden states of given text, and text that the model writes."""
+    backbone = Backbone(model)
+    texts = torch.zeros(batch, block, dtype=torch.long)
+    given, hidden = peak_of(lambda: backbone.hidden(texts))
+    state = hidden[:, :1].clone()
+    cache = BatchCache(block)
+    sampling = SamplingParams()
+    prefill, _ = peak_of(lambda: backbone.hidden(texts[:, :256], cache))
+    cached = sum(x.nbytes for pair in cache.layers.values() for x in pair) / 1e9
+    cache.length = block - 1
+
+    def step() -> None:
+        newest = backbone.hidden(texts[:, :1], cache)
+        chances(backbone.logits(newest[:, -1]), texts[:, -sampling.penalty_window :], sampling).cumsum(-1)
+
+    one_step, _ = peak_of(step)
+    # A batch's states, and once more to put them together, while the batch before is still held.
+    states = 3 * block * state.nbytes / 1e9
+    backbone.close()
+    return {
+        "given_text_gb": given,
+        "own_text_cache_gb": cached,
+        "own_text_states_gb": states,
+        "own_text_pass_gb": max(prefill - cached, one_step),
+    }
+
+
+def training(model: Any, count: int) -> dict[str, float]:
+    """The frozen base's copies, the heads with their optimiser, and a step over the whole vocabulary."""
+    vocab, width = LLAMA_31_8B["vocab_size"], LLAMA_31_8B["hidden_size"]
+    embedding, lm_head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+
+    def frozen() -> FrozenBase:
+        base = FrozenBase(embedding, lm_head, model.base_model.norm, torch.arange(vocab))
+        base.embedding = base.embedding.clone()  # to the CPU for the closed form, and back: a copy
+        return base
+
+    copies, base = peak_of(frozen)
+    heads = Heads(HeadsConfig("conditioned", count, width, vocab, 1024))
+    weights = sum(p.nbytes for p in heads.parameters()) / 1e9
+    lesson = Distillation(heads, base, SamplingParams())
+    rows, context = 128, SamplingParams().penalty_window
+    batch = {
+        "tokens": torch.zeros(4, context + rows + count, dtype=torch.long),
+        "hidden": torch.zeros(4, rows + count, width, dtype=torch.bfloat16),
+        "valid": torch.ones(4, rows, dtype=torch.bool),
+    }
+
+    def step() -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = lesson(**batch)["loss"]
+        loss.backward()
+
+    step_gb, _ = peak_of(step)
+    return {"frozen_copies_gb": copies, "heads_and_adam_gb": 3 * weights, "step_gb": step_gb}
+
+
+if __name__ == "__main__":
+    main()
