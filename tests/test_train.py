@@ -140,7 +140,7 @@ def test_store_is_whole_up_to_the_last_indexed_block(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["linear", "conditioned"])
+@pytest.mark.parametrize("kind", ["linear", "conditioned", "medusa"])
 def test_loss_by_definition(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row by row: processed law of the base model against the penalised law of the head."""
     monkeypatch.setattr("tokenswift.train.loss.TARGETS", V)  # a random model's law is nearly flat
@@ -207,7 +207,13 @@ def options(source: str, **changes: Any) -> DataOptions:
 
 
 def full_run(
-    model: Any, source: str, folder: Path, training: TrainingOptions, **changes: Any
+    model: Any,
+    source: str,
+    folder: Path,
+    training: TrainingOptions,
+    kind: str = "conditioned",
+    inner: int = 16,
+    **changes: Any,
 ) -> dict[str, Any]:
     return train_heads(
         model,
@@ -216,9 +222,9 @@ def full_run(
         training,
         out=folder / "h.safetensors",
         work=folder / "work",
-        kind="conditioned",
+        kind=kind,
         count=2,
-        inner=16,
+        inner=inner,
         vocabulary=128,
         name="tiny",
         report=lambda line: None,

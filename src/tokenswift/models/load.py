@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.config import check_choice
-from tokenswift.models import embedded
+from tokenswift.models import draft, embedded
 from tokenswift.models._hf import quiet_transformers
 from tokenswift.models.rope import context_limit
 from tokenswift.types import InputError, RunError
@@ -32,7 +32,7 @@ __all__ = [
     "native_bfloat16",
 ]
 
-ALIASES = (embedded.NAME,)
+ALIASES = (embedded.NAME, draft.NAME)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 #: model types whose layers the library runs, with the names people know them by
@@ -136,7 +136,7 @@ def locate(name: str) -> tuple[str, bool]:
         InputError: neither an alias, nor a folder with a config.json, nor a hub id that can be reached.
     """
     if name in ALIASES:
-        return str(embedded.ensure(cache_dir())), True
+        return str((draft if name == draft.NAME else embedded).ensure(cache_dir())), True
     known = f"valid: {', '.join(ALIASES)}, a folder in transformers' format, or a hub id owner/name"
     path = Path(name).expanduser()
     if not name or "\0" in name:

@@ -7,6 +7,7 @@ stopped: hidden states by whole batches, training by checkpoints.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from dataclasses import dataclass, field
@@ -19,10 +20,10 @@ from torch import Tensor
 
 from tokenswift.config import SamplingParams, check_choice, check_integer
 from tokenswift.heads.checkpoint import HeadsBase, base_of, save_heads
-from tokenswift.heads.modules import Heads, HeadsConfig
+from tokenswift.heads.modules import KINDS, Heads, HeadsConfig
 from tokenswift.train.collect import Report, fill_from_model, fill_from_text
 from tokenswift.train.data import check_amount, cut, encode, read_texts
-from tokenswift.train.loss import Distillation, FrozenBase
+from tokenswift.train.loss import Distillation, FrozenBase, rms_eps
 from tokenswift.train.ridge import ridge_start
 from tokenswift.train.selftext import Backbone
 from tokenswift.train.store import HiddenStore, Windows
@@ -135,11 +136,73 @@ def frequent(store: HiddenStore, vocab_size: int, size: int) -> Int[Tensor, " S"
     return order.topk(size).indices.sort().values
 
 
-def new_heads(kind: str, count: int, base: HeadsBase, inner: int) -> Heads:
-    """Heads of a kind, at their neutral start."""
-    check_choice("kind", kind, ("linear", "conditioned"))
-    width = inner if kind == "conditioned" else 0
-    return Heads(HeadsConfig(kind, count, base.hidden_size, base.vocab_size, width))
+def heads_config(kind: str, count: int, base: HeadsBase, inner: int | None, eps: float = 1e-5) -> HeadsConfig:
+    """What the heads to train look like.
+
+    Args:
+        kind: "linear", "conditioned" or "medusa" (with the base model's own LM head).
+        count: number of heads.
+        base: the base model's sizes.
+        inner: hidden layer (conditioned; None takes 1024, 0 none), or residual blocks per head
+            (medusa; None takes 1).
+        eps: ε of the norms.
+    """
+    check_choice("kind", kind, KINDS)
+    if inner is None:
+        inner = 1024 if kind == "conditioned" else 1
+    if kind == "medusa":
+        check_integer("inner", inner, 1, "at least 1 residual block for medusa heads")
+    check_integer("inner", inner, 0, "at least 0 (0: no hidden layer)")
+    width = 0 if kind == "linear" else inner
+    return HeadsConfig(kind, count, base.hidden_size, base.vocab_size, width, eps=eps)
+
+
+def gather(
+    model: Any, tokenizer: Any, data: DataOptions, base: HeadsBase, work: Path, report: Report
+) -> HiddenStore:
+    """The work folder's store, filled by the first process while others wait."""
+    sampling = data.sampling
+    made_from = {
+        "base": [base.vocab_size, base.hidden_size, round(float(base.sample.abs().sum()), 1)],
+        "dtype": str(model.dtype),
+        "data": [data.source, data.continued, data.tokens, data.block, data.prompt, data.batch, data.seed],
+        "sampling": [sampling.temperature, sampling.min_p, sampling.repetition_penalty],
+    }
+
+    def store() -> HiddenStore:
+        return HiddenStore(work / "states", base.hidden_size, made_from)
+
+    return _shared(work, lambda: collect(model, tokenizer, data, store(), report)) or store()
+
+
+def frozen_base(model: Any, subset: Int[Tensor, " S"]) -> FrozenBase:
+    """The parts of a loaded model that the loss needs, where the model lies."""
+    embedding, lm_head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    return FrozenBase(embedding, lm_head, model.base_model.norm, subset)
+
+
+def check_lesson(work: Path, lesson: dict[str, Any]) -> None:
+    """Refuse a work folder whose checkpoints are of another training; ``lesson`` says what is trained."""
+    path = work / "training.json"
+    lesson = json.loads(json.dumps(lesson))
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        known = lesson
+        if first_process():
+            work.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(lesson) + "\n", encoding="utf-8")
+    differing = [key for key in sorted({*known, *lesson}) if known.get(key) != lesson.get(key)]
+    if differing:
+        raise InputError(
+            f"work folder {work} holds checkpoints of another training ({', '.join(differing)} differ); "
+            "name another --work folder"
+        )
+
+
+def first_process() -> bool:
+    """True in the process that writes the files (rank 0)."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def train_heads(
@@ -152,7 +215,7 @@ def train_heads(
     work: Path,
     kind: str,
     count: int,
-    inner: int,
+    inner: int | None,
     vocabulary: int,
     name: str,
     report: Report,
@@ -164,7 +227,7 @@ def train_heads(
         data, training: :class:`DataOptions` and `trainer.TrainingOptions`.
         out: the heads file to write.
         work: folder for hidden states, checkpoints and the CSV log.
-        kind, count, inner: which heads.
+        kind, count, inner: which heads; see :func:`heads_config`.
         vocabulary: frequent tokens that the loss looks at; 0 for all.
         name: the base model's name, for the header.
         report: takes progress lines.
@@ -174,24 +237,14 @@ def train_heads(
     base = base_of(model, name)
     begun = time.monotonic()
     sampling = data.sampling
-    made_from = {
-        "base": [base.vocab_size, base.hidden_size, round(float(base.sample.abs().sum()), 1)],
-        "dtype": str(model.dtype),
-        "data": [data.source, data.continued, data.tokens, data.block, data.prompt, data.batch, data.seed],
-        "sampling": [sampling.temperature, sampling.min_p, sampling.repetition_penalty],
-    }
-    rank = int(os.environ.get("RANK", "0"))
-    store = _shared(
-        rank, work, lambda: collect(model, tokenizer, data, _store(work, base, made_from), report)
-    ) or _store(work, base, made_from)
-    norm = model.base_model.norm
+    config = heads_config(kind, count, base, inner, rms_eps(model.base_model.norm))
+    store = gather(model, tokenizer, data, base, work, report)
     subset = frequent(store, base.vocab_size, vocabulary)
-    frozen = FrozenBase(
-        model.get_input_embeddings().weight, model.get_output_embeddings().weight, norm, subset
-    )
-    torch.manual_seed(training.seed)
-    heads = new_heads(kind, count, base, inner)
+    check_lesson(work, {"heads": config.to_dict(), "vocabulary": len(subset)})
+    frozen = frozen_base(model, subset)
     report(f"closed-form start of {count} {kind} heads")
+    torch.manual_seed(training.seed)
+    heads = Heads(config)
     ridge_start(heads, store, frozen.to("cpu"))
     frozen = frozen.to(model.device)
     lesson = Distillation(heads, frozen, sampling)
@@ -203,21 +256,17 @@ def train_heads(
         notes |= train(lesson, windows, training, work, device, report)
     notes["minutes"] = round((time.monotonic() - begun) / 60, 1)
     heads.frequent = frequent(store, base.vocab_size, DRAFT_VOCABULARY)
-    if rank == 0:
+    if first_process():
         save_heads(heads.eval(), out, base, notes=notes)
     return notes
 
 
-def _store(work: Path, base: HeadsBase, made_from: dict[str, Any]) -> HiddenStore:
-    return HiddenStore(work / "states", base.hidden_size, made_from)
-
-
-def _shared(rank: int, work: Path, make: Any) -> HiddenStore | None:
+def _shared(work: Path, make: Any) -> HiddenStore | None:
     """Run ``make`` in the first process; the others wait for its mark. Returns its result there."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return make()
     mark = work / f"ready-{os.environ.get('TORCHELASTIC_RUN_ID', 'run')}"
-    if rank == 0:
+    if first_process():
         with contextlib.suppress(OSError):
             mark.unlink()
         store = make()

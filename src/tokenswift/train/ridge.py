@@ -2,7 +2,7 @@
 
 Conditioned heads regress the base model's *final-normed* next state (what its LM head reads) onto the
 step's input and its random hidden layer; linear heads regress it, one head after the other, onto the
-normed state of the head before.
+normed state of the head before. Medusa heads have no closed form: they start by repeating the base.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tokenswift.heads.modules import ConditionedStep, Heads, LinearHead
+from tokenswift.heads.modules import ConditionedStep, Heads, LinearHead, MedusaHead
 from tokenswift.train.loss import FrozenBase
 from tokenswift.train.store import HiddenStore, Windows
 
@@ -46,6 +46,11 @@ def solve(pairs: Iterator[tuple[Tensor, Tensor]]) -> Float[Tensor, "X Y"]:
 @torch.no_grad()
 def ridge_start(heads: Heads, store: HiddenStore, base: FrozenBase, most: int = 100_000) -> None:
     """Set the heads to their closed-form start, from at most about ``most`` positions."""
+    if heads.kind == "medusa":
+        for head in heads.layers:
+            if isinstance(head, MedusaHead):
+                _medusa(head, base)
+        return
     windows = Windows(store, heads.count, 512, 0)
     if heads.kind == "conditioned":
         for i, step in enumerate(heads.layers):
@@ -97,3 +102,10 @@ def _linear(head: LinearHead, i: int, heads: Heads, windows: Windows, base: Froz
             yield head.input_layernorm(previous), target * scale - previous
 
     head.linear.weight.copy_(solve(pairs()).T)
+
+
+def _medusa(head: MedusaHead, base: FrozenBase) -> None:
+    """Medusa's start: the base's final norm, and blocks that add nothing yet."""
+    head.final_norm.weight.copy_(base.norm_weight)
+    for parameter in head.blocks.parameters():
+        parameter.zero_()

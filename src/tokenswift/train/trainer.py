@@ -8,7 +8,9 @@ to go on from, and the stop on a loss that is not finite.
 from __future__ import annotations
 
 import csv
+import json
 import logging
+import math
 import os
 import shutil
 import time
@@ -18,24 +20,22 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from tokenswift.train.collect import Report
-from tokenswift.train.loss import Distillation
-from tokenswift.train.store import Windows
 from tokenswift.types import InputError, RunError
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """How the heads are fine-tuned after their closed-form start.
+    """How heads or a draft model are trained from their start.
 
     Attributes:
-        epochs: passes over the data; 0 keeps the closed-form start.
+        epochs: passes over the data; 0 keeps the start.
         steps: optimiser steps; 0 takes ``epochs``.
         lr: peak learning rate (AdamW, cosine to zero after a warm-up).
-        batch: items of ``Windows.chunk`` positions per device and step.
+        batch: items of the dataset per device and step.
         accumulate: batches per optimiser step.
         seed: of the data order.
         save_every: steps between checkpoints.
@@ -96,7 +96,7 @@ class _Log(TrainerCallback):
         )
 
 
-class _HeadsTrainer(Trainer):
+class _Trainer(Trainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)
         if not bool(torch.isfinite(loss)):
@@ -122,11 +122,20 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def train(
-    lesson: Distillation, data: Windows, options: TrainingOptions, work: Path, device: str, report: Report
+    lesson: nn.Module, data: Any, options: TrainingOptions, work: Path, device: str, report: Report
 ) -> dict[str, float]:
-    """Fine-tune the heads in place; goes on from the last checkpoint in ``work`` if there is one."""
+    """Train a lesson in place; goes on from the last checkpoint in ``work`` if there is one.
+
+    Args:
+        lesson: a module that turns a batch into ``{"loss": …}``; its parameters are what is trained.
+        data: a dataset of that module's arguments (without the batch dimension), with a length.
+        options: how to train.
+        work: folder for checkpoints and log.csv.
+        device: "cpu" or "cuda".
+        report: takes progress lines.
+    """
     if len(data) == 0:
-        raise InputError("the training data has no document long enough for this number of heads")
+        raise InputError("the training data has no text long enough to learn from")
     logging.getLogger("transformers.trainer").setLevel(logging.ERROR)
     args = TrainingArguments(
         output_dir=str(work / "checkpoints"),
@@ -153,21 +162,35 @@ def train(
         ddp_backend="gloo" if device == "cpu" and int(os.environ.get("WORLD_SIZE", "1")) > 1 else None,
         bf16=options.bf16,
     )
-    trainer = _HeadsTrainer(
+    trainer = _Trainer(
         model=lesson, args=args, train_dataset=data, callbacks=[_Log(work / "log.csv", report)]
     )
     trainer.remove_callback(PrinterCallback)
     last = last_checkpoint(work / "checkpoints")
     if last is not None:
         report(f"going on from {last}")
+    if last is not None and _finished(last, len(data), options):
+        trainer._load_from_checkpoint(str(last))  # Trainer itself would take one step more
+        return _figures(json.loads((last / "trainer_state.json").read_text(encoding="utf-8")), options)
     try:
-        result = trainer.train(resume_from_checkpoint=str(last) if last else None)
+        trainer.train(resume_from_checkpoint=str(last) if last else None)
     except (OSError, SafetensorError, RuntimeError) as error:
         writing = not isinstance(error, RuntimeError) or "PytorchStreamWriter" in str(error)
         if not writing:
             raise
         reason = getattr(error, "strerror", None) or "the disk took no more"
         raise RunError(f"cannot write a checkpoint to {work}: {reason}; older ones are kept") from error
-    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    final = sum(losses[-5:]) / max(len(losses[-5:]), 1)
-    return {"steps": float(result.global_step), "loss": final} | {"lr": asdict(options)["lr"]}
+    return _figures(asdict(trainer.state), options)
+
+
+def _finished(checkpoint: Path, items: int, options: TrainingOptions) -> bool:
+    """True when a checkpoint holds all the steps that the options ask for."""
+    done = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["global_step"]
+    batches = math.ceil(items / (options.batch * int(os.environ.get("WORLD_SIZE", "1"))))
+    return done >= (options.steps or math.ceil(options.epochs * math.ceil(batches / options.accumulate)))
+
+
+def _figures(state: dict[str, Any], options: TrainingOptions) -> dict[str, float]:
+    """Steps, mean of the last five logged losses, and the peak learning rate."""
+    losses = [row["loss"] for row in state["log_history"] if "loss" in row][-5:]
+    return {"steps": float(state["global_step"]), "loss": sum(losses) / max(len(losses), 1), "lr": options.lr}

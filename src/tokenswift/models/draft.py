@@ -1,0 +1,124 @@
+"""The packaged draft model: a few layers of its own, embeddings and LM head of the default model.
+
+Only the trained layers and the final norm are shipped (one safetensors file, with the config in its
+header). :func:`ensure` builds an ordinary transformers folder from them and the default model, so that
+strategies with a draft model load it like any other checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from tokenswift.models import embedded
+from tokenswift.types import InputError, RunError
+
+NAME = f"{embedded.NAME}-draft"
+PACKED = f"{embedded.NAME}.draft.safetensors"
+METADATA_KEY = "tokenswift_draft"
+VERSION = 1  # of the packed file
+FORMAT = 1  # raised whenever the folder's making changes, so that older folders are made anew
+SHARED = ("embed_tokens.weight", "lm_head.weight")  # ends of the names of what the target gives
+SAMPLE = "target.sample"
+SAMPLE_SIZE = 256  # values of the target's embedding that a packed file keeps
+TOLERANCE = 0.01  # greatest relative distance of two samples of one target; a bf16 cast gives 0.002
+NEED = "the draft model needs 150 MB"
+
+logger = logging.getLogger("tokenswift")
+
+
+def ensure(cache: Path) -> Path:
+    """The folder of the packaged draft model below ``cache``; builds it on first use.
+
+    Raises:
+        InputError: the cache folder cannot be written, or what the default model's own raises.
+        RunError: the packaged file does not fit the default model, or the disk is full.
+    """
+    target = embedded.ensure(cache)
+    entry = resources.files("tokenswift").joinpath("data", PACKED)
+    if not entry.is_file():
+        raise InputError(f"model {NAME} is not part of this installation; train one with train-draft")
+    folder = cache / NAME
+    with resources.as_file(entry) as packed:
+        digest = hashlib.sha256(packed.read_bytes()).hexdigest()
+        if not is_whole(folder, digest):
+            with embedded.making(folder, NEED):
+                if not is_whole(folder, digest):  # another process may have made it while we waited
+                    logger.info("building the draft model %s (once) in %s", NAME, folder)
+                    with embedded.partial_folder(folder) as partial:
+                        build(packed, target, partial / "model", {"sha256": digest, "format": FORMAT})
+                        embedded.publish(partial / "model", folder)
+    return folder
+
+
+def is_whole(folder: Path, digest: str) -> bool:
+    """True when ``folder`` was finished from the packed file with this SHA-256."""
+    try:
+        record = json.loads((folder / embedded.RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(record, dict) and (record.get("sha256"), record.get("format")) == (digest, FORMAT)
+
+
+def build(packed: Path, target: Path, folder: Path, record: dict[str, Any]) -> None:
+    """Write a transformers folder of the draft model.
+
+    Args:
+        packed: a file from :func:`tokenswift.train.draft.pack`.
+        target: the target model's folder (one ``model.safetensors``); gives embeddings and tokenizer,
+            and the type of the weights.
+        folder: the folder to make.
+        record: what its ``tokenswift.json`` holds besides the name and the notes.
+    """
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import save_file
+
+    try:
+        with safe_open(packed, framework="pt") as file:
+            header = json.loads((file.metadata() or {})[METADATA_KEY])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if header["version"] != VERSION:
+            raise RunError(f"{packed.name} has version {header['version']}; known: {VERSION}")
+        with safe_open(target / "model.safetensors", framework="pt") as file:
+            names = [name for name in file.keys() if name.endswith(SHARED)]  # noqa: SIM118
+            shared = {name: file.get_tensor(name) for name in names}
+        embedding = next(tensor for name, tensor in shared.items() if name.endswith(SHARED[0]))
+        wanted = tensors.pop(SAMPLE)
+    except (SafetensorError, KeyError, ValueError, StopIteration) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise RunError(
+            f"the draft model {packed.name} cannot be built ({reason}); nothing was kept"
+        ) from error
+    sizes = (header["config"]["vocab_size"], header["config"]["hidden_size"])
+    distance = (sample(embedding) - wanted).norm() / wanted.norm().clamp_min(1e-9)
+    if tuple(embedding.shape) != sizes or not float(distance) <= TOLERANCE:
+        raise RunError(f"the draft model {packed.name} was made for another model than {target}")
+    folder.mkdir()
+    tensors = {name: tensor.to(embedding.dtype) for name, tensor in tensors.items()} | shared
+    try:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise RunError(f"the draft model cannot be written to {folder.parent.parent} ({error})") from error
+    (folder / "model.safetensors").chmod(0o644)  # safetensors writes files that only their owner can read
+    kind = str(embedding.dtype).removeprefix("torch.")
+    config = {**header["config"], "dtype": kind}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for path in target.iterdir():  # tokenizer, chat template, generation defaults
+        if path.name not in ("config.json", "model.safetensors", embedded.RECORD):
+            shutil.copyfile(path, folder / path.name)
+    known = {"name": NAME, "target": header["target"], "notes": header["notes"], **record}
+    (folder / embedded.RECORD).write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+
+
+def sample(weight: Any) -> Any:
+    """Values of a weight at fixed places, float32: the identity of a target."""
+    import torch
+
+    flat = weight.detach().reshape(-1)
+    steps = torch.linspace(0.02, 0.98, SAMPLE_SIZE, dtype=torch.float64)
+    return flat[(steps * (flat.numel() - 1)).long().to(flat.device)].float().cpu()

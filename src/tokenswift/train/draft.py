@@ -1,0 +1,333 @@
+"""A small draft model for a target: a few of its own layers, trained to its processed next-token law.
+
+The student has the target's config with fewer layers. Embeddings and LM head are the target's and stay
+as they are; the layers and the final norm train. The data are a store's tokens and hidden states (the
+same that heads are trained from), so the target itself is not run again: its law at every position
+comes from the stored state. The outcome is an ordinary transformers folder, and, by :func:`pack`, a
+small file with the trained weights alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from transformers import AutoModelForCausalLM
+
+from tokenswift.config import SamplingParams, check_integer
+from tokenswift.heads.checkpoint import base_of
+from tokenswift.models import draft as packed_draft
+from tokenswift.models._hf import quiet_transformers
+from tokenswift.models.embedded import RECORD
+from tokenswift.train.collect import Report
+from tokenswift.train.loss import FrozenBase, cross_entropy
+from tokenswift.train.pipeline import (
+    DataOptions,
+    check_lesson,
+    first_process,
+    frequent,
+    frozen_base,
+    gather,
+)
+from tokenswift.train.selftext import Backbone
+from tokenswift.train.store import HiddenStore
+from tokenswift.types import InputError, RunError
+
+WINDOW = 256  # tokens that the student reads at once
+SHORTEST = 16  # tokens; shorter remainders of a block are left out
+
+
+class TextWindows(Dataset[dict[str, Tensor]]):
+    """Windows of a store's blocks, for a student with causal attention inside the window.
+
+    An item holds ``tokens`` (chunk,) and ``hidden`` (chunk, D), padded at the end, ``valid`` (chunk,),
+    and ``before`` (context,), the block's tokens before the window, -1 where there are none.
+
+    Args:
+        store: the states.
+        chunk: tokens per window.
+        context: tokens before it (for the penalty only).
+    """
+
+    def __init__(self, store: HiddenStore, chunk: int, context: int) -> None:
+        self.tokens, self.states = store.arrays()
+        self.chunk, self.context = chunk, context
+        self.items = [
+            (block.start, start, min(chunk, block.length - start))
+            for block in store.blocks
+            for start in range(0, block.length, chunk)
+            if block.length - start >= min(SHORTEST, chunk)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        block, start, length = self.items[index]
+        at, known = block + start, min(start, self.context)
+        tokens = torch.zeros(self.chunk, dtype=torch.long)
+        tokens[:length] = torch.from_numpy(self.tokens[at : at + length].astype(np.int64))
+        before = torch.full((self.context,), -1, dtype=torch.long)
+        before[self.context - known :] = torch.from_numpy(self.tokens[at - known : at].astype(np.int64))
+        hidden = torch.zeros(self.chunk, self.states.shape[1], dtype=torch.bfloat16)
+        hidden[:length] = torch.from_numpy(np.array(self.states[at : at + length])).view(torch.bfloat16)
+        return {
+            "before": before,
+            "tokens": tokens,
+            "hidden": hidden,
+            "valid": torch.arange(self.chunk) < length,
+        }
+
+
+class DraftLesson(nn.Module):
+    """A student's layers and final norm, plus the loss: a batch in, ``{"loss": …}`` out."""
+
+    def __init__(self, student: Any, base: FrozenBase, sampling: SamplingParams) -> None:
+        super().__init__()
+        self.layers, self.norm = student.base_model.layers, student.base_model.norm
+        self.sampling = sampling
+        object.__setattr__(self, "body", student.base_model)  # its embeddings neither train nor are saved
+        object.__setattr__(self, "base", base)
+        self.body: Any
+        self.base: FrozenBase
+
+    def forward(
+        self,
+        before: Int[Tensor, "B c"],
+        tokens: Int[Tensor, "B n"],
+        hidden: Float[Tensor, "B n D"],
+        valid: Bool[Tensor, "B n"],
+    ) -> dict[str, Tensor]:
+        """Mean cross-entropy, nats a token, over the valid positions; see :class:`TextWindows`."""
+        embeds = self.base.embed(tokens).to(self.norm.weight.dtype)
+        states = self.body(inputs_embeds=embeds, use_cache=False).last_hidden_state
+        at = before.shape[1] + torch.arange(tokens.shape[1], device=tokens.device)
+        seen = self.base.seen(torch.cat((before, tokens), dim=1), at)
+        shares, places = self.base.law(hidden, seen, self.sampling)
+        scores = self.base.scores(states, seen, self.sampling)
+        return {"loss": cross_entropy(scores, shares, places, valid.float())}
+
+
+def layer_picks(layers: int, total: int) -> list[tuple[int, ...]]:
+    """Which of the target's layers a student may start from: the first ones, or all but one and the last."""
+    check_integer("layers", layers, 1, f"from 1 to {total}, the target's layers")
+    if layers > total:
+        raise InputError(f"layers is {layers}; valid: from 1 to {total}, the target's layers")
+    first = tuple(range(layers))
+    last = (*first[:-1], total - 1)
+    return [first] if last == first else [first, last]
+
+
+def make_student(model: Any, picks: Sequence[int]) -> Any:
+    """A model of the target's class with copies of these layers and its final norm, float32.
+
+    Embeddings and LM head are the target's own modules, shared and frozen.
+    """
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = len(picks)
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[pick] for pick in picks]
+    with quiet_transformers():
+        student: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    student.set_input_embeddings(model.get_input_embeddings())
+    student.set_output_embeddings(model.get_output_embeddings())
+    for place, pick in enumerate(picks):
+        student.base_model.layers[place].load_state_dict(model.base_model.layers[pick].state_dict())
+    student.base_model.norm.load_state_dict(model.base_model.norm.state_dict())
+    for part in (student.base_model.layers, student.base_model.norm):
+        part.to(device=model.device, dtype=torch.float32).requires_grad_(True)
+    student.base_model.rotary_emb.to(model.device)
+    model.requires_grad_(False)
+    return student.train()
+
+
+@torch.no_grad()
+def start_loss(student: Any, base: FrozenBase, sampling: SamplingParams, windows: TextWindows) -> float:
+    """A student's mean loss over up to 16 windows spread over the data."""
+    lesson = DraftLesson(student, base, sampling)
+    chosen = [windows[i] for i in range(0, len(windows), max(1, len(windows) // 16))][:16]
+    device = base.rows.device
+    return float(
+        np.mean([lesson(**{k: v[None].to(device) for k, v in i.items()})["loss"].item() for i in chosen])
+    )
+
+
+def finished_store(folder: Path, model: Any) -> HiddenStore:
+    """The whole store of a work folder of train-heads, whatever data and options it was made with.
+
+    The first states are computed again, so that a store of another model is found out.
+    """
+    for place in (folder / "states", folder):
+        try:
+            made_from = json.loads((place / "index.json").read_text(encoding="utf-8"))["made_from"]
+            break
+        except (OSError, ValueError, KeyError):
+            continue
+    else:
+        raise InputError(f"states {folder} holds no hidden states; valid: a work folder of train-heads")
+    width, vocab_size = model.config.hidden_size, model.config.vocab_size
+    other = InputError(f"states {folder} are of another model")
+    if made_from.get("base", [])[:2] != [vocab_size, width]:
+        raise other
+    store = HiddenStore(place, width, made_from)
+    if not store.complete or not store.blocks:
+        raise InputError(f"states {folder} are not finished; run the command that makes them again")
+    tokens, bits = store.arrays()
+    size = min(32, store.blocks[0].length)
+    backbone = Backbone(model)
+    try:
+        mine = backbone.hidden(torch.from_numpy(tokens[:size].astype(np.int64))[None].to(model.device))[0]
+    finally:
+        backbone.close()
+    kept = torch.from_numpy(np.array(bits[:size])).view(torch.bfloat16).float()
+    if not float((mine.float().cpu() - kept).norm()) <= 0.1 * float(kept.norm()):
+        raise other
+    return store
+
+
+def train_draft(
+    model: Any,
+    tokenizer: Any,
+    data: DataOptions | None,
+    training: Any,
+    *,
+    out: Path,
+    work: Path,
+    layers: int,
+    vocabulary: int,
+    name: str,
+    report: Report,
+    states: Path | None = None,
+) -> dict[str, Any]:
+    """The whole way; returns the notes that are also written to the folder's ``tokenswift.json``.
+
+    Args:
+        model, tokenizer: the loaded target; its weights stay as they are.
+        data, training: :class:`DataOptions` (None with ``states``) and `trainer.TrainingOptions`.
+        out: the transformers folder to write.
+        work: folder for hidden states, checkpoints and the CSV log.
+        layers: layers of the student, from 1 to the target's.
+        vocabulary: frequent tokens that the loss looks at; 0 for all.
+        name: the target's name.
+        report: takes progress lines.
+        states: a finished work folder of train-heads whose states are used instead of ``data``.
+    Raises:
+        InputError: layers out of range, too little data, ``out`` is something else, foreign states.
+        RunError: the loss is not finite, the disk is full.
+    """
+    from tokenswift.train.trainer import train
+
+    picks = layer_picks(layers, len(model.base_model.layers))
+    check_out(out)
+    base = base_of(model, name)
+    begun = time.monotonic()
+    if states is not None:
+        store = finished_store(states, model)
+    elif data is not None:
+        store = gather(model, tokenizer, data, base, work, report)
+    else:
+        raise InputError("data is None; valid: DataOptions, or states")
+    sampling = data.sampling if data is not None else SamplingParams()
+    subset = frequent(store, base.vocab_size, vocabulary)
+    check_lesson(work, {"draft layers": layers, "vocabulary": len(subset)})
+    frozen = frozen_base(model, subset).to(model.device)
+    longest = max(block.length for block in store.blocks)
+    windows = TextWindows(store, min(WINDOW, longest), min(sampling.window, max(0, longest - WINDOW)))
+    torch.manual_seed(training.seed)
+    starts = {pick: start_loss(make_student(model, pick), frozen, sampling, windows) for pick in picks}
+    pick = min(picks, key=lambda p: starts[p])
+    for which, loss in starts.items():
+        report(f"start from the target's layers {', '.join(map(str, which))}: loss {loss:.4f}")
+    student = make_student(model, pick)
+    notes: dict[str, Any] = {"layers": layers, "from": list(pick), "start_loss": round(starts[pick], 4)}
+    notes |= {"tokens": store.tokens_stored, "vocabulary": len(subset)}
+    if training.epochs or training.steps:
+        lesson = DraftLesson(student, frozen, sampling)
+        device = "cpu" if model.device.type == "cpu" else "cuda"
+        notes |= train(lesson, windows, training, work, device, report)
+    notes["minutes"] = round((time.monotonic() - begun) / 60, 1)
+    if first_process():
+        save_draft(
+            student, tokenizer, out, {"name": out.name, "target": base.name, "notes": notes}, model.dtype
+        )
+    return notes
+
+
+def check_out(out: Path) -> None:
+    """Raise :class:`InputError` unless ``out`` is free, or a draft model that may be replaced."""
+    if out.is_dir() and not any(out.iterdir()):
+        return
+    if out.exists() and not (out / RECORD).is_file():
+        raise InputError(f"out {out} exists and is no draft model; name another folder")
+
+
+def save_draft(student: Any, tokenizer: Any, out: Path, record: dict[str, Any], dtype: torch.dtype) -> None:
+    """Write the transformers folder; a failure leaves what was there before."""
+    part = out.with_name(out.name + ".part")
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        with quiet_transformers():
+            student.to(dtype).eval().save_pretrained(part, max_shard_size="1TB")
+            tokenizer.save_pretrained(part)
+        config = json.loads((part / "config.json").read_text(encoding="utf-8"))
+        config["dtype"] = str(dtype).removeprefix("torch.")
+        (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (part / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        for path in part.iterdir():  # the weights come out readable by their owner only
+            path.chmod(0o644)
+        shutil.rmtree(out, ignore_errors=True)
+        os.replace(part, out)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(part, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RunError(f"cannot write the draft model to {out}: {reason}; checkpoints are kept") from error
+
+
+def pack(folder: Path, file: Path) -> None:
+    """Write a small file with the trained weights of a draft model's folder, bfloat16.
+
+    Args:
+        folder: a folder from :func:`train_draft`.
+        file: the safetensors file; see :func:`tokenswift.models.draft.build` for the way back.
+    Raises:
+        InputError: the folder is no draft model, or the file cannot be written.
+    """
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        with safe_open(folder / "model.safetensors", framework="pt") as source:
+            tensors = {name: source.get_tensor(name) for name in source.keys()}  # noqa: SIM118
+        own = {n: t for n, t in tensors.items() if not n.endswith(packed_draft.SHARED)}
+        embedding = next(t for n, t in tensors.items() if n.endswith(packed_draft.SHARED[0]))
+        header = {"version": packed_draft.VERSION, "target": record["target"], "notes": record["notes"]}
+    except (OSError, ValueError, KeyError, SafetensorError, StopIteration) as error:
+        raise InputError(f"{folder} is no draft model of train-draft ({error})") from error
+    config = {key: value for key, value in config.items() if not re.match("_|transformers_version", key)}
+    packed = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in own.items()}
+    packed[packed_draft.SAMPLE] = packed_draft.sample(embedding)
+    part = file.with_name(file.name + ".part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        metadata = {packed_draft.METADATA_KEY: json.dumps({**header, "config": config})}
+        save_file(packed, part, metadata=metadata)
+        part.chmod(0o644)
+        os.replace(part, file)
+    except (OSError, SafetensorError) as error:
+        part.unlink(missing_ok=True)
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"pack {file} cannot be written: {reason}") from error
