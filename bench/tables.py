@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "strategies.md")
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Row = dict[str, Any]
 
@@ -135,11 +135,33 @@ def memory() -> str:
     )
 
 
+def strategies() -> str:
+    """Every strategy at two context lengths, on the same prompts."""
+    keys = ("variant", "prompt_tokens", "new_tokens", "dtype", "budget")
+    head = ["strategy", "context", "tokens a step", "α", "draft passes a step", "identical", "from"]
+    return table(
+        head,
+        [
+            [
+                r["variant"],
+                str(r["prompt_tokens"]),
+                f"**{r['mean_acceptance_length']:.2f}**",
+                f"{r['acceptance_rate']:.2f}",
+                f"{r['draft_passes_per_step']:.1f}",
+                "yes" if r["identical"] else "no",
+                source(r),
+            ]
+            for r in rows_of("strategies", keys)
+        ],
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "acceptance": acceptance,
     "trees": trees,
     "overhead": overhead,
     "memory": memory,
+    "strategies": strategies,
 }
 
 

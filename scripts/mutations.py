@@ -104,9 +104,9 @@ DEFECTS = [
     ),
     Defect(
         "stale partial-cache row leaks into the full cache",
-        "cache/partial.py",
-        "        self.data[:, :, slots] = self.full.data[:, :, start:end]",
-        "        self.full.data[:, :, start:end] = self.data[:, :, slots]",
+        "cache/sparse.py",
+        "        self._put(full.data[:, :, start:end], start)",
+        "        full.data[:, :, start:end] = self.data[:, :, : end - start]",
         ("tests/test_cache.py", TOKENS),
     ),
     Defect(

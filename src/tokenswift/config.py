@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from tokenswift.types import InputError
@@ -84,6 +84,50 @@ class SamplingParams:
         return self.penalty_window if self.repetition_penalty != 1.0 else 0
 
 
+def option(default: Any, text: str, metavar: str = "N") -> Any:
+    """A field of a strategy's options: its default, what it means and the placeholder of its value.
+
+    The command line and the list of strategies are made from these.
+    """
+    return field(default=default, metadata={"help": text, "metavar": metavar})
+
+
+def _widths(default: Any = None) -> Any:
+    return option(default, "candidates per level, integers of at least 1, such as 1,3,3,3", "W,W,…")
+
+
+def _coupled() -> Any:
+    return option("coupled", "coupled (ranked with the target's own noise) or probability", "NAME")
+
+
+def _acceptance() -> Any:
+    return option("exact", "exact, or published (the paper's rule: NOT lossless, the text differs)", "NAME")
+
+
+def _vocabulary() -> Any:
+    return option("frequent", "tokens that drafts consist of: frequent (with the prompt's) or full", "NAME")
+
+
+def _budget(default: int) -> Any:
+    return option(default, "tokens in the partial KV cache, more than --sinks", "B")
+
+
+def _sinks() -> Any:
+    return option(16, "first tokens that partial caches always hold, 0 or more")
+
+
+def _gamma(default: int) -> Any:
+    return option(default, "tokens of a drafted chain, at least 1")
+
+
+def _draft_model(text: str) -> Any:
+    return option(None, f"causal LM with the target's tokenizer: alias, folder or hub id{text}", "M")
+
+
+def _draft_budget() -> Any:
+    return option(256, "tokens in the draft model's KV cache, more than --sinks", "B")
+
+
 @dataclass(frozen=True, slots=True)
 class NoOptions:
     """Options of a strategy that has none."""
@@ -91,53 +135,118 @@ class NoOptions:
 
 @dataclass(frozen=True, slots=True)
 class TokenSwiftOptions:
-    """Options of the ``tokenswift`` strategy.
+    """Options of the ``tokenswift`` strategy; None chooses by device. Each field says what it means."""
 
-    Attributes:
-        tree: candidates per level, e.g. ``(1, 3, 3, 3)`` (paper); None chooses by device.
-        ngrams: k, n-gram branches per step; 0 switches reutilisation off; None chooses by device.
-        ngram_count: an n-gram is drafted only when it was seen this often; None chooses by device.
-        budget: B, tokens in the partial KV cache.
-        sinks: S, first positions that the partial cache always holds.
-        cache: "dynamic" (paper), "partial" (selected once, at prefill) or "full".
-        candidates: "coupled" (ranked with the target's own noise) or "probability".
-        acceptance: "exact", or "published" (the paper's code; not lossless).
-        draft: where a step's draft comes from: "partial" (one pass over the partial cache, the
-            paper), "hidden" (the verified hidden state, no extra pass), or "auto".
-        vocabulary: tokens that heads may draft: "frequent" (those that the heads file names and the
-            prompt's; all where it names none) or "full".
-    """
-
-    tree: tuple[int, ...] | None = None
-    ngrams: int | None = None
-    ngram_count: int | None = None
-    budget: int = 4096
-    sinks: int = 16
-    cache: str = "dynamic"
-    candidates: str = "coupled"
-    acceptance: str = "exact"
-    draft: str = "auto"
-    vocabulary: str = "frequent"
+    tree: tuple[int, ...] | None = _widths()
+    ngrams: int | None = option(None, "n-gram branches a step, 0 or more; 0 is off", "K")
+    ngram_count: int | None = option(None, "draft an n-gram only when it was seen this often, at least 1")
+    budget: int = _budget(4096)
+    sinks: int = _sinks()
+    cache: str = option("dynamic", "cache of the draft: dynamic, partial (selected once) or full", "NAME")
+    candidates: str = _coupled()
+    acceptance: str = _acceptance()
+    draft: str = option(
+        "auto", "partial (a pass over the partial cache), hidden (no extra pass) or auto", "NAME"
+    )
+    vocabulary: str = _vocabulary()
 
     def __post_init__(self) -> None:
-        if self.tree is not None:
-            widths = self.tree if isinstance(self.tree, tuple | list) else ()
-            if not widths or any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in widths):
-                raise InputError(f"tree is {self.tree!r}; valid: integers of at least 1, such as 1,3,3,3")
-            object.__setattr__(self, "tree", tuple(widths))
+        check_widths(self)
         if self.ngrams is not None:
             check_integer("ngrams", self.ngrams, 0)
         if self.ngram_count is not None:
             check_integer("ngram_count", self.ngram_count, 1)
-        check_integer("sinks", self.sinks, 0)
-        check_integer("budget", self.budget, 1)
-        if self.budget <= self.sinks:
-            raise InputError(f"budget is {self.budget}; valid: more than the {self.sinks} sink tokens")
+        check_budget("budget", self.budget, self.sinks)
         check_choice("cache", self.cache, ("full", "partial", "dynamic"))
         check_choice("candidates", self.candidates, ("coupled", "probability"))
         check_choice("acceptance", self.acceptance, ("exact", "published"))
         check_choice("draft", self.draft, ("auto", "partial", "hidden"))
         check_choice("vocabulary", self.vocabulary, ("frequent", "full"))
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaOptions:
+    """Options of the ``medusa`` strategy."""
+
+    tree: tuple[int, ...] | None = _widths()
+    candidates: str = _coupled()
+    acceptance: str = _acceptance()
+    vocabulary: str = _vocabulary()
+
+    def __post_init__(self) -> None:
+        check_widths(self)
+        check_choice("candidates", self.candidates, ("coupled", "probability"))
+        check_choice("acceptance", self.acceptance, ("exact", "published"))
+        check_choice("vocabulary", self.vocabulary, ("frequent", "full"))
+
+
+@dataclass(frozen=True, slots=True)
+class MagicDecOptions:
+    """Options of the ``magicdec`` strategy."""
+
+    gamma: int = _gamma(3)
+    kv: str = option("snapkv", "sparse cache: snapkv (pooled attention at prefill) or streaming", "NAME")
+    budget: int = _budget(4096)
+    sinks: int = _sinks()
+    draft_model: Any = _draft_model("; none: the target drafts for itself")
+    candidates: str = _coupled()
+
+    def __post_init__(self) -> None:
+        check_integer("gamma", self.gamma, 1)
+        check_choice("kv", self.kv, ("snapkv", "streaming"))
+        check_budget("budget", self.budget, self.sinks)
+        check_choice("candidates", self.candidates, ("coupled", "probability"))
+
+
+@dataclass(frozen=True, slots=True)
+class TriForceOptions:
+    """Options of the ``triforce`` strategy."""
+
+    gamma: int = _gamma(6)
+    inner_gamma: int = option(2, "tokens that the draft model drafts for the partial cache, at least 1")
+    budget: int = _budget(4096)
+    sinks: int = _sinks()
+    chunk: int = option(8, "tokens of a retrieved chunk, at least 1")
+    refresh: int = option(64, "new tokens after which retrieval is repeated; 0: only at prefill")
+    draft_model: Any = _draft_model("; for the default model the shipped one")
+    draft_budget: int = _draft_budget()
+    candidates: str = _coupled()
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "inner_gamma", "chunk"):
+            check_integer(name, getattr(self, name), 1)
+        check_integer("refresh", self.refresh, 0)
+        check_budget("budget", self.budget, self.sinks)
+        check_budget("draft_budget", self.draft_budget, self.sinks)
+        check_choice("candidates", self.candidates, ("coupled", "probability"))
+
+
+#: strategy → kind of its options
+OPTIONS: dict[str, type] = {
+    "autoregressive": NoOptions,
+    "tokenswift": TokenSwiftOptions,
+    "medusa": MedusaOptions,
+    "triforce": TriForceOptions,
+    "magicdec": MagicDecOptions,
+}
+
+
+def check_widths(options: Any) -> None:
+    """Check ``options.tree`` and make it a tuple; None passes."""
+    if options.tree is None:
+        return
+    widths = options.tree if isinstance(options.tree, tuple | list) else ()
+    if not widths or any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in widths):
+        raise InputError(f"tree is {options.tree!r}; valid: integers of at least 1, such as 1,3,3,3")
+    object.__setattr__(options, "tree", tuple(widths))
+
+
+def check_budget(name: str, budget: object, sinks: object) -> None:
+    """Check the size of a partial cache against its sinks."""
+    check_integer("sinks", sinks, 0)
+    check_integer(name, budget, 1)
+    if budget <= sinks:  # type: ignore[operator]
+        raise InputError(f"{name} is {budget}; valid: more than the {sinks} sink tokens")
 
 
 def build_options(kind: type[T], strategy: str, values: Mapping[str, Any] | None) -> T:

@@ -22,7 +22,8 @@ def prefill(sequence: Sequence) -> None:
     """Run the prompt, all but its last token (the first root), into the full cache."""
     known = sequence.tokens[:-1]
     if known:
-        sequence.newest, sequence.newest_row = sequence.model.prefill(known, sequence.cache), 0
+        newest = sequence.model.prefill(known, sequence.cache)
+        sequence.newest, sequence.newest_row = newest, len(newest.hidden) - 1
 
 
 def decode(

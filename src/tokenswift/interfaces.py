@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -70,7 +70,7 @@ class TargetModel(Protocol):
         ...
 
     def prefill(self, tokens: list[int], cache: CommittingCache) -> Pass:
-        """Run the prompt in chunks and commit it. The result holds the last token's row only."""
+        """Run the prompt in chunks and commit it. The result holds rows of its end, the last token's last."""
         ...
 
     def logits(self, hidden: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
@@ -86,6 +86,42 @@ class TargetModel(Protocol):
 
     def embed(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n D"]:
         """Input embeddings."""
+        ...
+
+
+class DraftModel(TargetModel, Protocol):
+    """What drafting needs of a model beyond verification."""
+
+    @property
+    def windows(self) -> list[int | None]:
+        """Sliding window of each layer; None where it sees everything."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that one pass reads."""
+        ...
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values per cached token."""
+        ...
+
+    @property
+    def rotary_frequencies(self) -> Float[Tensor, " half"]:
+        """Angle per position of each pair of a head's dimensions, (d / 2,)."""
+        ...
+
+    def new_cache(self, capacity: int) -> Any:
+        """An empty full cache for ``capacity`` tokens, scratch room included."""
+        ...
+
+    def norm(self, hidden: Float[Tensor, "n D"]) -> Float[Tensor, "n D"]:
+        """The final norm."""
+        ...
+
+    def head_rows(self, ids: Int[Tensor, " m"]) -> Float[Tensor, "m D"]:
+        """Rows of the LM head."""
         ...
 
 

@@ -7,43 +7,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tokenswift.config import NoOptions, SamplingParams, TokenSwiftOptions, build_options, check_integer
+from tokenswift.config import SamplingParams, build_options, check_integer
 from tokenswift.decode import decode, prefill
-from tokenswift.heads.checkpoint import resolve_heads
+from tokenswift.heads.checkpoint import packaged_heads, resolve_heads
 from tokenswift.heads.modules import Heads
 from tokenswift.interfaces import Sequence as SequenceState
-from tokenswift.interfaces import Strategy
 from tokenswift.metrics import Meter
 from tokenswift.models.load import context_limit, load
 from tokenswift.models.numerics import Numerics
 from tokenswift.models.rope import extend_context, needed_factor, parse_rope_scaling
 from tokenswift.models.target import HFTarget
 from tokenswift.sampling import Sampler
-from tokenswift.strategies.autoregressive import Autoregressive
-from tokenswift.strategies.tokenswift import TokenSwift
+from tokenswift.strategies.table import DEFAULTS, STRATEGIES
 from tokenswift.text import TextStream
 from tokenswift.types import Generation, InputError, Step
 
-Builder = Callable[["LLM", Any, Sampler], Strategy]
+__all__ = ["DEFAULTS", "LLM", "STRATEGIES"]
 
-#: Default tree and n-gram branches by kind of device; measured, see docs/LOG.md.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "cuda": {"tree": (1, 3, 3, 3), "ngrams": 20, "ngram_count": 1},
-    "cpu": {"tree": (1, 1), "ngrams": 1, "ngram_count": 2},
-}
-
-
-def _tokenswift(llm: LLM, options: TokenSwiftOptions, sampler: Sampler) -> Strategy:
-    defaults = DEFAULTS["cuda" if llm.target.device.type == "cuda" else "cpu"]
-    missing = {name: value for name, value in defaults.items() if getattr(options, name) is None}
-    return TokenSwift(replace(options, **missing), llm.target, llm.heads, sampler)
-
-
-#: name → (kind of its options, builder)
-STRATEGIES: dict[str, tuple[type, Builder]] = {
-    "autoregressive": (NoOptions, lambda llm, options, sampler: Autoregressive()),
-    "tokenswift": (TokenSwiftOptions, _tokenswift),
-}
+#: the small model that drafts for the default model
+DEFAULT_DRAFT = "smollm2-135m-draft"
 
 
 class LLM:
@@ -101,6 +83,8 @@ class LLM:
         self.name = name
         self.target = HFTarget(model, numerics)
         self.heads = resolve_heads(heads, model)
+        self._shipped_heads = isinstance(heads, str) and heads == "auto"
+        self._drafts: dict[str, HFTarget] = {}
         self._scaling = parse_rope_scaling(rope_scaling or "none")
         self._positions = context_limit(model.config)
 
@@ -113,6 +97,56 @@ class LLM:
     def device(self) -> str:
         """The model's device, e.g. "cpu"."""
         return str(self.target.device)
+
+    def heads_of(self, kind: str) -> Heads | None:
+        """Heads of a kind for this model: those it was given, or, with ``heads="auto"``, shipped ones."""
+        if self.heads is not None and self.heads.kind == kind:
+            return self.heads
+        return packaged_heads(self.model, kind) if self._shipped_heads else None
+
+    def draft_model(self, wanted: Any = None) -> HFTarget:
+        """A draft model for this target, loaded once.
+
+        Args:
+            wanted: alias, folder, hub id or a loaded transformers model; None takes the one that is
+                shipped for the default model.
+        Raises:
+            InputError: there is none, it cannot be loaded, or its vocabulary is another one.
+        """
+        if wanted is None and packaged_heads(self.model) is None:
+            raise InputError(
+                "draft_model is not given; valid: a causal LM with the target's tokenizer (--draft-model)"
+            )
+        if wanted is None or isinstance(wanted, str | Path):
+            name = DEFAULT_DRAFT if wanted is None else str(wanted)
+            if name not in self._drafts:
+                loaded = load(name, dtype=self.dtype, device=self.device)
+                self._drafts[name] = self._checked_draft(HFTarget(loaded.model), loaded.tokenizer, name)
+            return self._drafts[name]
+        name = f"object {id(wanted)}"
+        if name not in self._drafts or self._drafts[name].model is not wanted:
+            draft = self._checked_draft(HFTarget(wanted), None, type(wanted).__name__)
+            if (draft.device, draft.dtype) != (self.target.device, self.target.dtype):
+                raise InputError(
+                    f"draft_model is {draft.dtype} on {draft.device}; valid: as the target, "
+                    f"{self.target.dtype} on {self.target.device}"
+                )
+            self._drafts[name] = draft
+        return self._drafts[name]
+
+    def _checked_draft(self, draft: HFTarget, tokenizer: Any, name: str) -> HFTarget:
+        mine, theirs = self.target.vocab_size, draft.vocab_size
+        if mine != theirs:
+            raise InputError(
+                f"draft_model {name} has a vocabulary of {theirs} tokens, the target one of {mine}; "
+                f"valid: a model with the target's tokenizer"
+            )
+        if tokenizer is not None and self.tokenizer is not None:
+            if tokenizer.get_vocab() != self.tokenizer.get_vocab():
+                raise InputError(
+                    f"draft_model {name} has another vocabulary; valid: a model with the target's tokenizer"
+                )
+        return draft
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with the tokenizer's special tokens."""
@@ -216,15 +250,15 @@ class _Run:
         check_integer("max_new_tokens", max_new_tokens, 1)
         if strategy not in STRATEGIES:
             raise InputError(f"strategy is {strategy!r}; valid: {', '.join(STRATEGIES)}")
-        kind, build = STRATEGIES[strategy]
-        options = build_options(kind, strategy, strategy_options)
+        entry = STRATEGIES[strategy]
+        options = build_options(entry.options, strategy, strategy_options)
         self.llm = llm
         self.sampling = sampling or SamplingParams()
         self.prompt = llm._prompt_ids(prompt)
         llm._make_room(len(self.prompt) + max_new_tokens)
         self.max_new_tokens = max_new_tokens
         self.sampler = Sampler(self.sampling, llm.target.vocab_size, llm.target.device)
-        self.strategy = build(llm, options, self.sampler)
+        self.strategy = entry.build(llm, options, self.sampler)
         self.eos: Collection[int] = () if ignore_eos else llm._eos()
         self.stream = TextStream(llm.tokenizer, (stop,) if isinstance(stop, str) else tuple(stop))
         self.meter = Meter()

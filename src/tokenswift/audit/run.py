@@ -17,10 +17,15 @@ from tokenswift.config import SamplingParams
 from tokenswift.llm import LLM, STRATEGIES
 from tokenswift.types import InputError
 
-BASELINE = "autoregressive"
+BASELINE = toy.BASELINE
 SEPARATOR = "---"
 #: The paper's tree over a partial cache that is smaller than the text; audited besides the defaults.
 PAPER: dict[str, Any] = {"tree": (1, 3, 3, 3), "ngrams": 20, "budget": 64, "sinks": 16, "draft": "partial"}
+#: What self-speculation is audited with: a partial cache that is smaller than the text.
+SMALL: dict[str, dict[str, Any]] = {
+    "triforce": {"budget": 64, "draft_budget": 64},
+    "magicdec": {"budget": 64},
+}
 PUBLISHED_CASES = ("no processor", "min-p", "all")
 
 
@@ -34,9 +39,13 @@ class Variant:
 
 
 def variants(strategy: str, options: dict[str, Any]) -> list[Variant]:
-    """What to audit: one strategy or "all"; without options also TokenSwift with the paper's tree."""
+    """What to audit: one strategy or "all". Without options TokenSwift is also run with the paper's tree,
+    and partial caches are smaller than the text."""
     names = [name for name in STRATEGIES if name != BASELINE] if strategy == "all" else [strategy]
-    found = [Variant(name, name, toy.options_of(name, options)) for name in names]
+    found = [
+        Variant(name, name, toy.options_of(name, options) if options else SMALL.get(name, {}))
+        for name in names
+    ]
     if not options and "tokenswift" in names:
         found.append(Variant("tokenswift, paper's tree", "tokenswift", PAPER))
     return found
@@ -159,6 +168,7 @@ def _one(
 def _laws(llm: LLM, plan: Plan, report: Report, say: Callable[[str], None]) -> None:
     say("toy model: enumerating laws")
     small = toy.toy_llm(llm.model)
+    medusa = toy.toy_llm(llm.model, "medusa")
     cases = dict(toy.CASES)
     own = next((p for p in plan.samplings.values() if not p.greedy), None)
     if own is not None:
@@ -174,7 +184,8 @@ def _laws(llm: LLM, plan: Plan, report: Report, say: Callable[[str], None]) -> N
             say(f"toy model, {case}: {plan.law_samples} runs of {strategy}")
             seen, same = plain, None
             if strategy != BASELINE:
-                seen = list(toy.outcomes(small, strategy, params, plan.law_samples, first=first))
+                drafting = medusa if strategy == "medusa" else small
+                seen = list(toy.outcomes(drafting, strategy, params, plan.law_samples, first=first))
                 same = sum(a == b for a, b in zip(plain, seen, strict=True))
             fit = chi_square(seen, law)
             report.laws.append(LawTest(strategy, case, fit.p, fit.samples, fit.variation, same))

@@ -24,10 +24,11 @@ from transformers import (
 )
 
 from tokenswift.audit.law import Law, Tokens, joint_law
-from tokenswift.config import SamplingParams
+from tokenswift.config import OPTIONS, SamplingParams
 from tokenswift.heads.modules import Heads, HeadsConfig
-from tokenswift.llm import LLM, STRATEGIES
+from tokenswift.llm import LLM
 
+BASELINE = "autoregressive"
 VOCAB, LENGTH = 6, 3
 PROMPT: Tokens = (0, 3, 1, 4, 0, 3, 1, 5, 0, 3)  # repeats itself, so that n-gram branches occur
 SPREAD = 1.5  # standard deviation of the toy's logits
@@ -53,8 +54,14 @@ CASES: dict[str, SamplingParams] = {
 }
 #: Drafting that reaches every part of the code; the runs take turns. Options a strategy lacks are left out.
 EXERCISES: tuple[dict[str, Any], ...] = (
-    {"tree": (1, 3, 3), "ngrams": 4, "budget": 5, "sinks": 1, "draft": "partial"},
-    {"tree": (3, 2), "ngrams": 2, "draft": "hidden", "candidates": "probability"},
+    {
+        **{"tree": (1, 3, 3), "ngrams": 4, "budget": 5, "sinks": 1, "draft": "partial"},
+        **{"gamma": 2, "inner_gamma": 1, "kv": "snapkv", "chunk": 2, "refresh": 1, "draft_budget": 4},
+    },
+    {
+        **{"tree": (3, 2), "ngrams": 2, "draft": "hidden", "candidates": "probability"},
+        **{"gamma": 3, "inner_gamma": 2, "kv": "streaming", "budget": 6, "sinks": 1, "draft_budget": 6},
+    },
 )
 PUBLISHED: dict[str, Any] = {
     "tree": (1, 3, 3, 3),
@@ -67,7 +74,7 @@ PUBLISHED: dict[str, Any] = {
 
 def options_of(strategy: str, wanted: dict[str, Any]) -> dict[str, Any]:
     """The options among ``wanted`` that a strategy has."""
-    known = {field.name for field in fields(STRATEGIES[strategy][0])}
+    known = {field.name for field in fields(OPTIONS[strategy])}
     return {name: value for name, value in wanted.items() if name in known}
 
 
@@ -105,10 +112,11 @@ def toy_model(model: Any, seed: int = 0) -> Any:
     return toy
 
 
-def toy_llm(model: Any) -> LLM:
-    """The toy with random draft heads: they draft nonsense, which must not matter."""
+def toy_llm(model: Any, strategy: str = BASELINE) -> LLM:
+    """The toy with random draft heads of the strategy's kind: they draft nonsense, which must not matter."""
     toy = toy_model(model)
-    config = HeadsConfig(kind="conditioned", count=3, hidden_size=toy.config.hidden_size, vocab_size=VOCAB)
+    kind = "medusa" if strategy == "medusa" else "conditioned"
+    config = HeadsConfig(kind=kind, count=3, hidden_size=toy.config.hidden_size, vocab_size=VOCAB)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         heads = Heads(config)
@@ -169,8 +177,16 @@ def outcomes(
     exercises: tuple[dict[str, Any], ...] = EXERCISES,
     first: int = 0,
 ) -> Iterator[Tokens]:
-    """The new tokens of ``seeds`` whole runs, seeds ``first``, …; the exercises take turns."""
+    """The new tokens of ``seeds`` whole runs, seeds ``first``, …; the exercises take turns.
+
+    Where a strategy takes a draft model, another toy is one: in all runs, or in every second exercise
+    where it can also do without.
+    """
     options = [options_of(strategy, exercise) for exercise in exercises]
+    if strategy in ("triforce", "magicdec"):
+        draft = toy_model(llm.model, seed=1)
+        for exercise in options[0 if strategy == "triforce" else 1 :]:
+            exercise["draft_model"] = draft
     for seed in range(first, first + seeds):
         result = llm.generate(
             list(PROMPT),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from tokenswift.cli import options
 from tokenswift.cli.output import check_writable, versions, write_json
-from tokenswift.config import build_options, check_integer
+from tokenswift.config import OPTIONS, build_options, check_integer
 from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
@@ -104,14 +104,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _strategy_options(args: argparse.Namespace) -> dict[str, Any]:
     """The strategy options given; with ``all`` each must belong to some strategy, which gets it."""
-    from tokenswift.llm import STRATEGIES
-
     if args.strategy != "all":
-        if args.strategy not in STRATEGIES:
-            raise InputError(f"strategy is {args.strategy!r}; valid: all, {', '.join(STRATEGIES)}")
+        if args.strategy not in OPTIONS:
+            raise InputError(f"strategy is {args.strategy!r}; valid: all, {', '.join(OPTIONS)}")
         return options.strategy_options_from(args)
     given = {name: getattr(args, name) for name in options.STRATEGY if getattr(args, name) is not None}
-    build_options(STRATEGIES["tokenswift"][0], "tokenswift", given)
+    for strategy, kind in OPTIONS.items():
+        known = {field.name for field in fields(kind)}
+        build_options(kind, strategy, {name: value for name, value in given.items() if name in known})
     return given
 
 

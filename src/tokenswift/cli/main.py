@@ -20,7 +20,16 @@ from typing import Any, NoReturn
 from tokenswift import __version__
 from tokenswift.types import InputError, RunError
 
-COMMANDS = ("generate", "demo", "audit", "train_heads", "train_draft", "eval_heads", "import_heads")
+COMMANDS = (
+    "generate",
+    "strategies",
+    "demo",
+    "audit",
+    "train_heads",
+    "train_draft",
+    "eval_heads",
+    "import_heads",
+)
 
 
 class Parser(argparse.ArgumentParser):

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
-from tokenswift.config import SamplingParams, TokenSwiftOptions, check_choice, check_integer
+from tokenswift.config import OPTIONS, SamplingParams, build_options, check_choice, check_integer
 from tokenswift.types import InputError
 
 DEFAULT_MODEL = "smollm2-135m"
 SAMPLING = {f.name: f.default for f in fields(SamplingParams)}
-STRATEGY = {f.name: f.default for f in fields(TokenSwiftOptions)}
+#: option name → strategy → field
+STRATEGY: dict[str, dict[str, Field[Any]]] = {}
+for _name, _options in OPTIONS.items():
+    for _field in fields(_options):
+        STRATEGY.setdefault(_field.name, {})[_name] = _field
 
 
 def integer(text: str) -> int:
@@ -116,47 +121,43 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_strategy_options(parser: argparse.ArgumentParser) -> None:
-    """--strategy and the fields of `config.TokenSwiftOptions`."""
+    """--strategy and every field of the strategies' options."""
     group = parser.add_argument_group("strategy (changes the speed, never the text, unless marked)")
     group.add_argument(
         "--strategy",
         default="tokenswift",
         metavar="S",
-        help="tokenswift or autoregressive (plain decoding); default: %(default)s",
+        help=f"{', '.join(OPTIONS)} (see tokenswift strategies); default: %(default)s",
     )
-    group.add_argument(
-        "--tree",
-        type=widths,
-        metavar="W,W,…",
-        help="candidates per level, integers of at least 1, such as 1,3,3,3; default: auto (by device)",
-    )
-    group.add_argument(
-        "--ngrams",
-        type=integer,
-        metavar="K",
-        help="n-gram branches a step, 0 or more; 0 is off; default: by device",
-    )
-    group.add_argument(
-        "--ngram-count",
-        type=integer,
-        metavar="N",
-        help="draft an n-gram only when it was seen this often, at least 1; default: by device",
-    )
-    for name, metavar, text in (
-        ("budget", "B", "tokens in the partial KV cache, more than --sinks"),
-        ("sinks", "N", "first tokens that the partial cache always holds, 0 or more"),
-    ):
+    for name, owners in STRATEGY.items():
+        first = next(iter(owners.values()))
         group.add_argument(
-            f"--{name}", type=integer, metavar=metavar, help=f"{text}; default: {STRATEGY[name]}"
+            f"--{name.replace('_', '-')}",
+            type=_kind(first),
+            metavar=first.metadata["metavar"],
+            help=f"{first.metadata['help']}; {_whose(owners)}",
         )
-    for name, text in (
-        ("cache", "cache of the draft: dynamic, partial (selected once) or full"),
-        ("candidates", "coupled (ranked with the target's own noise) or probability"),
-        ("draft", "partial (a pass over the partial cache), hidden (no extra pass) or auto"),
-        ("vocabulary", "tokens that heads draft: frequent (with the prompt's) or full"),
-        ("acceptance", "exact, or published (the paper's rule: NOT lossless, the text differs)"),
-    ):
-        group.add_argument(f"--{name}", metavar="NAME", help=f"{text}; default: {STRATEGY[name]}")
+
+
+def _kind(option: Field[Any]) -> Callable[[str], Any]:
+    """How the command line reads a field."""
+    kind = str(option.type)
+    return widths if kind.startswith("tuple") else integer if kind.startswith("int") else str
+
+
+def _whose(owners: dict[str, Field[Any]]) -> str:
+    """Which strategies have an option, and its defaults there."""
+    defaults = {name: shown_default(option) for name, option in owners.items()}
+    if len(set(defaults.values())) == 1:
+        return f"default: {next(iter(defaults.values()))} ({', '.join(defaults)})"
+    return "default: " + ", ".join(f"{value} ({name})" for name, value in defaults.items())
+
+
+def shown_default(option: Field[Any]) -> str:
+    """A default as help texts show it."""
+    if option.default is None:
+        return "none" if option.name == "draft_model" else "by device"
+    return str(option.default)
 
 
 def sampling_from(args: argparse.Namespace) -> SamplingParams:
@@ -167,12 +168,9 @@ def sampling_from(args: argparse.Namespace) -> SamplingParams:
 def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
     """The strategy options that were given, checked against the strategy; InputError names the bad one."""
     given = {name: getattr(args, name) for name in STRATEGY if getattr(args, name) is not None}
-    from tokenswift.config import build_options
-    from tokenswift.llm import STRATEGIES
-
-    if args.strategy not in STRATEGIES:
-        raise InputError(f"strategy is {args.strategy!r}; valid: {', '.join(STRATEGIES)}")
-    build_options(STRATEGIES[args.strategy][0], args.strategy, given)
+    if args.strategy not in OPTIONS:
+        raise InputError(f"strategy is {args.strategy!r}; valid: {', '.join(OPTIONS)}")
+    build_options(OPTIONS[args.strategy], args.strategy, given)
     return given
 
 

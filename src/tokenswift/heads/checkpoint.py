@@ -214,8 +214,9 @@ def load_heads(
     return heads.to(dtype=dtype or model.dtype, device=device or model.device)
 
 
-def packaged_heads(model: Any) -> Heads | None:
-    """The shipped heads that were made for this model, if there are any."""
+def packaged_heads(model: Any, kind: str | None = None) -> Heads | None:
+    """The shipped heads that were made for this model, if there are any: the first file by name, or
+    the first of a ``kind``."""
     identity = base_of(model)
     for entry in sorted(resources.files("tokenswift").joinpath("data").iterdir(), key=lambda e: e.name):
         if not entry.name.endswith(".heads.safetensors"):
@@ -228,6 +229,8 @@ def packaged_heads(model: Any) -> Heads | None:
                     header.get("heads", {}).get("vocab_size"),
                 )
                 if sizes != (identity.hidden_size, identity.vocab_size):
+                    continue
+                if kind not in (None, header["heads"]["kind"]):
                     continue
                 sample = file.get_tensor("base.sample").float()
             base = HeadsBase(str(header.get("base")), identity.hidden_size, identity.vocab_size, sample)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenswift.cache.full import FullCache
+from tokenswift.cache.select import OBSERVED
 from tokenswift.interfaces import CommittingCache, KVCache, Pass
 from tokenswift.models.attention import NAME, PassContext
 from tokenswift.models.load import FAMILIES
@@ -81,6 +82,11 @@ class HFTarget:
         """Bytes of keys and values per cached token."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
+    @property
+    def rotary_frequencies(self) -> Tensor:
+        """Angle per position of each pair of a head's dimensions, (d / 2,) float32."""
+        return self.body.rotary_emb.inv_freq.float()
+
     def new_cache(self, capacity: int) -> FullCache:
         """An empty full cache for ``capacity`` tokens, scratch room included."""
         return FullCache(self.layers, self.kv_heads, self.head_dim, capacity, self.dtype, self.device)
@@ -113,23 +119,36 @@ class HFTarget:
 
     @torch.inference_mode()
     def prefill(self, tokens: list[int], cache: CommittingCache) -> Pass:
-        """Run the prompt in chunks of :data:`PREFILL_CHUNK` and commit it; the last row is returned."""
-        result: Pass | None = None
+        """Run the prompt in chunks of :data:`PREFILL_CHUNK` and commit it.
+
+        The result holds the last :data:`OBSERVED` tokens' queries and hidden states (or all of fewer).
+        """
+        hidden: list[Tensor] = []
+        queries: list[list[Tensor]] = []
         for start in range(0, len(tokens), PREFILL_CHUNK):
             chunk = torch.tensor(tokens[start : start + PREFILL_CHUNK], device=self.device)
             positions = torch.arange(cache.length, cache.length + len(chunk), device=self.device)
             result = self.forward(chunk, positions, cache)
             cache.commit(tuple(range(len(chunk))))
-        if result is None:
+            if start + 2 * PREFILL_CHUNK > len(tokens):  # the last two chunks hold the last rows
+                hidden.append(result.hidden[-OBSERVED:].clone())
+                queries.append([q[:, :, -OBSERVED:].clone() for q in result.queries])
+        if not hidden:
             raise ValueError("nothing to prefill")
-        return Pass(result.hidden[-1:].clone(), [q[:, :, -1:].clone() for q in result.queries])
+        ends = [torch.cat(layer, dim=2)[:, :, -OBSERVED:] for layer in zip(*queries, strict=True)]
+        return Pass(torch.cat(hidden)[-OBSERVED:], ends)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and LM head: (n, D) → (n, V), float32."""
         if self.numerics.head_float32:
             hidden = hidden.float()
-        return self.project(self.body.norm(hidden))
+        return self.project(self.norm(hidden))
+
+    @torch.inference_mode()
+    def norm(self, hidden: Tensor) -> Tensor:
+        """The final norm: (n, D) → (n, D)."""
+        return self.body.norm(hidden)
 
     @torch.inference_mode()
     def project(self, normed: Tensor, rows: Tensor | None = None) -> Tensor:

@@ -1,0 +1,143 @@
+"""A KV cache of fixed size that stands for a longer text, and room for the draft passes over it.
+
+Every drafter that looks at part of the context uses this one cache; they differ in what they load into
+it (`cache.select`). It is never read by a verify pass.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tokenswift.cache.full import FullCache
+
+
+class SparseCache:
+    """B slots per layer and KV head, and scratch rows behind them.
+
+    The first S slots hold sinks and are never given up. A new committed token takes a free slot, or else
+    replaces the next one in a ring over the other slots; loading a selection in rising importance makes
+    the least important ones go first. Keys keep the rotary position they were written with, so their
+    order in the cache does not matter.
+
+    Draft passes write behind the slots: :meth:`grow` keeps rows of the last pass as context of the next,
+    :meth:`rewind` drops them, :meth:`settle` gives them slots.
+
+    Args:
+        like: a full cache, for layers, heads, width, dtype and device.
+        budget: B; must be at least ``sinks + 1``.
+        sinks: S, first positions always held.
+        scratch: rows of draft passes that fit behind the slots.
+    """
+
+    def __init__(self, like: FullCache, budget: int, sinks: int, scratch: int) -> None:
+        layers2, kv_heads, _, width = like.data.shape
+        device = like.data.device
+        self.budget, self.sinks, self.scratch = budget, sinks, scratch
+        shape = (layers2, kv_heads, budget + scratch, width)
+        self.data = torch.empty(shape, dtype=like.data.dtype, device=device)
+        #: position in the text of every slot, (layers, K, B)
+        self.positions = torch.zeros(layers2 // 2, kv_heads, budget, dtype=torch.long, device=device)
+        self.filled = 0
+        self.drafted = 0  # scratch rows that count as context
+        self.replaced = 0  # slots that newer tokens have taken since the last selection
+        self.selections = 0
+        self._next = sinks  # of the slots after the sinks, the next one to replace
+
+    @property
+    def length(self) -> int:
+        """Entries that a draft pass attends to besides its own tokens."""
+        return self.filled + self.drafted
+
+    @property
+    def exhausted(self) -> bool:
+        """True when newer tokens have replaced the whole selection (or none was made yet)."""
+        return not self.selections or self.replaced >= self.budget - self.sinks
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """:attr:`length`, under the name that transformers asks for."""
+        return self.length
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write a draft pass's entries into the scratch rows; return views of all (1, K, L + n, d)."""
+        start, end = self.length, self.length + key_states.shape[2]
+        if end > self.data.shape[2]:
+            raise ValueError(f"a draft pass needs {end} rows, the cache has {self.data.shape[2]}")
+        keys, values = self.data[2 * layer_idx], self.data[2 * layer_idx + 1]
+        keys[:, start:end] = key_states[0]
+        values[:, start:end] = value_states[0]
+        return keys[None, :, :end], values[None, :, :end]
+
+    # ---- draft passes ---------------------------------------------------------------------------
+
+    def grow(self, rows: int) -> None:
+        """Keep the first ``rows`` rows of the last pass as context of the next one."""
+        self.drafted += rows
+
+    def rewind(self, rows: int = 0) -> None:
+        """Drop all draft rows but the first ``rows``."""
+        self.drafted = rows
+
+    def settle(self, rows: int, start: int) -> None:
+        """Give the first ``rows`` draft rows slots, as positions from ``start`` on; drop the others."""
+        self.drafted = 0
+        if rows:
+            self._put(self.data[:, :, self.filled : self.filled + rows].clone(), start)
+
+    # ---- committed tokens -----------------------------------------------------------------------
+
+    def load(self, full: FullCache, chosen: list[Int[Tensor, "K n"]]) -> None:
+        """Replace everything by positions of the full cache, per layer and KV head.
+
+        Args:
+            chosen: n ≤ B positions each: sinks first, then the others in rising importance.
+        """
+        for layer, places in enumerate(chosen):
+            count = places.shape[1]
+            self.positions[layer, :, :count] = places
+            rows = places[:, :, None].expand(-1, -1, self.data.shape[-1])
+            for part in (2 * layer, 2 * layer + 1):
+                self.data[part, :, :count] = full.data[part].gather(1, rows)
+        self.filled = chosen[0].shape[1]
+        self.drafted = self.replaced = 0
+        self._next = self.sinks
+        self.selections += 1
+
+    def append(self, full: FullCache, start: int, end: int) -> None:
+        """Take in positions [start, end) of the full cache, newly committed."""
+        self._put(full.data[:, :, start:end], start)
+
+    def _put(self, entries: Float[Tensor, "L2 K n d"], start: int) -> None:
+        """Give consecutive positions from ``start`` on their slots; of too many, the newest."""
+        count = entries.shape[2]
+        ring = self.budget - self.sinks
+        free = min(count, self.budget - self.filled)
+        slots = list(range(self.filled, self.filled + free))
+        slots += [self.sinks + (self._next - self.sinks + i) % ring for i in range(count - free)]
+        if count > free:
+            self._next = self.sinks + (self._next - self.sinks + count - free) % ring
+        if count - free > ring:  # the ring turned more than once: only the last turn stays
+            slots = slots[:free] + slots[free:][-ring:]
+        kept = [*range(free), *range(max(free, count - ring), count)]
+        self.filled += free
+        self.replaced += count
+        into = torch.tensor(slots, device=self.data.device)
+        source = torch.tensor(kept, device=self.data.device)
+        self.data[:, :, into] = entries[:, :, source]
+        self.positions[:, :, into] = source + start
+
+    def turn_sinks(self, by: int, frequencies: Float[Tensor, " half"], origin: Tensor) -> None:
+        """Rotate the sinks' keys as if they stood ``by`` positions later (StreamingLLM, Xiao et al. 2024).
+
+        Args:
+            frequencies: the model's rotary frequencies, (d / 2,).
+            origin: the sinks' keys as first written, (layers, K, S, d).
+        """
+        angle = (by * frequencies.double()).float()
+        cos, sin = (torch.cat([part, part]) for part in (angle.cos(), angle.sin()))
+        first, second = origin.float().chunk(2, dim=-1)
+        turned = origin.float() * cos + torch.cat([-second, first], dim=-1) * sin
+        self.data[0::2, :, : origin.shape[2]] = turned.to(self.data.dtype)

@@ -1,0 +1,1 @@
+"""Parts that strategies draft with: chains, head trees, and the sparse context of self-speculation."""

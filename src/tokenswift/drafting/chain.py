@@ -1,0 +1,215 @@
+"""Chains of drafted tokens: one token after another, from any model over any cache.
+
+With coupled candidates (Daliri et al. 2024) the drafting model chooses with the noise that the target
+will use at the same position, so it guesses right wherever both would choose alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tokenswift.cache.select import select
+from tokenswift.cache.sparse import SparseCache
+from tokenswift.interfaces import Chooser, DraftModel
+from tokenswift.tree import TreeBuilder
+from tokenswift.types import DraftTree
+
+
+def chain_tree(root: int, tokens: list[int]) -> DraftTree:
+    """The tree of a single path below ``root``."""
+    builder = TreeBuilder(root)
+    builder.add_path(tokens, ngram=False)
+    return builder.build(len(tokens))
+
+
+def draft_chain(
+    model: DraftModel,
+    logits: Callable[[Tensor], Tensor],
+    cache: SparseCache,
+    sampler: Chooser,
+    text: list[int],
+    fresh: list[int],
+    position: int,
+    length: int,
+    coupled: bool,
+) -> list[int]:
+    """Draft ``length`` tokens after ``text``, a pass each; their rows stay in the cache as draft rows.
+
+    Args:
+        logits: from final hidden states (n, D) to logits (n, V).
+        cache: holds the text but its last tokens,
+        fresh: which are run first, in one pass, the first at ``position``.
+        coupled: choose with the target's noise.
+    """
+    drafted: list[int] = []
+    for _ in range(length):
+        tokens = torch.tensor(fresh, device=model.device)
+        positions = torch.arange(position, position + len(fresh), device=model.device)
+        result = model.forward(tokens, positions, cache)
+        cache.grow(len(fresh))
+        position += len(fresh)
+        row = logits(result.hidden[-1:])
+        place = len(text) + len(drafted)
+        token = sampler.rank(row, text, [drafted], [place], [1], coupled)[0][0]
+        drafted = [*drafted, token]
+        fresh = [token]
+    return drafted
+
+
+class DraftVocabulary:
+    """The tokens that drafts may consist of, and a draft model's or the target's LM head over them.
+
+    Args:
+        model: whose LM head.
+        ids: token ids (m,), or None for all.
+    """
+
+    def __init__(self, model: DraftModel, ids: Tensor | None) -> None:
+        self.model = model
+        self.ids = None if ids is None else ids.to(model.device)
+        self.rows = None if self.ids is None else model.head_rows(self.ids)
+
+    def project(self, normed: Tensor) -> Tensor:
+        """Normalised states (m, D) → logits (m, V) float32, -inf for tokens that are never drafted."""
+        if self.ids is None or self.rows is None:
+            return self.model.project(normed)
+        logits = normed.new_full((len(normed), self.model.vocab_size), -torch.inf, dtype=torch.float32)
+        logits[:, self.ids] = self.model.project(normed, self.rows)
+        return logits
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm, then :meth:`project`."""
+        return self.project(self.model.norm(hidden))
+
+
+def draft_vocabulary(model: DraftModel, frequent: Tensor | None, prompt: list[int]) -> DraftVocabulary:
+    """Frequent tokens and the prompt's; everything when no frequent tokens are known."""
+    if frequent is None:
+        return DraftVocabulary(model, None)
+    return DraftVocabulary(model, torch.cat([frequent.cpu(), torch.tensor(prompt)]).unique())
+
+
+class ModelDrafter:
+    """A standalone draft model with a sparse cache of its own.
+
+    With ``kv`` "streaming" (StreamingLLM) the cache holds sinks and a window of recent tokens, and the
+    model's positions are those inside this cache: it runs as if the text were B tokens long, however
+    long it is. With "snapkv" the cache is selected from the whole prompt by pooled attention, and what
+    is generated replaces the least important part of it.
+
+    Args:
+        model: the draft model; same tokenizer as the target.
+        sampler: the target's choice rule.
+        kv: "streaming" or "snapkv".
+        budget, sinks: B and S of its cache.
+        longest: tokens that may be drafted and run before they are committed.
+        coupled: draft with the target's noise.
+        frequent: token ids that may be drafted besides the prompt's; None for all.
+    """
+
+    def __init__(
+        self,
+        model: DraftModel,
+        sampler: Chooser,
+        kv: str,
+        budget: int,
+        sinks: int,
+        longest: int,
+        coupled: bool,
+        frequent: Tensor | None = None,
+    ) -> None:
+        self.model, self.sampler = model, sampler
+        self.kv, self.coupled = kv, coupled
+        self.budget = min([budget, *(w for w in model.windows if w is not None)])
+        self.sinks = min(sinks, self.budget - 1)
+        self.longest = longest
+        self.frequent = frequent
+        self.vocabulary: DraftVocabulary | None = None
+        self.passes = 0
+        self._cache: SparseCache | None = None
+        self._known = 0  # tokens of the text that have slots
+        self._shift = 0  # text position minus the model's position
+        self._drafted: list[int] = []  # tokens of the draft rows
+        self._origin: Tensor | None = None  # the sinks' keys as first written
+        self._turned = 0
+
+    @torch.inference_mode()
+    def begin(self, tokens: list[int]) -> None:
+        """Run the prompt, all but its last token (the first root)."""
+        known = tokens[:-1]
+        self.vocabulary = draft_vocabulary(self.model, self.frequent, tokens)
+        run = known
+        if self.kv == "streaming" and len(known) > self.budget:
+            run = known[: self.sinks] + known[len(known) - (self.budget - self.sinks) :]
+        self._known, self._shift = len(known), len(known) - len(run)
+        full = self.model.new_cache(max(1, len(run)))
+        cache = SparseCache(full, self.budget, self.sinks, self.longest + 2)
+        if run:
+            last = self.model.prefill(run, full)
+            policy = "snapkv" if self.kv == "snapkv" else "recent"
+            row, windows = len(last.hidden) - 1, self.model.windows
+            cache.load(full, select(policy, full, last.queries, row, windows, self.budget, self.sinks))
+        self._cache = cache
+        self._keep_sinks()
+
+    @torch.inference_mode()
+    def chain(self, text: list[int], length: int) -> list[int]:
+        """Draft ``length`` tokens after ``text``, which continues the committed text.
+
+        Draft rows that agree with ``text`` are used again.
+        """
+        if self._cache is None or self.vocabulary is None:
+            raise ValueError("begin was not called")
+        ahead = text[self._known :]
+        same = min(_common(self._drafted, ahead), len(ahead) - 1)
+        self._cache.rewind(same)
+        drafted = draft_chain(
+            self.model,
+            self.vocabulary.logits,
+            self._cache,
+            self.sampler,
+            text,
+            ahead[same:],
+            self._known + same - self._shift,
+            length,
+            self.coupled,
+        )
+        self.passes += length
+        self._drafted = [*ahead, *drafted][: self._cache.drafted]
+        return drafted
+
+    @torch.inference_mode()
+    def observe(self, tokens: list[int]) -> None:
+        """Settle the draft rows that became part of the committed text (its last token is the root)."""
+        if self._cache is None:
+            return
+        kept = _common(self._drafted, tokens[self._known : -1])
+        self._cache.settle(kept, self._known)
+        self._known += kept
+        self._drafted = []
+        self._keep_sinks()
+
+    def _keep_sinks(self) -> None:
+        """Move the sinks along with the window, so that they stay next to it (streaming only)."""
+        cache = self._cache
+        if cache is None or self.kv != "streaming" or cache.filled < self.budget or not self.sinks:
+            return
+        if self._origin is None:
+            self._origin = cache.data[0::2, :, : self.sinks].clone()
+        by = self._known - self._shift - self.budget
+        if by > self._turned:
+            cache.turn_sinks(by, self.model.rotary_frequencies, self._origin)
+            self._turned = by
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    """Length of the common prefix."""
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

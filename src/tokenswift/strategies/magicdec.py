@@ -1,0 +1,89 @@
+"""MagicDec (Chen et al. 2024): a chain drafted over a sparse cache, by the target itself or a small model.
+
+The sparse cache is StreamingLLM's (sinks and a recent window) or SnapKV's (selected at prefill by pooled
+attention of an observation window; what is generated replaces its least important part).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tokenswift.config import MagicDecOptions
+from tokenswift.drafting.chain import ModelDrafter, chain_tree, draft_chain
+from tokenswift.drafting.context import SparseContext
+from tokenswift.interfaces import DraftModel, Sequence
+from tokenswift.sampling import Sampler
+from tokenswift.types import DraftTree, Step
+
+POLICIES = {"snapkv": "snapkv", "streaming": "recent"}
+
+
+class MagicDec:
+    """MagicDec's drafting under the exact acceptance rule.
+
+    Args:
+        options: `config.MagicDecOptions`.
+        model: the target.
+        draft: the draft model, or None (self-speculation).
+        sampler: the target's choice rule, shared for coupled drafting.
+        frequent: token ids that a draft model may draft, besides the prompt's; None for all.
+    """
+
+    name = "magicdec"
+    acceptance = "exact"
+
+    def __init__(
+        self,
+        options: MagicDecOptions,
+        model: DraftModel,
+        draft: DraftModel | None,
+        sampler: Sampler,
+        frequent: Tensor | None = None,
+    ) -> None:
+        self.model, self.sampler = model, sampler
+        self.gamma = options.gamma
+        self.coupled = options.candidates == "coupled"
+        self.max_nodes = self.gamma + 1
+        self.drafter: ModelDrafter | None = None
+        if draft is not None:
+            self.drafter = ModelDrafter(
+                draft, sampler, options.kv, options.budget, options.sinks, self.gamma, self.coupled, frequent
+            )
+        refresh = 0 if options.kv == "snapkv" else None
+        self.context = SparseContext(
+            model, POLICIES[options.kv], options.budget, options.sinks, self.gamma, refresh
+        )
+
+    def begin(self, sequence: Sequence) -> None:
+        """Run the prompt through the draft model, if there is one."""
+        if self.drafter is not None:
+            self.drafter.begin(sequence.tokens)
+
+    def draft(self, sequence: Sequence) -> DraftTree:
+        """A chain of γ tokens."""
+        text = sequence.tokens
+        if self.drafter is not None:
+            drafted = self.drafter.chain(text, self.gamma)
+        elif sequence.newest is None:
+            drafted = []
+        else:
+            drafted = draft_chain(
+                self.model,
+                self.model.logits,
+                self.context.cache(sequence),
+                self.sampler,
+                text,
+                text[-1:],
+                len(text) - 1,
+                self.gamma,
+                self.coupled,
+            )
+        sequence.draft_passes += len(drafted)
+        return chain_tree(text[-1], drafted)
+
+    def observe(self, sequence: Sequence, step: Step, nodes: tuple[int, ...]) -> None:
+        """Keep the drafting cache in step with the text."""
+        if self.drafter is not None:
+            self.drafter.observe(sequence.tokens)
+        else:
+            self.context.observe(sequence, len(nodes))

@@ -1,0 +1,101 @@
+"""TriForce (Sun et al. 2024): two levels of speculation.
+
+A small model with a streaming cache drafts for the target over a retrieved partial cache; what that
+accepts, by the same exact rule, is the draft for the target over the full cache. Retrieval takes whole
+chunks by the product of the newest query with a chunk's mean key, and is repeated while the text grows
+(the starred version of the TokenSwift paper) unless ``refresh`` is 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokenswift.accept import accept_exact
+from tokenswift.cache.sparse import SparseCache
+from tokenswift.config import TriForceOptions
+from tokenswift.drafting.chain import ModelDrafter, chain_tree
+from tokenswift.drafting.context import SparseContext
+from tokenswift.interfaces import DraftModel, Sequence
+from tokenswift.sampling import Sampler
+from tokenswift.types import DraftTree, Step
+
+
+class TriForce:
+    """TriForce's drafting under the exact acceptance rule.
+
+    Args:
+        options: `config.TriForceOptions`.
+        model: the target.
+        draft: the small draft model.
+        sampler: the target's choice rule, shared by both levels.
+        frequent: token ids that the draft model may draft, besides the prompt's; None for all.
+    """
+
+    name = "triforce"
+    acceptance = "exact"
+
+    def __init__(
+        self,
+        options: TriForceOptions,
+        model: DraftModel,
+        draft: DraftModel,
+        sampler: Sampler,
+        frequent: Tensor | None = None,
+    ) -> None:
+        self.model, self.sampler = model, sampler
+        self.gamma, self.inner = options.gamma, options.inner_gamma
+        self.max_nodes = self.gamma + 2
+        coupled = options.candidates == "coupled"
+        self.drafter = ModelDrafter(
+            draft,
+            sampler,
+            "streaming",
+            options.draft_budget,
+            options.sinks,
+            self.gamma + self.inner,
+            coupled,
+            frequent,
+        )
+        self.context = SparseContext(
+            model,
+            "chunks",
+            options.budget,
+            options.sinks,
+            self.gamma + self.inner + 1,
+            options.refresh,
+            chunk=options.chunk,
+        )
+
+    def begin(self, sequence: Sequence) -> None:
+        """Run the prompt through the draft model."""
+        self.drafter.begin(sequence.tokens)
+
+    def draft(self, sequence: Sequence) -> DraftTree:
+        """A chain of at least γ tokens, each accepted by the target over the retrieved cache."""
+        root = sequence.tokens[-1]
+        chain: list[int] = []
+        if sequence.newest is None:
+            return chain_tree(root, chain)
+        cache = self.context.cache(sequence)
+        while len(chain) < self.gamma:
+            chain += self._inner_step(sequence, cache, [*sequence.tokens, *chain], self.gamma - len(chain))
+        return chain_tree(root, chain)
+
+    def _inner_step(self, sequence: Sequence, cache: SparseCache, text: list[int], room: int) -> list[int]:
+        """The inner level: draft, check over the retrieved cache, keep what it chooses itself."""
+        drafted = self.drafter.chain(text, min(self.inner, room))
+        tree = chain_tree(text[-1], drafted)
+        tokens = torch.tensor(tree.tokens, device=self.model.device)
+        positions = torch.tensor(tree.depths, device=self.model.device) + len(text) - 1
+        result = self.model.forward(tokens, positions, cache)
+        logits = self.model.logits(result.hidden)
+        accepted = accept_exact(tree, logits, text, self.sampler, self.model.device.type == "cuda")
+        cache.grow(len(accepted.nodes))
+        sequence.draft_passes += 1
+        return [*(tree.tokens[node] for node in accepted.nodes[1:]), accepted.token]
+
+    def observe(self, sequence: Sequence, step: Step, nodes: tuple[int, ...]) -> None:
+        """Keep both drafting caches in step with the text."""
+        self.drafter.observe(sequence.tokens)
+        self.context.observe(sequence, len(nodes))

@@ -1,0 +1,217 @@
+"""Every strategy against plain decoding: token equality, the joint law, and what each must accept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.lossless.test_tokens import _default, _prompt, random_heads, same
+from tests.tiny import FAMILIES, VOCAB, tiny_model
+from tokenswift import LLM, SamplingParams
+from tokenswift.audit import law, toy
+from tokenswift.strategies.table import STRATEGIES
+from tokenswift.types import InputError
+
+PAPER = {"min_p": 0.1, "repetition_penalty": 1.2, "penalty_window": 40}
+SMALL = {"budget": 24, "sinks": 3}
+PROMPT = torch.randint(2, VOCAB, (60,), generator=torch.Generator().manual_seed(6)).tolist()
+
+
+def llm_of(family: str, kind: str = "medusa") -> LLM:
+    """A tiny model with untrained heads."""
+    return LLM.from_model(tiny_model(family), heads=random_heads(kind, 48, VOCAB))
+
+
+def runs(draft: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Every strategy in every form, over partial caches that are smaller than the text."""
+    return [
+        ("tokenswift", {"tree": (1, 3, 3), "ngrams": 4, "draft": "partial", **SMALL}),
+        ("tokenswift", {"tree": (2, 2), "draft": "partial", "cache": "partial", **SMALL}),
+        ("medusa", {"tree": (3, 2, 2)}),
+        ("medusa", {"tree": (1, 1), "candidates": "probability"}),
+        ("magicdec", {"gamma": 3, "kv": "snapkv", **SMALL}),
+        ("magicdec", {"gamma": 2, "kv": "streaming", "candidates": "probability", **SMALL}),
+        ("magicdec", {"gamma": 4, "kv": "streaming", "draft_model": draft, **SMALL}),
+        ("magicdec", {"gamma": 1, "kv": "snapkv", "draft_model": draft, **SMALL}),
+        ("triforce", {"gamma": 4, "draft_model": draft, "chunk": 4, "draft_budget": 12, **SMALL}),
+        ("triforce", {"gamma": 3, "inner_gamma": 3, "draft_model": draft, "refresh": 0, **SMALL}),
+    ]
+
+
+BASIC = ("llama", "qwen2", "qwen3", "mistral")  # the others differ in their positions or windows
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tiny_models_of_every_family(family: str) -> None:
+    """Each strategy, both samplings, two seeds; the forms of a strategy take turns with the seeds."""
+    llm = llm_of(family)
+    draft = tiny_model(family, seed=1)
+    longest: dict[str, float] = {}
+    new = 150 if family in BASIC else 60
+    for seed in (0, 1):
+        for params in (
+            SamplingParams(greedy=True, repetition_penalty=1.0, seed=seed),
+            SamplingParams(seed=seed, **PAPER),
+        ):
+            prompt = PROMPT[seed:]
+            plain = llm.generate(prompt, new, "autoregressive", sampling=params, ignore_eos=True)
+            for strategy, options in runs(draft)[seed::2]:
+                got = llm.generate(prompt, new, strategy, options, params, ignore_eos=True)
+                assert same(plain, got), (strategy, options, params)
+                longest[strategy] = max(longest.get(strategy, 0), got.metrics.mean_acceptance_length)
+    assert len(longest) == len(STRATEGIES) - 1
+    assert all(length > 1.1 for length in longest.values()), longest
+
+
+@pytest.mark.parametrize("length", [1, 2, 25])
+def test_short_prompts(length: int) -> None:
+    """Prompts without prefill, shorter than the sinks, and as long as the partial cache."""
+    llm, draft = llm_of("llama"), tiny_model("llama", seed=1)
+    plain = llm.generate(PROMPT[:length], 40, "autoregressive", ignore_eos=True)
+    for strategy, options in runs(draft):
+        assert same(plain, llm.generate(PROMPT[:length], 40, strategy, options, ignore_eos=True)), options
+
+
+@pytest.mark.parametrize("params", [SamplingParams(greedy=True), SamplingParams(seed=3)])
+def test_a_drafter_that_sees_everything_is_always_right(params: SamplingParams) -> None:
+    """The whole context inside the budget, or the target as its own draft model: all drafts accepted."""
+    llm = llm_of("qwen3")
+    wide = {"budget": 200, "sinks": 3}
+    twin = tiny_model("qwen3")
+    for strategy, options in (
+        ("magicdec", {"gamma": 4, "kv": "snapkv", **wide}),
+        ("magicdec", {"gamma": 4, "kv": "streaming", **wide}),
+        ("magicdec", {"gamma": 4, "kv": "streaming", "draft_model": twin, **wide}),
+        ("magicdec", {"gamma": 4, "kv": "snapkv", "draft_model": twin, **wide}),
+        ("triforce", {"gamma": 5, "draft_model": twin, "draft_budget": 200, **wide}),
+    ):
+        got = llm.generate(PROMPT, 105, strategy, options, params, ignore_eos=True)  # whole steps of 5 and 7
+        assert got.metrics.acceptance_rate == 1.0, (strategy, options, got.metrics)
+        drafted = options["gamma"] + 1
+        assert got.metrics.mean_acceptance_length >= 0.9 * drafted
+
+
+def test_probability_candidates_are_right_less_often() -> None:
+    """Coupling is what the accepted length of a perfect drafter comes from."""
+    llm = llm_of("llama")
+    lengths = [
+        llm.generate(
+            PROMPT,
+            100,
+            "magicdec",
+            {"gamma": 3, "budget": 200, "candidates": candidates},
+            SamplingParams(seed=2, temperature=2.0, min_p=0.0),
+            ignore_eos=True,
+        ).metrics.mean_acceptance_length
+        for candidates in ("coupled", "probability")
+    ]
+    assert lengths[0] > 3.8 and lengths[1] < 0.75 * lengths[0], lengths
+
+
+@pytest.mark.parametrize("strategy", ["medusa", "triforce", "magicdec"])
+def test_joint_law_of_three_tokens(strategy: str) -> None:
+    """All processors at once; TokenSwift's is among the audit's tests, more in ``tokenswift audit``."""
+    llm = toy.toy_llm(tiny_model("llama"), strategy)
+    params = toy.CASES["all"]
+    seen = list(toy.outcomes(llm, strategy, params, 300))
+    assert law.chi_square(seen, toy.toy_law(llm.model, params)).p > 1e-4
+
+
+def test_the_streaming_window_moves_with_its_sinks() -> None:
+    """A draft model keeps a bounded cache and small positions however long the text gets."""
+    from tokenswift.drafting.chain import ModelDrafter
+    from tokenswift.models.target import HFTarget
+    from tokenswift.sampling import Sampler
+
+    draft = HFTarget(tiny_model("llama", seed=1))
+    sampler = Sampler(SamplingParams(), VOCAB)
+    drafter = ModelDrafter(draft, sampler, "streaming", 16, 4, 3, coupled=True)
+    text = list(PROMPT)
+    drafter.begin(text)
+    cache = drafter._cache
+    assert cache is not None and cache.filled == 16 and drafter._shift == len(text) - 1 - 16
+    first = cache.data[0, :, :4].clone()
+    for _ in range(12):
+        text += drafter.chain(text, 3)[:2]
+        drafter.observe(text)
+    assert cache.filled == 16 and drafter._known == len(text) - 1
+    # layer 0: the sinks' keys are those of the same tokens written just before the window
+    fresh = draft.new_cache(4)
+    shift = drafter._known - drafter._shift - 16
+    draft.forward(torch.tensor(PROMPT[:4]), torch.arange(shift, shift + 4), fresh)
+    torch.testing.assert_close(cache.data[0, :, :4], fresh.data[0, :, :4], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(first, cache.data[0, :, :4], atol=1e-2)
+
+
+# ---- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "words"),
+    [
+        ("magicdec", {"gamma": 0}, "gamma is 0; valid: an integer of at least 1"),
+        ("triforce", {"inner_gamma": 0}, "inner_gamma is 0"),
+        ("magicdec", {"budget": 16}, "budget is 16; valid: more than the 16 sink tokens"),
+        ("triforce", {"draft_budget": 9}, "draft_budget is 9; valid: more than the 16 sink tokens"),
+        ("magicdec", {"kv": "h2o"}, "kv is 'h2o'; valid: snapkv, streaming"),
+        ("triforce", {}, "draft_model is not given; valid: a causal LM with the target's tokenizer"),
+        ("triforce", {"draft_model": "no/such"}, "no/such"),
+        ("medusa", {"budget": 64}, "'budget' is no option of strategy medusa"),
+        ("medusa", {"tree": (200,)}, "tree is '200'; valid: widths up to 97"),
+    ],
+)
+def test_bad_options(
+    strategy: str, options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match=r"^[^\n]*$") as caught:
+        llm_of("llama").generate(PROMPT, 4, strategy, options)
+    assert words in str(caught.value)
+
+
+def test_a_draft_model_with_another_vocabulary() -> None:
+    with pytest.raises(InputError, match="vocabulary of 90 tokens, the target one of 97"):
+        other = tiny_model("llama", vocab_size=90)
+        llm_of("llama").generate(PROMPT, 4, "triforce", {"draft_model": other})
+
+
+def test_medusa_needs_medusa_heads() -> None:
+    with pytest.raises(InputError, match="needs heads of kind medusa"):
+        llm_of("llama", "conditioned").generate(PROMPT, 4, "medusa")
+
+
+# ---- the default model --------------------------------------------------------------------------
+
+DEFAULT_RUNS: list[tuple[str, dict[str, Any]]] = [
+    ("tokenswift", {"tree": (1, 3, 3, 3), "ngrams": 20, "budget": 128, "draft": "partial"}),
+    ("medusa", {"tree": (1, 3, 3)}),
+    ("magicdec", {"budget": 128, "kv": "snapkv"}),
+    ("magicdec", {"budget": 128, "kv": "streaming", "draft_model": "smollm2-135m-draft"}),
+    ("triforce", {"budget": 128, "draft_budget": 64}),
+]
+DEFAULT_SAMPLING = {"greedy": {"greedy": True, "repetition_penalty": 1.0}, "paper": {}}
+
+
+def _default_runs(name: str, length: int, new: int, seed: int, sampling: str) -> None:
+    params = SamplingParams(seed=seed, **DEFAULT_SAMPLING[sampling])
+    llm, prompt = _default("auto"), _prompt(name, length)
+    plain = llm.generate(prompt, new, "autoregressive", sampling=params, ignore_eos=True)
+    for strategy, options in DEFAULT_RUNS:
+        got = llm.generate(prompt, new, strategy, options, params, ignore_eos=True)
+        assert same(plain, got), (strategy, options)
+        print(name, sampling, seed, strategy, f"{got.metrics.mean_acceptance_length:.2f} tokens a step")
+
+
+@pytest.mark.model
+def test_default_model_small(embedded: str) -> None:
+    _default_runs("harbour", 400, 30, 1, "paper")
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("sampling", DEFAULT_SAMPLING)
+def test_default_model(embedded: str, sampling: str, seed: int) -> None:
+    _default_runs("observatory", 1500, 150, seed, sampling)
