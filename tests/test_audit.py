@@ -15,6 +15,7 @@ from tokenswift import LLM, SamplingParams
 from tokenswift.accept import accept_published
 from tokenswift.audit import equality, law, toy
 from tokenswift.audit.passes import NumericError, numeric_error
+from tokenswift.models.target import HFTarget
 from tokenswift.sampling import Sampler
 from tokenswift.tree import TreeBuilder
 from tokenswift.types import DraftTree
@@ -207,17 +208,26 @@ def test_a_model_that_computes_trees_wrongly_is_no_near_tie(monkeypatch: pytest.
     assert found is not None and not found.near_tie
 
 
-def test_bfloat16_divergences_are_near_ties() -> None:
+def test_divergences_by_rounding_are_near_ties(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of different numbers of rows round differently, by about a unit of bfloat16. The rounding is
+    planted: how a machine rounds bfloat16 depends on its kind."""
+    real = HFTarget.logits
+
+    def rounded(self: HFTarget, hidden: torch.Tensor) -> torch.Tensor:
+        logits = real(self, hidden)
+        return logits * (1 + 2**-8 * torch.sin(1000 * logits + len(hidden)))
+
+    monkeypatch.setattr(HFTarget, "logits", rounded)
     seen = 0
     for seed in range(6):
-        llm, plain, error = written("llama", SamplingParams(seed=seed, min_p=0.02), torch.bfloat16)
+        llm, plain, error = written("llama", SamplingParams(seed=seed, min_p=0.02))
         got = llm.generate(PROMPT, 60, "tokenswift", OPTIONS, plain.params, ignore_eos=True)
         found = equality.account(llm, plain, "tokenswift", OPTIONS, got.token_ids, error)
         assert error.sound
         if found is not None:
             seen += 1
             assert found.near_tie, found
-    assert seen, "no divergence in bfloat16: nothing was tested"
+    assert seen, "no divergence: nothing was tested"
 
 
 def test_flipping_shift_measures_ties_and_filter_edges() -> None:

@@ -44,7 +44,7 @@ def test_passes_compute_the_same(family: str, numerics: Numerics) -> None:
         cache.commit((0, 1, 3))
         last = target.forward(torch.tensor([11]), torch.tensor([33]), cache)
         assert cache.length == 33 and len(result.hidden) == 5 and result.queries[0].shape[2] == 5
-        assert newest.hidden.shape == last.hidden.shape
+        assert newest.hidden.shape == (len(PROMPT), last.hidden.shape[1])
         found.append(torch.cat([target.logits(p.hidden) for p in (newest, result, last)]))
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=3e-5)
     usual.close()

@@ -34,7 +34,7 @@ def test_prefill_then_steps_equal_eager(family: str, length: int) -> None:
     cache = target.new_cache(length + 10)
     result = target.prefill(tokens[:length], cache)
     assert cache.length == length
-    torch.testing.assert_close(target.logits(result.hidden)[0], expected[length - 1], **TOLERANCE)
+    torch.testing.assert_close(target.logits(result.hidden)[-1], expected[length - 1], **TOLERANCE)
     for i in range(length, length + 4):
         result = target.forward(torch.tensor([tokens[i]]), torch.tensor([i]), cache)
         torch.testing.assert_close(target.logits(result.hidden)[0], expected[i], **TOLERANCE)
