@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Everything to do when a CUDA device is at hand: kernels against references, lossless tests, figures.
 #   bench/gpu.sh [RESULTS_FOLDER]     (default: bench/results/<device>)
+# NOVELS names a folder of long texts for prompts of 2,000 and 8,000 tokens (default: our own, 1,000).
 # PYTHON names the interpreter (default: .venv/bin/python, else python3). Nothing is fetched when
 # TOKENSWIFT_CACHE holds the default model.
 set -euo pipefail
@@ -21,3 +22,7 @@ for dtype in float32 bfloat16; do
 done
 "$PYTHON" bench/run.py acceptance --device cuda --dtype bfloat16 --new-tokens 400 --seeds 3 \
     --results "$results/acceptance.jsonl"
+texts=(--contexts 1000)
+[ -z "${NOVELS:-}" ] || texts=(--prompts "$NOVELS" --contexts 2000,8000)
+"$PYTHON" bench/strategies.py --device cuda --dtype bfloat16 "${texts[@]}" --new-tokens 400 \
+    --results "$results/strategies.jsonl"

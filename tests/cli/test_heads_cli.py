@@ -75,7 +75,8 @@ def test_draft_model_from_text_and_from_states(cli: Call, base: str, text: str) 
     done = cli("train-draft", "--model", base, "--data", text, "--out", "draft", "--layers", "1",
                "--pack", "d.safetensors", *DATA)  # fmt: skip
     assert done.code == 0, done.err
-    assert "steps 4.0" in done.err and Path("d.safetensors").stat().st_mode & 0o777 == 0o644
+    assert "steps 4.0" in done.err and "loss 0.0" not in done.err  # too few steps for a log row
+    assert Path("d.safetensors").stat().st_mode & 0o777 == 0o644
     assert len(load("draft", device="cpu").model.model.layers) == 1
     done = cli("train-draft", "--model", base, "--states", "draft.work", "--out", "other", "--quiet",
                "--layers", "2", "--steps", "2")  # fmt: skip

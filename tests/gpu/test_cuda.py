@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.lossless.test_strategies import PROMPT, runs
 from tests.lossless.test_tokens import NUCLEUS, OPTIONS, PAPER, random_heads
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
@@ -32,6 +33,17 @@ def test_token_equality_on_cuda(family: str, kind: str) -> None:
         for options in OPTIONS:
             got = llm.generate(prompt, 70, "tokenswift", options, params, ignore_eos=True)
             assert got.token_ids == plain.token_ids, (params, options)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_strategy_on_cuda(family: str) -> None:
+    llm = LLM.from_model(tiny_model(family).cuda(), heads=random_heads("medusa", 48, VOCAB).cuda())
+    draft = tiny_model(family, seed=1).cuda()
+    for params in (SamplingParams(greedy=True, penalty_window=20), PAPER):
+        plain = llm.generate(PROMPT, 70, "autoregressive", sampling=params, ignore_eos=True)
+        for strategy, options in runs(draft):
+            got = llm.generate(PROMPT, 70, strategy, options, params, ignore_eos=True)
+            assert got.token_ids == plain.token_ids, (strategy, params, options)
 
 
 def test_the_same_tokens_as_on_the_cpu() -> None:

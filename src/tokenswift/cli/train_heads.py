@@ -42,7 +42,7 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     add("--block", type=integer, help="longest text run at once (default 768; CUDA 8192)")
     add("--prompt", type=integer, default=256, help="tokens of a passage before the model goes on")
     add("--batch", type=integer, default=48, help="texts that the model writes together")
-    add("--epochs", type=number, default=3.0, help="passes over the data; 0: closed form only")
+    add("--epochs", type=number, default=3.0, help="passes over the data; 0: the start alone")
     add("--steps", type=integer, default=0, help="optimiser steps instead of epochs")
     add("--lr", type=number, default=1e-3, help="peak learning rate")
     add("--accumulate", type=integer, default=1, help="batches per optimiser step")

@@ -191,6 +191,7 @@ def _finished(checkpoint: Path, items: int, options: TrainingOptions) -> bool:
 
 
 def _figures(state: dict[str, Any], options: TrainingOptions) -> dict[str, float]:
-    """Steps, mean of the last five logged losses, and the peak learning rate."""
+    """Steps, mean of the last five logged losses (if any was logged), and the peak learning rate."""
     losses = [row["loss"] for row in state["log_history"] if "loss" in row][-5:]
-    return {"steps": float(state["global_step"]), "loss": sum(losses) / max(len(losses), 1), "lr": options.lr}
+    loss = {"loss": sum(losses) / len(losses)} if losses else {}
+    return {"steps": float(state["global_step"]), **loss, "lr": options.lr}
