@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def machine() -> str:
 
 def command() -> str:
     """The command line, without the places of files on this machine."""
-    return " ".join(["python", *("FOLDER" if Path(arg).is_absolute() else arg for arg in sys.argv)])
+    return shlex.join(["python", *("FOLDER" if Path(arg).is_absolute() else arg for arg in sys.argv)])
 
 
 def commit() -> str:

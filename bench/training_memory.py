@@ -54,6 +54,9 @@ class Live(TorchDispatchMode):
         return sum(self.known.values())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor):  # what was there before is not counted, nor its views
+                self.known.setdefault(StorageWeakRef(leaf.untyped_storage()), 0)
         out = func(*args, **(kwargs or {}))
         fresh = False
         for leaf in tree_leaves(out):

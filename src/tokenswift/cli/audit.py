@@ -30,7 +30,11 @@ def add_parser(subparsers: Any) -> None:
     for name, default, text in (
         ("tokens", 64, "new tokens per text, at least 1"),
         ("seeds", 1, "texts per prompt with sampling, at least 1, from --seed on"),
-        ("law-samples", 500, "runs per case on the toy model, at least 100; 0 leaves the law out"),
+        (
+            "law-samples",
+            500,
+            "runs of plain decoding per case on the toy model (strategies: a fifth), at least 100, or 0",
+        ),
     ):
         parser.add_argument(
             f"--{name}",
