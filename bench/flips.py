@@ -123,7 +123,7 @@ def flips(llm: LLM, args: argparse.Namespace) -> None:
             verify(llm, texts[0][1], args.start, layout, args.verify)
     print(f"real passes of every such way: the same bits at {args.verify} positions", flush=True)
     for name, text in texts:
-        if args.minutes and time.monotonic() - began > 60 * args.minutes:
+        if done and args.minutes and time.monotonic() - began > 60 * args.minutes:
             break
         plain, told = torch.empty(0), []
         for way, layout in chosen.items():
