@@ -16,9 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flips import TABLES as FLIPS
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "strategies.md")
+PAGES = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("benchmarks.md", "strategies.md", "exactness.md")),
+)
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Row = dict[str, Any]
 
@@ -163,6 +168,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "memory": memory,
     "strategies": strategies,
 }
+TABLES |= FLIPS
 
 
 def main() -> int:

@@ -117,8 +117,8 @@ def collecting(model: Any, block: int, batch: int) -> dict[str, float]:
         chances(backbone.logits(newest[:, -1]), texts[:, -sampling.penalty_window :], sampling).cumsum(-1)
 
     one_step, _ = peak_of(step)
-    # A batch's states, and once more to put them together, while the batch before is still held.
-    states = 3 * block * state.nbytes / 1e9
+    # A batch's states, and once more to put them together.
+    states = 2 * block * state.nbytes / 1e9
     backbone.close()
     return {
         "given_text_gb": given,

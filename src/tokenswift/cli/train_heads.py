@@ -41,7 +41,7 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=integer, help="tokens to learn from (default 300,000; CUDA 4,000,000)")
     add("--block", type=integer, help="longest text run at once (default 768; CUDA 8192)")
     add("--prompt", type=integer, default=256, help="tokens of a passage before the model goes on")
-    add("--batch", type=integer, default=48, help="texts that the model writes together")
+    add("--batch", type=integer, help="texts that the model writes together (default 48; CUDA 32)")
     add("--epochs", type=number, default=3.0, help="passes over the data; 0: the start alone")
     add("--steps", type=integer, default=0, help="optimiser steps instead of epochs")
     add("--lr", type=number, default=1e-3, help="peak learning rate")
@@ -90,7 +90,7 @@ def plan(args: argparse.Namespace) -> Plan:
             tokens=args.tokens if args.tokens is not None else 4_000_000 if cuda else 300_000,
             block=args.block if args.block is not None else 8192 if cuda else 768,
             prompt=args.prompt,
-            batch=args.batch,
+            batch=args.batch if args.batch is not None else 32 if cuda else 48,
             seed=args.seed,
         )
         check_source(args.data)

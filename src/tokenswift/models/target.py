@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from tokenswift.cache.full import FullCache
 from tokenswift.cache.select import OBSERVED
 from tokenswift.interfaces import CommittingCache, KVCache, Pass
 from tokenswift.models.attention import NAME, PassContext
-from tokenswift.models.load import FAMILIES
+from tokenswift.models.load import FAMILIES, native_bfloat16
 from tokenswift.models.numerics import Numerics, parse_numerics
 from tokenswift.types import InputError
 
@@ -43,6 +44,9 @@ class HFTarget:
         weight: nn.Parameter = self.body.embed_tokens.weight
         self.device: torch.device = weight.device
         self.dtype: torch.dtype = weight.dtype
+        if numerics == "stable" and self.dtype == torch.bfloat16 and not native_bfloat16(str(self.device)):
+            # emulated products give a row the same bits whatever the number of rows (docs/exactness.md)
+            self.numerics = replace(self.numerics, block=0)
         self.vocab_size: int = model.lm_head.weight.shape[0]
         self.hidden_size: int = weight.shape[1]
         self.layers: int = self.config.num_hidden_layers

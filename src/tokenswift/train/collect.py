@@ -95,4 +95,5 @@ def fill_from_model(
         # The last token's own state is never computed, and no position needs it.
         all_tokens, all_states = torch.cat(tokens, dim=1)[:, :-1], torch.cat(states, dim=1)
         store.append(all_tokens, all_states)
+        del tokens, states, all_tokens, all_states  # before the next batch's
     store.finish()

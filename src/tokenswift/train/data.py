@@ -7,6 +7,7 @@ Texts are UTF-8 files, JSONL files (field "text"), folders of both, or ``pg19`` 
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -74,6 +75,7 @@ def _pg19() -> Iterator[str]:
         from datasets import load_dataset  # type: ignore[import-not-found]
     except ImportError as error:
         raise InputError("--data pg19 needs the package datasets; pip install datasets") from error
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries, a line each
     try:
         for row in load_dataset("emozilla/pg19", split="train", streaming=True):
             yield row["text"]

@@ -61,11 +61,12 @@ class DataOptions:
         check_integer("tokens", self.tokens, 256)
         check_integer("block", self.block, 32)
         check_integer("batch", self.batch, 1)
-        check_integer("prompt", self.prompt, 1, f"from 1 to block - 16 = {self.block - 16}")
-        if self.prompt > self.block - 16:
-            raise InputError(f"prompt is {self.prompt}; valid: from 1 to block - 16 = {self.block - 16}")
-        if self.continued and self.source == "self":
-            raise InputError("--continued needs a --data file or folder; self writes from nothing")
+        if self.continued:
+            if self.source == "self":
+                raise InputError("--continued needs a --data file or folder; self writes from nothing")
+            check_integer("prompt", self.prompt, 1, f"from 1 to block - 16 = {self.block - 16}")
+            if self.prompt > self.block - 16:
+                raise InputError(f"prompt is {self.prompt}; valid: from 1 to block - 16 = {self.block - 16}")
 
 
 def end_tokens(model: Any, tokenizer: Any) -> int:
@@ -89,7 +90,9 @@ def collect(
         return store
     documents = None
     if options.source != "self":
-        room = 10**9 if options.continued else options.tokens
+        room = options.tokens
+        if options.continued:  # passages come from anywhere; of a whole corpus a part is enough
+            room = 8 * options.tokens if options.source == "pg19" else 10**9
         documents = encode(read_texts(options.source), tokenizer, room)
         check_amount(sum(map(len, documents)), 256, options.source)
         largest = max(max(d) for d in documents)

@@ -15,6 +15,7 @@ import os
 import shutil
 import time
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ class TrainingOptions:
         for name in ("batch", "accumulate", "save_every", "log_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)!r}; valid: an integer of at least 1")
+        if self.tensorboard and not any(map(find_spec, ("tensorboard", "tensorboardX"))):
+            raise InputError("--tensorboard needs the package tensorboard; pip install tensorboard")
         if not 0 < self.lr < 1:
             raise InputError(f"lr is {self.lr!r}; valid: between 0 and 1")
 
