@@ -82,13 +82,14 @@ def acceptance() -> str:
 
 def trees() -> str:
     """Speed-up over plain decoding by tree."""
-    rows = rows_of("trees", ("options", "dtype", "machine", "prompt_tokens"))
-    head = ["tree, draft", "speed-up (median)", "least–most", "tokens a step", "pairs", "identical", "from"]
+    rows = rows_of("trees", ("options", "heads", "dtype", "machine", "prompt_tokens"))
+    head = ["tree, draft", "heads", "speed-up (median)", "least–most", "tokens a step", "pairs", "identical", "from"]
     return table(
         head,
         [
             [
                 tree_name(r["options"]),
+                str(r["heads"]),
                 f"**{r['speedup']:.2f}**",
                 f"{r['least']:.2f}–{r['most']:.2f}",
                 f"{r['mean_acceptance_length']:.2f}",
