@@ -83,7 +83,16 @@ def acceptance() -> str:
 def trees() -> str:
     """Speed-up over plain decoding by tree."""
     rows = rows_of("trees", ("options", "heads", "dtype", "machine", "prompt_tokens"))
-    head = ["tree, draft", "heads", "speed-up (median)", "least–most", "tokens a step", "pairs", "identical", "from"]
+    head = [
+        "tree, draft",
+        "heads",
+        "speed-up (median)",
+        "least–most",
+        "tokens a step",
+        "pairs",
+        "identical",
+        "from",
+    ]
     return table(
         head,
         [
