@@ -132,7 +132,7 @@ def test_import_and_export(cli: Call, base: str, tmp_path: Path) -> None:
         (("--heads", "0"), "heads is 0"),
         (("--lr", "7"), "lr is 7.0"),
         (("--tokens", "3"), "tokens is 3"),
-        (("--block", "64", "--prompt", "60"), "prompt is 60"),
+        (("--continued", "--block", "64", "--prompt", "60"), "prompt is 60"),
         (("--kind", "square"), "square"),
         (("--kind", "medusa", "--inner", "0"), "inner is 0; valid: at least 1 for medusa"),
         (("--data", "self", "--continued"), "--continued"),
