@@ -28,11 +28,11 @@ def add_parser(subparsers: Any) -> None:
         epilog="Exit codes: 0 exact, 1 not exact or the run failed, 2 bad input, 130 interrupted.",
     )
     for name, default, text in (
-        ("tokens", 64, "new tokens per text, at least 1"),
+        ("tokens", 32, "new tokens per text, at least 1"),
         ("seeds", 1, "texts per prompt with sampling, at least 1, from --seed on"),
         (
             "law-samples",
-            500,
+            300,
             "runs of plain decoding per case on the toy model (strategies: a fifth), at least 100, or 0",
         ),
     ):
