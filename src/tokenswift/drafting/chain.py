@@ -128,7 +128,6 @@ class ModelDrafter:
         self.longest = longest
         self.frequent = frequent
         self.vocabulary: DraftVocabulary | None = None
-        self.passes = 0
         self._cache: SparseCache | None = None
         self._known = 0  # tokens of the text that have slots
         self._shift = 0  # text position minus the model's position
@@ -177,7 +176,6 @@ class ModelDrafter:
             length,
             self.coupled,
         )
-        self.passes += length
         self._drafted = [*ahead, *drafted][: self._cache.drafted]
         return drafted
 

@@ -22,12 +22,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tokenswift.heads.modules import Heads, HeadsConfig
+from tokenswift.identity import SAMPLE_SIZE, TOLERANCE, distance, sample_of
 from tokenswift.types import InputError
 
 FORMAT_VERSION = 1
 METADATA_KEY = "tokenswift_heads"
-SAMPLE_SIZE = 256  # values taken of each of the two sampled weights
-TOLERANCE = 0.01  # greatest relative distance of two samples of one base; a bf16 cast gives 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +51,7 @@ class HeadsBase:
         if self.sample.shape != other.sample.shape:
             return float("inf")
         parts = zip(self.sample.split(SAMPLE_SIZE), other.sample.split(SAMPLE_SIZE), strict=True)
-        return max(float((a - b).norm() / a.norm().clamp_min(1e-9)) for a, b in parts)
-
-
-def sample_of(weight: Tensor) -> Tensor:
-    """Values of a weight at fixed places, float32."""
-    flat = weight.detach().reshape(-1)
-    steps = torch.linspace(0.02, 0.98, SAMPLE_SIZE, dtype=torch.float64)
-    indices = (steps * (flat.numel() - 1)).long().to(flat.device)
-    return flat[indices].float().cpu()
+        return max(distance(a, b) for a, b in parts)
 
 
 def base_of(model: Any, name: str | None = None) -> HeadsBase:
@@ -85,11 +76,11 @@ def check_base(heads: str, wanted: HeadsBase, model: HeadsBase) -> None:
         raise InputError(
             f"heads {heads} were made for {wanted.name} ({mine}), the model is {model.name} ({theirs})"
         )
-    distance = wanted.distance(model)
-    if not distance <= TOLERANCE:
+    far = wanted.distance(model)
+    if not far <= TOLERANCE:
         raise InputError(
             f"heads {heads} were made for {wanted.name}, the model is {model.name}: "
-            f"their weights differ by {distance:.0%}"
+            f"their weights differ by {far:.0%}"
         )
 
 

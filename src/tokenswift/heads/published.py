@@ -19,8 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tokenswift.heads.checkpoint import HeadsBase, base_of, build_heads, check_base, sample_of
+from tokenswift.heads.checkpoint import HeadsBase, base_of, build_heads, check_base
 from tokenswift.heads.modules import Heads, HeadsConfig
+from tokenswift.identity import sample_of
 from tokenswift.types import InputError
 
 PREFIX = "model.medusa_layers."

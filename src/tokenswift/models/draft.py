@@ -25,8 +25,6 @@ VERSION = 1  # of the packed file
 FORMAT = 1  # raised whenever the folder's making changes, so that older folders are made anew
 SHARED = ("embed_tokens.weight", "lm_head.weight")  # ends of the names of what the target gives
 SAMPLE = "target.sample"
-SAMPLE_SIZE = 256  # values of the target's embedding that a packed file keeps
-TOLERANCE = 0.01  # greatest relative distance of two samples of one target; a bf16 cast gives 0.002
 NEED = "the draft model needs 150 MB"
 
 logger = logging.getLogger("tokenswift")
@@ -78,6 +76,8 @@ def build(packed: Path, target: Path, folder: Path, record: dict[str, Any]) -> N
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import save_file
 
+    from tokenswift.identity import TOLERANCE, distance, sample_of
+
     try:
         with safe_open(packed, framework="pt") as file:
             header = json.loads((file.metadata() or {})[METADATA_KEY])
@@ -95,8 +95,8 @@ def build(packed: Path, target: Path, folder: Path, record: dict[str, Any]) -> N
             f"the draft model {packed.name} cannot be built ({reason}); nothing was kept"
         ) from error
     sizes = (header["config"]["vocab_size"], header["config"]["hidden_size"])
-    distance = (sample(embedding) - wanted).norm() / wanted.norm().clamp_min(1e-9)
-    if tuple(embedding.shape) != sizes or not float(distance) <= TOLERANCE:
+    far = distance(wanted, sample_of(embedding))
+    if tuple(embedding.shape) != sizes or not far <= TOLERANCE:
         raise RunError(f"the draft model {packed.name} was made for another model than {target}")
     folder.mkdir()
     tensors = {name: tensor.to(embedding.dtype) for name, tensor in tensors.items()} | shared
@@ -113,12 +113,3 @@ def build(packed: Path, target: Path, folder: Path, record: dict[str, Any]) -> N
             shutil.copyfile(path, folder / path.name)
     known = {"name": NAME, "target": header["target"], "notes": header["notes"], **record}
     (folder / embedded.RECORD).write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-
-
-def sample(weight: Any) -> Any:
-    """Values of a weight at fixed places, float32: the identity of a target."""
-    import torch
-
-    flat = weight.detach().reshape(-1)
-    steps = torch.linspace(0.02, 0.98, SAMPLE_SIZE, dtype=torch.float64)
-    return flat[(steps * (flat.numel() - 1)).long().to(flat.device)].float().cpu()

@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM
 
 from tokenswift.config import SamplingParams, check_integer
 from tokenswift.heads.checkpoint import base_of
+from tokenswift.identity import sample_of
 from tokenswift.models import draft as packed_draft
 from tokenswift.models._hf import quiet_transformers
 from tokenswift.models.embedded import RECORD
@@ -319,7 +320,7 @@ def pack(folder: Path, file: Path) -> None:
         raise InputError(f"{folder} is no draft model of train-draft ({error})") from error
     config = {key: value for key, value in config.items() if not re.match("_|transformers_version", key)}
     packed = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in own.items()}
-    packed[packed_draft.SAMPLE] = packed_draft.sample(embedding)
+    packed[packed_draft.SAMPLE] = sample_of(embedding)
     part = file.with_name(file.name + ".part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
