@@ -81,7 +81,7 @@ def tree_place(widths: tuple[int, ...]) -> tuple[list[int], Tensor]:
     walk = [0]
     for _ in widths:
         walk.append(builder.child(walk[-1], 0))
-    return walk[:-1], ancestor_mask(builder.build(len(widths)))
+    return walk[:-1], ancestor_mask(builder.build(len(widths)).parents)
 
 
 def chunked(length: int, chunk: int = CHUNK) -> list[Pass]:

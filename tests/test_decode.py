@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -48,7 +50,7 @@ class Counting:
     def __init__(self) -> None:
         self.positions: list[list[int]] = []
 
-    def forward(self, tokens: Tensor, positions: Tensor, cache: KVCache, mask: Tensor | None = None) -> Pass:
+    def forward(self, tokens: Tensor, positions: Tensor, cache: KVCache, parents: Any = None) -> Pass:
         assert isinstance(cache, ListCache)
         cache.scratch = tokens.tolist()
         self.positions.append(positions.tolist())

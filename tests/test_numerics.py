@@ -33,14 +33,13 @@ OPTIONS: list[dict[str, Any]] = [
 def test_passes_compute_the_same(family: str, numerics: Numerics) -> None:
     model = tiny_model(family)
     usual, other = HFTarget(model), HFTarget(model, numerics)
-    mask = torch.ones(5, 5, dtype=torch.bool).tril()
-    mask[3, 2] = False
+    parents = (-1, 0, 1, 1, 3)
     found = []
     for target in (usual, other):
         cache = target.new_cache(len(PROMPT) + 5)
         newest = target.prefill(PROMPT, cache)
         positions = torch.tensor([30, 31, 32, 32, 33])
-        result = target.forward(torch.tensor([5, 6, 7, 8, 9]), positions, cache, mask)
+        result = target.forward(torch.tensor([5, 6, 7, 8, 9]), positions, cache, parents)
         cache.commit((0, 1, 3))
         last = target.forward(torch.tensor([11]), torch.tensor([33]), cache)
         assert cache.length == 33 and len(result.hidden) == 5 and result.queries[0].shape[2] == 5

@@ -9,7 +9,7 @@ import torch
 
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift.models.target import PREFILL_CHUNK, HFTarget
-from tokenswift.tree import TreeBuilder, ancestor_mask
+from tokenswift.tree import TreeBuilder
 from tokenswift.types import InputError
 
 TOLERANCE: dict[str, Any] = {"rtol": 1e-4, "atol": 2e-5}
@@ -56,8 +56,7 @@ def test_tree_pass_equals_eager_on_every_branch_and_after_commit(family: str) ->
 
     def run() -> torch.Tensor:
         positions = torch.tensor(tree.depths) + len(text) - 1
-        mask = ancestor_mask(tree, torch.device("cpu"))
-        return target.logits(target.forward(torch.tensor(tree.tokens), positions, cache, mask).hidden)
+        return target.logits(target.forward(torch.tensor(tree.tokens), positions, cache, tree.parents).hidden)
 
     logits = run()
     for node in range(len(tree)):

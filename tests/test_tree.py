@@ -51,7 +51,7 @@ def test_trie_holds_exactly_the_prefixes(paths) -> None:
 def test_mask_is_the_ancestor_closure(paths) -> None:
     tree = build(paths)
     expected = [[j == 0 or j in tree.path(i) for j in range(len(tree))] for i in range(len(tree))]
-    assert ancestor_mask(tree).tolist() == expected
+    assert ancestor_mask(tree.parents).tolist() == expected
 
 
 @given(PATHS)
@@ -104,7 +104,7 @@ def test_child_returns_the_same_node_and_add_path_its_last() -> None:
 def test_bare_root() -> None:
     tree = TreeBuilder(5).build(gamma=0)
     assert tree == DraftTree((5,), (-1,), (0,), (False,), 0)
-    assert ancestor_mask(tree).tolist() == [[True]] and children(tree) == [{}]
+    assert ancestor_mask(tree.parents).tolist() == [[True]] and children(tree) == [{}]
 
 
 @pytest.mark.parametrize(

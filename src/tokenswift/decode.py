@@ -14,7 +14,6 @@ from tokenswift.accept import accept_exact, accept_published
 from tokenswift.interfaces import Sequence, Strategy
 from tokenswift.metrics import Meter
 from tokenswift.sampling import Sampler
-from tokenswift.tree import ancestor_mask
 from tokenswift.types import Accepted, DraftTree, Step
 
 
@@ -52,7 +51,7 @@ def decode(
             root_position = len(sequence.tokens) - 1
             tokens = torch.tensor(tree.tokens, device=model.device)
             positions = torch.tensor(tree.depths, device=model.device) + root_position
-            result = model.forward(tokens, positions, cache, ancestor_mask(tree, model.device))
+            result = model.forward(tokens, positions, cache, tree.parents)
             logits = model.logits(result.hidden)
         with meter.phase("choose"):
             if strategy.acceptance == "published":

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.types import DraftTree, Step
@@ -63,10 +64,10 @@ class TargetModel(Protocol):
         tokens: Int[Tensor, " n"],
         positions: Int[Tensor, " n"],
         cache: KVCache,
-        mask: Bool[Tensor, "n n"] | None = None,
+        parents: Seq[int] | None = None,
     ) -> Pass:
-        """Run n tokens over the cache. ``mask[i, j]``: token i sees token j of the same pass;
-        None is causal. Every token sees the whole cache."""
+        """Run n tokens over the cache. ``parents[i]`` is the row that token i follows (-1 for the root):
+        a token sees the whole cache, its ancestors and itself. None is a chain, each row after the last."""
         ...
 
     def prefill(self, tokens: list[int], cache: CommittingCache) -> Pass:

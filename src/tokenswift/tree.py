@@ -96,15 +96,15 @@ def children(tree: DraftTree) -> list[dict[int, int]]:
     return below
 
 
-def ancestor_mask(tree: DraftTree, device: torch.device | str = "cpu") -> Bool[Tensor, "n n"]:
-    """``mask[i, j]``: node j is node i or one of its ancestors."""
+def ancestor_mask(parents: Sequence[int], device: torch.device | str = "cpu") -> Bool[Tensor, "n n"]:
+    """``mask[i, j]``: node j is node i or one of its ancestors (``parents[i]``, -1 for a root)."""
     rows: list[bytearray] = []
-    for node, parent in enumerate(tree.parents):
-        row = bytearray(rows[parent]) if parent >= 0 else bytearray(len(tree))
+    for node, parent in enumerate(parents):
+        row = bytearray(rows[parent]) if parent >= 0 else bytearray(len(parents))
         row[node] = 1
         rows.append(row)
     flat = torch.frombuffer(bytearray().join(rows), dtype=torch.bool)
-    return flat.view(len(tree), len(tree)).to(device)
+    return flat.view(len(parents), len(parents)).to(device)
 
 
 def parse_tree(text: str) -> tuple[int, ...] | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.llm import LLM
-from tokenswift.tree import TreeBuilder, ancestor_mask, tree_nodes
+from tokenswift.tree import TreeBuilder, tree_nodes
 
 #: Shapes of the tree passes that the error is measured with: siblings at each depth after the root.
 SHAPES: tuple[tuple[int, ...], ...] = ((1, 1, 1), (1, 3, 3, 3))
@@ -20,11 +20,11 @@ _SOUND = 6.0  # a tree pass may differ this many times more from the reference t
 
 @dataclass(frozen=True, slots=True)
 class VerifyPass:
-    """One pass that a step's tokens were chosen from: node tokens, positions, mask, logits (n, V)."""
+    """One pass that a step's tokens were chosen from: node tokens, positions, parents, logits (n, V)."""
 
     tokens: list[int]
     positions: list[int]
-    mask: Tensor
+    parents: list[int]
     logits: Tensor
 
     def row_after(self, text: Sequence[int]) -> Tensor | None:
@@ -32,8 +32,9 @@ class VerifyPass:
         root = self.positions[0]
         for row, position in enumerate(self.positions):
             if position == len(text) - 1:
-                nodes = self.mask[row].nonzero().squeeze(1).tolist()
-                nodes.sort(key=self.positions.__getitem__)
+                nodes = [row]
+                while self.parents[nodes[0]] >= 0:
+                    nodes.insert(0, self.parents[nodes[0]])
                 if [self.tokens[node] for node in nodes] == list(text[root:]):
                     return self.logits[row]
         return None
@@ -44,22 +45,22 @@ class _Watched:
 
     def __init__(self, target: Any, tell: Callable[[VerifyPass], None]) -> None:
         self._target, self._tell = target, tell
-        self._last: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        self._last: tuple[Tensor, Tensor, list[int], Tensor] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
-    def forward(self, tokens: Tensor, positions: Tensor, cache: Any, mask: Tensor | None = None) -> Any:
-        result = self._target.forward(tokens, positions, cache, mask)
-        if mask is not None:
-            self._last = tokens, positions, mask, result.hidden
+    def forward(self, tokens: Tensor, positions: Tensor, cache: Any, parents: Any = None) -> Any:
+        result = self._target.forward(tokens, positions, cache, parents)
+        if parents is not None:
+            self._last = tokens, positions, list(parents), result.hidden
         return result
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self._target.logits(hidden)
         if self._last is not None and self._last[3] is hidden:
-            tokens, positions, mask, _ = self._last
-            self._tell(VerifyPass(tokens.tolist(), positions.tolist(), mask.cpu(), logits))
+            tokens, positions, parents, _ = self._last
+            self._tell(VerifyPass(tokens.tolist(), positions.tolist(), parents, logits))
             self._last = None
         return logits
 
@@ -154,9 +155,7 @@ def forced_passes(
         tree = builder.build(len(widths))
         positions = torch.tensor(tree.depths, device=target.device) + len(text) - 1
         nodes = torch.tensor(tree.tokens, device=target.device)
-        logits = target.logits(
-            target.forward(nodes, positions, cache, ancestor_mask(tree, target.device)).hidden
-        )
+        logits = target.logits(target.forward(nodes, positions, cache, tree.parents).hidden)
         walk = [0]
         for depth in range(min(len(widths), len(tokens) - done)):
             walk.append(builder.child(walk[-1], tokens[done + depth]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from tokenswift.interfaces import CommittingCache, KVCache, Pass
 from tokenswift.models.attention import NAME, PassContext
 from tokenswift.models.load import FAMILIES, native_bfloat16
 from tokenswift.models.numerics import Numerics, parse_numerics
+from tokenswift.tree import ancestor_mask
 from tokenswift.types import InputError
 
 PREFILL_CHUNK = 256
@@ -96,12 +98,16 @@ class HFTarget:
         return FullCache(self.layers, self.kv_heads, self.head_dim, capacity, self.dtype, self.device)
 
     @torch.inference_mode()
-    def forward(self, tokens: Tensor, positions: Tensor, cache: KVCache, mask: Tensor | None = None) -> Pass:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, cache: KVCache, parents: Sequence[int] | None = None
+    ) -> Pass:
         """Run n tokens over ``cache`` (see `interfaces.TargetModel`); their entries go to its scratch."""
         rows = len(tokens)
         full = isinstance(cache, FullCache)
-        if mask is None:
+        if parents is None:
             mask = torch.ones(rows, rows, dtype=torch.bool, device=self.device).tril_()
+        else:
+            mask = ancestor_mask(parents, self.device)
         numerics = self.numerics if full else Numerics()  # a draft pass may round as it likes
         context = PassContext(mask, positions, cache.length, full, numerics.attention)
         before = self.config._attn_implementation
