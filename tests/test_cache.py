@@ -48,7 +48,7 @@ def test_commit_compacts_the_accepted_rows(case: tuple[int, set[int]]) -> None:
 
 def _queries(rows: int = 1, seed: int = 0) -> list[torch.Tensor]:
     made = torch.Generator().manual_seed(seed)
-    return [torch.randn(1, 2 * HEADS, rows, WIDTH, generator=made) for _ in range(LAYERS)]
+    return [torch.randn(2 * HEADS, rows, WIDTH, generator=made) for _ in range(LAYERS)]
 
 
 def _random_full(length: int, capacity: int = 64) -> FullCache:
@@ -83,7 +83,7 @@ def test_selection_is_sinks_plus_the_most_important_positions() -> None:
     assert not sparse.exhausted and sparse.length == 12
     for layer in range(LAYERS):
         for head in range(HEADS):
-            grouped = queries[layer][0, 2 * head : 2 * head + 2, 1]
+            grouped = queries[layer][2 * head : 2 * head + 2, 1]
             scores = [
                 (sum(float(q @ full.data[2 * layer, head, t]) for q in grouped), t) for t in range(3, 40)
             ]
@@ -154,7 +154,7 @@ def test_chunks_come_whole_by_the_product_with_their_mean_key() -> None:
     sparse = _sparse(full, budget=20, sinks=3)
     queries = _queries()
     _select(sparse, full, queries, row=0, policy="chunks")
-    grouped = queries[0][0, :2, 0].sum(0)
+    grouped = queries[0][:2, 0].sum(0)
     means = full.data[0, 0, 3:39].view(9, 4, WIDTH).mean(1) @ grouped  # 4 recent tokens stay outside
     best = sorted(sorted(range(9), key=lambda c: float(means[c]))[-3:])
     held = sparse.positions[0, 0].tolist()
@@ -175,7 +175,7 @@ def test_snapkv_pools_the_attention_of_the_newest_queries() -> None:
     for head in (2, 3):
         for i in range(4):
             last = 40 - 4 + i  # the query of this position sees up to itself
-            scores = (keys[: last + 1] @ queries[1][0, head, i]) * WIDTH**-0.5
+            scores = (keys[: last + 1] @ queries[1][head, i]) * WIDTH**-0.5
             mass[: last + 1] += scores.softmax(0)
     pooled = torch.tensor([float(mass[max(0, t - 2) : t + 3].mean()) for t in range(40)])
     best = sorted(range(2, 36), key=lambda t: float(pooled[t]))[-6:]
@@ -204,9 +204,9 @@ def test_draft_rows_stay_behind_the_slots_until_they_settle() -> None:
 
 def test_turned_sinks_are_keys_written_at_the_later_position() -> None:
     from tests.tiny import tiny_model
-    from tokenswift.models.target import HFTarget
+    from tokenswift.models.target import make_target
 
-    target = HFTarget(tiny_model("llama"))
+    target = make_target(tiny_model("llama"))
     caches = []
     for start in (0, 17):
         cache = target.new_cache(8)

@@ -1,4 +1,4 @@
-"""YaRN on a loaded model equals a model that was built with it."""
+"""YaRN over a loaded model equals a model that was built with it, and leaves the loaded one alone."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import pytest
 import torch
 
 from tests.conftest import FAMILIES, tiny_model
+from tokenswift import LLM
+from tokenswift.kernels.reference import TorchKernels
+from tokenswift.models.generic import GenericTarget
 from tokenswift.models.rope import (
     RopeScaling,
     context_limit,
-    extend_context,
     needed_factor,
     parse_rope_scaling,
+    rotary_of,
+    scaled_config,
 )
+from tokenswift.models.target import make_target
 from tokenswift.types import InputError
 
 THETA = 10000.0
@@ -33,56 +38,83 @@ def plain(family: str) -> Any:
     )
 
 
+def ours(model: Any, scaling: RopeScaling | None = None) -> torch.Tensor:
+    """Logits of the same text through a target."""
+    target = make_target(model, scaling)
+    tokens = (torch.arange(300) * 7 % 256).tolist()
+    cache = target.new_cache(301)
+    rows = target.forward(torch.tensor(tokens), torch.arange(300), cache).hidden
+    return target.logits(rows)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-def test_extended_equals_built_so(family: str) -> None:
+def test_extended_equals_built_so_and_the_model_stays_as_it_was(family: str) -> None:
     model = plain(family)
-    before = logits(model)
+    before, config = logits(model), model.config.to_dict()
     built = tiny_model(
         family, rope_parameters=YARN, max_position_embeddings=1024, attn_implementation="eager"
     )
-    assert extend_context(model, 4) == 1024 == model.config.max_position_embeddings
-    assert torch.equal(logits(model), logits(built))
-    assert (logits(model) - before).abs().max() > 1e-5  # it does something
+    scaled = ours(model, RopeScaling(4.0))
+    torch.testing.assert_close(scaled, logits(built), rtol=1e-4, atol=2e-5)
+    assert torch.equal(scaled, ours(built))
+    assert (scaled - before).abs().max() > 1e-5  # it does something
+    assert torch.equal(logits(model), before) and model.config.to_dict() == config
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_always_relative_to_the_model_as_loaded(family: str) -> None:
-    model = plain(family)
-    before = logits(model)
-    assert extend_context(model, 2) == 512
-    assert extend_context(model, 4) == 1024
-    assert extend_context(model, 4) == 1024
-    other = plain(family)
-    extend_context(other, 4)
-    assert torch.equal(logits(model), logits(other))
-    assert extend_context(model, 1) == 256
-    assert torch.equal(logits(model), before)
-    assert model.config.rope_parameters == {"rope_type": "default", "rope_theta": THETA}
+def test_the_generic_path_is_extended_alike() -> None:
+    model = plain("llama")
+    rotary = rotary_of(model, RopeScaling(4.0))
+    target = GenericTarget(model, TorchKernels(), rotary)
+    tokens = torch.arange(300) * 7 % 256
+    rows = target.forward(tokens, torch.arange(300), target.new_cache(301)).hidden
+    torch.testing.assert_close(target.logits(rows), ours(model, RopeScaling(4.0)), rtol=1e-4, atol=2e-5)
+
+
+def test_a_second_wrapping_does_not_count_the_factor_twice() -> None:
+    model = plain("llama")
+    assert [LLM.from_model(model, rope_scaling="yarn:4").target.rotary.limit for _ in range(2)] == [1024] * 2
+    assert LLM.from_model(model).target.rotary.limit == 256
+
+
+def test_without_a_factor_the_room_does_not_depend_on_a_run() -> None:
+    assert LLM.from_model(plain("llama"), rope_scaling="yarn").target.rotary.limit == 131_072
 
 
 def test_a_checkpoint_with_yarn_multiplies_its_factor() -> None:
     model = tiny_model(rope_parameters=YARN, max_position_embeddings=256)
     assert context_limit(model.config) == 1024
-    assert extend_context(model, 2) == 2048
-    assert model.config.rope_parameters["factor"] == 8.0
-    assert model.config.rope_parameters["original_max_position_embeddings"] == 256
-    assert extend_context(model, 1) == 1024
-    assert model.config.rope_parameters == YARN
+    config = scaled_config(model.config, RopeScaling(2.0))
+    assert context_limit(config) == 2048
+    assert config.rope_parameters["factor"] == 8.0
+    assert config.rope_parameters["original_max_position_embeddings"] == 256
+    assert scaled_config(model.config, None) is model.config and model.config.rope_parameters == YARN
 
 
 def test_another_scaling_is_refused() -> None:
     llama3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     model = tiny_model(rope_parameters=llama3, max_position_embeddings=1024)
     assert context_limit(model.config) == 1024
-    assert extend_context(model, 1) == 1024
     with pytest.raises(InputError, match="llama3"):
-        extend_context(model, 2)
+        LLM.from_model(model, rope_scaling="yarn:2")
 
 
-@pytest.mark.parametrize("factor", [0.5, float("nan"), float("inf"), -1])
-def test_bad_factor(factor: float) -> None:
-    with pytest.raises(InputError, match="factor"):
-        extend_context(plain("llama"), factor)
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": THETA, "factor": 2.0, "original_max_position_embeddings": 64}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": THETA,
+    "factor": 4.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize("rope", [DYNAMIC, LONGROPE])
+def test_frequencies_that_depend_on_a_pass_are_refused(rope: dict[str, Any]) -> None:
+    """A tree reaches the boundary γ tokens before the text does, and another text would come out."""
+    model = tiny_model(rope_parameters=rope, max_position_embeddings=256)
+    with pytest.raises(InputError, match=rf"{rope['rope_type']}.*valid: default, linear, llama3, yarn"):
+        LLM.from_model(model)
 
 
 def test_parse() -> None:

@@ -8,11 +8,22 @@ import pytest
 import torch
 
 from tests.tiny import FAMILIES, VOCAB, tiny_model
-from tokenswift.models.target import PREFILL_CHUNK, HFTarget
+from tokenswift.kernels.reference import TorchKernels
+from tokenswift.models import decoder
+from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.generic import GenericTarget
+from tokenswift.models.rope import rotary_of
+from tokenswift.models.target import kernels, make_target
 from tokenswift.tree import TreeBuilder
-from tokenswift.types import InputError
 
 TOLERANCE: dict[str, Any] = {"rtol": 1e-4, "atol": 2e-5}
+WAYS = ("lean", "lean without compiled kernels", "generic")
+
+
+def _target(way: str, model: Any) -> Any:
+    if way == "generic":
+        return GenericTarget(model, kernels(), rotary_of(model))
+    return LeanTarget(model, kernels() if way == "lean" else TorchKernels(), rotary_of(model))
 
 
 def _text(length: int, seed: int = 1) -> list[int]:
@@ -25,10 +36,14 @@ def _eager(model, tokens: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("length", [1, 37, PREFILL_CHUNK + 5])
-def test_prefill_then_steps_equal_eager(family: str, length: int) -> None:
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("length", [1, 37, 300])
+def test_prefill_then_steps_equal_eager(
+    family: str, way: str, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoder, "PREFILL_CHUNK", 270)  # two chunks, and two chunks of attention's keys
     model = tiny_model(family)
-    target = HFTarget(model)
+    target = _target(way, model)
     tokens = _text(length + 4)
     expected = _eager(model, tokens)
     cache = target.new_cache(length + 10)
@@ -42,11 +57,13 @@ def test_prefill_then_steps_equal_eager(family: str, length: int) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tree_pass_equals_eager_on_every_branch_and_after_commit(family: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("length", [60, 255])
+def test_tree_pass_equals_eager_on_every_branch_and_after_commit(family: str, way: str, length: int) -> None:
     model = tiny_model(family)
-    target = HFTarget(model)
-    text = _text(60)
-    cache = target.new_cache(120)
+    target = _target(way, model)
+    text = _text(length)
+    cache = target.new_cache(length + 60)
     target.prefill(text[:-1], cache)
     builder = TreeBuilder(text[-1])
     builder.add_levels([[5], [6, 7, 8], [9, 10]])
@@ -72,21 +89,31 @@ def test_tree_pass_equals_eager_on_every_branch_and_after_commit(family: str) ->
     torch.testing.assert_close(target.logits(result.hidden)[0], _eager(model, [*grown, 12])[-1], **TOLERANCE)
 
 
-def test_model_object_is_left_as_it_was() -> None:
-    model = tiny_model("llama")
-    before = _eager(model, [3, 4, 5])
-    target = HFTarget(model)
-    target.prefill([3, 4, 5], target.new_cache(8))
-    assert model.config._attn_implementation == "eager"
-    assert torch.equal(_eager(model, [3, 4, 5]), before)
+def test_the_lean_decoder_is_taken_where_it_fits() -> None:
+    for family in FAMILIES:
+        assert isinstance(make_target(tiny_model(family)), LeanTarget)
+    odd = tiny_model("llama", hidden_act="gelu")
+    assert isinstance(make_target(odd), GenericTarget)
 
 
-def test_unknown_family_is_refused() -> None:
-    class Config:
-        model_type = "gpt2"
-
-    class Model:
-        config = Config()
-
-    with pytest.raises(InputError, match="gpt2.*llama, qwen2, qwen3, mistral"):
-        HFTarget(Model())
+def test_taken_weights_come_back_as_they_were() -> None:
+    for tied in (False, True):
+        model = tiny_model("qwen2", tie_word_embeddings=tied)
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        text = _text(12)
+        expected = _eager(model, text)
+        target = make_target(model, take=True)
+        assert isinstance(target, LeanTarget)
+        if not target.kernels.panels:
+            pytest.skip("no compiled kernels here")
+        assert target.copied_bytes == 0
+        assert model.model.layers[0].self_attn.q_proj.weight.numel() == 0
+        result = target.prefill(text, target.new_cache(12))
+        torch.testing.assert_close(target.logits(result.hidden), expected, **TOLERANCE)
+        target.give_back()
+        after = model.state_dict()
+        assert after.keys() == before.keys() and all(
+            torch.equal(after[name], before[name]) for name in before
+        )
+        assert torch.equal(_eager(model, text), expected)
+        assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied

@@ -19,15 +19,25 @@ class Pass:
 
     Attributes:
         hidden: hidden states *before* the final norm (what the draft heads start from).
-        queries: per layer, the rotated queries (1, H, n, d), for the partial cache's importance.
+        queries: by layer, the rotated queries (H, n, d), for the partial cache's importance.
     """
 
     hidden: Float[Tensor, "n D"]
-    queries: list[Tensor]
+    queries: Seq[Tensor] | Tensor
 
 
 class KVCache(Protocol):
-    """Keys and values of the tokens committed so far, plus room for the pass under way."""
+    """Keys and values of the tokens committed so far, plus room for the pass under way.
+
+    Attributes:
+        data: (2 · layers, K, capacity, d): layer l's keys at index 2l, its values at 2l + 1.
+        ordered: whether entry i is position i (the full cache), so that sliding windows hold.
+        work: scratch memory of the kernels, uint8; they replace it by more when they need it.
+    """
+
+    data: Float[Tensor, "L2 K capacity d"]
+    ordered: bool
+    work: Tensor
 
     @property
     def length(self) -> int:
@@ -37,7 +47,8 @@ class KVCache(Protocol):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Store a layer's new keys and values (1, K, n, d) and return all of them (1, K, L, d)."""
+        """Store a layer's new keys and values (1, K, n, d) and return all of them (1, K, L, d): what a
+        model that runs through transformers' own code calls."""
         ...
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -78,11 +89,9 @@ class TargetModel(Protocol):
         """Final norm and LM head; float32."""
         ...
 
-    def project(
-        self, normed: Float[Tensor, "n D"], rows: Float[Tensor, "m D"] | None = None
-    ) -> Float[Tensor, "n V"]:
-        """The LM head alone, on states that are normalised already; float32. With ``rows`` of the
-        head, the logits of those tokens alone."""
+    def project(self, normed: Float[Tensor, "n D"], rows: Any = None) -> Float[Tensor, "n V"]:
+        """The LM head alone, on states that are normalised already; float32. With ``rows`` from
+        ``head_rows``, the logits of those tokens alone."""
         ...
 
     def embed(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n D"]:
@@ -121,8 +130,8 @@ class DraftModel(TargetModel, Protocol):
         """The final norm."""
         ...
 
-    def head_rows(self, ids: Int[Tensor, " m"]) -> Float[Tensor, "m D"]:
-        """Rows of the LM head."""
+    def head_rows(self, ids: Int[Tensor, " m"]) -> Any:
+        """Rows of the LM head, in the form that ``project`` takes."""
         ...
 
 

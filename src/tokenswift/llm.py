@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from tokenswift.config import SamplingParams, build_options, check_integer
 from tokenswift.decode import decode, prefill
 from tokenswift.heads.checkpoint import packaged_heads, resolve_heads
-from tokenswift.heads.modules import Heads
+from tokenswift.heads.modules import KINDS, Heads
 from tokenswift.interfaces import Sequence as SequenceState
 from tokenswift.metrics import Meter
-from tokenswift.models.load import context_limit, load
-from tokenswift.models.numerics import Numerics
-from tokenswift.models.rope import extend_context, needed_factor, parse_rope_scaling
-from tokenswift.models.target import HFTarget
+from tokenswift.models.load import load
+from tokenswift.models.rope import parse_rope_scaling
+from tokenswift.models.target import Target, make_target
 from tokenswift.sampling import Sampler
 from tokenswift.strategies.table import DEFAULTS, STRATEGIES
 from tokenswift.text import TextStream
@@ -36,8 +36,11 @@ class LLM:
         dtype: "auto" (the checkpoint's), "float32", "bfloat16" or "float16".
         device: "auto" (CUDA where there is one), "cpu" or "cuda".
         heads: "auto" (shipped heads that fit the model, else none), "none" or None, or an adapter file.
-        rope_scaling: None, "yarn" (factor by need) or "yarn:4", for texts beyond the model's positions.
-        numerics: "default", or "stable": fewer near-ties flip, at some cost in speed.
+        rope_scaling: None, "yarn:4" (four times the model's positions) or "yarn" (room for 131,072), for
+            texts beyond the model's positions.
+
+    An ``LLM`` is a context manager; :meth:`close` lets go of everything it made.
+
     Raises:
         InputError: naming the argument and what is valid.
     """
@@ -49,10 +52,10 @@ class LLM:
         device: str = "auto",
         heads: str | Path | Heads | None = "auto",
         rope_scaling: str | None = None,
-        numerics: str | Numerics = "default",
     ) -> None:
+        parse_rope_scaling(rope_scaling or "none")
         loaded = load(str(model), dtype=dtype, device=device)
-        self._set_up(loaded.model, loaded.tokenizer, loaded.name, heads, rope_scaling, numerics)
+        self._set_up(loaded.model, loaded.tokenizer, loaded.name, heads, rope_scaling, take=True)
 
     @classmethod
     def from_model(
@@ -61,12 +64,14 @@ class LLM:
         tokenizer: Any = None,
         heads: str | Path | Heads | None = None,
         rope_scaling: str | None = None,
-        numerics: str | Numerics = "default",
     ) -> LLM:
-        """Wrap a loaded transformers model; the object itself stays usable as before."""
+        """Wrap a loaded transformers model; the object itself stays as it is.
+
+        On the CPU a supported family's weights are copied in packed form: ``llm.target.copied_bytes``.
+        """
         llm = cls.__new__(cls)
         name = getattr(model.config, "_name_or_path", "") or type(model).__name__
-        llm._set_up(model, tokenizer, name, heads, rope_scaling, numerics)
+        llm._set_up(model, tokenizer, name, heads, rope_scaling, take=False)
         return llm
 
     def _set_up(
@@ -76,17 +81,42 @@ class LLM:
         name: str,
         heads: str | Path | Heads | None,
         rope_scaling: str | None,
-        numerics: str | Numerics,
+        take: bool,
     ) -> None:
-        self.model = model.eval()
+        scaling = parse_rope_scaling(rope_scaling or "none")
+        self._hf = model
         self.tokenizer = tokenizer
         self.name = name
-        self.target = HFTarget(model, numerics)
         self.heads = resolve_heads(heads, model)
-        self._shipped_heads = isinstance(heads, str) and heads == "auto"
-        self._drafts: dict[str, HFTarget] = {}
-        self._scaling = parse_rope_scaling(rope_scaling or "none")
-        self._positions = context_limit(model.config)
+        self._shipped: dict[str | None, Heads | None] = {}
+        if isinstance(heads, str) and heads == "auto":
+            self._shipped = {kind: packaged_heads(model, kind) for kind in (None, *KINDS)}
+        self._is_default = packaged_heads(model) is not None
+        self._drafts: dict[str, Target] = {}
+        self._lent: list[Any] = []
+        self._lock = Lock()
+        self.target: Target = make_target(model, scaling, take)
+
+    @property
+    def model(self) -> Any:
+        """The transformers model. Where its weights were packed for the CPU they are unpacked again at the
+        first use of this: from then on they take twice the memory."""
+        with self._lock:
+            self.target.give_back()
+        return self._hf
+
+    def close(self) -> None:
+        """Let go of packed weights and draft models; the ``LLM`` cannot be used any more. A model given to
+        :meth:`from_model` is as it was before."""
+        self._drafts, self._shipped = {}, {}
+        for name in ("target", "heads", "_hf"):
+            self.__dict__.pop(name, None)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     @property
     def dtype(self) -> str:
@@ -102,9 +132,9 @@ class LLM:
         """Heads of a kind for this model: those it was given, or, with ``heads="auto"``, shipped ones."""
         if self.heads is not None and self.heads.kind == kind:
             return self.heads
-        return packaged_heads(self.model, kind) if self._shipped_heads else None
+        return self._shipped.get(kind)
 
-    def draft_model(self, wanted: Any = None) -> HFTarget:
+    def draft_model(self, wanted: Any = None) -> Target:
         """A draft model for this target, loaded once.
 
         Args:
@@ -113,28 +143,31 @@ class LLM:
         Raises:
             InputError: there is none, it cannot be loaded, or its vocabulary is another one.
         """
-        if wanted is None and packaged_heads(self.model) is None:
+        if wanted is None and not self._is_default:
             raise InputError(
                 "draft_model is not given; valid: a causal LM with the target's tokenizer (--draft-model)"
             )
-        if wanted is None or isinstance(wanted, str | Path):
-            name = DEFAULT_DRAFT if wanted is None else str(wanted)
+        with self._lock:
+            if wanted is None or isinstance(wanted, str | Path):
+                name = DEFAULT_DRAFT if wanted is None else str(wanted)
+                if name not in self._drafts:
+                    loaded = load(name, dtype=self.dtype, device=self.device)
+                    draft = make_target(loaded.model, take=True)
+                    self._drafts[name] = self._checked_draft(draft, loaded.tokenizer, name)
+                return self._drafts[name]
+            name = f"object {id(wanted)}"
             if name not in self._drafts:
-                loaded = load(name, dtype=self.dtype, device=self.device)
-                self._drafts[name] = self._checked_draft(HFTarget(loaded.model), loaded.tokenizer, name)
+                draft = self._checked_draft(make_target(wanted), None, type(wanted).__name__)
+                if (draft.device, draft.dtype) != (self.target.device, self.target.dtype):
+                    raise InputError(
+                        f"draft_model is {draft.dtype} on {draft.device}; valid: as the target, "
+                        f"{self.target.dtype} on {self.target.device}"
+                    )
+                self._drafts[name] = draft
+                self._lent.append(wanted)  # while it lives, no other object has its id
             return self._drafts[name]
-        name = f"object {id(wanted)}"
-        if name not in self._drafts or self._drafts[name].model is not wanted:
-            draft = self._checked_draft(HFTarget(wanted), None, type(wanted).__name__)
-            if (draft.device, draft.dtype) != (self.target.device, self.target.dtype):
-                raise InputError(
-                    f"draft_model is {draft.dtype} on {draft.device}; valid: as the target, "
-                    f"{self.target.dtype} on {self.target.device}"
-                )
-            self._drafts[name] = draft
-        return self._drafts[name]
 
-    def _checked_draft(self, draft: HFTarget, tokenizer: Any, name: str) -> HFTarget:
+    def _checked_draft(self, draft: Target, tokenizer: Any, name: str) -> Target:
         mine, theirs = self.target.vocab_size, draft.vocab_size
         if mine != theirs:
             raise InputError(
@@ -211,22 +244,16 @@ class LLM:
     def _eos(self) -> Collection[int]:
         """End-of-text ids: the generation config's, the config's and the tokenizer's."""
         found: set[int] = set()
-        sources = (getattr(self.model, "generation_config", None), self.model.config, self.tokenizer)
+        sources = (getattr(self._hf, "generation_config", None), self._hf.config, self.tokenizer)
         for source in sources:
             ids = getattr(source, "eos_token_id", None)
             found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
         return found
 
-    def _make_room(self, tokens: int) -> None:
-        """See that ``tokens`` positions are within the model's, extending them by YaRN when asked to."""
-        limit = self._positions
-        if limit is None:
-            return
-        if self._scaling is not None:
-            factor = self._scaling.factor or needed_factor(limit, tokens)
-            extend_context(self.model, factor)
-            limit = int(limit * factor)
-        if tokens > limit:
+    def _check_room(self, tokens: int) -> None:
+        """See that ``tokens`` positions are within the model's."""
+        limit = self.target.rotary.limit
+        if limit is not None and tokens > limit:
             raise InputError(
                 f"prompt and new tokens are {tokens} tokens; valid: up to the model's {limit} positions, "
                 f"or more with --rope-scaling yarn"
@@ -255,7 +282,7 @@ class _Run:
         self.llm = llm
         self.sampling = sampling or SamplingParams()
         self.prompt = llm._prompt_ids(prompt)
-        llm._make_room(len(self.prompt) + max_new_tokens)
+        llm._check_room(len(self.prompt) + max_new_tokens)
         self.max_new_tokens = max_new_tokens
         self.sampler = Sampler(self.sampling, llm.target.vocab_size, llm.target.device)
         self.strategy = entry.build(llm, options, self.sampler)

@@ -122,10 +122,10 @@ def test_joint_law_of_three_tokens(strategy: str) -> None:
 def test_the_streaming_window_moves_with_its_sinks() -> None:
     """A draft model keeps a bounded cache and small positions however long the text gets."""
     from tokenswift.drafting.chain import ModelDrafter
-    from tokenswift.models.target import HFTarget
+    from tokenswift.models.target import make_target
     from tokenswift.sampling import Sampler
 
-    draft = HFTarget(tiny_model("llama", seed=1))
+    draft = make_target(tiny_model("llama", seed=1))
     sampler = Sampler(SamplingParams(), VOCAB)
     drafter = ModelDrafter(draft, sampler, "streaming", 16, 4, 3, coupled=True)
     text = list(PROMPT)

@@ -19,6 +19,8 @@ class FullCache:
         dtype, device: of the stored entries.
     """
 
+    ordered = True  # entry i is position i
+
     def __init__(
         self,
         layers: int,
@@ -29,6 +31,7 @@ class FullCache:
         device: torch.device,
     ) -> None:
         self.data = torch.empty(2 * layers, kv_heads, capacity, head_dim, dtype=dtype, device=device)
+        self.work = torch.empty(0, dtype=torch.uint8)
         self.layers = layers
         self.capacity = capacity
         self._length = 0

@@ -6,6 +6,8 @@ selection. Recent tokens that a policy always keeps come out as the most importa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -28,7 +30,7 @@ def choose(importance: Float[Tensor, "K T"], budget: int, sinks: int) -> Int[Ten
 def select(
     policy: str,
     full: FullCache,
-    queries: list[Float[Tensor, "1 H n d"]],
+    queries: Sequence[Float[Tensor, "H n d"]] | Float[Tensor, "L H n d"],
     row: int,
     windows: list[int | None],
     budget: int,
@@ -49,18 +51,20 @@ def select(
     total = full.length
     if total <= budget:
         kv_heads = full.data.shape[1]
-        return [torch.arange(total, device=full.data.device).expand(kv_heads, -1)] * len(queries)
+        return [torch.arange(total, device=full.data.device).expand(kv_heads, -1)] * full.layers
     chosen = []
     for layer, query in enumerate(queries):
         keys = full.keys(layer)
         if policy == "recent":
             importance = torch.arange(total, device=keys.device).float().expand(len(keys), -1)
         elif policy == "snapkv":
-            importance = _snapkv(query[0, :, max(0, row + 1 - OBSERVED) : row + 1], keys)
+            importance = _snapkv(query[:, max(0, row + 1 - OBSERVED) : row + 1], keys)
         elif policy == "chunks":
             importance = _chunks(_grouped(query, row, len(keys)), keys, chunk, max(chunk, budget // 8), sinks)
         else:
-            importance = torch.einsum("kd,ktd->kt", _grouped(query, row, len(keys)), keys).float()
+            importance = torch.einsum(
+                "kd,ktd->kt", _grouped(query, row, len(keys)).to(keys.dtype), keys
+            ).float()
         window = windows[layer]
         if window is not None and total > window:
             importance = importance.clone()
@@ -69,9 +73,9 @@ def select(
     return chosen
 
 
-def _grouped(query: Float[Tensor, "1 H n d"], row: int, kv_heads: int) -> Float[Tensor, "K d"]:
+def _grouped(query: Float[Tensor, "H n d"], row: int, kv_heads: int) -> Float[Tensor, "K d"]:
     """The newest token's queries, summed over the heads that share a KV head."""
-    return query[0, :, row].view(kv_heads, -1, query.shape[-1]).sum(1)
+    return query[:, row].view(kv_heads, -1, query.shape[-1]).sum(1)
 
 
 def _recent_first(importance: Float[Tensor, "K T"], count: int) -> Float[Tensor, "K T"]:
@@ -84,7 +88,7 @@ def _recent_first(importance: Float[Tensor, "K T"], count: int) -> Float[Tensor,
 def _snapkv(queries: Float[Tensor, "H w d"], keys: Float[Tensor, "K T d"]) -> Float[Tensor, "K T"]:
     heads, seen, width = queries.shape
     kv_heads, total, _ = keys.shape
-    packed = queries.reshape(kv_heads, -1, width)  # (K, groups · w, d)
+    packed = queries.to(keys.dtype).reshape(kv_heads, -1, width)  # (K, groups · w, d)
     scores = (packed @ keys.transpose(1, 2)).float() * width**-0.5
     place = torch.arange(total, device=keys.device)
     future = place[None] > (total - seen + torch.arange(seen, device=keys.device))[:, None]

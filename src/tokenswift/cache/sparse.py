@@ -31,12 +31,15 @@ class SparseCache:
         scratch: rows of draft passes that fit behind the slots.
     """
 
+    ordered = False
+
     def __init__(self, like: FullCache, budget: int, sinks: int, scratch: int) -> None:
         layers2, kv_heads, _, width = like.data.shape
         device = like.data.device
         self.budget, self.sinks, self.scratch = budget, sinks, scratch
         shape = (layers2, kv_heads, budget + scratch, width)
         self.data = torch.empty(shape, dtype=like.data.dtype, device=device)
+        self.work = torch.empty(0, dtype=torch.uint8)
         #: position in the text of every slot, (layers, K, B)
         self.positions = torch.zeros(layers2 // 2, kv_heads, budget, dtype=torch.long, device=device)
         self.filled = 0

@@ -9,7 +9,7 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
-from tokenswift.config import OPTIONS, SamplingParams, build_options, check_choice, check_integer
+from tokenswift.config import OPTIONS, SamplingParams, build_options, check_integer
 from tokenswift.types import InputError
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -66,7 +66,7 @@ def add_model_options(parser: argparse.ArgumentParser, dtype: str = "auto") -> N
         "--model",
         default=DEFAULT_MODEL,
         metavar="M",
-        help="alias, folder or hub id of a transformers checkpoint (Llama, Qwen2, Qwen3, Mistral); "
+        help="alias, folder or hub id of a transformers checkpoint (Llama, Qwen, Mistral, many more); "
         "default: %(default)s, fetched once with pip",
     )
     group.add_argument(
@@ -80,12 +80,6 @@ def add_model_options(parser: argparse.ArgumentParser, dtype: str = "auto") -> N
         default="auto",
         metavar="D",
         help="auto (CUDA where there is one), cpu or cuda; default: %(default)s",
-    )
-    group.add_argument(
-        "--numerics",
-        default="default",
-        metavar="NAME",
-        help="default, or stable: fewer near-ties between strategies, slower; default: %(default)s",
     )
     group.add_argument(
         "--threads", type=integer, metavar="N", help="CPU threads, at least 1; default: torch's own choice"
@@ -176,7 +170,6 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
 
 def check_model_options(args: argparse.Namespace) -> None:
     """What can be checked before anything is loaded."""
-    check_choice("numerics", args.numerics, ("default", "stable"))
     if args.threads is not None:
         check_integer("threads", args.threads, 1)
     if args.heads not in ("auto", "none") and not Path(args.heads).expanduser().exists():
@@ -191,14 +184,7 @@ def load_model(args: argparse.Namespace, rope_scaling: str | None = None) -> Any
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    return LLM(
-        args.model,
-        dtype=args.dtype,
-        device=args.device,
-        heads=args.heads,
-        rope_scaling=rope_scaling,
-        numerics=args.numerics,
-    )
+    return LLM(args.model, dtype=args.dtype, device=args.device, heads=args.heads, rope_scaling=rope_scaling)
 
 
 def prompt_from(args: argparse.Namespace) -> str | list[int]:

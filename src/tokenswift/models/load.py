@@ -2,7 +2,7 @@
 
 Every way in which this can fail is one line that says what to do instead. transformers' own modelling
 code runs the model; nothing is forked here. The environment variables of the library are read here and
-nowhere else: ``TOKENSWIFT_CACHE`` and ``XDG_CACHE_HOME``.
+nowhere else: ``TOKENSWIFT_CACHE``, ``XDG_CACHE_HOME`` and ``TOKENSWIFT_KERNELS``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ __all__ = [
     "ALIASES",
     "DEVICES",
     "DTYPES",
-    "FAMILIES",
     "Loaded",
     "cache_dir",
     "check_place",
@@ -35,8 +34,6 @@ __all__ = [
 ALIASES = (embedded.NAME, draft.NAME)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
-#: model types whose layers the library runs, with the names people know them by
-FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral"}
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_TIMEOUT = 8  # seconds for the one question whether the hub answers
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
@@ -63,6 +60,17 @@ def cache_dir() -> Path:
         return Path(own).expanduser().absolute()
     shared = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(shared) if os.path.isabs(shared) else Path.home() / ".cache") / "tokenswift"
+
+
+def native_kernels_wanted() -> bool:
+    """Whether CPU kernels may be compiled; ``TOKENSWIFT_KERNELS=torch`` forbids it.
+
+    Raises:
+        InputError: another value.
+    """
+    wanted = os.environ.get("TOKENSWIFT_KERNELS") or "auto"
+    check_choice("TOKENSWIFT_KERNELS", wanted, ("auto", "torch"))
+    return wanted == "auto"
 
 
 def check_place(dtype: str, device: str) -> str:
@@ -104,7 +112,6 @@ def load(
     name_or_path: str | Path,
     dtype: str = "auto",
     device: str = "auto",
-    attn_implementation: str | None = None,
 ) -> Loaded:
     """Load a model and its tokenizer.
 
@@ -113,8 +120,6 @@ def load(
             ``owner/name``.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
-        attn_implementation: passed to transformers; None leaves its default. The library's own attention
-            function is switched on pass by pass, whatever stands here.
     Raises:
         InputError: one line: what is wrong with the name, the folder, its files, or the place to run.
         RunError: the model does not fit into memory, or making the default model failed.
@@ -125,7 +130,7 @@ def load(
     with quiet_transformers():
         config = _config(name, source, local)
         tokenizer = _tokenizer(name, source, local)
-        model = _model(name, source, local, config, dtype, place, attn_implementation)
+        model = _model(name, source, local, config, dtype, place)
     return Loaded(model, tokenizer, name)
 
 
@@ -176,7 +181,7 @@ def _hub_answers(name: str) -> bool:
 def _config(name: str, source: str, local: bool) -> Any:
     from transformers import AutoConfig
 
-    supported = f"valid: causal language models of the families {', '.join(FAMILIES.values())}"
+    supported = "valid: causal language models with rotary positions, such as Llama, Qwen or Mistral"
     try:
         config = AutoConfig.from_pretrained(source, local_files_only=local)
     except (
@@ -185,16 +190,12 @@ def _config(name: str, source: str, local: bool) -> Any:
         raise InputError(
             f"model {name}: its config.json cannot be used ({_line(error)}); {supported}"
         ) from error
-    kind = str(getattr(config, "model_type", ""))
     architectures = [str(a) for a in getattr(config, "architectures", None) or ()]
     causal = any(a.endswith(("ForCausalLM", "LMHeadModel")) for a in architectures)
     if architectures and not causal:
         raise InputError(
             f"model {name} is not a causal language model (architecture {architectures[0]}); {supported}"
         )
-    if kind not in FAMILIES:
-        what = architectures[0] if architectures else kind or "unknown"
-        raise InputError(f"model {name} has the unsupported architecture {what}; {supported}")
     return config
 
 
@@ -210,15 +211,11 @@ def _tokenizer(name: str, source: str, local: bool) -> Any:
         raise InputError(f"model {name}: its tokenizer cannot be loaded ({_line(error)})") from error
 
 
-def _model(
-    name: str, source: str, local: bool, config: Any, dtype: str, device: str, attention: str | None
-) -> Any:
+def _model(name: str, source: str, local: bool, config: Any, dtype: str, device: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
-    if device != "cpu":
-        options["device_map"] = {"": device}
+    options: dict[str, Any] = {} if device == "cpu" else {"device_map": {"": device}}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,

@@ -1,12 +1,22 @@
-"""Longer contexts than a model was trained for: YaRN on an already loaded model."""
+"""Rotary positions of a model, as a value: longer contexts by YaRN leave the model object as it was."""
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import Any
 
+from jaxtyping import Float, Int
+from torch import Tensor
+
 from tokenswift.types import InputError
+
+#: what ``rope_scaling="yarn"`` without a factor makes room for
+STATED_POSITIONS = 131_072
+#: kinds whose frequencies depend on the length of the text that a pass sees: a tree would reach a boundary
+#: before the text does, so another text would come out
+BY_LENGTH = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,10 +24,34 @@ class RopeScaling:
     """A wish for YaRN.
 
     Attributes:
-        factor: how many times the model's positions; None is the smallest power of two that fits the need.
+        factor: how many times the model's positions; None is the smallest power of two that makes room for
+            :data:`STATED_POSITIONS`. Never a function of one run's length: a longer run continues a shorter.
     """
 
     factor: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """Frequencies and positions of a model.
+
+    Attributes:
+        frequencies: angle per position of each pair of a head's dimensions, (d / 2,) float32.
+        scaling: factor of cosines and sines (YaRN's attention factor).
+        limit: positions that may be used; None: no limit.
+        config: the config that says so, a copy where it differs from the model's own.
+    """
+
+    frequencies: Float[Tensor, " half"]
+    scaling: float
+    limit: int | None
+    config: Any
+
+    def angles(self, positions: Int[Tensor, " n"]) -> tuple[Float[Tensor, "n half"], Float[Tensor, "n half"]]:
+        """Cosines and sines of each position."""
+        angle = positions[:, None].float() * self.frequencies
+        cos, sin = angle.cos(), angle.sin()
+        return (cos, sin) if self.scaling == 1.0 else (cos * self.scaling, sin * self.scaling)
 
 
 def parse_rope_scaling(text: str) -> RopeScaling | None:
@@ -60,43 +94,58 @@ def context_limit(config: Any) -> int | None:
     return limit
 
 
-def extend_context(model: Any, factor: float) -> int | None:
-    """Make a loaded model take ``factor`` times the positions that it was loaded with, by YaRN.
+def check_rope(config: Any) -> None:
+    """Raise :class:`InputError` for rotary embeddings whose frequencies depend on a pass's length."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if part.get("rope_type") in BY_LENGTH:
+            raise InputError(
+                f"the model's rotary embedding is of type {part['rope_type']}, whose frequencies change with "
+                "the length of the text; valid: default, linear, llama3, yarn"
+            )
 
-    Always relative to the model as it was loaded: calling it again replaces the last factor, and 1 puts
-    everything back. A model loaded with YaRN keeps its parameters; its factor is multiplied.
 
-    Args:
-        model: a transformers causal LM with one rotary embedding at ``model.model.rotary_emb``.
-        factor: at least 1.
-    Returns:
-        The new number of positions (None: the model has no limit, and nothing was changed).
+def scaled_config(config: Any, scaling: RopeScaling | None) -> Any:
+    """The config with YaRN by a factor: a copy, or the config itself where nothing changes.
+
+    A config with YaRN of its own keeps its parameters; its factor is multiplied.
+
     Raises:
-        InputError: bad factor, or the model already scales its positions by another method than YaRN.
+        InputError: the model scales its positions by another method than YaRN.
     """
-    if not isinstance(factor, int | float) or not math.isfinite(factor) or factor < 1:
-        raise InputError(f"rope_scaling factor is {factor!r}; valid: a number of at least 1")
-    config, rotary = model.config, model.model.rotary_emb
-    loaded = getattr(rotary, "tokenswift_loaded", None)
-    parameters, limit = loaded or (dict(config.rope_parameters), config.max_position_embeddings)
-    if limit is None or (factor == 1 and loaded is None):
-        return context_limit(config)
+    limit = getattr(config, "max_position_embeddings", None)
+    if scaling is None or limit is None:
+        return config
+    factor = scaling.factor or needed_factor(context_limit(config) or limit, STATED_POSITIONS)
+    if factor == 1:
+        return config
+    parameters = dict(getattr(config, "rope_parameters", None) or {})
     kind = parameters.get("rope_type", "default")
-    if factor != 1 and kind not in ("default", "yarn"):
+    if kind not in ("default", "yarn") or any(isinstance(value, dict) for value in parameters.values()):
         raise InputError(
             f"rope_scaling yarn does not fit this model, which already scales its positions ({kind}); "
             "valid: none"
         )
-    wanted, positions = dict(parameters), limit
-    if factor != 1:
-        original = parameters.get("original_max_position_embeddings") or limit
-        total = float(factor) * parameters.get("factor", 1.0)
-        wanted |= {"rope_type": "yarn", "factor": total, "original_max_position_embeddings": original}
-        wanted.pop("attention_factor", None)  # it belongs to the old factor; without it YaRN computes its own
-        positions = int(original * total)
-    if (config.rope_parameters, config.max_position_embeddings) != (wanted, positions):
-        config.rope_parameters, config.max_position_embeddings = wanted, positions
-        rebuilt = type(rotary)(config=config).to(rotary.inv_freq.device)
-        rebuilt.tokenswift_loaded = (parameters, limit)
-        model.model.rotary_emb = rebuilt
-    return context_limit(config)
+    original = parameters.get("original_max_position_embeddings") or limit
+    total = float(factor) * parameters.get("factor", 1.0)
+    parameters |= {"rope_type": "yarn", "factor": total, "original_max_position_embeddings": original}
+    parameters.pop("attention_factor", None)  # it belongs to the old factor; without it YaRN computes its own
+    scaled = copy.deepcopy(config)
+    scaled.rope_parameters, scaled.max_position_embeddings = parameters, int(original * total)
+    return scaled
+
+
+def rotary_of(model: Any, scaling: RopeScaling | None = None) -> Rotary:
+    """The rotary positions of a transformers causal LM, extended if wished; the model is not changed.
+
+    Raises:
+        InputError: a kind that depends on the text's length, or one that YaRN does not fit.
+    """
+    check_rope(model.config)
+    config, module = scaled_config(model.config, scaling), model.model.rotary_emb
+    if config is not model.config:
+        module = type(module)(config=config).to(module.inv_freq.device)
+    frequencies = module.inv_freq.detach().float().clone()
+    return Rotary(
+        frequencies, float(getattr(module, "attention_scaling", 1.0)), context_limit(config), config
+    )

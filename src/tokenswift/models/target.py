@@ -1,185 +1,125 @@
-"""The target model: a transformers causal LM run through our attention function and caches."""
+"""From a loaded transformers model to a target: the lean decoder where it fits, else its own forward.
+
+Either is checked when it is made, against the model's own forward: a prefill in two chunks and a tree pass
+over a few dozen tokens must give its logits. What fails the check is not used.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import logging
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from tokenswift.cache.full import FullCache
-from tokenswift.cache.select import OBSERVED
-from tokenswift.interfaces import CommittingCache, KVCache, Pass
-from tokenswift.models.attention import NAME, PassContext
-from tokenswift.models.load import FAMILIES, native_bfloat16
-from tokenswift.models.numerics import Numerics, parse_numerics
-from tokenswift.tree import ancestor_mask
+from tokenswift.kernels.build import library
+from tokenswift.kernels.native import NativeKernels
+from tokenswift.kernels.reference import TorchKernels
+from tokenswift.models.decoder import LeanTarget, unfit
+from tokenswift.models.generic import GenericTarget, shadow_of
+from tokenswift.models.load import cache_dir, native_kernels_wanted
+from tokenswift.models.rope import RopeScaling, rotary_of
 from tokenswift.types import InputError
 
-PREFILL_CHUNK = 256
+Target = LeanTarget | GenericTarget
+
+#: the check: text, where its first prefill chunk ends, and a tree behind it (tokens drawn at random)
+TEXT, CUT = 24, 15
+PARENTS = (-1, 0, 0, 1, 3, 2)
+#: greatest relative distance of logits from the model's own, by type: rounding and no more
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+
+logger = logging.getLogger("tokenswift")
+_kernels: dict[str, NativeKernels | TorchKernels] = {}
 
 
-class HFTarget:
-    """A loaded transformers model of a supported family, ready for tree passes.
+def kernels() -> NativeKernels | TorchKernels:
+    """The CPU kernels: compiled ones, or the torch path where there are none (found once a process)."""
+    if "cpu" not in _kernels:
+        compiled = library(cache_dir() / "kernels") if native_kernels_wanted() else None
+        _kernels["cpu"] = TorchKernels() if compiled is None else NativeKernels(compiled)
+    return _kernels["cpu"]
 
-    The model object itself is left as it was: the attention function is switched only during a pass.
+
+def make_target(model: Any, scaling: RopeScaling | None = None, take: bool = False) -> Target:
+    """A target over a loaded causal LM.
 
     Args:
-        numerics: "default", "stable" (fewer near-ties) or `numerics.Numerics`.
+        model: from transformers. It stays as it is, unless
+        take: its weights may be replaced by packed ones (a model that nobody else uses).
+        scaling: a wish for YaRN.
     Raises:
-        InputError: for a family whose layers we do not know.
+        InputError: a model that cannot run here, in one line that says why.
     """
-
-    def __init__(self, model: Any, numerics: str | Numerics = "default") -> None:
-        self.numerics = parse_numerics(numerics)
-        kind = getattr(model.config, "model_type", "?")
-        if kind not in FAMILIES or not hasattr(model, "lm_head"):
-            raise InputError(
-                f"model type is {kind!r}; valid: causal language models of {', '.join(FAMILIES)}"
-            )
-        self.model = model
-        self.body = model.model
-        self.config = model.config
-        weight: nn.Parameter = self.body.embed_tokens.weight
-        self.device: torch.device = weight.device
-        self.dtype: torch.dtype = weight.dtype
-        if numerics == "stable" and self.dtype == torch.bfloat16 and not native_bfloat16(str(self.device)):
-            # emulated products give a row the same bits whatever the number of rows (docs/exactness.md)
-            self.numerics = replace(self.numerics, block=0)
-        self.vocab_size: int = model.lm_head.weight.shape[0]
-        self.hidden_size: int = weight.shape[1]
-        self.layers: int = self.config.num_hidden_layers
-        self.kv_heads: int = self.config.num_key_value_heads
-        self.head_dim: int = (
-            getattr(self.config, "head_dim", None) or self.hidden_size // self.config.num_attention_heads
+    name = type(model).__name__
+    if getattr(model, "lm_head", None) is None or not hasattr(getattr(model, "model", None), "rotary_emb"):
+        kind = getattr(getattr(model, "config", None), "model_type", "?")
+        raise InputError(
+            f"model type is {kind!r}; valid: causal language models with rotary positions and an LM head"
         )
-        self._before_norm: Tensor | None = None
-        self._hook = self.body.norm.register_forward_pre_hook(self._keep)
+    rotary = rotary_of(model, scaling)
+    device = model.lm_head.weight.device
+    cases = _cases(model.lm_head.weight.shape[0])
+    expected = _expected(shadow_of(model, rotary), cases)
+    reason = unfit(model) if device.type == "cpu" else "it runs on " + device.type
+    if reason is None:
+        target: Target = LeanTarget(model, kernels(), rotary, take)
+        far = distance(target, cases, expected)
+        if far <= TOLERANCES[target.dtype]:
+            return target
+        target.give_back()
+        logger.warning(
+            "the lean decoder differs from %s by %.1e; transformers' own forward is used", name, far
+        )
+    try:
+        target = GenericTarget(model, kernels() if device.type == "cpu" else TorchKernels(), rotary)
+        far = distance(target, cases, expected)
+    except InputError:
+        raise
+    except Exception as error:  # a family's forward may trip over anything that it does not expect
+        line = " ".join(str(error).split())[:160] or type(error).__name__
+        raise InputError(
+            f"model {name} does not run through transformers' attention interface with our cache ({line})"
+        ) from error
+    if far > TOLERANCES.get(target.dtype, 0.1):
+        raise InputError(
+            f"model {name} is not supported: logits of chunked prefill and tree passes differ from those of "
+            f"its own forward by {far:.1e} of their size"
+        )
+    return target
 
-    def _keep(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        self._before_norm = args[0]
 
-    def close(self) -> None:
-        """Take our hook off the model."""
-        self._hook.remove()
+def _cases(vocab: int) -> list[list[int]]:
+    """The check's text, continued by each path from the tree's root to a node."""
+    made = torch.randint(vocab, (TEXT + len(PARENTS),), generator=torch.Generator().manual_seed(1)).tolist()
+    text, nodes = made[:TEXT], made[TEXT:]
+    paths: list[list[int]] = []
+    for node, parent in enumerate(PARENTS):
+        paths.append([*(paths[parent] if parent >= 0 else text), nodes[node]])
+    return paths
 
-    @property
-    def windows(self) -> list[int | None]:
-        """Sliding window of each layer in tokens, None where a layer sees everything."""
-        found = []
-        for layer in self.body.layers:
-            attn = layer.self_attn
-            default = self.config.sliding_window if self.config.model_type == "mistral" else None
-            found.append(getattr(attn, "sliding_window", default))
-        return found
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights that one pass reads (the embedding table counted only where it is tied)."""
-        total = sum(p.numel() * p.element_size() for p in self.body.layers.parameters())
-        head = self.model.lm_head.weight
-        return total + head.numel() * head.element_size()
+@torch.inference_mode()
+def _expected(shadow: Any, cases: list[list[int]]) -> Tensor:
+    """Logits after each case by the model's own forward, (cases, V) float32."""
+    device = shadow.lm_head.weight.device
+    rows = [
+        shadow(input_ids=torch.tensor([case], device=device), use_cache=False).logits[0, -1] for case in cases
+    ]
+    return torch.stack(rows).float()
 
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of keys and values per cached token."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
-    @property
-    def rotary_frequencies(self) -> Tensor:
-        """Angle per position of each pair of a head's dimensions, (d / 2,) float32."""
-        return self.body.rotary_emb.inv_freq.float()
-
-    def new_cache(self, capacity: int) -> FullCache:
-        """An empty full cache for ``capacity`` tokens, scratch room included."""
-        return FullCache(self.layers, self.kv_heads, self.head_dim, capacity, self.dtype, self.device)
-
-    @torch.inference_mode()
-    def forward(
-        self, tokens: Tensor, positions: Tensor, cache: KVCache, parents: Sequence[int] | None = None
-    ) -> Pass:
-        """Run n tokens over ``cache`` (see `interfaces.TargetModel`); their entries go to its scratch."""
-        rows = len(tokens)
-        full = isinstance(cache, FullCache)
-        if parents is None:
-            mask = torch.ones(rows, rows, dtype=torch.bool, device=self.device).tril_()
-        else:
-            mask = ancestor_mask(parents, self.device)
-        numerics = self.numerics if full else Numerics()  # a draft pass may round as it likes
-        context = PassContext(mask, positions, cache.length, full, numerics.attention)
-        before = self.config._attn_implementation
-        self.config._attn_implementation = NAME
-        try:
-            with numerics.products():
-                self.body(
-                    input_ids=tokens[None],
-                    position_ids=positions[None],
-                    past_key_values=cache,
-                    use_cache=True,
-                    tokenswift_pass=context,
-                )
-        finally:
-            self.config._attn_implementation = before
-        if self._before_norm is None:
-            raise RuntimeError("the model ran without its final norm")
-        return Pass(self._before_norm[0], context.queries)
-
-    @torch.inference_mode()
-    def prefill(self, tokens: list[int], cache: CommittingCache) -> Pass:
-        """Run the prompt in chunks of :data:`PREFILL_CHUNK` and commit it.
-
-        The result holds the last :data:`OBSERVED` tokens' queries and hidden states (or all of fewer).
-        """
-        hidden: list[Tensor] = []
-        queries: list[list[Tensor]] = []
-        for start in range(0, len(tokens), PREFILL_CHUNK):
-            chunk = torch.tensor(tokens[start : start + PREFILL_CHUNK], device=self.device)
-            positions = torch.arange(cache.length, cache.length + len(chunk), device=self.device)
-            result = self.forward(chunk, positions, cache)
-            cache.commit(tuple(range(len(chunk))))
-            if start + 2 * PREFILL_CHUNK > len(tokens):  # the last two chunks hold the last rows
-                hidden.append(result.hidden[-OBSERVED:].clone())
-                queries.append([q[:, :, -OBSERVED:].clone() for q in result.queries])
-        if not hidden:
-            raise ValueError("nothing to prefill")
-        ends = [torch.cat(layer, dim=2)[:, :, -OBSERVED:] for layer in zip(*queries, strict=True)]
-        return Pass(torch.cat(hidden)[-OBSERVED:], ends)
-
-    @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Final norm and LM head: (n, D) → (n, V), float32."""
-        if self.numerics.head_float32:
-            hidden = hidden.float()
-        return self.project(self.norm(hidden))
-
-    @torch.inference_mode()
-    def norm(self, hidden: Tensor) -> Tensor:
-        """The final norm: (n, D) → (n, D)."""
-        return self.body.norm(hidden)
-
-    @torch.inference_mode()
-    def project(self, normed: Tensor, rows: Tensor | None = None) -> Tensor:
-        """The LM head alone: (n, D) → (n, V), float32; only its ``rows`` (m, D) → (n, m) when given."""
-        if rows is not None:
-            return (normed @ rows.T).float()
-        with self.numerics.products():
-            return self._head(normed)
-
-    def _head(self, normed: Tensor) -> Tensor:
-        head = self.model.lm_head
-        if self.numerics.head_float32:
-            bias = None if head.bias is None else head.bias.float()
-            return F.linear(normed.float(), head.weight.float(), bias)
-        return head(normed).float()
-
-    def head_rows(self, ids: Tensor) -> Tensor:
-        """The LM head's rows of some tokens, (m, D): a smaller head for drafting."""
-        return self.model.lm_head.weight.detach()[ids]
-
-    @torch.inference_mode()
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Input embeddings: (n,) → (n, D)."""
-        return self.body.embed_tokens(tokens)
+@torch.inference_mode()
+def distance(target: Target, cases: list[list[int]], expected: Tensor) -> float:
+    """Relative distance of a target's logits from the expected ones; infinite for NaN."""
+    text, device = cases[0][:-1], target.device
+    cache = target.new_cache(TEXT + len(PARENTS))
+    for part in (text[:CUT], text[CUT:]):
+        at = torch.arange(cache.length, cache.length + len(part), device=device)
+        target.forward(torch.tensor(part, device=device), at, cache)
+        cache.commit(tuple(range(len(part))))
+    positions = torch.tensor([len(case) - 1 for case in cases], device=device)
+    tokens = torch.tensor([case[-1] for case in cases], device=device)
+    found = target.logits(target.forward(tokens, positions, cache, PARENTS).hidden)
+    far = float((found - expected).norm() / expected.norm().clamp_min(1e-9))
+    return far if far == far else float("inf")

@@ -1,0 +1,249 @@
+/* Vectors, number types and the one tile that products and attention share. See cpu.c. */
+#pragma once
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#if defined(__AVX512F__)
+#define W 16 /* floats in a vector */
+#define MR 12 /* rows of a tile: MR * NV accumulators live in registers */
+#elif defined(__AVX__)
+#define W 8
+#define MR 3
+#else
+#define W 4
+#define MR 3
+#endif
+#define NR 32 /* columns of a tile, and of a panel of packed weights */
+#define NV (NR / W)
+#define CHUNK 256 /* keys of an attention chunk */
+#define FEW 12 /* up to this many rows, attention is shared out by chunks of keys, beyond by rows */
+
+typedef float V __attribute__((vector_size(4 * W)));
+typedef int32_t I __attribute__((vector_size(4 * W)));
+typedef uint32_t U __attribute__((vector_size(4 * W)));
+typedef uint16_t U16 __attribute__((vector_size(2 * W)));
+typedef float Vm __attribute__((vector_size(4 * W), aligned(1), may_alias)); /* in memory */
+typedef uint32_t Um __attribute__((vector_size(4 * W), aligned(1), may_alias));
+typedef uint16_t U16m __attribute__((vector_size(2 * W), aligned(1), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+enum { F32 = 0, BF16 = 1, F16 = 2 };
+/* how a tile reads its right side */
+enum { ROWS_F32 = 0, ROWS_BF16 = 1, ROWS_F16 = 2, PAIRS = 3 };
+
+INLINE int thread(void) {
+#ifdef _OPENMP
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
+/* ---- numbers ------------------------------------------------------------------------------------- */
+
+INLINE size_t bytes_of(int type) { return type == F32 ? 4 : 2; }
+INLINE V splat(float x) { return x - (V){0}; }
+INLINE V as_v(U x) { V y; memcpy(&y, &x, sizeof y); return y; }
+INLINE U as_u(V x) { U y; memcpy(&y, &x, sizeof y); return y; }
+INLINE V pick(I mask, V yes, V no) { return as_v(((U)mask & as_u(yes)) | (~(U)mask & as_u(no))); }
+
+INLINE float half_float(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff, bits;
+    float scaled;
+    if (rest >= 0x7c00) {
+        bits = sign | 0x7f800000u | (rest & 0x3ff) << 13;
+    } else { /* 2^112 puts the exponent right, subnormals included */
+        bits = rest << 13;
+        memcpy(&scaled, &bits, 4);
+        scaled *= 0x1p112f;
+        memcpy(&bits, &scaled, 4);
+        bits |= sign;
+    }
+    memcpy(&scaled, &bits, 4);
+    return scaled;
+}
+
+INLINE uint16_t float_half(float x) {
+    uint32_t bits, sign, magic;
+    memcpy(&bits, &x, 4);
+    sign = bits >> 16 & 0x8000;
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000) return (uint16_t)(sign | 0x7e00);
+    if (bits >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
+    if (bits < 0x38800000) { /* subnormal: let a float addition round */
+        float y, half = 0.5f;
+        memcpy(&y, &bits, 4);
+        y += half;
+        memcpy(&bits, &y, 4);
+        memcpy(&magic, &half, 4);
+        return (uint16_t)(sign | (bits - magic));
+    }
+    bits += 0xc8000fff + (bits >> 13 & 1);
+    return (uint16_t)(sign | bits >> 13);
+}
+
+INLINE V from_bf16(U16 x) { return as_v(__builtin_convertvector(x, U) << 16); }
+
+INLINE U16 to_bf16(V x) { /* round to nearest even; NaN stays NaN */
+    U bits = as_u(x), nan = (U)(x != x);
+    U rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), U16);
+}
+
+INLINE V from_f16(const uint16_t *p) { /* W numbers */
+#if defined(__AVX512F__)
+    return (V)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif defined(__F16C__) && W == 8
+    return (V)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#else
+    V x = {0};
+    for (int i = 0; i < W; i++) x[i] = half_float(p[i]);
+    return x;
+#endif
+}
+
+/* W numbers of a type as float32 */
+INLINE V load(int type, const char *p) {
+    if (type == F32) return *(const Vm *)p;
+    if (type == BF16) return from_bf16(*(const U16m *)p);
+    return from_f16((const uint16_t *)p);
+}
+
+INLINE void store(int type, char *p, V x) {
+    if (type == F32) *(Vm *)p = x;
+    else if (type == BF16) *(U16m *)p = to_bf16(x);
+    else for (int i = 0; i < W; i++) ((uint16_t *)p)[i] = float_half(x[i]);
+}
+
+/* the same for the first count < W of them; the others are 0 */
+INLINE V load_part(int type, const char *p, int count) {
+    char whole[4 * W] = {0};
+    memcpy(whole, p, count * bytes_of(type));
+    return load(type, whole);
+}
+
+INLINE void store_part(int type, char *p, V x, int count) {
+    char whole[4 * W];
+    store(type, whole, x);
+    memcpy(p, whole, count * bytes_of(type));
+}
+
+INLINE float sum_lanes(V x) { /* a tree of a fixed shape */
+    float lane[W];
+    memcpy(lane, &x, sizeof x);
+    for (int step = W / 2; step; step /= 2)
+        for (int i = 0; i < step; i++) lane[i] += lane[i + step];
+    return lane[0];
+}
+
+INLINE V vexp(V x) { /* relative error below 2e-7; 0 below -87, and not above exp(88) */
+    x = pick(x > 88.0f, splat(88.0f), x);
+    V turns = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
+    V r = x - turns * 0.693145752f;
+    r = r - turns * 1.42860677e-6f;
+    V y = r * 1.38731625e-3f + 8.36889912e-3f;
+    y = y * r + 4.16657962e-2f;
+    y = y * r + 1.66664794e-1f;
+    y = y * r + 0.5f;
+    y = y * r + 1.0f;
+    y = y * r + 1.0f;
+    I power = __builtin_convertvector(turns, I) + 127;
+    return pick(x < -87.0f, (V){0}, y * as_v((U)power << 23));
+}
+
+/* ---- one tile of a product: acc[r][:] += sum over k of a[r][k] * b[k][:] --------------------------- */
+
+/* a: rows of float32 (bfloat16 for PAIRS), lda bytes apart. b: k rows of NR columns, ldb bytes apart;
+ * for PAIRS k / 2 rows of NR pairs (2 consecutive k of one column side by side). */
+INLINE void tile(const int how, const int rows, const char *a, size_t lda, const char *b, size_t ldb, long k,
+                 V acc[MR][NV]) {
+    const char *base[(MR + 3) / 4]; /* four rows share a pointer, so that addresses fit into registers */
+    UNROLL for (int r = 0; r < rows; r += 4) base[r / 4] = a + r * lda;
+    if (how == PAIRS) {
+        for (long i = 0; i < k / 2; i++, b += ldb) {
+#if defined(__AVX512BF16__) && W == 16
+            __m512i w[NV];
+            UNROLL for (int c = 0; c < NV; c++) w[c] = _mm512_loadu_si512(b + c * 4 * W);
+            UNROLL for (int r = 0; r < rows; r++) {
+                int32_t pair;
+                memcpy(&pair, base[r / 4] + (r % 4) * lda + i * 4, 4);
+                __m512i x = _mm512_set1_epi32(pair);
+                UNROLL for (int c = 0; c < NV; c++)
+                    acc[r][c] = (V)_mm512_dpbf16_ps((__m512)acc[r][c], (__m512bh)x, (__m512bh)w[c]);
+            }
+#else
+            V low[NV], high[NV];
+            UNROLL for (int c = 0; c < NV; c++) {
+                U w = *(const Um *)(b + c * 4 * W);
+                low[c] = as_v(w << 16);
+                high[c] = as_v(w & 0xffff0000u);
+            }
+            UNROLL for (int r = 0; r < rows; r++) {
+                uint32_t pair, first, second;
+                float x, y;
+                memcpy(&pair, base[r / 4] + (r % 4) * lda + i * 4, 4);
+                first = pair << 16, second = pair & 0xffff0000u;
+                memcpy(&x, &first, 4), memcpy(&y, &second, 4);
+                UNROLL for (int c = 0; c < NV; c++) {
+                    acc[r][c] += x * low[c];
+                    acc[r][c] += y * high[c];
+                }
+            }
+#endif
+        }
+        return;
+    }
+    const int type = how == ROWS_F32 ? F32 : how == ROWS_BF16 ? BF16 : F16;
+    for (long i = 0; i < k; i++, b += ldb) {
+        V w[NV];
+        UNROLL for (int c = 0; c < NV; c++) w[c] = load(type, b + c * W * bytes_of(type));
+        UNROLL for (int r = 0; r < rows; r++) {
+            float x;
+            memcpy(&x, base[r / 4] + (r % 4) * lda + i * 4, 4);
+            UNROLL for (int c = 0; c < NV; c++) acc[r][c] += x * w[c];
+        }
+    }
+}
+
+/* One function a kind of right side and a number of rows: out (rows, NR) floats, ldo floats apart. */
+#define CASE(n, how)                                                                                      \
+    case n:                                                                                               \
+        if (n <= MR) {                                                                                    \
+            V acc[MR][NV] = {{{0}}};                                                                      \
+            tile(how, n <= MR ? n : 1, a, lda, b, ldb, k, acc);                                           \
+            UNROLL for (int r = 0; r < n && r < MR; r++) UNROLL for (int c = 0; c < NV; c++)              \
+                *(Vm *)(out + r * ldo + c * W) = acc[r][c];                                               \
+        }                                                                                                 \
+        break;
+#define TILE(name, how)                                                                                   \
+    static __attribute__((noinline)) void name(int rows, const char *a, size_t lda, const char *b,        \
+                                               size_t ldb, long k, float *out, size_t ldo) {              \
+        switch (rows) {                                                                                   \
+            CASE(1, how) CASE(2, how) CASE(3, how) CASE(4, how) CASE(5, how) CASE(6, how)                 \
+            CASE(7, how) CASE(8, how) CASE(9, how) CASE(10, how) CASE(11, how) CASE(12, how)              \
+        }                                                                                                 \
+    }
+TILE(tile_f32, ROWS_F32)
+TILE(tile_bf16, ROWS_BF16)
+TILE(tile_f16, ROWS_F16)
+TILE(tile_pairs, PAIRS)
+#undef CASE
+#undef TILE
+
+static void any_tile(int how, int rows, const char *a, size_t lda, const char *b, size_t ldb, long k, float *out,
+                     size_t ldo) {
+    if (how == ROWS_F32) tile_f32(rows, a, lda, b, ldb, k, out, ldo);
+    else if (how == ROWS_BF16) tile_bf16(rows, a, lda, b, ldb, k, out, ldo);
+    else if (how == ROWS_F16) tile_f16(rows, a, lda, b, ldb, k, out, ldo);
+    else tile_pairs(rows, a, lda, b, ldb, k, out, ldo);
+}

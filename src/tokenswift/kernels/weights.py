@@ -1,0 +1,121 @@
+"""A decoder's weights as the kernels read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+PANEL = 32  # rows of a weight side by side; NR of cpu_tile.h
+
+
+class Packed:
+    """A linear layer's weight (N, K), cut into panels of :data:`PANEL` of its rows for the CPU kernels.
+
+    Inside a panel the numbers stand in the order in which a product reads them: (K, 32) for float32 and
+    float16, (K / 2, 32, 2) for bfloat16. Rows beyond N are 0. Without ``panels`` the matrix stays as it is,
+    for the torch path.
+
+    Args:
+        weight: (N, K), K even; shared when it is not packed, else copied.
+        panels: whether to pack.
+    """
+
+    def __init__(self, weight: Float[Tensor, "N K"], panels: bool) -> None:
+        self.rows, self.columns = weight.shape
+        self.panels = panels
+        self.dtype = weight.dtype
+        data = weight.detach()
+        if panels:
+            pairs = 2 if data.dtype == torch.bfloat16 else 1
+            if self.columns % 2:
+                raise ValueError(f"a weight has {self.columns} columns; valid: an even number")
+            data = F.pad(data, (0, 0, 0, -self.rows % PANEL))
+            data = data.view(-1, PANEL, self.columns // pairs, pairs).transpose(1, 2)
+        self.data = data.contiguous()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the weight takes."""
+        return self.data.numel() * self.data.element_size()
+
+    def take(self, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
+        """Some rows of the weight."""
+        if not self.panels:
+            return self.data[ids]
+        return self.data[ids // PANEL, :, ids % PANEL].reshape(len(ids), self.columns)
+
+    def unpack(self) -> Float[Tensor, "N K"]:
+        """The weight as it was."""
+        if not self.panels:
+            return self.data
+        return self.data.transpose(1, 2).reshape(-1, self.columns)[: self.rows].contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The numbers that describe a decoder's layers.
+
+    Attributes:
+        layers, hidden, inner, heads, kv_heads, width: L, D, the MLP's width, H, K and d.
+        dtype: of weights, keys and values: float32, bfloat16 or float16.
+        eps: of the norms.
+        scale: of attention scores.
+    """
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    width: int
+    dtype: torch.dtype
+    eps: float
+    scale: float
+
+    @property
+    def active(self) -> torch.dtype:
+        """Type of what enters a product: bfloat16 for bfloat16 weights, else float32."""
+        return torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
+
+
+@dataclass(slots=True)
+class LayerWeights:
+    """One layer: packed projections, and float32 vectors for everything else (None where there is none).
+
+    Attributes:
+        qkv: queries, keys and values in one, ((H + 2 K) d, D).
+        out: (D, H d).
+        gate_up: gate, then up, (2 · inner, D).
+        down: (D, inner).
+        norm, mlp_norm: weights of the RMS norms before attention and before the MLP.
+        query_norm, key_norm: of the norms of each head's query and key (Qwen3).
+        window: newest keys that a token sees (itself included); 0 is all.
+    """
+
+    qkv: Packed
+    out: Packed
+    gate_up: Packed
+    down: Packed
+    norm: Tensor
+    mlp_norm: Tensor
+    qkv_bias: Tensor | None = None
+    out_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+    window: int = 0
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Everything that a pass reads."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Packed):
+                yield value.data
+            elif isinstance(value, Tensor):
+                yield value

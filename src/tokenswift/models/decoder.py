@@ -1,0 +1,232 @@
+"""The lean decoder: our own forward for Llama, Qwen2, Qwen3 and Mistral, over the weights of a loaded model.
+
+transformers loads, configures and tokenises, and its forward is the reference of the tests. Here a pass is an
+embedding, one call of the kernels for all layers (fused projections over packed weights, attention over our
+caches, everything between them), the final norm and the LM head. Activations are float32 and rounded to the
+weights' type where they enter a product. Nothing is kept between passes: threads may share a target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenswift.cache.full import FullCache
+from tokenswift.interfaces import CommittingCache, KVCache, Pass
+from tokenswift.kernels.native import TYPES, NativeKernels
+from tokenswift.kernels.reference import TorchKernels
+from tokenswift.kernels.weights import LayerWeights, Packed, Shape
+from tokenswift.models.prefill import prefill_in_chunks
+from tokenswift.models.rope import Rotary
+
+#: model types that the lean decoder runs
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+PREFILL_CHUNK = 512  # rows of a prefill pass; the bits do not depend on it
+
+
+def unfit(model: Any) -> str | None:
+    """Why the lean decoder cannot run a transformers causal LM; None when it can."""
+    config = model.config
+    if config.model_type not in FAMILIES:
+        return f"its type is {config.model_type}"
+    if getattr(config, "hidden_act", "silu") != "silu":
+        return f"its activation is {config.hidden_act}"
+    if type(model.lm_head) is not nn.Linear or type(model.model.embed_tokens) is not nn.Embedding:
+        return "its embedding or LM head is no plain layer"
+    for layer in model.model.layers:
+        attn, mlp = layer.self_attn, layer.mlp
+        linears = (
+            attn.q_proj,
+            attn.k_proj,
+            attn.v_proj,
+            attn.o_proj,
+            mlp.gate_proj,
+            mlp.up_proj,
+            mlp.down_proj,
+        )
+        if any(type(linear) is not nn.Linear for linear in linears):
+            return "its projections are no plain linear layers"
+        if any(linear.weight.dtype != model.lm_head.weight.dtype for linear in linears):
+            return "its weights have several types"
+        if any(linear.in_features % 2 for linear in linears):
+            return "a projection has an odd width"
+    if model.lm_head.weight.dtype not in TYPES:
+        return f"its weights are {model.lm_head.weight.dtype}"
+    if 2 * len(model.model.rotary_emb.inv_freq) != head_width(config):
+        return "its rotary embedding turns a part of each head"
+    return None
+
+
+def head_width(config: Any) -> int:
+    """d, the width of one head."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+class LeanTarget:
+    """A model on the CPU, ready for tree passes (implements `interfaces.DraftModel`).
+
+    Args:
+        model: a transformers causal LM for which :func:`unfit` is None.
+        kernels: compiled kernels or the torch path.
+        rotary: its positions.
+        take: replace the model's own weights by empty ones as they are packed, so that they exist once;
+            :meth:`give_back` restores them. Otherwise the model is left alone and the packed copies cost
+            :attr:`copied_bytes`.
+    """
+
+    def __init__(
+        self, model: Any, kernels: NativeKernels | TorchKernels, rotary: Rotary, take: bool = False
+    ) -> None:
+        config, body = model.config, model.model
+        self.config, self.kernels, self.rotary = config, kernels, rotary
+        self.device, self.dtype = torch.device("cpu"), model.lm_head.weight.dtype
+        self.vocab_size, self.hidden_size = model.lm_head.weight.shape
+        self.layers: int = config.num_hidden_layers
+        self.kv_heads: int = config.num_key_value_heads
+        self.head_dim = head_width(config)
+        self._taken: list[tuple[nn.Module, Callable[[], Tensor]]] = []
+        self._take = take and kernels.panels
+        tied = model.lm_head.weight is body.embed_tokens.weight
+        self.head = Packed(model.lm_head.weight, kernels.panels)
+        self._head_bias = _vector(model.lm_head.bias)
+        self._embedding: Tensor | None = None if tied else body.embed_tokens.weight.detach()
+        self._release(model.lm_head, self.head.unpack)
+        if tied:
+            self._release(body.embed_tokens, lambda: model.lm_head.weight)
+        self._norm, self._eps = body.norm.weight.detach().float(), float(body.norm.variance_epsilon)
+        weights = [self._layer(layer) for layer in body.layers]
+        self.windows: list[int | None] = [w.window or None for w in weights]
+        first = body.layers[0]
+        shape = Shape(
+            layers=self.layers,
+            hidden=self.hidden_size,
+            inner=config.intermediate_size,
+            heads=config.num_attention_heads,
+            kv_heads=self.kv_heads,
+            width=self.head_dim,
+            dtype=self.dtype,
+            eps=float(first.input_layernorm.variance_epsilon),
+            scale=float(first.self_attn.scaling),
+        )
+        self.body: Any = kernels.body(shape, weights)
+        layer_bytes = sum(t.numel() * t.element_size() for w in weights for t in w.tensors())
+        #: bytes of weights that one pass reads
+        self.weight_bytes = layer_bytes + self.head.nbytes
+        #: bytes that the packed copies take beside the model's own weights
+        self.copied_bytes = 0 if self._take or not kernels.panels else self.weight_bytes
+        #: bytes of keys and values per cached token
+        self.kv_bytes = 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def _layer(self, layer: Any) -> LayerWeights:
+        attn, mlp = layer.self_attn, layer.mlp
+        qkv, qkv_bias = self._fused(attn.q_proj, attn.k_proj, attn.v_proj)
+        out, out_bias = self._fused(attn.o_proj)
+        gate_up, gate_up_bias = self._fused(mlp.gate_proj, mlp.up_proj)
+        down, down_bias = self._fused(mlp.down_proj)
+        norms = [getattr(attn, name, None) for name in ("q_norm", "k_norm")]
+        window = getattr(attn, "sliding_window", None)
+        if self.config.model_type == "mistral":
+            window = getattr(self.config, "sliding_window", None)
+        return LayerWeights(
+            qkv=qkv,
+            out=out,
+            gate_up=gate_up,
+            down=down,
+            norm=layer.input_layernorm.weight.detach().float(),
+            mlp_norm=layer.post_attention_layernorm.weight.detach().float(),
+            qkv_bias=qkv_bias,
+            out_bias=out_bias,
+            gate_up_bias=gate_up_bias,
+            down_bias=down_bias,
+            query_norm=_vector(norms[0].weight) if norms[0] is not None else None,
+            key_norm=_vector(norms[1].weight) if norms[1] is not None else None,
+            window=window or 0,
+        )
+
+    def _fused(self, *linears: nn.Linear) -> tuple[Packed, Tensor | None]:
+        """One packed weight (and bias) for projections of the same input."""
+        whole = linears[0].weight if len(linears) == 1 else torch.cat([linear.weight for linear in linears])
+        packed, at = Packed(whole, self.kernels.panels), 0
+        bias = None
+        if any(linear.bias is not None for linear in linears):
+            parts = [
+                torch.zeros(len(x.weight)) if x.bias is None else x.bias.detach().float() for x in linears
+            ]
+            bias = torch.cat(parts)
+        for linear in linears:
+            rows = slice(at, at + linear.out_features)
+            self._release(linear, lambda rows=rows: packed.unpack()[rows].contiguous())
+            at += linear.out_features
+        return packed, bias
+
+    def _release(self, module: nn.Module, restore: Callable[[], Tensor]) -> None:
+        """Let go of a module's weight, if it may be taken."""
+        if self._take:
+            module.weight = nn.Parameter(torch.empty(0, dtype=self.dtype), requires_grad=False)
+            self._taken.append((module, restore))
+
+    def give_back(self) -> None:
+        """Restore the weights of the model that were taken; from then on they exist twice."""
+        for module, restore in self._taken:
+            weight = restore()
+            module.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, False)
+        self._taken = []
+
+    # ---- passes ---------------------------------------------------------------------------------
+
+    @property
+    def rotary_frequencies(self) -> Tensor:
+        """Angle per position of each pair of a head's dimensions, (d / 2,) float32."""
+        return self.rotary.frequencies
+
+    def new_cache(self, capacity: int) -> FullCache:
+        """An empty full cache for ``capacity`` tokens, scratch room included."""
+        return FullCache(self.layers, self.kv_heads, self.head_dim, capacity, self.dtype, self.device)
+
+    @torch.inference_mode()
+    def forward(
+        self, tokens: Tensor, positions: Tensor, cache: KVCache, parents: Sequence[int] | None = None
+    ) -> Pass:
+        """Run n tokens over ``cache`` (see `interfaces.TargetModel`); their entries go to its scratch."""
+        states = self.embed(tokens).float()
+        cos, sin = self.rotary.angles(positions)
+        return Pass(states, self.kernels.layers(self.body, states, cos, sin, cache, parents))
+
+    @torch.inference_mode()
+    def prefill(self, tokens: list[int], cache: CommittingCache) -> Pass:
+        """Run the prompt in chunks and commit it; the result holds its last rows (`models.prefill`)."""
+        return prefill_in_chunks(self, tokens, cache, PREFILL_CHUNK)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm and LM head: (n, D) → (n, V), float32."""
+        return self.project(self.norm(hidden))
+
+    @torch.inference_mode()
+    def norm(self, hidden: Tensor) -> Tensor:
+        """The final norm: (n, D) → (n, D), of the type that enters products."""
+        return self.kernels.norm(hidden, self._norm, self._eps, self.body.shape.active)
+
+    @torch.inference_mode()
+    def project(self, normed: Tensor, rows: Any = None) -> Tensor:
+        """The LM head alone: (n, D) → (n, V), float32; only its ``rows`` → (n, m) when given."""
+        if rows is not None:
+            return self.kernels.linear(normed, rows)
+        return self.kernels.linear(normed, self.head, self._head_bias)
+
+    def head_rows(self, ids: Tensor) -> Packed:
+        """The LM head's rows of some tokens: a smaller head for drafting."""
+        return Packed(self.head.take(ids), self.kernels.panels)
+
+    @torch.inference_mode()
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings: (n,) → (n, D)."""
+        return self.head.take(tokens) if self._embedding is None else self._embedding[tokens]
+
+
+def _vector(weight: Tensor | None) -> Tensor | None:
+    """A bias or norm weight as the kernels read it."""
+    return None if weight is None else weight.detach().float().contiguous()
