@@ -23,6 +23,9 @@ GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)
 class ListCache:
     """A cache of token ids, to see what was committed."""
 
+    data = work = torch.empty(0)
+    ordered = True
+
     def __init__(self) -> None:
         self.kept: list[int] = []
         self.scratch: list[int] = []

@@ -138,8 +138,8 @@ def test_attention_equals_the_torch_path(
         query, parents = _random(heads, rows, width, seed=1), _tree(rows) if tree else None
         found = kernels.attend(query, 0, cache, parents, width**-0.5, window)
         expected = TorchKernels().attend(query, 0, cache, parents, width**-0.5, window)
-        near = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
-        torch.testing.assert_close(found, expected, **near)
+        near = 1e-2 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(found, expected, rtol=near, atol=near)
 
 
 def test_the_torch_path_equals_torchs_attention() -> None:
@@ -176,7 +176,7 @@ def row_before(parents: list[int] | None, row: int) -> int:
 def test_a_row_of_attention_has_its_own_bits(
     kernels: NativeKernels, dtype: torch.dtype, width: int, window: int
 ) -> None:
-    """A text's last positions: one at a time, all at once, in trees with wrong branches, by 1 and 2 threads."""
+    """A text's last positions: one at a time, all at once, in trees with wrong branches, 1 and 2 threads."""
     total, tail = 2 * CHUNK + 40, 60
     cache = _cache(3, width, total, 100, dtype)
     query = _random(9, tail, width, seed=1)
@@ -266,7 +266,8 @@ def test_without_a_compiler_one_line_says_so(
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     assert build.library(tmp_path) is None
     assert [record.message for record in caplog.records] == [
-        "CPU kernels are not available (there is no C compiler (cc, gcc or clang)); the slower torch path is used"
+        "CPU kernels are not available (there is no C compiler (cc, gcc or clang)); "
+        "the slower torch path is used"
     ]
 
 

@@ -22,6 +22,7 @@ void ts_linear(float *out, long ldo, const void *x, long ldx, const void *packed
     const int how = type == BF16 ? PAIRS : type == F16 ? ROWS_F16 : ROWS_F32;
     const size_t ldb = type == F16 ? NR * 2 : NR * 4, panel = (size_t)K * NR * bytes_of(type);
     const long panels = (N + NR - 1) / NR;
+    if ((double)n * N * K < SMALL) threads = 1;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (long p = 0; p < panels; p++) {
         const int cols = N - p * NR < NR ? (int)(N - p * NR) : NR;

@@ -286,6 +286,7 @@ static void attention(const Attend *a, long deepest, char *out, char *work, int 
     const long group = a->heads / a->kv_heads, width = a->width, cell = width + 2, step = tile_of(a);
     const long chunks = chunks_of(a, deepest), tiles = (a->n + step - 1) / step;
     const size_t each = scratch_bytes(a);
+    if ((double)a->n * (a->before + a->n) * a->heads * width < SMALL) threads = 1;
     float *partial = (float *)(work + threads * each);
     if (a->n <= FEW) {
         const long queries = a->n * group;

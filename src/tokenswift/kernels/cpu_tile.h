@@ -24,6 +24,7 @@
 #define NR 32 /* columns of a tile, and of a panel of packed weights */
 #define NV (NR / W)
 #define CHUNK 256 /* keys of an attention chunk */
+#define SMALL 1e5 /* multiplications below which one thread is faster than two */
 #define FEW 12 /* up to this many rows, attention is shared out by chunks of keys, beyond by rows */
 
 typedef float V __attribute__((vector_size(4 * W)));
