@@ -16,7 +16,7 @@ from tokenswift.interfaces import Sequence as SequenceState
 from tokenswift.metrics import Meter
 from tokenswift.models.load import load
 from tokenswift.models.rope import parse_rope_scaling
-from tokenswift.models.target import Target, make_target
+from tokenswift.models.target import Target, check_model, make_target
 from tokenswift.sampling import Sampler
 from tokenswift.strategies.table import DEFAULTS, STRATEGIES
 from tokenswift.text import TextStream
@@ -84,6 +84,7 @@ class LLM:
         take: bool,
     ) -> None:
         scaling = parse_rope_scaling(rope_scaling or "none")
+        check_model(model)
         self._hf = model
         self.tokenizer = tokenizer
         self.name = name

@@ -55,7 +55,7 @@ def unfit(model: Any) -> str | None:
             return "a projection has an odd width"
     if model.lm_head.weight.dtype not in TYPES:
         return f"its weights are {model.lm_head.weight.dtype}"
-    if 2 * len(model.model.rotary_emb.inv_freq) != head_width(config):
+    if 2 * len(getattr(model.model.rotary_emb, "inv_freq", ())) != head_width(config):
         return "its rotary embedding turns a part of each head"
     return None
 
@@ -82,6 +82,7 @@ class LeanTarget:
     ) -> None:
         config, body = model.config, model.model
         self.config, self.kernels, self.rotary = config, kernels, rotary
+        self._frequencies = torch.zeros(0) if rotary.frequencies is None else rotary.frequencies
         self.device, self.dtype = torch.device("cpu"), model.lm_head.weight.dtype
         self.vocab_size, self.hidden_size = model.lm_head.weight.shape
         self.layers: int = config.num_hidden_layers
@@ -180,7 +181,7 @@ class LeanTarget:
     @property
     def rotary_frequencies(self) -> Tensor:
         """Angle per position of each pair of a head's dimensions, (d / 2,) float32."""
-        return self.rotary.frequencies
+        return self._frequencies
 
     def new_cache(self, capacity: int) -> FullCache:
         """An empty full cache for ``capacity`` tokens, scratch room included."""

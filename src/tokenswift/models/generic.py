@@ -117,6 +117,8 @@ class GenericTarget:
     @property
     def rotary_frequencies(self) -> Tensor:
         """Angle per position of each pair of a head's dimensions, (d / 2,) float32."""
+        if self.rotary.frequencies is None:
+            raise InputError("the model has several sets of rotary frequencies; valid: one for all layers")
         return self.rotary.frequencies
 
     def new_cache(self, capacity: int) -> FullCache:

@@ -36,19 +36,26 @@ class Rotary:
     """Frequencies and positions of a model.
 
     Attributes:
-        frequencies: angle per position of each pair of a head's dimensions, (d / 2,) float32.
+        frequencies: angle per position of each pair of a head's dimensions, (d / 2,) float32; None where
+            the layers have several sets.
         scaling: factor of cosines and sines (YaRN's attention factor).
         limit: positions that may be used; None: no limit.
         config: the config that says so, a copy where it differs from the model's own.
     """
 
-    frequencies: Float[Tensor, " half"]
+    frequencies: Float[Tensor, " half"] | None
     scaling: float
     limit: int | None
     config: Any
 
     def angles(self, positions: Int[Tensor, " n"]) -> tuple[Float[Tensor, "n half"], Float[Tensor, "n half"]]:
-        """Cosines and sines of each position."""
+        """Cosines and sines of each position.
+
+        Raises:
+            InputError: the layers have several sets of frequencies.
+        """
+        if self.frequencies is None:
+            raise InputError("the model has several sets of rotary frequencies; valid: one for all layers")
         angle = positions[:, None].float() * self.frequencies
         cos, sin = angle.cos(), angle.sin()
         return (cos, sin) if self.scaling == 1.0 else (cos * self.scaling, sin * self.scaling)
@@ -145,7 +152,9 @@ def rotary_of(model: Any, scaling: RopeScaling | None = None) -> Rotary:
     config, module = scaled_config(model.config, scaling), model.model.rotary_emb
     if config is not model.config:
         module = type(module)(config=config).to(module.inv_freq.device)
-    frequencies = module.inv_freq.detach().float().clone()
+    frequencies = getattr(module, "inv_freq", None)
+    if frequencies is not None:
+        frequencies = frequencies.detach().float().clone()
     return Rotary(
         frequencies, float(getattr(module, "attention_scaling", 1.0)), context_limit(config), config
     )

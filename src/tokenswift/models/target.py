@@ -41,6 +41,18 @@ def kernels() -> NativeKernels | TorchKernels:
     return _kernels["cpu"]
 
 
+def check_model(model: Any) -> None:
+    """Raise :class:`InputError` unless a model has the parts that every target needs."""
+    body = getattr(model, "model", None)
+    if getattr(model, "lm_head", None) is None or not (
+        hasattr(body, "rotary_emb") and hasattr(body, "layers")
+    ):
+        kind = getattr(getattr(model, "config", None), "model_type", "?")
+        raise InputError(
+            f"model type is {kind!r}; valid: causal language models with rotary positions and an LM head"
+        )
+
+
 def make_target(model: Any, scaling: RopeScaling | None = None, take: bool = False) -> Target:
     """A target over a loaded causal LM.
 
@@ -51,16 +63,17 @@ def make_target(model: Any, scaling: RopeScaling | None = None, take: bool = Fal
     Raises:
         InputError: a model that cannot run here, in one line that says why.
     """
+    check_model(model)
     name = type(model).__name__
-    if getattr(model, "lm_head", None) is None or not hasattr(getattr(model, "model", None), "rotary_emb"):
-        kind = getattr(getattr(model, "config", None), "model_type", "?")
-        raise InputError(
-            f"model type is {kind!r}; valid: causal language models with rotary positions and an LM head"
-        )
     rotary = rotary_of(model, scaling)
     device = model.lm_head.weight.device
     cases = _cases(model.lm_head.weight.shape[0])
-    expected = _expected(shadow_of(model, rotary), cases)
+    try:
+        expected = _expected(shadow_of(model, rotary), cases)
+    except InputError:
+        raise
+    except Exception as error:  # the model's own code; whatever it trips over, the user sees one line
+        raise InputError(f"model {name}: its own forward fails ({_line(error)})") from error
     reason = unfit(model) if device.type == "cpu" else "it runs on " + device.type
     if reason is None:
         target: Target = LeanTarget(model, kernels(), rotary, take)
@@ -77,9 +90,9 @@ def make_target(model: Any, scaling: RopeScaling | None = None, take: bool = Fal
     except InputError:
         raise
     except Exception as error:  # a family's forward may trip over anything that it does not expect
-        line = " ".join(str(error).split())[:160] or type(error).__name__
         raise InputError(
-            f"model {name} does not run through transformers' attention interface with our cache ({line})"
+            f"model {name} does not run through transformers' attention interface with our cache "
+            f"({_line(error)})"
         ) from error
     if far > TOLERANCES.get(target.dtype, 0.1):
         raise InputError(
@@ -87,6 +100,10 @@ def make_target(model: Any, scaling: RopeScaling | None = None, take: bool = Fal
             f"its own forward by {far:.1e} of their size"
         )
     return target
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:160] or type(error).__name__
 
 
 def _cases(vocab: int) -> list[list[int]]:

@@ -1,0 +1,97 @@
+"""Families that run through transformers' own forward: tiny random models of each, checked and compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.tiny import VOCAB
+from tokenswift import LLM, SamplingParams
+from tokenswift.models import attention
+from tokenswift.models.generic import GenericTarget
+from tokenswift.types import InputError
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "initializer_range": 0.2,
+}
+GEMMA: dict[str, Any] = {"head_dim": 8, "sliding_window": 16, "query_pre_attn_scalar": 8}
+EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "num_local_experts": 4}
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma2": GEMMA,  # capped scores and logits, windows in every second layer
+    "gemma3_text": GEMMA,  # two sets of rotary frequencies
+    "phi3": {},
+    "olmo2": {},
+    "granite": {"logits_scaling": 2.0, "attention_multiplier": 0.3, "embedding_multiplier": 3.0},
+    "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "mixtral": EXPERTS,
+    "gpt_oss": {"head_dim": 8, "sliding_window": 16, "rope_parameters": PLAIN_ROPE, **EXPERTS},
+    "cohere": {},
+}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "gpt2": ({"n_embd": 48, "n_layer": 2, "n_head": 6}, "'gpt2'; valid: .* rotary positions"),
+    "nemotron": ({}, "does not run through transformers' attention interface"),
+}
+
+
+def family_model(kind: str, **changes: Any) -> Any:
+    """A tiny random causal LM of a family, float32."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **{**COMMON, **changes})
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equal_tokens_and_greedy_text_of_transformers(family: str) -> None:
+    model = family_model(family, **FAMILIES[family])
+    llm = LLM.from_model(model)
+    assert isinstance(llm.target, GenericTarget)
+    assert (16 in llm.target.windows) == ("sliding_window" in FAMILIES[family])
+    prompt = torch.randint(2, VOCAB, (30,), generator=torch.Generator().manual_seed(6)).tolist()
+    greedy = SamplingParams(greedy=True, repetition_penalty=1.0)
+    ids = torch.tensor([prompt])
+    expected = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=30, eos_token_id=None
+    )[0, 30:].tolist()
+    options = {"tree": (2, 2), "ngrams": 4, "budget": 24, "draft": "partial"}
+    for params in (greedy, SamplingParams(seed=3, min_p=0.02, penalty_window=20)):
+        plain = llm.generate(prompt, 30, "autoregressive", sampling=params, ignore_eos=True).token_ids
+        assert plain == llm.generate(prompt, 30, "tokenswift", options, params, ignore_eos=True).token_ids
+        if params.greedy:
+            assert plain == expected
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", REFUSED)
+def test_what_does_not_fit_is_refused_in_a_line(family: str) -> None:
+    changes, message = REFUSED[family]
+    with pytest.raises(InputError, match=message) as raised:
+        LLM.from_model(family_model(family, **changes))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_model_whose_tree_passes_differ_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cap of the scores that the attention function does not know of."""
+    real = attention.TorchKernels.attend
+
+    def uncapped(self: Any, *args: Any, softcap: Any = None, **kwargs: Any) -> Any:
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(attention.TorchKernels, "attend", uncapped)
+    model = family_model("gemma2", **GEMMA, attn_logit_softcapping=0.5)
+    with pytest.raises(InputError, match="not supported: logits of chunked prefill and tree passes differ"):
+        LLM.from_model(model)
