@@ -22,6 +22,7 @@ from tokenswift.drafting.context import SparseContext
 from tokenswift.drafting.heads import HeadTree, newest_hidden
 from tokenswift.heads.modules import Heads
 from tokenswift.interfaces import DraftModel, KVCache, Sequence
+from tokenswift.memory import Need
 from tokenswift.ngram import NgramTable
 from tokenswift.sampling import Sampler
 from tokenswift.tree import TreeBuilder, check_tree, tree_nodes
@@ -67,6 +68,17 @@ class TokenSwift:
     def max_nodes(self) -> int:
         """Upper bound of the tree's nodes, for the cache's scratch room."""
         return tree_nodes(self.tree) + self.ngrams * NGRAM
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """The tree's and branches' rows, and the partial cache where one is used (see `memory.Planned`)."""
+        needs = [
+            Need("tree", self.tree, tree_nodes(self.tree) * row),
+            Need("ngrams", self.ngrams, self.ngrams * NGRAM * row),
+        ]
+        if self.options.cache != "full" and self.options.draft != "hidden":
+            budget = self.options.budget  # the cache is made once the text is that long
+            needs.append(Need("budget", budget, (budget + 1) * self.model.kv_bytes, sure=text >= budget))
+        return needs
 
     def begin(self, sequence: Sequence) -> None:
         """Load the prompt into the n-gram table and settle which tokens the heads may draft."""

@@ -17,6 +17,7 @@ from tokenswift.config import TriForceOptions
 from tokenswift.drafting.chain import ModelDrafter, chain_tree
 from tokenswift.drafting.context import SparseContext
 from tokenswift.interfaces import DraftModel, Sequence
+from tokenswift.memory import Need
 from tokenswift.sampling import Sampler
 from tokenswift.types import DraftTree, Step
 
@@ -66,6 +67,16 @@ class TriForce:
             options.refresh,
             chunk=options.chunk,
         )
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """The chain's rows and both caches (see `memory.Planned`)."""
+        large, small = self.model.kv_bytes, self.drafter.model.kv_bytes
+        return [
+            Need("gamma", self.gamma, self.max_nodes * row + self.gamma * (large + small)),
+            Need("inner_gamma", self.inner, self.inner * (large + small)),
+            Need("budget", self.context.budget, self.context.budget * large),
+            Need("draft_budget", self.drafter.budget, self.drafter.budget * small),
+        ]
 
     def begin(self, sequence: Sequence) -> None:
         """Run the prompt through the draft model."""
