@@ -60,7 +60,9 @@ class TokenSwift:
         self.grower = HeadTree(
             model, heads, sampler, self.tree, self.coupled, options.vocabulary == "frequent"
         )
-        self.table = NgramTable(delay=sampler.params.window, length=NGRAM)
+        # coupled branches are chosen by the noise, from more than are drafted
+        self.pool = self.ngrams * (4 if self.coupled and not sampler.params.greedy else 1)
+        self.table = NgramTable(delay=sampler.params.window, length=NGRAM, most=self.pool)
         frozen = options.cache == "partial"
         self.context = SparseContext(model, "important", options.budget, options.sinks, 1, frozen=frozen)
 
@@ -77,7 +79,8 @@ class TokenSwift:
         ]
         if self.options.cache != "full" and self.options.draft != "hidden":
             budget = self.options.budget  # the cache is made once the text is that long
-            needs.append(Need("budget", budget, (budget + 1) * self.model.kv_bytes, sure=text >= budget))
+            rows = self.context.budget + 1
+            needs.append(Need("budget", budget, rows * self.model.kv_bytes, sure=text >= budget))
         return needs
 
     def begin(self, sequence: Sequence) -> None:
@@ -131,9 +134,8 @@ class TokenSwift:
         """The best n-gram branches after token ``start``, which stands ``offset`` places after the root."""
         if not self.ngrams:
             return []
-        pool = 4 * self.ngrams if self.coupled and not self.sampler.params.greedy else self.ngrams
         least = self.options.ngram_count or 1
-        found = [entry for entry in self.table.lookup(start, pool) if entry[1] >= least]
+        found = [entry for entry in self.table.lookup(start, self.pool) if entry[1] >= least]
         if len(found) <= self.ngrams:
             return [followers for followers, _ in found]
         grams = torch.tensor([followers for followers, _ in found], device=self.model.device)

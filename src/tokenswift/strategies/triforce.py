@@ -75,7 +75,7 @@ class TriForce:
             Need("gamma", self.gamma, self.max_nodes * row + self.gamma * (large + small)),
             Need("inner_gamma", self.inner, self.inner * (large + small)),
             Need("budget", self.context.budget, self.context.budget * large),
-            Need("draft_budget", self.drafter.budget, self.drafter.budget * small),
+            Need("draft_budget", self.drafter.budget, self.drafter.slots * small),
         ]
 
     def begin(self, sequence: Sequence) -> None:
@@ -90,18 +90,21 @@ class TriForce:
             return chain_tree(root, chain)
         cache = self.context.cache(sequence)
         while len(chain) < self.gamma:
-            chain += self._inner_step(sequence, cache, [*sequence.tokens, *chain], self.gamma - len(chain))
+            chain += self._inner_step(sequence, cache, chain, self.gamma - len(chain))
         return chain_tree(root, chain)
 
-    def _inner_step(self, sequence: Sequence, cache: SparseCache, text: list[int], room: int) -> list[int]:
-        """The inner level: draft, check over the retrieved cache, keep what it chooses itself."""
-        drafted = self.drafter.chain(text, min(self.inner, room))
-        tree = chain_tree(text[-1], drafted)
+    def _inner_step(self, sequence: Sequence, cache: SparseCache, chain: list[int], room: int) -> list[int]:
+        """The inner level after the text and ``chain``: draft, check over the retrieved cache, keep what
+        it chooses itself."""
+        text = sequence.tokens
+        drafted = self.drafter.chain(text, min(self.inner, room), chain)
+        tree = chain_tree(chain[-1] if chain else text[-1], drafted)
         tokens = torch.tensor(tree.tokens, device=self.model.device)
-        positions = torch.tensor(tree.depths, device=self.model.device) + len(text) - 1
+        positions = torch.tensor(tree.depths, device=self.model.device) + len(text) + len(chain) - 1
         result = self.model.forward(tokens, positions, cache)
         logits = self.model.logits(result.hidden)
-        accepted = accept_exact(tree, logits, text, self.sampler, self.model.device.type == "cuda")
+        all_rows = self.model.device.type == "cuda"
+        accepted = accept_exact(tree, logits, text, self.sampler, all_rows, ahead=chain)
         cache.grow(len(accepted.nodes))
         sequence.draft_passes += 1
         return [*(tree.tokens[node] for node in accepted.nodes[1:]), accepted.token]
