@@ -163,9 +163,9 @@ DEFECTS = [
     Defect(
         "node does not see its parent",
         "tree.py",
-        "        row = bytearray(rows[parent]) if parent >= 0 else bytearray(len(tree))\n"
+        "        row = bytearray(rows[parent]) if parent >= 0 else bytearray(len(parents))\n"
         "        row[node] = 1",
-        "        row = bytearray(rows[parent]) if parent >= 0 else bytearray(len(tree))\n"
+        "        row = bytearray(rows[parent]) if parent >= 0 else bytearray(len(parents))\n"
         "        row[parent] = 0\n        row[node] = 1",
         ("tests/test_tree.py",),
     ),
@@ -193,8 +193,8 @@ DEFECTS = [
     Defect(
         "a rejected branch that cannot be chosen from ends the run",
         "accept.py",
-        "            choices = None  # some row",
-        "            raise  # some row",
+        "            choices = None\n    nodes = [0]",
+        "            raise\n    nodes = [0]",
         ("tests/test_accept.py",),
     ),
     Defect(

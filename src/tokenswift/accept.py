@@ -54,10 +54,8 @@ def accept_exact(
         paths = [[*ahead, *(tree.tokens[i] for i in tree.path(node))] for node in range(len(tree))]
         try:
             choices = sampler.choose(logits, history, paths)
-        except RunError:
-            choices = (
-                None  # some row cannot be chosen from: only if the walk meets it, row by row, it matters
-            )
+        except RunError:  # some row cannot be chosen from; that matters only if the walk meets it
+            choices = None
     nodes = [0]
     path = list(ahead)
     while True:
