@@ -163,9 +163,9 @@ DEFECTS = [
     Defect(
         "node does not see its parent",
         "tree.py",
-        "        row = bytearray(rows[parent]) if parent >= 0 else bytearray(len(tree))\n"
+        "        row = bytearray(rows[parent]) if parent >= 0 else bytearray(len(parents))\n"
         "        row[node] = 1",
-        "        row = bytearray(rows[parent]) if parent >= 0 else bytearray(len(tree))\n"
+        "        row = bytearray(rows[parent]) if parent >= 0 else bytearray(len(parents))\n"
         "        row[parent] = 0\n        row[node] = 1",
         ("tests/test_tree.py",),
     ),
@@ -189,6 +189,62 @@ DEFECTS = [
         "            nodes = accepted.nodes[: len(new)]",
         "            nodes = accepted.nodes[: max(1, len(new) - 1)]",
         ("tests/test_decode.py",),
+    ),
+    Defect(
+        "a rejected branch that cannot be chosen from ends the run",
+        "accept.py",
+        "            choices = None\n    nodes = [0]",
+        "            raise\n    nodes = [0]",
+        ("tests/test_accept.py",),
+    ),
+    Defect(
+        "a row of the walk goes unchecked",
+        "sampling.py",
+        "        if not math.isfinite(values[best[0]]):\n            _refuse(row)\n",
+        "",
+        ("tests/test_accept.py",),
+    ),
+    Defect(
+        "published rule: the first of tied paths always wins",
+        "accept.py",
+        "    winner = 0 if _tie_break(sampler.params.seed, len(history)) else -1",
+        "    winner = 0",
+        ("tests/test_accept.py",),
+    ),
+    Defect(
+        "published rule: the first of tied paths always wins, seen by the closed form alone",
+        "accept.py",
+        "    winner = 0 if _tie_break(sampler.params.seed, len(history)) else -1",
+        "    winner = 0",
+        ("tests/test_audit.py",),
+    ),
+    Defect(
+        "published rule: a branch that repeats a path has no draw of its own",
+        "tree.py",
+        "[*leaves, *tree.branches]] or [[0]]",
+        "[*leaves, *(end for end in tree.branches if tree.ngram[end])]] or [[0]]",
+        ("tests/test_accept.py",),
+    ),
+    Defect(
+        "published rule: the best ranked path stands first",
+        "tree.py",
+        "    leaves.sort(key=lambda node: (tree.depths[node], node), reverse=True)",
+        "    leaves.sort(key=lambda node: (tree.depths[node], node))",
+        ("tests/test_accept.py",),
+    ),
+    Defect(
+        "published rule: paths share their draws",
+        "accept.py",
+        "    numbers = torch.tensor(paths, device=scores.device)",
+        "    numbers = torch.zeros(len(paths), dtype=torch.long, device=scores.device)",
+        ("tests/test_audit.py",),
+    ),
+    Defect(
+        "closed form of the published rule: ties go to the first path",
+        "audit/law.py",
+        "            wins = reach[i][length] * (first + last) / 2",
+        "            wins = reach[i][length] * first",
+        ("tests/test_audit.py",),
     ),
 ]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from torch import Tensor
 from tokenswift.accept import accept_exact, accept_published
 from tokenswift.config import SamplingParams
 from tokenswift.sampling import Sampler
-from tokenswift.tree import TreeBuilder
+from tokenswift.tree import TreeBuilder, published_paths
 from tokenswift.types import Accepted, DraftTree, RunError
 
 GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)
@@ -65,21 +68,35 @@ def test_all_rows_equals_the_lazy_walk(seed: int) -> None:
     assert lazy.token == int(perturbed[lazy.nodes[-1]].argmax())
 
 
-def test_the_lazy_walk_looks_only_at_its_own_rows() -> None:
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("params", [{"greedy": True}, {"min_p": 0.0}, {"min_p": 0.1}])
+def test_only_rows_of_the_walk_are_checked(params: dict[str, Any], bad: float) -> None:
+    """A rejected branch may hold anything; a row that a choice is made from may not."""
     tree = example()
-    logits = answers([1, 8, 0, 0, 0, 0])
-    logits[2:] = math.nan
-    sampler = Sampler(GREEDY, 10)
-    assert accept_exact(tree, logits, [9], sampler) == Accepted((0, 1), 8)
-    for rule in (
-        lambda: accept_exact(tree, logits, [9], sampler, True),
+    logits = answers([1, 8, 0, 0, 0, 0]) * 100
+    logits[2:] = bad
+    sampler = Sampler(SamplingParams(repetition_penalty=1.0, **params), 10)
+    rules = (
+        lambda: accept_exact(tree, logits, [9], sampler),
+        lambda: accept_exact(tree, logits, [9], sampler, all_rows=True),
         lambda: accept_published(tree, logits, [9], sampler),
-    ):
-        with pytest.raises(RunError, match="NaN"):
+    )
+    for rule in rules:
+        assert rule() == Accepted((0, 1), 8)
+    logits[1] = bad
+    for rule in rules:
+        with pytest.raises(RunError, match="NaN|no finite maximum"):
             rule()
-    logits[1] = math.nan
-    with pytest.raises(RunError, match="NaN"):
-        accept_exact(tree, logits, [9], sampler)
+
+
+def test_tokens_ahead_of_the_text_count_like_text() -> None:
+    """``history`` and ``ahead`` are one context: the same window, the same noise."""
+    tree = example()
+    logits = torch.randn(len(tree), 10, generator=torch.Generator().manual_seed(1))
+    for seed, all_rows in itertools.product(range(20), (False, True)):
+        sampler = Sampler(SamplingParams(seed=seed, penalty_window=3, repetition_penalty=3.0, min_p=0.0), 10)
+        whole = accept_exact(tree, logits, [4, 1, 2, 9], sampler, all_rows)
+        assert accept_exact(tree, logits, [4, 1], sampler, all_rows, ahead=[2, 9]) == whole
 
 
 def test_the_window_slides_in_the_exact_rule_and_not_in_the_published_one() -> None:
@@ -147,17 +164,70 @@ def test_published_draws_of_two_depths_are_independent() -> None:
     assert abs(both / runs - 1 / 16) < 4 * math.sqrt(1 / 16 * 15 / 16 / runs)
 
 
-def test_published_first_of_equal_paths_wins() -> None:
-    """No path matches: the token is the first leaf's draw, the one a bare root would make."""
-    builder = TreeBuilder(0)
-    builder.add_levels([[7, 8, 9]])
-    tree = builder.build(1)
-    logits = torch.zeros(4, 10)
-    logits[:, 7:] = -math.inf
-    seen = set()
-    for seed in range(30):
-        sampler = Sampler(SamplingParams(seed=seed, repetition_penalty=1.0), 10)
-        bare = accept_published(TreeBuilder(0).build(0), logits[:1], [0], sampler)
-        assert accept_published(tree, logits, [0], sampler) == bare
-        seen.add(bare.token)
-    assert len(seen) > 3
+def _published_runs(tree: DraftTree, row: list[float], runs: int) -> Counter[Accepted]:
+    """Outcomes of the published rule where every node has the same distribution."""
+    logits = torch.tensor(row).log().repeat(len(tree), 1)
+    counts: Counter[Accepted] = Counter()
+    for seed in range(runs):
+        sampler = Sampler(SamplingParams(seed=seed, min_p=0.0, repetition_penalty=1.0), len(row))
+        counts[accept_published(tree, logits, [0], sampler)] += 1
+    return counts
+
+
+def _near(count: int, runs: int, p: float) -> bool:
+    return abs(count / runs - p) < 4 * math.sqrt(p * (1 - p) / runs)
+
+
+def test_published_ties_go_to_the_first_or_the_last_path() -> None:
+    """Three leaves of p = 0.3: of tied paths the first or the last wins, each half of the time, so the
+    middle one wins less often than they do (0.21 against 0.2235). The first always: .30, .21, .15."""
+    builder = TreeBuilder(9)
+    builder.add_levels([[0, 1, 2]])
+    runs = 6000
+    counts = _published_runs(builder.build(1), [0.3, 0.3, 0.3, 0.1], runs)
+    kept = Counter[int]()
+    for outcome, count in counts.items():
+        kept[outcome.nodes[-1]] += count
+    assert _near(kept[0], runs, 0.7**3)
+    for node, p in ((1, 0.2235), (2, 0.21), (3, 0.2235)):
+        assert _near(kept[node], runs, p), kept
+    assert {outcome.token for outcome in counts if outcome.nodes == (0,)} == {0, 1, 2, 3}
+
+
+def test_published_tree_and_ngram_paths_are_drawn_separately() -> None:
+    """A branch that repeats a path of the tree is a second chance for it; so is one that is its prefix."""
+    runs = 3000
+    for branch, p in ((None, 0.25), ([1, 2], 1 - 0.75**2), ([1], 1 - 0.75**2)):
+        builder = TreeBuilder(9)
+        builder.add_levels([[1], [2]])
+        if branch is not None:
+            builder.add_path(branch)
+        tree = builder.build(2)
+        assert len(tree) == 3 and not any(tree.ngram)
+        counts = _published_runs(tree, [0.25] * 4, runs)
+        assert _near(sum(n for outcome, n in counts.items() if len(outcome.nodes) > 1), runs, p)
+
+
+def test_published_paths_stand_in_the_published_order() -> None:
+    """The tree's leaves, the deepest and worst ranked first; then the branches in the order of retrieval."""
+    builder = TreeBuilder(9)
+    builder.add_levels([[1], [4, 2], [5, 3]])
+    builder.add_path([1, 7, 8])
+    builder.add_path([1, 4])
+    builder.add_path([1, 2, 3])
+    tree = builder.build(3)
+    tokens = [[tree.tokens[node] for node in path] for path in published_paths(tree)]
+    assert tokens == [
+        [9, 1, 2, 3],
+        [9, 1, 2, 5],
+        [9, 1, 4, 3],
+        [9, 1, 4, 5],
+        [9, 1, 7, 8],
+        [9, 1, 4],
+        [9, 1, 2, 3],
+    ]
+    assert published_paths(TreeBuilder(9).build(0)) == [[0]]
+    uneven = TreeBuilder(9)
+    uneven.add_path([1], ngram=False)
+    uneven.add_path([2, 3], ngram=False)
+    assert published_paths(uneven.build(2)) == [[0, 2, 3], [0, 1]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -122,6 +123,74 @@ def test_the_closed_form_is_the_law_of_the_published_code(tree: DraftTree) -> No
     assert law.chi_square(seen, law.published_step_law(tree, after)).p > 1e-4
     if tree is not TREES[0]:
         assert law.chi_square(seen, law.exact_step_law(tree, after)).p < 1e-6  # negative control
+
+
+def branching_tree() -> DraftTree:
+    """Tree paths and branches together; one branch repeats a path of the tree, one is a prefix of it."""
+    builder = TreeBuilder(0)
+    builder.add_levels([[1], [2, 0, 1]])
+    builder.add_path([1, 2])
+    builder.add_path([1])
+    builder.add_path([1, 3, 2])
+    return builder.build(3)
+
+
+def test_the_closed_form_counts_branches_that_repeat_a_path() -> None:
+    tree = branching_tree()
+    logits = torch.tensor(
+        [after(tuple(tree.tokens[i] for i in tree.path(node))) for node in range(len(tree))]
+    )
+    seen = []
+    for seed in range(6000):
+        sampler = Sampler(SamplingParams(min_p=0.0, repetition_penalty=1.0, seed=seed), 4)
+        accepted = accept_published(tree, logits.log(), [0], sampler)
+        seen.append((*(tree.tokens[node] for node in accepted.nodes[1:]), accepted.token))
+    step = law.published_step_law(tree, after)
+    assert sum(step.values()) == pytest.approx(1)
+    assert law.first_token(step)[1] == pytest.approx(1 - (1 - after(())[1]) ** 6)
+    assert law.chi_square(seen, step).p > 1e-4
+    merged = replace(tree, branches=tree.branches[-1:])  # negative control: each distinct path once
+    assert law.chi_square(seen, law.published_step_law(merged, after)).p < 1e-6
+
+
+def test_the_closed_form_of_three_equal_leaves() -> None:
+    """p = 0.3 each: .2235 for the first and the last path, .21 for the middle one, and what is left."""
+    tree = tree_of([0], [1], [2])
+    found = law.published_step_law(tree, lambda tokens: [0.3, 0.3, 0.3, 0.1])
+    kept = {
+        token: sum(p for key, p in found.items() if len(key) == 2 and key[0] == token) for token in range(3)
+    }
+    assert kept == pytest.approx({0: 0.2235, 1: 0.21, 2: 0.2235})
+    # none matched (0.343): the first or the last path's own draw, which is not its leaf
+    third = 0.343 * 3 / 7
+    assert [found[(token,)] for token in range(4)] == pytest.approx([third / 2, third, third / 2, 0.343 / 7])
+
+
+def test_steps_of_the_published_rule_are_independent() -> None:
+    """Two steps with the same tree: their joint law is made of the step's law, text by text."""
+    tree = branching_tree()
+
+    def step_after(text: tuple[int, ...]) -> law.Law:
+        return law.published_step_law(tree, lambda path: after((*text, *path)))
+
+    joint: law.Law = {}
+    for first, p in step_after(()).items():
+        for second, q in step_after(first).items():
+            key = (len(first), *first, *second)
+            joint[key] = joint.get(key, 0.0) + p * q
+    seen = []
+    for seed in range(4000):
+        sampler = Sampler(SamplingParams(min_p=0.0, repetition_penalty=1.0, seed=seed), 4)
+        text: list[int] = []
+        marks: list[int] = []
+        for _ in range(2):
+            paths = [tuple(tree.tokens[i] for i in tree.path(node)) for node in range(len(tree))]
+            rows = torch.tensor([after((*text, *path)) for path in paths]).log()
+            accepted = accept_published(tree, rows, [0, *text], sampler)
+            text += [*(tree.tokens[node] for node in accepted.nodes[1:]), accepted.token]
+            marks.append(len(text))
+        seen.append((marks[0], *text))
+    assert law.chi_square(seen, joint).p > 1e-4
 
 
 def test_first_token_of_m_leaves() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenswift.cache.full import FullCache
-from tokenswift.cache.select import select
+from tokenswift.cache.select import POLICIES, select
 from tokenswift.cache.sparse import SparseCache
 
 CPU = torch.device("cpu")
@@ -140,6 +140,33 @@ def test_sliding_layers_select_within_their_window() -> None:
     _select(sparse, full, _queries(), row=0, windows=(10, None))
     assert sparse.positions[0, :, 2:].min() >= 30
     assert sparse.positions[1, :, 2:].min() < 30
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("total", [11, 30, 40])
+def test_a_budget_beyond_the_window_selects_no_more_than_the_window(policy: str, total: int) -> None:
+    """Sinks and the window, whatever the budget has room for; also where all of the text would fit."""
+    full = _random_full(total)
+    for budget in (13, 20, 64):
+        sparse = _sparse(full, budget=budget, sinks=2)
+        _select(sparse, full, _queries(rows=4), row=3, policy=policy, windows=(10, 10))
+        held = sparse.positions[:, :, : sparse.filled].tolist()
+        expected = sorted({0, 1, *range(total - 10, total)})
+        assert all(sorted(head) == expected for layer in held for head in layer), (policy, budget)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_layers_with_different_windows_hold_equally_many(policy: str) -> None:
+    """A layer of a smaller window is filled up with the newest positions before it, never at random."""
+    full = _random_full(40)
+    for windows, width in (((10, None), 18), ((10, 14), 14), ((None, 10), 18)):
+        sparse = _sparse(full, budget=20, sinks=2)
+        _select(sparse, full, _queries(rows=4), row=3, policy=policy, windows=windows)
+        assert sparse.filled == width + 2
+        small = windows.index(10)
+        for head in sparse.positions[small, :, : sparse.filled].tolist():
+            assert head[:2] == [0, 1] and sorted(head[2:]) == list(range(40 - width, 40))
+            assert head[2 : 2 + width - 10] == list(range(40 - width, 30))  # the first to be replaced
 
 
 def test_recent_positions_are_the_last_ones_oldest_first() -> None:

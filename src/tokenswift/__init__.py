@@ -1,4 +1,4 @@
-"""tokenswift: ultra-long text from open language models, faster, with provably the same output."""
+"""tokenswift: ultra-long text from open language models by speculative decoding, provably the same output."""
 
 from __future__ import annotations
 

@@ -12,17 +12,33 @@ from tokenswift.types import InputError
 T = TypeVar("T")
 
 
+#: the greatest integer that a field takes: what a tensor's size and index can be
+LARGEST = 2**63 - 1
+_SHOWN = 80  # characters of a bad value in a message
+
+
+def shown(value: object) -> str:
+    """``repr`` of a bad value, cut to one short piece of a line."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        text = "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
 def check_number(name: str, value: object, valid: str, ok: bool) -> None:
-    """Raise :class:`InputError` unless ``value`` is a finite number and ``ok`` holds."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not ok:  # type: ignore[arg-type]
-        raise InputError(f"{name} is {value!r}; valid: {valid}")
+    """Raise :class:`InputError` unless ``value`` is a number that a float can hold and ``ok`` holds."""
+    if not math.isfinite(_finite(value)) or not ok:
+        raise InputError(f"{name} is {shown(value)}; valid: {valid}")
 
 
 def check_integer(name: str, value: object, least: int, valid: str | None = None) -> None:
-    """Raise :class:`InputError` unless ``value`` is an integer of at least ``least``."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InputError(f"{name} is {value!r}; valid: {valid or f'an integer of at least {least}'}")
+    """Raise :class:`InputError` unless ``value`` is an integer from ``least`` to :data:`LARGEST`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST:
+        text = valid or f"an integer of at least {least}"
+        if isinstance(value, int) and value > LARGEST and "2^63" not in text:
+            text += ", at most 2^63 - 1"
+        raise InputError(f"{name} is {shown(value)}; valid: {text}")
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -32,8 +48,11 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def _finite(value: object) -> float:
-    """The value as a float for range checks; NaN (which fails every check) when it is no number."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    """The value as a float for range checks; NaN (which fails every check) when it is no such number."""
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # an integer beyond every float
+        return math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +60,13 @@ class SamplingParams:
     """How the next token is chosen. The defaults are the paper's setting for LLaMA3.1-8b (Table 10).
 
     Attributes:
-        temperature: > 0; logits are divided by it. For greedy decoding set ``greedy``.
+        temperature: > 0, from 1e-30 to 1e30 (so that float32 holds the quotients); logits are divided by
+            it. For greedy decoding set ``greedy``.
         top_k: keep the k best tokens; 0 keeps all.
         top_p: in (0, 1]; keep the smallest set with at least this mass; 1 keeps all.
         min_p: in [0, 1); drop tokens less likely than ``min_p`` times the best; 0 keeps all.
         eta_cutoff: in [0, 1); η-sampling's ε; 0 switches it off.
-        repetition_penalty: θ ≥ 1 (the paper's contextual penalty); 1 switches it off.
+        repetition_penalty: θ from 1 to 1e30 (the paper's contextual penalty); 1 switches it off.
         penalty_window: W ≥ 1, the number of newest tokens that the penalty looks at.
         seed: ≥ 0; the noise is a pure function of (seed, position, token id).
         greedy: take the argmax after the penalty; no noise and no filter.
@@ -65,16 +85,20 @@ class SamplingParams:
     def __post_init__(self) -> None:
         t, p, m = _finite(self.temperature), _finite(self.top_p), _finite(self.min_p)
         e, r = _finite(self.eta_cutoff), _finite(self.repetition_penalty)
-        check_number("temperature", self.temperature, "> 0 (for greedy decoding use greedy)", t > 0)
+        about = "> 0, from 1e-30 to 1e30 (for greedy decoding use greedy)"
+        check_number("temperature", self.temperature, about, 1e-30 <= t <= 1e30)
         check_integer("top_k", self.top_k, 0, "an integer of at least 1, or 0 for all tokens")
         check_number("top_p", self.top_p, "in (0, 1]", 0 < p <= 1)
         check_number("min_p", self.min_p, "in [0, 1)", 0 <= m < 1)
         check_number("eta_cutoff", self.eta_cutoff, "in [0, 1)", 0 <= e < 1)
-        check_number("repetition_penalty", self.repetition_penalty, "at least 1 (1 is off)", r >= 1)
+        check_number(
+            "repetition_penalty",
+            self.repetition_penalty,
+            "at least 1 (1 is off), at most 1e30",
+            1 <= r <= 1e30,
+        )
         check_integer("penalty_window", self.penalty_window, 1)
         check_integer("seed", self.seed, 0, "an integer from 0 to 2^63 - 1")
-        if self.seed >= 2**63:
-            raise InputError(f"seed is {self.seed!r}; valid: an integer from 0 to 2^63 - 1")
         if not isinstance(self.greedy, bool):
             raise InputError(f"greedy is {self.greedy!r}; valid: True, False")
 
@@ -236,8 +260,10 @@ def check_widths(options: Any) -> None:
     if options.tree is None:
         return
     widths = options.tree if isinstance(options.tree, tuple | list) else ()
-    if not widths or any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in widths):
-        raise InputError(f"tree is {options.tree!r}; valid: integers of at least 1, such as 1,3,3,3")
+    if not widths or any(
+        isinstance(w, bool) or not isinstance(w, int) or not 0 < w <= LARGEST for w in widths
+    ):
+        raise InputError(f"tree is {shown(options.tree)}; valid: integers of at least 1, such as 1,3,3,3")
     object.__setattr__(options, "tree", tuple(widths))
 
 

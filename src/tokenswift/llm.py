@@ -13,6 +13,7 @@ from tokenswift.decode import decode, prefill
 from tokenswift.heads.checkpoint import packaged_heads, resolve_heads
 from tokenswift.heads.modules import KINDS, Heads
 from tokenswift.interfaces import Sequence as SequenceState
+from tokenswift.memory import check_run
 from tokenswift.metrics import Meter
 from tokenswift.models.load import load
 from tokenswift.models.rope import parse_rope_scaling
@@ -287,6 +288,7 @@ class _Run:
         self.max_new_tokens = max_new_tokens
         self.sampler = Sampler(self.sampling, llm.target.vocab_size, llm.target.device)
         self.strategy = entry.build(llm, options, self.sampler)
+        check_run(llm.target, self.strategy, len(self.prompt), max_new_tokens)
         self.eos: Collection[int] = () if ignore_eos else llm._eos()
         self.stream = TextStream(llm.tokenizer, (stop,) if isinstance(stop, str) else tuple(stop))
         self.meter = Meter()

@@ -5,19 +5,20 @@ than the penalty window: a younger one would be penalised and rejected.
 
 Cost. Appending notes the position of each token that has become old enough, and no more; the n-grams
 that start with a token are counted when that token is looked up. A lookup ranks a candidate set of
-fewer than 256 n-grams (2 M, M = 128), however long the text is (more than M results rank all). The set
-is exact and not an approximation: only an occurrence can raise an n-gram's rank, and each occurrence
-puts its n-gram back into the set, so an n-gram that was pruned stays below the M that were kept until
-it occurs again.
+fewer than 2 M n-grams, however long the text is; M is 128, or what the table was made for (asked for
+more than M, it looks through all). The set is exact and not an approximation: only an occurrence can
+raise an n-gram's rank, and each occurrence puts its n-gram back into the set, so an n-gram that was
+pruned stays below the M that were kept until it occurs again.
 Results therefore depend on the text alone and never on when lookups were made.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from collections.abc import Iterable
 
-_BEST = 128  # M; a lookup of more n-grams than this ranks all of the token's
+_BEST = 128  # the least M
 _COUNT = 40  # the bits below hold the position, so that integers compare by count, then by position
 
 Followers = tuple[int, ...]
@@ -26,9 +27,10 @@ Followers = tuple[int, ...]
 class _Entry:
     """What is known of one first token."""
 
-    __slots__ = ("counts", "top", "ranked")
+    __slots__ = ("counts", "top", "ranked", "most")
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self.most = most  # M
         self.counts: dict[Followers, int] = {}  # followers → count and latest position in one integer
         self.top: dict[Followers, None] = {}  # a set in order of insertion; holds the M best of counts
         self.ranked: list[Followers] | None = None  # top by rank; None when out of date
@@ -38,13 +40,13 @@ class _Entry:
         count = counts.get(followers, 0) >> _COUNT
         counts[followers] = (count + 1 << _COUNT) + position
         top[followers] = None
-        if len(top) >= 2 * _BEST:
-            self.top = dict.fromkeys(sorted(top, key=counts.__getitem__, reverse=True)[:_BEST])
+        if len(top) >= 2 * self.most:
+            self.top = dict.fromkeys(sorted(top, key=counts.__getitem__, reverse=True)[: self.most])
 
     def best(self, k: int) -> list[tuple[Followers, int]]:
         counts = self.counts
-        if k > _BEST:
-            ranked = sorted(counts, key=counts.__getitem__, reverse=True)
+        if k > self.most:
+            ranked = heapq.nlargest(k, counts, key=counts.__getitem__)
         else:
             if self.ranked is None:
                 self.ranked = sorted(self.top, key=counts.__getitem__, reverse=True)
@@ -59,13 +61,16 @@ class NgramTable:
     Args:
         delay: at least 0; an n-gram enters once all its tokens are older than this many newest ones.
         length: n of the n-grams, at least 2: the first token and ``length - 1`` followers.
+        most: lookups of up to this many n-grams cost the same however long the text is (of up to 128
+            in any case); it changes no result.
     """
 
-    def __init__(self, delay: int, length: int = 4) -> None:
+    def __init__(self, delay: int, length: int = 4, most: int = 0) -> None:
         if delay < 0 or length < 2:
             raise ValueError(f"delay is {delay}, length is {length}; valid: at least 0 and at least 2")
         self.delay = delay
         self.length = length
+        self.most = max(_BEST, most)
         self._tokens: list[int] = []
         self._noted = 0  # n-grams that start before this position are in _pending or counted
         self._pending: defaultdict[int, list[int]] = defaultdict(list)
@@ -93,7 +98,7 @@ class NgramTable:
         fresh = self._pending.pop(token, None)
         if fresh is not None:
             if entry is None:
-                entry = self._entries[token] = _Entry()
+                entry = self._entries[token] = _Entry(self.most)
             text, length = self._tokens, self.length
             for position in fresh:
                 entry.add(tuple(text[position + 1 : position + length]), position)

@@ -27,13 +27,14 @@ class TreeBuilder:
         root_token: id of the newest token of the text.
     """
 
-    __slots__ = ("tokens", "parents", "depths", "ngram", "_children", "_level")
+    __slots__ = ("tokens", "parents", "depths", "ngram", "_branches", "_children", "_level")
 
     def __init__(self, root_token: int) -> None:
         self.tokens = [root_token]
         self.parents = [-1]
         self.depths = [0]
         self.ngram = [False]
+        self._branches: list[int] = []
         self._children: list[dict[int, int]] = [{}]
         self._level = [0]  # nodes of the deepest level that add_levels has made
 
@@ -75,6 +76,8 @@ class TreeBuilder:
         """Add a path of tokens below ``parent`` (the root by default); return its last node."""
         for token in tokens:
             parent = self.child(parent, token, ngram)
+        if ngram and tokens:
+            self._branches.append(parent)
         return parent
 
     def build(self, gamma: int) -> DraftTree:
@@ -84,7 +87,12 @@ class TreeBuilder:
             gamma: γ, the greatest depth that the drafter aimed at (see :class:`DraftTree`).
         """
         return DraftTree(
-            tuple(self.tokens), tuple(self.parents), tuple(self.depths), tuple(self.ngram), gamma
+            tuple(self.tokens),
+            tuple(self.parents),
+            tuple(self.depths),
+            tuple(self.ngram),
+            gamma,
+            tuple(self._branches),
         )
 
 
@@ -94,6 +102,21 @@ def children(tree: DraftTree) -> list[dict[int, int]]:
     for node in range(1, len(tree.tokens)):
         below[tree.parents[node]][tree.tokens[node]] = node
     return below
+
+
+def published_paths(tree: DraftTree) -> list[list[int]]:
+    """The candidate paths of a tree as the published code lists them, nodes from the root on.
+
+    First the paths of the heads' tree: the deepest first, and of equal depth the worst ranked first
+    (the order in which a builder made the nodes of a level is their rank). Then every n-gram branch in
+    the order of drafting, also one that repeats another path or is a part of it. The bare root is its
+    own only path.
+    """
+    heads = [node for node in range(1, len(tree)) if not tree.ngram[node]]
+    inner = {tree.parents[node] for node in heads}
+    leaves = [node for node in heads if node not in inner]
+    leaves.sort(key=lambda node: (tree.depths[node], node), reverse=True)
+    return [[0, *tree.path(node)] for node in [*leaves, *tree.branches]] or [[0]]
 
 
 def ancestor_mask(parents: Sequence[int], device: torch.device | str = "cpu") -> Bool[Tensor, "n n"]:

@@ -32,7 +32,7 @@ class DraftTree:
     """A tree of drafted tokens in topological order (a parent stands before its children).
 
     Node 0 is the root: the newest token of the text, known but not yet in the KV cache.
-    All sequences have one entry per node.
+    All sequences but ``branches`` have one entry per node.
 
     Attributes:
         tokens: token id of each node.
@@ -41,6 +41,8 @@ class DraftTree:
         ngram: True where only an n-gram branch proposed the node (not a head or the backbone).
         gamma: γ, the greatest depth that the drafter aimed at in this step (0 for the bare root);
             the denominator of the acceptance rate.
+        branches: the last node of each n-gram branch, in the order they were drafted; a branch may end
+            inside the tree or repeat another path (the published rule draws for it all the same).
     """
 
     tokens: tuple[int, ...]
@@ -48,6 +50,7 @@ class DraftTree:
     depths: tuple[int, ...]
     ngram: tuple[bool, ...]
     gamma: int
+    branches: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -1,15 +1,19 @@
-"""The help texts in docs/cli.md are the program's."""
+"""Help texts in docs/cli.md are the program's; what the docs name exists; summaries promise what holds."""
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
+import tokenswift
 from tests.cli.conftest import Call
 from tokenswift.cli.main import COMMANDS
 
-DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs" / "cli.md"
 
 
 @pytest.mark.parametrize("command", [name.replace("_", "-") for name in COMMANDS])
@@ -18,3 +22,20 @@ def test_help_in_the_docs(cli: Call, monkeypatch: pytest.MonkeyPatch, command: s
     shown = cli(command, "--help")
     assert shown.code == 0
     assert f"```text\n{shown.out.rstrip()}\n```" in DOCS.read_text(encoding="utf-8")
+
+
+def test_sources_named_in_the_docs_exist() -> None:
+    found = 0
+    for page in ("algorithm.md", "exactness.md"):
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        for name in re.findall(r"`([a-z_]+(?:/[a-z_]+)*(?:\.py|/))`", text):
+            assert (ROOT / "src" / "tokenswift" / name).exists(), f"{page}: {name}"
+            found += 1
+    assert found > 10
+
+
+def test_the_summaries_promise_no_speed() -> None:
+    """How much faster a run is depends on model, device and text: it is for the benchmarks to say."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for text in (project["description"], tokenswift.__doc__ or ""):
+        assert "same output" in text and "faster" not in text

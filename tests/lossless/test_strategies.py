@@ -11,6 +11,11 @@ from tests.lossless.test_tokens import _default, _prompt, random_heads, same
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.audit import law, toy
+from tokenswift.drafting.chain import ModelDrafter
+from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.rope import rotary_of
+from tokenswift.models.target import kernels
+from tokenswift.sampling import Sampler
 from tokenswift.strategies.table import STRATEGIES
 from tokenswift.types import InputError
 
@@ -119,30 +124,60 @@ def test_joint_law_of_three_tokens(strategy: str) -> None:
     assert law.chi_square(seen, toy.toy_law(llm.model, params)).p > 1e-4
 
 
-def test_the_streaming_window_moves_with_its_sinks() -> None:
-    """A draft model keeps a bounded cache and small positions however long the text gets."""
-    from tokenswift.drafting.chain import ModelDrafter
-    from tokenswift.models.target import make_target
-    from tokenswift.sampling import Sampler
+class Positions(LeanTarget):
+    """A model that notes the positions that it is run at."""
 
-    draft = make_target(tiny_model("llama", seed=1))
+    def forward(self, tokens: Any, positions: Any, cache: Any, parents: Any = None) -> Any:
+        self.__dict__.setdefault("seen", []).extend(positions.tolist())
+        return super().forward(tokens, positions, cache, parents)
+
+
+def streaming(budget: int, sinks: int, longest: int) -> tuple[ModelDrafter, Any]:
+    model = tiny_model("llama", seed=1)
+    draft = Positions(model, kernels(), rotary_of(model))
     sampler = Sampler(SamplingParams(), VOCAB)
-    drafter = ModelDrafter(draft, sampler, "streaming", 16, 4, 3, coupled=True)
+    return ModelDrafter(draft, sampler, "streaming", budget, sinks, longest, coupled=True), draft
+
+
+@pytest.mark.parametrize(("budget", "sinks", "longest"), [(16, 4, 3), (40, 0, 8), (9, 2, 3), (4, 1, 1)])
+@pytest.mark.parametrize("prompt", [1, 5, 60])
+def test_positions_of_a_streaming_draft_model_stay_within_its_budget(
+    budget: int, sinks: int, longest: int, prompt: int
+) -> None:
+    drafter, draft = streaming(budget, sinks, longest)
+    text = PROMPT[:prompt]
+    drafter.begin(text)
+    for step in range(400):
+        drafted = drafter.chain(text, longest)
+        text = [*text, *drafted[: step % (longest + 1)], step % VOCAB]  # 0 to all of them, and another
+        drafter.observe(text)
+    assert max(draft.seen) < budget <= max(draft.seen) + longest + 2
+
+
+def test_the_streaming_window_moves_with_its_sinks() -> None:
+    """Layer 0, whose keys depend on tokens and positions alone: each key is the one that its token would
+    have at its place in the window, the sinks just before; through many turns of the window."""
+    drafter, draft = streaming(32, 4, 3)
     text = list(PROMPT)
     drafter.begin(text)
     cache = drafter._cache
-    assert cache is not None and cache.filled == 16 and drafter._shift == len(text) - 1 - 16
-    first = cache.data[0, :, :4].clone()
-    for _ in range(12):
+    assert cache is not None and cache.filled == drafter.slots == 24 and drafter.room == 3
+    shifts = set()
+    for _ in range(40):
         text += drafter.chain(text, 3)[:2]
         drafter.observe(text)
-    assert cache.filled == 16 and drafter._known == len(text) - 1
-    # layer 0: the sinks' keys are those of the same tokens written just before the window
-    fresh = draft.new_cache(4)
-    shift = drafter._known - drafter._shift - 16
-    draft.forward(torch.tensor(PROMPT[:4]), torch.arange(shift, shift + 4), fresh)
-    torch.testing.assert_close(cache.data[0, :, :4], fresh.data[0, :, :4], rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(first, cache.data[0, :, :4], atol=1e-2)
+        assert drafter._known == len(text) - 1
+        shifts.add(drafter._shift)
+        gap = drafter._known - drafter._shift - 24
+        assert 0 <= gap <= drafter.room
+        fresh = draft.new_cache(24)
+        tokens = PROMPT[:4] + text[drafter._known - 20 : drafter._known]
+        draft.forward(torch.tensor(tokens), torch.arange(gap, gap + 24), fresh)
+        places = cache.positions[0, 0, 4:]
+        held = torch.cat([cache.data[0, :, :4], cache.data[0, :, 4:24][:, places.argsort()]], dim=1)
+        torch.testing.assert_close(held, fresh.data[0], rtol=1e-4, atol=1e-4)
+        assert sorted(places.tolist()) == list(range(drafter._known - 20, drafter._known))
+    assert len(shifts) > 10
 
 
 # ---- bad input ----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ closed form of the published rule. *Sampling*: :func:`chi_square` compares whole
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.accept import accept_exact
+from tokenswift.tree import published_paths
 from tokenswift.types import DraftTree
 
 Tokens = tuple[int, ...]
@@ -171,11 +173,16 @@ def exact_step_law(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) 
 def published_step_law(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) -> Law:
     """The law of one step's tokens under the published rule, in closed form.
 
-    The draws of different paths are independent. Path i wins with l matches when every path before it
-    has fewer and every path after it has no more; its token is then its own draw at that place.
+    The draws of different paths are independent. Path i stops after l matches with some token; it then
+    wins as the first of the tied paths where every path before it has fewer matches and every path after
+    it no more, and as the last where it is the other way round; either counts for one half (a path that
+    is alone with l matches is both). Its token is its own draw at that place.
+
+    Args:
+        tree: its paths and their order are those of `tree.published_paths`.
+        after: the distribution of the token after some path, one probability per token id.
     """
-    inner = set(tree.parents)
-    paths = [[tree.tokens[n] for n in tree.path(leaf)] for leaf in range(len(tree)) if leaf not in inner]
+    paths = [[tree.tokens[node] for node in path[1:]] for path in published_paths(tree)]
     reach: list[list[float]] = []  # reach[i][l]: probability of at least l matches on path i
     for path in paths:
         chances = [1.0]
@@ -183,19 +190,20 @@ def published_step_law(tree: DraftTree, after: Callable[[Tokens], Sequence[float
             chances.append(chances[-1] * after(tuple(path[:depth]))[token])
         reach.append(chances)
 
-    def fewer(i: int, length: int) -> float:
-        return 1.0 - (reach[i][length] if length < len(reach[i]) else 0.0)
+    def fewer(chosen: Sequence[list[float]], length: int) -> float:
+        """Probability that each of these paths has fewer than ``length`` matches."""
+        return math.prod(1.0 - (chances[length] if length < len(chances) else 0.0) for chances in chosen)
 
     law: Law = {}
     for i, path in enumerate(paths):
+        before, behind = reach[:i], reach[i + 1 :]
         for length in range(len(path) + 1):
-            others = reach[i][length]
-            for j in range(len(paths)):
-                if j != i:
-                    others *= fewer(j, length if j < i else length + 1)
+            first = fewer(before, length) * fewer(behind, length + 1)
+            last = fewer(before, length + 1) * fewer(behind, length)
+            wins = reach[i][length] * (first + last) / 2
             for token, p in enumerate(after(tuple(path[:length]))):
                 matched = length < len(path) and token == path[length]
-                if p > 0 and others > 0 and not matched:
+                if p > 0 and wins > 0 and not matched:
                     key = (*path[:length], token)
-                    law[key] = law.get(key, 0.0) + others * p
+                    law[key] = law.get(key, 0.0) + wins * p
     return law

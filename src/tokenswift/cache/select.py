@@ -27,6 +27,13 @@ def choose(importance: Float[Tensor, "K T"], budget: int, sinks: int) -> Int[Ten
     return torch.cat([head, best.flip(1)], dim=1)
 
 
+def useful(budget: int, windows: list[int | None], sinks: int) -> int:
+    """The budget, or what sinks and the widest window come to where every layer has a window: no layer
+    of the target looks at more."""
+    widths = [window for window in windows if window is not None]
+    return budget if len(widths) < len(windows) or not widths else min(budget, sinks + max(widths))
+
+
 def select(
     policy: str,
     full: FullCache,
@@ -45,10 +52,13 @@ def select(
             chunks by the newest query's product with their mean key).
         queries: per layer, rotated queries of the pass that holds the newest cached token.
         row: the newest token's row in it; rows up to it are its predecessors in the text.
-        windows: sliding window of each layer; nothing outside it is chosen unless it is a sink.
+        windows: sliding window of each layer, in tokens. Besides sinks, a layer holds positions of its
+            window; all layers hold equally many, so one whose window is narrower than what others
+            hold is filled up with the newest positions before it, as its least important.
         chunk: tokens of a chunk.
     """
     total = full.length
+    budget = useful(budget, windows, sinks)
     if total <= budget:
         kv_heads = full.data.shape[1]
         return [torch.arange(total, device=full.data.device).expand(kv_heads, -1)] * full.layers
@@ -67,8 +77,9 @@ def select(
             ).float()
         window = windows[layer]
         if window is not None and total > window:
-            importance = importance.clone()
-            importance[:, : total - window] = -torch.inf
+            inside = importance[:, total - window :]
+            before = torch.arange(window - total, 0, device=keys.device)  # rising, the newest is -1
+            importance = torch.cat([inside.amin(1, keepdim=True) + before, inside], dim=1)
         chosen.append(choose(importance, budget, sinks))
     return chosen
 

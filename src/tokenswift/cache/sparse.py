@@ -139,8 +139,20 @@ class SparseCache:
             frequencies: the model's rotary frequencies, (d / 2,).
             origin: the sinks' keys as first written, (layers, K, S, d).
         """
-        angle = (by * frequencies.double()).float()
-        cos, sin = (torch.cat([part, part]) for part in (angle.cos(), angle.sin()))
-        first, second = origin.float().chunk(2, dim=-1)
-        turned = origin.float() * cos + torch.cat([-second, first], dim=-1) * sin
-        self.data[0::2, :, : origin.shape[2]] = turned.to(self.data.dtype)
+        self.data[0::2, :, : origin.shape[2]] = _turned(origin, by, frequencies).to(self.data.dtype)
+
+    def turn_window(self, by: int, frequencies: Float[Tensor, " half"]) -> None:
+        """Rotate the keys of all slots but the sinks as if they stood ``by`` positions later.
+
+        Each turn rounds the keys once in the cache's dtype, so turn seldom and far.
+        """
+        window = self.data[0::2, :, self.sinks : self.filled]
+        window.copy_(_turned(window, by, frequencies))
+
+
+def _turned(keys: Tensor, by: int, frequencies: Float[Tensor, " half"]) -> Tensor:
+    """Rotated keys (…, d) in float32 as if written ``by`` positions later."""
+    angle = (by * frequencies.double()).float()
+    cos, sin = (torch.cat([part, part]) for part in (angle.cos(), angle.sin()))
+    first, second = keys.float().chunk(2, dim=-1)
+    return keys.float() * cos + torch.cat([-second, first], dim=-1) * sin

@@ -47,7 +47,7 @@ def build_parser() -> tuple[Parser, dict[str, Callable[[argparse.Namespace], int
     """The parser, and each subcommand's ``run``."""
     parser = Parser(
         prog="tokenswift",
-        description="Ultra-long text from open language models, faster than plain decoding, same output.",
+        description="Ultra-long text from open language models by speculative decoding, same output.",
         epilog="Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted.",
     )
     parser.add_argument("--version", action="version", version=f"tokenswift {__version__}")

@@ -6,7 +6,7 @@ will use at the same position, so it guesses right wherever both would choose al
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -35,14 +35,18 @@ def draft_chain(
     position: int,
     length: int,
     coupled: bool,
+    ahead: Sequence[int] = (),
 ) -> list[int]:
-    """Draft ``length`` tokens after ``text``, a pass each; their rows stay in the cache as draft rows.
+    """Draft ``length`` tokens after ``text`` and ``ahead``, a pass each; their rows stay in the cache as
+    draft rows.
 
     Args:
         logits: from final hidden states (n, D) to logits (n, V).
-        cache: holds the text but its last tokens,
+        text: the committed text; read only as far as the penalty window reaches.
+        cache: holds the text (and what is ahead of it) but its last tokens,
         fresh: which are run first, in one pass, the first at ``position``.
         coupled: choose with the target's noise.
+        ahead: tokens after the text that are not committed yet.
     """
     drafted: list[int] = []
     for _ in range(length):
@@ -52,8 +56,8 @@ def draft_chain(
         cache.grow(len(fresh))
         position += len(fresh)
         row = logits(result.hidden[-1:])
-        place = len(text) + len(drafted)
-        token = sampler.rank(row, text, [drafted], [place], [1], coupled)[0][0]
+        path = [*ahead, *drafted]
+        token = sampler.rank(row, text, [path], [len(text) + len(path)], [1], coupled)[0][0]
         drafted = [*drafted, token]
         fresh = [token]
     return drafted
@@ -96,15 +100,19 @@ class ModelDrafter:
     """A standalone draft model with a sparse cache of its own.
 
     With ``kv`` "streaming" (StreamingLLM) the cache holds sinks and a window of recent tokens, and the
-    model's positions are those inside this cache: it runs as if the text were B tokens long, however
-    long it is. With "snapkv" the cache is selected from the whole prompt by pooled attention, and what
-    is generated replaces the least important part of it.
+    model's positions stay below B: it runs as if the text were B tokens long, however long it is. Of
+    the B positions, ``longest + 2`` are for tokens drafted and run, an eighth are room that the window
+    moves through, and the slots of the cache are the others. The sinks' keys turn along with the
+    window; where its room ends, the window's keys are turned back to where they began. (A budget that is
+    smaller than all this keeps one slot, and drafts are cut short.) With "snapkv" the cache is selected from
+    the whole prompt by pooled attention, positions are the text's, and what is generated replaces the
+    least important part.
 
     Args:
         model: the draft model; same tokenizer as the target.
         sampler: the target's choice rule.
         kv: "streaming" or "snapkv".
-        budget, sinks: B and S of its cache.
+        budget, sinks: B and S of its cache, draft rows included (streaming) or not (snapkv).
         longest: tokens that may be drafted and run before they are committed.
         coupled: draft with the target's noise.
         frequent: token ids that may be drafted besides the prompt's; None for all.
@@ -124,7 +132,12 @@ class ModelDrafter:
         self.model, self.sampler = model, sampler
         self.kv, self.coupled = kv, coupled
         self.budget = min([budget, *(w for w in model.windows if w is not None)])
-        self.sinks = min(sinks, self.budget - 1)
+        self.slots = self.budget
+        if kv == "streaming":
+            spare = max(1, (self.budget - sinks) // 8) + longest + 2
+            self.slots = max(1, self.budget - spare)
+        self.room = max(0, self.budget - self.slots - longest - 2)
+        self.sinks = min(sinks, self.slots - 1)
         self.longest = longest
         self.frequent = frequent
         self.vocabulary: DraftVocabulary | None = None
@@ -133,7 +146,7 @@ class ModelDrafter:
         self._shift = 0  # text position minus the model's position
         self._drafted: list[int] = []  # tokens of the draft rows
         self._origin: Tensor | None = None  # the sinks' keys as first written
-        self._turned = 0
+        self._turned = 0  # positions that the sinks have moved
 
     @torch.inference_mode()
     def begin(self, tokens: list[int]) -> None:
@@ -141,42 +154,52 @@ class ModelDrafter:
         known = tokens[:-1]
         self.vocabulary = draft_vocabulary(self.model, self.frequent, tokens)
         run = known
-        if self.kv == "streaming" and len(known) > self.budget:
-            run = known[: self.sinks] + known[len(known) - (self.budget - self.sinks) :]
+        if self.kv == "streaming" and len(known) > self.slots:
+            run = known[: self.sinks] + known[len(known) - (self.slots - self.sinks) :]
         self._known, self._shift = len(known), len(known) - len(run)
         full = self.model.new_cache(max(1, len(run)))
-        cache = SparseCache(full, self.budget, self.sinks, self.longest + 2)
+        cache = SparseCache(full, self.slots, self.sinks, self.longest + 2)
         if run:
             last = self.model.prefill(run, full)
             policy = "snapkv" if self.kv == "snapkv" else "recent"
             row, windows = len(last.hidden) - 1, self.model.windows
-            cache.load(full, select(policy, full, last.queries, row, windows, self.budget, self.sinks))
+            cache.load(full, select(policy, full, last.queries, row, windows, self.slots, self.sinks))
+            cache.positions[:, :, self.sinks :] += self._shift  # those of the text, as of what comes later
         self._cache = cache
-        self._keep_sinks()
+        self._keep_place()
 
     @torch.inference_mode()
-    def chain(self, text: list[int], length: int) -> list[int]:
-        """Draft ``length`` tokens after ``text``, which continues the committed text.
+    def chain(self, text: list[int], length: int, ahead: Sequence[int] = ()) -> list[int]:
+        """Draft ``length`` tokens (fewer where a small budget has no room) after ``text`` and ``ahead``.
 
-        Draft rows that agree with ``text`` are used again.
+        Draft rows that agree with them are used again.
+
+        Args:
+            text: the committed text; read from the last token that has a slot on, and as far as the
+                penalty window reaches.
+            ahead: tokens after it that are not committed yet.
         """
         if self._cache is None or self.vocabulary is None:
             raise ValueError("begin was not called")
-        ahead = text[self._known :]
-        same = min(_common(self._drafted, ahead), len(ahead) - 1)
+        fresh = [*text[self._known :], *ahead]
+        same = min(_common(self._drafted, fresh), len(fresh) - 1)
         self._cache.rewind(same)
+        start = self._known + same - self._shift
+        if self.kv == "streaming":
+            length = max(1, min(length, self.budget + 1 - start - len(fresh[same:])))
         drafted = draft_chain(
             self.model,
             self.vocabulary.logits,
             self._cache,
             self.sampler,
             text,
-            ahead[same:],
-            self._known + same - self._shift,
+            fresh[same:],
+            start,
             length,
             self.coupled,
+            ahead,
         )
-        self._drafted = [*ahead, *drafted][: self._cache.drafted]
+        self._drafted = [*fresh, *drafted][: self._cache.drafted]
         return drafted
 
     @torch.inference_mode()
@@ -188,19 +211,23 @@ class ModelDrafter:
         self._cache.settle(kept, self._known)
         self._known += kept
         self._drafted = []
-        self._keep_sinks()
+        self._keep_place()
 
-    def _keep_sinks(self) -> None:
-        """Move the sinks along with the window, so that they stay next to it (streaming only)."""
+    def _keep_place(self) -> None:
+        """Keep positions below the budget, and the sinks next to the window (streaming only)."""
         cache = self._cache
-        if cache is None or self.kv != "streaming" or cache.filled < self.budget or not self.sinks:
+        if cache is None or self.kv != "streaming" or cache.filled < self.slots:
             return
         if self._origin is None:
             self._origin = cache.data[0::2, :, : self.sinks].clone()
-        by = self._known - self._shift - self.budget
-        if by > self._turned:
-            cache.turn_sinks(by, self.model.rotary_frequencies, self._origin)
-            self._turned = by
+        gap = self._known - self._shift - self.slots
+        if gap > self.room:
+            cache.turn_window(-gap, self.model.rotary_frequencies)
+            self._shift += gap
+            gap = 0
+        if gap != self._turned:
+            cache.turn_sinks(gap, self.model.rotary_frequencies, self._origin)
+            self._turned = gap
 
 
 def _common(one: list[int], other: list[int]) -> int:

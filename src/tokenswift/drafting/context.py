@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenswift.cache.full import FullCache
-from tokenswift.cache.select import select
+from tokenswift.cache.select import select, useful
 from tokenswift.cache.sparse import SparseCache
 from tokenswift.interfaces import DraftModel, Sequence
 
@@ -14,7 +14,8 @@ class SparseContext:
     Args:
         model: the target.
         policy: one of `cache.select.POLICIES`.
-        budget, sinks: B and S of the sparse cache.
+        budget, sinks: B and S of the sparse cache; where every layer has a sliding window, of a larger
+            B only what windows and sinks can fill.
         scratch: rows of draft passes per step.
         refresh: new tokens after which the selection is made again; None: when they have replaced all
             of it; 0: never.
@@ -35,7 +36,8 @@ class SparseContext:
     ) -> None:
         self.model = model
         self.policy = policy
-        self.budget, self.sinks, self.scratch = budget, sinks, scratch
+        self.budget = useful(budget, model.windows, sinks)
+        self.sinks, self.scratch = sinks, scratch
         self.refresh, self.frozen, self.chunk = refresh, frozen, chunk
         self.sparse: SparseCache | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tokenswift.interfaces import Sequence
+from tokenswift.memory import Need
 from tokenswift.types import DraftTree, Step
 
 
@@ -12,6 +13,10 @@ class Autoregressive:
     name = "autoregressive"
     acceptance = "exact"
     max_nodes = 1
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """Nothing but the one row, which is not worth counting."""
+        return []
 
     def begin(self, sequence: Sequence) -> None:
         """Nothing to prepare."""

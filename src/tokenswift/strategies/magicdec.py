@@ -12,6 +12,7 @@ from tokenswift.config import MagicDecOptions
 from tokenswift.drafting.chain import ModelDrafter, chain_tree, draft_chain
 from tokenswift.drafting.context import SparseContext
 from tokenswift.interfaces import DraftModel, Sequence
+from tokenswift.memory import Need
 from tokenswift.sampling import Sampler
 from tokenswift.types import DraftTree, Step
 
@@ -41,7 +42,7 @@ class MagicDec:
         frequent: Tensor | None = None,
     ) -> None:
         self.model, self.sampler = model, sampler
-        self.gamma = options.gamma
+        self.gamma, self.budget = options.gamma, options.budget
         self.coupled = options.candidates == "coupled"
         self.max_nodes = self.gamma + 1
         self.drafter: ModelDrafter | None = None
@@ -53,6 +54,15 @@ class MagicDec:
         self.context = SparseContext(
             model, POLICIES[options.kv], options.budget, options.sinks, self.gamma, refresh
         )
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """The chain's rows and the sparse cache (see `memory.Planned`)."""
+        if self.drafter is not None:
+            held, token = self.drafter.slots, self.drafter.model.kv_bytes
+        else:
+            held, token = self.context.budget, self.model.kv_bytes
+        rows = self.max_nodes * row + self.gamma * token
+        return [Need("gamma", self.gamma, rows), Need("budget", self.budget, held * token)]
 
     def begin(self, sequence: Sequence) -> None:
         """Run the prompt through the draft model, if there is one."""

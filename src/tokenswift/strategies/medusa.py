@@ -10,6 +10,7 @@ from tokenswift.config import MedusaOptions
 from tokenswift.drafting.heads import HeadTree, newest_hidden
 from tokenswift.heads.modules import Heads
 from tokenswift.interfaces import DraftModel, Sequence
+from tokenswift.memory import Need
 from tokenswift.sampling import Sampler
 from tokenswift.tree import TreeBuilder, check_tree, tree_nodes
 from tokenswift.types import DraftTree, Step
@@ -34,10 +35,15 @@ class Medusa:
             raise ValueError("the tree must be resolved before the strategy is built")
         check_tree(options.tree, model.vocab_size)
         self.acceptance = options.acceptance
+        self.tree: tuple[int, ...] = options.tree
         self.max_nodes = tree_nodes(options.tree)
         frequent = options.vocabulary == "frequent"
         coupled = options.candidates == "coupled"
         self.grower = HeadTree(model, heads, sampler, options.tree, coupled, frequent)
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """The tree's rows (see `memory.Planned`)."""
+        return [Need("tree", self.tree, self.max_nodes * row)]
 
     def begin(self, sequence: Sequence) -> None:
         """Settle which tokens the heads may draft."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from tokenswift.config import OPTIONS, MagicDecOptions, MedusaOptions, TokenSwiftOptions, TriForceOptions
 from tokenswift.heads.modules import Heads
 from tokenswift.interfaces import DraftModel, Strategy
+from tokenswift.memory import Planned
 from tokenswift.sampling import Sampler
 from tokenswift.strategies.autoregressive import Autoregressive
 from tokenswift.strategies.magicdec import MagicDec
@@ -39,6 +40,10 @@ class Resources(Protocol):
         ...
 
 
+class Planning(Strategy, Planned, Protocol):
+    """A strategy that tells ahead of a run what memory it will hold."""
+
+
 class Entry(NamedTuple):
     """A strategy.
 
@@ -49,7 +54,7 @@ class Entry(NamedTuple):
     """
 
     options: type
-    build: Callable[[Resources, Any, Sampler], Strategy]
+    build: Callable[[Resources, Any, Sampler], Planning]
     summary: str
     needs: str
     paper: str
@@ -62,11 +67,11 @@ def by_device(options: Any, device: str) -> Any:
     return replace(options, **missing)
 
 
-def _tokenswift(llm: Resources, options: TokenSwiftOptions, sampler: Sampler) -> Strategy:
+def _tokenswift(llm: Resources, options: TokenSwiftOptions, sampler: Sampler) -> Planning:
     return TokenSwift(by_device(options, llm.target.device.type), llm.target, llm.heads, sampler)
 
 
-def _medusa(llm: Resources, options: MedusaOptions, sampler: Sampler) -> Strategy:
+def _medusa(llm: Resources, options: MedusaOptions, sampler: Sampler) -> Planning:
     heads = llm.heads_of("medusa")
     if heads is None:
         raise InputError(
@@ -80,12 +85,12 @@ def _frequent(llm: Resources) -> Any:
     return None if llm.heads is None else llm.heads.frequent
 
 
-def _magicdec(llm: Resources, options: MagicDecOptions, sampler: Sampler) -> Strategy:
+def _magicdec(llm: Resources, options: MagicDecOptions, sampler: Sampler) -> Planning:
     draft = None if options.draft_model is None else llm.draft_model(options.draft_model)
     return MagicDec(options, llm.target, draft, sampler, _frequent(llm))
 
 
-def _triforce(llm: Resources, options: TriForceOptions, sampler: Sampler) -> Strategy:
+def _triforce(llm: Resources, options: TriForceOptions, sampler: Sampler) -> Planning:
     return TriForce(options, llm.target, llm.draft_model(options.draft_model), sampler, _frequent(llm))
 
 

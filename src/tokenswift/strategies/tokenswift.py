@@ -22,6 +22,7 @@ from tokenswift.drafting.context import SparseContext
 from tokenswift.drafting.heads import HeadTree, newest_hidden
 from tokenswift.heads.modules import Heads
 from tokenswift.interfaces import DraftModel, KVCache, Sequence
+from tokenswift.memory import Need
 from tokenswift.ngram import NgramTable
 from tokenswift.sampling import Sampler
 from tokenswift.tree import TreeBuilder, check_tree, tree_nodes
@@ -59,7 +60,9 @@ class TokenSwift:
         self.grower = HeadTree(
             model, heads, sampler, self.tree, self.coupled, options.vocabulary == "frequent"
         )
-        self.table = NgramTable(delay=sampler.params.window, length=NGRAM)
+        # coupled branches are chosen by the noise, from more than are drafted
+        self.pool = self.ngrams * (4 if self.coupled and not sampler.params.greedy else 1)
+        self.table = NgramTable(delay=sampler.params.window, length=NGRAM, most=self.pool)
         frozen = options.cache == "partial"
         self.context = SparseContext(model, "important", options.budget, options.sinks, 1, frozen=frozen)
 
@@ -67,6 +70,18 @@ class TokenSwift:
     def max_nodes(self) -> int:
         """Upper bound of the tree's nodes, for the cache's scratch room."""
         return tree_nodes(self.tree) + self.ngrams * NGRAM
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """The tree's and branches' rows, and the partial cache where one is used (see `memory.Planned`)."""
+        needs = [
+            Need("tree", self.tree, tree_nodes(self.tree) * row),
+            Need("ngrams", self.ngrams, self.ngrams * NGRAM * row),
+        ]
+        if self.options.cache != "full" and self.options.draft != "hidden":
+            budget = self.options.budget  # the cache is made once the text is that long
+            rows = self.context.budget + 1
+            needs.append(Need("budget", budget, rows * self.model.kv_bytes, sure=text >= budget))
+        return needs
 
     def begin(self, sequence: Sequence) -> None:
         """Load the prompt into the n-gram table and settle which tokens the heads may draft."""
@@ -119,9 +134,8 @@ class TokenSwift:
         """The best n-gram branches after token ``start``, which stands ``offset`` places after the root."""
         if not self.ngrams:
             return []
-        pool = 4 * self.ngrams if self.coupled and not self.sampler.params.greedy else self.ngrams
         least = self.options.ngram_count or 1
-        found = [entry for entry in self.table.lookup(start, pool) if entry[1] >= least]
+        found = [entry for entry in self.table.lookup(start, self.pool) if entry[1] >= least]
         if len(found) <= self.ngrams:
             return [followers for followers, _ in found]
         grams = torch.tensor([followers for followers, _ in found], device=self.model.device)

@@ -17,6 +17,7 @@ from tokenswift.config import TriForceOptions
 from tokenswift.drafting.chain import ModelDrafter, chain_tree
 from tokenswift.drafting.context import SparseContext
 from tokenswift.interfaces import DraftModel, Sequence
+from tokenswift.memory import Need
 from tokenswift.sampling import Sampler
 from tokenswift.types import DraftTree, Step
 
@@ -67,6 +68,16 @@ class TriForce:
             chunk=options.chunk,
         )
 
+    def needs(self, text: int, row: int) -> list[Need]:
+        """The chain's rows and both caches (see `memory.Planned`)."""
+        large, small = self.model.kv_bytes, self.drafter.model.kv_bytes
+        return [
+            Need("gamma", self.gamma, self.max_nodes * row + self.gamma * (large + small)),
+            Need("inner_gamma", self.inner, self.inner * (large + small)),
+            Need("budget", self.context.budget, self.context.budget * large),
+            Need("draft_budget", self.drafter.budget, self.drafter.slots * small),
+        ]
+
     def begin(self, sequence: Sequence) -> None:
         """Run the prompt through the draft model."""
         self.drafter.begin(sequence.tokens)
@@ -79,18 +90,21 @@ class TriForce:
             return chain_tree(root, chain)
         cache = self.context.cache(sequence)
         while len(chain) < self.gamma:
-            chain += self._inner_step(sequence, cache, [*sequence.tokens, *chain], self.gamma - len(chain))
+            chain += self._inner_step(sequence, cache, chain, self.gamma - len(chain))
         return chain_tree(root, chain)
 
-    def _inner_step(self, sequence: Sequence, cache: SparseCache, text: list[int], room: int) -> list[int]:
-        """The inner level: draft, check over the retrieved cache, keep what it chooses itself."""
-        drafted = self.drafter.chain(text, min(self.inner, room))
-        tree = chain_tree(text[-1], drafted)
+    def _inner_step(self, sequence: Sequence, cache: SparseCache, chain: list[int], room: int) -> list[int]:
+        """The inner level after the text and ``chain``: draft, check over the retrieved cache, keep what
+        it chooses itself."""
+        text = sequence.tokens
+        drafted = self.drafter.chain(text, min(self.inner, room), chain)
+        tree = chain_tree(chain[-1] if chain else text[-1], drafted)
         tokens = torch.tensor(tree.tokens, device=self.model.device)
-        positions = torch.tensor(tree.depths, device=self.model.device) + len(text) - 1
+        positions = torch.tensor(tree.depths, device=self.model.device) + len(text) + len(chain) - 1
         result = self.model.forward(tokens, positions, cache)
         logits = self.model.logits(result.hidden)
-        accepted = accept_exact(tree, logits, text, self.sampler, self.model.device.type == "cuda")
+        all_rows = self.model.device.type == "cuda"
+        accepted = accept_exact(tree, logits, text, self.sampler, all_rows, ahead=chain)
         cache.grow(len(accepted.nodes))
         sequence.draft_passes += 1
         return [*(tree.tokens[node] for node in accepted.nodes[1:]), accepted.token]

@@ -1,0 +1,70 @@
+"""Numbers that no run can use are refused at the door, by name, whatever their size."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tiny import tiny_model
+from tokenswift import LLM, SamplingParams
+from tokenswift.config import OPTIONS, TokenSwiftOptions
+from tokenswift.sampling import Sampler
+from tokenswift.types import InputError
+
+HUGE = (10**400, -(10**400), 10**5000, 2**63)
+
+
+def numeric_fields() -> list[tuple[type, str, bool]]:
+    """(options, field, whether it takes a float) of everything that a run can be given."""
+    found: list[tuple[type, str, bool]] = []
+    for kind in (SamplingParams, *OPTIONS.values()):
+        for field in fields(kind):
+            name = str(field.type)
+            if name.startswith(("int", "float")):
+                found.append((kind, field.name, name.startswith("float")))
+    return found
+
+
+@pytest.mark.parametrize("value", HUGE, ids=["10^400", "-10^400", "10^5000", "2^63"])
+@pytest.mark.parametrize(("kind", "name", "real"), numeric_fields(), ids=lambda part: str(part)[-24:])
+def test_huge_integers(kind: type, name: str, real: bool, value: int) -> None:
+    if real and value == 2**63 and name in ("temperature", "repetition_penalty"):
+        kind(**{name: value})  # large, and a number all the same
+        return
+    with pytest.raises(InputError, match=rf"^{name} is .{{1,90}}; valid: [^\n]+$"):
+        kind(**{name: value})
+
+
+def test_huge_widths_and_new_tokens() -> None:
+    for value in HUGE:
+        with pytest.raises(InputError, match=r"^tree is [^\n]{1,90}; valid: "):
+            TokenSwiftOptions(tree=(1, value))
+    with pytest.raises(InputError, match="^max_new_tokens is 1000.*…; valid: "):
+        LLM.from_model(tiny_model("llama")).generate([3, 4], 10**400)
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 5e-324, 1e-31, 1e31, 1e308])
+def test_temperatures_that_float32_cannot_divide_by(temperature: float) -> None:
+    with pytest.raises(InputError, match=r"^temperature is [\de+-]+; valid: > 0, from 1e-30 to 1e\+?30"):
+        SamplingParams(temperature=temperature)
+
+
+@pytest.mark.parametrize("extreme", [1e-30, 1e30])
+@pytest.mark.parametrize(
+    "rest", [{}, {"top_p": 0.5}, {"eta_cutoff": 0.1}, {"min_p": 5e-324}, {"repetition_penalty": 1e30}]
+)
+def test_the_extremes_that_are_taken_work(extreme: float, rest: dict[str, Any]) -> None:
+    sampler = Sampler(SamplingParams(temperature=extreme, **rest), 50)
+    rows = torch.randn(3, 50, generator=torch.Generator().manual_seed(1)) * 30
+    tokens = sampler.choose(rows, [1, 2], [[], [3], [4, 5]])
+    if extreme < 1 and not rest:
+        assert tokens == sampler.scores(rows, [1, 2], [[], [3], [4, 5]]).argmax(-1).tolist()
+    assert all(0 <= token < 50 for token in tokens)
+
+
+def test_a_penalty_beyond_float32() -> None:
+    with pytest.raises(InputError, match=r"^repetition_penalty is 1e\+300; valid: at least 1 \(1 is off\)"):
+        SamplingParams(repetition_penalty=1e300)

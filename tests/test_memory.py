@@ -1,0 +1,129 @@
+"""Memory that cannot be had is refused in one line with the bytes, before anything is allocated."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.lossless.test_tokens import random_heads
+from tests.tiny import VOCAB, tiny_model
+from tokenswift import LLM, memory
+from tokenswift.cache.full import FullCache
+from tokenswift.cache.sparse import SparseCache
+from tokenswift.memory import Memory, host_memory
+from tokenswift.types import InputError
+
+PROMPT = [3, 4, 5, 6]
+KV = 2 * 3 * 2 * 8 * 4  # layers × (keys, values) × heads × width × float32
+
+
+def llm_of() -> LLM:
+    """A tiny model that sets no limit to positions worth the name."""
+    model = tiny_model("llama", max_position_embeddings=2**45)
+    return LLM.from_model(model, heads=random_heads("medusa", 48, VOCAB))
+
+
+@pytest.fixture
+def nothing_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a cache was allocated")
+
+    monkeypatch.setattr(FullCache, "__init__", refuse)
+    monkeypatch.setattr(SparseCache, "__init__", refuse)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "new", "named", "least"),
+    [
+        ("autoregressive", {}, 10**12, "max_new_tokens is 1000000000000;", 10**12 * KV),
+        ("tokenswift", {}, 10**12, "max_new_tokens is 1000000000000;", 10**12 * KV),
+        ("tokenswift", {"ngrams": 10**9}, 4, "ngrams is 1000000000;", 4 * 10**9 * (KV + 4 * VOCAB)),
+        ("tokenswift", {"budget": 10**12, "draft": "partial"}, 4, "budget is 1000000000000;", 10**12 * KV),
+        ("magicdec", {"budget": 10**12}, 4, "budget is 1000000000000;", 10**12 * KV),
+        ("magicdec", {"budget": 10**12, "draft_model": True}, 4, "budget is 1000000000000;", 10**12 * KV),
+        ("magicdec", {"gamma": 10**12}, 4, "gamma is 1000000000000;", 10**12 * (KV + 4 * VOCAB)),
+        ("triforce", {"budget": 10**12}, 4, "budget is 1000000000000;", 10**12 * KV),
+        ("triforce", {"draft_budget": 10**12}, 4, "draft_budget is 1000000000000;", 10**12 * KV * 7 // 8),
+        ("triforce", {"inner_gamma": 10**12}, 4, "inner_gamma is 1000000000000;", 10**12 * KV),
+    ],
+)
+def test_refused_with_the_bytes(
+    strategy: str, options: dict[str, Any], new: int, named: str, least: int, nothing_allocated: None
+) -> None:
+    draft = tiny_model("llama", seed=1)
+    if strategy == "triforce" or options.get("draft_model"):
+        options = {**options, "draft_model": draft}
+    for run in (llm_of().generate, llm_of().stream):
+        with pytest.raises(InputError, match=r"^[^\n]+$") as caught:
+            run(PROMPT, new, strategy, options)
+        line = str(caught.value)
+        assert line.startswith(named), line
+        found = re.search(r"needs ([\d,]+) bytes of memory, ([\d,]+) bytes are available; valid: ", line)
+        assert found, line
+        needed, available = (int(number.replace(",", "")) for number in found.groups())
+        assert needed >= least and needed > available > 0
+
+
+def test_the_reckoning_is_what_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run fits exactly the bytes that it is said to need, and not one less."""
+    llm = llm_of()
+    nodes = 1 + 2 + 2 * 2 + 3 * 4
+    exact = (len(PROMPT) + 20 + nodes) * KV + nodes * VOCAB * 4 + (8 + 1) * KV
+    options = {"tree": (2, 2), "ngrams": 3, "budget": 8, "sinks": 2, "draft": "partial"}
+    allocated: list[int] = []
+    for kind in (FullCache, SparseCache):
+        before = kind.__init__
+
+        def made(self: Any, *args: Any, before: Any = before, **kwargs: Any) -> None:
+            before(self, *args, **kwargs)
+            allocated.append(self.data.numel() * self.data.element_size())
+
+        monkeypatch.setattr(kind, "__init__", made)
+    monkeypatch.setattr(memory, "host_memory", lambda: Memory(exact, exact))
+    llm.generate(PROMPT, 20, "tokenswift", options, ignore_eos=True)
+    assert sum(allocated) == exact - nodes * VOCAB * 4
+    monkeypatch.setattr(memory, "host_memory", lambda: Memory(exact - 1, exact))
+    with pytest.raises(InputError, match=f"needs {exact:,} bytes of memory, {exact - 1:,} bytes are"):
+        llm.generate(PROMPT, 20, "tokenswift", options, ignore_eos=True)
+
+
+def test_a_budget_that_is_never_reached_needs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default budget is no reason to refuse a short text on a small machine."""
+    monkeypatch.setattr(memory, "host_memory", lambda: Memory(200 * KV, 10_000 * KV))
+    llm_of().generate(PROMPT, 6, "tokenswift", {"tree": (1, 1), "ngrams": 1}, ignore_eos=True)
+    monkeypatch.setattr(memory, "host_memory", lambda: None)  # a system that does not tell
+    llm_of().generate(PROMPT, 6, ignore_eos=True)
+
+
+def test_host_memory(tmp_path: Path) -> None:
+    """What is available, or what the tightest control group leaves; page cache counts as free."""
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    assert host_memory(proc, groups) is None
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal:   8000 kB\nMemFree:  10 kB\nMemAvailable:   5000 kB\nHuge: 0\n")
+    assert host_memory(proc, groups) == (5000 * 1024, 8000 * 1024)
+    (proc / "self" / "cgroup").write_text("0::/a/b\n")
+    for folder, most in ((groups, None), (groups / "a", "4096000"), (groups / "a" / "b", "max")):
+        folder.mkdir(exist_ok=True)
+        if most is not None:
+            (folder / "memory.max").write_text(f"{most}\n")
+            (folder / "memory.current").write_text("3000000\n")
+            (folder / "memory.stat").write_text("anon 5\ninactive_file 1000000\n")
+    assert host_memory(proc, groups) == (4096000 - 2000000, 4096000)
+    (proc / "self" / "cgroup").write_text("5:cpu,memory:/c\n3:pids:/c\n")
+    old = groups / "memory" / "c"
+    old.mkdir(parents=True)
+    (old / "memory.limit_in_bytes").write_text("7000000\n")
+    (old / "memory.usage_in_bytes").write_text("6500000\n")
+    (old / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 100000\n")
+    assert host_memory(proc, groups) == (600000, 7000000)
+
+
+def test_this_machine_tells() -> None:
+    found = memory.device_memory(torch.device("cpu"))
+    if Path("/proc/meminfo").exists():
+        assert found is not None and 0 < found.free <= found.total
