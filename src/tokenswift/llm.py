@@ -84,7 +84,7 @@ class LLM:
         rope_scaling: str | None,
         take: bool,
     ) -> None:
-        scaling = parse_rope_scaling(rope_scaling or "none")
+        self.rope_scaling = parse_rope_scaling(rope_scaling or "none")
         check_model(model)
         self._hf = model
         self.tokenizer = tokenizer
@@ -97,7 +97,7 @@ class LLM:
         self._drafts: dict[str, Target] = {}
         self._lent: list[Any] = []
         self._lock = Lock()
-        self.target: Target = make_target(model, scaling, take)
+        self.target: Target = make_target(model, self.rope_scaling, take)
 
     @property
     def model(self) -> Any:

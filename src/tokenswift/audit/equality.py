@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.audit.passes import NumericError, VerifyPass, watching
+from tokenswift.audit.reference import far, reference_rows
 from tokenswift.config import SamplingParams
 from tokenswift.llm import LLM
 from tokenswift.sampling import Sampler
@@ -31,8 +32,12 @@ class Divergence:
         shift: the change of the two tokens' logits, one up and one down, that flips the choice there;
             unlike ``gap`` it also measures a flip at a filter's edge (min-p, top-k, …).
         difference: greatest difference of the logits of the two passes at this place.
-        error: the numeric error of the model on this device (`passes.NumericError`).
+        error: what rounding does to a logit of the model on this device (`passes.NumericError.unit`).
         reproduced: whether both passes, run again, chose the same two tokens.
+        off: greatest difference of a logit of either pass here from the reference's (`reference`).
+        allowed: what ``off`` may be at most.
+        reference_shift: the change of the two tokens' logits that makes the reference choose the one of
+            them that it does not choose (or either, where it chooses a third).
     """
 
     place: int
@@ -44,13 +49,17 @@ class Divergence:
     difference: float
     error: float
     reproduced: bool
+    off: float
+    allowed: float
+    reference_shift: float
 
     @property
     def near_tie(self) -> bool:
-        """The difference of rounding explains it: both passes agree within the error, and so small a
-        change flips the choice."""
+        """The difference of rounding explains it: both passes agree within the error, so small a change
+        flips the choice, and the reference, which shares no code with either, sees the same tie."""
         bound = WITHIN * self.error
-        return self.reproduced and self.shift <= bound and self.difference <= 2 * bound
+        passes = self.reproduced and self.shift <= bound and self.difference <= 2 * bound
+        return passes and self.off <= self.allowed and self.reference_shift <= 2 * bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +124,15 @@ def account(
         best = sampler.perturbed(row[None], common, [[]])[0].topk(2).values.tolist()
         gap = best[0] - best[1]
         shift = flipping_shift(sampler, row, common, ours, theirs)
+    off = reference_shift = float("inf")
     if row is not None and seen is not None:
-        difference = float((row - seen).abs().max())
+        difference = far(row, seen)
+        own = reference_rows(llm, common, [len(common) - 1])[1][0]
+        off = max(far(row, own), far(seen, own))
+    if off < float("inf"):
+        reference_shift = max(
+            flipping_shift(sampler, own.float(), common, *pair) for pair in ((ours, theirs), (theirs, ours))
+        )
     return Divergence(
         place=place,
         before=_decode(llm, common)[-CONTEXT:],
@@ -125,8 +141,11 @@ def account(
         gap=gap,
         shift=shift,
         difference=difference,
-        error=error.error,
+        error=error.unit,
         reproduced=reproduced,
+        off=off,
+        allowed=error.rounding.allowed.worst,
+        reference_shift=reference_shift,
     )
 
 

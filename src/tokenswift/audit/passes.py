@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenswift.audit.reference import Distance, Rounding, far, measure_rounding
 from tokenswift.llm import LLM
 from tokenswift.tree import TreeBuilder, tree_nodes
 
 #: Shapes of the tree passes that the error is measured with: siblings at each depth after the root.
 SHAPES: tuple[tuple[int, ...], ...] = ((1, 1, 1), (1, 3, 3, 3))
-_SOUND = 6.0  # a tree pass may differ this many times more from the reference than a one-row pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +82,43 @@ class NumericError:
 
     Attributes:
         positions: positions of text that were compared, over the whole vocabulary.
-        error: one-row passes (plain decoding) against tree passes. *The* numeric error.
-        one_row, tree: each of them against transformers' own pass over the whole text at once.
+        error: one-row passes (plain decoding) against tree passes. *The* numeric error; 0 where they are
+            equal bit for bit.
+        one_row, tree: each of them against the reference, transformers' own pass over the whole text in
+            finer arithmetic (`reference`).
+        rounding: what rounding alone does to the model, by transformers' own passes.
     """
 
     positions: int
     error: float
-    one_row: float
-    tree: float
+    one_row: Distance
+    tree: Distance
+    rounding: Rounding
 
     @property
     def sound(self) -> bool:
-        """Tree passes are about as near to the reference as one-row passes: both compute the same."""
-        return max(self.tree, self.one_row) < float("inf") and self.tree <= _SOUND * max(self.one_row, 1e-6)
+        """Both kinds of pass are about as near to the reference as transformers' own pass in the same
+        dtype: all compute the same. An error that both kinds share is an error."""
+        agree = self.error < float("inf")
+        return agree and all(self.rounding.explains(passes) for passes in (self.one_row, self.tree))
+
+    @property
+    def unit(self) -> float:
+        """What two sound computations of a logit may differ by: the numeric error, or what transformers'
+        own pass is off, whichever is greater."""
+        return max(self.error, self.rounding.unit)
+
+    def record(self) -> dict[str, Any]:
+        """JSON-ready values: greatest differences by name, medians over positions under ``typical``."""
+        own, allowed = self.rounding.own, self.rounding.allowed
+        named = {"one_row": self.one_row, "tree": self.tree, "own": own, "allowed": allowed}
+        return {
+            "positions": self.positions,
+            "error": self.error,
+            **{name: distance.worst for name, distance in named.items()},
+            "typical": {name: distance.typical for name, distance in named.items()},
+            "sound": self.sound,
+        }
 
 
 @torch.inference_mode()
@@ -104,31 +128,18 @@ def numeric_error(llm: LLM, prompt: list[int], tokens: list[int], kept: dict[int
     Args:
         kept: logits (V,) of plain decoding's one-row passes: ``kept[i]`` chose ``tokens[i]``.
     """
-    text = [*prompt, *tokens]
-    own = _reference(llm, text, [len(prompt) - 1 + i for i in kept])
-    reference = dict(zip(kept, own, strict=True))
-    one_row = max((_far(kept[i], reference[i]) for i in kept), default=0.0)
-    error = tree = 0.0
+    found, rows = measure_rounding(llm, [*prompt, *tokens], [len(prompt) - 1 + i for i in kept])
+    reference = dict(zip(kept, rows, strict=True))
+    one_row = Distance.over([far(kept[i], reference[i]) for i in kept])
+    error, tree = 0.0, Distance.over([])
     for shape in SHAPES:
+        distances = []
         for i, row in forced_passes(llm, prompt, tokens, shape):
             if i in kept:
-                error = max(error, _far(kept[i], row))
-                tree = max(tree, _far(reference[i], row))
-    return NumericError(len(kept), error, one_row, tree)
-
-
-def _far(one: Tensor, other: Tensor) -> float:
-    """Greatest absolute difference; infinite where either holds NaN."""
-    far = float((one - other.to(one.device)).abs().max())
-    return far if far == far else float("inf")
-
-
-def _reference(llm: LLM, text: list[int], places: list[int]) -> list[Tensor]:
-    """Logits at some places of a text by transformers' own attention, the whole text in one pass."""
-    body = llm.model.model
-    hidden = body(input_ids=torch.tensor([text], device=llm.target.device), use_cache=False)
-    rows = hidden.last_hidden_state[0, places]
-    return list(llm.model.lm_head(rows).float())
+                error = max(error, far(kept[i], row))
+                distances.append(far(reference[i], row))
+        tree = tree.or_worse(Distance.over(distances))
+    return NumericError(len(kept), error, one_row, tree, found)
 
 
 def forced_passes(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tokenswift.audit.equality import Divergence
 from tokenswift.audit.passes import NumericError
+from tokenswift.audit.reference import Distance
 
 LAW_LIMIT = 1e-5  # a law this unlikely is refused; some thirty tests are made in an audit
 BIAS_LIMIT = 1e-6  # the published rule has to fail at least this clearly
@@ -53,14 +55,16 @@ class Report:
     """Everything that an audit found.
 
     Attributes:
-        errors: numeric error by prompt, None where there was nothing to measure.
-        skipped: strategy → why it could not run here.
+        errors: numeric error by prompt.
+        toy_errors: dtype → numeric error on the toy model, after a prompt longer than a prefill chunk.
+        skipped: strategy → why it could not run here. It counts as not run, whatever it did before.
     """
 
     model: str
     dtype: str
     device: str
     errors: list[NumericError] = field(default_factory=list)
+    toy_errors: dict[str, NumericError] = field(default_factory=dict)
     comparisons: list[Comparison] = field(default_factory=list)
     laws: list[LawTest] = field(default_factory=list)
     published: list[LawTest] = field(default_factory=list)
@@ -73,6 +77,15 @@ class Report:
         return [c for c in self.comparisons if c.divergence is not None and c.divergence.near_tie]
 
     @property
+    def passed(self) -> list[Comparison]:
+        """Texts by strategies that ran to the end and differ by rounding at most."""
+        return [
+            c
+            for c in self.comparisons
+            if c.strategy not in self.skipped and (c.divergence is None or c.divergence.near_tie)
+        ]
+
+    @property
     def failures(self) -> list[str]:
         """What is wrong, a sentence each; empty when the audit passed."""
         found = []
@@ -82,11 +95,14 @@ class Report:
                     f"{c.strategy} differs from plain decoding at new token {c.divergence.place} "
                     f"(prompt {c.prompt}, {c.sampling}, seed {c.seed}), and rounding does not explain it"
                 )
-        for number, error in enumerate(self.errors, 1):
+        measured = [(f"prompt {i}", self.dtype, error) for i, error in enumerate(self.errors, 1)]
+        measured += [("toy model, long prompt", *item) for item in self.toy_errors.items()]
+        for where, dtype, error in measured:
             if not error.sound:
                 found.append(
-                    f"tree passes differ from the model's own pass by {error.tree:.1e} where one-row passes "
-                    f"differ by {error.one_row:.1e} (prompt {number}): they do not compute the same"
+                    f"passes do not compute what transformers' own pass computes ({where}, {dtype}): one-row "
+                    f"passes are off by {_both(error.one_row)}, tree passes by {_both(error.tree)}; rounding "
+                    f"explains {_both(error.rounding.allowed)} (greatest, median over positions)"
                 )
         for test in self.laws:
             if test.p < LAW_LIMIT:
@@ -102,7 +118,7 @@ class Report:
                     f"the published rule passed the test of the law ({test.case}, p = {test.p:.1e}): "
                     f"the test is too weak to prove anything"
                 )
-        if not self.comparisons:
+        if all(c.strategy in self.skipped for c in self.comparisons):
             found.append("nothing was compared")
         return found
 
@@ -112,39 +128,52 @@ class Report:
         for c, row in zip(self.comparisons, made["comparisons"], strict=True):
             if c.divergence is not None:
                 row["divergence"]["near_tie"] = c.divergence.near_tie
-        for row in [*made["errors"], *(row["divergence"] or {} for row in made["comparisons"])]:
-            for name, value in row.items():
-                if value == float("inf"):
-                    row[name] = None  # JSON has no infinity
+        made["errors"] = [error.record() for error in self.errors]
+        made["toy_errors"] = {dtype: error.record() for dtype, error in self.toy_errors.items()}
+        made["verdict"] = self.headline
+        made["strategies"] = self.strategies
         made["near_ties"] = len(self.near_ties)
         made["tokens_compared"] = sum(c.tokens for c in self.comparisons)
         made["failures"] = self.failures
         made["exact"] = not self.failures
-        return made
+        return _finite(made)
 
     def text(self) -> str:
         """Tables and verdict for people."""
         blocks = [f"Audit of {self.model}, {self.dtype} on {self.device}", self._equality(), *self._shown()]
         if self.errors:
-            worst = max(self.errors, key=lambda error: error.error)
-            blocks.append(
-                f"Numeric error, measured at {sum(e.positions for e in self.errors)} positions: logits of "
-                f"one-row and of tree passes differ by at most {worst.error:.1e}; from transformers' own "
-                f"pass over the whole text they differ by {worst.one_row:.1e} and {worst.tree:.1e}."
-            )
+            blocks.append(_numeric(self.dtype, self.errors))
+        blocks += [
+            f"Toy model in {dtype}, prompt of two prefill chunks. {_numeric(dtype, [error])}"
+            for dtype, error in self.toy_errors.items()
+        ]
         if self.laws:
             blocks.append(self._laws())
         blocks += [f"Not run: {name} ({why})" for name, why in self.skipped.items()]
         return "\n\n".join([*blocks, self.verdict()])
 
+    @property
+    def strategies(self) -> list[str]:
+        """The strategies whose texts all passed; a skipped one is not among them."""
+        failed = {c.strategy for c in self.comparisons if c.divergence and not c.divergence.near_tie}
+        return [name for name in dict.fromkeys(c.strategy for c in self.passed) if name not in failed]
+
+    @property
+    def headline(self) -> str:
+        """The verdict in a few words, with everything that qualifies it."""
+        if self.failures:
+            return "NOT EXACT"
+        ties = len(self.near_ties)
+        text = f"exact up to {ties} near-tie{'s' * (ties > 1)}" if ties else "exact"
+        return text + (f"; not run: {', '.join(self.skipped)}" if self.skipped else "")
+
     def verdict(self) -> str:
         """Passed or failed, in plain words."""
-        total = sum(c.tokens for c in self.comparisons)
         if self.failures:
-            return "Verdict: NOT EXACT. " + "; ".join(self.failures) + "."
+            return f"Verdict: {self.headline}. " + "; ".join(self.failures) + "."
         text = (
-            f"Verdict: exact. {len(self.comparisons)} texts by {len({c.strategy for c in self.comparisons})} "
-            f"strategies, {total} tokens: "
+            f"Verdict: {self.headline}. {len(self.passed)} texts by {len(self.strategies)} "
+            f"strategies, {sum(c.tokens for c in self.passed)} tokens: "
         )
         if self.near_ties:
             text += (
@@ -200,10 +229,37 @@ class Report:
                 f"  plain decoding: {d.plain[1]!r} ({d.plain[0]})\n"
                 f"  {c.strategy}: {d.other[1]!r} ({d.other[0]})\n"
                 f"  best two scores {d.gap:.2e} apart; a change of {d.shift:.2e} in two logits flips the "
-                f"choice;\n  the passes differ by {d.difference:.2e} here; measured error {d.error:.2e}"
+                f"choice;\n  the passes differ by {d.difference:.2e} here; rounding error {d.error:.2e}\n"
+                f"  from transformers' own pass they are off by {d.off:.2e} (rounding explains "
+                f"{d.allowed:.2e}), whose choice\n  a change of {d.reference_shift:.2e} flips"
                 + ("" if d.reproduced else "\n  the tokens do not follow from the passes' own scores")
             )
         return found
+
+
+def _both(distance: Distance) -> str:
+    return f"{distance.worst:.1e} and {distance.typical:.1e}"
+
+
+def _numeric(dtype: str, errors: list[NumericError]) -> str:
+    """The numeric error of one or more texts in words: the worst of each figure."""
+    one_row, tree = max(e.one_row.worst for e in errors), max(e.tree.worst for e in errors)
+    own, allowed = max(e.rounding.own.worst for e in errors), max(e.rounding.allowed.worst for e in errors)
+    return (
+        f"Numeric error, measured at {sum(e.positions for e in errors)} positions: logits of one-row and of "
+        f"tree passes differ by at most {max(e.error for e in errors):.1e}. From transformers' own pass over "
+        f"the whole text in finer arithmetic they differ by {one_row:.1e} and {tree:.1e}; transformers' pass "
+        f"in {dtype} by {own:.1e}, and a pass that computes the same by at most {allowed:.1e}."
+    )
+
+
+def _finite(value: Any) -> Any:
+    """The same JSON-ready values with None for infinity, which JSON lacks."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def table(rows: list[tuple[str, ...]]) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any
 
+import torch
+
 from tokenswift.audit import toy
 from tokenswift.audit.equality import Plain, account, first_difference, plain_text
 from tokenswift.audit.law import chi_square
@@ -169,33 +171,38 @@ def _one(
 
 
 def _laws(llm: LLM, plan: Plan, report: Report, say: Callable[[str], None]) -> None:
+    say("toy model: numeric error after a long prompt")
+    for dtype in dict.fromkeys((torch.float32, llm.target.dtype)):
+        report.toy_errors[str(dtype).removeprefix("torch.")] = toy.toy_error(llm.model, dtype)
     say("toy model: enumerating laws")
     small = toy.toy_llm(llm.model)
     medusa = toy.toy_llm(llm.model, "medusa")
-    cases = dict(toy.CASES)
+    cases = {case: (params, toy.PROMPT) for case, params in toy.CASES.items()}
     own = next((p for p in plan.samplings.values() if not p.greedy), None)
     if own is not None:
-        cases["yours"] = own
+        cases["yours"] = own, toy.PROMPT
+    cases["all, long prompt"] = toy.CASES["all"], toy.LONG_PROMPT
     strategies = list(dict.fromkeys(v.strategy for v in plan.variants if v.label not in report.skipped))
-    for number, (case, params) in enumerate(cases.items()):
+    for number, (case, (params, prompt)) in enumerate(cases.items()):
         first = number * plan.law_samples  # seeds of its own for every case: the tests are independent
-        law = toy.toy_law(small.model, params)
+        law = toy.toy_law(small.model, params, prompt)
         if len(law) < 2:
             continue  # the filters leave one text: token equality says it all
-        plain = list(toy.outcomes(small, BASELINE, params, plan.law_samples, first=first))
+        plain = list(toy.outcomes(small, BASELINE, params, plan.law_samples, first=first, prompt=prompt))
         for strategy in [BASELINE, *strategies]:
             runs = plan.law_samples if strategy == BASELINE else max(100, plan.law_samples // DRAFTED)
             say(f"toy model, {case}: {runs} runs of {strategy}")
             seen, same = plain, None
             if strategy != BASELINE:
                 drafting = medusa if strategy == "medusa" else small
-                seen = list(toy.outcomes(drafting, strategy, params, runs, first=first))
+                seen = list(toy.outcomes(drafting, strategy, params, runs, first=first, prompt=prompt))
                 same = sum(a == b for a, b in zip(plain, seen, strict=False))
             fit = chi_square(seen, law)
             report.laws.append(LawTest(strategy, case, fit.p, fit.samples, fit.variation, same))
     for case in PUBLISHED_CASES:
         say(f"toy model, {case}: the published rule")
         runs = max(100, plan.law_samples // 3)
-        seen = list(toy.outcomes(small, "tokenswift", cases[case], runs, (toy.PUBLISHED,)))
-        fit = chi_square(seen, toy.toy_law(small.model, cases[case]))
+        params = toy.CASES[case]
+        seen = list(toy.outcomes(small, "tokenswift", params, runs, (toy.PUBLISHED,)))
+        fit = chi_square(seen, toy.toy_law(small.model, params))
         report.published.append(LawTest("published rule", case, fit.p, fit.samples, fit.variation))

@@ -23,15 +23,25 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from tokenswift.audit.equality import plain_text
 from tokenswift.audit.law import Law, Tokens, joint_law
+from tokenswift.audit.passes import NumericError, numeric_error
 from tokenswift.config import OPTIONS, SamplingParams
 from tokenswift.heads.modules import Heads, HeadsConfig
 from tokenswift.llm import LLM
+from tokenswift.models.target import PREFILL_CHUNK
 
 BASELINE = "autoregressive"
 VOCAB, LENGTH = 6, 3
 PROMPT: Tokens = (0, 3, 1, 4, 0, 3, 1, 5, 0, 3)  # repeats itself, so that n-gram branches occur
+MEASURED = 32  # new tokens that the numeric error is measured over
 SPREAD = 1.5  # standard deviation of the toy's logits
+WINDOW = 8  # the toy's sliding window, where the model has one
+#: A prompt longer than a chunk of the prefill, and that by less than the window: the next tokens see entries
+#: of both chunks, and a window hides nearly all of the prompt.
+LONG_PROMPT: Tokens = tuple(
+    torch.randint(VOCAB, (PREFILL_CHUNK + 5,), generator=torch.Generator().manual_seed(8)).tolist()
+)
 
 _OFF = SamplingParams(min_p=0.0, repetition_penalty=1.0)
 CASES: dict[str, SamplingParams] = {
@@ -79,13 +89,22 @@ def options_of(strategy: str, wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def toy_model(model: Any, seed: int = 0) -> Any:
-    """A random float32 model of the same classes, :data:`VOCAB` tokens, two layers, on the same device."""
+    """A random float32 model of the same classes, :data:`VOCAB` tokens, two layers, on the same device.
+
+    Its sliding window, where the model has one, is :data:`WINDOW`.
+    """
     config = model.config.to_dict()
     for name in ("quantization_config", "dtype", "torch_dtype", "_name_or_path", "transformers_version"):
         config.pop(name, None)
     layers = 2
     if config.get("layer_types"):
         config["layer_types"] = [config["layer_types"][0], config["layer_types"][-1]]
+    if config.get("sliding_window"):
+        config["sliding_window"] = WINDOW
+    if config.get("max_position_embeddings"):
+        config["max_position_embeddings"] = max(
+            config["max_position_embeddings"], len(LONG_PROMPT) + MEASURED
+        )
     config.update(
         vocab_size=VOCAB,
         hidden_size=16,
@@ -153,20 +172,32 @@ def _processed(row: Tensor, context: Tokens, params: SamplingParams) -> list[flo
     return scores[0].double().softmax(-1).tolist()
 
 
-def distribution_after(model: Any, params: SamplingParams) -> Callable[[Tokens], list[float]]:
-    """``after(continuation)``: the distribution of the token that follows :data:`PROMPT` and it."""
+def distribution_after(
+    model: Any, params: SamplingParams, prompt: Tokens = PROMPT
+) -> Callable[[Tokens], list[float]]:
+    """``after(continuation)``: the distribution of the token that follows ``prompt`` and it."""
 
     @cache
     def after(continuation: Tokens) -> list[float]:
-        context = (*PROMPT, *continuation)
+        context = (*prompt, *continuation)
         return _processed(_logits(model, torch.tensor([context]))[0, -1], context, params)
 
     return after
 
 
-def toy_law(model: Any, params: SamplingParams) -> Law:
-    """The joint law of the :data:`LENGTH` tokens after :data:`PROMPT`, enumerated."""
-    return joint_law(distribution_after(model, params), LENGTH)
+def toy_law(model: Any, params: SamplingParams, prompt: Tokens = PROMPT) -> Law:
+    """The joint law of the :data:`LENGTH` tokens after ``prompt``, enumerated."""
+    return joint_law(distribution_after(model, params, prompt), LENGTH)
+
+
+def toy_error(model: Any, dtype: torch.dtype, prompt: Tokens = LONG_PROMPT) -> NumericError:
+    """The numeric error of a toy in some dtype, over :data:`MEASURED` tokens by plain decoding."""
+    small = toy_model(model)
+    for parameter in small.parameters():  # not the buffers: rotary frequencies stay in float32
+        parameter.data = parameter.data.to(dtype)
+    llm = LLM.from_model(small)
+    plain = plain_text(llm, list(prompt), MEASURED, _OFF)
+    return numeric_error(llm, plain.prompt, plain.tokens, plain.kept)
 
 
 def outcomes(
@@ -176,8 +207,9 @@ def outcomes(
     seeds: int,
     exercises: tuple[dict[str, Any], ...] = EXERCISES,
     first: int = 0,
+    prompt: Tokens = PROMPT,
 ) -> Iterator[Tokens]:
-    """The new tokens of ``seeds`` whole runs, seeds ``first``, …; the exercises take turns.
+    """The new tokens after ``prompt`` in ``seeds`` whole runs, seeds ``first``, …; the exercises take turns.
 
     Where a strategy takes a draft model, another toy is one: in all runs, or in every second exercise
     where it can also do without.
@@ -189,7 +221,7 @@ def outcomes(
             exercise["draft_model"] = draft
     for seed in range(first, first + seeds):
         result = llm.generate(
-            list(PROMPT),
+            list(prompt),
             LENGTH,
             strategy,
             options[seed % len(options)],

@@ -15,11 +15,13 @@ from torch import Tensor
 from tokenswift.kernels.build import library
 from tokenswift.kernels.native import NativeKernels
 from tokenswift.kernels.reference import TorchKernels
-from tokenswift.models.decoder import LeanTarget, unfit
+from tokenswift.models.decoder import PREFILL_CHUNK, LeanTarget, unfit
 from tokenswift.models.generic import GenericTarget, shadow_of
 from tokenswift.models.load import cache_dir, native_kernels_wanted
 from tokenswift.models.rope import RopeScaling, rotary_of
 from tokenswift.types import InputError
+
+__all__ = ["PREFILL_CHUNK", "Target", "check_model", "distance", "kernels", "make_target"]
 
 Target = LeanTarget | GenericTarget
 

@@ -1,0 +1,155 @@
+"""The reference of an audit: transformers' own forward pass, and how far its rounding carries it.
+
+Whatever this library computes in the model's dtype may differ from exact arithmetic by about as much as
+transformers' own code does in that dtype, and by no more. That amount cannot be told from the dtype, the
+number of layers and the scale of the logits alone (eps · spread · √layers is short by a factor of 1 to 30,
+depending on the weights), but it can be measured: transformers' pass is run twice over the same weights, in
+the model's dtype and one precision finer, and their difference is what rounding does to *this* model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from tokenswift.llm import LLM
+from tokenswift.models.generic import shadow_of
+
+#: How many times further from the reference than transformers' own pass a sound pass may be. Sums are kept
+#: in float32 whatever the dtype, and each result is rounded to it: in half precision that rounding is
+#: nearly all of the error and the same for every implementation. In float32 the order of the sums is all of
+#: it, which is the kernel's affair: in sums of thousands of terms the orders differ by up to this much.
+MARGIN = {torch.float32: 16.0}
+MARGIN_HALF = 4.0
+#: Positions that transformers' own error is measured at, at least: of fewer the greatest says little.
+FEWEST = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """How far rows of logits are from the reference: greatest difference of any logit at a position.
+
+    Attributes:
+        worst, typical: the greatest and the median over positions; infinite where a logit is not a number.
+    """
+
+    worst: float
+    typical: float
+
+    @classmethod
+    def over(cls, values: Sequence[float]) -> Distance:
+        """From one greatest difference a position; 0 and 0 for none."""
+        return cls(max(values), median(values)) if values else cls(0.0, 0.0)
+
+    def or_worse(self, other: Distance) -> Distance:
+        """The greater of both, worst and typical each."""
+        return Distance(max(self.worst, other.worst), max(self.typical, other.typical))
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """What rounding does to this model, by transformers' own two passes.
+
+    Attributes:
+        own: transformers' pass in the model's dtype from its pass in finer arithmetic.
+        floor: one rounding of a logit of ordinary size, eps(dtype) · standard deviation of the logits: no
+            pass is trusted to be nearer than this, however near transformers' happened to be.
+        margin: how many times further than transformers' a pass may be.
+    """
+
+    own: Distance
+    floor: float
+    margin: float
+
+    @property
+    def unit(self) -> float:
+        """The rounding error of a logit, at worst."""
+        return max(self.own.worst, self.floor)
+
+    @property
+    def allowed(self) -> Distance:
+        """The greatest distance from the reference at which a pass may still compute the same."""
+        return Distance(
+            self.margin * max(self.own.worst, self.floor), self.margin * max(self.own.typical, self.floor)
+        )
+
+    def explains(self, distance: Distance) -> bool:
+        """Whether rounding alone can carry a pass that far; never where something is not a number."""
+        finite = max(distance.worst, self.own.worst, self.floor) < float("inf")
+        return finite and distance.worst <= self.allowed.worst and distance.typical <= self.allowed.typical
+
+
+class _Finer(TorchFunctionMode):
+    """Every torch function sees tensors of one dtype as tensors of a finer one.
+
+    The model itself stays as it is and is not copied: weights are converted for each operation that reads
+    them, so the memory needed is that of one converted weight.
+    """
+
+    def __init__(self, low: torch.dtype, high: torch.dtype) -> None:
+        super().__init__()
+        self.low, self.high = low, high
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if getattr(func, "__name__", "") == "__get__":  # an attribute; only the dtype is another one
+            found = func(*args, **(kwargs or {}))
+            return self.high if found is self.low else found
+        if func is torch.Tensor.float and self.low is torch.float32:
+            func = torch.Tensor.double
+        return func(*tree_map(self._finer, args), **tree_map(self._finer, kwargs or {}))
+
+    def _finer(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dtype == self.low:
+            return value.to(self.high)
+        return self.high if value is self.low else value
+
+
+@torch.inference_mode()
+def reference_rows(llm: LLM, text: Sequence[int], places: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Logits at some places of a text, by transformers' own code, the whole text in one pass.
+
+    Returns:
+        (m, V) in the model's dtype's arithmetic, and (m, V) in the next finer one (float32 for half
+        precision, float64 for float32), the reference proper.
+    """
+    model = llm.model
+    if llm.rope_scaling is not None:
+        model = shadow_of(model, llm.target.rotary)
+    low = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    high = torch.float32 if low in (torch.bfloat16, torch.float16) else torch.float64
+    ids = torch.tensor([list(text)], device=llm.target.device)
+    keep = torch.tensor(list(places), device=llm.target.device)
+    own = model(input_ids=ids, use_cache=False, logits_to_keep=keep).logits[0]
+    with _Finer(low, high):
+        finer = model(input_ids=ids, use_cache=False, logits_to_keep=keep).logits[0]
+    return own.to(high), finer
+
+
+def measure_rounding(llm: LLM, text: Sequence[int], places: Sequence[int]) -> tuple[Rounding, Tensor]:
+    """What rounding does to a model over a text; the reference's rows (m, V) at ``places`` besides.
+
+    The last :data:`FEWEST` places of the text are always looked at, so that a text of few new tokens
+    does not rest on one or two positions.
+    """
+    more = range(max(0, len(text) - FEWEST), len(text))
+    own, finer = reference_rows(llm, text, [*places, *more])
+    dtype = llm.target.dtype
+    distances = [far(a, b) for a, b in zip(own, finer, strict=True)]
+    floor = torch.finfo(dtype).eps * float(finer.std()) if finer.isfinite().all() else float("inf")
+    found = Rounding(Distance.over(distances), floor, MARGIN.get(dtype, MARGIN_HALF))
+    return found, finer[: len(places)]
+
+
+def far(one: Tensor, other: Tensor) -> float:
+    """Greatest absolute difference of a logit; infinite where either holds NaN."""
+    furthest = float((one.double() - other.to(one.device).double()).abs().max())
+    return furthest if furthest == furthest else float("inf")

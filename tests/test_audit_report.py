@@ -1,0 +1,216 @@
+"""The audit's verdict: every finding can fail it, and nothing that was not run counts as passed."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.planted import cast, windowless
+from tests.tiny import VOCAB, tiny_model
+from tokenswift import LLM, SamplingParams
+from tokenswift.audit import toy
+from tokenswift.audit.equality import Divergence
+from tokenswift.audit.passes import NumericError
+from tokenswift.audit.reference import Distance, Rounding
+from tokenswift.audit.report import Comparison, LawTest, Report
+from tokenswift.audit.run import Plan, audit, variants
+from tokenswift.types import InputError
+
+ROUNDING = Rounding(Distance(1e-4, 1e-5), 1e-6, 4.0)
+NUMBERS = NumericError(32, 1e-4, Distance(1e-4, 1e-5), Distance(1e-4, 1e-5), ROUNDING)
+TIE = Divergence(
+    place=5,
+    before="so",
+    plain=(7, "a"),
+    other=(9, "b"),
+    gap=1e-4,
+    shift=1e-4,
+    difference=1e-4,
+    error=1e-4,
+    reproduced=True,
+    off=1e-4,
+    allowed=4e-4,
+    reference_shift=1e-4,
+)
+EQUAL = Comparison("medusa", 1, "greedy", 0, 32, 1.5, 0.1, None)
+LAW = LawTest("medusa", "all", 0.4, 100, 0.1, 100)
+PUBLISHED = LawTest("published rule", "all", 1e-60, 100, 0.7)
+
+
+def report() -> Report:
+    """A report in which everything is well."""
+    return Report(
+        "tiny",
+        "float32",
+        "cpu",
+        errors=[NUMBERS],
+        toy_errors={"float32": NUMBERS},
+        comparisons=[EQUAL, replace(EQUAL, strategy="triforce")],
+        laws=[replace(LAW, strategy="autoregressive", same=None), LAW],
+        published=[PUBLISHED],
+    )
+
+
+def failed(found: Report, *words: str) -> None:
+    """One failure, with these words, everywhere that a verdict is given."""
+    assert len(found.failures) == 1 and all(word in found.failures[0] for word in words), found.failures
+    assert found.headline == "NOT EXACT" and "Verdict: NOT EXACT" in found.text()
+    assert found.record()["exact"] is False and found.record()["verdict"] == "NOT EXACT"
+
+
+def test_a_report_without_findings_is_exact() -> None:
+    found = report()
+    assert found.failures == [] and found.headline == "exact" and found.record()["exact"] is True
+    assert found.record()["strategies"] == ["medusa", "triforce"] == found.strategies
+    assert "Verdict: exact. 2 texts by 2 strategies, 64 tokens: every token" in found.text()
+
+
+# ---- what fails it ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["autoregressive", "medusa"])
+def test_a_law_that_is_not_followed_fails(strategy: str) -> None:
+    found = report()
+    found.laws.append(LawTest(strategy, "top-k", 1e-6, 100, 0.4, None if strategy != "medusa" else 100))
+    failed(found, strategy, "law", "top-k", "1.0e-06")
+
+
+def test_runs_that_differ_from_plain_decoding_fail_though_the_law_fits() -> None:
+    found = report()
+    found.laws.append(replace(LAW, case="top-k", same=99))
+    failed(found, "medusa", "1 of 100", "top-k")
+
+
+@pytest.mark.parametrize("p", [1e-6, 0.3])
+def test_a_published_rule_that_passes_fails(p: float) -> None:
+    found = report()
+    found.published.append(replace(PUBLISHED, case="min-p", p=p))
+    failed(found, "published rule", "min-p", "too weak")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"reproduced": False},
+        {"shift": 3e-4},
+        {"difference": 5e-4},
+        {"off": 5e-4},
+        {"off": math.inf, "reference_shift": math.inf},
+        {"reference_shift": 5e-4},
+    ],
+    ids=str,
+)
+def test_a_divergence_that_rounding_does_not_explain_fails(change: dict) -> None:
+    assert TIE.near_tie
+    found = report()
+    found.comparisons.append(replace(EQUAL, seed=3, tokens=5, divergence=replace(TIE, **change)))
+    failed(found, "medusa", "new token 5", "seed 3")
+    assert found.near_ties == [] and found.strategies == ["triforce"] and "FAILURE: medusa" in found.text()
+
+
+@pytest.mark.parametrize("where", ["prompt 2", "toy model"])
+@pytest.mark.parametrize("kind", ["one_row", "tree"])
+def test_passes_that_compute_something_else_fail(where: str, kind: str) -> None:
+    found = report()
+    wrong = NumericError(
+        32,
+        0.0,
+        Distance(7.5, 2.0) if kind == "one_row" else Distance(0.0, 0.0),
+        Distance(7.5, 2.0) if kind == "tree" else Distance(0.0, 0.0),
+        ROUNDING,
+    )
+    if where == "prompt 2":
+        found.errors.append(wrong)
+    else:
+        found.toy_errors["bfloat16"] = wrong
+    failed(found, where, "float32" if where == "prompt 2" else "bfloat16", "7.5e+00")
+
+
+def test_an_infinite_error_fails_and_is_null_in_the_record() -> None:
+    found = report()
+    found.errors.append(replace(NUMBERS, error=math.inf, tree=Distance(math.inf, math.inf)))
+    failed(found, "prompt 2")
+    row = json.loads(json.dumps(found.record(), allow_nan=False))["errors"][1]
+    assert row["error"] is row["tree"] is row["typical"]["tree"] is None and row["sound"] is False
+    assert row["own"] == 1e-4 and row["allowed"] == 4e-4
+
+
+def test_nothing_compared_fails() -> None:
+    failed(Report("tiny", "float32", "cpu"), "nothing was compared")
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_window_beyond_every_text_is_audited(monkeypatch: pytest.MonkeyPatch, ignored: bool) -> None:
+    """The model's own window is longer than the texts compared; the toy's is not."""
+    if ignored:
+        monkeypatch.setattr(
+            toy, "LLM", SimpleNamespace(from_model=lambda model, heads=None: windowless(model))
+        )
+    model = cast(tiny_model("mistral-sliding", sliding_window=4096), torch.bfloat16)
+    greedy = {"greedy": SamplingParams(greedy=True)}
+    found = audit(LLM.from_model(model), Plan(variants("autoregressive", {}), [[5, 6, 7]], greedy, 8, 1, 100))
+    assert set(found.toy_errors) == {"float32", "bfloat16"}
+    assert "all, long prompt" in {test.case for test in found.laws}
+    toys = [text for text in found.failures if "toy model, long prompt" in text]
+    assert len(toys) == (2 if ignored else 0)
+    if ignored:
+        laws = [text for text in found.failures if "does not follow the law" in text]
+        assert any("all, long prompt" in text for text in laws)
+    else:
+        assert found.headline == "exact"
+
+
+# ---- what qualifies it --------------------------------------------------------------------------
+
+
+def test_near_ties_are_in_the_headline() -> None:
+    found = report()
+    found.comparisons.append(replace(EQUAL, seed=1, tokens=5, divergence=TIE))
+    assert found.failures == [] and found.headline == "exact up to 1 near-tie"
+    found.comparisons.append(replace(EQUAL, seed=2, tokens=5, divergence=TIE))
+    assert "Verdict: exact up to 2 near-ties. 4 texts" in found.text()
+    assert found.record()["verdict"] == "exact up to 2 near-ties" and found.record()["near_ties"] == 2
+
+
+def test_a_skipped_strategy_did_not_pass() -> None:
+    found = report()
+    found.skipped["medusa"] = "no heads"
+    assert found.failures == [] and found.headline == "exact; not run: medusa"
+    assert found.strategies == ["triforce"] == found.record()["strategies"]
+    assert (
+        "1 texts by 1 strategies, 32 tokens" in found.text() and "Not run: medusa (no heads)" in found.text()
+    )
+    found.skipped["triforce"] = "no draft model"
+    failed(found, "nothing was compared")
+
+
+def test_a_failure_of_a_strategy_that_was_skipped_later_stays_one() -> None:
+    found = report()
+    found.skipped["medusa"] = "no room"
+    found.comparisons.append(replace(EQUAL, divergence=replace(TIE, reproduced=False)))
+    failed(found, "medusa")
+
+
+def test_an_audit_names_what_it_could_not_run() -> None:
+    """A strategy that runs on one prompt and not on the next has not passed."""
+    llm = LLM.from_model(tiny_model("llama"))
+    real = llm.generate
+
+    def generate(prompt: list[int], count: int, strategy: str, *args: object, **kwargs: object):
+        if strategy == "magicdec" and len(prompt) > 8:
+            raise InputError("prompt is too long")
+        return real(prompt, count, strategy, *args, **kwargs)  # type: ignore[arg-type]
+
+    llm.generate = generate  # type: ignore[method-assign]
+    prompts: list = [[5, 6, 7], [i % VOCAB for i in range(20)]]
+    plan = Plan(variants("all", {}), prompts, {"greedy": SamplingParams(greedy=True)}, 8, 1, 0, True)
+    found = audit(llm, plan)
+    assert set(found.skipped) == {"medusa", "triforce", "magicdec"}
+    assert any(c.strategy == "magicdec" for c in found.comparisons)
+    assert found.headline == "exact; not run: medusa, triforce, magicdec"
+    assert found.strategies == ["tokenswift", "tokenswift, paper's tree"] and len(found.passed) == 4
