@@ -23,7 +23,7 @@ import torch
 
 SOURCES = ("cpu.c", "cpu_attention.h", "cpu_tile.h")
 COMPILERS = ("cc", "gcc", "clang")
-FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-w")
+FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-w")
 #: the first set that the compiler takes is used
 TARGETS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-fopenmp",))
 TIMEOUT = 120  # seconds for one compilation

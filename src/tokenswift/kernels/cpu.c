@@ -29,14 +29,20 @@ void ts_linear(float *out, long ldo, const void *x, long ldx, const void *packed
         for (long r = 0; r < n; r += MR) {
             const int rows = n - r < MR ? (int)(n - r) : MR, direct = cols == NR && !bias && !add;
             float sums[MR * NR], *to = out + r * ldo + p * NR;
-            any_tile(how, rows, (const char *)x + r * ldx, (size_t)ldx, (const char *)packed + p * panel, ldb, K,
+            any_tile(how, rows, (const char *)x + r * ldx, (size_t)ldx, (const char *)packed + p * panel, ldb,
+                     (const char *)packed + p * panel, K,
                      direct ? to : sums, direct ? (size_t)ldo : NR);
             if (direct) continue;
             for (int i = 0; i < rows; i++)
-                for (int c = 0; c < cols; c++) {
-                    float y = sums[i * NR + c];
-                    if (bias) y += bias[p * NR + c];
-                    to[i * ldo + c] = add ? to[i * ldo + c] + y : y;
+                for (int c = 0; c < cols; c += W) {
+                    const int part = cols - c < W ? cols - c : 0;
+                    const char *more = (const char *)(bias + p * NR + c);
+                    char *at = (char *)(to + i * ldo + c);
+                    V y = load(F32, (char *)(sums + i * NR + c));
+                    if (bias) y += part ? load_part(F32, more, part) : load(F32, more);
+                    if (add) y = (part ? load_part(F32, at, part) : load(F32, at)) + y;
+                    if (part) store_part(F32, at, y, part);
+                    else store(F32, at, y);
                 }
         }
     }

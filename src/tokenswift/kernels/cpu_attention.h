@@ -76,8 +76,9 @@ INLINE void transpose(V x[W]) { /* interleave halves log2(W) times */
     }
 }
 
-/* count <= NR keys (rows of width numbers) → a panel: float32 (width, NR), bfloat16 (width / 2, NR, 2) */
-static void panel_of(int type, const char *k, long width, int count, char *panel) {
+/* count <= NR keys (rows of width numbers) → a panel: float32 (width, NR), bfloat16 (width / 2, NR, 2). What
+ * stands in the columns behind them does not matter. soon: rows like the keys that are wanted next. */
+static void panel_of(int type, const char *k, const char *soon, long width, int count, char *panel) {
     const long words = type == BF16 ? width / 2 : width;
     const size_t row = width * bytes_of(type);
     if (words % W) {
@@ -91,14 +92,21 @@ static void panel_of(int type, const char *k, long width, int count, char *panel
             }
         return;
     }
-    for (int key = 0; key < NR; key += W)
+    for (int key = 0; key < count; key += W)
         for (long word = 0; word < words; word += W) {
+            const char *from = k + key * row + word * (type == F16 ? 2 : 4);
+            const int last = count - key - 1; /* beyond it the last key is repeated: nobody looks there */
             V x[W];
-            UNROLL for (int i = 0; i < W; i++) {
-                const char *from = k + (key + i) * row;
-                if (key + i >= count) x[i] = (V){0};
-                else if (type == F16) x[i] = from_f16((const uint16_t *)from + word);
-                else x[i] = *(const Vm *)(from + word * 4);
+            if (type == F16) {
+                UNROLL for (int i = 0; i < W; i++)
+                    x[i] = from_f16((const uint16_t *)(from + (i < last ? i : last) * row));
+            } else if (last < W - 1) {
+                UNROLL for (int i = 0; i < W; i++) x[i] = *(const Vm *)(from + (i < last ? i : last) * row);
+            } else {
+                UNROLL for (int i = 0; i < W; i++) {
+                    x[i] = *(const Vm *)(from + i * row);
+                    __builtin_prefetch(soon + (from - k) + i * row);
+                }
             }
             transpose(x);
             UNROLL for (int i = 0; i < W; i++) *(Vm *)(panel + ((word + i) * NR + key) * 4) = x[i];
@@ -168,23 +176,23 @@ static void chunk_of(const Attend *a, long c, long head, long first, long count,
     if (!seen) return;
 
     for (long key = least / NR * NR; key < most; key += NR) {
-        panel_of(a->type, k + (start + key) * width * item, width, shared - key < NR ? (int)(shared - key) : NR,
-                 w->panel);
+        panel_of(a->type, k + (start + key) * width * item, v + (start + key) * width * item, width,
+                 shared - key < NR ? (int)(shared - key) : NR, w->panel);
         for (long r = 0; r < queries; r += MR) {
             const long rows = queries - r < MR ? queries - r : MR;
             if (high[(r + rows - 1) / group] <= key) continue;
-            any_tile(how, (int)rows, w->q + r * qrow, qrow, w->panel, NR * 4, width, w->s + r * CHUNK + key, CHUNK);
+            any_tile(how, (int)rows, w->q + r * qrow, qrow, w->panel, NR * 4, w->panel, width, w->s + r * CHUNK + key, CHUNK);
         }
     }
     const long nodes = first + count, stride = up(a->n, NR);
     const int paths = a->parents && longest > shared;
     if (paths) /* all nodes' keys; each row picks those of its path */
         for (long node = 0; node < nodes; node += NR) {
-            panel_of(a->type, k + (a->before + node) * width * item, width,
+            panel_of(a->type, k + (a->before + node) * width * item, v + (a->before + node) * width * item, width,
                      nodes - node < NR ? (int)(nodes - node) : NR, w->panel);
             for (long r = 0; r < queries; r += MR) {
                 any_tile(how, queries - r < MR ? (int)(queries - r) : MR, w->q + r * qrow, qrow, w->panel,
-                         NR * 4, width, w->node + r * stride + node, (size_t)stride);
+                         NR * 4, w->panel, width, w->node + r * stride + node, (size_t)stride);
             }
         }
     for (long r = 0; r < queries; r++) {
@@ -210,7 +218,8 @@ static void chunk_of(const Attend *a, long c, long head, long first, long count,
         from = from < to ? from : to;
         for (; column + NR <= width; column += NR) {
             any_tile(values, (int)rows, (char *)(w->s + r * CHUNK + from), CHUNK * 4,
-                     v + ((start + from) * width + column) * item, width * item, to - from,
+                     v + ((start + from) * width + column) * item, width * item,
+                     k + ((start + CHUNK + from) * width + column) * item, to - from,
                      w->acc + r * width + column, width);
         }
         for (long q = r; q < r + rows; q++) {
@@ -248,8 +257,19 @@ static __attribute__((noinline)) void merge(float *total, const float *acc, floa
         *whole = sum;
         return;
     }
-    const float best = max > *top ? max : *top, old = vexp(splat(*top - best))[0], new = vexp(splat(max - best))[0];
-    for (long c = 0; c < width; c++) total[c] = total[c] * old + acc[c] * new;
+    const float best = max > *top ? max : *top;
+    V factors = {0};
+    factors[0] = *top - best, factors[1] = max - best;
+    factors = vexp(factors);
+    const float old = factors[0], new = factors[1];
+    for (long c = 0; c < width; c += W) {
+        const int part = width - c < W ? (int)(width - c) : 0;
+        char *to = (char *)(total + c), *from = (char *)(acc + c);
+        V x = part ? load_part(F32, to, part) : load(F32, to), y = part ? load_part(F32, from, part) : load(F32, from);
+        x = x * old + y * new;
+        if (part) store_part(F32, to, x, part);
+        else store(F32, to, x);
+    }
     *top = best;
     *whole = *whole * old + sum * new;
 }

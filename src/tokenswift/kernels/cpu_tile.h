@@ -56,7 +56,13 @@ INLINE size_t bytes_of(int type) { return type == F32 ? 4 : 2; }
 INLINE V splat(float x) { return x - (V){0}; }
 INLINE V as_v(U x) { V y; memcpy(&y, &x, sizeof y); return y; }
 INLINE U as_u(V x) { U y; memcpy(&y, &x, sizeof y); return y; }
-INLINE V pick(I mask, V yes, V no) { return as_v(((U)mask & as_u(yes)) | (~(U)mask & as_u(no))); }
+INLINE V pick(I mask, V yes, V no) {
+#if defined(__AVX512DQ__)
+    return (V)_mm512_mask_blend_ps(_mm512_movepi32_mask((__m512i)mask), (__m512)no, (__m512)yes);
+#else
+    return as_v(((U)mask & as_u(yes)) | (~(U)mask & as_u(no)));
+#endif
+}
 
 INLINE float half_float(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff, bits;
@@ -93,7 +99,15 @@ INLINE uint16_t float_half(float x) {
     return (uint16_t)(sign | bits >> 13);
 }
 
-INLINE V from_bf16(U16 x) { return as_v(__builtin_convertvector(x, U) << 16); }
+INLINE V from_bf16(const char *p) { /* W numbers; GCC's own conversion of such vectors is slow */
+#if defined(__AVX512F__)
+    return (V)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+#elif defined(__AVX2__)
+    return (V)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#else
+    return as_v(__builtin_convertvector(*(const U16m *)p, U) << 16);
+#endif
+}
 
 INLINE U16 to_bf16(V x) { /* round to nearest even; NaN stays NaN */
     U bits = as_u(x), nan = (U)(x != x);
@@ -116,7 +130,7 @@ INLINE V from_f16(const uint16_t *p) { /* W numbers */
 /* W numbers of a type as float32 */
 INLINE V load(int type, const char *p) {
     if (type == F32) return *(const Vm *)p;
-    if (type == BF16) return from_bf16(*(const U16m *)p);
+    if (type == BF16) return from_bf16(p);
     return from_f16((const uint16_t *)p);
 }
 
@@ -166,8 +180,8 @@ INLINE V vexp(V x) { /* relative error below 2e-7; 0 below -87, and not above ex
 
 /* a: rows of float32 (bfloat16 for PAIRS), lda bytes apart. b: k rows of NR columns, ldb bytes apart;
  * for PAIRS k / 2 rows of NR pairs (2 consecutive k of one column side by side). */
-INLINE void tile(const int how, const int rows, const char *a, size_t lda, const char *b, size_t ldb, long k,
-                 V acc[MR][NV]) {
+INLINE void tile(const int how, const int rows, const char *a, size_t lda, const char *b, size_t ldb, const char *soon,
+                 long k, V acc[MR][NV]) {
     const char *base[(MR + 3) / 4]; /* four rows share a pointer, so that addresses fit into registers */
     UNROLL for (int r = 0; r < rows; r += 4) base[r / 4] = a + r * lda;
     if (how == PAIRS) {
@@ -207,6 +221,7 @@ INLINE void tile(const int how, const int rows, const char *a, size_t lda, const
     const int type = how == ROWS_F32 ? F32 : how == ROWS_BF16 ? BF16 : F16;
     for (long i = 0; i < k; i++, b += ldb) {
         V w[NV];
+        __builtin_prefetch(soon + i * ldb);
         UNROLL for (int c = 0; c < NV; c++) w[c] = load(type, b + c * W * bytes_of(type));
         UNROLL for (int r = 0; r < rows; r++) {
             float x;
@@ -221,14 +236,14 @@ INLINE void tile(const int how, const int rows, const char *a, size_t lda, const
     case n:                                                                                               \
         if (n <= MR) {                                                                                    \
             V acc[MR][NV] = {{{0}}};                                                                      \
-            tile(how, n <= MR ? n : 1, a, lda, b, ldb, k, acc);                                           \
+            tile(how, n <= MR ? n : 1, a, lda, b, ldb, soon, k, acc);                                     \
             UNROLL for (int r = 0; r < n && r < MR; r++) UNROLL for (int c = 0; c < NV; c++)              \
                 *(Vm *)(out + r * ldo + c * W) = acc[r][c];                                               \
         }                                                                                                 \
         break;
 #define TILE(name, how)                                                                                   \
     static __attribute__((noinline)) void name(int rows, const char *a, size_t lda, const char *b,        \
-                                               size_t ldb, long k, float *out, size_t ldo) {              \
+                                               size_t ldb, const char *soon, long k, float *out, size_t ldo) { \
         switch (rows) {                                                                                   \
             CASE(1, how) CASE(2, how) CASE(3, how) CASE(4, how) CASE(5, how) CASE(6, how)                 \
             CASE(7, how) CASE(8, how) CASE(9, how) CASE(10, how) CASE(11, how) CASE(12, how)              \
@@ -241,10 +256,10 @@ TILE(tile_pairs, PAIRS)
 #undef CASE
 #undef TILE
 
-static void any_tile(int how, int rows, const char *a, size_t lda, const char *b, size_t ldb, long k, float *out,
-                     size_t ldo) {
-    if (how == ROWS_F32) tile_f32(rows, a, lda, b, ldb, k, out, ldo);
-    else if (how == ROWS_BF16) tile_bf16(rows, a, lda, b, ldb, k, out, ldo);
-    else if (how == ROWS_F16) tile_f16(rows, a, lda, b, ldb, k, out, ldo);
-    else tile_pairs(rows, a, lda, b, ldb, k, out, ldo);
+static void any_tile(int how, int rows, const char *a, size_t lda, const char *b, size_t ldb, const char *soon,
+                     long k, float *out, size_t ldo) {
+    if (how == ROWS_F32) tile_f32(rows, a, lda, b, ldb, soon, k, out, ldo);
+    else if (how == ROWS_BF16) tile_bf16(rows, a, lda, b, ldb, soon, k, out, ldo);
+    else if (how == ROWS_F16) tile_f16(rows, a, lda, b, ldb, soon, k, out, ldo);
+    else tile_pairs(rows, a, lda, b, ldb, soon, k, out, ldo);
 }
