@@ -23,7 +23,8 @@ void ts_linear(float *out, long ldo, const void *x, long ldx, const void *packed
     const size_t ldb = type == F16 ? NR * 2 : NR * 4, panel = (size_t)K * NR * bytes_of(type);
     const long panels = (N + NR - 1) / NR;
     if ((double)n * N * K < SMALL) threads = 1;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    const long share = n < 64 ? (panels + threads - 1) / threads : 1; /* long work follows the faster thread */
+#pragma omp parallel for schedule(dynamic, share) num_threads(threads) if (threads > 1)
     for (long p = 0; p < panels; p++) {
         const int cols = N - p * NR < NR ? (int)(N - p * NR) : NR;
         for (long r = 0; r < n; r += MR) {
@@ -149,11 +150,11 @@ typedef struct {
     const int32_t *parents; /* (n), each below its own index, -1 for a root; NULL for a chain */
     const float *cos, *sin; /* (n, width / 2) */
     void *keys_values;      /* (2 layers, kv_heads, capacity, width) */
-    void *queries;          /* (layers, heads, n, width), out */
+    void *queries;          /* out: (layers, heads, n, width), or without keep the last layer's */
     float *states;          /* (n, hidden): embeddings in, states before the final norm out */
     char *work;
     long work_bytes;
-    int threads, windows; /* windows: whether the layers' windows hold (cache rows stand at their positions) */
+    int threads, keep, windows; /* windows: whether the layers' windows hold (cache rows stand at their positions) */
 } Pass;
 
 static long depths(const Pass *p, int32_t *depth) {
@@ -191,7 +192,7 @@ long ts_layers(const Shape *m, const Layer *layers, const Pass *p) {
     for (long l = 0; l < m->layers; l++) {
         const Layer *w = layers + l;
         a = attend_of(m, p, w->window, depth);
-        a.q = (char *)p->queries + l * n * whole * act;
+        a.q = (char *)p->queries + (p->keep ? l * n * whole * act : 0);
         a.k = (char *)p->keys_values + 2 * l * kv;
         a.v = a.k + kv;
         ts_norm(at[1], p->states, w->norm, n, m->hidden, m->eps, type, p->threads);

@@ -135,17 +135,17 @@ INLINE void soften(float *s, long used, float scale, float *max, float *sum) {
     V top = splat(-INFINITY), total = {0};
     float lane[W], best = -INFINITY;
     for (long j = 0; j < used; j += W) {
-        V x = load(F32, (char *)(s + j)) * scale;
-        *(Vm *)(s + j) = x;
+        V x = load(F32, (char *)(s + j));
         top = pick(x > top, x, top);
     }
     memcpy(lane, &top, sizeof top);
     for (int i = 0; i < W; i++) best = lane[i] > best ? lane[i] : best;
+    best *= scale;
     *max = best;
     *sum = 0;
     if (best == -INFINITY) return;
     for (long j = 0; j < used; j += W) {
-        V e = vexp(load(F32, (char *)(s + j)) - best);
+        V e = vexp(load(F32, (char *)(s + j)) * scale - best);
         *(Vm *)(s + j) = e;
         total += e;
     }

@@ -161,19 +161,29 @@ INLINE float sum_lanes(V x) { /* a tree of a fixed shape */
     return lane[0];
 }
 
-INLINE V vexp(V x) { /* relative error below 2e-7; 0 below -87, and not above exp(88) */
-    x = pick(x > 88.0f, splat(88.0f), x);
-    V turns = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
-    V r = x - turns * 0.693145752f;
+INLINE V vexp(V x) { /* relative error below 3e-7; 0 far below 0, NaN stays NaN */
+#if defined(__AVX512F__)
+    const __m512 y = _mm512_max_ps(_mm512_set1_ps(-104.0f), (__m512)x);
+    const V turns = (V)_mm512_roundscale_ps((__m512)((V)y * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
+    V r = (V)y - turns * 0.693145752f;
+#else
+    const V y = pick(x > 88.0f, splat(88.0f), x);
+    const V turns = (y * 1.44269504f + 12582912.0f) - 12582912.0f;
+    V r = y - turns * 0.693145752f;
+#endif
     r = r - turns * 1.42860677e-6f;
-    V y = r * 1.38731625e-3f + 8.36889912e-3f;
-    y = y * r + 4.16657962e-2f;
-    y = y * r + 1.66664794e-1f;
-    y = y * r + 0.5f;
-    y = y * r + 1.0f;
-    y = y * r + 1.0f;
+    V p = r * 1.38731625e-3f + 8.36889912e-3f;
+    p = p * r + 4.16657962e-2f;
+    p = p * r + 1.66664794e-1f;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+#if defined(__AVX512F__)
+    return (V)_mm512_scalef_ps((__m512)p, (__m512)turns);
+#else
     I power = __builtin_convertvector(turns, I) + 127;
-    return pick(x < -87.0f, (V){0}, y * as_v((U)power << 23));
+    return pick(x < -87.0f, (V){0}, p * as_v((U)power << 23));
+#endif
 }
 
 /* ---- one tile of a product: acc[r][:] += sum over k of a[r][k] * b[k][:] --------------------------- */
@@ -188,6 +198,8 @@ INLINE void tile(const int how, const int rows, const char *a, size_t lda, const
         for (long i = 0; i < k / 2; i++, b += ldb) {
 #if defined(__AVX512BF16__) && W == 16
             __m512i w[NV];
+            __builtin_prefetch(b + 2048);
+            __builtin_prefetch(b + 2048 + 64);
             UNROLL for (int c = 0; c < NV; c++) w[c] = _mm512_loadu_si512(b + c * 4 * W);
             UNROLL for (int r = 0; r < rows; r++) {
                 int32_t pair;

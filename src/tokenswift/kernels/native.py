@@ -40,6 +40,7 @@ class _Pass(ctypes.Structure):
         *((name, c_void_p) for name in ("parents", "cos", "sin", "keys_values", "queries", "states", "work")),
         ("work_bytes", c_long),
         ("threads", c_int),
+        ("keep", c_int),
         ("windows", c_int),
     ]
 
@@ -104,12 +105,16 @@ class NativeKernels:
         sin: Float[Tensor, "n half"],
         cache: KVCache,
         parents: Sequence[int] | None,
+        keep: bool = True,
     ) -> Float[Tensor, "L H n d"]:
         """Run a pass through all layers: ``states`` (float32) from embeddings to before the final norm, in
-        place. Keys and values go behind the cache's own; returns the rotated queries."""
+        place. Keys and values go behind the cache's own; returns the rotated queries (of the last layer
+        alone, (1, H, n, d), unless ``keep``)."""
         shape, count = body.shape, len(states)
-        queries = torch.empty(shape.layers, shape.heads, count, shape.width, dtype=shape.active)
+        layers = shape.layers if keep else 1
+        queries = torch.empty(layers, shape.heads, count, shape.width, dtype=shape.active)
         args = _pass(cache, count, parents, torch.get_num_threads())
+        args.keep = keep
         args.cos, args.sin, args.states, args.queries = _pointers(cos, sin, states, queries)
         args.keys_values = cache.data.data_ptr()
         need = self._lib.ts_layers(byref(body.c_shape), body.c_layers, byref(args))

@@ -46,6 +46,7 @@ class TorchKernels:
         sin: Float[Tensor, "n half"],
         cache: KVCache,
         parents: Sequence[int] | None,
+        keep: bool = True,
     ) -> Float[Tensor, "L H n d"]:
         """Run a pass through all layers; see `native.NativeKernels.layers`."""
         shape, count, start = body.shape, len(states), cache.length

@@ -192,14 +192,24 @@ class LeanTarget:
         self, tokens: Tensor, positions: Tensor, cache: KVCache, parents: Sequence[int] | None = None
     ) -> Pass:
         """Run n tokens over ``cache`` (see `interfaces.TargetModel`); their entries go to its scratch."""
+        return self._run(tokens, positions, cache, parents)
+
+    def _run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: KVCache,
+        parents: Sequence[int] | None,
+        keep: bool = True,
+    ) -> Pass:
         states = self.embed(tokens).float()
         cos, sin = self.rotary.angles(positions)
-        return Pass(states, self.kernels.layers(self.body, states, cos, sin, cache, parents))
+        return Pass(states, self.kernels.layers(self.body, states, cos, sin, cache, parents, keep))
 
     @torch.inference_mode()
     def prefill(self, tokens: list[int], cache: CommittingCache) -> Pass:
         """Run the prompt in chunks and commit it; the result holds its last rows (`models.prefill`)."""
-        return prefill_in_chunks(self, tokens, cache, PREFILL_CHUNK)
+        return prefill_in_chunks(self._run, tokens, cache, PREFILL_CHUNK)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

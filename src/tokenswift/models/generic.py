@@ -137,7 +137,12 @@ class GenericTarget:
 
     def prefill(self, tokens: list[int], cache: CommittingCache) -> Pass:
         """Run the prompt in chunks and commit it; the result holds its last rows (`models.prefill`)."""
-        return prefill_in_chunks(self, tokens, cache, PREFILL_CHUNK)
+        return prefill_in_chunks(
+            lambda tokens, positions, cache, parents, keep: self.forward(tokens, positions, cache, parents),
+            tokens,
+            cache,
+            PREFILL_CHUNK,
+        )
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
