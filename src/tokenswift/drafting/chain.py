@@ -68,20 +68,20 @@ class DraftVocabulary:
 
     Args:
         model: whose LM head.
-        ids: token ids (m,), or None for all.
+        parts: sets of token ids (m,) that have nothing in common; none: all tokens.
     """
 
-    def __init__(self, model: DraftModel, ids: Tensor | None) -> None:
+    def __init__(self, model: DraftModel, *parts: Tensor) -> None:
         self.model = model
-        self.ids = None if ids is None else ids.to(model.device)
-        self.rows = None if self.ids is None else model.head_rows(self.ids)
+        self.parts = [(ids.to(model.device), model.head_rows(ids)) for ids in parts if len(ids)]
 
     def project(self, normed: Tensor) -> Tensor:
         """Normalised states (m, D) → logits (m, V) float32, -inf for tokens that are never drafted."""
-        if self.ids is None or self.rows is None:
+        if not self.parts:
             return self.model.project(normed)
         logits = normed.new_full((len(normed), self.model.vocab_size), -torch.inf, dtype=torch.float32)
-        logits[:, self.ids] = self.model.project(normed, self.rows)
+        for ids, rows in self.parts:
+            logits[:, ids] = self.model.project(normed, rows)
         return logits
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -92,8 +92,9 @@ class DraftVocabulary:
 def draft_vocabulary(model: DraftModel, frequent: Tensor | None, prompt: list[int]) -> DraftVocabulary:
     """Frequent tokens and the prompt's; everything when no frequent tokens are known."""
     if frequent is None:
-        return DraftVocabulary(model, None)
-    return DraftVocabulary(model, torch.cat([frequent.cpu(), torch.tensor(prompt)]).unique())
+        return DraftVocabulary(model)
+    own = torch.tensor(prompt, dtype=torch.long).unique()
+    return DraftVocabulary(model, frequent, own[~torch.isin(own, frequent.cpu())])
 
 
 class ModelDrafter:

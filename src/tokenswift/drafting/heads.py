@@ -46,7 +46,7 @@ class HeadTree:
     ) -> None:
         self.model, self.heads, self.sampler = model, heads, sampler
         self.widths, self.coupled, self.frequent = widths, coupled, frequent
-        self.vocabulary = DraftVocabulary(model, None)
+        self.vocabulary = DraftVocabulary(model)
 
     def begin(self, tokens: list[int]) -> None:
         """Settle which tokens the heads may draft, from the prompt."""

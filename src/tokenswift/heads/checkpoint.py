@@ -9,6 +9,7 @@ model cast to another dtype still matches, and a fine-tuned one does not.
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 from dataclasses import dataclass
@@ -244,7 +245,8 @@ def resolve_heads(spec: str | Path | Heads | None, model: Any) -> Heads | None:
         width = base_of(model).hidden_size
         if spec.config.hidden_size != width:
             raise InputError(f"heads have hidden size {spec.config.hidden_size}, the model has {width}")
-        return spec.to(dtype=model.dtype, device=model.device)
+        same = (spec.dtype, next(spec.parameters()).device) == (model.dtype, model.device)
+        return spec if same else copy.deepcopy(spec).to(dtype=model.dtype, device=model.device)
     if spec == "auto":
         return _heads_beside(model) or packaged_heads(model)
     return load_heads(spec, model)

@@ -89,6 +89,7 @@ class LeanTarget:
         self.kv_heads: int = config.num_key_value_heads
         self.head_dim = head_width(config)
         self._taken: list[tuple[nn.Module, Callable[[], Tensor]]] = []
+        self._rows: tuple[Tensor, Packed] | None = None
         self._take = take and kernels.panels
         tied = model.lm_head.weight is body.embed_tokens.weight
         self.head = Packed(model.lm_head.weight, kernels.panels)
@@ -229,8 +230,15 @@ class LeanTarget:
         return self.kernels.linear(normed, self.head, self._head_bias)
 
     def head_rows(self, ids: Tensor) -> Packed:
-        """The LM head's rows of some tokens: a smaller head for drafting."""
-        return Packed(self.head.take(ids), self.kernels.panels)
+        """The LM head's rows of some tokens: a smaller head for drafting. The most rows asked for are kept:
+        asking again with the same tensor costs nothing."""
+        kept = self._rows
+        if kept is not None and kept[0] is ids:
+            return kept[1]
+        rows = Packed(self.head.take(ids), self.kernels.panels)
+        if kept is None or len(ids) >= len(kept[0]):  # the frequent tokens, not a prompt's few others
+            self._rows = (ids, rows)
+        return rows
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
