@@ -56,6 +56,9 @@ def windowless(model: Any) -> LLM:
     """The same weights without sliding windows, beside the model that has them."""
     blind = copy.deepcopy(model)
     blind.config.sliding_window = None
+    if getattr(blind.config, "layer_types", None):
+        blind.config.layer_types = ["full_attention"] * len(blind.model.layers)
+        blind.model.has_sliding_layers = False
     for layer in blind.model.layers:
         layer.self_attn.sliding_window = None
     llm = LLM.from_model(blind)

@@ -8,6 +8,7 @@ weights' type where they enter a product. Nothing is kept between passes: thread
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -94,13 +95,17 @@ class LeanTarget:
         tied = model.lm_head.weight is body.embed_tokens.weight
         self.head = Packed(model.lm_head.weight, kernels.panels)
         self._head_bias = _vector(model.lm_head.bias)
-        self._embedding: Tensor | None = None if tied else body.embed_tokens.weight.detach()
         self._release(model.lm_head, self.head.unpack)
         if tied:
             self._release(body.embed_tokens, lambda: model.lm_head.weight)
-        self._norm, self._eps = body.norm.weight.detach().float(), float(body.norm.variance_epsilon)
+        self._norm, self._eps = _copied(body.norm.weight), float(body.norm.variance_epsilon)
         weights = [self._layer(layer) for layer in body.layers]
         self.windows: list[int | None] = [w.window or None for w in weights]
+        if self._take:  # what is left shares the checkpoint's mapped file, which would stay in memory
+            for parameter in model.parameters():
+                parameter.data = parameter.data.clone()
+            release_free_memory()
+        self._embedding: Tensor | None = None if tied else body.embed_tokens.weight.detach()
         first = body.layers[0]
         shape = Shape(
             layers=self.layers,
@@ -128,6 +133,8 @@ class LeanTarget:
         out, out_bias = self._fused(attn.o_proj)
         gate_up, gate_up_bias = self._fused(mlp.gate_proj, mlp.up_proj)
         down, down_bias = self._fused(mlp.down_proj)
+        if self._take:
+            release_free_memory()
         norms = [getattr(attn, name, None) for name in ("q_norm", "k_norm")]
         window = getattr(attn, "sliding_window", None)
         if self.config.model_type == "mistral":
@@ -137,8 +144,8 @@ class LeanTarget:
             out=out,
             gate_up=gate_up,
             down=down,
-            norm=layer.input_layernorm.weight.detach().float(),
-            mlp_norm=layer.post_attention_layernorm.weight.detach().float(),
+            norm=_copied(layer.input_layernorm.weight),
+            mlp_norm=_copied(layer.post_attention_layernorm.weight),
             qkv_bias=qkv_bias,
             out_bias=out_bias,
             gate_up_bias=gate_up_bias,
@@ -246,6 +253,18 @@ class LeanTarget:
         return self.head.take(tokens) if self._embedding is None else self._embedding[tokens]
 
 
+def release_free_memory() -> None:
+    """Let the C library give freed memory back to the system, where it can (glibc keeps much of it)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _copied(weight: Tensor) -> Tensor:
+    """A norm weight as the kernels read it, in memory of its own."""
+    return weight.detach().to(torch.float32, copy=True).contiguous()
+
+
 def _vector(weight: Tensor | None) -> Tensor | None:
-    """A bias or norm weight as the kernels read it."""
-    return None if weight is None else weight.detach().float().contiguous()
+    """A bias or norm weight as the kernels read it, if there is one."""
+    return None if weight is None else _copied(weight)
