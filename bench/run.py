@@ -3,7 +3,6 @@
     python bench/run.py acceptance   mean acceptance length, coupled / by probability / published
     python bench/run.py trees        speed-up over plain decoding, tree by tree (the CPU default's source)
     python bench/run.py overhead     share of a step spent outside the model, at 1K and 8K context
-    python bench/run.py memory       memory beyond weights and caches at 8K context
     python bench/run.py all          all of them
 
 Rows are printed and appended to ``--results`` as JSON lines.
@@ -12,7 +11,6 @@ Rows are printed and appended to ``--results`` as JSON lines.
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 from pathlib import Path
 from typing import Any
@@ -189,32 +187,7 @@ def overhead(llm: LLM, args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def memory(llm: LLM, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Peak resident memory during a generation at 8K context, beyond weights and allocated caches."""
-    text = " ".join(file.read_text(encoding="utf-8") for file in sorted(args.prompts.glob("*.txt")))
-    ids = llm.encode(text)
-    ids = (ids * (1 + 8000 // len(ids)))[:8000]
-    run(llm, ids[:64], 8, "tokenswift", PAPER_TREE | {"budget": 32, "draft": "partial"})  # load every library
-    page = resource.getpagesize()
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * page
-    run(llm, ids, 150, "tokenswift", PAPER_TREE | {"draft": "partial"})
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    target = llm.target
-    nodes = 1 + 1 + 3 + 9 + 27 + 81
-    caches = (8000 + 150 + nodes + 513) * target.kv_bytes
-    figures = {
-        "context": 8150,
-        "dtype": llm.dtype,
-        "peak_mb": round((peak - before) / 1e6),
-        "caches_mb": round(caches / 1e6),
-        "beyond_mb": round((peak - before - caches) / 1e6),
-    }
-    rows = [row("memory", **figures)]
-    save(rows, args.results)
-    return rows
-
-
-BENCHES = {"acceptance": acceptance, "trees": trees, "memory": memory, "overhead": overhead}
+BENCHES = {"acceptance": acceptance, "trees": trees, "overhead": overhead}
 
 
 def main() -> None:
@@ -237,8 +210,7 @@ def main() -> None:
     args = parser.parse_args()
     llm = LLM(args.model, dtype=args.dtype, device=args.device, heads=args.heads)
     torch.manual_seed(0)
-    # Memory first: later benches raise the peak that the system remembers.
-    names = ["memory", "acceptance", "trees", "overhead"] if args.bench == "all" else [args.bench]
+    names = list(BENCHES) if args.bench == "all" else [args.bench]
     for name in names:
         BENCHES[name](llm, args)
 

@@ -16,13 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flips import TABLES as FLIPS
-
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("benchmarks.md", "strategies.md", "exactness.md")),
+    *(ROOT / "docs" / name for name in ("benchmarks.md", "strategies.md")),
 )
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Row = dict[str, Any]
@@ -131,18 +129,129 @@ def overhead() -> str:
     )
 
 
-def memory() -> str:
-    """Memory beyond weights and caches."""
-    rows = rows_of("memory", ("context", "dtype", "machine"))
-    head = ["context", "peak during the run, MB", "of it caches", "beyond", "from"]
+def decoding() -> str:
+    """Plain decoding against transformers' generate."""
+    rows = rows_of("engine-decoding", ("context", "cache", "dtype", "machine"))
+    head = ["dtype", "context", "ms a token", "transformers, its cache", "ms a token", "times faster", "from"]
     return table(
         head,
         [
             [
+                r["dtype"],
                 str(r["context"]),
-                str(r["peak_mb"]),
+                f"{r['plain_ms']:.1f}",
+                r["cache"],
+                f"{r['transformers_ms']:.1f}",
+                f"**{r['speedup']:.1f}**",
+                source(r),
+            ]
+            for r in rows
+        ],
+    )
+
+
+def prefill() -> str:
+    """Prefill against transformers'."""
+    rows = rows_of("engine-prefill", ("tokens", "dtype", "machine"))
+    head = ["dtype", "prompt, tokens", "seconds", "transformers", "times faster", "from"]
+    return table(
+        head,
+        [
+            [
+                r["dtype"],
+                str(r["tokens"]),
+                f"{r['seconds']:.2f}",
+                f"{r['transformers_seconds']:.2f}",
+                f"**{r['speedup']:.2f}**",
+                source(r),
+            ]
+            for r in rows
+        ],
+    )
+
+
+def passes() -> str:
+    """Time of a pass by rows and context."""
+    rows = rows_of("engine-passes", ("rows", "context", "dtype", "machine"))
+    shown = (1, 2, 4, 5, 8, 16, 41, 64)
+    head = ["dtype", "context", *(f"{n}" for n in shown), "from"]
+    lines = []
+    for dtype, context, machine in dict.fromkeys((r["dtype"], r["context"], r["machine"]) for r in rows):
+        here = {
+            r["rows"]: r
+            for r in rows
+            if (r["dtype"], r["context"], r["machine"]) == (dtype, context, machine)
+        }
+        cells = [
+            f"{here[n]['body_ms'] + here[n]['head_ms']:.1f} ({here[n]['over_one_row']:.2f})"
+            if n in here
+            else "–"
+            for n in shown
+        ]
+        lines.append([dtype, str(context), *cells, source(here[1])])
+    return table(head, lines)
+
+
+def attention() -> str:
+    """Attention alone, one row, against the read bandwidth."""
+    rows = rows_of("engine-passes", ("rows", "context", "dtype", "machine"))
+    head = ["dtype", "context", "ms a layer", "GB/s", "read bandwidth, GB/s", "share", "5 rows, ms", "from"]
+    lines = []
+    for r in rows:
+        if r["rows"] != 1:
+            continue
+        same = ("context", "dtype", "machine")
+        five = next((x for x in rows if x["rows"] == 5 and all(x[k] == r[k] for k in same)), None)
+        lines.append(
+            [
+                r["dtype"],
+                str(r["context"]),
+                f"{r['attention_ms_a_layer']:.3f}",
+                f"{r['attention_gb_s']:.1f}",
+                f"{r['bandwidth_gb_s']:.1f}",
+                f"**{100 * r['share_of_bandwidth']:.0f}%**",
+                f"{five['attention_ms_a_layer']:.3f}" if five else "–",
+                source(r),
+            ]
+        )
+    return table(head, lines)
+
+
+def memory() -> str:
+    """Peak memory over weights and caches."""
+    rows = rows_of("engine-memory", ("strategy", "context", "dtype", "machine"))
+    head = ["dtype", "strategy", "context", "weights, MB", "caches, MB", "peak, MB", "over both", "from"]
+    return table(
+        head,
+        [
+            [
+                r["dtype"],
+                r["strategy"],
+                str(r["context"]),
+                str(r["weights_mb"]),
                 str(r["caches_mb"]),
-                f"**{r['beyond_mb']}**",
+                str(r["peak_mb"]),
+                f"**{r['over_weights_and_caches']:.2f}**",
+                source(r),
+            ]
+            for r in rows
+        ],
+    )
+
+
+def bookkeeping() -> str:
+    """Time of a step outside the model's passes, short and long context."""
+    rows = rows_of("engine-bookkeeping", ("strategy", "dtype", "machine"))
+    head = ["dtype", "strategy", "ms a step at 1K", "at 64K", "ratio", "from"]
+    return table(
+        head,
+        [
+            [
+                r["dtype"],
+                r["strategy"],
+                f"{r['ms_at_1k']:.2f}",
+                f"{r['ms_at_64k']:.2f}",
+                f"**{r['ratio']:.2f}**",
                 source(r),
             ]
             for r in rows
@@ -177,8 +286,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "overhead": overhead,
     "memory": memory,
     "strategies": strategies,
+    "decoding": decoding,
+    "prefill": prefill,
+    "passes": passes,
+    "attention": attention,
+    "bookkeeping": bookkeeping,
 }
-TABLES |= FLIPS
 
 
 def main() -> int:

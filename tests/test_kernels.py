@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +221,16 @@ def test_nan_in_a_later_row_of_a_chain_reaches_no_earlier_one(kernels: NativeKer
     assert not found[:10].isnan().any() and found[10:].isnan().all()
 
 
+def test_nan_in_another_branch_reaches_no_row(kernels: NativeKernels) -> None:
+    cache = _cache(1, 16, 40, 5, torch.float32)
+    expected = kernels.attend(_random(2, 5, 16), 0, cache, (-1, 0, 0, 1, 2), 0.25)
+    cache.data[:, :, 42] = torch.nan
+    found = kernels.attend(_random(2, 5, 16), 0, cache, (-1, 0, 0, 1, 2), 0.25)
+    for row in (0, 1, 3):
+        assert torch.equal(found[row], expected[row])
+    assert found[2].isnan().all() and found[4].isnan().all()
+
+
 def test_bad_parents_and_too_little_room_are_refused(kernels: NativeKernels) -> None:
     cache = _cache(1, 16, 4, 3, torch.float32)
     for parents in ([-1, 1, 0], [-1, 0], [-2, 0, 0]):
@@ -240,6 +253,17 @@ def compiled(tmp_path: Path) -> Path:
 def test_a_library_is_compiled_once(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     assert build.library(compiled.parent) is not None
+
+
+def test_two_processes_may_compile_at_once(compiled: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "both"
+    code = "import sys; from pathlib import Path; from tokenswift.kernels.build import library\n"
+    code += "sys.exit(library(Path(sys.argv[1])) is None)"
+    command = [sys.executable, "-c", code, str(folder)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    both = [subprocess.Popen(command, env=environment) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    assert len(list(folder.glob("*.so"))) == 1 and build.library(folder) is not None
 
 
 @pytest.mark.parametrize("damage", ["truncated", "another file", "no checksum"])

@@ -46,6 +46,7 @@ def library(folder: Path, targets: tuple[tuple[str, ...], ...] = TARGETS) -> cty
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
         return _without("there is no C compiler (cc, gcc or clang)")
+    logger.info("compiling the CPU kernels (once, about two seconds) into %s", folder)
     try:
         with tempfile.TemporaryDirectory(prefix="tokenswift-") as made:
             built = _compile(compiler, Path(made), targets)

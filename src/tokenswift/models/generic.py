@@ -92,6 +92,7 @@ class GenericTarget:
         self.weight_bytes: int = sum(p.numel() * p.element_size() for p in self.body.layers.parameters())
         self.weight_bytes += head.numel() * head.element_size()
         self.copied_bytes = 0
+        self._rows: tuple[Tensor, Tensor] | None = None
         #: bytes of keys and values per cached token
         self.kv_bytes = 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
         self.windows: list[int | None] = [None] * self.layers
@@ -167,8 +168,15 @@ class GenericTarget:
         return logits.float()
 
     def head_rows(self, ids: Tensor) -> Tensor:
-        """The LM head's rows of some tokens, (m, D): a smaller head for drafting."""
-        return self.lm_head.weight.detach()[ids]
+        """The LM head's rows of some tokens, (m, D): a smaller head for drafting. The most rows asked for are
+        kept: asking again with the same tensor costs nothing."""
+        kept = self._rows
+        if kept is not None and kept[0] is ids:
+            return kept[1]
+        rows = self.lm_head.weight.detach()[ids.to(self.device)]
+        if kept is None or len(ids) >= len(kept[0]):
+            self._rows = (ids, rows)
+        return rows
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
