@@ -32,6 +32,7 @@ mutations: setup
 	$(BIN)/python scripts/mutations.py
 
 bench: setup
+	$(BIN)/python bench/engine.py all --results bench/results/local.jsonl
 	$(BIN)/python bench/run.py all --results bench/results/local.jsonl
 
 clean:

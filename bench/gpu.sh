@@ -18,7 +18,6 @@ mkdir -p "$results"
 "$PYTHON" -m pytest -m gpu tests/gpu tests/test_noise.py
 for dtype in float32 bfloat16; do
     "$PYTHON" bench/run.py trees --device cuda --dtype "$dtype" --results "$results/trees.jsonl"
-    "$PYTHON" bench/run.py overhead --device cuda --dtype "$dtype" --results "$results/overhead.jsonl"
 done
 "$PYTHON" bench/run.py acceptance --device cuda --dtype bfloat16 --new-tokens 400 --seeds 3 \
     --results "$results/acceptance.jsonl"

@@ -2,7 +2,6 @@
 
     python bench/run.py acceptance   mean acceptance length, coupled / by probability / published
     python bench/run.py trees        speed-up over plain decoding, tree by tree (the CPU default's source)
-    python bench/run.py overhead     share of a step spent outside the model, at 1K and 8K context
     python bench/run.py all          all of them
 
 Rows are printed and appended to ``--results`` as JSON lines.
@@ -21,7 +20,6 @@ from common import PROMPTS, ROOT, median, prompts, row, run, save
 from tokenswift import LLM, SamplingParams
 
 PAPER_TREE = {"tree": (1, 3, 3, 3), "ngrams": 20, "budget": 512}
-MODEL_PHASES = ("verify",)
 
 
 def acceptance(llm: LLM, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -115,79 +113,7 @@ def trees(llm: LLM, args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-class _ModelClock:
-    """Wraps the passes of target and heads to tell the model's own time from the bookkeeping around it."""
-
-    def __init__(self, llm: LLM) -> None:
-        from time import perf_counter
-
-        self.seconds = 0.0
-        passes = [(llm.target, name) for name in ("forward", "logits", "project", "embed")]
-        passes += [(llm.heads, name) for name in ("advance", "normed") if llm.heads is not None]
-        for owner, name in passes:
-            inner = getattr(owner, name)
-
-            def timed(*args: Any, _inner: Any = inner, **kwargs: Any) -> Any:
-                if self.depth:
-                    return _inner(*args, **kwargs)
-                self.depth += 1
-                since = perf_counter()
-                try:
-                    return _inner(*args, **kwargs)
-                finally:
-                    self.seconds += perf_counter() - since
-                    self.depth -= 1
-
-            setattr(owner, name, timed)
-        self.depth = 0
-
-
-def overhead(llm: LLM, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Share of decoding time outside the model (tree, noise, sampling, walk, n-grams, commit)."""
-    clock = _ModelClock(llm)
-    rows = []
-    for context in (1024, 8192 - 120):
-        text = " ".join(file.read_text(encoding="utf-8") for file in sorted(args.prompts.glob("*.txt")))
-        ids = llm.encode(text[: 8 * context])
-        ids = (ids * (1 + context // len(ids)))[:context]
-        for strategy, options in (
-            ("autoregressive", None),
-            ("tokenswift", {}),
-            ("tokenswift", PAPER_TREE | {"draft": "partial"}),
-        ):
-            shares, steps = [], []
-            for seed in range(args.seeds):
-                clock.seconds = 0.0
-                before_decode = None
-
-                def first(step: Any) -> None:
-                    nonlocal before_decode
-                    if before_decode is None:
-                        before_decode = clock.seconds
-
-                got = llm.generate(
-                    ids, 60, strategy, options, SamplingParams(seed=seed), ignore_eos=True, on_step=first
-                ).metrics
-                # The first step is counted in neither part: the clock cannot part it from the prefill.
-                model = clock.seconds - (before_decode or 0.0)
-                total = got.seconds * (got.steps - 1) / got.steps
-                shares.append(max(0.0, 1 - model / total))
-                steps.append(1e3 * got.seconds / got.steps)
-            figures = {
-                "strategy": strategy,
-                "options": options,
-                "context": context,
-                "runs": args.seeds,
-                "dtype": llm.dtype,
-                "share_outside_model": median(shares),
-                "milliseconds_per_step": median(steps),
-            }
-            rows.append(row("overhead", **figures))
-            save(rows[-1:], args.results)
-    return rows
-
-
-BENCHES = {"acceptance": acceptance, "trees": trees, "overhead": overhead}
+BENCHES = {"acceptance": acceptance, "trees": trees}
 
 
 def main() -> None:

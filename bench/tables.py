@@ -109,26 +109,6 @@ def trees() -> str:
     )
 
 
-def overhead() -> str:
-    """Share of a step outside the model."""
-    rows = rows_of("overhead", ("strategy", "options", "context", "dtype", "machine"))
-    head = ["strategy", "tree, draft", "context", "outside the model", "ms a step", "from"]
-    return table(
-        head,
-        [
-            [
-                r["strategy"],
-                tree_name(r["options"]) if r["strategy"] != "autoregressive" else "–",
-                str(r["context"]),
-                f"{100 * r['share_outside_model']:.1f}%",
-                f"{r['milliseconds_per_step']:.0f}",
-                source(r),
-            ]
-            for r in rows
-        ],
-    )
-
-
 def decoding() -> str:
     """Plain decoding against transformers' generate."""
     rows = rows_of("engine-decoding", ("context", "cache", "dtype", "machine"))
@@ -283,7 +263,6 @@ def strategies() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "acceptance": acceptance,
     "trees": trees,
-    "overhead": overhead,
     "memory": memory,
     "strategies": strategies,
     "decoding": decoding,
