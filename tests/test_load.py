@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig, GPT2Config, T5Config
+from transformers import BertConfig, GPT2Config, GPT2LMHeadModel, T5Config
 
 from tests.conftest import FAMILIES, tiny_tokenizer
+from tokenswift import LLM
 from tokenswift.models import embedded as embedded_model
 from tokenswift.models import load as load_module
 from tokenswift.models.load import cache_dir, load, locate
@@ -79,13 +80,18 @@ def test_bad_dtype_and_device(tiny_folder: Folder, monkeypatch: pytest.MonkeyPat
     [
         (BertConfig, "BertModel", "not a causal language model"),
         (T5Config, "T5ForConditionalGeneration", "not a causal language model"),
-        (GPT2Config, "GPT2LMHeadModel", "unsupported architecture GPT2LMHeadModel"),
-        (GPT2Config, None, "unsupported architecture gpt2"),
     ],
 )
 def test_other_architectures(tmp_path: Path, config: type, architecture: str | None, words: str) -> None:
     config(architectures=architecture and [architecture]).save_pretrained(tmp_path)
-    refused(tmp_path, words, "Llama, Qwen2, Qwen3, Mistral")
+    refused(tmp_path, words, "rotary positions, such as Llama, Qwen or Mistral")
+
+
+def test_a_causal_model_without_rotary_positions(tmp_path: Path) -> None:
+    GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=260)).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="model type is 'gpt2'; valid: .* rotary positions"):
+        LLM(tmp_path, device="cpu")
 
 
 def test_a_llama_that_is_a_classifier(tiny_folder: Folder, tmp_path: Path) -> None:

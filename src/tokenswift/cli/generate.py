@@ -55,8 +55,8 @@ def add_parser(subparsers: Any) -> None:
         "--rope-scaling",
         default="none",
         metavar="R",
-        help="for texts beyond the model's positions: yarn (factor by need), yarn:4, or none; "
-        "default: %(default)s",
+        help="for texts beyond the model's positions: yarn (room for 131,072 tokens), yarn:4 (four times "
+        "the positions) or none; default: %(default)s",
     )
     options.add_model_options(parser)
     options.add_strategy_options(parser)

@@ -16,7 +16,6 @@ from typing import Any
 from tokenswift.config import check_choice
 from tokenswift.models import draft, embedded
 from tokenswift.models._hf import quiet_transformers
-from tokenswift.models.rope import context_limit
 from tokenswift.types import InputError, RunError
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "Loaded",
     "cache_dir",
     "check_place",
-    "context_limit",
     "load",
     "native_bfloat16",
 ]
