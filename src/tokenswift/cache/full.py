@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tokenswift.pages import large_empty
+
 
 class FullCache:
     """Keys and values of every committed token, and scratch room for the pass under way.
@@ -30,7 +32,7 @@ class FullCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.data = torch.empty(2 * layers, kv_heads, capacity, head_dim, dtype=dtype, device=device)
+        self.data = large_empty(2 * layers, kv_heads, capacity, head_dim, dtype=dtype, device=device)
         self.work = torch.empty(0, dtype=torch.uint8)
         self.layers = layers
         self.capacity = capacity

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tokenswift.pages import large_empty
+
 PANEL = 32  # rows of a weight side by side; NR of cpu_tile.h
 
 
@@ -36,7 +38,11 @@ class Packed:
                 raise ValueError(f"a weight has {self.columns} columns; valid: an even number")
             data = F.pad(data, (0, 0, 0, -self.rows % PANEL))
             data = data.view(-1, PANEL, self.columns // pairs, pairs).transpose(1, 2)
-        self.data = data.contiguous()
+        if panels:
+            self.data = large_empty(*data.shape, dtype=data.dtype)
+            self.data.copy_(data)
+        else:
+            self.data = data.contiguous()
 
     @property
     def nbytes(self) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import Any
-
-from jaxtyping import Float, Int
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from tokenswift.types import InputError
+
+if TYPE_CHECKING:  # the command line reads wishes from here, without torch
+    from jaxtyping import Float, Int
+    from torch import Tensor
 
 #: what ``rope_scaling="yarn"`` without a factor makes room for
 STATED_POSITIONS = 131_072
