@@ -21,7 +21,7 @@ from tokenswift.types import InputError
 #: Defaults that depend on the kind of device; measured, see docs/LOG.md.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cuda": {"tree": (1, 3, 3, 3), "ngrams": 20, "ngram_count": 1},
-    "cpu": {"tree": (1, 1), "ngrams": 1, "ngram_count": 2},
+    "cpu": {"tree": (1,), "ngrams": 1, "ngram_count": 2},
 }
 
 
