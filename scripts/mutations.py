@@ -57,6 +57,8 @@ def run_tests(copy: Path, tests: tuple[str, ...]) -> tuple[bool, str, float]:
         )
     except subprocess.TimeoutExpired:
         return False, f"no end within {TIMEOUT} s", time.monotonic() - start
+    if done.returncode < 0:  # a crash is noticed too
+        return False, f"ended by signal {-done.returncode}", time.monotonic() - start
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     if done.returncode not in (0, 1) or (done.returncode == 1 and not failed):
         raise SystemExit2(f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-400:]}")
