@@ -70,9 +70,9 @@ DEFECTS = [
     ),
     Defect(
         "second chunk of the prefill at wrong positions",
-        "models/prefill.py",
-        "        positions = torch.arange(cache.length, cache.length + len(rows), device=cache.data.device)",
-        "        positions = torch.arange(cache.length, cache.length + len(rows)) + 7 * (start > 0)",
+        "models/base.py",
+        "            positions = torch.arange(cache.length, cache.length + len(rows), device=self.device)",
+        "            positions = torch.arange(cache.length, cache.length + len(rows)) + 7 * (start > 0)",
         ("tests/test_target.py",),
     ),
     Defect(

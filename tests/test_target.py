@@ -9,7 +9,6 @@ import torch
 
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift.kernels.reference import TorchKernels
-from tokenswift.models import decoder
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.generic import GenericTarget
 from tokenswift.models.rope import rotary_of
@@ -41,7 +40,7 @@ def _eager(model, tokens: list[int]) -> torch.Tensor:
 def test_prefill_then_steps_equal_eager(
     family: str, way: str, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoder, "PREFILL_CHUNK", 270)  # two chunks, and two chunks of attention's keys
+    monkeypatch.setattr(LeanTarget, "prefill_chunk", 270)  # two chunks, and two chunks of attention's keys
     model = tiny_model(family)
     target = _target(way, model)
     tokens = _text(length + 4)

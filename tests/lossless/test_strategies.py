@@ -127,9 +127,13 @@ def test_joint_law_of_three_tokens(strategy: str) -> None:
 class Positions(LeanTarget):
     """A model that notes the positions that it is run at."""
 
-    def forward(self, tokens: Any, positions: Any, cache: Any, parents: Any = None) -> Any:
-        self.__dict__.setdefault("seen", []).extend(positions.tolist())
-        return super().forward(tokens, positions, cache, parents)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.seen: list[int] = []
+
+    def _run(self, tokens: Any, positions: Any, *rest: Any) -> Any:
+        self.seen += positions.tolist()
+        return super()._run(tokens, positions, *rest)
 
 
 def streaming(budget: int, sinks: int, longest: int) -> tuple[ModelDrafter, Any]:

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenswift.cache.full import FullCache
-from tokenswift.interfaces import CommittingCache, KVCache, Pass
+from tokenswift.interfaces import KVCache, Pass
 from tokenswift.kernels.native import TYPES, NativeKernels
 from tokenswift.kernels.reference import TorchKernels
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape
-from tokenswift.models.prefill import prefill_in_chunks
+from tokenswift.models.base import BaseTarget, head_width
 from tokenswift.models.rope import Rotary
 
 #: model types that the lean decoder runs
@@ -61,12 +60,7 @@ def unfit(model: Any) -> str | None:
     return None
 
 
-def head_width(config: Any) -> int:
-    """d, the width of one head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
-class LeanTarget:
+class LeanTarget(BaseTarget):
     """A model on the CPU, ready for tree passes (implements `interfaces.DraftModel`).
 
     Args:
@@ -78,29 +72,24 @@ class LeanTarget:
             :attr:`copied_bytes`.
     """
 
+    prefill_chunk = PREFILL_CHUNK
+
     def __init__(
         self, model: Any, kernels: NativeKernels | TorchKernels, rotary: Rotary, take: bool = False
     ) -> None:
+        super().__init__(model.config, model.lm_head.weight, rotary)
         config, body = model.config, model.model
-        self.config, self.kernels, self.rotary = config, kernels, rotary
-        self._frequencies = torch.zeros(0) if rotary.frequencies is None else rotary.frequencies
-        self.device, self.dtype = torch.device("cpu"), model.lm_head.weight.dtype
-        self.vocab_size, self.hidden_size = model.lm_head.weight.shape
-        self.layers: int = config.num_hidden_layers
-        self.kv_heads: int = config.num_key_value_heads
-        self.head_dim = head_width(config)
-        self._taken: list[tuple[nn.Module, Callable[[], Tensor]]] = []
-        self._rows: tuple[Tensor, Packed] | None = None
-        self._take = take and kernels.panels
+        self.kernels = kernels
+        self._take = take
         tied = model.lm_head.weight is body.embed_tokens.weight
-        self.head = Packed(model.lm_head.weight, kernels.panels)
+        self.head = self._packed(model.lm_head.weight)
         self._head_bias = _vector(model.lm_head.bias)
         self._release(model.lm_head, self.head.unpack)
         if tied:
             self._release(body.embed_tokens, lambda: model.lm_head.weight)
         self._norm, self._eps = _copied(body.norm.weight), float(body.norm.variance_epsilon)
         weights = [self._layer(layer) for layer in body.layers]
-        self.windows: list[int | None] = [w.window or None for w in weights]
+        self.windows = [w.window or None for w in weights]
         if self._take:  # what is left shares the checkpoint's mapped file, which would stay in memory
             for parameter in model.parameters():
                 parameter.data = parameter.data.clone()
@@ -120,12 +109,14 @@ class LeanTarget:
         )
         self.body: Any = kernels.body(shape, weights)
         layer_bytes = sum(t.numel() * t.element_size() for w in weights for t in w.tensors())
-        #: bytes of weights that one pass reads
         self.weight_bytes = layer_bytes + self.head.nbytes
-        #: bytes that the packed copies take beside the model's own weights
-        self.copied_bytes = 0 if self._take or not kernels.panels else self.weight_bytes
-        #: bytes of keys and values per cached token
-        self.kv_bytes = 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def _packed(self, weight: Tensor, fused: bool = False) -> Packed:
+        """A weight as the kernels read it; counts what it takes beside the model's own."""
+        packed = Packed(weight, self.kernels.panels)
+        if not self._take and (self.kernels.panels or fused):
+            self.copied_bytes += packed.nbytes
+        return packed
 
     def _layer(self, layer: Any) -> LayerWeights:
         attn, mlp = layer.self_attn, layer.mlp
@@ -155,10 +146,11 @@ class LeanTarget:
             window=window or 0,
         )
 
-    def _fused(self, *linears: nn.Linear) -> tuple[Packed, Tensor | None]:
+    def _fused(self, first: nn.Linear, *others: nn.Linear) -> tuple[Packed, Tensor | None]:
         """One packed weight (and bias) for projections of the same input."""
-        whole = linears[0].weight if len(linears) == 1 else torch.cat([linear.weight for linear in linears])
-        packed, at = Packed(whole, self.kernels.panels), 0
+        linears = (first, *others)
+        whole = torch.cat([linear.weight for linear in linears]) if others else first.weight
+        packed, at = self._packed(whole, fused=bool(others)), 0
         bias = None
         if any(linear.bias is not None for linear in linears):
             parts = [
@@ -177,30 +169,7 @@ class LeanTarget:
             module.weight = nn.Parameter(torch.empty(0, dtype=self.dtype), requires_grad=False)
             self._taken.append((module, restore))
 
-    def give_back(self) -> None:
-        """Restore the weights of the model that were taken; from then on they exist twice."""
-        for module, restore in self._taken:
-            weight = restore()
-            module.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, False)
-        self._taken = []
-
     # ---- passes ---------------------------------------------------------------------------------
-
-    @property
-    def rotary_frequencies(self) -> Tensor:
-        """Angle per position of each pair of a head's dimensions, (d / 2,) float32."""
-        return self._frequencies
-
-    def new_cache(self, capacity: int) -> FullCache:
-        """An empty full cache for ``capacity`` tokens, scratch room included."""
-        return FullCache(self.layers, self.kv_heads, self.head_dim, capacity, self.dtype, self.device)
-
-    @torch.inference_mode()
-    def forward(
-        self, tokens: Tensor, positions: Tensor, cache: KVCache, parents: Sequence[int] | None = None
-    ) -> Pass:
-        """Run n tokens over ``cache`` (see `interfaces.TargetModel`); their entries go to its scratch."""
-        return self._run(tokens, positions, cache, parents)
 
     def _run(
         self,
@@ -215,16 +184,6 @@ class LeanTarget:
         return Pass(states, self.kernels.layers(self.body, states, cos, sin, cache, parents, keep))
 
     @torch.inference_mode()
-    def prefill(self, tokens: list[int], cache: CommittingCache) -> Pass:
-        """Run the prompt in chunks and commit it; the result holds its last rows (`models.prefill`)."""
-        return prefill_in_chunks(self._run, tokens, cache, PREFILL_CHUNK)
-
-    @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Final norm and LM head: (n, D) → (n, V), float32."""
-        return self.project(self.norm(hidden))
-
-    @torch.inference_mode()
     def norm(self, hidden: Tensor) -> Tensor:
         """The final norm: (n, D) → (n, D), of the type that enters products."""
         return self.kernels.norm(hidden, self._norm, self._eps, self.body.shape.active)
@@ -236,16 +195,8 @@ class LeanTarget:
             return self.kernels.linear(normed, rows)
         return self.kernels.linear(normed, self.head, self._head_bias)
 
-    def head_rows(self, ids: Tensor) -> Packed:
-        """The LM head's rows of some tokens: a smaller head for drafting. The most rows asked for are kept:
-        asking again with the same tensor costs nothing."""
-        kept = self._rows
-        if kept is not None and kept[0] is ids:
-            return kept[1]
-        rows = Packed(self.head.take(ids), self.kernels.panels)
-        if kept is None or len(ids) >= len(kept[0]):  # the frequent tokens, not a prompt's few others
-            self._rows = (ids, rows)
-        return rows
+    def _gather(self, ids: Tensor) -> Packed:
+        return Packed(self.head.take(ids), self.kernels.panels)
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:

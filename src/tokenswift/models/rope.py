@@ -49,15 +49,23 @@ class Rotary:
     limit: int | None
     config: Any
 
-    def angles(self, positions: Int[Tensor, " n"]) -> tuple[Float[Tensor, "n half"], Float[Tensor, "n half"]]:
-        """Cosines and sines of each position.
+    def single(self) -> Float[Tensor, " half"]:
+        """The frequencies of all layers.
 
         Raises:
             InputError: the layers have several sets of frequencies.
         """
         if self.frequencies is None:
             raise InputError("the model has several sets of rotary frequencies; valid: one for all layers")
-        angle = positions[:, None].float() * self.frequencies
+        return self.frequencies
+
+    def angles(self, positions: Int[Tensor, " n"]) -> tuple[Float[Tensor, "n half"], Float[Tensor, "n half"]]:
+        """Cosines and sines of each position.
+
+        Raises:
+            InputError: the layers have several sets of frequencies.
+        """
+        angle = positions[:, None].float() * self.single()
         cos, sin = angle.cos(), angle.sin()
         return (cos, sin) if self.scaling == 1.0 else (cos * self.scaling, sin * self.scaling)
 

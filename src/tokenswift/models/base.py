@@ -1,0 +1,142 @@
+"""What both kinds of target share: sizes, caches, the prompt's way in, the LM head's rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenswift.cache.full import FullCache
+from tokenswift.cache.select import OBSERVED
+from tokenswift.interfaces import CommittingCache, KVCache, Pass
+from tokenswift.models.rope import Rotary
+
+
+class BaseTarget(ABC):
+    """A model ready for tree passes (the shared half of `interfaces.DraftModel`).
+
+    Args:
+        config: the transformers config.
+        head: the LM head's weight, (V, D): sizes, type and device are its.
+        rotary: the model's positions.
+
+    Attributes:
+        windows: sliding window of each layer in tokens, None where it sees everything.
+        weight_bytes: bytes of weights that one pass reads.
+        copied_bytes: bytes that copies of weights take beside the model's own.
+        kv_bytes: bytes of keys and values per cached token.
+    """
+
+    prefill_chunk: int  # rows of a prefill pass
+
+    def __init__(self, config: Any, head: Tensor, rotary: Rotary) -> None:
+        self.config, self.rotary = config, rotary
+        self.device, self.dtype = head.device, head.dtype
+        self.vocab_size, self.hidden_size = head.shape
+        self.layers: int = config.num_hidden_layers
+        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.head_dim = head_width(config)
+        self.kv_bytes = 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+        self.weight_bytes = self.copied_bytes = 0
+        self.windows: list[int | None] = [None] * self.layers
+        self._rows: tuple[Tensor, Any] | None = None
+        self._taken: list[tuple[nn.Module, Callable[[], Tensor]]] = []  # modules, what makes their weights
+
+    @property
+    def rotary_frequencies(self) -> Tensor:
+        """Angle per position of each pair of a head's dimensions, (d / 2,) float32."""
+        return self.rotary.single()
+
+    def new_cache(self, capacity: int) -> FullCache:
+        """An empty full cache for ``capacity`` tokens, scratch room included."""
+        return FullCache(self.layers, self.kv_heads, self.head_dim, capacity, self.dtype, self.device)
+
+    def give_back(self) -> None:
+        """Restore the weights of the model that were taken; from then on they exist twice."""
+        for module, restore in self._taken:
+            weight = restore()
+            module.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, False)
+        self._taken = []
+
+    @torch.inference_mode()
+    def forward(
+        self, tokens: Tensor, positions: Tensor, cache: KVCache, parents: Sequence[int] | None = None
+    ) -> Pass:
+        """Run n tokens over ``cache`` (see `interfaces.TargetModel`); their entries go to its scratch."""
+        return self._run(tokens, positions, cache, parents)
+
+    @torch.inference_mode()
+    def prefill(self, tokens: list[int], cache: CommittingCache) -> Pass:
+        """Run the prompt in chunks of :attr:`prefill_chunk` and commit it.
+
+        The result holds queries and hidden states of the last `cache.select.OBSERVED` tokens, or of all.
+
+        Raises:
+            ValueError: no tokens.
+        """
+        if not tokens:
+            raise ValueError("nothing to prefill")
+        hidden: list[Tensor] = []
+        queries: list[list[Tensor]] = []
+        for start in range(0, len(tokens), self.prefill_chunk):
+            rows = torch.tensor(tokens[start : start + self.prefill_chunk], device=self.device)
+            positions = torch.arange(cache.length, cache.length + len(rows), device=self.device)
+            last = start + 2 * self.prefill_chunk > len(tokens)  # the last two chunks hold the last rows
+            result = self._run(rows, positions, cache, None, last)
+            cache.commit(tuple(range(len(rows))))
+            if last:
+                hidden.append(result.hidden[-OBSERVED:].clone())
+                queries.append([layer[:, -OBSERVED:].clone() for layer in result.queries])
+        ends = [torch.cat(layer, dim=1)[:, -OBSERVED:] for layer in zip(*queries, strict=True)]
+        return Pass(torch.cat(hidden)[-OBSERVED:], ends)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm and LM head: (n, D) → (n, V), float32."""
+        return self.project(self.norm(hidden))
+
+    def head_rows(self, ids: Tensor) -> Any:
+        """The LM head's rows of some tokens: a smaller head for drafting, in the form that :meth:`project`
+        takes. The most rows asked for are kept: asking again with the same tensor costs nothing."""
+        kept = self._rows
+        if kept is not None and kept[0] is ids:
+            return kept[1]
+        rows = self._gather(ids)
+        if kept is None or len(ids) >= len(kept[0]):  # the frequent tokens, not a prompt's few others
+            self._rows = (ids, rows)
+        return rows
+
+    @abstractmethod
+    def _run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: KVCache,
+        parents: Sequence[int] | None,
+        keep: bool = True,
+    ) -> Pass:
+        """One pass; ``keep``: its queries are wanted."""
+
+    @abstractmethod
+    def _gather(self, ids: Tensor) -> Any:
+        """Rows of the LM head."""
+
+    @abstractmethod
+    def norm(self, hidden: Tensor) -> Tensor:
+        """The final norm: (n, D) → (n, D)."""
+
+    @abstractmethod
+    def project(self, normed: Tensor, rows: Any = None) -> Tensor:
+        """The LM head alone: (n, D) → (n, V), float32; only its ``rows`` → (n, m) when given."""
+
+    @abstractmethod
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings: (n,) → (n, D)."""
+
+
+def head_width(config: Any) -> int:
+    """d, the width of one head."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
