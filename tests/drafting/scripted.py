@@ -1,10 +1,10 @@
 """A model and heads of every kind whose weights are written by hand, so that what they should draft is known.
 
-A token has a *class* and a variant: token ``3 c + u``. The class of the next token follows the class of the
-token *before* the newest one (two cycles of classes take turns), and the newest one's class says which
-variants are likely. So a hidden state holds two things, the newest class (first half of its width) and the one
-before (second half), which an attention head in the upper layer fetches from one position back, wherever the
-key stands in a cache. Heads that draft from such a state are exact: their law is the model's own, up to
+A token has a *class* and a variant: token ``3 c + u``. The class of the next token follows the class of
+the token *before* the newest one (two cycles of classes take turns), and the newest one's class says which
+variants are likely. So a hidden state holds two things, the newest class (first half of its width) and the
+one before (second half), which an attention head in the upper layer fetches from one position back, wherever
+the key stands in a cache. Heads that draft from such a state are exact: their law is the model's own, up to
 rounding. Whatever is off by one token, row, level or position drafts something else.
 """
 
@@ -48,7 +48,7 @@ def prompt(length: int) -> list[int]:
 
 
 def _advance() -> Tensor:
-    """The state of the next position from a state, (D, D): (newest, before) → (successor of before, newest)."""
+    """(D, D): the next position's state from a state, (newest, before) → (successor of before, newest)."""
     step = torch.zeros(WIDTH, WIDTH)
     for c in range(CLASSES):
         step[successor(c), HALF + c] = 1.0

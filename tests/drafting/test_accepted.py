@@ -25,8 +25,8 @@ from tests.drafting.scripted import (
 from tokenswift import LLM, SamplingParams
 
 GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)
-#: three variants are about equally likely, some of them have just been used: every draft hangs on the noise of
-#: its position and on its own penalty window, which just reaches the last token of the same class
+#: three variants are about equally likely, some of them have just been used: every draft hangs on the noise
+#: of its position and on its own penalty window, which just reaches the last token of the same class
 NOISY = SamplingParams(seed=5, repetition_penalty=1.02, penalty_window=CLASSES, min_p=0.05)
 SAMPLINGS = {"greedy": GREEDY, "noisy": NOISY}
 SMALL = {"budget": 12, "sinks": 2}
