@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from tests.tiny import build
 from tokenswift.heads.modules import Heads, HeadsConfig
 
 CYCLE, VARIANTS = 7, 3
@@ -72,21 +72,21 @@ def _lm_head(sure: bool) -> Tensor:
 @torch.no_grad()
 def scripted_model(sure: bool = True) -> Any:
     """The model; ``sure``: one likely variant, else three about equally likely ones."""
-    config = Qwen2Config(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        intermediate_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=2048,
-        rms_norm_eps=1e-12,
-        rope_parameters={"rope_type": "default", "rope_theta": 8.0},
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    model: Any = Qwen2ForCausalLM(config).eval()
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": WIDTH,
+        "intermediate_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-12,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 8.0},
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    model = build("qwen2", sizes)
     for name, parameter in model.named_parameters():
         parameter.fill_(1.0 if "norm" in name else 0.0)
     for token in range(VOCAB):
