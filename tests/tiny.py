@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 VOCAB = 97
 #: three layers, logits far enough apart for float32 comparisons
@@ -69,7 +69,7 @@ BYTE_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 def build(
     kind: str, sizes: dict[str, Any], seed: int = 0, attention: str | None = None, **changes: Any
 ) -> Any:
-    """A causal LM of a transformers model type with random weights.
+    """A causal LM of a transformers model type with random weights, float32 whatever its config says.
 
     Args:
         sizes, changes: fields of its config; changes come last.
@@ -77,7 +77,9 @@ def build(
     """
     torch.manual_seed(seed)
     config = AutoConfig.for_model(kind, **{**sizes, **changes})
-    return AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    if attention is not None:
+        config._attn_implementation = attention
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval()
 
 
 def tiny_model(family: str, attention: str = "eager", seed: int = 0, **changes: Any) -> Any:
