@@ -68,10 +68,10 @@ def run_tests(copy: Path, tests: tuple[str, ...]) -> tuple[bool, str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", default="", help="defects whose name contains this")
+    parser.add_argument("--only", default="", help="defects whose name or file contains this")
     parser.add_argument("--list", action="store_true", help="name the defects and stop")
     args = parser.parse_args()
-    defects = [defect for defect in DEFECTS if args.only in defect.name]
+    defects = [defect for defect in DEFECTS if args.only in defect.name or args.only in defect.file]
     if args.list:
         print("\n".join(defect.name for defect in defects))
         return 0

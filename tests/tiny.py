@@ -79,7 +79,8 @@ def build(
     config = AutoConfig.for_model(kind, **{**sizes, **changes})
     if attention is not None:
         config._attn_implementation = attention
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval()
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return model_class(config).eval()
 
 
 def tiny_model(family: str, attention: str = "eager", seed: int = 0, **changes: Any) -> Any:
