@@ -43,7 +43,7 @@ DRAFTING = [
         "drafting/heads.py",
         "sequence.newest.hidden[sequence.newest_row][None]",
         "sequence.newest.hidden[-1:]",
-        (ACCEPTED,),
+        (REFERENCE,),
     ),
     Defect(
         "linear heads are not serial",

@@ -74,7 +74,7 @@ TREES = [(1, 1, 1, 1), (3, 1, 2, 1), (1, 2), (2,)]
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("kind", ["linear", "conditioned", "medusa"])
-@pytest.mark.parametrize("tree", TREES, ids=str)
+@pytest.mark.parametrize("tree", TREES, ids=lambda tree: ",".join(map(str, tree)))
 def test_heads_on_the_verified_state(tree: tuple[int, ...], kind: str, sampling: str) -> None:
     params, sure = sampled(sampling)
     options = {"tree": tree, "ngrams": 0, "draft": "hidden"}
@@ -117,7 +117,7 @@ def test_ngrams_of_a_text_that_repeats(draft: str, kind: str | None) -> None:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("tree", TREES, ids=str)
+@pytest.mark.parametrize("tree", TREES, ids=lambda tree: ",".join(map(str, tree)))
 def test_medusa(tree: tuple[int, ...], own: bool, sampling: str) -> None:
     params, sure = sampled(sampling)
     run(llm_of("medusa", sure, own), "medusa", {"tree": tree}, params, 12, len(tree))
