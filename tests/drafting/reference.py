@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.drafting.plain import Seen, Text, logits, run
+from tests.drafting.plain import Row, Seen, Text, logits, run
 from tokenswift.config import SamplingParams
 from tokenswift.noise import Noise
 
@@ -182,7 +182,7 @@ def important(text: Text, total: int, layer: int, head: int) -> list[float]:
     queries = text.rows[total - 1].queries[layer]
     group = len(queries) // len(text.rows[0].keys[layer])
     mine = queries[head * group : (head + 1) * group]
-    return [sum(float(q @ row.keys[layer][head]) for q in mine) for row in text.rows[:total]]
+    return (torch.stack([row.keys[layer][head] for row in text.rows[:total]]) @ mine.sum(0)).tolist()
 
 
 def recent(text: Text, total: int, layer: int, head: int) -> list[float]:
@@ -206,6 +206,11 @@ def snapkv(text: Text, total: int, layer: int, head: int) -> list[float]:
     return [p if t < total - seen else 1e6 + t for t, p in enumerate(pooled)]
 
 
+def single_chunks(text: Text, total: int, layer: int, head: int) -> list[float]:
+    """TriForce's with chunks of one token: :func:`important`, but the newest token stays in any case."""
+    return [*important(text, total, layer, head)[:-1], math.inf]
+
+
 class Held:
     """Which positions a sparse cache holds, from scratch at every step: the sinks; the most important of the
     rest as of the last selection, as many as newer tokens have left; the newest since.
@@ -214,29 +219,35 @@ class Held:
         policy: gives a position's importance.
         refresh: select anew when newer tokens have taken all places; else once and for all.
         frozen: newer tokens take no places.
+        every: with ``refresh``, select anew after so many tokens instead.
     """
 
-    def __init__(self, policy: Any, budget: int, sinks: int, refresh: bool, frozen: bool = False) -> None:
+    def __init__(
+        self, policy: Any, budget: int, sinks: int, refresh: bool, frozen: bool = False, every: int = 0
+    ) -> None:
         self.policy, self.budget, self.sinks = policy, budget, sinks
-        self.refresh, self.frozen = refresh, frozen
+        self.refresh, self.frozen, self.every = refresh, frozen, every
         self.selected = 0  # length of the text at the last selection
+        self.best: list[list[list[int]]] = []  # what it chose, by layer and head, in rising importance
 
     def at(self, text: Text, total: int) -> list[list[list[int]]]:
         """Positions by layer and KV head when ``total`` tokens are cached."""
         room = self.budget - self.sinks
-        if not self.selected or (self.refresh and total - self.selected >= room):
-            self.selected = total
-        new = 0 if self.frozen else min(total - self.selected, room)
         config = text.model.config
-        found = []
-        for layer in range(config.num_hidden_layers):
-            found.append([])
-            for head in range(config.num_key_value_heads):
-                worth = self.policy(text, self.selected, layer, head)
-                others = sorted(range(self.sinks, self.selected), key=lambda t: worth[t])[-room:]
-                kept = others[new:]
-                found[-1].append(sorted([*range(self.sinks), *kept, *range(total - new, total)]))
-        return found
+        if not self.selected or (self.refresh and total - self.selected >= (self.every or room)):
+            self.selected = total
+            self.best = [
+                [self._best(text, layer, head)[-room:] for head in range(config.num_key_value_heads)]
+                for layer in range(config.num_hidden_layers)
+            ]
+        new = 0 if self.frozen else min(total - self.selected, room)
+        always, newest = range(self.sinks), range(total - new, total)
+        return [[sorted([*always, *best[new:], *newest]) for best in layer] for layer in self.best]
+
+    def _best(self, text: Text, layer: int, head: int) -> list[int]:
+        """Positions but the sinks, in rising importance."""
+        worth = self.policy(text, self.selected, layer, head)
+        return sorted(range(self.sinks, self.selected), key=lambda t: worth[t])
 
 
 def chain(text: Text, tokens: list[int], cached: int, seen: Seen, length: int, law: Law) -> list[int]:
@@ -248,3 +259,35 @@ def chain(text: Text, tokens: list[int], cached: int, seen: Seen, length: int, l
         token = law.best(logits(model, row.hidden), [*tokens, *drafted], 1)[0]
         drafted.append(token)
     return drafted
+
+
+class Drafter(Text):
+    """A draft model with a sparse cache of its own: what it knows of the text after the prompt is what it ran
+    itself, over that cache."""
+
+    def __init__(self, model: Any, held: Held, prompt: list[int]) -> None:
+        super().__init__(model)
+        self.kept = held
+        self.extend(prompt[:-1])
+        self.ran: list[tuple[int, Row]] = []  # tokens that have no place in the text yet
+
+    def chain(self, tokens: list[int], length: int, law: Law) -> list[int]:
+        """``length`` tokens after the text."""
+        for token, row in self.ran:  # what the text took of the last chain
+            if len(self.tokens) == len(tokens) - 1 or tokens[len(self.tokens)] != token:
+                break
+            self.tokens.append(token)
+            self.rows.append(row)
+        self.ran, drafted = [], []
+        known = len(self.tokens)
+        seen = self.held(self.kept.at(self, known))
+        fresh = tokens[known:]
+        while len(drafted) < length:
+            for token in fresh:
+                row = run(self.model, token, known + len(self.ran), seen)
+                self.ran.append((token, row))
+                seen = [[[*own, row] for own in layer] for layer in seen]
+            best = law.best(logits(self.model, self.ran[-1][1].hidden), [*tokens, *drafted], 1)
+            fresh = best
+            drafted += best
+        return drafted
