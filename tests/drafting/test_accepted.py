@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
 from tests.drafting.scripted import (
     CLASSES,
@@ -23,6 +24,8 @@ from tests.drafting.scripted import (
     scripted_model,
 )
 from tokenswift import LLM, SamplingParams
+from tokenswift.kernels.native import NativeKernels
+from tokenswift.models.target import kernels
 
 GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)
 #: three variants are about equally likely, some of them have just been used: every draft hangs on the noise
@@ -140,6 +143,30 @@ def test_chains(sampling: str) -> None:
     llm = llm_of(None, sure)
     for strategy, options, gamma in chains(sure):
         run(llm, strategy, options, params, 20, gamma)
+
+
+@pytest.mark.parametrize("kind", ["linear", "conditioned", "medusa"])
+def test_heads_in_bfloat16(kind: str) -> None:
+    heads = scripted_heads(kind).to(torch.bfloat16)
+    llm = LLM.from_model(scripted_model().to(torch.bfloat16), heads=heads)
+    for options in ({"draft": "hidden"}, {"draft": "partial", **SMALL}):
+        run(llm, "tokenswift", {"tree": (1, 2, 1, 1), "ngrams": 0, **options}, GREEDY, 8, 4)
+
+
+@pytest.mark.xfail(
+    isinstance(kernels(), NativeKernels),
+    strict=True,
+    reason="weights are packed at the first use of heads and never again",
+)
+def test_heads_that_learnt_since_their_last_use() -> None:
+    heads = scripted_heads("conditioned")
+    right = {name: tensor.clone() for name, tensor in heads.state_dict().items()}
+    options = {"tree": (1, 1, 1), "ngrams": 0, "draft": "hidden"}
+    for parameter in heads.parameters():
+        parameter.zero_()
+    LLM.from_model(scripted_model(), heads=heads).generate(prompt(PROMPT), 4, "tokenswift", options, GREEDY)
+    heads.load_state_dict(right)
+    run(LLM.from_model(scripted_model(), heads=heads), "tokenswift", options, GREEDY, 4, 3)
 
 
 @pytest.mark.parametrize("kind", ["linear", "conditioned"])

@@ -62,9 +62,10 @@ def test_heads_that_know_are_always_right(kind: str) -> None:
 
 
 #: strategy, options → the least tokens a step, the least share of steps whose first draft is right.
-#: Seen when this was written: 1.41 and .32, 2.40 and .85, 1.25 and .22. Off by one: below 1.1 and .1.
+#: Seen when this was written: 1.41 and .32, 2.40 and .85, 1.25 and .22; when candidates are ranked with the
+#: noise of the place before: 1.32 and .25, 1.37 and .30, 1.07 and .07.
 FLOORS: list[tuple[str, dict[str, Any], float, float]] = [
-    ("tokenswift", {"tree": (1, 1, 1), "ngrams": 0, "draft": "hidden"}, 1.3, 0.24),
+    ("tokenswift", {"tree": (1, 1, 1), "ngrams": 0, "draft": "hidden"}, 1.35, 0.27),
     ("tokenswift", {"tree": (1, 3, 3), "ngrams": 0, "draft": "partial", "budget": 128}, 2.1, 0.75),
     ("medusa", {"tree": (1, 1, 1)}, 1.15, 0.14),
 ]
@@ -75,7 +76,7 @@ FLOORS: list[tuple[str, dict[str, Any], float, float]] = [
 def test_the_shipped_heads_draft_as_well_as_they_did(
     strategy: str, options: dict[str, Any], length: float, match: float, embedded: str
 ) -> None:
-    """Other processors may round otherwise and write another text, hence the distance to what was seen."""
+    """Without compiled kernels another text is written, hence the distance to what was seen."""
     llm, accepted = _default("auto"), []
     for seed, name in enumerate(("observatory", "harbour")):
         given = llm.encode((PROMPTS / f"{name}.txt").read_text(encoding="utf-8"))[:300]
