@@ -15,7 +15,7 @@ TREES = _REFERENCE + "test_tokenswift"
 FREQUENT = _REFERENCE + "test_heads_draft_frequent_tokens_and_the_prompts"
 HELD = _REFERENCE + "test_what_the_dynamic_cache_holds"
 RATES = "tests/drafting/test_rates.py"
-LOSS = "tests/test_train.py::test_loss_by_definition"
+LEARNING = "tests/drafting/test_learning.py"
 
 DRAFTING = [
     Defect(
@@ -310,27 +310,27 @@ DRAFTING = [
         "train/loss.py",
         "(rows[:, i : i + m].flatten(0, 1)",
         "(rows[:, :m].flatten(0, 1)",
-        (LOSS,),
+        (LEARNING,),
     ),
     Defect(
         "heads learn from the embedding of the token before",
         "train/loss.py",
         "tokens[:, length - n + 1 + i : length - n + 1 + i + m]",
         "tokens[:, length - n + i : length - n + i + m]",
-        (LOSS,),
+        (LEARNING,),
     ),
     Defect(
         "heads learn from states of each other's place, not serially",
         "train/loss.py",
         "self.heads.advance(i, previous, start, embeds)",
         "self.heads.advance(i, start, start, embeds)",
-        (LOSS,),
+        (LEARNING,),
     ),
     Defect(
         "the closed form looks at the embedding of the token before",
         "train/ridge.py",
         "base.embed(tokens[1 + i : 1 + i + m])",
         "base.embed(tokens[i : i + m])",
-        ("tests/test_train.py",),
+        (LEARNING,),
     ),
 ]
