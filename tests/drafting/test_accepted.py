@@ -24,8 +24,6 @@ from tests.drafting.scripted import (
     scripted_model,
 )
 from tokenswift import LLM, SamplingParams
-from tokenswift.kernels.native import NativeKernels
-from tokenswift.models.target import kernels
 
 GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)
 #: three variants are about equally likely, some of them have just been used: every draft hangs on the noise
@@ -153,11 +151,6 @@ def test_heads_in_bfloat16(kind: str) -> None:
         run(llm, "tokenswift", {"tree": (1, 2, 1, 1), "ngrams": 0, **options}, GREEDY, 8, 4)
 
 
-@pytest.mark.xfail(
-    isinstance(kernels(), NativeKernels),
-    strict=True,
-    reason="weights are packed at the first use of heads and never again",
-)
 def test_heads_that_learnt_since_their_last_use() -> None:
     heads = scripted_heads("conditioned")
     right = {name: tensor.clone() for name, tensor in heads.state_dict().items()}

@@ -1,4 +1,4 @@
-"""``tokenswift demo``: the same text twice, by plain decoding and by TokenSwift, side by side."""
+"""``tokenswift demo``: the same text by plain decoding and by TokenSwift, and transformers beside them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from typing import Any
 from tokenswift.cli import options
 from tokenswift.cli.generate import stream
 from tokenswift.cli.output import TextSink, check_writable, record_of, write_json
+from tokenswift.cli.peer import generate_rate
 from tokenswift.cli.progress import Progress
 from tokenswift.config import SamplingParams, check_integer
 from tokenswift.types import Generation, InputError, RunError
 
 STRATEGIES = ("autoregressive", "tokenswift")
+PEER_TOKENS = 128  # that transformers writes: enough to tell its speed
 logger = logging.getLogger("tokenswift")
 
 
@@ -26,7 +28,8 @@ def add_parser(subparsers: Any) -> None:
         "demo",
         help="compare plain decoding and TokenSwift on one text",
         description="Continue the shipped story twice, by plain decoding and by TokenSwift, with the same "
-        "seed; print both, a table, and whether every token is the same (exit code 1 if not).",
+        "seed; print both, a table, and whether every token is the same (exit code 1 if not). The table's "
+        "last row is transformers' own generate with the same sampling (its texts are others).",
     )
     parser.add_argument(
         "--out",
@@ -43,6 +46,12 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--seed", type=options.integer, default=0, metavar="N", help="0 or more; default: %(default)s"
+    )
+    parser.add_argument(
+        "--peer",
+        default="transformers",
+        choices=("transformers", "none"),
+        help="also time transformers' generate; default: %(default)s",
     )
     parser.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
     options.add_model_options(parser, dtype="float32")
@@ -83,7 +92,14 @@ def run(args: argparse.Namespace) -> int:
         if path is not None:
             write_json(path, record_of(llm, results[name], name, {}, sampling))
     same = results["autoregressive"].token_ids == results["tokenswift"].token_ids
-    print("\n" + table(results))
+    peer = None
+    if args.peer != "none" and args.tokens > 1:
+        logger.info("transformers' generate, %d tokens", min(args.tokens, PEER_TOKENS))
+        peer = generate_rate(llm, llm.encode(prompt), min(args.tokens, PEER_TOKENS), sampling)
+    print("\n" + table(results, peer))
+    drafting = results["tokenswift"].drafting
+    if drafting is not None:
+        print(f"drafting: {drafting['summary']}")
     print(f"identical: {'yes' if same else 'no'}")
     print(f"records: {', '.join(str(path) for path in files.values())}")
     sys.stdout.flush()
@@ -97,8 +113,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def table(results: dict[str, Generation]) -> str:
-    """Figures of the runs, a row each; the speed-up is against the first."""
+def table(results: dict[str, Generation], peer: float | None = None) -> str:
+    """Figures of the runs, a row each; the speed-up is against the first. ``peer``: transformers' tokens a
+    second."""
     head = ("strategy", "tokens/s", "speed-up", "α", "mean acceptance length", "passes")
     base = next(iter(results.values())).metrics.tokens_per_second
     rows: list[tuple[str, ...]] = [head]
@@ -116,6 +133,9 @@ def table(results: dict[str, Generation]) -> str:
                 str(m.steps),
             )
         )
+    if peer is not None:
+        speed_up = f"{peer / base:.2f}" if base else "–"
+        rows.append(("transformers generate", f"{peer:.1f}", speed_up, "–", "1.00", "–"))
     size = [max(len(row[i]) for row in rows) for i in range(len(head))]
     lines = [
         "  ".join([row[0].ljust(size[0])] + [c.rjust(w) for c, w in zip(row[1:], size[1:], strict=True)])

@@ -67,8 +67,10 @@ def packed_steps(heads: Heads, kernels: Any) -> list[PackedStep] | None:
         return None
     if next(heads.parameters()).device.type != "cpu" or heads.dtype not in (torch.float32, torch.bfloat16):
         return None
+    # training and loading move a weight's version on; tensors of inference mode have none
+    state = [(id(w), None if w.is_inference() else w._version) for w in heads.parameters()]
     kept = heads.__dict__.get("_packed")
-    if kept is None:
+    if kept is None or kept[0] != state:
         steps = [layer for layer in heads.layers if isinstance(layer, ConditionedStep)]
-        kept = heads.__dict__["_packed"] = [PackedStep(step, kernels) for step in steps]
-    return kept
+        kept = heads.__dict__["_packed"] = (state, [PackedStep(step, kernels) for step in steps])
+    return kept[1]
