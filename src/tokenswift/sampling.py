@@ -89,6 +89,43 @@ def eta(scores: Float[Tensor, "n V"], epsilon: float) -> Float[Tensor, "n V"]:
     return _keep(scores, torch.minimum(scores.amax(-1, keepdim=True), total + cut))
 
 
+def processed(scores: Float[Tensor, "n V"], params: SamplingParams) -> Float[Tensor, "n V"]:
+    """Penalised logits → log-scores up to a constant: temperature, then every filter in its order.
+
+    With ``greedy`` they stay as they are. Decoding, the text that a model writes for training, and the
+    teacher distribution all come through here.
+    """
+    p = params
+    if p.greedy:
+        return scores
+    if p.temperature != 1:
+        scores = temperature(scores, p.temperature)
+    if p.top_k:
+        scores = top_k(scores, p.top_k)
+    if p.top_p < 1:
+        scores = top_p(scores, p.top_p)
+    if p.min_p:
+        scores = min_p(scores, p.min_p)
+    if p.eta_cutoff:
+        scores = eta(scores, p.eta_cutoff)
+    return scores
+
+
+def recent_scores(
+    logits: Float[Tensor, "n V"], recent: Int[Tensor, "n L"], params: SamplingParams
+) -> Float[Tensor, "n V"]:
+    """Processed scores of rows that each have a text of their own.
+
+    Args:
+        logits: one row a text, float32.
+        recent: the end of each text, oldest token first; its last W tokens are penalised.
+    """
+    ids = recent[:, -params.window :] if params.window else recent[:, :0]
+    if ids.shape[1]:
+        logits = repetition_penalty(logits, ids, params.repetition_penalty)
+    return processed(logits, params)
+
+
 def window_ids(
     history: list[int], paths: list[list[int]], gaps: list[int], window: int, device: torch.device
 ) -> tuple[Int[Tensor, "n w"] | None, list[bool]]:
@@ -166,21 +203,7 @@ class Sampler:
         Args:
             positions: the position that each row predicts; by default the one after its context.
         """
-        p = self.params
-        scores = self._penalised(logits.to(torch.float32), history, paths, positions)
-        if p.greedy:
-            return scores
-        if p.temperature != 1:
-            scores = temperature(scores, p.temperature)
-        if p.top_k:
-            scores = top_k(scores, p.top_k)
-        if p.top_p < 1:
-            scores = top_p(scores, p.top_p)
-        if p.min_p:
-            scores = min_p(scores, p.min_p)
-        if p.eta_cutoff:
-            scores = eta(scores, p.eta_cutoff)
-        return scores
+        return processed(self._penalised(logits.to(torch.float32), history, paths, positions), self.params)
 
     def _penalised(
         self, logits: Tensor, history: list[int], paths: list[list[int]], positions: list[int] | None

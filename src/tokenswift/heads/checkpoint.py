@@ -8,7 +8,6 @@ model cast to another dtype still matches, and a fine-tuned one does not.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import os
@@ -22,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tokenswift.files import replacing
 from tokenswift.heads.modules import Heads, HeadsConfig
 from tokenswift.identity import SAMPLE_SIZE, TOLERANCE, distance, sample_of
 from tokenswift.types import InputError
@@ -115,15 +115,10 @@ def save_heads(
         "heads": heads.config.to_dict(),
         "notes": notes or {},
     }
-    part = path.with_name(path.name + ".part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, part, metadata={METADATA_KEY: json.dumps(header)})
-        part.chmod(0o644)  # safetensors writes files that only their owner can read
-        os.replace(part, path)
+        with replacing(path) as part:
+            save_file(tensors, part, metadata={METADATA_KEY: json.dumps(header)})
     except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
         raise InputError(f"cannot write heads to {path}: {_reason(error)}") from error
 
 
