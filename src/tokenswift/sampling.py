@@ -34,8 +34,12 @@ def repetition_penalty(
     Args:
         ids: token ids to penalise, a row for each row of logits; repeat an id to pad.
     """
-    seen = logits.gather(1, ids)
-    return logits.scatter(1, ids, torch.where(seen < 0, seen * theta, seen / theta))
+    return logits.scatter(1, ids, punished(logits.gather(1, ids), theta))
+
+
+def punished(values: Tensor, theta: float) -> Tensor:
+    """Logits of penalised tokens: positive ones ÷ θ, negative ones × θ."""
+    return torch.where(values < 0, values * theta, values / theta)
 
 
 def temperature(scores: Float[Tensor, "n V"], value: float) -> Float[Tensor, "n V"]:
