@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import tiny_model, tiny_tokenizer
+from tests.conftest import tiny_model
 from tests.test_train import environment, full_run, losses, words
 from tokenswift.heads.checkpoint import read_heads
-from tokenswift.train.data import encode, read_texts
-from tokenswift.train.trainer import TrainingOptions
+from tokenswift.train.data import read_texts
+from tokenswift.train.options import TrainingOptions
 from tokenswift.types import InputError
 
 BOOK = words(2000)
@@ -47,15 +47,6 @@ def hub(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Hub:
     made = Hub(**options)
     monkeypatch.setitem(sys.modules, "datasets", made)
     return made
-
-
-def test_pg19_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few books of a million are read, not the whole set."""
-    stub = hub(monkeypatch)
-    documents = encode(read_texts("pg19"), tiny_tokenizer(), 1000)
-    assert stub.asked["split"] == "train" and stub.asked["streaming"] is True
-    assert sum(map(len, documents)) <= 1100
-    assert stub.taken <= 64 * 1000 // len(BOOK) + 2
 
 
 def test_training_on_pg19(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

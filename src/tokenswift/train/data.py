@@ -16,7 +16,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from tokenswift.types import InputError
 
@@ -286,9 +286,13 @@ def check_tokens(tokens: Iterable[int], vocab_size: int) -> None:
         raise InputError(f"the tokenizer gives token {largest}, the model's vocabulary has {vocab_size}")
 
 
-def check_amount(tokens: int, needed: int, source: str) -> None:
-    """Raise :class:`InputError` when there is too little text to learn from."""
-    if tokens == 0:
+def check_amount(source: str, tokenizer: Encoder, needed: int) -> NoReturn:
+    """Say why a source gives too little to learn from."""
+    found = 0
+    for text in read_texts(source):
+        found += len(first_tokens(text, tokenizer, needed))
+        if found >= needed:
+            raise InputError(f"--data {source} has too few texts of at least {SHORTEST} tokens")
+    if not found:
         raise InputError(f"--data {source} is empty")
-    if tokens < needed:
-        raise InputError(f"--data {source} has {tokens} tokens; at least {needed} are needed")
+    raise InputError(f"--data {source} has {found} tokens; at least {needed} are needed")

@@ -60,7 +60,8 @@ def collect(model: Any, tokenizer: Any, options: DataOptions, store: HiddenStore
         first = []  # enough to learn from, before anything is written
         while sum(map(len, first)) < LEAST and (block := next(made, None)) is not None:
             first.append(block)
-        check_amount(sum(len(b) - len(prefix) for b in first), LEAST - len(prefix), options.source)
+        if sum(map(len, first)) < LEAST:
+            check_amount(options.source, tokenizer, LEAST)
         batch = max(1, options.write_batch // 4)
         fill_from_text(store, backbone, itertools.chain(first, made), batch, options.tokens, report)
     else:
