@@ -209,11 +209,12 @@ def full_run(
     training: TrainingOptions,
     kind: str = "conditioned",
     inner: int = 16,
+    tokenizer: Any = None,
     **changes: Any,
 ) -> dict[str, Any]:
     return train_heads(
         model,
-        tiny_tokenizer(),
+        tokenizer or tiny_tokenizer(),
         options(source, **changes),
         training,
         out=folder / "h.safetensors",
@@ -337,7 +338,7 @@ def losses(folder: Path) -> list[float]:
 
 @pytest.mark.slow
 def test_kill_and_resume(tmp_path: Path) -> None:
-    """Kill -9 in training, same command: ends with the loss of an undisturbed run."""
+    """Kill -9 in training, same command: it goes on behind the checkpoint and ends as an undisturbed run."""
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     for folder in (calm, killed):
         folder.mkdir()
@@ -349,16 +350,36 @@ def test_kill_and_resume(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (killed / "h.safetensors").exists()
+    before = len(steps(killed))
+    checkpoint = last_checkpoint(killed / "work" / "checkpoints")
+    assert checkpoint is not None
     subprocess.run(command(killed, 300), env=environment(), check=True, capture_output=True)
+    done = int(checkpoint.name.rpartition("-")[2])
+    assert steps(killed)[before:] == list(range(done + 5, 301, 5))  # no step up to the checkpoint again
     assert losses(killed)[-1] == pytest.approx(losses(calm)[-1], rel=1e-3)
+
+
+def steps(folder: Path) -> list[int]:
+    path = folder / "work" / "log.csv"
+    return [int(row.split(",")[0]) for row in path.read_text().splitlines()[1:]] if path.exists() else []
 
 
 @pytest.mark.slow
 def test_two_processes(tmp_path: Path) -> None:
-    """torchrun with two gloo processes on the CPU."""
+    """torchrun with two gloo processes on the CPU, twice: the second time nothing is left to do."""
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29533")
-    done = subprocess.run(command(tmp_path, 10, *launcher), env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "h.safetensors").exists()
-    assert json.loads((tmp_path / "work" / "states" / "index.json").read_text())["complete"]
-    assert len(losses(tmp_path)) == 2
+    for times in (1, 2):
+        done = subprocess.run(
+            command(tmp_path, 10, *launcher), env=environment(), capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "h.safetensors").exists()
+        assert json.loads((tmp_path / "work" / "states" / "index.json").read_text())["complete"]
+        assert steps(tmp_path) == [5, 10]
+        (tmp_path / "h.safetensors").unlink()
+        start = (tmp_path / "work" / "start.safetensors").stat()
+        if times == 1:
+            made = start.st_mtime_ns
+    assert start.st_mtime_ns == made  # the closed form once
+    with pytest.raises(subprocess.CalledProcessError):  # the batch was that of two processes
+        subprocess.run(command(tmp_path, 10), env=environment(), check=True, capture_output=True)

@@ -182,13 +182,13 @@ def blocks(
     total = 0 if endless else sum(map(len, read_texts(source)))
     left, credit = limit, 0.0
     for text in read_texts(source):
-        if left <= 0:
+        if left < (room if endless else 1):
             return
         if endless:
             credit = max(room, limit // BOOKS // room * room)
         else:
             credit += limit * len(text) / max(total, 1)
-            if credit < min(room, len(text) // 4, SHORTEST):
+            if credit < min(room, max(SHORTEST, len(text) // 4)):
                 continue  # of many short documents a part is enough: its share goes to a later one
         want = min(left, round(credit))
         if want > room and (endless or limit < total):
