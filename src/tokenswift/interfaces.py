@@ -102,6 +102,8 @@ class TargetModel(Protocol):
 class DraftModel(TargetModel, Protocol):
     """What drafting needs of a model beyond verification."""
 
+    kernels: Any
+
     @property
     def windows(self) -> list[int | None]:
         """Sliding window of each layer; None where it sees everything."""
@@ -154,6 +156,7 @@ class Chooser(Protocol):
         positions: list[int],
         widths: list[int],
         coupled: bool,
+        subset: Any = None,
     ) -> list[list[int]]:
         """Up to ``widths[i]`` candidates for ``positions[i]``, best first. A path may be shorter than
         ``positions[i] - len(history)``: tokens in between are unknown and not penalised."""

@@ -18,7 +18,6 @@ from tokenswift.metrics import Meter
 from tokenswift.models.load import load
 from tokenswift.models.rope import parse_rope_scaling
 from tokenswift.models.target import Target, check_model, make_target
-from tokenswift.sampling import Sampler
 from tokenswift.strategies.table import DEFAULTS, STRATEGIES
 from tokenswift.text import TextStream
 from tokenswift.types import Generation, InputError, Step
@@ -286,7 +285,7 @@ class _Run:
         self.prompt = llm._prompt_ids(prompt)
         llm._check_room(len(self.prompt) + max_new_tokens)
         self.max_new_tokens = max_new_tokens
-        self.sampler = Sampler(self.sampling, llm.target.vocab_size, llm.target.device)
+        self.sampler = llm.target.sampler(self.sampling)
         self.strategy = entry.build(llm, options, self.sampler)
         check_run(llm.target, self.strategy, len(self.prompt), max_new_tokens)
         self.eos: Collection[int] = () if ignore_eos else llm._eos()
