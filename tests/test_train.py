@@ -210,6 +210,7 @@ def full_run(
     kind: str = "conditioned",
     inner: int = 16,
     tokenizer: Any = None,
+    vocabulary: int = 128,
     **changes: Any,
 ) -> dict[str, Any]:
     return train_heads(
@@ -222,7 +223,7 @@ def full_run(
         kind=kind,
         count=2,
         inner=inner,
-        vocabulary=128,
+        vocabulary=vocabulary,
         name="tiny",
         report=lambda line: None,
     )

@@ -143,7 +143,7 @@ def test_a_manifest_holds_what_matters(text: str, tmp_path: Path) -> None:
         assert own != states(continued=True, **changes), changes
     assert own == states(continued=True, sampling=SamplingParams(seed=4))
 
-    def training(sampling: SamplingParams | None = None, **changes: Any) -> dict[str, Any]:
+    def training(sampling: Any = None, **changes: Any) -> dict[str, Any]:
         return training_part([], TrainingOptions(**changes), sampling or SamplingParams())
 
     same = {"save_every": 7, "log_every": 3}

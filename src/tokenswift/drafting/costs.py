@@ -22,7 +22,6 @@ from time import perf_counter
 
 import torch
 
-from tokenswift.files import write_whole
 from tokenswift.interfaces import DraftModel
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)

@@ -248,11 +248,13 @@ def resolve_heads(spec: str | Path | Heads | None, model: Any) -> Heads | None:
 
 
 def _heads_beside(model: Any) -> Heads | None:
-    """The heads inside a checkpoint of the published layout that the model was loaded from."""
-    from tokenswift.heads.published import holds_heads, import_checkpoint
+    """The heads inside a checkpoint of the published layout that the model was loaded from, a folder's or
+    a hub id's."""
+    from tokenswift.heads.published import cached_folder, holds_heads, import_checkpoint
 
-    folder = getattr(model.config, "_name_or_path", "")
-    if not folder or not holds_heads(folder):
+    name = getattr(model.config, "_name_or_path", "")
+    folder = cached_folder(name) if name else None
+    if folder is None or not holds_heads(folder):
         return None
     heads, _ = import_checkpoint(folder, model)
     return heads.to(dtype=model.dtype, device=model.device)

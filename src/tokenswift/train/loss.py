@@ -48,13 +48,13 @@ class FrozenBase:
     """
 
     def __init__(self, model: Any, subset: Int[Tensor, " S"]) -> None:
-        head = model.get_output_embeddings().weight.detach()
+        head: Tensor = model.get_output_embeddings().weight.detach()
         self.config, self.device, self.dtype = model.config, head.device, head.dtype
         self.subset = subset.to(self.device)
         self.size = len(subset)
         # Place S stands for every other token: its column takes the penalty of those and is dropped.
         rows = head.new_zeros(-(-(self.size + 1) // 16) * 16, head.shape[1])
-        rows[: self.size] = head[self.subset]
+        torch.index_select(head, 0, self.subset, out=rows[: self.size])
         self.rows = rows
         self.place = torch.full((len(head) + 1,), self.size, dtype=torch.long, device=self.device)
         self.place[self.subset] = torch.arange(self.size, device=self.device)
