@@ -8,21 +8,26 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from torch import get_num_threads
+
 from tokenswift.config import SamplingParams, build_options, check_integer
 from tokenswift.decode import decode, prefill
+from tokenswift.drafting.costs import Table, kept_table, measure
+from tokenswift.drafting.heads import level_of
 from tokenswift.heads.checkpoint import packaged_heads, resolve_heads
 from tokenswift.heads.modules import KINDS, Heads
+from tokenswift.interfaces import DraftReport
 from tokenswift.interfaces import Sequence as SequenceState
 from tokenswift.memory import check_run
 from tokenswift.metrics import Meter
-from tokenswift.models.load import load
+from tokenswift.models.load import cache_dir, load
 from tokenswift.models.rope import parse_rope_scaling
 from tokenswift.models.target import Target, check_model, make_target
-from tokenswift.strategies.table import DEFAULTS, STRATEGIES
+from tokenswift.strategies.table import STRATEGIES
 from tokenswift.text import TextStream
 from tokenswift.types import Generation, InputError, Step
 
-__all__ = ["DEFAULTS", "LLM", "STRATEGIES"]
+__all__ = ["LLM", "STRATEGIES"]
 
 #: the small model that drafts for the default model
 DEFAULT_DRAFT = "smollm2-135m-draft"
@@ -96,6 +101,7 @@ class LLM:
         self._drafts: dict[str, Target] = {}
         self._lent: list[Any] = []
         self._lock = Lock()
+        self._costs: dict[int, Table] = {}
         self.target: Target = make_target(model, self.rope_scaling, take)
 
     @property
@@ -128,6 +134,19 @@ class LLM:
     def device(self) -> str:
         """The model's device, e.g. "cpu"."""
         return str(self.target.device)
+
+    def costs(self) -> Table:
+        """Measured times of passes of this model here, for automatic drafting: made at the first call (about
+        two seconds) and kept in the cache folder, by model, device, type and threads."""
+        with self._lock:
+            threads = get_num_threads()
+            if threads not in self._costs:
+                self._costs[threads] = kept_table(
+                    self.target,
+                    cache_dir() / "costs",
+                    lambda: measure(self.target, level_of(self.target, self.heads)),
+                )
+            return self._costs[threads]
 
     def heads_of(self, kind: str) -> Heads | None:
         """Heads of a kind for this model: those it was given, or, with ``heads="auto"``, shipped ones."""
@@ -295,6 +314,7 @@ class _Run:
         self.text: list[str] = []
         self.finish_reason = "length"
         self.draft_passes = 0
+        self.drafting: DraftReport | None = None
 
     def __iter__(self) -> Iterator[Step]:
         target = self.llm.target
@@ -318,7 +338,7 @@ class _Run:
             elif ids[-1] in self.eos:
                 self.finish_reason = "eos"
             self.tokens += ids
-            self.draft_passes = sequence.draft_passes
+            self.draft_passes, self.drafting = sequence.draft_passes, sequence.drafting
             done = self.finish_reason != "length" or len(self.tokens) >= self.max_new_tokens
             if done and not self.stream.stopped:
                 text += self.stream.finish()
@@ -336,4 +356,5 @@ class _Run:
             metrics=self.meter.finish(self.tokens, self.draft_passes),
             prompt_tokens=len(self.prompt),
             lossless=self.strategy.acceptance == "exact",
+            drafting=None if self.drafting is None else self.drafting.record(),
         )

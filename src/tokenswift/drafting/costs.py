@@ -23,6 +23,7 @@ from time import perf_counter
 import torch
 
 from tokenswift.interfaces import DraftModel
+from tokenswift.kernels.build import processor
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 SHORT, LONG = 64, 2048  # cached tokens of the measured passes
@@ -65,28 +66,25 @@ class Table:
 def measure(model: DraftModel, level: Callable[[], object] | None = None, seconds: float = SECONDS) -> Table:
     """Time passes of the model over made-up keys; takes about ``seconds``.
 
-    Each figure is the least of three passes or more. Where time runs out, the larger row counts are left out.
+    Each figure is the least of five passes, of fewer where they take long. Where time runs out, the larger
+    row counts are left out.
     """
     begun = perf_counter()
     rows, fixed, token = [], [], []
     caches = {length: model.new_cache(length + ROWS[-1]) for length in (SHORT, LONG)}
     for length, cache in caches.items():
         cache.data.zero_()
-        cache.pretend(length)
-    _time(lambda: _pass(model, caches[SHORT], 1), 2, perf_counter() + seconds)
+        cache.commit(tuple(range(length)))
+    part = seconds / (2 * len(ROWS))
     for count in ROWS:
-        spent = perf_counter() - begun
-        if rows and spent > seconds:
+        if rows and perf_counter() - begun > seconds:
             break
-        until = perf_counter() + seconds / (2 * len(ROWS))
-        short = _time(lambda n=count: _pass(model, caches[SHORT], n), 3, until)
-        until = perf_counter() + seconds / (2 * len(ROWS))
-        long = _time(lambda n=count: _pass(model, caches[LONG], n), 3, until)
+        short, long = (_time(lambda n=count, c=cache: _pass(model, c, n), part) for cache in caches.values())
         slope = max(0.0, (long - short) / (LONG - SHORT))
         rows.append(count)
         fixed.append(max(short - slope * SHORT, 1e-6))
         token.append(slope)
-    spent = _time(level, 8, perf_counter() + 0.1) if level is not None else 0.0
+    spent = _time(level, part) if level is not None else 0.0
     return Table(tuple(rows), tuple(fixed), tuple(token), spent)
 
 
@@ -99,15 +97,15 @@ def _pass(model: DraftModel, cache: object, rows: int) -> None:
         torch.cuda.synchronize(model.device)
 
 
-def _time(run: Callable[[], object], least: int, until: float) -> float:
-    """The shortest of at least ``least`` runs in milliseconds; more of them while there is time."""
-    best, done = float("inf"), 0
-    while done < least or perf_counter() < until:
+def _time(run: Callable[[], object], seconds: float) -> float:
+    """The shortest of up to five runs after a first one, in milliseconds; fewer after ``seconds``."""
+    run()
+    begun, best = perf_counter(), float("inf")
+    for _ in range(5):
         start = perf_counter()
         run()
         best = min(best, 1000 * (perf_counter() - start))
-        done += 1
-        if done >= 2 and perf_counter() > until + 1:
+        if perf_counter() - begun > seconds:
             break
     return best
 
@@ -115,7 +113,7 @@ def _time(run: Callable[[], object], least: int, until: float) -> float:
 def kept_table(model: DraftModel, folder: Path, make: Callable[[], Table]) -> Table:
     """The table of this model, type, device and number of threads, from ``folder`` or made now and kept."""
     device = model.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     shape = (model.vocab_size, model.weight_bytes, model.kv_bytes, str(model.dtype), model.kernels.name)
     threads = torch.get_num_threads()
     key = repr((shape, name, threads, os.cpu_count(), ROWS, SHORT, LONG, torch.__version__, 1))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from tokenswift.config import SamplingParams
 from tokenswift.drafting.vocabulary import DraftVocabulary, draft_vocabulary
 from tokenswift.heads.modules import Heads
 from tokenswift.heads.packed import packed_steps
@@ -79,6 +82,22 @@ class HeadLevels:
 
     def _embeds(self, tokens: list[int]) -> Tensor:
         return self.model.embed(torch.tensor(tokens, device=self.model.device))
+
+
+def level_of(model: DraftModel, heads: Heads | None) -> Callable[[], object] | None:
+    """A call that evaluates one level for one row and ranks it, to be timed; None without heads."""
+    if heads is None:
+        return None
+    levels = HeadLevels(model, heads, frequent=True)
+    levels.begin([0])
+    sampler = model.sampler(SamplingParams())
+    states = levels.start(torch.zeros(1, heads.config.hidden_size, device=model.device))
+
+    def level() -> object:
+        logits = levels.level(0, states, [0])[1]
+        return sampler.candidates(logits, [0], [[]], [1], [4], True, levels.subset)
+
+    return level
 
 
 class HeadTree:

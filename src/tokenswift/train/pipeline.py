@@ -203,6 +203,8 @@ def train_heads(
     """
     from tokenswift.train.trainer import train
 
+    if kind == "conditioned" and training.start == "zero":
+        raise InputError("start is 'zero', which conditioned heads have not; valid: ridge")
     base = base_of(model, name)
     begun = time.monotonic()
     sampling = sampling or (data.sampling if data is not None else SamplingParams())
