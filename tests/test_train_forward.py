@@ -64,7 +64,7 @@ def test_the_callers_model_is_left_as_it_was() -> None:
 def test_attention_that_training_does_not_know_is_refused() -> None:
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
-    sizes: dict[str, Any] = tiny._COMMON | {"head_dim": 8}
+    sizes: dict[str, Any] = tiny.SIZES | {"head_dim": 8}
     model = Gemma2ForCausalLM(Gemma2Config(**sizes)).eval()
     with pytest.raises(InputError, match="capped scores or sinks"):
         Backbone(model).hidden(torch.zeros(1, 4, dtype=torch.long))
