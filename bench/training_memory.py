@@ -24,6 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from common import row, save
 from tokenswift.config import SamplingParams
 from tokenswift.heads.modules import Heads, HeadsConfig
+from tokenswift.train import loss
 from tokenswift.train.loss import Distillation, FrozenBase
 from tokenswift.train.selftext import Backbone, BatchCache, chances
 
@@ -119,7 +120,6 @@ def collecting(model: Any, block: int, batch: int) -> dict[str, float]:
     one_step, _ = peak_of(step)
     # A batch's states, and once more to put them together.
     states = 2 * block * state.nbytes / 1e9
-    backbone.close()
     return {
         "given_text_gb": given,
         "own_text_cache_gb": cached,
@@ -131,14 +131,8 @@ def collecting(model: Any, block: int, batch: int) -> dict[str, float]:
 def training(model: Any, count: int) -> dict[str, float]:
     """The frozen base's copies, the heads with their optimiser, and a step over the whole vocabulary."""
     vocab, width = LLAMA_31_8B["vocab_size"], LLAMA_31_8B["hidden_size"]
-    embedding, lm_head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-
-    def frozen() -> FrozenBase:
-        base = FrozenBase(embedding, lm_head, model.base_model.norm, torch.arange(vocab))
-        base.embedding = base.embedding.clone()  # to the CPU for the closed form, and back: a copy
-        return base
-
-    copies, base = peak_of(frozen)
+    loss.most_kept = lambda scores: 64  # shapes without data: how many tokens min-p 0.1 leaves
+    copies, base = peak_of(lambda: FrozenBase(model, torch.arange(vocab)))
     heads = Heads(HeadsConfig("conditioned", count, width, vocab, 1024))
     weights = sum(p.nbytes for p in heads.parameters()) / 1e9
     lesson = Distillation(heads, base, SamplingParams())

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from tests.conftest import tiny_model
 from tokenswift.heads.checkpoint import base_of, load_heads, resolve_heads, save_heads
 from tokenswift.heads.modules import Heads, HeadsConfig
-from tokenswift.heads.published import export_checkpoint, import_checkpoint
+from tokenswift.heads.published import checkpoint_folder, export_checkpoint, import_checkpoint
 from tokenswift.types import InputError
 
 D, V = 32, 260
@@ -195,6 +195,58 @@ def test_missing_files(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("rubbish")
     with pytest.raises(InputError, match="cannot be read as weights"):
         import_checkpoint(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone"}}))
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"model.embed_tokens.weight": "gone"}})
+    )
     with pytest.raises(InputError, match="lacks the shard gone"):
         import_checkpoint(tmp_path)
+
+
+class Hub:
+    """Stands in for the hub: gives the files of a folder that match, and counts them."""
+
+    def __init__(self, source: Path, cache: Path) -> None:
+        self.source, self.cache, self.given = source, cache, set[str]()
+
+    def snapshot_download(self, name: str, allow_patterns: list[str]) -> str:
+        if name != "owner/heads":
+            raise OSError(f"no repository {name}")
+        self.cache.mkdir(exist_ok=True)
+        for file in self.source.iterdir():
+            if any(file.match(pattern) for pattern in allow_patterns):
+                self.given.add(file.name)
+                (self.cache / file.name).write_bytes(file.read_bytes())
+        return str(self.cache)
+
+
+@pytest.mark.parametrize("form", ["safetensors", "bin", "sharded"])
+@torch.no_grad()
+def test_heads_by_hub_id(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, extra = published(tmp_path / "c", form)
+    if form == "sharded":  # a third shard, with nothing that is wanted
+        index = tmp_path / "c" / "model.safetensors.index.json"
+        where = json.loads(index.read_text())["weight_map"]
+        index.write_text(json.dumps({"weight_map": where | {"model.layers.9.x": "model-00003.safetensors"}}))
+        (tmp_path / "c" / "model-00003.safetensors").write_bytes(b"never fetched")
+    hub = Hub(tmp_path / "c", tmp_path / "cache")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", hub.snapshot_download)
+    heads, base = import_checkpoint(checkpoint_folder("owner/heads"), model)
+    hidden = torch.randn(6, D)
+    for mine, want in zip(by_heads(model, heads, hidden), by_definition(model, extra, hidden), strict=True):
+        torch.testing.assert_close(mine, want)
+    assert "model-00003.safetensors" not in hub.given
+    with pytest.raises(InputError, match="owner/none is no folder here.*no repository owner/none") as told:
+        checkpoint_folder("owner/none")
+    assert "\n" not in str(told.value)
+
+
+def test_a_model_by_hub_id_brings_its_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published(tmp_path / "c")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "c")
+    model.config._name_or_path = "owner/heads"
+    cached = {"owner/heads": str(tmp_path / "c" / "config.json")}
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda name, file: cached.get(name))
+    heads = resolve_heads("auto", model)
+    assert heads is not None and heads.kind == "linear" and heads.count == 3
+    model.config._name_or_path = "owner/other"
+    assert resolve_heads("auto", model) is None

@@ -19,13 +19,15 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift.config import SamplingParams
 from tokenswift.heads.checkpoint import load_heads, read_heads
 from tokenswift.heads.modules import Heads, HeadsConfig
-from tokenswift.train.data import cut, encode, passages, read_texts
+from tokenswift.train.data import read_texts
 from tokenswift.train.loss import Distillation, FrozenBase
-from tokenswift.train.pipeline import DataOptions, frequent, train_heads
+from tokenswift.train.options import DataOptions, TrainingOptions
+from tokenswift.train.pipeline import train_heads
 from tokenswift.train.ridge import ridge_start
 from tokenswift.train.selftext import Backbone, BatchCache, chances, continuations
 from tokenswift.train.store import HiddenStore, Windows
-from tokenswift.train.trainer import TrainingOptions, last_checkpoint
+from tokenswift.train.trainer import last_checkpoint
+from tokenswift.train.vocabulary import counts, covering, frequent
 from tokenswift.types import InputError, RunError
 
 D, V = 32, 260
@@ -38,9 +40,7 @@ def words(count: int, seed: int = 0) -> str:
 
 
 def frozen(model: Any, size: int = 0) -> FrozenBase:
-    subset = torch.arange(V) if not size else torch.randperm(V)[:size].sort().values
-    embedding, lm_head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    return FrozenBase(embedding, lm_head, model.base_model.norm, subset)
+    return FrozenBase(model, torch.arange(V) if not size else torch.randperm(V)[:size].sort().values)
 
 
 def test_reading_texts(tmp_path: Path) -> None:
@@ -64,17 +64,6 @@ def test_bad_files(name: str, content: bytes, message: str, tmp_path: Path) -> N
         list(read_texts(str(tmp_path / name)))
 
 
-def test_blocks_never_cross_documents() -> None:
-    documents = [list(range(250)), list(range(1000, 1100)), list(range(2000, 2010))]
-    blocks = cut(documents, 100)
-    assert [len(b) for b in blocks] == [100, 100, 100]
-    assert all(b[-1] - b[0] == len(b) - 1 for b in blocks)
-    shared = encode(["x" * 1000, "y" * 3000], tiny_tokenizer(), 400)
-    assert [len(d) for d in shared] == [100, 300]
-    with pytest.raises(InputError, match="no document of 300 tokens"):
-        passages(documents, 3, 300, 0)
-
-
 def test_states_are_those_before_the_final_norm() -> None:
     model = tiny_model()
     tokens = torch.randint(0, 256, (3, 20))
@@ -88,7 +77,6 @@ def test_states_are_those_before_the_final_norm() -> None:
         backbone.hidden(tokens[:, i : i + 1], cache) for i in range(15, 20)
     ]
     torch.testing.assert_close(torch.cat(parts, 1), whole)
-    backbone.close()
 
 
 def test_chances_are_those_of_the_sampler() -> None:
@@ -110,7 +98,6 @@ def test_continuations_repeat_and_vary_with_the_seed() -> None:
         return [t.tolist() for t, _ in continuations(backbone, prompts, 12, SamplingParams(), seed)]
 
     assert run(1) == run(1) != run(2)
-    backbone.close()
 
 
 def filled(folder: Path, model: Any, lengths: tuple[int, ...] = (60, 60, 45)) -> HiddenStore:
@@ -121,7 +108,6 @@ def filled(folder: Path, model: Any, lengths: tuple[int, ...] = (60, 60, 45)) ->
         tokens = torch.randint(0, 256, (1, length))
         store.append(tokens, backbone.hidden(tokens))
     store.finish()
-    backbone.close()
     return store
 
 
@@ -141,9 +127,8 @@ def test_store_is_whole_up_to_the_last_indexed_block(tmp_path: Path) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["linear", "conditioned", "medusa"])
-def test_loss_by_definition(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_by_definition(kind: str, tmp_path: Path) -> None:
     """Row by row: processed law of the base model against the penalised law of the head."""
-    monkeypatch.setattr("tokenswift.train.loss.TARGETS", V)  # a random model's law is nearly flat
     model = tiny_model()
     store = filled(tmp_path, model, (40,))
     torch.manual_seed(2)
@@ -189,7 +174,7 @@ def test_closed_form_start_beats_nothing(kind: str, tmp_path: Path) -> None:
         torch.manual_seed(0)
         heads = Heads(HeadsConfig(kind, 2, D, V, 64 if kind == "conditioned" else 0))
         if start:
-            ridge_start(heads, store, base)
+            ridge_start(heads, [store], base)
         losses.append(float(Distillation(heads, base, SamplingParams())(**batch)["loss"]))
     assert losses[1] < losses[0]
 
@@ -197,12 +182,23 @@ def test_closed_form_start_beats_nothing(kind: str, tmp_path: Path) -> None:
 def test_frequent_tokens(tmp_path: Path) -> None:
     store = HiddenStore(tmp_path, D, {})
     store.append(torch.tensor([[5, 5, 5, 9, 9, 2, 7]]), torch.zeros(1, 7, D))
-    assert frequent(store, V, 3).tolist() == [2, 5, 9]
-    assert len(frequent(store, V, 0)) == V
+    found = counts([store], V)
+    assert frequent(found, 3).tolist() == [2, 5, 9]
+    assert len(frequent(found, 0)) == V
+
+
+def test_draft_vocabulary_covers_a_share_of_the_text(tmp_path: Path) -> None:
+    store = HiddenStore(tmp_path, D, {})
+    store.append(torch.tensor([[7] * 90 + [3] * 8 + [1, 2]]), torch.zeros(1, 100, D))
+    found = counts([store], V)
+    assert covering(found, 0.9).tolist() == [7]
+    assert covering(found, 0.98).tolist() == [3, 7]
+    assert covering(found, 0.985).tolist() == [1, 3, 7]
+    assert covering(found, 1.0).tolist() == [1, 2, 3, 7]
 
 
 def options(source: str, **changes: Any) -> DataOptions:
-    values: dict[str, Any] = {"tokens": 2000, "block": 96, "prompt": 16, "batch": 4}
+    values: dict[str, Any] = {"tokens": 2000, "sequence_length": 96, "prompt": (16,), "write_batch": 4}
     return DataOptions(source, **{**values, **changes})
 
 
@@ -213,11 +209,13 @@ def full_run(
     training: TrainingOptions,
     kind: str = "conditioned",
     inner: int = 16,
+    tokenizer: Any = None,
+    vocabulary: int = 128,
     **changes: Any,
 ) -> dict[str, Any]:
     return train_heads(
         model,
-        tiny_tokenizer(),
+        tokenizer or tiny_tokenizer(),
         options(source, **changes),
         training,
         out=folder / "h.safetensors",
@@ -225,7 +223,7 @@ def full_run(
         kind=kind,
         count=2,
         inner=inner,
-        vocabulary=128,
+        vocabulary=vocabulary,
         name="tiny",
         report=lambda line: None,
     )
@@ -244,7 +242,7 @@ def test_the_whole_way(source: str, continued: bool, tmp_path: Path) -> None:
     _, _, kept = read_heads(tmp_path / "h.safetensors")
     assert kept["kind"] == "conditioned"
     log = (tmp_path / "work" / "log.csv").read_text().splitlines()
-    assert log[0] == "step,epoch,loss,learning_rate,seconds" and len(log) == 4
+    assert log[0] == "step,epoch,loss,learning_rate,seconds,held_out_loss" and len(log) == 4
     assert not any(p.requires_grad and p.grad is not None for p in model.parameters())
 
 
@@ -331,7 +329,7 @@ def command(folder: Path, steps: int, *launcher: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     root = Path(__file__).resolve().parent.parent
-    return os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    return os.environ | {"PYTHONPATH": f"{root / 'src'}:{root}", "OMP_NUM_THREADS": "1"}
 
 
 def losses(folder: Path) -> list[float]:
@@ -341,28 +339,48 @@ def losses(folder: Path) -> list[float]:
 
 @pytest.mark.slow
 def test_kill_and_resume(tmp_path: Path) -> None:
-    """Kill -9 in training, same command: ends with the loss of an undisturbed run."""
+    """Kill -9 in training, same command: it goes on behind the checkpoint and ends as an undisturbed run."""
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     for folder in (calm, killed):
         folder.mkdir()
     subprocess.run(command(calm, 300), env=environment(), check=True, capture_output=True)
     process = subprocess.Popen(command(killed, 300), env=environment(), stdout=-3, stderr=-3)
     deadline = time.monotonic() + 120
-    while not list(killed.glob("work/checkpoints/checkpoint-*")) and time.monotonic() < deadline:
+    while not (killed / "work/checkpoints/checkpoint-10").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (killed / "h.safetensors").exists()
+    before = len(steps(killed))
+    checkpoint = last_checkpoint(killed / "work" / "checkpoints")
+    assert checkpoint is not None
     subprocess.run(command(killed, 300), env=environment(), check=True, capture_output=True)
+    done = int(checkpoint.name.rpartition("-")[2])
+    assert steps(killed)[before:] == list(range(done + 5, 301, 5))  # no step up to the checkpoint again
     assert losses(killed)[-1] == pytest.approx(losses(calm)[-1], rel=1e-3)
+
+
+def steps(folder: Path) -> list[int]:
+    path = folder / "work" / "log.csv"
+    return [int(row.split(",")[0]) for row in path.read_text().splitlines()[1:]] if path.exists() else []
 
 
 @pytest.mark.slow
 def test_two_processes(tmp_path: Path) -> None:
-    """torchrun with two gloo processes on the CPU."""
+    """torchrun with two gloo processes on the CPU, twice: the second time nothing is left to do."""
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29533")
-    done = subprocess.run(command(tmp_path, 10, *launcher), env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "h.safetensors").exists()
-    assert json.loads((tmp_path / "work" / "states" / "index.json").read_text())["complete"]
-    assert len(losses(tmp_path)) == 2
+    for times in (1, 2):
+        done = subprocess.run(
+            command(tmp_path, 10, *launcher), env=environment(), capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "h.safetensors").exists()
+        assert json.loads((tmp_path / "work" / "states" / "index.json").read_text())["complete"]
+        assert steps(tmp_path) == [5, 10]
+        (tmp_path / "h.safetensors").unlink()
+        start = (tmp_path / "work" / "start.safetensors").stat()
+        if times == 1:
+            made = start.st_mtime_ns
+    assert start.st_mtime_ns == made  # the closed form once
+    with pytest.raises(subprocess.CalledProcessError):  # the batch was that of two processes
+        subprocess.run(command(tmp_path, 10), env=environment(), check=True, capture_output=True)

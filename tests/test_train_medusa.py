@@ -11,9 +11,9 @@ from tests.conftest import tiny_model
 from tests.test_train import D, filled, frozen, full_run, losses, words
 from tokenswift.heads.checkpoint import base_of, load_heads
 from tokenswift.heads.modules import Heads
+from tokenswift.train.options import TrainingOptions
 from tokenswift.train.pipeline import heads_config
 from tokenswift.train.ridge import ridge_start
-from tokenswift.train.trainer import TrainingOptions
 from tokenswift.types import InputError
 
 
@@ -22,9 +22,9 @@ def test_medusa_starts_as_the_base(tmp_path: Path) -> None:
     model = tiny_model()
     torch.nn.init.uniform_(model.base_model.norm.weight, 0.5, 1.5)
     base = frozen(model)
-    heads = Heads(heads_config("medusa", 2, base_of(model), None, base.norm_eps))
+    heads = Heads(heads_config("medusa", 2, base_of(model), None, 1e-6))
     assert heads.config.inner == 1 and not heads.own_lm_heads
-    ridge_start(heads, filled(tmp_path, model), base)
+    ridge_start(heads, [filled(tmp_path, model)], base)
     states = torch.randn(5, D) * 3
     for i in range(2):
         normed = heads.normed(i, heads.advance(i, states, states, None))

@@ -2,79 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
-from tests.conftest import tiny_model, tiny_tokenizer
-from tests.test_train import environment, full_run, losses, words
+from tests.conftest import tiny_model
+from tests.test_train import environment, full_run, losses, steps, words
 from tokenswift.heads.checkpoint import read_heads
-from tokenswift.train.data import encode, read_texts
-from tokenswift.train.trainer import TrainingOptions
-from tokenswift.types import InputError
+from tokenswift.train.options import TrainingOptions
+from tokenswift.train.trainer import last_checkpoint
 
 BOOK = words(2000)
-
-
-class Hub(ModuleType):
-    """Stands in for the package ``datasets``: a stream of books that counts what was taken from it."""
-
-    def __init__(self, books: int = 10**6, fails: Exception | None = None) -> None:
-        super().__init__("datasets")
-        self.books, self.fails, self.taken, self.asked = books, fails, 0, {}
-
-    def load_dataset(self, name: str, **options: Any) -> Iterator[dict[str, str]]:
-        self.asked = {"name": name, **options}
-        if self.fails is not None:
-            raise self.fails
-        return self._rows()
-
-    def _rows(self) -> Iterator[dict[str, str]]:
-        for _ in range(self.books):
-            self.taken += 1
-            yield {"short_book_title": "Sea", "text": BOOK}
-
-
-def hub(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Hub:
-    made = Hub(**options)
-    monkeypatch.setitem(sys.modules, "datasets", made)
-    return made
-
-
-def test_pg19_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few books of a million are read, not the whole set."""
-    stub = hub(monkeypatch)
-    documents = encode(read_texts("pg19"), tiny_tokenizer(), 1000)
-    assert stub.asked["split"] == "train" and stub.asked["streaming"] is True
-    assert sum(map(len, documents)) <= 1100
-    assert stub.taken <= 64 * 1000 // len(BOOK) + 2
-
-
-def test_training_on_pg19(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub(monkeypatch, books=3)
-    notes = full_run(tiny_model(), "pg19", tmp_path, TrainingOptions(steps=2, bf16=False))
-    assert notes["steps"] == 2 and (tmp_path / "h.safetensors").exists()
-
-
-def test_pg19_without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub(monkeypatch, fails=ConnectionError("no route\nto the hub"))
-    with pytest.raises(InputError, match="pg19 cannot be loaded: ConnectionError; name a local file") as told:
-        list(read_texts("pg19"))
-    assert "\n" not in str(told.value)
-
-
-def test_pg19_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(InputError, match="pg19 needs the package datasets; pip install datasets"):
-        list(read_texts("pg19"))
 
 
 def test_tensorboard_files(tmp_path: Path) -> None:
@@ -120,9 +64,15 @@ def test_kill_and_resume_on_the_default_model(embedded: str, tmp_path: Path) -> 
     subprocess.run(small(calm, str(tmp_path / "text.txt")), env=environment(), check=True)
     command = small(killed, str(tmp_path / "text.txt"))
     killed_after(command, killed / "work" / "states" / "index.json")
-    killed_after(command, killed / "work" / "checkpoints" / "checkpoint-*")
+    collected = len(json.loads((killed / "work" / "states" / "index.json").read_text())["blocks"])
+    killed_after(command, killed / "work" / "checkpoints" / "checkpoint-20")
     assert not (killed / "h.safetensors").exists()
+    checkpoint = last_checkpoint(killed / "work" / "checkpoints")
+    assert collected > 0 and checkpoint is not None
+    before = len(steps(killed))
     subprocess.run(command, env=environment(), check=True)
+    done = int(checkpoint.name.rpartition("-")[2])
+    assert min(steps(killed)[before:], default=99) > done  # no step up to the checkpoint again
     print(f"loss at the end: unbroken {losses(calm)[-1]}, killed twice {losses(killed)[-1]}")
     assert losses(killed)[-1] == pytest.approx(losses(calm)[-1], rel=1e-3)
 

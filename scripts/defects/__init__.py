@@ -6,7 +6,8 @@ from defects.audit import AUDIT
 from defects.defect import Defect
 from defects.drafting import DRAFTING
 from defects.exactness import EXACTNESS
+from defects.training import TRAINING
 
 __all__ = ["DEFECTS", "Defect"]
 
-DEFECTS = [*EXACTNESS, *AUDIT, *DRAFTING]
+DEFECTS = [*EXACTNESS, *AUDIT, *DRAFTING, *TRAINING]

@@ -301,8 +301,8 @@ DRAFTING = [
     Defect(
         "eval-heads: penalty window one token short",
         "train/evaluate.py",
-        "max(0, at + 1 - sampling.penalty_window)",
-        "max(0, at + 2 - sampling.penalty_window)",
+        "    recent = tokens[None, : at + 1]",
+        "    recent = tokens[None, max(0, at + 2 - sampling.penalty_window) : at + 1]",
         (RATES,),
     ),
     Defect(
@@ -315,8 +315,8 @@ DRAFTING = [
     Defect(
         "heads learn from the embedding of the token before",
         "train/loss.py",
-        "tokens[:, length - n + 1 + i : length - n + 1 + i + m]",
-        "tokens[:, length - n + i : length - n + i + m]",
+        "tokens[:, first + i : first + i + m]",
+        "tokens[:, first - 1 + i : first - 1 + i + m]",
         (LEARNING,),
     ),
     Defect(

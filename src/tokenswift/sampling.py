@@ -35,8 +35,12 @@ def repetition_penalty(
     Args:
         ids: token ids to penalise, a row for each row of logits; repeat an id to pad.
     """
-    seen = logits.gather(1, ids)
-    return logits.scatter(1, ids, torch.where(seen < 0, seen * theta, seen / theta))
+    return logits.scatter(1, ids, punished(logits.gather(1, ids), theta))
+
+
+def punished(values: Tensor, theta: float) -> Tensor:
+    """Logits of penalised tokens: positive ones ÷ θ, negative ones × θ."""
+    return torch.where(values < 0, values * theta, values / theta)
 
 
 def temperature(scores: Float[Tensor, "n V"], value: float) -> Float[Tensor, "n V"]:
@@ -88,6 +92,43 @@ def eta(scores: Float[Tensor, "n V"], epsilon: float) -> Float[Tensor, "n V"]:
     entropy = torch.special.entr((scores - total).exp()).sum(-1, keepdim=True)
     cut = torch.clamp(0.5 * math.log(epsilon) - entropy, max=math.log(epsilon))
     return _keep(scores, torch.minimum(scores.amax(-1, keepdim=True), total + cut))
+
+
+def processed(scores: Float[Tensor, "n V"], params: SamplingParams) -> Float[Tensor, "n V"]:
+    """Penalised logits → log-scores up to a constant: temperature, then every filter in its order.
+
+    With ``greedy`` they stay as they are. Decoding, the text that a model writes for training, and the
+    teacher distribution all come through here.
+    """
+    p = params
+    if p.greedy:
+        return scores
+    if p.temperature != 1:
+        scores = temperature(scores, p.temperature)
+    if p.top_k:
+        scores = top_k(scores, p.top_k)
+    if p.top_p < 1:
+        scores = top_p(scores, p.top_p)
+    if p.min_p:
+        scores = min_p(scores, p.min_p)
+    if p.eta_cutoff:
+        scores = eta(scores, p.eta_cutoff)
+    return scores
+
+
+def recent_scores(
+    logits: Float[Tensor, "n V"], recent: Int[Tensor, "n L"], params: SamplingParams
+) -> Float[Tensor, "n V"]:
+    """Processed scores of rows that each have a text of their own.
+
+    Args:
+        logits: one row a text, float32.
+        recent: the end of each text, oldest token first; its last W tokens are penalised.
+    """
+    ids = recent[:, -params.window :] if params.window else recent[:, :0]
+    if ids.shape[1]:
+        logits = repetition_penalty(logits, ids, params.repetition_penalty)
+    return processed(logits, params)
 
 
 def window_ids(
@@ -229,21 +270,7 @@ class Sampler:
         Args:
             positions: the position that each row predicts; by default the one after its context.
         """
-        p = self.params
-        scores = self._penalised(logits.to(torch.float32), history, paths, positions)
-        if p.greedy:
-            return scores
-        if p.temperature != 1:
-            scores = temperature(scores, p.temperature)
-        if p.top_k:
-            scores = top_k(scores, p.top_k)
-        if p.top_p < 1:
-            scores = top_p(scores, p.top_p)
-        if p.min_p:
-            scores = min_p(scores, p.min_p)
-        if p.eta_cutoff:
-            scores = eta(scores, p.eta_cutoff)
-        return scores
+        return processed(self._penalised(logits.to(torch.float32), history, paths, positions), self.params)
 
     def _penalised(
         self, logits: Tensor, history: list[int], paths: list[list[int]], positions: list[int] | None

@@ -31,7 +31,7 @@ def text(tmp_path: Path) -> str:
     return str(path)
 
 
-DATA = ("--tokens", "1500", "--block", "96", "--prompt", "16", "--batch", "4", "--steps", "4")
+DATA = ("--tokens", "1500", "--block", "96", "--prompt", "16", "--write-batch", "4", "--steps", "4")
 SMALL = (*DATA, "--inner", "16")
 
 
@@ -46,7 +46,7 @@ def test_train_then_generate_then_evaluate(cli: Call, base: str, text: str) -> N
     assert done.code == 0, done.err
     done = cli("eval-heads", "--model", base, "--data", text, "--heads", "h.safetensors", "--prompt", "64",
                "--max-new-tokens", "16", "--positions", "40", "--prompts", "1", "--budget", "48",
-               "--json", "e.json", "--quiet")  # fmt: skip
+               "--context", "128", "--json", "e.json", "--quiet")  # fmt: skip
     assert done.code == 0, done.err
     figures = json.loads(Path("e.json").read_text())
     assert figures["heads"] == 2 and set(figures["acceptance"]) == {"partial", "hidden"}
@@ -66,7 +66,7 @@ def test_medusa_heads_then_generate(cli: Call, base: str, text: str) -> None:
     assert heads.kind == notes["kind"] == "medusa" and heads.config.inner == 1
     done = cli("eval-heads", "--model", base, "--data", text, "--heads", "m.safetensors", "--prompt", "64",
                "--max-new-tokens", "16", "--positions", "16", "--prompts", "1", "--budget", "48",
-               "--json", "e.json", "--quiet")  # fmt: skip
+               "--context", "128", "--json", "e.json", "--quiet")  # fmt: skip
     assert done.code == 0, done.err
     assert json.loads(Path("e.json").read_text())["kind"] == "medusa"
 

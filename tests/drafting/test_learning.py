@@ -28,9 +28,7 @@ def stored(folder: Path, texts: list[list[int]]) -> tuple[HiddenStore, FrozenBas
         tokens = torch.tensor([text])
         store.append(tokens, backbone.hidden(tokens), learn=1)  # the first token has none before it
     store.finish()
-    backbone.close()
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    return store, FrozenBase(embedding, head, model.base_model.norm, torch.arange(VOCAB))
+    return store, FrozenBase(model, torch.arange(VOCAB))
 
 
 def losses(heads: Any, store: HiddenStore, base: FrozenBase) -> list[float]:
@@ -60,7 +58,7 @@ def test_the_closed_form_finds_conditioned_heads(tmp_path: Path) -> None:
     store, base = stored(tmp_path, random_texts())
     torch.manual_seed(0)
     heads = Heads(HeadsConfig("conditioned", 1, WIDTH, VOCAB)).eval()
-    ridge_start(heads, store, base)
+    ridge_start(heads, [store], base)
     assert losses(heads, store, base)[0] < 0.5
 
 
@@ -68,5 +66,5 @@ def test_the_closed_form_finds_linear_heads(tmp_path: Path) -> None:
     store, base = stored(tmp_path, [prompt(200)])
     torch.manual_seed(0)
     heads = Heads(HeadsConfig("linear", 3, WIDTH, VOCAB)).eval()
-    ridge_start(heads, store, base)
+    ridge_start(heads, [store], base)
     assert all(loss < 0.5 for loss in losses(heads, store, base))

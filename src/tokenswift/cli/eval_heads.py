@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from tokenswift.cli.options import DEFAULT_MODEL, integer
+from tokenswift.cli.options import DEFAULT_MODEL, add_sampling_options, integer, sampling_from
 
 logger = logging.getLogger("tokenswift")
 COLUMNS = ("top1", "top3", "match", "match3")
@@ -19,7 +19,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "eval-heads",
         help="measure how well heads draft",
-        description="Per head: top-1 and top-3 accuracy, and the coupled match rate at the default sampling, "
+        description="Per head: top-1 and top-3 accuracy, and the coupled match rate, "
         "on the data and on the model's own continuations; then the mean acceptance length by source.",
     )
     add = parser.add_argument
@@ -27,34 +27,35 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add("--heads", default="auto", help="heads file, or auto")
     add("--data", required=True, help="held-out text: a file, JSONL or a folder")
     add("--positions", type=integer, default=500, help="places to look at per text sort (default 500)")
+    add("--context", type=integer, default=512, help="tokens of a text that is looked at (default 512)")
     add("--prompts", type=integer, default=4, help="prompts to generate from; 0 skips it (default 4)")
     add("--prompt", type=integer, default=1500, help="tokens of a prompt (default 1500)")
     add("--max-new-tokens", type=integer, default=200, help="new tokens per prompt (default 200)")
     add("--budget", type=integer, default=512, help="budget of the partial cache (default 512)")
     add("--tree", default="1,3,3,3", help="tree of the generation (default 1,3,3,3)")
     add("--ngrams", type=integer, default=20, help="n-gram branches (default 20)")
-    add("--seed", type=integer, default=0)
     add("--dtype", default="auto", help="auto, bfloat16 or float32")
     add("--device", default="auto", help="auto, cpu or cuda")
     add("--json", type=Path, help="write the figures to a file")
     add("--quiet", action="store_true", help="no progress lines")
+    add_sampling_options(parser, "sampling (of both laws, the model's text and the noise)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print the table."""
     from tokenswift.cli.options import widths
-    from tokenswift.config import SamplingParams, check_integer
+    from tokenswift.config import check_integer
     from tokenswift.heads.checkpoint import base_of
     from tokenswift.llm import LLM
-    from tokenswift.train.data import check_amount, check_source, encode, passages, read_texts
+    from tokenswift.train.data import check_source, passages, prefix_of
     from tokenswift.train.evaluate import head_rates, own_text
     from tokenswift.train.selftext import Backbone
     from tokenswift.types import InputError
 
-    for name in ("positions", "prompt", "max_new_tokens"):
+    for name in ("positions", "context", "prompt", "max_new_tokens"):
         check_integer(name, getattr(args, name), 16)
     check_integer("prompts", args.prompts, 0)
-    sampling = SamplingParams(seed=args.seed)
+    sampling = sampling_from(args)
     try:
         tree = widths(args.tree)
     except argparse.ArgumentTypeError as error:
@@ -63,24 +64,23 @@ def run(args: argparse.Namespace) -> int:
     llm = LLM(args.model, dtype=args.dtype, device=args.device, heads=args.heads)
     if llm.heads is None:
         raise InputError(f"heads is {args.heads!r}; no heads fit {base_of(llm.model).name}; name a file")
-    documents = encode(read_texts(args.data), llm.tokenizer, 10**9)
-    check_amount(sum(map(len, documents)), 256, args.data)
+    prefix = prefix_of(llm.tokenizer)
 
-    given = passages(documents, 8, min(512, max(map(len, documents))), args.seed)
+    def taken(count: int, length: int, seed: int) -> list[list[int]]:
+        return passages(args.data, llm.tokenizer, [length] * count, prefix, seed)
+
+    given = taken(8, args.context, args.seed)
     backbone = Backbone(llm.model)
-    try:
-        logger.info("measuring on the text")
-        result: dict[str, Any] = {"heads": llm.heads.count, "kind": llm.heads.kind}
-        result["text"] = head_rates(backbone, llm.heads, given, sampling, 32, args.positions)
-        logger.info("measuring on the model's own text")
-        half = [passage[: len(passage) // 2] for passage in given]
-        texts, start = own_text(backbone, half, len(half[0]), sampling, args.seed)
-        result["own"] = head_rates(backbone, llm.heads, texts, sampling, start, args.positions)
-    finally:
-        backbone.close()
+    logger.info("measuring on the text")
+    result: dict[str, Any] = {"heads": llm.heads.count, "kind": llm.heads.kind}
+    result["text"] = head_rates(backbone, llm.heads, given, sampling, 32, args.positions)
+    logger.info("measuring on the model's own text")
+    half = [passage[: len(passage) // 2] for passage in given]
+    texts, start = own_text(backbone, half, len(half[0]), sampling, args.seed)
+    result["own"] = head_rates(backbone, llm.heads, texts, sampling, start, args.positions)
     result["acceptance"] = {}
     if args.prompts:
-        prompts = passages(documents, args.prompts, args.prompt, args.seed + 1)
+        prompts = taken(args.prompts, args.prompt, args.seed + 1)
         for draft in ("partial", "hidden"):
             logger.info("generating, draft from %s", draft)
             options = {"tree": tree, "ngrams": args.ngrams, "budget": args.budget, "draft": draft}

@@ -18,7 +18,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "writes linear heads and their base model as a checkpoint in the published layout.",
     )
     add = parser.add_argument
-    add("--checkpoint", type=Path, help="folder to import")
+    add("--checkpoint", help="folder or hub id to import")
     add("--out", type=Path, help="heads file to write")
     add("--model", help="the base model: checked against the checkpoint's; Medusa heads need it")
     add("--heads", type=Path, help="heads file to export")
@@ -29,7 +29,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Import, or export."""
     from tokenswift.heads.checkpoint import load_heads, save_heads
-    from tokenswift.heads.published import export_checkpoint, import_checkpoint, read_config
+    from tokenswift.heads.published import (
+        checkpoint_folder,
+        export_checkpoint,
+        import_checkpoint,
+        read_config,
+    )
     from tokenswift.models.load import load
     from tokenswift.types import InputError
 
@@ -42,9 +47,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.checkpoint is None or args.out is None or args.heads:
         raise InputError("import-heads takes --checkpoint and --out, or --heads, --model and --export")
-    read_config(args.checkpoint)  # a wrong folder shows before a model is loaded
+    folder = checkpoint_folder(args.checkpoint)
+    read_config(folder)  # a wrong folder shows before a model is loaded
     model = load(args.model, device="cpu").model if args.model else None
-    heads, base = import_checkpoint(args.checkpoint, model)
-    save_heads(heads, args.out, base, notes={"imported": args.checkpoint.resolve().name})
+    heads, base = import_checkpoint(folder, model)
+    save_heads(heads, args.out, base, notes={"imported": Path(args.checkpoint).resolve().name})
     logger.info("wrote %s: %d %s heads for %s", args.out, heads.count, heads.kind, base.name)
     return 0

@@ -93,9 +93,11 @@ def add_model_options(parser: argparse.ArgumentParser, dtype: str = "auto") -> N
     )
 
 
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+def add_sampling_options(
+    parser: argparse.ArgumentParser, title: str = "sampling (the same for every strategy)"
+) -> None:
     """The fields of `config.SamplingParams`, seed included."""
-    group = parser.add_argument_group("sampling (the same for every strategy)")
+    group = parser.add_argument_group(title)
     group.add_argument("--greedy", action="store_true", help="take the likeliest token; default: sample")
     for name, kind, text in (
         ("seed", integer, "0 or more: same seed, same text, whatever the strategy"),

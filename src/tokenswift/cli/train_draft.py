@@ -22,10 +22,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     add = parser.add_argument
     add("--model", default=DEFAULT_MODEL, help="alias, folder or hub id of the target model")
-    add("--data", help="a text or JSONL file, a folder of them, self, or pg19")
-    add(
-        "--states", type=Path, metavar="FOLDER", help="finished work folder of train-heads, instead of --data"
-    )
     add("--out", required=True, type=Path, help="model folder to write")
     add("--layers", type=integer, default=2, help="layers of the draft model (default 2)")
     add("--pack", type=Path, metavar="FILE", help="also write the trained weights alone to a file")
@@ -37,15 +33,12 @@ def run(args: argparse.Namespace) -> int:
     from tokenswift.config import check_integer
     from tokenswift.models.load import load
     from tokenswift.train.draft import check_out, pack, train_draft
-    from tokenswift.train.pipeline import first_process
-    from tokenswift.types import InputError
+    from tokenswift.train.processes import first_process
 
-    if (args.data is None) == (args.states is None):
-        raise InputError("data or states is needed, and not both: where the hidden states come from")
     check_integer("layers", args.layers, 1)
     check_out(args.out)
     made = plan(args)
-    loaded = load(args.model, dtype=made.dtype, device=args.device)
+    loaded = load(args.model, dtype=made.dtype, device=made.device)
     notes = train_draft(
         loaded.model,
         loaded.tokenizer,
@@ -57,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         vocabulary=made.vocabulary,
         name=Path(args.model).name,
         report=logger.info,
+        sampling=made.sampling,
         states=args.states,
     )
     logger.info("wrote %s: %s", args.out, ", ".join(f"{k} {v}" for k, v in notes.items()))

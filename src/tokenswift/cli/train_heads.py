@@ -6,13 +6,19 @@ import argparse
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tokenswift.cli.options import DEFAULT_MODEL, integer, number
+from tokenswift.cli.options import (
+    DEFAULT_MODEL,
+    add_sampling_options,
+    integer,
+    number,
+    sampling_from,
+)
 
 if TYPE_CHECKING:
-    from tokenswift.train.pipeline import DataOptions
-    from tokenswift.train.trainer import TrainingOptions
+    from tokenswift.config import SamplingParams
+    from tokenswift.train.options import DataOptions, TrainingOptions
 
 logger = logging.getLogger("tokenswift")
 
@@ -22,106 +28,189 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser("train-heads", help="train draft heads for a model")
     add = parser.add_argument
     add("--model", default=DEFAULT_MODEL, help="alias, folder or hub id of the base model")
-    add("--data", required=True, help="a text or JSONL file, a folder of them, self, or pg19")
     add("--out", required=True, type=Path, help="heads file to write")
-    add("--kind", default="conditioned", choices=("linear", "conditioned", "medusa"), help="sort of heads")
-    add("--heads", type=integer, default=3, help="number of heads (default 3)")
+    add(
+        "--recipe",
+        default="own",
+        metavar="NAME",
+        help="own, or paper (its heads, loss and Table 9's settings; needs a large GPU); other options "
+        "given win; default: %(default)s",
+    )
+    add("--kind", choices=("linear", "conditioned", "medusa"), help="sort of heads (default conditioned)")
+    add("--heads", type=integer, help="number of heads (default 3)")
     add(
         "--inner",
         type=integer,
         help="hidden layer (conditioned, default 1024), or blocks (medusa, default 1)",
+    )
+    add("--targets", help="model (its own processed distribution) or text (the next token); default model")
+    add("--start", help="ridge (closed form) or zero (linear and medusa heads); default ridge")
+    add(
+        "--coverage",
+        type=number,
+        default=0.99,
+        metavar="X",
+        help="tokens worth drafting: the most frequent ones that make up this share of the training text; "
+        "default: %(default)s",
     )
     add_training_options(parser)
 
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
     """What train-heads and train-draft have in common: the data and the training."""
-    add = parser.add_argument
-    add("--continued", action="store_true", help="learn from the model's continuations of the data")
+    add = parser.add_argument_group("data").add_argument
+    add("--data", help="a text or JSONL file, a folder of them, self, or pg19")
+    add(
+        "--states",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FOLDER",
+        help="finished work folders of train-heads, instead of --data",
+    )
+    add(
+        "--continued",
+        action="store_true",
+        default=None,
+        help="learn from the model's continuations of the data",
+    )
     add("--tokens", type=integer, help="tokens to learn from (default 300,000; CUDA 4,000,000)")
-    add("--block", type=integer, help="longest text run at once (default 768; CUDA 8192)")
-    add("--prompt", type=integer, default=256, help="tokens of a passage before the model goes on")
-    add("--batch", type=integer, help="texts that the model writes together (default 48; CUDA 32)")
-    add("--epochs", type=number, default=3.0, help="passes over the data; 0: the start alone")
-    add("--steps", type=integer, default=0, help="optimiser steps instead of epochs")
-    add("--lr", type=number, default=1e-3, help="peak learning rate")
-    add("--accumulate", type=integer, default=1, help="batches per optimiser step")
-    add("--vocabulary", type=integer, help="frequent tokens in the loss (default 4096; CUDA all)")
-    add("--save-every", type=integer, default=200, help="steps between checkpoints")
-    add("--seed", type=integer, default=0)
+    add(
+        "--sequence-length",
+        "--block",
+        dest="sequence_length",
+        type=integer,
+        metavar="N",
+        help="tokens run through the model at once (default 768; CUDA 8192)",
+    )
+    add(
+        "--prompt",
+        type=lengths,
+        default=(256,),
+        metavar="N,N,…",
+        help="tokens of a passage before the model goes on; several for contexts of several lengths "
+        "(default 256)",
+    )
+    add(
+        "--write-batch",
+        type=integer,
+        metavar="N",
+        help="texts that the model writes together (default 48; CUDA 32)",
+    )
+    add = parser.add_argument_group("training").add_argument
+    add("--epochs", type=number, help="passes over the data; 0: the start alone (default 3)")
+    add("--steps", type=integer, help="optimiser steps instead of epochs")
+    add("--batch", type=integer, help="windows per device and forward (default 4)")
+    add("--window", type=integer, help="positions per window (default 128)")
+    add("--accumulate", type=integer, help="batches per optimiser step (default 1)")
+    add("--lr", type=number, help="peak learning rate (default 0.001)")
+    add("--weight-decay", type=number, metavar="X", help="AdamW's (default 0.01)")
+    add("--beta2", type=number, metavar="X", help="AdamW's (default 0.98)")
+    add("--warmup", type=integer, help="steps until the peak (default 30)")
+    add("--vocabulary", type=integer, help="frequent tokens in the loss; 0: all (default 4096; CUDA all)")
+    add(
+        "--held-out",
+        type=number,
+        metavar="X",
+        help="share of the sequences whose loss is only logged (default 0.02)",
+    )
+    add("--save-every", type=integer, metavar="N", help="steps between checkpoints (default 200)")
     add("--work", type=Path, help="folder for states, checkpoints and log.csv (default OUT.work)")
     add("--dtype", default="auto", help="bfloat16, float32 or auto (bfloat16 where the hardware has it)")
-    add("--device", default="auto", help="auto, cpu or cuda")
+    add("--device", default="auto", help="auto, cpu, cuda (under torchrun each process its own) or cuda:N")
     add("--tensorboard", action="store_true", help="also write TensorBoard logs to the work folder")
     add("--quiet", action="store_true", help="no progress lines")
+    add_sampling_options(parser, "sampling (what the model writes, and the distribution that is learnt)")
+
+
+def lengths(text: str) -> tuple[int, ...]:
+    """An argparse type: ascending lengths with commas."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"is {text!r}; valid: integers such as 256,1024") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The common options, checked: data (None without --data), training, dtype, subset of the loss."""
+    """The common options, checked.
+
+    Attributes:
+        data: where states come from; None without --data.
+        training: how to train.
+        sampling: the sampler whose distribution is learnt.
+        dtype, device: of the model in this process.
+        vocabulary: frequent tokens in the loss, 0 for all.
+        recipe: what the recipe says beyond that.
+    """
 
     data: DataOptions | None
     training: TrainingOptions
+    sampling: SamplingParams
     dtype: str
+    device: str
     vocabulary: int
+    recipe: dict[str, Any]
 
 
 def plan(args: argparse.Namespace) -> Plan:
-    """Check the common options and fill in the defaults of the place to run.
+    """Check the common options; those not given come from the recipe, then from the place to run.
 
     Raises:
         InputError: an option out of its range, or --data that names nothing.
     """
+    from tokenswift.config import check_choice
     from tokenswift.models.load import check_place, native_bfloat16
     from tokenswift.train.data import check_source
-    from tokenswift.train.pipeline import DataOptions
-    from tokenswift.train.trainer import TrainingOptions
+    from tokenswift.train.options import RECIPES, DataOptions, TrainingOptions
+    from tokenswift.train.processes import local_device
+    from tokenswift.types import InputError
 
-    place = check_place(args.dtype, args.device)
-    cuda = place != "cpu"
+    if (args.data is None) == (not args.states):
+        raise InputError("data or states is needed, and not both: where the hidden states come from")
+    recipe = getattr(args, "recipe", "own")
+    check_choice("recipe", recipe, tuple(RECIPES))
+    device = local_device(check_place(args.dtype, args.device))
+    cuda = device != "cpu"
+    place = {
+        "tokens": 4_000_000 if cuda else 300_000,
+        "sequence_length": 8192 if cuda else 768,
+        "write_batch": 32 if cuda else 48,
+        "vocabulary": 0 if cuda else 4096,
+    }
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    chosen = {**place, **RECIPES[recipe], **given}
+
+    def of(kind: type) -> dict[str, Any]:
+        return {name: chosen[name] for name in kind.__dataclass_fields__ if name in chosen}
+
     dtype = args.dtype
     if dtype == "auto":
-        dtype = "bfloat16" if native_bfloat16(place) else "float32"
+        dtype = "bfloat16" if native_bfloat16(device) else "float32"
+    sampling = sampling_from(args)
     data = None
     if args.data is not None:
-        data = DataOptions(
-            source=args.data,
-            continued=args.continued,
-            tokens=args.tokens if args.tokens is not None else 4_000_000 if cuda else 300_000,
-            block=args.block if args.block is not None else 8192 if cuda else 768,
-            prompt=args.prompt,
-            batch=args.batch if args.batch is not None else 32 if cuda else 48,
-            seed=args.seed,
-        )
+        data = DataOptions(source=args.data, **{**of(DataOptions), "sampling": sampling})
         check_source(args.data)
-    training = TrainingOptions(
-        epochs=args.epochs,
-        steps=args.steps,
-        lr=args.lr,
-        accumulate=args.accumulate,
-        seed=args.seed,
-        save_every=args.save_every,
-        tensorboard=args.tensorboard,
-        bf16=dtype == "bfloat16",
-    )
-    vocabulary = args.vocabulary if args.vocabulary is not None else 0 if cuda else 4096
-    return Plan(data, training, dtype, vocabulary)
+    training = TrainingOptions(**{**of(TrainingOptions), "bf16": dtype == "bfloat16"})
+    return Plan(data, training, sampling, dtype, device, chosen["vocabulary"], RECIPES[recipe])
 
 
 def run(args: argparse.Namespace) -> int:
     """Train and write the heads file."""
+    from tokenswift.config import check_integer, check_number
     from tokenswift.models.load import load
     from tokenswift.train.pipeline import train_heads
-    from tokenswift.types import InputError
 
-    if args.heads < 1:
-        raise InputError(f"heads is {args.heads}; valid: an integer of at least 1")
-    least = 1 if args.kind == "medusa" else 0
-    if args.inner is not None and args.inner < least:
-        raise InputError(f"inner is {args.inner}; valid: at least {least} for {args.kind} heads")
     made = plan(args)
-    assert made.data is not None
-    loaded = load(args.model, dtype=made.dtype, device=args.device)
+    kind = args.kind or made.recipe.get("kind", "conditioned")
+    count = args.heads if args.heads is not None else made.recipe.get("heads", 3)
+    check_integer("heads", count, 1)
+    if args.inner is not None:
+        least = 1 if kind == "medusa" else 0
+        check_integer("inner", args.inner, least, f"at least {least} for {kind} heads")
+    check_number("coverage", args.coverage, "above 0, at most 1", 0 < args.coverage <= 1)
+    loaded = load(args.model, dtype=made.dtype, device=made.device)
     notes = train_heads(
         loaded.model,
         loaded.tokenizer,
@@ -129,12 +218,15 @@ def run(args: argparse.Namespace) -> int:
         made.training,
         out=args.out,
         work=args.work or args.out.with_name(args.out.name + ".work"),
-        kind=args.kind,
-        count=args.heads,
+        kind=kind,
+        count=count,
         inner=args.inner,
         vocabulary=made.vocabulary,
         name=Path(args.model).name,
         report=logger.info,
+        sampling=made.sampling,
+        states=args.states,
+        coverage=args.coverage,
     )
     logger.info("wrote %s: %s", args.out, ", ".join(f"{k} {v}" for k, v in notes.items()))
     return 0

@@ -8,7 +8,6 @@ model cast to another dtype still matches, and a fine-tuned one does not.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import os
@@ -22,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tokenswift.files import replacing
 from tokenswift.heads.modules import Heads, HeadsConfig
 from tokenswift.identity import SAMPLE_SIZE, TOLERANCE, distance, sample_of
 from tokenswift.types import InputError
@@ -115,15 +115,10 @@ def save_heads(
         "heads": heads.config.to_dict(),
         "notes": notes or {},
     }
-    part = path.with_name(path.name + ".part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, part, metadata={METADATA_KEY: json.dumps(header)})
-        part.chmod(0o644)  # safetensors writes files that only their owner can read
-        os.replace(part, path)
+        with replacing(path) as part:
+            save_file(tensors, part, metadata={METADATA_KEY: json.dumps(header)})
     except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
         raise InputError(f"cannot write heads to {path}: {_reason(error)}") from error
 
 
@@ -253,11 +248,13 @@ def resolve_heads(spec: str | Path | Heads | None, model: Any) -> Heads | None:
 
 
 def _heads_beside(model: Any) -> Heads | None:
-    """The heads inside a checkpoint of the published layout that the model was loaded from."""
-    from tokenswift.heads.published import holds_heads, import_checkpoint
+    """The heads inside a checkpoint of the published layout that the model was loaded from, a folder's or
+    a hub id's."""
+    from tokenswift.heads.published import cached_folder, holds_heads, import_checkpoint
 
-    folder = getattr(model.config, "_name_or_path", "")
-    if not folder or not holds_heads(folder):
+    name = getattr(model.config, "_name_or_path", "")
+    folder = cached_folder(name) if name else None
+    if folder is None or not holds_heads(folder):
         return None
     heads, _ = import_checkpoint(folder, model)
     return heads.to(dtype=model.dtype, device=model.device)

@@ -29,6 +29,60 @@ EMBEDDING = "model.embed_tokens.weight"
 PARTS = ("linear.weight", "input_layernorm.weight", "post_layernorm.weight")
 
 
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+SMALL = ("config.json", "*.index.json", "medusa_lm_head.*")
+
+
+def checkpoint_folder(spec: str | Path) -> Path:
+    """The folder of a checkpoint: a local one, or a hub id's, fetched as far as heads need it.
+
+    Of a sharded checkpoint only the shards with heads and with what identifies the base are fetched.
+
+    Raises:
+        InputError: no such folder, or the hub does not give it.
+    """
+    path = Path(spec)
+    if path.exists() or not HUB_ID.fullmatch(str(spec)) or ".." in str(spec):
+        return path
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(str(spec), allow_patterns=list(SMALL)))
+        if not any(folder.glob("medusa_lm_head.*")):
+            snapshot_download(str(spec), allow_patterns=_shards_of_heads(folder))
+    except InputError:
+        raise
+    except Exception as error:  # the hub's own errors are many
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        raise InputError(
+            f"--checkpoint {spec} is no folder here, and the hub does not give it ({reason})"
+        ) from error
+    return folder
+
+
+def _shards_of_heads(folder: Path) -> list[str]:
+    """The weight files that an import reads, by the index; without one, the single file."""
+    for stem in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{stem}.index.json"
+        if index.is_file():
+            files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            wanted = _wanted(read_config(folder))
+            return sorted({file for name, file in files.items() if wanted.search(name)})
+    return ["model.safetensors", "pytorch_model.bin"]
+
+
+def cached_folder(name: str) -> Path | None:
+    """Where the files of a loaded model are: its own folder, or its hub id's in the hub's local cache."""
+    if Path(name).is_dir():
+        return Path(name)
+    if not HUB_ID.fullmatch(name):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json")
+    return Path(found).parent if isinstance(found, str) else None
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """The checkpoint's ``config.json``."""
     if not folder.is_dir():
@@ -48,7 +102,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_tensors(folder: Path, wanted: re.Pattern[str]) -> dict[str, Tensor]:
     """Tensors whose names match, from single or sharded safetensors or bin files."""
     found: dict[str, Tensor] = {}
-    for file in _weight_files(folder):
+    for file in _weight_files(folder, wanted):
         try:
             if file.suffix == ".safetensors":
                 with safe_open(file, framework="pt") as shard:
@@ -64,11 +118,13 @@ def read_tensors(folder: Path, wanted: re.Pattern[str]) -> dict[str, Tensor]:
     return found
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def _weight_files(folder: Path, wanted: re.Pattern[str]) -> list[Path]:
+    """The files that hold tensors with such names."""
     for stem in ("model.safetensors", "pytorch_model.bin"):
         index = folder / f"{stem}.index.json"
         if index.is_file():
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            where: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            names = sorted({file for name, file in where.items() if wanted.search(name)})
             missing = [name for name in names if not (folder / name).is_file()]
             if missing:
                 raise InputError(f"--checkpoint {folder} lacks the shard {missing[0]}")
@@ -105,11 +161,18 @@ def import_checkpoint(folder: str | Path, model: Any = None) -> tuple[Heads, Hea
     return _import_tokenswift(folder, config, model)
 
 
+def _middle(config: dict[str, Any]) -> str:
+    """The weight of the middle layer that identifies a base."""
+    return f"model.layers.{int(config.get('num_hidden_layers', 0)) // 2}.self_attn.q_proj.weight"
+
+
+def _wanted(config: dict[str, Any]) -> re.Pattern[str]:
+    """Names of what is read of a TokenSwift checkpoint."""
+    return re.compile(f"^({re.escape(PREFIX)}.*|{re.escape(EMBEDDING)}|{re.escape(_middle(config))})$")
+
+
 def _import_tokenswift(folder: Path, config: dict[str, Any], model: Any) -> tuple[Heads, HeadsBase]:
-    layers = int(config.get("num_hidden_layers", 0))
-    middle = f"model.layers.{layers // 2}.self_attn.q_proj.weight"
-    names = re.compile(f"^({re.escape(PREFIX)}.*|{re.escape(EMBEDDING)}|{re.escape(middle)})$")
-    tensors = read_tensors(folder, names)
+    tensors, middle = read_tensors(folder, _wanted(config)), _middle(config)
     heads = {k.removeprefix(PREFIX): v for k, v in tensors.items() if k.startswith(PREFIX)}
     if not heads:
         raise InputError(f"--checkpoint {folder} has no heads: no tensor is named {PREFIX}*")

@@ -47,6 +47,34 @@ def shadow_of(model: Any, rotary: Rotary) -> Any:
     return shadow.eval()
 
 
+def final_norm_name(model: Any) -> str:
+    """What a causal LM's body calls its final norm.
+
+    Raises:
+        InputError: it has none under a name that is known.
+    """
+    name = next((name for name in NORMS if hasattr(model.model, name)), None)
+    if name is None:
+        raise InputError(f"model type is {model.config.model_type!r}; valid: with a final norm in its body")
+    return name
+
+
+def final_norm(model: Any) -> nn.Module:
+    """A causal LM's final norm."""
+    return getattr(model.model, final_norm_name(model))
+
+
+def shaped_logits(logits: Tensor, config: Any) -> Tensor:
+    """What some families do to the LM head's products."""
+    if (divisor := getattr(config, "logits_scaling", None)) is not None:  # Granite
+        logits = logits / divisor
+    if (factor := getattr(config, "logit_scale", None)) is not None:  # Cohere
+        logits = logits * factor
+    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:  # Gemma 2
+        logits = cap * torch.tanh(logits / cap)
+    return logits
+
+
 class GenericTarget(BaseTarget):
     """A loaded transformers model, ready for tree passes (implements `interfaces.DraftModel`).
 
@@ -61,11 +89,7 @@ class GenericTarget(BaseTarget):
     prefill_chunk = 256
 
     def __init__(self, model: Any, kernels: NativeKernels | TorchKernels, rotary: Rotary) -> None:
-        norm = next((name for name in NORMS if hasattr(model.model, name)), None)
-        if norm is None:
-            raise InputError(
-                f"model type is {model.config.model_type!r}; valid: with a final norm in its body"
-            )
+        norm = final_norm_name(model)
         shadow = shadow_of(model, rotary)
         super().__init__(shadow.config, shadow.lm_head.weight, rotary)
         self.config._attn_implementation = NAME
@@ -111,13 +135,7 @@ class GenericTarget(BaseTarget):
     def project(self, normed: Tensor, rows: Any = None) -> Tensor:
         """The LM head alone: (n, D) → (n, V), float32; only its ``rows`` (m, D) → (n, m) when given."""
         logits = self.lm_head(normed) if rows is None else normed @ rows.T
-        if (divisor := getattr(self.config, "logits_scaling", None)) is not None:  # Granite
-            logits = logits / divisor
-        if (factor := getattr(self.config, "logit_scale", None)) is not None:  # Cohere
-            logits = logits * factor
-        if (cap := getattr(self.config, "final_logit_softcapping", None)) is not None:  # Gemma 2
-            logits = cap * torch.tanh(logits / cap)
-        return logits.float()
+        return shaped_logits(logits, self.config).float()
 
     def _gather(self, ids: Tensor) -> Tensor:
         return self.lm_head.weight.detach()[ids.to(self.device)]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 import torch
 
-from tokenswift.config import SamplingParams
-from tokenswift.train.data import passages
+from tokenswift.train.options import DataOptions
 from tokenswift.train.selftext import Backbone, continuations
 from tokenswift.train.store import HiddenStore
 
@@ -37,23 +37,31 @@ class Progress:
 
 
 def fill_from_text(
-    store: HiddenStore, backbone: Backbone, blocks: list[list[int]], batch: int, report: Report
+    store: HiddenStore,
+    backbone: Backbone,
+    blocks: Iterator[list[int]],
+    batch: int,
+    limit: int,
+    report: Report,
 ) -> None:
-    """Run the base model over blocks of text; blocks already in the store are skipped."""
-    progress = Progress("hidden states", sum(map(len, blocks)), report)
+    """Run the base model over blocks of text as they come; blocks already in the store are skipped.
+
+    Args:
+        limit: about how many tokens the blocks hold, for the progress lines.
+    """
+    progress = Progress("hidden states", limit, report)
     device = backbone.model.device
-    for group in _groups(blocks[len(store.blocks) :], batch):
+    for group in _groups(islice(blocks, len(store.blocks), None), lambda length: batch):
         tokens = torch.tensor(group, device=device)
         store.append(tokens, backbone.hidden(tokens))
         progress.at(store.tokens_stored)
-    store.finish()
 
 
-def _groups(blocks: list[list[int]], batch: int) -> Iterator[list[list[int]]]:
-    """Consecutive blocks of one length, at most ``batch`` together."""
+def _groups(blocks: Iterable[list[int]], most: Callable[[int], int]) -> Iterator[list[list[int]]]:
+    """Consecutive blocks of one length, at most ``most(length)`` together."""
     group: list[list[int]] = []
     for block in blocks:
-        if group and (len(group) == batch or len(block) != len(group[0])):
+        if group and (len(group) == most(len(group[0])) or len(block) != len(group[0])):
             yield group
             group = []
         group.append(block)
@@ -64,36 +72,52 @@ def _groups(blocks: list[list[int]], batch: int) -> Iterator[list[list[int]]]:
 def fill_from_model(
     store: HiddenStore,
     backbone: Backbone,
-    documents: list[list[int]] | None,
-    *,
-    texts: int,
-    prompt: int,
-    block: int,
-    batch: int,
-    sampling: SamplingParams,
-    seed: int,
-    start_token: int,
+    starts: list[list[int]],
+    options: DataOptions,
     report: Report,
 ) -> None:
-    """Let the model write ``texts`` blocks, continuing passages of documents, or from nothing.
+    """Let the model continue every start by `DataOptions.new_tokens` tokens.
 
-    The passages themselves are learnt from too: their states come with the prefill. A batch is stored
+    The ends of the starts are learnt from too, as many tokens as the shortest has: their states come with
+    the prefill. Of a longer one the tokens that the penalty still sees are kept beside. A batch is stored
     whole, so a killed run repeats at most one batch, with the same text.
+
+    Args:
+        starts: tokens to continue, shorter ones first.
     """
-    starts = passages(documents, texts, prompt, seed) if documents else [[start_token]] * texts
-    progress = Progress("text by the model", texts * block, report)
-    while len(store.blocks) < texts:
-        done = len(store.blocks)
-        group = torch.tensor(starts[done : done + batch], device=backbone.model.device)
-        tokens, states = [group], []
-        written = store.tokens_stored
-        run = continuations(backbone, group, block - group.shape[1], sampling, seed * 100_003 + done)
-        for token, hidden in run:
-            tokens.append(token[:, None])
-            states.append(hidden)
-            progress.at(written + len(group) * (group.shape[1] + len(states) - 1))
-        # The last token's own state is never computed, and no position needs it.
-        all_tokens, all_states = torch.cat(tokens, dim=1)[:, :-1], torch.cat(states, dim=1)
-        store.append(all_tokens, all_states)
-        del tokens, states, all_tokens, all_states  # before the next batch's
-    store.finish()
+    new, shortest = options.new_tokens, min(map(len, starts))
+    progress = Progress("text by the model", len(starts) * (new + shortest), report)
+
+    def together(length: int) -> int:
+        return max(1, options.write_batch * (shortest + new) // (length + new))
+
+    done = 0
+    for group in _groups(starts, together):
+        done += len(group)
+        if done <= len(store.blocks):
+            continue
+        _write(store, backbone, group, shortest, options, done - len(group), progress)
+
+
+def _write(
+    store: HiddenStore,
+    backbone: Backbone,
+    group: list[list[int]],
+    shortest: int,
+    options: DataOptions,
+    first: int,
+    progress: Progress,
+) -> None:
+    """One batch: continue, and store."""
+    sampling, length = options.sampling, len(group[0])
+    cut = max(0, length - shortest - sampling.window)  # tokens that nothing needs
+    prompts = torch.tensor(group, device=backbone.model.device)
+    tokens, states = [prompts[:, cut:]], []
+    written = store.tokens_stored
+    run = continuations(backbone, prompts, options.new_tokens, sampling, options.seed * 100_003 + first)
+    for token, hidden in run:
+        states.append(hidden if states else hidden[:, cut:])
+        tokens.append(token[:, None])
+        progress.at(written + len(group) * (shortest + len(states) - 1))
+    # The last token's own state is never computed, and no position needs it.
+    store.append(torch.cat(tokens, dim=1)[:, :-1], torch.cat(states, dim=1), length - shortest - cut)

@@ -25,27 +25,24 @@ from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset
 from transformers import AutoModelForCausalLM
 
 from tokenswift.config import SamplingParams, check_integer
+from tokenswift.files import replacing
 from tokenswift.heads.checkpoint import base_of
 from tokenswift.identity import sample_of
 from tokenswift.models import draft as packed_draft
 from tokenswift.models._hf import quiet_transformers
 from tokenswift.models.embedded import RECORD
 from tokenswift.train.collect import Report
-from tokenswift.train.loss import FrozenBase, cross_entropy
-from tokenswift.train.pipeline import (
-    DataOptions,
-    check_lesson,
-    first_process,
-    frequent,
-    frozen_base,
-    gather,
-)
-from tokenswift.train.selftext import Backbone
-from tokenswift.train.store import HiddenStore
+from tokenswift.train.loss import FrozenBase, cross_entropy, frozen_base
+from tokenswift.train.manifest import claim, subset_digest, training_part
+from tokenswift.train.options import DataOptions, TrainingOptions
+from tokenswift.train.pipeline import stores_of
+from tokenswift.train.processes import first_process
+from tokenswift.train.store import Block, HiddenStore, held_out
+from tokenswift.train.vocabulary import counts, frequent
 from tokenswift.types import InputError, RunError
 
 WINDOW = 256  # tokens that the student reads at once
@@ -62,14 +59,17 @@ class TextWindows(Dataset[dict[str, Tensor]]):
         store: the states.
         chunk: tokens per window.
         context: tokens before it (for the penalty only).
+        blocks: the blocks to use; None takes all.
     """
 
-    def __init__(self, store: HiddenStore, chunk: int, context: int) -> None:
+    def __init__(
+        self, store: HiddenStore, chunk: int, context: int, blocks: list[Block] | None = None
+    ) -> None:
         self.tokens, self.states = store.arrays()
         self.chunk, self.context = chunk, context
         self.items = [
             (block.start, start, min(chunk, block.length - start))
-            for block in store.blocks
+            for block in (store.blocks if blocks is None else blocks)
             for start in range(0, block.length, chunk)
             if block.length - start >= min(SHORTEST, chunk)
         ]
@@ -102,9 +102,8 @@ class DraftLesson(nn.Module):
         self.layers, self.norm = student.base_model.layers, student.base_model.norm
         self.sampling = sampling
         object.__setattr__(self, "body", student.base_model)  # its embeddings neither train nor are saved
-        object.__setattr__(self, "base", base)
+        self.base = base
         self.body: Any
-        self.base: FrozenBase
 
     def forward(
         self,
@@ -116,11 +115,13 @@ class DraftLesson(nn.Module):
         """Mean cross-entropy, nats a token, over the valid positions; see :class:`TextWindows`."""
         embeds = self.base.embed(tokens).to(self.norm.weight.dtype)
         states = self.body(inputs_embeds=embeds, use_cache=False).last_hidden_state
-        at = before.shape[1] + torch.arange(tokens.shape[1], device=tokens.device)
-        seen = self.base.seen(torch.cat((before, tokens), dim=1), at)
-        shares, places = self.base.law(hidden, seen, self.sampling)
-        scores = self.base.scores(states, seen, self.sampling)
-        return {"loss": cross_entropy(scores, shares, places, valid.float())}
+        recent = self.base.recent(
+            torch.cat((before, tokens), dim=1), before.shape[1], tokens.shape[1], self.sampling.window
+        )
+        shares, places = self.base.teacher(hidden, recent, self.sampling)
+        scores = self.base.scores(states.flatten(0, 1), recent, self.sampling)
+        rows = shares.flatten(0, 1), places.flatten(0, 1)
+        return {"loss": cross_entropy(scores, *rows, valid.flatten().float())}
 
 
 def layer_picks(layers: int, total: int) -> list[tuple[int, ...]]:
@@ -157,54 +158,24 @@ def make_student(model: Any, picks: Sequence[int]) -> Any:
 
 
 @torch.no_grad()
-def start_loss(student: Any, base: FrozenBase, sampling: SamplingParams, windows: TextWindows) -> float:
+def start_loss(
+    student: Any, base: FrozenBase, sampling: SamplingParams, windows: Dataset[dict[str, Tensor]]
+) -> float:
     """A student's mean loss over up to 16 windows spread over the data."""
     lesson = DraftLesson(student, base, sampling)
-    chosen = [windows[i] for i in range(0, len(windows), max(1, len(windows) // 16))][:16]
-    device = base.rows.device
+    size: int = len(windows)  # type: ignore[arg-type]
+    chosen = [windows[i] for i in range(0, size, max(1, size // 16))][:16]
+    device = base.device
     return float(
         np.mean([lesson(**{k: v[None].to(device) for k, v in i.items()})["loss"].item() for i in chosen])
     )
-
-
-def finished_store(folder: Path, model: Any) -> HiddenStore:
-    """The whole store of a work folder of train-heads, whatever data and options it was made with.
-
-    The first states are computed again, so that a store of another model is found out.
-    """
-    for place in (folder / "states", folder):
-        try:
-            made_from = json.loads((place / "index.json").read_text(encoding="utf-8"))["made_from"]
-            break
-        except (OSError, ValueError, KeyError):
-            continue
-    else:
-        raise InputError(f"states {folder} holds no hidden states; valid: a work folder of train-heads")
-    width, vocab_size = model.config.hidden_size, model.config.vocab_size
-    other = InputError(f"states {folder} are of another model")
-    if made_from.get("base", [])[:2] != [vocab_size, width]:
-        raise other
-    store = HiddenStore(place, width, made_from)
-    if not store.complete or not store.blocks:
-        raise InputError(f"states {folder} are not finished; run the command that makes them again")
-    tokens, bits = store.arrays()
-    size = min(32, store.blocks[0].length)
-    backbone = Backbone(model)
-    try:
-        mine = backbone.hidden(torch.from_numpy(tokens[:size].astype(np.int64))[None].to(model.device))[0]
-    finally:
-        backbone.close()
-    kept = torch.from_numpy(np.array(bits[:size])).view(torch.bfloat16).float()
-    if not float((mine.float().cpu() - kept).norm()) <= 0.1 * float(kept.norm()):
-        raise other
-    return store
 
 
 def train_draft(
     model: Any,
     tokenizer: Any,
     data: DataOptions | None,
-    training: Any,
+    training: TrainingOptions,
     *,
     out: Path,
     work: Path,
@@ -212,20 +183,23 @@ def train_draft(
     vocabulary: int,
     name: str,
     report: Report,
-    states: Path | None = None,
+    sampling: SamplingParams | None = None,
+    states: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """The whole way; returns the notes that are also written to the folder's ``tokenswift.json``.
 
     Args:
         model, tokenizer: the loaded target; its weights stay as they are.
-        data, training: :class:`DataOptions` (None with ``states``) and `trainer.TrainingOptions`.
+        data: where hidden states come from (None with ``states``).
+        training: how to train.
         out: the transformers folder to write.
         work: folder for hidden states, checkpoints and the CSV log.
         layers: layers of the student, from 1 to the target's.
         vocabulary: frequent tokens that the loss looks at; 0 for all.
         name: the target's name.
         report: takes progress lines.
-        states: a finished work folder of train-heads whose states are used instead of ``data``.
+        sampling: the sampler whose law is learnt; None takes ``data``'s.
+        states: finished work folders of train-heads whose states are used instead of ``data``.
     Raises:
         InputError: layers out of range, too little data, ``out`` is something else, foreign states.
         RunError: the loss is not finite, the disk is full.
@@ -236,18 +210,20 @@ def train_draft(
     check_out(out)
     base = base_of(model, name)
     begun = time.monotonic()
-    if states is not None:
-        store = finished_store(states, model)
-    elif data is not None:
-        store = gather(model, tokenizer, data, base, work, report)
-    else:
-        raise InputError("data is None; valid: DataOptions, or states")
-    sampling = data.sampling if data is not None else SamplingParams()
-    subset = frequent(store, base.vocab_size, vocabulary)
-    check_lesson(work, {"draft layers": layers, "vocabulary": len(subset)})
-    frozen = frozen_base(model, subset).to(model.device)
-    longest = max(block.length for block in store.blocks)
-    windows = TextWindows(store, min(WINDOW, longest), min(sampling.window, max(0, longest - WINDOW)))
+    sampling = sampling or (data.sampling if data is not None else SamplingParams())
+    stores = stores_of(model, tokenizer, data, states, base, work, report)
+    subset = frequent(counts(stores, base.vocab_size), vocabulary)
+    claim(
+        work,
+        training_part(stores, training, sampling, layers=layers, vocabulary=subset_digest(subset)),
+    )
+    frozen = frozen_base(model, subset)
+    parts = [(store, held_out(store, training.held_out)) for store in stores]
+    windows, kept = (
+        ConcatDataset([TextWindows(s, WINDOW, sampling.window, part[k]) for s, part in parts]) for k in (0, 1)
+    )
+    if len(windows) == 0:
+        raise InputError("the training data has no text long enough to learn from")
     torch.manual_seed(training.seed)
     starts = {pick: start_loss(make_student(model, pick), frozen, sampling, windows) for pick in picks}
     pick = min(picks, key=lambda p: starts[p])
@@ -255,11 +231,10 @@ def train_draft(
         report(f"start from the target's layers {', '.join(map(str, which))}: loss {loss:.4f}")
     student = make_student(model, pick)
     notes: dict[str, Any] = {"layers": layers, "from": list(pick), "start_loss": round(starts[pick], 4)}
-    notes |= {"tokens": store.tokens_stored, "vocabulary": len(subset)}
+    notes |= {"tokens": sum(s.tokens_stored for s in stores), "vocabulary": len(subset)}
     if training.epochs or training.steps:
         lesson = DraftLesson(student, frozen, sampling)
-        device = "cpu" if model.device.type == "cpu" else "cuda"
-        notes |= train(lesson, windows, training, work, device, report)
+        notes |= train(lesson, windows, training, work, frozen.device, report, kept)
     notes["minutes"] = round((time.monotonic() - begun) / 60, 1)
     if first_process():
         save_draft(
@@ -321,14 +296,10 @@ def pack(folder: Path, file: Path) -> None:
     config = {key: value for key, value in config.items() if not re.match("_|transformers_version", key)}
     packed = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in own.items()}
     packed[packed_draft.SAMPLE] = sample_of(embedding)
-    part = file.with_name(file.name + ".part")
+    metadata = {packed_draft.METADATA_KEY: json.dumps({**header, "config": config})}
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        metadata = {packed_draft.METADATA_KEY: json.dumps({**header, "config": config})}
-        save_file(packed, part, metadata=metadata)
-        part.chmod(0o644)
-        os.replace(part, file)
+        with replacing(file) as part:
+            save_file(packed, part, metadata=metadata)
     except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"pack {file} cannot be written: {reason}") from error

@@ -18,7 +18,8 @@ from torch import Tensor
 from tokenswift.config import SamplingParams
 from tokenswift.heads.modules import Heads
 from tokenswift.noise import Noise
-from tokenswift.train.selftext import Backbone, chances, continuations
+from tokenswift.sampling import recent_scores
+from tokenswift.train.selftext import Backbone, continuations
 
 MEASURES = ("top1", "top3", "match", "match3")
 
@@ -98,10 +99,10 @@ def _measure(
     """The measures of one guess of the token after position ``at``."""
     best = logits[0].topk(3).indices
     truth = tokens[at + 1]
-    recent = tokens[None, max(0, at + 1 - sampling.penalty_window) : at + 1]
+    recent = tokens[None, : at + 1]
     gumbel = noise.at(at + 1)
-    target = (chances(backbone.logits(hidden[at : at + 1]), recent, sampling)[0].log() + gumbel).argmax()
-    drafted = (chances(logits, recent, sampling)[0].log() + gumbel).topk(3)
+    target = (recent_scores(backbone.logits(hidden[at : at + 1]), recent, sampling)[0] + gumbel).argmax()
+    drafted = (recent_scores(logits, recent, sampling)[0] + gumbel).topk(3)
     ranked = drafted.indices[drafted.values > -torch.inf]
     hits = (best[0] == truth, (best == truth).any(), ranked[0] == target, (ranked == target).any())
     return torch.stack([hit.float().cpu() for hit in hits])

@@ -1,16 +1,19 @@
-"""What drafters learn: the base model's own next-token law, as decoding will process it.
+"""What drafters learn: the base model's own next-token distribution, as decoding will process it.
 
-Heads draft for a sampler that penalises recent tokens and drops unlikely ones, so the target of
-head i at position t is the base model's distribution of token t+2+i *after* penalty, temperature and
-min-p; it comes from the stored hidden state of position t+1+i, never from the text's token alone.
-The head's own logits get the same penalty. The loss is the cross-entropy of the two over a subset of
-frequent tokens (the whole vocabulary where that is affordable), summed over the heads. A draft model
-learns the same law of token t+1 at every position t of a window of text.
+Heads draft for a sampler that penalises recent tokens and drops unlikely ones, so the *teacher distribution*
+of head i at position t is the base model's of token t+2+i after the penalty over exactly its last W tokens,
+temperature and every filter, through the functions of decoding (`sampling`). It comes from the stored hidden
+state of position t+1+i, never from the text's token alone. The head's own logits get the same penalty and
+temperature. The loss is the cross-entropy of the two over a subset of frequent tokens (the whole vocabulary
+where that is affordable), summed over the heads. A draft model learns the same of token t+1 at every position
+t of a window of text.
+
+With ``targets="text"`` (the paper's recipe) the target is the text's own token and nothing is processed.
 """
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,8 +21,10 @@ from torch import Tensor, nn
 
 from tokenswift.config import SamplingParams
 from tokenswift.heads.modules import Heads
+from tokenswift.models.generic import final_norm, shaped_logits
+from tokenswift.sampling import processed, punished, temperature
 
-TARGETS = 64  # tokens of the target's law that count; min-p 0.1 rarely leaves more than 10
+Recent = Int[Tensor, "b r w"] | None  # places of the penalised tokens of each row; None: no penalty
 
 
 def rms_eps(norm: nn.Module) -> float:
@@ -27,91 +32,152 @@ def rms_eps(norm: nn.Module) -> float:
     return float(getattr(norm, "variance_epsilon", getattr(norm, "eps", 1e-6)))
 
 
-class FrozenBase(nn.Module):
-    """The parts of the base model that training needs: embedding, final norm, LM head rows.
+def most_kept(scores: Float[Tensor, "*m S"]) -> int:
+    """The greatest number of tokens that the filters left in a row."""
+    return int((scores > -torch.inf).sum(-1).max())
 
-    They are buffers that are never saved or trained.
+
+class FrozenBase:
+    """The parts of a loaded base model that training needs: embedding, final norm, rows of the LM head.
+
+    They are the model's own, used without gradients, but for the rows, which are a copy.
+
+    Args:
+        model: a loaded causal LM.
+        subset: tokens that the loss looks at, ascending, (S,).
     """
 
-    def __init__(
-        self, embedding: Tensor, lm_head: Tensor, norm: nn.Module, subset: Int[Tensor, " S"]
-    ) -> None:
-        super().__init__()
-        self.register_buffer("embedding", embedding.detach(), persistent=False)
-        self.register_buffer("rows", lm_head.detach()[subset].contiguous(), persistent=False)
-        self.register_buffer("subset", subset, persistent=False)
-        place = torch.full((len(embedding) + 1,), len(subset), dtype=torch.long)
-        place[subset] = torch.arange(len(subset))
-        self.register_buffer("place", place, persistent=False)
-        self.norm_weight: Tensor
-        self.register_buffer("norm_weight", norm.weight.detach(), persistent=False)  # type: ignore[union-attr]
-        self.norm_eps = rms_eps(norm)
-        self.embedding: Tensor
-        self.rows: Tensor
-        self.subset: Tensor
-        self.place: Tensor
-
-    def normed(self, hidden: Float[Tensor, "*m D"]) -> Float[Tensor, "*m D"]:
-        """The final norm (RMS), as the LM head reads it."""
-        wide = hidden.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.norm_eps)
-        return (wide * self.norm_weight.float()).to(self.rows.dtype)
-
-    def embed(self, tokens: Int[Tensor, "*m"]) -> Float[Tensor, "*m D"]:
-        """Input embeddings; padding (-1) reads as token 0."""
-        return self.embedding[tokens.clamp_min(0)]
-
-    def seen(self, tokens: Int[Tensor, "b L"], at: Int[Tensor, " r"]) -> Bool[Tensor, "b r S"]:
-        """Which tokens of the subset stand among the first ``at + 1`` tokens; -1 pads."""
-        b, length = tokens.shape
-        first = tokens.new_full((b, len(self.subset) + 1), length)
-        steps = torch.arange(length, device=tokens.device).expand(b, length)
-        first.scatter_reduce_(1, self.place[tokens], steps, "amin")
-        return first[:, None, :-1] <= at[None, :, None]
+    def __init__(self, model: Any, subset: Int[Tensor, " S"]) -> None:
+        head: Tensor = model.get_output_embeddings().weight.detach()
+        self.config, self.device, self.dtype = model.config, head.device, head.dtype
+        self.subset = subset.to(self.device)
+        self.size = len(subset)
+        # Place S stands for every other token: its column takes the penalty of those and is dropped.
+        rows = head.new_zeros(-(-(self.size + 1) // 16) * 16, head.shape[1])
+        torch.index_select(head, 0, self.subset, out=rows[: self.size])
+        self.rows = rows
+        self.place = torch.full((len(head) + 1,), self.size, dtype=torch.long, device=self.device)
+        self.place[self.subset] = torch.arange(self.size, device=self.device)
+        self._embedding: nn.Module = model.get_input_embeddings()
+        self._norm = final_norm(model)
 
     @torch.no_grad()
-    def law(
-        self, hidden: Float[Tensor, "b r D"], seen: Bool[Tensor, "b r S"], sampling: SamplingParams
+    def normed(self, hidden: Float[Tensor, "*m D"]) -> Float[Tensor, "*m D"]:
+        """The final norm, as the LM head reads it."""
+        return self._norm(hidden.to(self.dtype))
+
+    @torch.no_grad()
+    def embed(self, tokens: Int[Tensor, "*m"]) -> Float[Tensor, "*m D"]:
+        """Input embeddings; padding (-1) reads as token 0."""
+        return self._embedding(tokens.clamp_min(0))
+
+    def recent(self, tokens: Int[Tensor, "b L"], first: int, rows: int, window: int) -> Recent:
+        """The places of the last ``window`` tokens up to positions ``first`` … ``first + rows - 1``.
+
+        Args:
+            tokens: -1 pads.
+        """
+        if not window:
+            return None
+        width = min(window, first + rows)
+        before = max(0, width - 1 - first)  # rows that reach to before the text
+        places = nn.functional.pad(self.place[tokens], (before, 0), value=self.size)
+        start = first + before - (width - 1)
+        return places.unfold(1, width, 1)[:, start : start + rows]
+
+    @torch.no_grad()
+    def teacher(
+        self, hidden: Float[Tensor, "b r D"], recent: Recent, sampling: SamplingParams
     ) -> tuple[Float[Tensor, "b r K"], Int[Tensor, "b r K"]]:
-        """The model's processed law of the next token: shares of its likeliest tokens, and their places."""
-        best, places = self.scores(self.normed(hidden), seen, sampling).topk(min(TARGETS, len(self.subset)))
-        if sampling.min_p > 0:
-            best = best.masked_fill(best < best[..., :1] + math.log(sampling.min_p), -torch.inf)
-        return best.softmax(-1), places
+        """The model's processed distribution of the next token: shares and places of the tokens left."""
+        scores = self._penalised(self.normed(hidden).flatten(0, 1), recent, sampling)
+        scores = processed(scores, sampling)
+        if sampling.greedy:
+            places = scores.argmax(-1, keepdim=True)
+            shares = torch.ones_like(places, dtype=torch.float32)
+        elif (kept := most_kept(scores)) * 4 > self.size:
+            shares, places = scores.softmax(-1), torch.arange(self.size, device=self.device).expand_as(scores)
+        else:
+            best, places = scores.topk(kept)
+            shares = best.softmax(-1)
+        return shares.unflatten(0, hidden.shape[:2]), places.unflatten(0, hidden.shape[:2])
 
     def scores(
-        self, normed: Float[Tensor, "*m D"], seen: Bool[Tensor, "*m S"], sampling: SamplingParams
-    ) -> Float[Tensor, "*m S"]:
-        """Penalised logits over temperature, float32, of states as the LM head reads them."""
-        logits = nn.functional.linear(normed.to(self.rows.dtype), self.rows).float()
-        return penalised(logits, seen, sampling.repetition_penalty) / sampling.temperature
+        self, normed: Float[Tensor, "m D"], recent: Recent, sampling: SamplingParams
+    ) -> Float[Tensor, "m S"]:
+        """A drafter's log-scores, from states as the LM head reads them: penalised, over temperature."""
+        scores = self._penalised(normed, recent, sampling)
+        plain = sampling.greedy or sampling.temperature == 1
+        return scores if plain else temperature(scores, sampling.temperature)
+
+    def plain(self, normed: Float[Tensor, "m D"]) -> Float[Tensor, "m S"]:
+        """Logits without any processing, float32."""
+        return self._logits(normed)[:, : self.size]
+
+    def _logits(self, normed: Tensor) -> Tensor:
+        logits = nn.functional.linear(normed.to(self.dtype), self.rows)
+        return shaped_logits(logits, self.config).to(torch.float32, copy=True)
+
+    def _penalised(self, normed: Tensor, recent: Recent, sampling: SamplingParams) -> Tensor:
+        if recent is None:
+            return self.plain(normed)
+        theta = sampling.repetition_penalty
+        return _Penalty.apply(self._logits(normed), recent.flatten(0, 1), theta)[:, : self.size]
 
 
-def penalised(logits: Tensor, seen: Bool[Tensor, "*m S"], theta: float) -> Tensor:
-    """The repetition penalty on the seen tokens' logits."""
-    return torch.where(seen, torch.where(logits > 0, logits / theta, logits * theta), logits)
+class _Penalty(torch.autograd.Function):
+    """`sampling.repetition_penalty` in place, and its gradient where ids repeat."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids: Tensor, theta: float) -> Tensor:
+        seen = logits.gather(1, ids)
+        ctx.save_for_backward(ids, seen < 0)
+        ctx.theta = theta
+        ctx.mark_dirty(logits)
+        return logits.scatter_(1, ids, punished(seen, theta))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        ids, negative = ctx.saved_tensors
+        own = gradients[0].gather(1, ids)
+        own = torch.where(negative, own * ctx.theta, own / ctx.theta)
+        return gradients[0].scatter(1, ids, own), None, None
+
+
+def frozen_base(model: Any, subset: Int[Tensor, " S"]) -> FrozenBase:
+    """The parts of a loaded model that the loss needs, where the model lies."""
+    return FrozenBase(model, subset)
 
 
 def cross_entropy(
-    scores: Float[Tensor, "*m S"], shares: Float[Tensor, "*m K"], places: Int[Tensor, "*m K"], keep: Tensor
+    scores: Float[Tensor, "*m S"],
+    shares: Float[Tensor, "*m K"],
+    places: Int[Tensor, "*m K"],
+    keep: Float[Tensor, "*m"],
 ) -> Float[Tensor, ""]:
-    """Mean cross-entropy of a drafter's scores to a law from :meth:`FrozenBase.law`, where ``keep`` is 1."""
+    """Mean cross-entropy, nats, of a drafter's scores to a teacher's shares, over the rows to ``keep``."""
     rows = scores.logsumexp(-1) - (shares * scores.gather(-1, places)).sum(-1)
     return (rows * keep).sum() / keep.sum().clamp_min(1)
 
 
 class Distillation(nn.Module):
-    """Heads plus loss, in the shape that a trainer wants: a batch in, ``{"loss": …}`` out."""
+    """Heads plus loss, in the shape that a trainer wants: a batch in, ``{"loss": …}`` out.
 
-    def __init__(self, heads: Heads, base: FrozenBase, sampling: SamplingParams) -> None:
+    Args:
+        heads: what is trained.
+        base: the frozen parts of their base model.
+        sampling: the sampler whose distribution is learnt.
+        targets: "model" or "text", see above.
+    """
+
+    def __init__(
+        self, heads: Heads, base: FrozenBase, sampling: SamplingParams, targets: str = "model"
+    ) -> None:
         super().__init__()
-        self.heads = heads
-        self.sampling = sampling
-        object.__setattr__(self, "base", base)  # not a submodule: neither saved nor trained
-        self.base: FrozenBase
+        self.heads, self.base, self.sampling, self.targets = heads, base, sampling, targets
 
     def forward(
-        self, tokens: Int[Tensor, "B L"], hidden: Float[Tensor, "B n D"], valid: Bool[Tensor, "B m"]
+        self, tokens: Int[Tensor, "b L"], hidden: Float[Tensor, "b n D"], valid: Bool[Tensor, "b m"]
     ) -> dict[str, Tensor]:
         """Sum over the heads of the mean cross-entropy.
 
@@ -122,18 +188,41 @@ class Distillation(nn.Module):
         base, count = self.base, self.heads.count
         b, length = tokens.shape
         n, m = hidden.shape[1], valid.shape[1]
-        # Row r of the targets is the law of the token after position r + 1; head i takes rows i to i + m.
-        at = length - n + 1 + torch.arange(n - 1, device=tokens.device)
-        seen = base.seen(tokens, at)  # (b, n - 1, S)
-        shares, places = base.law(hidden[:, 1:], seen, self.sampling)
+        first = (
+            length - n + 1
+        )  # row r of the teacher: of the token after position r + 1; head i: rows i to i + m
+        recent = None
+        if self.targets == "model":
+            recent = base.recent(tokens, first, n - 1, self.sampling.window)
+            shares, places = base.teacher(hidden[:, 1:], recent, self.sampling)
         start = previous = hidden[:, :m].reshape(b * m, -1)
         keep = valid.reshape(-1).float()
         losses = []
         for i in range(count):
-            known = tokens[:, length - n + 1 + i : length - n + 1 + i + m].reshape(-1)
-            embeds = base.embed(known) if self.heads.conditioned else None
+            embeds = None
+            if self.heads.conditioned:
+                embeds = base.embed(tokens[:, first + i : first + i + m].reshape(-1))
             previous = self.heads.advance(i, previous, start, embeds)
-            now, share, place = (rows[:, i : i + m].flatten(0, 1) for rows in (seen, shares, places))
-            mine = base.scores(self.heads.normed(i, previous), now, self.sampling)
-            losses.append(cross_entropy(mine, share, place, keep))
+            normed = self.heads.normed(i, previous)
+            if self.targets == "model":
+                now = None if recent is None else recent[:, i : i + m]
+                mine = base.scores(normed, now, self.sampling)
+                share, place = (rows[:, i : i + m].flatten(0, 1) for rows in (shares, places))
+                losses.append(cross_entropy(mine, share, place, keep))
+            else:
+                losses.append(self._text_loss(base.plain(normed), tokens, i, m, keep))
         return {"loss": torch.stack(losses).sum(), "losses": torch.stack(losses).detach()}
+
+    def _text_loss(self, scores: Tensor, tokens: Tensor, i: int, m: int, keep: Tensor) -> Tensor:
+        """Cross-entropy of head i to the text's tokens; those outside the subset do not count."""
+        first = tokens.shape[1] - m - self.heads.count + 2 + i
+        place = self.base.place[self._padded(tokens, first, m)].reshape(-1, 1)
+        known = keep * (place[:, 0] < self.base.size)
+        place = place.clamp_max(self.base.size - 1)
+        return cross_entropy(scores, torch.ones_like(place, dtype=torch.float32), place, known)
+
+    @staticmethod
+    def _padded(tokens: Tensor, first: int, m: int) -> Tensor:
+        """Tokens ``first`` to ``first + m``; beyond the text stands the padding."""
+        piece = tokens[:, first : first + m]
+        return nn.functional.pad(piece, (0, m - piece.shape[1]), value=-1)

@@ -1,142 +1,146 @@
-"""From a model and a source of text to a heads file: collect, closed-form start, fine-tune, save.
+"""From a model and a source of text to a heads file: collect, start, fine-tune, save.
 
 Every stage leaves its outcome in the work folder, so the same command after a kill goes on where it
-stopped: hidden states by whole batches, training by checkpoints.
+stopped: hidden states by whole batches, the start as a file, training by checkpoints.
 """
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
-import os
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Int
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch.utils.data import ConcatDataset
 
 from tokenswift.config import SamplingParams, check_choice, check_integer
+from tokenswift.files import replacing
 from tokenswift.heads.checkpoint import HeadsBase, base_of, save_heads
 from tokenswift.heads.modules import KINDS, Heads, HeadsConfig
+from tokenswift.models.generic import final_norm
 from tokenswift.train.collect import Report, fill_from_model, fill_from_text
-from tokenswift.train.data import check_amount, cut, encode, read_texts
-from tokenswift.train.loss import Distillation, FrozenBase, rms_eps
-from tokenswift.train.ridge import ridge_start
+from tokenswift.train.data import blocks, check_amount, check_tokens, passages, prefix_of
+from tokenswift.train.loss import Distillation, FrozenBase, frozen_base, rms_eps
+from tokenswift.train.manifest import claim, states_part, subset_digest, training_part
+from tokenswift.train.options import DataOptions, TrainingOptions
+from tokenswift.train.processes import first_process, once
+from tokenswift.train.ridge import ridge_start, zero_start
 from tokenswift.train.selftext import Backbone
-from tokenswift.train.store import HiddenStore, Windows
+from tokenswift.train.store import HiddenStore, Windows, held_out
+from tokenswift.train.vocabulary import counts, covering, frequent
 from tokenswift.types import InputError
 
-#: frequent tokens that a heads file names as worth drafting (with the prompt's own; see docs/LOG.md)
-DRAFT_VOCABULARY = 8192
+LEAST = 256  # tokens of text that anything can be learnt from
 
 
-@dataclass(frozen=True, slots=True)
-class DataOptions:
-    """What the heads learn from.
-
-    Attributes:
-        source: a text or JSONL file, a folder of them, "self" (the model writes from nothing), "pg19".
-        continued: learn from passages of the source and the model's own continuations of them.
-        tokens: limit of tokens to learn from (with ``continued``, or "self": that the model writes).
-        block: longest text run through the model at once.
-        prompt: tokens of each passage that the model continues.
-        batch: texts run together.
-        seed: of passages and sampling.
-        sampling: how the model writes, and how the targets are processed.
-    """
-
-    source: str
-    continued: bool = False
-    tokens: int = 300_000
-    block: int = 768
-    prompt: int = 256
-    batch: int = 48
-    seed: int = 0
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-
-    def __post_init__(self) -> None:
-        check_integer("tokens", self.tokens, 256)
-        check_integer("block", self.block, 32)
-        check_integer("batch", self.batch, 1)
-        if self.continued:
-            if self.source == "self":
-                raise InputError("--continued needs a --data file or folder; self writes from nothing")
-            check_integer("prompt", self.prompt, 1, f"from 1 to block - 16 = {self.block - 16}")
-            if self.prompt > self.block - 16:
-                raise InputError(f"prompt is {self.prompt}; valid: from 1 to block - 16 = {self.block - 16}")
-
-
-def end_tokens(model: Any, tokenizer: Any) -> int:
-    """The token that a text from nothing starts with: BOS, else EOS, else 0."""
-    for token in (
-        getattr(tokenizer, "bos_token_id", None),
-        model.config.bos_token_id,
-        model.config.eos_token_id,
-    ):
+def start_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """What a text from nothing starts with: the tokenizer's first tokens, else BOS, else EOS, else 0."""
+    if prefix := prefix_of(tokenizer):
+        return prefix
+    own = getattr(tokenizer, "bos_token_id", None)
+    for token in (own, model.config.bos_token_id, model.config.eos_token_id):
         if isinstance(token, int):
-            return token
-    return 0
+            return [token]
+    return [0]
 
 
-def collect(
-    model: Any, tokenizer: Any, options: DataOptions, store: HiddenStore, report: Report
-) -> HiddenStore:
-    """Fill the store unless it is complete already."""
-    if store.complete:
-        report(f"hidden states: {store.tokens_stored:,} tokens found in {store.folder}")
-        return store
-    documents = None
-    if options.source != "self":
-        room = options.tokens
-        if options.continued:  # passages come from anywhere; of a whole corpus a part is enough
-            room = 8 * options.tokens if options.source == "pg19" else 10**9
-        documents = encode(read_texts(options.source), tokenizer, room)
-        check_amount(sum(map(len, documents)), 256, options.source)
-        largest = max(max(d) for d in documents)
-        if largest >= model.config.vocab_size:
-            raise InputError(
-                f"the tokenizer gives token {largest}, the model's vocabulary has {model.config.vocab_size}"
-            )
+def collect(model: Any, tokenizer: Any, options: DataOptions, store: HiddenStore, report: Report) -> None:
+    """Fill the store, or the rest of it."""
+    prefix = prefix_of(tokenizer)
     backbone = Backbone(model)
-    try:
-        if documents is not None and not options.continued:
-            blocks = cut(documents, options.block)
-            check_amount(sum(map(len, blocks)), 256, options.source)
-            fill_from_text(store, backbone, blocks, max(1, options.batch // 4), report)
+    vocab_size = model.get_input_embeddings().weight.shape[0]
+    if options.source != "self" and not options.continued:
+        length = options.sequence_length
+        made = _checked(blocks(options.source, tokenizer, options.tokens, length, prefix), vocab_size)
+        first = []  # enough to learn from, before anything is written
+        while sum(map(len, first)) < LEAST and (block := next(made, None)) is not None:
+            first.append(block)
+        if sum(map(len, first)) < LEAST:
+            check_amount(options.source, tokenizer, LEAST)
+        batch = max(1, options.write_batch // 4)
+        fill_from_text(store, backbone, itertools.chain(first, made), batch, options.tokens, report)
+    else:
+        texts = max(1, options.tokens // options.new_tokens)
+        if options.source == "self":
+            starts = [start_tokens(model, tokenizer)] * texts
         else:
-            prompt = options.prompt if documents is not None else 1
-            fill_from_model(
-                store,
-                backbone,
-                documents,
-                texts=max(1, options.tokens // (options.block - prompt)),
-                prompt=prompt,
-                block=options.block,
-                batch=options.batch,
-                sampling=options.sampling,
-                seed=options.seed,
-                start_token=end_tokens(model, tokenizer),
-                report=report,
-            )
-    finally:
-        backbone.close()
+            lengths = [options.prompt[i * len(options.prompt) // texts] for i in range(texts)]
+            starts = passages(options.source, tokenizer, lengths, prefix, options.seed)
+        check_tokens(itertools.chain.from_iterable(starts), vocab_size)
+        fill_from_model(store, backbone, starts, options, report)
+    store.finish()
+
+
+def _checked(made: Any, vocab_size: int) -> Any:
+    for block in made:
+        check_tokens(block, vocab_size)
+        yield block
+
+
+def gather(
+    model: Any, tokenizer: Any, data: DataOptions, base: HeadsBase, work: Path, report: Report
+) -> HiddenStore:
+    """The work folder's store, filled by the first process while others wait."""
+    made_from = states_part(model, tokenizer, base, data)
+
+    def store() -> HiddenStore:
+        return HiddenStore(work / "states", base.hidden_size, made_from)
+
+    once(lambda: store().complete, lambda: collect(model, tokenizer, data, store(), report))
+    whole = store()
+    report(f"hidden states: {whole.tokens_stored:,} tokens in {whole.folder}")
+    return whole
+
+
+def finished_store(folder: Path, model: Any) -> HiddenStore:
+    """The whole store of a work folder of train-heads, whatever data and options it was made with.
+
+    The first states are computed again, so that a store of another model is found out.
+    """
+    for place in (folder / "states", folder):
+        try:
+            made_from = json.loads((place / "index.json").read_text(encoding="utf-8"))["made_from"]
+            break
+        except (OSError, ValueError, KeyError):
+            continue
+    else:
+        raise InputError(f"states {folder} holds no hidden states; valid: a work folder of train-heads")
+    width, vocab_size = model.config.hidden_size, model.config.vocab_size
+    other = InputError(f"states {folder} are of another model")
+    if made_from.get("base", [])[:2] != [vocab_size, width]:
+        raise other
+    store = HiddenStore(place, width, made_from)
+    if not store.complete or not store.blocks:
+        raise InputError(f"states {folder} are not finished; run the command that makes them again")
+    tokens, bits = store.arrays()
+    size = min(32, store.blocks[0].length)
+    mine = Backbone(model).hidden(torch.from_numpy(tokens[:size].astype(np.int64))[None].to(model.device))[0]
+    kept = torch.from_numpy(np.array(bits[:size])).view(torch.bfloat16).float()
+    if not float((mine.float().cpu() - kept).norm()) <= 0.1 * float(kept.norm()):
+        raise other
     return store
 
 
-def frequent(store: HiddenStore, vocab_size: int, size: int) -> Int[Tensor, " S"]:
-    """The ``size`` most frequent tokens of the store, ascending; 0 takes the whole vocabulary."""
-    if size <= 0 or size >= vocab_size:
-        return torch.arange(vocab_size)
-    tokens, _ = store.arrays()
-    counts = torch.zeros(vocab_size, dtype=torch.long)
-    for start in range(0, len(tokens), 1 << 22):
-        piece = torch.from_numpy(tokens[start : start + (1 << 22)].astype("int64"))
-        counts += torch.bincount(piece, minlength=vocab_size)
-    order = counts * vocab_size + torch.arange(vocab_size, 0, -1) - 1  # ties: the smaller id
-    return order.topk(size).indices.sort().values
+def stores_of(
+    model: Any,
+    tokenizer: Any,
+    data: DataOptions | None,
+    states: Sequence[Path],
+    base: HeadsBase,
+    work: Path,
+    report: Report,
+) -> list[HiddenStore]:
+    """The hidden states to learn from: of finished work folders, or of ``data``."""
+    if states:
+        return [finished_store(folder, model) for folder in states]
+    if data is None:
+        raise InputError("data is None; valid: DataOptions, or states")
+    return [gather(model, tokenizer, data, base, work, report)]
 
 
 def heads_config(kind: str, count: int, base: HeadsBase, inner: int | None, eps: float = 1e-5) -> HeadsConfig:
@@ -160,59 +164,11 @@ def heads_config(kind: str, count: int, base: HeadsBase, inner: int | None, eps:
     return HeadsConfig(kind, count, base.hidden_size, base.vocab_size, width, eps=eps)
 
 
-def gather(
-    model: Any, tokenizer: Any, data: DataOptions, base: HeadsBase, work: Path, report: Report
-) -> HiddenStore:
-    """The work folder's store, filled by the first process while others wait."""
-    sampling = data.sampling
-    made_from = {
-        "base": [base.vocab_size, base.hidden_size, round(float(base.sample.abs().sum()), 1)],
-        "dtype": str(model.dtype),
-        "data": [data.source, data.continued, data.tokens, data.block, data.prompt, data.batch, data.seed],
-        "sampling": [sampling.temperature, sampling.min_p, sampling.repetition_penalty],
-    }
-
-    def store() -> HiddenStore:
-        return HiddenStore(work / "states", base.hidden_size, made_from)
-
-    return _shared(work, lambda: collect(model, tokenizer, data, store(), report)) or store()
-
-
-def frozen_base(model: Any, subset: Int[Tensor, " S"]) -> FrozenBase:
-    """The parts of a loaded model that the loss needs, where the model lies."""
-    embedding, lm_head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    return FrozenBase(embedding, lm_head, model.base_model.norm, subset)
-
-
-def check_lesson(work: Path, lesson: dict[str, Any]) -> None:
-    """Refuse a work folder whose checkpoints are of another training; ``lesson`` says what is trained."""
-    path = work / "training.json"
-    lesson = json.loads(json.dumps(lesson))
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        known = lesson
-        if first_process():
-            work.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(lesson) + "\n", encoding="utf-8")
-    differing = [key for key in sorted({*known, *lesson}) if known.get(key) != lesson.get(key)]
-    if differing:
-        raise InputError(
-            f"work folder {work} holds checkpoints of another training ({', '.join(differing)} differ); "
-            "name another --work folder"
-        )
-
-
-def first_process() -> bool:
-    """True in the process that writes the files (rank 0)."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
 def train_heads(
     model: Any,
     tokenizer: Any,
-    data: DataOptions,
-    training: Any,
+    data: DataOptions | None,
+    training: TrainingOptions,
     *,
     out: Path,
     work: Path,
@@ -222,59 +178,88 @@ def train_heads(
     vocabulary: int,
     name: str,
     report: Report,
+    sampling: SamplingParams | None = None,
+    states: Sequence[Path] = (),
+    coverage: float = 0.99,
 ) -> dict[str, Any]:
     """The whole way; returns the notes that are also written to the file's header.
 
     Args:
         model, tokenizer: the loaded base; it stays as it is.
-        data, training: :class:`DataOptions` and `trainer.TrainingOptions`.
+        data: where hidden states come from (None with ``states``).
+        training: how to train.
         out: the heads file to write.
         work: folder for hidden states, checkpoints and the CSV log.
         kind, count, inner: which heads; see :func:`heads_config`.
         vocabulary: frequent tokens that the loss looks at; 0 for all.
         name: the base model's name, for the header.
         report: takes progress lines.
+        sampling: the sampler whose law is learnt; None takes ``data``'s.
+        states: finished work folders of train-heads whose states are used instead of ``data``.
+        coverage: share of the training text that the tokens worth drafting make up.
+    Raises:
+        InputError: an option out of range, too little data, a work folder of another training.
+        RunError: the loss is not finite, the disk is full.
     """
     from tokenswift.train.trainer import train
 
+    if kind == "conditioned" and training.start == "zero":
+        raise InputError("start is 'zero', which conditioned heads have not; valid: ridge")
     base = base_of(model, name)
     begun = time.monotonic()
-    sampling = data.sampling
-    config = heads_config(kind, count, base, inner, rms_eps(model.base_model.norm))
-    store = gather(model, tokenizer, data, base, work, report)
-    subset = frequent(store, base.vocab_size, vocabulary)
-    check_lesson(work, {"heads": config.to_dict(), "vocabulary": len(subset)})
+    sampling = sampling or (data.sampling if data is not None else SamplingParams())
+    config = heads_config(kind, count, base, inner, rms_eps(final_norm(model)))
+    stores = stores_of(model, tokenizer, data, states, base, work, report)
+    found = counts(stores, base.vocab_size)
+    subset = frequent(found, vocabulary)
+    claim(
+        work,
+        training_part(stores, training, sampling, heads=config.to_dict(), vocabulary=subset_digest(subset)),
+    )
     frozen = frozen_base(model, subset)
-    report(f"closed-form start of {count} {kind} heads")
-    torch.manual_seed(training.seed)
-    heads = Heads(config)
-    ridge_start(heads, store, frozen.to("cpu"))
-    frozen = frozen.to(model.device)
-    lesson = Distillation(heads, frozen, sampling)
-    notes: dict[str, Any] = {"data": Path(data.source).name, "continued": data.continued}
-    notes |= {"tokens": store.tokens_stored, "kind": kind, "vocabulary": len(subset)}
+    heads = started(config, stores, frozen, training, work, report)
+    lesson = Distillation(heads, frozen, sampling, training.targets)
+    notes: dict[str, Any] = {"data": Path(data.source).name, "continued": data.continued} if data else {}
+    notes |= {"tokens": sum(s.tokens_stored for s in stores), "kind": kind, "vocabulary": len(subset)}
     if training.epochs or training.steps:
-        windows = Windows(store, count, 128, min(sampling.window, data.block))
-        device = "cpu" if model.device.type == "cpu" else "cuda"
-        notes |= train(lesson, windows, training, work, device, report)
+        context = sampling.window if training.targets == "model" else 0
+        parts = [(store, held_out(store, training.held_out)) for store in stores]
+        learnt, kept = (
+            ConcatDataset([Windows(s, count, training.window, context, part[k]) for s, part in parts])
+            for k in (0, 1)
+        )
+        notes |= train(lesson, learnt, training, work, frozen.device, report, kept)
     notes["minutes"] = round((time.monotonic() - begun) / 60, 1)
-    heads.frequent = frequent(store, base.vocab_size, DRAFT_VOCABULARY)
+    heads.frequent = covering(found, coverage)
+    notes["drafted"] = len(heads.frequent)
     if first_process():
         save_heads(heads.eval(), out, base, notes=notes)
     return notes
 
 
-def _shared(work: Path, make: Any) -> HiddenStore | None:
-    """Run ``make`` in the first process; the others wait for its mark. Returns its result there."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return make()
-    mark = work / f"ready-{os.environ.get('TORCHELASTIC_RUN_ID', 'run')}"
-    if first_process():
-        with contextlib.suppress(OSError):
-            mark.unlink()
-        store = make()
-        mark.touch()
-        return store
-    while not mark.exists():
-        time.sleep(0.5)
-    return None
+def started(
+    config: HeadsConfig,
+    stores: list[HiddenStore],
+    base: FrozenBase,
+    training: TrainingOptions,
+    work: Path,
+    report: Report,
+) -> Heads:
+    """Heads at their start, on the base's device: made once, then read from the work folder."""
+    path = work / "start.safetensors"
+
+    def make() -> None:
+        report(f"start of {config.count} {config.kind} heads: {training.start}")
+        torch.manual_seed(training.seed)
+        heads = Heads(config).to(base.device)
+        if training.start == "zero":
+            zero_start(heads, base)
+        else:
+            ridge_start(heads, stores, base)
+        with replacing(path) as part:
+            save_file({k: v.cpu().contiguous() for k, v in heads.state_dict().items()}, part)
+
+    once(path.exists, make)
+    heads = Heads(config)
+    heads.load_state_dict(load_file(path))
+    return heads.to(base.device)

@@ -6,16 +6,20 @@ sampling computes anyway are the heads' training input, so one pass gives both.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import AttentionInterface
 
 from tokenswift.config import SamplingParams
+from tokenswift.models.generic import final_norm, final_norm_name, shadow_of, shaped_logits
+from tokenswift.models.rope import Rotary
+from tokenswift.sampling import recent_scores
+from tokenswift.types import InputError
 
 ATTENTION = "tokenswift_batched"
 
@@ -52,47 +56,60 @@ def _attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    scaling: float,
+    scaling: float | None = None,
     dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Causal attention over whole texts, or of one new token each; query heads packed per KV head."""
+    """Causal attention over whole texts, or of their newest tokens; (B, H, n, d) → (B, n, H, d).
+
+    Query heads of one new token are packed per KV head, so that the cache is read once.
+    """
+    if softcap is not None or s_aux is not None:
+        raise InputError("the model's attention has capped scores or sinks; training knows neither")
     batch, heads, n, width = query.shape
+    length = key.shape[2]
+    window = min(sliding_window or length, length)
     if n == 1:
+        key, value = key[:, :, length - window :], value[:, :, length - window :]
         packed = query.view(batch, key.shape[1], heads // key.shape[1], width)
-        out = torch.nn.functional.scaled_dot_product_attention(packed, key, value, scale=scaling)
+        out = F.scaled_dot_product_attention(packed, key, value, scale=scaling)
         return out.reshape(batch, 1, heads, width), None
-    out = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+    mask = None
+    if window < length or n < length:
+        at = torch.arange(length - n, length, device=query.device)[:, None]
+        behind = at - torch.arange(length, device=query.device)
+        mask = (behind >= 0) & (behind < window)
+    out = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=True
     )
     return out.transpose(1, 2), None
 
 
+AttentionInterface.register(ATTENTION, _attention)
+
+
 class Backbone:
-    """A transformers causal LM run for its hidden states *before* the final norm."""
+    """A transformers causal LM run for its hidden states *before* the final norm.
+
+    It works on a shadow that shares the model's tensors; the model itself is not touched.
+    """
 
     def __init__(self, model: Any) -> None:
-        AttentionInterface.register(ATTENTION, _attention)
         self.model = model
-        self.model.set_attn_implementation(ATTENTION)
-        self.body = model.base_model
-        self.norm = self.body.norm
-        self._hidden: Tensor | None = None
-        self._hook = self.norm.register_forward_pre_hook(self._keep)
-
-    def close(self) -> None:
-        """Take the hook off the model again."""
-        self._hook.remove()
-
-    def _keep(self, module: torch.nn.Module, args: tuple[Tensor, ...]) -> None:
-        self._hidden = args[0]
+        shadow = shadow_of(model, Rotary(None, 1.0, None, model.config))
+        shadow.config._attn_implementation = ATTENTION
+        self.body, self.norm = shadow.base_model, final_norm(model)
+        setattr(self.body, final_norm_name(model), torch.nn.Identity())
 
     @torch.no_grad()
     def hidden(self, tokens: Int[Tensor, "B n"], cache: BatchCache | None = None) -> Float[Tensor, "B n D"]:
         """States of the tokens; they are appended to ``cache``, whose texts they continue."""
         start = cache.length if cache is not None else 0
         positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)[None]
-        self.body(
+        made = self.body(
             input_ids=tokens,
             position_ids=positions,
             past_key_values=cache,
@@ -100,29 +117,26 @@ class Backbone:
         )
         if cache is not None:
             cache.length += tokens.shape[1]
-        hidden, self._hidden = self._hidden, None
-        assert hidden is not None
-        return hidden
+        return made.last_hidden_state
 
     @torch.no_grad()
     def logits(self, hidden: Float[Tensor, "B D"]) -> Float[Tensor, "B V"]:
         """Final norm and LM head, in float32."""
-        return self.model.lm_head(self.norm(hidden)).float()
+        return shaped_logits(self.model.lm_head(self.norm(hidden)), self.model.config).float()
 
 
 def chances(
-    logits: Float[Tensor, "B V"], recent: Int[Tensor, "B W"] | None, sampling: SamplingParams
+    logits: Float[Tensor, "B V"], recent: Int[Tensor, "B L"], sampling: SamplingParams
 ) -> Float[Tensor, "B V"]:
-    """Penalty, temperature and min-p: the probabilities that continuations are drawn from."""
-    if recent is not None and recent.shape[1] and sampling.repetition_penalty != 1.0:
-        seen = logits.gather(1, recent)
-        theta = sampling.repetition_penalty
-        logits = logits.scatter(1, recent, torch.where(seen > 0, seen / theta, seen * theta))
-    logits = logits / sampling.temperature
-    if sampling.min_p > 0:
-        floor = logits.amax(-1, keepdim=True) + math.log(sampling.min_p)
-        logits = logits.masked_fill(logits < floor, -torch.inf)
-    return logits.softmax(-1)
+    """The probabilities that continuations are drawn from; one-hot where ``sampling`` is greedy.
+
+    Args:
+        recent: the end of each text; its last W tokens are penalised.
+    """
+    scores = recent_scores(logits, recent, sampling)
+    if sampling.greedy:
+        return F.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
+    return scores.softmax(-1)
 
 
 @torch.no_grad()

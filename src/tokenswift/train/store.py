@@ -9,7 +9,6 @@ last indexed block.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from tokenswift.files import replacing
+from tokenswift.train.manifest import refuse_other
 from tokenswift.types import InputError, RunError
 
 
@@ -30,7 +31,8 @@ class Block:
     Attributes:
         start: index of its first token in the store.
         length: tokens.
-        learn: first position (within the block) to learn from; those before are context only.
+        learn: first position (within the block) to learn from; those before are context only (the end of
+            a long prompt, kept for the penalty).
     """
 
     start: int
@@ -69,25 +71,15 @@ class HiddenStore:
         if not path.exists():
             return
         index = json.loads(path.read_text())
-        if index["made_from"] != self.made_from:
-            now = self.made_from
-            differing = [
-                k for k in sorted({*now, *index["made_from"]}) if now.get(k) != index["made_from"].get(k)
-            ]
-            raise InputError(
-                f"work folder {self.folder} belongs to another training "
-                f"({', '.join(differing)} differ); name another --work folder"
-            )
+        refuse_other(self.folder, index["made_from"], self.made_from)
         self.blocks = [Block(*b) for b in index["blocks"]]
         self.complete = index["complete"]
 
     def _write_index(self) -> None:
-        part = self.folder / "index.json.part"
         blocks = [[b.start, b.length, b.learn] for b in self.blocks]
-        part.write_text(
-            json.dumps({"made_from": self.made_from, "complete": self.complete, "blocks": blocks})
-        )
-        os.replace(part, self.folder / "index.json")
+        index = {"made_from": self.made_from, "complete": self.complete, "blocks": blocks}
+        with replacing(self.folder / "index.json") as part:
+            part.write_text(json.dumps(index))
 
     def append(self, tokens: Int[Tensor, "B n"], hidden: Float[Tensor, "B n D"], learn: int = 0) -> None:
         """Add equally long blocks, one per row; positions before ``learn`` are context only."""
@@ -125,6 +117,18 @@ def _at(path: Path, offset: int) -> Any:
     file.truncate(offset)
     file.seek(offset)
     return file
+
+
+def held_out(store: HiddenStore, share: float) -> tuple[list[Block], list[Block]]:
+    """The store's blocks to learn from, and those that are held out: evenly spaced, none of a few."""
+    every = round(1 / share) if share > 0 else 0
+    if not every or len(store.blocks) < every:
+        return store.blocks, []
+    kept = [i % every == every - 1 for i in range(len(store.blocks))]
+    return (
+        [b for b, out in zip(store.blocks, kept, strict=True) if not out],
+        [b for b, out in zip(store.blocks, kept, strict=True) if out],
+    )
 
 
 class Windows(Dataset[dict[str, Tensor]]):

@@ -11,11 +11,11 @@ import csv
 import json
 import logging
 import math
-import os
 import shutil
 import time
-from dataclasses import asdict, dataclass
-from importlib.util import find_spec
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,77 +25,44 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from tokenswift.train.collect import Report
+from tokenswift.train.options import TrainingOptions
+from tokenswift.train.processes import first_process, world_size
 from tokenswift.types import InputError, RunError
 
-
-@dataclass(frozen=True, slots=True)
-class TrainingOptions:
-    """How heads or a draft model are trained from their start.
-
-    Attributes:
-        epochs: passes over the data; 0 keeps the start.
-        steps: optimiser steps; 0 takes ``epochs``.
-        lr: peak learning rate (AdamW, cosine to zero after a warm-up).
-        batch: items of the dataset per device and step.
-        accumulate: batches per optimiser step.
-        seed: of the data order.
-        save_every: steps between checkpoints.
-        log_every: steps between log rows.
-        tensorboard: also write TensorBoard logs.
-        bf16: mixed precision.
-    """
-
-    epochs: float = 3.0
-    steps: int = 0
-    lr: float = 1e-3
-    batch: int = 4
-    accumulate: int = 1
-    seed: int = 0
-    save_every: int = 200
-    log_every: int = 20
-    tensorboard: bool = False
-    bf16: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "steps", "seed"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} is {getattr(self, name)!r}; valid: at least 0")
-        for name in ("batch", "accumulate", "save_every", "log_every"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)!r}; valid: an integer of at least 1")
-        if self.tensorboard and not any(map(find_spec, ("tensorboard", "tensorboardX"))):
-            raise InputError("--tensorboard needs the package tensorboard; pip install tensorboard")
-        if not 0 < self.lr < 1:
-            raise InputError(f"lr is {self.lr!r}; valid: between 0 and 1")
+COLUMNS = ("step", "epoch", "loss", "learning_rate", "seconds", "held_out_loss")
+HELD_OUT = 64  # items that the held-out loss looks at
 
 
 class _Log(TrainerCallback):
-    """CSV rows, progress lines with the time left."""
+    """CSV rows, progress lines with the time left, the loss on what is held out."""
 
-    def __init__(self, path: Path, report: Report) -> None:
-        self.path, self.report = path, report
+    def __init__(self, path: Path, held_out: Callable[[], float] | None, every: int, report: Report) -> None:
+        self.path, self.held_out, self.every, self.report = path, held_out, every, report
         self.begun = time.monotonic()
-        self.first = 0
+        self.first = self.measured = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.begun, self.first = time.monotonic(), state.global_step
+        self.begun, self.first, self.measured = time.monotonic(), state.global_step, state.global_step
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs or "loss" not in logs:
             return
+        step, held_out = state.global_step, ""
+        due = step >= self.measured + self.every or step == state.max_steps
+        if self.held_out is not None and due:
+            self.measured, held_out = step, f"{self.held_out():.6f}"
         seconds = time.monotonic() - self.begun
         new = not self.path.exists()
         with self.path.open("a", newline="") as file:
             writer = csv.writer(file)
             if new:
-                writer.writerow(["step", "epoch", "loss", "learning_rate", "seconds"])
-            row = [state.global_step, f"{state.epoch:.4f}", logs["loss"], logs.get("learning_rate")]
-            writer.writerow([*row, f"{seconds:.1f}"])
-        done = state.global_step - self.first
-        left = (state.max_steps - state.global_step) * seconds / max(done, 1) / 60
+                writer.writerow(COLUMNS)
+            row = [step, f"{state.epoch:.4f}", logs["loss"], logs.get("learning_rate"), f"{seconds:.1f}"]
+            writer.writerow([*row, held_out])
+        left = (state.max_steps - step) * seconds / max(step - self.first, 1) / 60
+        told = f", held out {float(held_out):.4f}" if held_out else ""
         self.report(
-            f"training: step {state.global_step} of {state.max_steps}, loss {logs['loss']:.4f}, "
-            f"{left:.1f} min left"
+            f"training: step {step} of {state.max_steps}, loss {logs['loss']:.4f}{told}, {left:.1f} min left"
         )
 
 
@@ -124,31 +91,18 @@ def last_checkpoint(folder: Path) -> Path | None:
     return None
 
 
-def train(
-    lesson: nn.Module, data: Any, options: TrainingOptions, work: Path, device: str, report: Report
-) -> dict[str, float]:
-    """Train a lesson in place; goes on from the last checkpoint in ``work`` if there is one.
-
-    Args:
-        lesson: a module that turns a batch into ``{"loss": …}``; its parameters are what is trained.
-        data: a dataset of that module's arguments (without the batch dimension), with a length.
-        options: how to train.
-        work: folder for checkpoints and log.csv.
-        device: "cpu" or "cuda".
-        report: takes progress lines.
-    """
-    if len(data) == 0:
-        raise InputError("the training data has no text long enough to learn from")
-    logging.getLogger("transformers.trainer").setLevel(logging.ERROR)
+def arguments(options: TrainingOptions, work: Path, device: torch.device) -> TrainingArguments:
+    """The Trainer's arguments for one process on one device."""
+    cpu = device.type == "cpu"
     args = TrainingArguments(
         output_dir=str(work / "checkpoints"),
         num_train_epochs=options.epochs,
         max_steps=options.steps or -1,
         learning_rate=options.lr,
         lr_scheduler_type="cosine",
-        warmup_steps=30,
-        weight_decay=0.01,
-        adam_beta2=0.98,
+        warmup_steps=options.warmup,
+        weight_decay=options.weight_decay,
+        adam_beta2=options.beta2,
         max_grad_norm=1.0,
         per_device_train_batch_size=options.batch,
         gradient_accumulation_steps=options.accumulate,
@@ -161,35 +115,85 @@ def train(
         remove_unused_columns=False,
         dataloader_pin_memory=False,
         disable_tqdm=True,
-        use_cpu=device == "cpu",
-        ddp_backend="gloo" if device == "cpu" and int(os.environ.get("WORLD_SIZE", "1")) > 1 else None,
+        use_cpu=cpu,
+        ddp_backend="gloo" if cpu and world_size() > 1 else None,
         bf16=options.bf16,
     )
-    trainer = _Trainer(
-        model=lesson, args=args, train_dataset=data, callbacks=[_Log(work / "log.csv", report)]
-    )
+    if not cpu and world_size() == 1:  # the Trainer would take the first device, and all of them together
+        torch.cuda.set_device(device)
+        args.__dict__["_setup_devices"] = device
+        args._n_gpu = 1
+    return args
+
+
+def train(
+    lesson: nn.Module,
+    data: Any,
+    options: TrainingOptions,
+    work: Path,
+    device: torch.device,
+    report: Report,
+    held_out: Any = None,
+) -> dict[str, float]:
+    """Train a lesson in place; goes on from the last checkpoint in ``work`` if there is one.
+
+    Args:
+        lesson: a module that turns a batch into ``{"loss": …}``; its parameters are what is trained.
+        data: a dataset of that module's arguments (without the batch dimension), with a length.
+        options: how to train.
+        work: folder for checkpoints and log.csv.
+        device: where the lesson lies.
+        report: takes progress lines.
+        held_out: a dataset whose loss is logged beside.
+    """
+    if len(data) == 0:
+        raise InputError("the training data has no text long enough to learn from")
+    logging.getLogger("transformers.trainer").setLevel(logging.ERROR)
+    args = arguments(options, work, device)
+    measure = None
+    if held_out is not None and len(held_out):
+        measure = partial(mean_loss, lesson, held_out, options, device)
+    log = _Log(work / "log.csv", measure, options.save_every, report)
+    trainer = _Trainer(model=lesson, args=args, train_dataset=data, callbacks=[log])
     trainer.remove_callback(PrinterCallback)
     last = last_checkpoint(work / "checkpoints")
     if last is not None:
         report(f"going on from {last}")
     if last is not None and _finished(last, len(data), options):
         trainer._load_from_checkpoint(str(last))  # Trainer itself would take one step more
-        return _figures(json.loads((last / "trainer_state.json").read_text(encoding="utf-8")), options)
-    try:
-        trainer.train(resume_from_checkpoint=str(last) if last else None)
-    except (OSError, SafetensorError, RuntimeError) as error:
-        writing = not isinstance(error, RuntimeError) or "PytorchStreamWriter" in str(error)
-        if not writing:
-            raise
-        reason = getattr(error, "strerror", None) or "the disk took no more"
-        raise RunError(f"cannot write a checkpoint to {work}: {reason}; older ones are kept") from error
-    return _figures(asdict(trainer.state), options)
+        state = json.loads((last / "trainer_state.json").read_text(encoding="utf-8"))
+    else:
+        try:
+            trainer.train(resume_from_checkpoint=str(last) if last else None)
+        except (OSError, SafetensorError, RuntimeError) as error:
+            writing = not isinstance(error, RuntimeError) or "PytorchStreamWriter" in str(error)
+            if not writing:
+                raise
+            reason = getattr(error, "strerror", None) or "the disk took no more"
+            raise RunError(f"cannot write a checkpoint to {work}: {reason}; older ones are kept") from error
+        state = asdict(trainer.state)
+    figures = _figures(state, options)
+    if measure is not None and first_process():
+        figures["held_out_loss"] = round(measure(), 4)
+    return figures
+
+
+@torch.no_grad()
+def mean_loss(lesson: nn.Module, data: Any, options: TrainingOptions, device: torch.device) -> float:
+    """The loss of a lesson as it is, over up to :data:`HELD_OUT` items spread over the data."""
+    chosen = range(0, len(data), -(-len(data) // HELD_OUT))
+    total = 0.0
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=options.bf16):
+        for i in chosen:
+            item = {name: value[None].to(device) for name, value in data[i].items()}
+            total += float(lesson(**item)["loss"])
+    return total / len(chosen)
 
 
 def _finished(checkpoint: Path, items: int, options: TrainingOptions) -> bool:
     """True when a checkpoint holds all the steps that the options ask for."""
     done = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["global_step"]
-    batches = math.ceil(items / (options.batch * int(os.environ.get("WORLD_SIZE", "1"))))
+    batches = math.ceil(items / (options.batch * world_size()))
     return done >= (options.steps or math.ceil(options.epochs * math.ceil(batches / options.accumulate)))
 
 

@@ -1,0 +1,76 @@
+"""Defects of training: of what is learnt, of resume, and of where it runs."""
+
+from __future__ import annotations
+
+from defects.defect import Defect
+
+RESUME = "tests/test_train_resume.py"
+FORWARD = "tests/test_train_forward.py"
+DEVICES = "tests/test_train_devices.py"
+TEXT = "tests/test_train_text.py"
+
+TRAINING = [
+    Defect(
+        "training starts anew although there is a checkpoint",
+        "train/trainer.py",
+        "resume_from_checkpoint=str(last) if last else None",
+        "resume_from_checkpoint=None",
+        (f"{RESUME}::test_no_step_is_done_twice",),
+    ),
+    Defect(
+        "one process works on all GPUs that it sees",
+        "train/trainer.py",
+        "        args._n_gpu = 1",
+        "        pass",
+        (DEVICES,),
+    ),
+    Defect(
+        "every process takes the first GPU",
+        "train/processes.py",
+        'return f"cuda:{rank}"',
+        'return "cuda:0"',
+        (DEVICES,),
+    ),
+    Defect(
+        "whole texts of training ignore sliding windows",
+        "train/selftext.py",
+        "(behind >= 0) & (behind < window)",
+        "behind >= 0",
+        (FORWARD,),
+    ),
+    Defect(
+        "new tokens of training ignore sliding windows",
+        "train/selftext.py",
+        "key, value = key[:, :, length - window :], value[:, :, length - window :]",
+        "pass",
+        (FORWARD,),
+    ),
+    Defect(
+        "the teacher's penalty sees one token too many",
+        "train/loss.py",
+        "width = min(window, first + rows)",
+        "width = min(window + 1, first + rows)",
+        (FORWARD,),
+    ),
+    Defect(
+        "the penalty has no gradient of its own",
+        "train/loss.py",
+        "return gradients[0].scatter(1, ids, own), None, None",
+        "return gradients[0], None, None",
+        (FORWARD,),
+    ),
+    Defect(
+        "blocks of training text lack the first token",
+        "train/data.py",
+        "                yield [*prefix, *piece]",
+        "                yield piece",
+        (TEXT,),
+    ),
+    Defect(
+        "the context of a long prompt's penalty is not kept",
+        "train/collect.py",
+        "cut = max(0, length - shortest - sampling.window)",
+        "cut = max(0, length - shortest)",
+        (RESUME,),
+    ),
+]
