@@ -23,7 +23,7 @@ GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)
 def example() -> DraftTree:
     """0:9 → 1:1 → 2:2 → 3:3, and branches 4:5 below node 1, 5:7 below the root."""
     builder = TreeBuilder(9)
-    builder.add_path([1, 2, 3], ngram=False)
+    builder.add_path([1, 2, 3], "head")
     builder.add_path([1, 5])
     builder.add_path([7])
     return builder.build(3)
@@ -203,7 +203,7 @@ def test_published_tree_and_ngram_paths_are_drawn_separately() -> None:
         if branch is not None:
             builder.add_path(branch)
         tree = builder.build(2)
-        assert len(tree) == 3 and not any(tree.ngram)
+        assert len(tree) == 3 and "ngram" not in tree.sources
         counts = _published_runs(tree, [0.25] * 4, runs)
         assert _near(sum(n for outcome, n in counts.items() if len(outcome.nodes) > 1), runs, p)
 
@@ -228,6 +228,6 @@ def test_published_paths_stand_in_the_published_order() -> None:
     ]
     assert published_paths(TreeBuilder(9).build(0)) == [[0]]
     uneven = TreeBuilder(9)
-    uneven.add_path([1], ngram=False)
-    uneven.add_path([2, 3], ngram=False)
+    uneven.add_path([1], "head")
+    uneven.add_path([2, 3], "head")
     assert published_paths(uneven.build(2)) == [[0, 2, 3], [0, 1]]

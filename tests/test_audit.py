@@ -34,7 +34,7 @@ def after(path: tuple[int, ...]) -> list[float]:
 def tree_of(*paths: list[int]) -> DraftTree:
     builder = TreeBuilder(0)
     for path in paths:
-        builder.add_path(path, ngram=False)
+        builder.add_path(path, "head")
     return builder.build(max(map(len, paths), default=0))
 
 

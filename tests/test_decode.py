@@ -94,7 +94,7 @@ class Scripted:
         root = sequence.tokens[-1]
         builder = TreeBuilder(root)
         builder.child(0, (root + 5) % VOCAB)  # a wrong sibling first, so that rows must be compacted
-        builder.add_path([(root + 1 + i + (i >= right)) % VOCAB for i in range(self.depth)], ngram=True)
+        builder.add_path([(root + 1 + i + (i >= right)) % VOCAB for i in range(self.depth)])
         return builder.build(self.depth)
 
     def observe(self, sequence: Sequence, step: Step, nodes: tuple[int, ...]) -> None:
@@ -135,6 +135,7 @@ def test_rates_count_what_was_kept() -> None:
     _, steps, metrics, _ = run(Scripted(4), [0], 7)
     # Two steps: 4 drafted tokens and the bonus, then 2 tokens until the limit, both drafted.
     assert [step.accepted for step in steps] == [4, 2]
+    assert [step.sources for step in steps] == [("ngram",) * 4 + ("target",), ("ngram",) * 2]
     assert metrics.acceptance_rate == pytest.approx(6 / 8)
     assert metrics.ngram_acceptance_rate == pytest.approx(6 / 8)
     assert metrics.node_acceptance_rate == pytest.approx(6 / 10)

@@ -24,7 +24,7 @@ PATHS = st.lists(st.tuples(st.lists(TOKENS, max_size=5), st.booleans()), max_siz
 def build(paths: list[tuple[list[int], bool]]) -> DraftTree:
     builder = TreeBuilder(9)
     for tokens, ngram in paths:
-        builder.add_path(tokens, ngram)
+        builder.add_path(tokens, "ngram" if ngram else "head")
     return builder.build(gamma=5)
 
 
@@ -32,8 +32,10 @@ def build(paths: list[tuple[list[int], bool]]) -> DraftTree:
 @settings(max_examples=200, deadline=None)
 def test_trie_holds_exactly_the_prefixes(paths) -> None:
     tree = build(paths)
-    assert tree.tokens[0] == 9 and tree.parents[0] == -1 and tree.depths[0] == 0 and not tree.ngram[0]
-    assert len(tree) == len(tree.parents) == len(tree.depths) == len(tree.ngram)
+    assert (
+        tree.tokens[0] == 9 and tree.parents[0] == -1 and tree.depths[0] == 0 and tree.sources[0] == "target"
+    )
+    assert len(tree) == len(tree.parents) == len(tree.depths) == len(tree.sources)
     prefixes = {tuple(tokens[:n]) for tokens, _ in paths for n in range(1, len(tokens) + 1)}
     by_heads = {tuple(tokens[:n]) for tokens, ngram in paths if not ngram for n in range(1, len(tokens) + 1)}
     found = []
@@ -41,7 +43,7 @@ def test_trie_holds_exactly_the_prefixes(paths) -> None:
         assert 0 <= tree.parents[node] < node  # parents first
         assert tree.depths[node] == tree.depths[tree.parents[node]] + 1 == len(tree.path(node))
         prefix = tuple(tree.tokens[i] for i in tree.path(node))
-        assert tree.ngram[node] == (prefix not in by_heads)
+        assert (tree.sources[node] == "ngram") == (prefix not in by_heads)
         found.append(prefix)
     assert len(found) == len(set(found)) and set(found) == prefixes
 
@@ -71,7 +73,7 @@ def test_levels_are_a_product() -> None:
     assert [tree.depths.count(d) for d in range(5)] == [1, 1, 3, 9, 27]
     paths = {tuple(tree.tokens[i] for i in tree.path(n)) for n in range(len(tree)) if tree.depths[n] == 4}
     assert paths == {(7, a, b, c) for a in (1, 2, 3) for b in (4, 5, 6) for c in (1, 2, 3)}
-    assert tree.gamma == 4 and not any(tree.ngram)
+    assert tree.gamma == 4 and "ngram" not in tree.sources
 
 
 def test_levels_skip_ngram_branches_and_claim_shared_nodes() -> None:
@@ -83,7 +85,9 @@ def test_levels_skip_ngram_branches_and_claim_shared_nodes() -> None:
     builder.add_levels([[], [6]])  # an empty level ends it
     builder.add_path([7, 2, 3, 4])
     tree = builder.build(gamma=3)
-    nodes = {tuple(tree.tokens[i] for i in tree.path(n)): tree.ngram[n] for n in range(1, len(tree))}
+    nodes = {
+        tuple(tree.tokens[i] for i in tree.path(n)): tree.sources[n] == "ngram" for n in range(1, len(tree))
+    }
     heads = [(7,), (7, 1), (7, 2), (7, 1, 3), (7, 2, 3)]
     grams = [(7, 1, 8), (7, 1, 8, 8), (5,), (5, 5), (7, 2, 3, 4)]
     assert nodes == {path: False for path in heads} | {path: True for path in grams}
@@ -92,7 +96,7 @@ def test_levels_skip_ngram_branches_and_claim_shared_nodes() -> None:
 def test_child_returns_the_same_node_and_add_path_its_last() -> None:
     builder = TreeBuilder(0)
     node = builder.child(0, 3)
-    assert builder.child(0, 3, ngram=True) == node and not builder.ngram[node]
+    assert builder.child(0, 3, "ngram") == node and builder.sources[node] == "head"
     last = builder.add_path([4, 5], parent=node)
     assert builder.parents[last] == builder.child(node, 4) and builder.depths[last] == 3
     assert builder.add_path([], parent=last) == last
@@ -103,7 +107,7 @@ def test_child_returns_the_same_node_and_add_path_its_last() -> None:
 
 def test_bare_root() -> None:
     tree = TreeBuilder(5).build(gamma=0)
-    assert tree == DraftTree((5,), (-1,), (0,), (False,), 0)
+    assert tree == DraftTree((5,), (-1,), (0,), ("target",), 0)
     assert ancestor_mask(tree.parents).tolist() == [[True]] and children(tree) == [{}]
 
 

@@ -71,8 +71,9 @@ def decode(
             token_ids=tuple(new),
             drafted=len(tree) - 1,
             accepted=len(taken),
-            ngram_accepted=sum(tree.ngram[node] for node in taken),
+            ngram_accepted=sum(tree.sources[node] == "ngram" for node in taken),
             gamma=tree.gamma,
+            sources=(*(tree.sources[node] for node in taken), "target")[: len(new)],
         )
         with meter.phase("observe"):
             strategy.observe(sequence, step, nodes)

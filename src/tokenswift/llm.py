@@ -324,7 +324,7 @@ class _Run:
             if done and not self.stream.stopped:
                 text += self.stream.finish()
             self.text.append(text)
-            yield replace(step, token_ids=ids, text=text)
+            yield replace(step, token_ids=ids, sources=step.sources[: len(ids)], text=text)
             if done:
                 return
 

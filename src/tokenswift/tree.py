@@ -27,13 +27,13 @@ class TreeBuilder:
         root_token: id of the newest token of the text.
     """
 
-    __slots__ = ("tokens", "parents", "depths", "ngram", "_branches", "_children", "_level")
+    __slots__ = ("tokens", "parents", "depths", "sources", "_branches", "_children", "_level")
 
     def __init__(self, root_token: int) -> None:
         self.tokens = [root_token]
         self.parents = [-1]
         self.depths = [0]
-        self.ngram = [False]
+        self.sources = ["target"]
         self._branches: list[int] = []
         self._children: list[dict[int, int]] = [{}]
         self._level = [0]  # nodes of the deepest level that add_levels has made
@@ -41,7 +41,7 @@ class TreeBuilder:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def child(self, parent: int, token: int, ngram: bool = False) -> int:
+    def child(self, parent: int, token: int, source: str = "head") -> int:
         """The node of ``token`` below the node ``parent``, made if it is not there yet.
 
         A node counts as an n-gram's only while nothing else has proposed it.
@@ -49,14 +49,14 @@ class TreeBuilder:
         siblings = self._children[parent]
         node = siblings.get(token)
         if node is not None:
-            if not ngram:
-                self.ngram[node] = False
+            if self.sources[node] == "ngram":
+                self.sources[node] = source
             return node
         node = siblings[token] = len(self.tokens)
         self.tokens.append(token)
         self.parents.append(parent)
         self.depths.append(self.depths[parent] + 1)
-        self.ngram.append(ngram)
+        self.sources.append(source)
         self._children.append({})
         return node
 
@@ -72,11 +72,11 @@ class TreeBuilder:
             below = (self.child(parent, token) for parent in self._level for token in candidates)
             self._level = list(dict.fromkeys(below))
 
-    def add_path(self, tokens: Sequence[int], ngram: bool = True, parent: int = 0) -> int:
+    def add_path(self, tokens: Sequence[int], source: str = "ngram", parent: int = 0) -> int:
         """Add a path of tokens below ``parent`` (the root by default); return its last node."""
         for token in tokens:
-            parent = self.child(parent, token, ngram)
-        if ngram and tokens:
+            parent = self.child(parent, token, source)
+        if source == "ngram" and tokens:
             self._branches.append(parent)
         return parent
 
@@ -90,7 +90,7 @@ class TreeBuilder:
             tuple(self.tokens),
             tuple(self.parents),
             tuple(self.depths),
-            tuple(self.ngram),
+            tuple(self.sources),
             gamma,
             tuple(self._branches),
         )
@@ -112,7 +112,7 @@ def published_paths(tree: DraftTree) -> list[list[int]]:
     the order of drafting, also one that repeats another path or is a part of it. The bare root is its
     own only path.
     """
-    heads = [node for node in range(1, len(tree)) if not tree.ngram[node]]
+    heads = [node for node in range(1, len(tree)) if tree.sources[node] != "ngram"]
     inner = {tree.parents[node] for node in heads}
     leaves = [node for node in heads if node not in inner]
     leaves.sort(key=lambda node: (tree.depths[node], node), reverse=True)

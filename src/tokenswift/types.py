@@ -27,6 +27,11 @@ class RunError(RuntimeError):
     """The run failed after it had started. One line: what failed and what was kept; CLI exit code 1."""
 
 
+#: where a token can come from: the target's own choice, the draft heads and the backbone, an n-gram of
+#: the text, a drafted chain
+SOURCES = ("target", "head", "ngram", "chain")
+
+
 @dataclass(frozen=True, slots=True)
 class DraftTree:
     """A tree of drafted tokens in topological order (a parent stands before its children).
@@ -38,7 +43,7 @@ class DraftTree:
         tokens: token id of each node.
         parents: index of each node's parent; -1 for the root.
         depths: distance from the root; the node's position is ``position of root + depth``.
-        ngram: True where only an n-gram branch proposed the node (not a head or the backbone).
+        sources: who proposed each node, one of `SOURCES`; "ngram" only where nothing else did.
         gamma: γ, the greatest depth that the drafter aimed at in this step (0 for the bare root);
             the denominator of the acceptance rate.
         branches: the last node of each n-gram branch, in the order they were drafted; a branch may end
@@ -48,7 +53,7 @@ class DraftTree:
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     depths: tuple[int, ...]
-    ngram: tuple[bool, ...]
+    sources: tuple[str, ...]
     gamma: int
     branches: tuple[int, ...] = ()
 
@@ -87,6 +92,8 @@ class Step:
         accepted: drafted tokens accepted.
         ngram_accepted: those of them on n-gram branches.
         gamma: γ of the step's tree.
+        sources: where each new token came from, one of `SOURCES`; the last is the target's own ("target")
+            unless the text ended before it.
         text: new text, complete characters only ("" inside the decode loop).
     """
 
@@ -95,6 +102,7 @@ class Step:
     accepted: int
     ngram_accepted: int
     gamma: int
+    sources: tuple[str, ...] = ()
     text: str = ""
 
 

@@ -21,7 +21,7 @@ from tokenswift.types import DraftTree
 def chain_tree(root: int, tokens: list[int]) -> DraftTree:
     """The tree of a single path below ``root``."""
     builder = TreeBuilder(root)
-    builder.add_path(tokens, ngram=False)
+    builder.add_path(tokens, "chain")
     return builder.build(len(tokens))
 
 

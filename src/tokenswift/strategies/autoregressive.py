@@ -23,7 +23,9 @@ class Autoregressive:
 
     def draft(self, sequence: Sequence) -> DraftTree:
         """The newest token alone."""
-        return DraftTree(tokens=(sequence.tokens[-1],), parents=(-1,), depths=(0,), ngram=(False,), gamma=0)
+        return DraftTree(
+            tokens=(sequence.tokens[-1],), parents=(-1,), depths=(0,), sources=("target",), gamma=0
+        )
 
     def observe(self, sequence: Sequence, step: Step, nodes: tuple[int, ...]) -> None:
         """Nothing to learn."""
