@@ -98,9 +98,9 @@ def check_whole(folder: Path, contents: journal.Contents, state: RunState) -> No
     """
     if contents.damaged:
         raise InputError(
-            f"{folder / JOURNAL} is damaged at byte {contents.good} (record {len(contents.records) + 1}); the "
-            f"{len(state.tokens)} tokens before it are good; valid: --drop-damaged goes on from there, and "
-            f"keeps the {contents.damaged} bytes behind it in a file of their own"
+            f"{folder / JOURNAL} is damaged at byte {contents.good} (record {len(contents.records) + 1}); "
+            f"the {len(state.tokens)} tokens before it are good; valid: --drop-damaged goes on from there "
+            f"and keeps the {contents.damaged} bytes behind it in a file of their own"
         )
 
 
@@ -148,7 +148,9 @@ class TextFile:
             except FileNotFoundError:
                 continue
             whole = (state.text + state.tail)[self.start :].encode("utf-8", errors="replace")
-            least_bytes = len(state.text[self.start : max(self.start, least)].encode("utf-8", errors="replace"))
+            least_bytes = len(
+                state.text[self.start : max(self.start, least)].encode("utf-8", errors="replace")
+            )
             if not whole.startswith(found) or len(found) < least_bytes:
                 return False
         return True

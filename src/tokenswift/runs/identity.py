@@ -1,14 +1,15 @@
-"""What has to be the same for a run to go on: the identity of model, adapter and tokenizer, in short digests.
+"""What has to be the same for a run to go on: the identity of model, adapter and tokenizer, in digests.
 
-Reading 16 GB of weights before every resume would take longer than the prefill, so weights are sampled: of every
-parameter its name, shape and type, and 64 values in four places. Training changes nearly every value of the
-parameters that it touches; a change of single values can go unnoticed.
+Reading 16 GB of weights before every resume would take longer than the prefill, so weights are sampled: of
+every parameter its name, shape and type, and 64 values in four places. Training changes nearly every value of
+the parameters that it touches; a change of single values can go unnoticed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -116,6 +117,20 @@ def tokenizer_digest(tokenizer: Any) -> str | None:
     return _digest([json.dumps(tokenizer.get_vocab(), sort_keys=True).encode()])
 
 
+def versions() -> dict[str, str]:
+    """What a run was made with."""
+    import transformers
+
+    from tokenswift import __version__
+
+    return {
+        "tokenswift": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+
+
 def check_same(folder: str, kept: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """See that a run may go on.
 
@@ -138,6 +153,6 @@ def check_same(folder: str, kept: Mapping[str, Any], now: Mapping[str, Any]) -> 
             found.append(f"{NAMES.get(key, key)} differs")
     if found:
         raise InputError(
-            f"run_dir {folder} holds another run: {'; '.join(sorted(found))}; valid: what the run began with, "
-            f"or another folder"
+            f"run_dir {folder} holds another run: {'; '.join(sorted(found))}; valid: what the run "
+            f"began with, or another folder"
         )

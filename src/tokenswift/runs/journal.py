@@ -118,7 +118,9 @@ def read(path: Path) -> Contents:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror or error}); valid: a run's journal") from error
+        raise InputError(
+            f"{path} cannot be read ({error.strerror or error}); valid: a run's journal"
+        ) from error
     return decode(data, str(path))
 
 

@@ -1,9 +1,9 @@
 """The loop guard: notices that a text has begun to repeat itself, at a small and constant cost per token.
 
 A *pattern* is what vLLM's ``repetition_detection`` calls by that name: the newest ``size · count`` tokens are
-``count`` copies of ``size`` tokens. For every size the guard keeps how many of the newest tokens equal the one
-``size`` places before; one vector operation per token keeps all of them. Short patterns are common in sound
-text (dots, rules of tables, rows of zeros), so the copies must also make up ``min_tokens`` tokens.
+``count`` copies of ``size`` tokens. For every size the guard keeps how many of the newest tokens equal the
+one ``size`` places before; a few vector operations per token keep all of them. Short patterns are common in
+sound text (dots, rules of tables, rows of zeros), so the copies must also make up ``min_tokens`` tokens.
 
 A second sign depends on what was drafted, so it is only ever reported: nearly all that n-grams of the text
 could give was accepted, over a window (a text that repeats itself with small changes).
@@ -84,7 +84,7 @@ class LoopGuard:
         self.first = first
 
     def observe(self, step: Step) -> bool:
-        """Take a step's figures (its tokens are pushed on their own); True at the second sign's first time."""
+        """Take a step's figures (its tokens are pushed on their own); True at the second sign."""
         entry = (len(step.token_ids), step.gamma, step.ngram_accepted)
         self._steps.append(entry)
         for i, value in enumerate(entry):

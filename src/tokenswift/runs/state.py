@@ -7,9 +7,9 @@ Kinds of records (key ``kind``):
 - ``session``, each time a process begins to write: settings that may change without changing the tokens,
   versions, numerics, and which text file it writes (``number``, and ``start``, its first character).
 - ``tokens``: ``ids``; ``sources``, a letter for each; ``chars``, characters of each; ``text``; ``steps``, a
-  list ``[tokens, drafted, accepted, n-grams accepted, γ, ms since the prefill]`` for each; ``seconds`` by phase
-  and ``passes`` (draft passes), both since the session began; ``stream``, the state of the detokeniser;
-  ``loop``, the first loop seen.
+  list ``[tokens, drafted, accepted, n-grams accepted, γ, ms since the first step]`` for each; ``seconds`` by
+  phase and ``passes`` (draft passes), both since the session began; ``stream``, the state of the
+  detokeniser; ``loop``, the first loop seen.
 - ``end``: ``reason``, ``tail`` (text that was held back), ``metrics``.
 """
 
@@ -27,12 +27,9 @@ SOURCES = {"target": "t", "head": "h", "ngram": "n", "chain": "c"}
 
 
 def sources_of(step: Step) -> str:
-    """A letter for each token of a step."""
-    named = getattr(step, "sources", ())
-    if named:
-        return "".join(SOURCES[name] for name in named)[: len(step.token_ids)]
-    letter = "n" if step.ngram_accepted == step.accepted else "h"
-    return (letter * step.accepted + "t" * len(step.token_ids))[: len(step.token_ids)]
+    """A letter for each token of a step; "t" for all where nobody says."""
+    named = step.sources or ("target",) * len(step.token_ids)
+    return "".join(SOURCES[name] for name in named)
 
 
 @dataclass(slots=True)
@@ -104,7 +101,9 @@ class RunState:
         return "length" if len(self.tokens) >= most else None
 
     def _stopped_by_loop(self) -> bool:
-        loop = self.loop
+        if self.end is not None and self.end["reason"] == "loop":
+            return True
+        loop = self.loop  # the end may not have been written
         return loop is not None and loop.sign == "pattern" and loop.start + loop.span == len(self.tokens)
 
 

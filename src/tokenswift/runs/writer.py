@@ -1,7 +1,7 @@
 """Writes a run as it goes: tokens to the journal, then text to the text file, at a bounded interval.
 
-A thread of its own encodes and syncs, so that the decode loop waits for no disk, and so that a step that takes
-long keeps no token waiting: what was accepted is on the disk within a second, or 64 tokens.
+A thread of its own encodes and syncs, so that the decode loop waits for no disk, and so that a step that
+takes long keeps no token waiting: what was accepted is on the disk within a second, or 64 tokens.
 """
 
 from __future__ import annotations
@@ -60,6 +60,14 @@ class RunWriter:
         """How many tokens are safe and how to go on, in words."""
         return f"{self._kept} tokens are kept in {self.folder}; go on with: tokenswift resume {self.folder}"
 
+    def is_unfinished(self) -> bool:
+        """Whether a text file waits for its final name."""
+        state = self.state
+        if state is None:
+            return True
+        number = (state.end or state.session)["number"]
+        return folders.TextFile(self.folder, number, state.session["start"]).unfinished.exists()
+
     def begin(self, header: journal.Record, session: journal.Record) -> None:
         """Make or go on with journal and text file; called right before the prefill.
 
@@ -91,7 +99,9 @@ class RunWriter:
             return file
         edited = file.unfinished if file.unfinished.exists() else file.path
         other = file.next_free(len(state.text))
-        self.note = f"{edited} was changed since it was written: it stays; the continuation goes to {other.path}"
+        self.note = (
+            f"{edited} was changed since it was written: it stays; the continuation goes to {other.path}"
+        )
         return other
 
     def add(
@@ -178,12 +188,15 @@ class RunWriter:
         self.sync()
         if self._appender is None or self._file is None:
             return
+        record = {"kind": "end", "reason": reason, "tail": tail, "number": self._file.number}
+        record |= {"time": time.time(), "metrics": asdict(metrics)}
         with self._writing:
             try:
+                self._appender.append(record)
                 self._file.write(tail)
                 self._file.finish(self._text + "".join(self._more) + tail)
-                record = {"kind": "end", "reason": reason, "tail": tail, "number": self._file.number}
-                self._appender.append({**record, "time": time.time(), "metrics": asdict(metrics)})
+                if self._file.number != record["number"]:
+                    self._appender.append({**record, "number": self._file.number})
             except OSError as error:
                 raise self._failed(error) from error
 
@@ -268,7 +281,9 @@ def open_run(
                 {**identity, "prompt": list(prompt)},
             )
         elif left := [p.name for p in folder.iterdir() if p.name.startswith("text.")]:
-            raise InputError(f"run_dir {folder} has no journal but {left[0]}; valid: an empty or a new folder")
+            raise InputError(
+                f"run_dir {folder} has no journal but {left[0]}; valid: an empty or a new folder"
+            )
         return RunWriter(folder, lock, state)
     except OSError as error:
         lock.release()
