@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from tokenswift.config import LoopOptions, SamplingParams, TokenSwiftOptions
 from tokenswift.types import Generation, InputError, Loop, Metrics, RunError, Step
+from tokenswift.version import __version__
 
 if TYPE_CHECKING:
     from tokenswift.llm import LLM
     from tokenswift.resumption import resume
 
-__version__ = "0.1.0"
 __all__ = [
     "LLM",
     "Generation",

@@ -258,9 +258,9 @@ class Sampler:
         else:
             values, tokens = scores.topk(most, dim=-1)
         ranked = []
-        for row, ids, width in zip(values.tolist(), tokens.tolist(), widths, strict=True):
+        for i, (row, ids, width) in enumerate(zip(values.tolist(), tokens.tolist(), widths, strict=True)):
             if not math.isfinite(row[0]):
-                _refuse(scores)
+                _refuse(scores[i], positions[i])
             ranked.append([i for value, i in zip(row[:width], ids, strict=False) if value > -math.inf])
         return ranked
 
@@ -276,19 +276,21 @@ class Sampler:
         else:
             best = values.topk(min(width, kept.numel() or 1)).indices
         if not math.isfinite(values[best[0]]):
-            _refuse(row)
+            _refuse(row, position)
         return (kept[best] if few else best).tolist()
 
 
-def finite_or_raise(best: Float[Tensor, " m"], scores: Float[Tensor, "m V"]) -> None:
-    """Refuse scores whose best values are not all finite.
+def finite_or_raise(best: Float[Tensor, " m"], scores: Float[Tensor, "m V"], position: int) -> None:
+    """Refuse scores of a position whose best values are not all finite.
 
     NaN wins every maximum of torch, so NaN anywhere in a row shows up in its best value.
     """
     if not all(map(math.isfinite, best.tolist())):
-        _refuse(scores)
+        _refuse(scores, position)
 
 
-def _refuse(scores: Tensor) -> NoReturn:
+def _refuse(scores: Tensor, position: int) -> NoReturn:
     found = "NaN" if bool(scores.isnan().any()) else "no finite maximum"
-    raise RunError(f"the model's logits hold {found}; no token can be chosen (try dtype float32)")
+    raise RunError(
+        f"the model's logits for position {position} hold {found}; no token can be chosen (try dtype float32)"
+    )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.types import InputError
+from tokenswift.version import __version__
 
 PLACES, RUN = 4, 16  # of a weight
 #: parts of a config that say where a model came from or what it runs on, not what it is
@@ -81,8 +82,11 @@ def identity_of(model: Any) -> dict[str, Any]:
     adapter = None
     if names:
         settings = [f"{name} {_plain(attached[name])}".encode() for name in sorted(names)]
-        active = getattr(model, "active_adapters", None)
-        active = active() if callable(active) else active
+        try:
+            active = getattr(model, "active_adapters", None)
+            active = active() if callable(active) else active
+        except ValueError:  # transformers asks for PEFT, and none is active
+            active = None
         adapter = {
             "names": sorted(names),
             "digest": _digest([*settings, str(active).encode(), _weights(added).encode()]),
@@ -120,8 +124,6 @@ def tokenizer_digest(tokenizer: Any) -> str | None:
 def versions() -> dict[str, str]:
     """What a run was made with."""
     import transformers
-
-    from tokenswift import __version__
 
     return {
         "tokenswift": __version__,

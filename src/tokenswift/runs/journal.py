@@ -87,12 +87,12 @@ def decode(data: bytes, name: str = "the journal") -> Contents:
 def _one(data: bytes, at: int, checksum: int) -> tuple[Record, int, int] | None:
     """The record at a place, the place behind it and its checksum; None when there is no whole one."""
     try:
-        length, stated = int(data[at : at + 8], 16), int(data[at + 9 : at + 17], 16)
+        length = int(data[at : at + 8], 16)
     except ValueError:
         return None
     start, end = at + HEAD, at + HEAD + length
     found = zlib.crc32(data[start:end], zlib.crc32(data[at : at + 8], checksum))
-    if data[end : end + 1] != b"\n" or data[at + 8] + data[at + 17] != 64 or found != stated:
+    if data[end : end + 1] != b"\n" or data[at:start] != b"%08x %08x " % (length, found):
         return None
     try:
         record = json.loads(data[start:end].decode("utf-8", errors="surrogatepass"))
