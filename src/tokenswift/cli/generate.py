@@ -12,7 +12,7 @@ from tokenswift.cli import options
 from tokenswift.cli.output import TextSink, check_outputs, record_of, write_json
 from tokenswift.cli.progress import Progress
 from tokenswift.cli.signals import Interrupted, Signals
-from tokenswift.config import ON_LOOP, check_choice, check_integer
+from tokenswift.config import ON_LOOP, LoopOptions, check_choice, check_integer
 from tokenswift.models.rope import parse_rope_scaling
 from tokenswift.types import Generation, InputError, RunError, Step
 
@@ -31,6 +31,23 @@ def add_parser(subparsers: Any) -> None:
         epilog="Exit codes: 0 done, 1 the run failed, 2 bad input, 129, 130, 143 hung up, interrupted, "
         "terminated (the text so far is kept; a second signal ends at once).",
     )
+    add_call_options(parser)
+    group = parser.add_argument_group("results")
+    group.add_argument(
+        "--run-dir",
+        metavar="DIR",
+        help="keep a journal of the run there, so that resume DIR can go on with it; a folder that holds "
+        "this very run already is gone on with",
+    )
+    group.add_argument("--output", metavar="FILE", help="write the text there too, as it comes")
+    group.add_argument(
+        "--json", metavar="FILE", help="write one record there: tokens, text, figures, versions"
+    )
+    group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
+
+
+def add_call_options(parser: argparse.ArgumentParser) -> None:
+    """What is to be written and how: prompt, length, model, strategy, sampling."""
     parser.add_argument(
         "prompt", nargs="?", metavar="PROMPT", help="text to go on from; - reads standard input"
     )
@@ -69,18 +86,13 @@ def add_parser(subparsers: Any) -> None:
     options.add_strategy_options(parser)
     options.add_sampling_options(parser)
     add_loop_option(parser)
-    group = parser.add_argument_group("results")
-    group.add_argument(
-        "--run-dir",
-        metavar="DIR",
-        help="keep a journal of the run there, so that resume DIR can go on with it; a folder that holds "
-        "this very run already is gone on with",
+    parser.add_argument(
+        "--loop-patterns",
+        type=options.widths,
+        metavar="MIN,MAX,COUNT",
+        help="what repeating means: COUNT copies of a pattern of MIN to MAX tokens, 160 tokens together at "
+        "least; default: 1,512,3",
     )
-    group.add_argument("--output", metavar="FILE", help="write the text there too, as it comes")
-    group.add_argument(
-        "--json", metavar="FILE", help="write one record there: tokens, text, figures, versions"
-    )
-    group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
 
 
 def add_loop_option(parser: argparse.ArgumentParser, default: str | None = "report") -> None:
@@ -110,42 +122,51 @@ def _run_dir(name: str | None) -> tuple[Path | None, RunState | None]:
     return folder, state
 
 
-def run(args: argparse.Namespace) -> int:
-    """Generate; cheap checks come before the model is loaded."""
+def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]]:
+    """The prompt, and the other arguments of ``LLM.generate``; everything that needs no model is checked."""
     prompt = options.prompt_from(args)
     check_integer("max_new_tokens", args.max_new_tokens, 1)
     sampling = options.sampling_from(args)
     parse_rope_scaling(args.rope_scaling)
     check_choice("on_loop", args.on_loop, ON_LOOP)
+    patterns = args.loop_patterns or ()
+    if len(patterns) not in (0, 3):
+        raise InputError(
+            f"loop_patterns is {','.join(map(str, patterns))}; valid: three integers MIN,MAX,COUNT"
+        )
+    loop = LoopOptions(*patterns)
     if "" in args.stop:
         raise InputError("stop is ''; valid: text of at least one character")
     options.check_model_options(args)
+    strategy_options = options.strategy_options_from(args)
+    return prompt, {
+        "max_new_tokens": args.max_new_tokens,
+        "strategy": args.strategy,
+        "strategy_options": strategy_options,
+        "sampling": sampling,
+        "ignore_eos": args.ignore_eos,
+        "stop": tuple(args.stop),
+        "on_loop": args.on_loop,
+        "loop": loop,
+    }
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate; cheap checks come before the model is loaded."""
+    prompt, call = call_from(args)
     output, record = check_outputs(args.output, args.json)
     run_dir, before = _run_dir(args.run_dir)
-    strategy_options = options.strategy_options_from(args)
-    if strategy_options.get("acceptance") == "published":
+    if call["strategy_options"].get("acceptance") == "published":
         logger.warning("the published acceptance rule is not lossless: the text differs from plain decoding")
     llm = options.load_model(args, args.rope_scaling)
     logger.info("%s, %s on %s, %s", llm.name, llm.dtype, llm.device, args.strategy)
 
     sink = TextSink(output)
-    result = stream(
-        llm,
-        prompt,
-        sink,
-        Progress(args.max_new_tokens, args.quiet, done=len(before.tokens) if before else 0),
-        before=before,
-        max_new_tokens=args.max_new_tokens,
-        strategy=args.strategy,
-        strategy_options=strategy_options,
-        sampling=sampling,
-        ignore_eos=args.ignore_eos,
-        stop=tuple(args.stop),
-        on_loop=args.on_loop,
-        run_dir=run_dir,
-    )
+    progress = Progress(args.max_new_tokens, args.quiet, done=len(before.tokens) if before else 0)
+    result = stream(llm, prompt, sink, progress, before=before, **call, run_dir=run_dir)
     if record is not None:
-        write_json(record, record_of(llm, result, args.strategy, strategy_options, sampling))
+        options_given, sampling = call["strategy_options"], call["sampling"]
+        write_json(record, record_of(llm, result, args.strategy, options_given, sampling))
     return 0
 
 

@@ -26,6 +26,8 @@ COMMANDS = (
     "generate",
     "resume",
     "runs",
+    "plan",
+    "report",
     "strategies",
     "demo",
     "audit",
