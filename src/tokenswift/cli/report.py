@@ -18,8 +18,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "report",
         help="a page about a run",
-        description="Write one HTML page about a run that was kept with generate --run-dir: settings, speed and "
-        "acceptance against length, cost by phase, and the text, each token marked by where it came from, "
+        description="Write one HTML page about a run that was kept with generate --run-dir: settings, speed "
+        "and acceptance against length, cost by phase, and the text, each token marked by its source, "
         "repeats highlighted. The page needs no network and no scripts.",
     )
     parser.add_argument("run_dir", metavar="DIR", help="the run's folder")

@@ -179,8 +179,8 @@ def _settings(state: RunState) -> str:
 def _text(state: RunState, marked: Sequence[bool]) -> str:
     legend = (
         '<p class="legend">Tokens of the model\'s own choice are plain; from a <i>draft head</i>, an '
-        "<b>n-gram of the text</b> or a <u>drafted chain</u> they have a colour and an underline of their own. "
-        f"A <mark>repeat</mark> is {figures.REPEAT} tokens or more that the text has had before.</p>"
+        "<b>n-gram of the text</b> or a <u>drafted chain</u> they have a colour and an underline of their "
+        f"own. A <mark>repeat</mark> is {figures.REPEAT} tokens or more that the text has had before.</p>"
         '<p class="switches"><label><input type="checkbox" id="sources" checked> show sources</label> '
         '<label><input type="checkbox" id="repeats" checked> show repeats</label></p>'
     )
@@ -217,4 +217,5 @@ def _block(state: RunState, marked: Sequence[bool], start: int, end: int, at: in
         if repeated:
             out.append("</mark>")
     label = f"tokens {start:,} to {end - 1:,}"
-    return f'<div class="block" id="t{start}"><h3>{label}</h3><div class="run" lang="">{"".join(out)}</div></div>'
+    head = f'<div class="block" id="t{start}"><h3>{label}</h3>'
+    return f'{head}<div class="run" lang="">{"".join(out)}</div></div>'

@@ -1,9 +1,9 @@
-"""Line plots as inline SVG. Lines differ by dashes and marks as well as by colour; numbers stand in a table."""
+"""Line plots as inline SVG. Lines differ by dashes and marks as well as colour; numbers are in a table."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -86,7 +86,13 @@ def plot(
     )
 
 
-def _curve(places: Sequence[int], values: Sequence[float | None], i: int, x, y) -> str:  # noqa: ANN001
+def _curve(
+    places: Sequence[int],
+    values: Sequence[float | None],
+    i: int,
+    x: Callable[[float], float],
+    y: Callable[[float], float],
+) -> str:
     """A line with marks; broken where a value is unknown."""
     path, pen, points = "", "M", []
     for place, value in zip(places, values, strict=True):
@@ -104,7 +110,8 @@ def _curve(places: Sequence[int], values: Sequence[float | None], i: int, x, y) 
             dots += f"M{a - 2:.1f} {b - 2:.1f}h4v4h-4z"
         else:
             dots += f"M{a:.1f} {b - 3:.1f}l3 5h-6z"
-    return f'<path class="line l{i}" stroke-dasharray="{DASHES[i]}" d="{path}"/><path class="dot l{i}" d="{dots}"/>'
+    dash = f'stroke-dasharray="{DASHES[i]}"'
+    return f'<path class="line l{i}" {dash} d="{path}"/><path class="dot l{i}" d="{dots}"/>'
 
 
 def _words(line: Line, unit: str) -> str:

@@ -22,6 +22,7 @@ from tokenswift.memory import PROC, Memory, device_memory, largest, needs_of
 TABLES = 500  # bytes a token takes in lists, text and the n-gram table
 PROBE, REACH = 256, 8192  # tokens of text that passes are timed behind
 REPEATS = 5
+SHORT, WARM = 96, 4  # tokens of the short run; steps of it that are not timed
 DRIFT = 0.2  # what a busy machine changes, at least
 
 
@@ -119,7 +120,7 @@ def measure(run: Callable[[int], Any], target: Any, total: int) -> Speed:
         target: its model.
         total: tokens of prompt and output.
     """
-    short = run(48)
+    short = run(SHORT)
     times: list[float] = []
     tokens: list[int] = []
     drafted: list[int] = []
@@ -133,6 +134,9 @@ def measure(run: Callable[[int], Any], target: Any, total: int) -> Speed:
     prefill = short.meter.seconds["prefill"] / max(1, len(short.prompt) - 1)
     times[0] = max(0.0, times[0] - short.meter.seconds["prefill"])
     rows = 1 + round(sum(drafted) / len(drafted))
+    rate = sum(tokens) / len(tokens)
+    warm = min(WARM, len(times) // 4)  # the first steps make what later ones find
+    times, tokens = times[warm:], tokens[warm:]
     far = max(PROBE, min(REACH, total))
     near_pass, far_pass = _pass(target, PROBE, rows), _pass(target, far, rows)
     slope = max(0.0, far_pass - near_pass) / max(1, far - PROBE)
@@ -141,7 +145,6 @@ def measure(run: Callable[[int], Any], target: Any, total: int) -> Speed:
     if len(short.prompt) > chunk:
         grown = _pass(target, far, chunk, 1) - _pass(target, PROBE, chunk, 1)
         prefill_slope = max(0.0, grown) / chunk / max(1, far - PROBE)
-    rate = sum(tokens) / len(tokens)
     halves = [slice(0, len(times) // 2), slice(len(times) // 2, None)] if len(times) > 3 else [slice(None)]
     speeds = [sum(times[half]) / max(1, sum(tokens[half])) for half in halves]
     whole = sum(times) / sum(tokens)
