@@ -68,6 +68,7 @@ class Signals:
     def _take(self, number: int, frame: FrameType | None, leave: Callable[[int], Any] = os._exit) -> None:
         if self.number:
             leave(128 + number)
+            return
         self.number = number
         if not self._stepping:
             raise Interrupted(number)
