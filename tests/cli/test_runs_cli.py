@@ -148,7 +148,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def begun(argv: list[str], pause: float, **how: Any) -> subprocess.Popen[bytes]:
-    """The command line in a process of its own, in the third step of its run, which takes ``pause`` seconds."""
+    """The command line in a process of its own, in the third step, which takes ``pause`` seconds."""
     code = [sys.executable, "-c", SLOW.format(pause=pause), *argv, "--strategy", "autoregressive"]
     process = subprocess.Popen(code, stderr=subprocess.PIPE, **how)
     assert process.stderr is not None
