@@ -22,6 +22,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from tokenswift.kernels import build
+from tokenswift.kernels.native import NativeKernels
 from tokenswift.models import embedded as embedded_model
 from tokenswift.models.load import cache_dir
 
@@ -93,3 +95,19 @@ def embedded() -> str:
 def embedded_tokenizer(embedded: str) -> Any:
     """The default model's tokenizer."""
     return AutoTokenizer.from_pretrained(embedded)
+
+
+#: flags of a processor with AVX2 alone, and of one about which nothing is known
+OTHER = {"avx2": ("-mavx2", "-mfma", "-mf16c", "-fopenmp"), "plain C": ("-fopenmp",)}
+
+
+@pytest.fixture(scope="session", params=["native", *OTHER])
+def kernels(request: pytest.FixtureRequest) -> NativeKernels:
+    """The compiled kernels, for each kind of processor."""
+    if request.param == "avx2" and "avx2" not in build.processor():
+        pytest.skip("this processor has no AVX2")
+    targets = build.TARGETS if request.param == "native" else (OTHER[request.param],)
+    library = build.library(cache_dir() / "kernels", targets)
+    if library is None:
+        pytest.skip("no C compiler here")
+    return NativeKernels(library)

@@ -18,23 +18,9 @@ from tokenswift.kernels import build
 from tokenswift.kernels.native import NativeKernels
 from tokenswift.kernels.reference import CHUNK, TorchKernels
 from tokenswift.kernels.weights import PANEL, Packed
-from tokenswift.models.load import cache_dir
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-#: flags of a processor with AVX2 alone, and of one about which nothing is known
-OTHER = {"avx2": ("-mavx2", "-mfma", "-mf16c", "-fopenmp"), "plain C": ("-fopenmp",)}
-
-
-@pytest.fixture(scope="session", params=["native", *OTHER])
-def kernels(request: pytest.FixtureRequest) -> NativeKernels:
-    if request.param == "avx2" and "avx2" not in build.processor():
-        pytest.skip("this processor has no AVX2")
-    targets = build.TARGETS if request.param == "native" else (OTHER[request.param],)
-    library = build.library(cache_dir() / "kernels", targets)
-    if library is None:
-        pytest.skip("no C compiler here")
-    return NativeKernels(library)
 
 
 def _random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -197,10 +197,12 @@ class NoOptions:
 class TokenSwiftOptions:
     """Options of the ``tokenswift`` strategy; None chooses by device. Each field says what it means."""
 
-    tree: tuple[int, ...] | None = _widths()
+    tree: tuple[int, ...] | None = option(
+        None, "candidates per level, such as 1,3,3,3; auto: every step what pays, by measured costs", "W,W,…"
+    )
     ngrams: int | None = option(None, "n-gram branches a step, 0 or more; 0 is off", "K")
     ngram_count: int | None = option(None, "draft an n-gram only when it was seen this often, at least 1")
-    budget: int = _budget(4096)
+    budget: int | None = option(None, "tokens in the partial KV cache, more than --sinks", "B")
     sinks: int = _sinks()
     cache: str = option("dynamic", "cache of the draft: dynamic, partial (selected once) or full", "NAME")
     candidates: str = _coupled()
@@ -209,6 +211,7 @@ class TokenSwiftOptions:
         "auto", "partial (a pass over the partial cache), hidden (no extra pass) or auto", "NAME"
     )
     vocabulary: str = _vocabulary()
+    explain: Any = option(None, "with an automatic tree: write one line of JSON for each decision", "FILE")
 
     def __post_init__(self) -> None:
         check_widths(self)
@@ -216,7 +219,9 @@ class TokenSwiftOptions:
             check_integer("ngrams", self.ngrams, 0)
         if self.ngram_count is not None:
             check_integer("ngram_count", self.ngram_count, 1)
-        check_budget("budget", self.budget, self.sinks)
+        check_integer("sinks", self.sinks, 0)
+        if self.budget is not None:
+            check_budget("budget", self.budget, self.sinks)
         check_choice("cache", self.cache, ("full", "partial", "dynamic"))
         check_choice("candidates", self.candidates, ("coupled", "probability"))
         check_choice("acceptance", self.acceptance, ("exact", "published"))

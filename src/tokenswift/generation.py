@@ -21,6 +21,7 @@ from tokenswift.config import (
     check_integer,
 )
 from tokenswift.decode import decode, prefill
+from tokenswift.interfaces import DraftReport
 from tokenswift.interfaces import Sequence as SequenceState
 from tokenswift.memory import check_run
 from tokenswift.metrics import Meter
@@ -28,7 +29,6 @@ from tokenswift.runs.identity import versions
 from tokenswift.runs.loop import LoopGuard
 from tokenswift.runs.state import RunState
 from tokenswift.runs.writer import RunWriter, open_run
-from tokenswift.sampling import Sampler
 from tokenswift.strategies.table import STRATEGIES
 from tokenswift.text import TextStream
 from tokenswift.types import Generation, InputError, Metrics, Step
@@ -76,7 +76,7 @@ class Run:
         self.prompt: list[int] = llm._prompt_ids(call.prompt)
         llm._check_room(len(self.prompt) + call.max_new_tokens)
         self.max_new_tokens = call.max_new_tokens
-        self.sampler = Sampler(self.sampling, self.target.vocab_size, self.target.device)
+        self.sampler = self.target.sampler(self.sampling)
         self.strategy = entry.build(llm, options, self.sampler)
         check_run(self.target, self.strategy, len(self.prompt), call.max_new_tokens)
         self.eos: Collection[int] = () if call.ignore_eos else llm._eos()
@@ -88,6 +88,7 @@ class Run:
         self.text: list[str] = []
         self.finish_reason: str | None = None
         self.draft_passes = 0
+        self.drafting: DraftReport | None = None
         self.before: RunState | None = None
         self.writer: RunWriter | None = None
         if call.run_dir is not None:
@@ -205,6 +206,7 @@ class Run:
             ids, pieces = self._take(step.token_ids)
             self.tokens += ids
             self.draft_passes = passes + sequence.draft_passes
+            self.drafting = sequence.drafting
             self.guard.observe(step)
             if self.finish_reason is None and len(self.tokens) >= self.max_new_tokens:
                 self.finish_reason = "length"
@@ -257,6 +259,7 @@ class Run:
             metrics=self.metrics(),
             prompt_tokens=len(self.prompt),
             lossless=self.strategy.acceptance == "exact",
+            drafting=None if self.drafting is None else self.drafting.record(),
         )
 
 

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tokenswift.config import SamplingParams
 from tokenswift.types import DraftTree, Step
 
 
@@ -102,6 +103,13 @@ class TargetModel(Protocol):
 class DraftModel(TargetModel, Protocol):
     """What drafting needs of a model beyond verification."""
 
+    dtype: torch.dtype
+    kernels: Any
+
+    def sampler(self, params: SamplingParams) -> Any:
+        """The choice rule for one generation with this model."""
+        ...
+
     @property
     def windows(self) -> list[int | None]:
         """Sliding window of each layer; None where it sees everything."""
@@ -154,6 +162,7 @@ class Chooser(Protocol):
         positions: list[int],
         widths: list[int],
         coupled: bool,
+        subset: Any = None,
     ) -> list[list[int]]:
         """Up to ``widths[i]`` candidates for ``positions[i]``, best first. A path may be shorter than
         ``positions[i] - len(history)``: tokens in between are unknown and not penalised."""
@@ -172,6 +181,7 @@ class Sequence:
         newest: the pass that committed the newest cached token (None before any), and
         newest_row: that token's row in it.
         draft_passes: extra passes that the strategy made (it counts them itself).
+        drafting: an automatic drafter's account of itself, where there is one.
     """
 
     tokens: list[int]
@@ -182,6 +192,19 @@ class Sequence:
     newest: Pass | None = None
     newest_row: int = 0
     draft_passes: int = 0
+    drafting: DraftReport | None = None
+
+
+class DraftReport(Protocol):
+    """What an automatic drafter says of a run."""
+
+    def summary(self) -> str:
+        """What was used and why, in a sentence."""
+        ...
+
+    def record(self) -> dict[str, Any]:
+        """Figures, ready for JSON."""
+        ...
 
 
 class Strategy(Protocol):

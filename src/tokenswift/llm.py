@@ -10,21 +10,25 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from torch import get_num_threads
+
 from tokenswift.config import SamplingParams
+from tokenswift.drafting.costs import Table, kept_table, measure
+from tokenswift.drafting.heads import level_of
 from tokenswift.generation import Call, Run
 from tokenswift.heads.checkpoint import load_heads, packaged_kinds, resolve_heads
 from tokenswift.heads.modules import Heads
 from tokenswift.kernels.build import processor
 from tokenswift.kernels.native import NativeKernels
 from tokenswift.models.decoder import LeanTarget
-from tokenswift.models.load import load
+from tokenswift.models.load import cache_dir, load
 from tokenswift.models.rope import parse_rope_scaling
 from tokenswift.models.target import Target, check_model, make_target
 from tokenswift.runs.identity import identity_of, tokenizer_digest
-from tokenswift.strategies.table import DEFAULTS, STRATEGIES
+from tokenswift.strategies.table import STRATEGIES
 from tokenswift.types import Generation, InputError, Step
 
-__all__ = ["DEFAULTS", "LLM", "STRATEGIES"]
+__all__ = ["LLM", "STRATEGIES"]
 
 #: the small model that drafts for the default model
 DEFAULT_DRAFT = "smollm2-135m-draft"
@@ -107,6 +111,7 @@ class LLM:
         self._drafts: dict[str, Target] = {}
         self._lent: list[Any] = []
         self._lock = Lock()
+        self._costs: dict[int, Table] = {}
         self.target: Target = make_target(model, self.rope_scaling, take)
 
     @property
@@ -146,6 +151,20 @@ class LLM:
         """The model's device, e.g. "cpu"."""
         self._check_open()
         return str(self.target.device)
+
+    def costs(self) -> Table:
+        """Measured times of passes of this model here, for automatic drafting: made at the first call (about
+        two seconds) and kept in the cache folder, by model, device, type and threads."""
+        self._check_open()
+        with self._lock:
+            threads = get_num_threads()
+            if threads not in self._costs:
+                self._costs[threads] = kept_table(
+                    self.target,
+                    cache_dir() / "costs",
+                    lambda: measure(self.target, level_of(self.target, self.heads)),
+                )
+            return self._costs[threads]
 
     def heads_of(self, kind: str) -> Heads | None:
         """Heads of a kind for this model: those it was given, or, with ``heads="auto"``, shipped ones."""

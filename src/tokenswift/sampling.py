@@ -12,7 +12,8 @@ context, and that window slides along a drafted path exactly as in autoregressiv
 from __future__ import annotations
 
 import math
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -131,6 +132,60 @@ def window_ids(
     return torch.cat((shared, added), 1), empty
 
 
+class Ranked(NamedTuple):
+    """The best candidates of one row, best first.
+
+    Attributes:
+        tokens: token ids.
+        values: scores that decide, noise included where it was asked for.
+        shares: probabilities under the row's processed law.
+    """
+
+    tokens: list[int]
+    values: list[float]
+    shares: list[float]
+
+
+class Subset:
+    """Tokens that rows of logits are limited to, as the column numbers of those rows.
+
+    Args:
+        ids: token id of each column, (S,), no id twice.
+        vocab_size: V.
+    """
+
+    def __init__(self, ids: Int[Tensor, " S"], vocab_size: int) -> None:
+        self.ids = ids
+        self.vocab_size = vocab_size
+        self.ids32 = ids.to("cpu", torch.int32).contiguous()
+        self.place = torch.full((vocab_size,), -1, dtype=torch.int32)  # column of each token; -1: none
+        self.place[self.ids32.long()] = torch.arange(len(ids), dtype=torch.int32)
+
+    def spread(self, logits: Float[Tensor, "n S"]) -> Float[Tensor, "n V"]:
+        """The rows over the whole vocabulary, -inf for tokens outside."""
+        rows = logits.new_full((len(logits), self.vocab_size), -torch.inf)
+        rows[:, self.ids] = logits
+        return rows
+
+
+class Ranker(Protocol):
+    """The choice rule in one call; see `kernels.choose`."""
+
+    def rank(
+        self,
+        logits: Float[Tensor, "n S"],
+        history: list[int],
+        paths: Sequence[Sequence[int]],
+        positions: Sequence[int],
+        widths: Sequence[int],
+        coupled: bool,
+        subset: Subset | None,
+        shares: bool,
+    ) -> list[Ranked] | int:
+        """The rows' candidates, or the first row whose logits hold NaN or no finite maximum."""
+        ...
+
+
 class Sampler:
     """The target's choice rule (implements ``interfaces.Chooser``).
 
@@ -141,10 +196,18 @@ class Sampler:
         params: processors, seed, and whether to decode greedily.
         vocab_size: V.
         device: where the logits are.
+        ranker: does the work of :meth:`rank` and :meth:`choose` where there is one; torch otherwise.
     """
 
-    def __init__(self, params: SamplingParams, vocab_size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        ranker: Ranker | None = None,
+    ) -> None:
         self.params = params
+        self.ranker = ranker
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self.noise = Noise(params.seed, vocab_size, self.device)
@@ -223,6 +286,60 @@ class Sampler:
         positions = [len(history) + len(path) for path in paths]
         return [ranked[0] for ranked in self.rank(logits, history, paths, positions, [1] * len(paths), True)]
 
+    def candidates(
+        self,
+        logits: Float[Tensor, "n S"],
+        history: list[int],
+        paths: list[list[int]],
+        positions: list[int],
+        widths: list[int],
+        coupled: bool,
+        subset: Subset | None = None,
+        shares: bool = True,
+    ) -> list[Ranked]:
+        """Up to ``widths[i]`` candidates for ``positions[i]``, best first, filtered tokens left out.
+
+        Args:
+            paths: known tokens of each row after ``history``; tokens between them and the position
+                are unknown, take their place in the penalty window and are not penalised.
+            coupled: rank by processed score plus the position's noise (which the target will use
+                too; Daliri et al. 2024), else by processed score.
+            subset: the tokens that the columns of ``logits`` stand for; None: all of the vocabulary.
+            shares: also find the candidates' probabilities.
+
+        Raises:
+            RunError: the logits hold NaN or an infinite maximum.
+        """
+        if self.ranker is not None:
+            found = self.ranker.rank(logits, history, paths, positions, widths, coupled, subset, shares)
+            if isinstance(found, int):
+                _refuse(logits[found], positions[found])
+            return found
+        rows = logits if subset is None else subset.spread(logits)
+        scores = self.scores(rows, history, paths, positions)
+        coupled = coupled and not self.params.greedy
+        if self._sparse:
+            return [
+                self._rank_sparse(row, position, width, coupled, shares)
+                for row, position, width in zip(scores, positions, widths, strict=True)
+            ]
+        law = scores.softmax(-1) if shares else scores
+        if coupled:
+            scores = scores + self._noise(positions)
+        most = min(max(widths), scores.shape[-1])
+        if most == 1:
+            values, tokens = scores.max(-1, keepdim=True)
+        else:
+            values, tokens = scores.topk(most, dim=-1)
+        parts = tokens.tolist(), values.tolist(), law.gather(1, tokens).tolist()
+        ranked = []
+        for i, (ids, row, share, width) in enumerate(zip(*parts, widths, strict=True)):
+            if not math.isfinite(row[0]):
+                _refuse(scores[i], positions[i])
+            kept = sum(value > -math.inf for value in row[:width])
+            ranked.append(Ranked(ids[:kept], row[:kept], share[:kept] if shares else []))
+        return ranked
+
     def rank(
         self,
         logits: Float[Tensor, "n V"],
@@ -231,44 +348,17 @@ class Sampler:
         positions: list[int],
         widths: list[int],
         coupled: bool,
+        subset: Subset | None = None,
     ) -> list[list[int]]:
-        """Up to ``widths[i]`` candidates for ``positions[i]``, best first, filtered tokens left out.
+        """The tokens of :meth:`candidates`."""
+        found = self.candidates(logits, history, paths, positions, widths, coupled, subset, shares=False)
+        return [row.tokens for row in found]
 
-        Args:
-            paths: known tokens of each row after ``history``; tokens between them and the position
-                are unknown, take their place in the penalty window and are not penalised.
-            coupled: rank by processed score plus the position's noise (which the target will use
-                too; Daliri et al. 2024), else by processed score.
-
-        Raises:
-            RunError: the logits hold NaN or an infinite maximum.
-        """
-        scores = self.scores(logits, history, paths, positions)
-        coupled = coupled and not self.params.greedy
-        if self._sparse:
-            return [
-                self._rank_sparse(row, position, width, coupled)
-                for row, position, width in zip(scores, positions, widths, strict=True)
-            ]
-        if coupled:
-            scores = scores + self._noise(positions)
-        most = min(max(widths), scores.shape[-1])
-        if most == 1:
-            values, tokens = scores.max(-1, keepdim=True)
-        else:
-            values, tokens = scores.topk(most, dim=-1)
-        ranked = []
-        for i, (row, ids, width) in enumerate(zip(values.tolist(), tokens.tolist(), widths, strict=True)):
-            if not math.isfinite(row[0]):
-                _refuse(scores[i], positions[i])
-            ranked.append([i for value, i in zip(row[:width], ids, strict=False) if value > -math.inf])
-        return ranked
-
-    def _rank_sparse(self, row: Tensor, position: int, width: int, coupled: bool) -> list[int]:
-        """One row of :meth:`rank` over the tokens that survived the filters."""
+    def _rank_sparse(self, row: Tensor, position: int, width: int, coupled: bool, shares: bool) -> Ranked:
+        """One row of :meth:`candidates` over the tokens that survived the filters."""
         kept = (row != -math.inf).nonzero().squeeze(1)
         few = 0 < kept.numel() * _SPARSE < row.numel()
-        values = row[kept] if few else row
+        scores = values = row[kept] if few else row
         if coupled:
             values = values + (self.noise.gather(position, kept) if few else self.noise.at(position))
         if width == 1:
@@ -277,7 +367,8 @@ class Sampler:
             best = values.topk(min(width, kept.numel() or 1)).indices
         if not math.isfinite(values[best[0]]):
             _refuse(row, position)
-        return (kept[best] if few else best).tolist()
+        law = scores.softmax(-1)[best].tolist() if shares else []
+        return Ranked((kept[best] if few else best).tolist(), values[best].tolist(), law)
 
 
 def finite_or_raise(best: Float[Tensor, " m"], scores: Float[Tensor, "m V"], position: int) -> None:

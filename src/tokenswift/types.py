@@ -17,6 +17,7 @@ W     width of the contextual-penalty window
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 class InputError(ValueError):
@@ -167,6 +168,8 @@ class Generation:
         metrics: figures of the run.
         prompt_tokens: length of the prompt in tokens.
         lossless: False when the published acceptance rule was used.
+        drafting: what automatic drafting used and how well it predicted ("summary" says it in a sentence);
+            None for other drafting.
     """
 
     token_ids: list[int]
@@ -175,3 +178,4 @@ class Generation:
     metrics: Metrics
     prompt_tokens: int
     lossless: bool = True
+    drafting: dict[str, Any] | None = None

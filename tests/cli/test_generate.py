@@ -103,7 +103,11 @@ class Breaks:
     ("error", "code", "words"),
     [
         (KeyboardInterrupt(), 130, "interrupted; 3 tokens were written, the text so far is in t"),
-        (RuntimeError("CUDA out of memory.\nTried"), 1, "out of memory; 3 tokens were written, the text so far"),
+        (
+            RuntimeError("CUDA out of memory.\nTried"),
+            1,
+            "out of memory; 3 tokens were written, the text so far",
+        ),
         (RuntimeError("odd\nerror"), 1, "the run failed after 3 tokens (RuntimeError: odd error); the text"),
         (RunError("the journal is full"), 1, "the journal is full"),
         (OSError(28, "No space left on device"), 1, "No space left on device"),

@@ -112,7 +112,7 @@ def account(
     ours, theirs = plain.tokens[place], other[place]
     row = _row_at(llm, plain, "autoregressive", {}, place, common)
     seen = _row_at(llm, plain, strategy, options, place, common)
-    sampler = Sampler(plain.params, llm.target.vocab_size, llm.target.device)
+    sampler = llm.target.sampler(plain.params)
     reproduced = (
         row is not None
         and seen is not None

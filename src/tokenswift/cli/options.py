@@ -150,7 +150,7 @@ def _whose(owners: dict[str, Field[Any]]) -> str:
 def shown_default(option: Field[Any]) -> str:
     """A default as help texts show it."""
     if option.default is None:
-        return "none" if option.name == "draft_model" else "by device"
+        return "none" if option.name in ("draft_model", "explain") else "auto"
     return str(option.default)
 
 

@@ -23,7 +23,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the list."""
-    from tokenswift.strategies.table import DEFAULTS, STRATEGIES
+    from tokenswift.strategies.table import STRATEGIES
     from tokenswift.types import InputError
 
     if args.name is not None and args.name not in STRATEGIES:
@@ -36,11 +36,6 @@ def run(args: argparse.Namespace) -> int:
                     "name": option.name,
                     "default": option.default,
                     "help": option.metadata["help"],
-                    **{
-                        device: values[option.name]
-                        for device, values in DEFAULTS.items()
-                        if option.default is None and option.name in values
-                    },
                     "shown": shown_default(option),
                 }
                 for option in fields(entry.options)
@@ -62,12 +57,6 @@ def _text(record: dict[str, Any]) -> str:
     if record["paper"] != "none":
         lines.append(f"  paper: {record['paper']}")
     for option in record["options"]:
-        default = option["shown"]
-        if "cpu" in option:
-            default = f"{_plain(option['cpu'])} (CPU), {_plain(option['cuda'])} (CUDA)"
-        lines.append(f"  --{option['name'].replace('_', '-')}: {option['help']}; default: {default}")
+        name = option["name"].replace("_", "-")
+        lines.append(f"  --{name}: {option['help']}; default: {option['shown']}")
     return "\n".join(lines)
-
-
-def _plain(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -6,13 +6,14 @@ will use at the same position, so it guesses right wherever both would choose al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from tokenswift.cache.select import select
 from tokenswift.cache.sparse import SparseCache
+from tokenswift.drafting.vocabulary import DraftVocabulary, draft_vocabulary
 from tokenswift.interfaces import Chooser, DraftModel
 from tokenswift.tree import TreeBuilder
 from tokenswift.types import DraftTree
@@ -27,7 +28,7 @@ def chain_tree(root: int, tokens: list[int]) -> DraftTree:
 
 def draft_chain(
     model: DraftModel,
-    logits: Callable[[Tensor], Tensor],
+    vocabulary: DraftVocabulary,
     cache: SparseCache,
     sampler: Chooser,
     text: list[int],
@@ -41,7 +42,7 @@ def draft_chain(
     draft rows.
 
     Args:
-        logits: from final hidden states (n, D) to logits (n, V).
+        vocabulary: what may be drafted.
         text: the committed text; read only as far as the penalty window reaches.
         cache: holds the text (and what is ahead of it) but its last tokens,
         fresh: which are run first, in one pass, the first at ``position``.
@@ -55,46 +56,13 @@ def draft_chain(
         result = model.forward(tokens, positions, cache)
         cache.grow(len(fresh))
         position += len(fresh)
-        row = logits(result.hidden[-1:])
+        row = vocabulary.logits(result.hidden[-1:])
         path = [*ahead, *drafted]
-        token = sampler.rank(row, text, [path], [len(text) + len(path)], [1], coupled)[0][0]
+        at = len(text) + len(path)
+        token = sampler.rank(row, text, [path], [at], [1], coupled, vocabulary.subset)[0][0]
         drafted = [*drafted, token]
         fresh = [token]
     return drafted
-
-
-class DraftVocabulary:
-    """The tokens that drafts may consist of, and a draft model's or the target's LM head over them.
-
-    Args:
-        model: whose LM head.
-        parts: sets of token ids (m,) that have nothing in common; none: all tokens.
-    """
-
-    def __init__(self, model: DraftModel, *parts: Tensor) -> None:
-        self.model = model
-        self.parts = [(ids.to(model.device), model.head_rows(ids)) for ids in parts if len(ids)]
-
-    def project(self, normed: Tensor) -> Tensor:
-        """Normalised states (m, D) → logits (m, V) float32, -inf for tokens that are never drafted."""
-        if not self.parts:
-            return self.model.project(normed)
-        logits = normed.new_full((len(normed), self.model.vocab_size), -torch.inf, dtype=torch.float32)
-        for ids, rows in self.parts:
-            logits[:, ids] = self.model.project(normed, rows)
-        return logits
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Final norm, then :meth:`project`."""
-        return self.project(self.model.norm(hidden))
-
-
-def draft_vocabulary(model: DraftModel, frequent: Tensor | None, prompt: list[int]) -> DraftVocabulary:
-    """Frequent tokens and the prompt's; everything when no frequent tokens are known."""
-    if frequent is None:
-        return DraftVocabulary(model)
-    own = torch.tensor(prompt, dtype=torch.long).unique()
-    return DraftVocabulary(model, frequent, own[~torch.isin(own, frequent.cpu())])
 
 
 class ModelDrafter:
@@ -190,7 +158,7 @@ class ModelDrafter:
             length = max(1, min(length, self.budget + 1 - start - len(fresh[same:])))
         drafted = draft_chain(
             self.model,
-            self.vocabulary.logits,
+            self.vocabulary,
             self._cache,
             self.sampler,
             text,

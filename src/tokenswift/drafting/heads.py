@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from tokenswift.drafting.chain import DraftVocabulary, draft_vocabulary
+from tokenswift.config import SamplingParams
+from tokenswift.drafting.vocabulary import DraftVocabulary, draft_vocabulary
 from tokenswift.heads.modules import Heads
+from tokenswift.heads.packed import packed_steps
 from tokenswift.interfaces import DraftModel, Sequence
-from tokenswift.sampling import Sampler
+from tokenswift.sampling import Sampler, Subset
 from tokenswift.tree import TreeBuilder
 
 
@@ -21,6 +25,79 @@ def newest_hidden(sequence: Sequence) -> Tensor:
     if sequence.newest is None:
         raise ValueError("nothing was committed yet")
     return sequence.newest.hidden[sequence.newest_row][None]
+
+
+class HeadLevels:
+    """The heads' logits, level by level.
+
+    Args:
+        model: the target.
+        heads: draft heads.
+        frequent: let them draft frequent tokens and the prompt's only, where they name them.
+    """
+
+    def __init__(self, model: DraftModel, heads: Heads, frequent: bool) -> None:
+        self.model, self.heads, self.frequent = model, heads, frequent
+        self.vocabulary = DraftVocabulary(model)
+        self._steps = packed_steps(heads, model.kernels)
+        self._base = torch.empty(0)
+        self._shares: dict[int, Tensor] = {}
+
+    def begin(self, tokens: list[int]) -> None:
+        """Settle which tokens may be drafted, from the prompt."""
+        if self.frequent and not self.heads.own_lm_heads:
+            self.vocabulary = draft_vocabulary(self.model, self.heads.frequent, tokens)
+
+    @property
+    def subset(self) -> Subset | None:
+        """The tokens that the columns of logits stand for; None for all."""
+        return self.vocabulary.subset
+
+    def start(self, base: Tensor) -> Tensor:
+        """Take the hidden state (1, D) that the next levels start from; it is the first head's `states`."""
+        self._base = base
+        self._shares = {}
+        return base
+
+    def level(self, head: int, states: Tensor, last: list[int]) -> tuple[Tensor, Tensor]:
+        """States (m, D) and logits (m, S) of a head, from those of the head before it.
+
+        Args:
+            head: counted from 0.
+            last: the token before the one that the head predicts, for each row.
+        """
+        heads = self.heads
+        if self._steps is None:
+            embeds = self._embeds(last) if heads.conditioned else None
+            states = heads.advance(head, states, self._base.expand(len(states), -1), embeds)
+            if heads.own_lm_heads:
+                return states, heads.own_logits(head, states)
+            return states, self.vocabulary.project(heads.normed(head, states))
+        which = min(head, len(self._steps) - 1)
+        step = self._steps[which]
+        if which not in self._shares:
+            self._shares[which] = step.begin(self._base)
+        states = step.level(states, self._shares[which], self._embeds(last), head == 0)
+        return states, self.vocabulary.project(states)
+
+    def _embeds(self, tokens: list[int]) -> Tensor:
+        return self.model.embed(torch.tensor(tokens, device=self.model.device))
+
+
+def level_of(model: DraftModel, heads: Heads | None) -> Callable[[], object] | None:
+    """A call that evaluates one level for one row and ranks it, to be timed; None without heads."""
+    if heads is None:
+        return None
+    levels = HeadLevels(model, heads, frequent=True)
+    levels.begin([0])
+    sampler = model.sampler(SamplingParams())
+    states = levels.start(torch.zeros(1, heads.config.hidden_size, device=model.device))
+
+    def level() -> object:
+        logits = levels.level(0, states, [0])[1]
+        return sampler.candidates(logits, [0], [[]], [1], [4], True, levels.subset)
+
+    return level
 
 
 class HeadTree:
@@ -45,13 +122,13 @@ class HeadTree:
         frequent: bool,
     ) -> None:
         self.model, self.heads, self.sampler = model, heads, sampler
-        self.widths, self.coupled, self.frequent = widths, coupled, frequent
-        self.vocabulary = DraftVocabulary(model)
+        self.widths, self.coupled = widths, coupled
+        self.levels = None if heads is None else HeadLevels(model, heads, frequent)
 
     def begin(self, tokens: list[int]) -> None:
         """Settle which tokens the heads may draft, from the prompt."""
-        if self.heads is not None and self.frequent:
-            self.vocabulary = draft_vocabulary(self.model, self.heads.frequent, tokens)
+        if self.levels is not None:
+            self.levels.begin(tokens)
 
     def grow(self, builder: TreeBuilder, sequence: Sequence, base: Tensor, backbone: bool) -> int:
         """Add the tree below the builder's root; returns γ, its depth.
@@ -61,64 +138,59 @@ class HeadTree:
             backbone: it is the root's own state, so the LM head drafts the first level; otherwise it is
                 that of the token before the root, and the first head does.
         """
+        depth = len(self.widths)
+        if self.heads is None:
+            depth = min(depth, int(backbone))
+        else:
+            depth = min(depth, backbone + self.heads.count)
         if self.heads is not None and self.heads.conditioned:
-            return self._conditioned(builder, sequence, base, backbone, self.heads)
-        return self._parallel(builder, sequence, base, backbone)
+            self._conditioned(builder, sequence, base, backbone, depth)
+            return depth
+        return self._parallel(builder, sequence, base, backbone, depth)
 
-    def _parallel(self, builder: TreeBuilder, sequence: Sequence, base: Tensor, backbone: bool) -> int:
+    def _parallel(
+        self, builder: TreeBuilder, sequence: Sequence, base: Tensor, backbone: bool, depth: int
+    ) -> int:
         """Heads that do not look at drafted tokens: every level has one ranking, shared by all its nodes;
         its penalty window follows the best path."""
-        count = min(len(self.widths) - backbone, self.heads.count if self.heads else 0)
-        rows = self._parallel_logits(base, count, self.heads) if count > 0 and self.heads else None
+        states = base if self.levels is None else self.levels.start(base)
         levels: list[list[int]] = []
-        for level in range(max(count, 0) + backbone):
-            head = level - backbone
-            logits = self.model.logits(base) if head < 0 or rows is None else rows[head : head + 1]
+        for level in range(depth):
             best = [candidates[0] for candidates in levels]
-            levels += self._rank(sequence, logits, [best], level)
+            states, logits, subset = self._logits(level - backbone, states, [0])
+            levels += self._rank(sequence, logits, [best], level, subset)
         builder.add_levels(levels)
         return len(levels)
 
-    def _parallel_logits(self, base: Tensor, count: int, heads: Heads) -> Tensor:
-        """Logits of the first ``count`` heads, (count, V), in one pass over the LM head."""
-        states, state = [], base
-        for head in range(count):
-            state = heads.advance(head, state, base, None)
-            states.append(state)
-        if heads.own_lm_heads:
-            return torch.cat([heads.own_logits(head, state) for head, state in enumerate(states)])
-        normed = [heads.normed(head, state) for head, state in enumerate(states)]
-        return self.vocabulary.project(torch.cat(normed))
-
     def _conditioned(
-        self, builder: TreeBuilder, sequence: Sequence, base: Tensor, backbone: bool, heads: Heads
-    ) -> int:
+        self, builder: TreeBuilder, sequence: Sequence, base: Tensor, backbone: bool, depth: int
+    ) -> None:
         """Heads that see the token drafted before theirs: level by level, node by node."""
-        depth = min(len(self.widths), backbone + heads.count)
-        nodes, paths, states = [0], [[]], base  # the frontier: node, drafted tokens above it, head state
+        states = base if self.levels is None else self.levels.start(base)
+        nodes, paths = [0], [[]]  # the frontier: node, drafted tokens above it
         for level in range(depth):
-            head = level - backbone
-            if head < 0:
-                logits = self.model.logits(base)
-            else:
-                last = [path[-1] if path else sequence.tokens[-1] for path in paths]
-                embeds = self.model.embed(torch.tensor(last, device=self.model.device))
-                states = heads.advance(head, states, base.expand(len(nodes), -1), embeds)
-                logits = self.vocabulary.project(heads.normed(head, states))
+            last = [path[-1] if path else sequence.tokens[-1] for path in paths]
+            states, logits, subset = self._logits(level - backbone, states, last)
             grown: list[tuple[int, list[int], int]] = []
-            for row, candidates in enumerate(self._rank(sequence, logits, paths, level)):
+            for row, candidates in enumerate(self._rank(sequence, logits, paths, level, subset)):
                 for token in candidates:
                     grown.append((builder.child(nodes[row], token), [*paths[row], token], row))
             nodes, paths = [node for node, _, _ in grown], [path for _, path, _ in grown]
             states = states[[row for _, _, row in grown]]
-        return depth
+
+    def _logits(self, head: int, states: Tensor, last: list[int]) -> tuple[Tensor, Tensor, Subset | None]:
+        """A head's states and logits, and what the columns stand for; head -1 is the LM head."""
+        if head < 0 or self.levels is None:
+            return states, self.model.logits(states), None
+        states, logits = self.levels.level(head, states, last)
+        return states, logits, self.levels.subset
 
     def _rank(
-        self, sequence: Sequence, logits: Tensor, paths: list[list[int]], level: int
+        self, sequence: Sequence, logits: Tensor, paths: list[list[int]], level: int, subset: Subset | None
     ) -> list[list[int]]:
         """Candidates for ``level`` (0 is the root's child), one list per row of ``logits``."""
         position = len(sequence.tokens) + level
-        count = len(paths)
+        count, width = len(paths), self.widths[level]
         return self.sampler.rank(
-            logits, sequence.tokens, paths, [position] * count, [self.widths[level]] * count, self.coupled
+            logits, sequence.tokens, paths, [position] * count, [width] * count, self.coupled, subset
         )

@@ -152,6 +152,8 @@ class Heads(nn.Module):
         self.config = config
         #: token ids worth drafting, most of the training text; None: the whole vocabulary
         self.frequent: Tensor | None = None
+        #: weights of `drafting.calibration` that fit these heads; None: the library's
+        self.calibration: dict[str, list[list[float]]] | None = None
         if config.kind == "linear":
             self.layers = nn.ModuleList(LinearHead(config) for _ in range(config.count))
         elif config.kind == "medusa":

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-SOURCES = ("cpu.c", "cpu_attention.h", "cpu_tile.h")
+SOURCES = ("cpu.c", "cpu_attention.h", "cpu_tile.h", "cpu_choose.h")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-w")
 #: the first set that the compiler takes is used

@@ -10,6 +10,7 @@
  * float32, or bfloat16 where the weights are; sums, scores and the residual stream are float32.
  */
 #include "cpu_attention.h"
+#include "cpu_choose.h"
 
 /* ---- products with packed weights ---------------------------------------------------------------- */
 

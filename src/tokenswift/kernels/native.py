@@ -12,7 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache
+from tokenswift.kernels.choose import NativeRanker
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -85,6 +87,10 @@ class NativeKernels:
         attend.argtypes = [POINTER(_Shape), POINTER(_Pass), c_long, *[c_void_p] * 4]
         linear.restype = norm.restype = None
         layers.restype = attend.restype = c_long
+
+    def ranker(self, params: SamplingParams) -> NativeRanker:
+        """The choice rule for one generation."""
+        return NativeRanker(self._lib, params)
 
     def body(self, shape: Shape, weights: list[LayerWeights]) -> Body:
         """The layers in the form that :meth:`layers` takes."""

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape
 
@@ -33,6 +34,9 @@ class TorchKernels:
 
     name = "torch"
     panels = False
+
+    def ranker(self, params: SamplingParams) -> None:
+        """None: `sampling.Sampler` does it in torch."""
 
     def body(self, shape: Shape, weights: list[LayerWeights]) -> Body:
         """The layers in the form that :meth:`layers` takes."""

@@ -11,8 +11,12 @@ from torch import Tensor, nn
 
 from tokenswift.cache.full import FullCache
 from tokenswift.cache.select import OBSERVED
+from tokenswift.config import SamplingParams
 from tokenswift.interfaces import CommittingCache, KVCache, Pass
+from tokenswift.kernels.native import NativeKernels
+from tokenswift.kernels.reference import TorchKernels
 from tokenswift.models.rope import Rotary
+from tokenswift.sampling import Sampler
 
 
 class BaseTarget(ABC):
@@ -31,6 +35,7 @@ class BaseTarget(ABC):
     """
 
     prefill_chunk: int  # rows of a prefill pass
+    kernels: NativeKernels | TorchKernels
 
     def __init__(self, config: Any, head: Tensor, rotary: Rotary) -> None:
         self.config, self.rotary = config, rotary
@@ -49,6 +54,10 @@ class BaseTarget(ABC):
     def rotary_frequencies(self) -> Tensor:
         """Angle per position of each pair of a head's dimensions, (d / 2,) float32."""
         return self.rotary.single()
+
+    def sampler(self, params: SamplingParams) -> Sampler:
+        """The choice rule for one generation with this model."""
+        return Sampler(params, self.vocab_size, self.device, self.kernels.ranker(params))
 
     def new_cache(self, capacity: int) -> FullCache:
         """An empty full cache for ``capacity`` tokens, scratch room included."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from tokenswift.config import MagicDecOptions
 from tokenswift.drafting.chain import ModelDrafter, chain_tree, draft_chain
 from tokenswift.drafting.context import SparseContext
+from tokenswift.drafting.vocabulary import DraftVocabulary
 from tokenswift.interfaces import DraftModel, Sequence
 from tokenswift.memory import Need
 from tokenswift.sampling import Sampler
@@ -79,7 +80,7 @@ class MagicDec:
         else:
             drafted = draft_chain(
                 self.model,
-                self.model.logits,
+                DraftVocabulary(self.model),
                 self.context.cache(sequence),
                 self.sampler,
                 text,

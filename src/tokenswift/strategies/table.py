@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from tokenswift.config import OPTIONS, MagicDecOptions, MedusaOptions, TokenSwiftOptions, TriForceOptions
+from tokenswift.drafting.costs import Table
 from tokenswift.heads.modules import Heads
 from tokenswift.interfaces import DraftModel, Strategy
 from tokenswift.memory import Planned
@@ -14,15 +15,14 @@ from tokenswift.sampling import Sampler
 from tokenswift.strategies.autoregressive import Autoregressive
 from tokenswift.strategies.magicdec import MagicDec
 from tokenswift.strategies.medusa import Medusa
-from tokenswift.strategies.tokenswift import TokenSwift
+from tokenswift.strategies.tokenswift import AutoTokenSwift, TokenSwift
 from tokenswift.strategies.triforce import TriForce
 from tokenswift.types import InputError
 
-#: Defaults that depend on the kind of device; measured, see docs/LOG.md.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "cuda": {"tree": (1, 3, 3, 3), "ngrams": 20, "ngram_count": 1},
-    "cpu": {"tree": (1,), "ngrams": 1, "ngram_count": 2},
-}
+#: what is not given where trees are fixed: the paper's setting
+FIXED: dict[str, Any] = {"tree": (1, 3, 3, 3), "ngrams": 20, "ngram_count": 1, "budget": 4096}
+#: tokens of the partial cache in automatic drafting: smaller passes pay earlier
+AUTO_BUDGET = 1024
 
 
 class Resources(Protocol):
@@ -33,6 +33,10 @@ class Resources(Protocol):
 
     def heads_of(self, kind: str) -> Heads | None:
         """Heads of a kind, if there are any for this model."""
+        ...
+
+    def costs(self) -> Table:
+        """Measured times of passes."""
         ...
 
     def draft_model(self, wanted: Any) -> DraftModel:
@@ -60,15 +64,18 @@ class Entry(NamedTuple):
     paper: str
 
 
-def by_device(options: Any, device: str) -> Any:
-    """The options with every None that depends on the device ("cpu", "cuda") filled in."""
-    defaults = DEFAULTS["cuda" if device == "cuda" else "cpu"]
-    missing = {k: v for k, v in defaults.items() if hasattr(options, k) and getattr(options, k) is None}
+def filled(options: Any) -> Any:
+    """The options with every None of :data:`FIXED` filled in."""
+    missing = {k: v for k, v in FIXED.items() if hasattr(options, k) and getattr(options, k) is None}
     return replace(options, **missing)
 
 
 def _tokenswift(llm: Resources, options: TokenSwiftOptions, sampler: Sampler) -> Planning:
-    return TokenSwift(by_device(options, llm.target.device.type), llm.target, llm.heads, sampler)
+    if options.tree is None and options.acceptance == "exact":  # the published rule's law is its tree's
+        if options.budget is None:
+            options = replace(options, budget=max(AUTO_BUDGET, options.sinks + 1))
+        return AutoTokenSwift(options, llm.target, llm.heads, sampler, llm.costs())
+    return TokenSwift(filled(options), llm.target, llm.heads, sampler)
 
 
 def _medusa(llm: Resources, options: MedusaOptions, sampler: Sampler) -> Planning:
@@ -78,7 +85,7 @@ def _medusa(llm: Resources, options: MedusaOptions, sampler: Sampler) -> Plannin
             "strategy medusa needs heads of kind medusa for this model; valid: --heads FILE from "
             "tokenswift train-heads --kind medusa or import-heads"
         )
-    return Medusa(by_device(options, llm.target.device.type), llm.target, heads, sampler)
+    return Medusa(filled(options), llm.target, heads, sampler)
 
 
 def _frequent(llm: Resources) -> Any:

@@ -13,12 +13,15 @@ Where a step's draft starts from:
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from tokenswift.config import TokenSwiftOptions
+from tokenswift.drafting.auto import CHAIN, MOST_NODES, AutoDrafter
 from tokenswift.drafting.context import SparseContext
+from tokenswift.drafting.costs import Table
 from tokenswift.drafting.heads import HeadTree, newest_hidden
 from tokenswift.heads.modules import Heads
 from tokenswift.interfaces import DraftModel, KVCache, Sequence
@@ -26,7 +29,7 @@ from tokenswift.memory import Need
 from tokenswift.ngram import NgramTable
 from tokenswift.sampling import Sampler
 from tokenswift.tree import TreeBuilder, check_tree, tree_nodes
-from tokenswift.types import DraftTree, Step
+from tokenswift.types import DraftTree, InputError, Step
 
 NGRAM = 4
 
@@ -35,7 +38,7 @@ class TokenSwift:
     """The paper's method under the exact acceptance rule.
 
     Args:
-        options: `config.TokenSwiftOptions`, with ``tree`` and ``ngrams`` resolved (not None).
+        options: `config.TokenSwiftOptions`, with ``tree``, ``ngrams`` and ``budget`` resolved (not None).
         model: the target.
         heads: draft heads, or None (backbone and n-grams only).
         sampler: the target's choice rule, shared for coupled candidates.
@@ -48,12 +51,13 @@ class TokenSwift:
     def __init__(
         self, options: TokenSwiftOptions, model: DraftModel, heads: Heads | None, sampler: Sampler
     ) -> None:
-        if options.tree is None or options.ngrams is None:
-            raise ValueError("tree and ngrams must be resolved before the strategy is built")
+        if options.tree is None or options.ngrams is None or options.budget is None:
+            raise ValueError("tree, ngrams and budget must be resolved before the strategy is built")
         check_tree(options.tree, model.vocab_size)
         self.options = options
         self.acceptance = options.acceptance
         self.tree: tuple[int, ...] = options.tree
+        self.budget: int = options.budget
         self.ngrams: int = options.ngrams
         self.model, self.heads, self.sampler = model, heads, sampler
         self.coupled = options.candidates == "coupled"
@@ -64,7 +68,7 @@ class TokenSwift:
         self.pool = self.ngrams * (4 if self.coupled and not sampler.params.greedy else 1)
         self.table = NgramTable(delay=sampler.params.window, length=NGRAM, most=self.pool)
         frozen = options.cache == "partial"
-        self.context = SparseContext(model, "important", options.budget, options.sinks, 1, frozen=frozen)
+        self.context = SparseContext(model, "important", self.budget, options.sinks, 1, frozen=frozen)
 
     @property
     def max_nodes(self) -> int:
@@ -78,7 +82,7 @@ class TokenSwift:
             Need("ngrams", self.ngrams, self.ngrams * NGRAM * row),
         ]
         if self.options.cache != "full" and self.options.draft != "hidden":
-            budget = self.options.budget  # the cache is made once the text is that long
+            budget = self.budget  # the cache is made once the text is that long
             rows = self.context.budget + 1
             needs.append(Need("budget", budget, rows * self.model.kv_bytes, sure=text >= budget))
         return needs
@@ -114,7 +118,7 @@ class TokenSwift:
             return False
         if mode == "partial":
             return True
-        return total > self.options.budget and total * self.model.kv_bytes > self.model.weight_bytes
+        return total > self.budget and total * self.model.kv_bytes > self.model.weight_bytes
 
     def _partial_pass(self, sequence: Sequence) -> Tensor:
         """Run the root over the partial cache; its hidden state (1, D)."""
@@ -126,7 +130,7 @@ class TokenSwift:
 
     def _draft_cache(self, sequence: Sequence) -> KVCache:
         # While everything fits the budget, the full cache is the partial cache.
-        if self.options.cache == "full" or sequence.cache.length < self.options.budget:
+        if self.options.cache == "full" or sequence.cache.length < self.budget:
             return sequence.cache
         return self.context.cache(sequence)
 
@@ -144,3 +148,76 @@ class TokenSwift:
             score = score + self.sampler.noise.gather(len(sequence.tokens) + offset + i, grams[:, i])
         best = score.topk(self.ngrams).indices.tolist()
         return [found[i][0] for i in best]
+
+
+class AutoTokenSwift:
+    """TokenSwift with a tree of its own for every step: what pays, by measured costs (`drafting.auto`).
+
+    Args:
+        options: `config.TokenSwiftOptions`, with ``budget`` resolved; ``tree`` is not used.
+        model: the target.
+        heads: draft heads, or None (partial passes and matches of the text only).
+        sampler: the target's choice rule, shared for coupled candidates.
+        table: measured times of passes.
+    Raises:
+        InputError: the file for explanations cannot be written.
+    """
+
+    name = "tokenswift"
+    acceptance = "exact"
+    max_nodes = MOST_NODES + 1
+
+    def __init__(
+        self,
+        options: TokenSwiftOptions,
+        model: DraftModel,
+        heads: Heads | None,
+        sampler: Sampler,
+        table: Table,
+    ) -> None:
+        if options.budget is None:
+            raise ValueError("budget must be resolved before the strategy is built")
+        explain = None if options.explain is None else Path(options.explain)
+        if explain is not None and (explain.is_dir() or not explain.absolute().parent.is_dir()):
+            raise InputError(f"explain is {str(explain)!r}; valid: a file in a folder that is there")
+        self.model, self.budget = model, options.budget
+        partial = options.draft != "hidden" and options.cache != "full"
+        frozen = options.cache == "partial"
+        self.context = None
+        if partial:
+            self.context = SparseContext(
+                model, "important", options.budget, options.sinks, CHAIN + 1, frozen=frozen
+            )
+        self.drafter = AutoDrafter(
+            model,
+            heads,
+            sampler,
+            self.context,
+            table,
+            frequent=options.vocabulary == "frequent",
+            coupled=options.candidates == "coupled",
+            reuse=options.ngrams != 0,
+            hidden=options.draft != "partial",
+            explain=explain,
+        )
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """The widest tree's rows, and the partial cache where one may be used (see `memory.Planned`)."""
+        needs = [Need("tree", "auto", self.max_nodes * row)]
+        if self.context is not None:
+            rows = self.context.budget + CHAIN + 1
+            size = rows * self.model.kv_bytes
+            needs.append(Need("budget", self.budget, size, sure=text > self.budget))
+        return needs
+
+    def begin(self, sequence: Sequence) -> None:
+        """Read the prompt."""
+        self.drafter.begin(sequence)
+
+    def draft(self, sequence: Sequence) -> DraftTree:
+        """The step's tree."""
+        return self.drafter.draft(sequence)
+
+    def observe(self, sequence: Sequence, step: Step, nodes: tuple[int, ...]) -> None:
+        """Learn from the step."""
+        self.drafter.observe(sequence, step, nodes)

@@ -1,0 +1,262 @@
+"""Automatic drafting: each step drafts what pays, from whatever is there, or nothing.
+
+A step is worth ``tokens - rate · time``, with the rate that decoding reaches now; every decision asks whether
+it adds to that. Candidates come from three places:
+
+- long matches in the text so far (`reuse`), which cost nothing to make;
+- the heads, on the hidden state that the last verify pass left (*hidden*), a level at a time;
+- passes over a partial KV cache (*partial*), one after the other while the path is likely enough, and the
+  heads after the last of them.
+
+The best part of them by chance and cost becomes the tree (`growth`). Which of hidden and partial drafts, or
+neither (*plain*), follows from what their steps have brought; what is not in use is tried rarely. The text
+cannot depend on any of this, only the time can.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from tokenswift.drafting.calibration import Calibration
+from tokenswift.drafting.context import SparseContext
+from tokenswift.drafting.control import PARTIAL, PLAIN, Control
+from tokenswift.drafting.costs import Costs, Table
+from tokenswift.drafting.growth import Growth
+from tokenswift.drafting.heads import HeadLevels, newest_hidden
+from tokenswift.drafting.reuse import Reuse
+from tokenswift.heads.modules import Heads
+from tokenswift.interfaces import DraftModel, Sequence
+from tokenswift.sampling import Ranked, Sampler
+from tokenswift.types import DraftTree, Step
+
+MOST_NODES = 31  # below the root
+WIDTH = 5  # candidates of a place
+DEPTH = 8  # levels that heads draft
+ROWS = 4  # places that one level continues
+CHAIN = 6  # partial passes in one step
+_CHANCE = 0.35  # of the next level's best candidate, before it is known
+
+
+class AutoDrafter:
+    """Grows a tree a step and decides what from.
+
+    Args:
+        model: the target.
+        heads: draft heads, or None.
+        sampler: the target's choice rule.
+        context: the partial KV cache; None leaves partial passes out.
+        table: measured costs.
+        frequent: let the heads draft frequent tokens and the prompt's only.
+        coupled: rank with the target's noise.
+        reuse: look for long matches.
+        hidden: let the heads start from the verified state.
+        explain: a file to write one line a decision to, as JSON; None for none.
+    """
+
+    def __init__(
+        self,
+        model: DraftModel,
+        heads: Heads | None,
+        sampler: Sampler,
+        context: SparseContext | None,
+        table: Table,
+        frequent: bool,
+        coupled: bool,
+        reuse: bool,
+        hidden: bool,
+        explain: Path | None,
+    ) -> None:
+        self.model, self.sampler, self.context = model, sampler, context
+        self.coupled, self.explain = coupled, explain
+        self.levels = None if heads is None else HeadLevels(model, heads, frequent)
+        self.depth = 0 if heads is None else DEPTH if heads.conditioned else heads.count
+        self.reuse = Reuse(sampler.params.window > 0) if reuse else None
+        self.costs = Costs(table)
+        priors = None if heads is None else heads.calibration
+        self.calibration = Calibration(priors)
+        self.control = Control(
+            self.costs, hidden and heads is not None, None if context is None else context.budget
+        )
+        self._growth = Growth(0)
+        self._rankings: list[tuple[int, int, str, list[tuple[float, ...]], list[float], list[int]]] = []
+        self._record: dict[str, Any] = {}
+        self._draft_seconds = self._mark = 0.0
+
+    def begin(self, sequence: Sequence) -> None:
+        """Settle which tokens the heads may draft, and read the prompt for matches."""
+        if self.levels is not None:
+            self.levels.begin(sequence.tokens)
+        if self.reuse is not None:
+            self.reuse.extend(sequence.tokens)
+        if self.explain is not None:
+            self.explain.write_text("", encoding="utf-8")
+        sequence.drafting = self
+
+    # ---- a step ---------------------------------------------------------------------------------
+
+    def draft(self, sequence: Sequence) -> DraftTree:
+        """The tree of this step; the bare root where nothing pays."""
+        begun = perf_counter()
+        control, length = self.control, len(sequence.tokens) - 1
+        mode = control.mode(length)
+        growth = self._growth = Growth(sequence.tokens[-1])
+        self._rankings = []
+        if self.reuse is not None:
+            node = 0
+            for token, chance in self.reuse.predict():
+                node = growth.add(node, token, chance, "ngram")
+        spent = perf_counter()
+        if mode != PLAIN and sequence.newest is not None:
+            if mode == PARTIAL:
+                self._partial(sequence, growth, control.rate)
+            elif self.levels is not None:
+                states = self.levels.start(newest_hidden(sequence))
+                self._heads(sequence, growth, [0], states, "hidden", 0)
+        self._draft_seconds = perf_counter() - spent
+        nodes, expected = growth.select(control.prices(length, MOST_NODES), control.rate)
+        tree = growth.build(nodes)
+        control.drafted(mode, 1 + expected, len(tree), 1000 * self._draft_seconds)
+        self._record = {"context": length, "mode": mode, "nodes": len(nodes), "depth": tree.gamma}
+        self._record |= {"expected": 1 + expected, "draft_ms": 1000 * self._draft_seconds}
+        self._mark = perf_counter()
+        control.busy += self._mark - begun - self._draft_seconds
+        return tree
+
+    def observe(self, sequence: Sequence, step: Step, nodes: tuple[int, ...]) -> None:
+        """Learn from the step: chances from its outcome, costs from its time."""
+        now = perf_counter()
+        milliseconds = 1000 * (now - self._mark)
+        length, new = len(sequence.tokens) - 1, list(step.token_ids)
+        self.control.took(len(new), step.drafted + 1, length - len(new), milliseconds)
+        for node, _, source, made, chances, tokens in self._rankings:
+            path = self._growth.path(node)
+            if len(path) < len(new) and path == new[: len(path)]:
+                self.calibration.learn(source, made, chances, tokens, new[len(path)])
+        if self.reuse is not None:
+            for chance, hit in self.reuse.learn(new):
+                self.calibration.reliability.add(chance, hit)
+            self.reuse.extend(new)
+        if self.context is not None and self.control.wants_context:
+            self.context.observe(sequence, len(nodes))
+        elif self.context is not None:
+            self.context.sparse = None
+        if self.explain is not None:
+            spent = milliseconds + self._record["draft_ms"]
+            plain = self.control.plain_ms(length)
+            self._record |= {"tokens": len(new), "spent_ms": spent, "gained_ms": len(new) * plain - spent}
+            line = {k: round(v, 4) if isinstance(v, float) else v for k, v in self._record.items()}
+            with self.explain.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        self.control.busy += perf_counter() - now
+
+    # ---- sources --------------------------------------------------------------------------------
+
+    def _rank(
+        self,
+        sequence: Sequence,
+        growth: Growth,
+        nodes: list[int],
+        logits: torch.Tensor,
+        source: str,
+        level: int,
+    ) -> list[list[tuple[int, float]]]:
+        """Add the candidates below each of ``nodes``; their nodes and path chances, likeliest first."""
+        text, subset = sequence.tokens, None
+        if source != "backbone" and self.levels is not None:
+            subset = self.levels.subset
+        paths = [growth.path(node) for node in nodes]
+        positions = [len(text) + len(path) for path in paths]
+        found = self.sampler.candidates(
+            logits, text, paths, positions, [WIDTH] * len(nodes), self.coupled, subset
+        )
+        return [self._take(growth, node, row, source, level) for node, row in zip(nodes, found, strict=True)]
+
+    def _take(
+        self, growth: Growth, node: int, ranked: Ranked, source: str, level: int
+    ) -> list[tuple[int, float]]:
+        chances, made = self.calibration.chances(source, ranked, level)
+        self._rankings.append((node, level, source, made, chances, ranked.tokens))
+        above = growth.chance(node)
+        below = []
+        for token, chance in zip(ranked.tokens, chances, strict=True):
+            child = growth.add(node, token, chance, "head")
+            below.append((child, above * growth.given[child]))
+        return below
+
+    def _heads(
+        self,
+        sequence: Sequence,
+        growth: Growth,
+        nodes: list[int],
+        states: torch.Tensor,
+        source: str,
+        head: int,
+    ) -> None:
+        """Levels of the heads below ``nodes`` while the next one promises more than it costs."""
+        levels, rate = self.levels, self.control.rate
+        if levels is None:
+            return
+        row = self.control.row_ms
+        while head < self.depth:
+            last = [growth.tokens[node] for node in nodes]
+            begun = perf_counter()
+            states, logits = levels.level(head, states, last)
+            below = self._rank(sequence, growth, nodes, logits, source, head)
+            self.control.level_took(1000 * (perf_counter() - begun))
+            spread = [(chance, child, at) for at, children in enumerate(below) for child, chance in children]
+            spread.sort(reverse=True)
+            worth = rate * row / _CHANCE
+            kept = [entry for entry in spread[:ROWS] if entry[0] > worth]
+            gain = _CHANCE * sum(chance for chance, _, _ in kept)
+            if gain < rate * (self.control.level_ms + row * len(kept)):
+                return
+            nodes = [child for _, child, _ in kept]
+            states = states[[at for _, _, at in kept]]
+            head += 1
+
+    def _partial(self, sequence: Sequence, growth: Growth, rate: float) -> None:
+        """Passes over the partial cache along the likeliest path, then the heads below its end."""
+        if self.context is None:
+            return
+        cache = self.context.cache(sequence)
+        model, node, path_chance = self.model, 0, 1.0
+        start, hidden = len(sequence.tokens) - 1, newest_hidden(sequence)
+        for done in range(CHAIN):
+            begun = perf_counter()
+            token = torch.tensor([growth.tokens[node]], device=model.device)
+            position = torch.tensor([start + done], device=model.device)
+            hidden = model.forward(token, position, cache).hidden
+            cache.grow(1)
+            sequence.draft_passes += 1
+            below = self._rank(sequence, growth, [node], model.logits(hidden), "backbone", done)[0]
+            self.control.partial_took(1000 * (perf_counter() - begun))
+            if not below:
+                return
+            node, path_chance = below[0]
+            more = path_chance * self.control.backbone
+            if done + 1 == CHAIN or more < rate * (self.control.partial_ms + self.control.row_ms):
+                break
+        if self.levels is not None and path_chance * _CHANCE > rate * (
+            self.control.level_ms + self.control.row_ms
+        ):
+            self._heads(sequence, growth, [node], self.levels.start(hidden), "after", 0)
+
+    # ---- what it did ----------------------------------------------------------------------------
+
+    def summary(self) -> str:
+        """What was used and why, in a sentence."""
+        return self.control.summary()
+
+    def record(self) -> dict[str, Any]:
+        """Figures for a JSON record: shares of modes, reliability of the chances, the drafter's own time."""
+        return {
+            "summary": self.summary(),
+            **self.control.record(),
+            "calibration": self.calibration.reliability.rows(),
+            "weights": self.calibration.weights(),
+        }

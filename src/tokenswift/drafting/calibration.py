@@ -1,0 +1,130 @@
+"""How likely a drafted candidate is the target's choice, learnt while decoding.
+
+With coupled drafting the draft ranks tokens by its own scores plus the target's noise, so how far the best
+candidate leads says how likely the target agrees. For every source of candidates a logistic regression over
+a handful of features of the ranking gives the chance of each candidate; it starts from figures that come
+with the heads and learns from every place whose outcome becomes known, drafted or not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tokenswift.sampling import Ranked
+
+#: features of a candidate: 1, lead over the next one (the best) or distance behind the best (the others),
+#: its logarithm, the share under the draft's law, depth below the root of its source, logarithm of the rank
+FEATURES = 6
+BINS = 10
+_FAR = 8.0  # perturbed scores further apart than this say no more
+_RATE = 0.03  # step of the online regression
+_PRIORS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    # source → weights of the first candidate, weights of the others
+    "hidden": ((-0.71, -0.07, 0.64, 0.74, -0.14, 0.0), (-0.98, -0.32, -0.07, 0.79, -0.02, -1.35)),
+    "backbone": ((1.2, 0.6, 0.5, 0.8, -0.1, 0.0), (-2.0, -0.5, -0.6, 0.5, -0.05, -0.5)),
+    "after": ((-0.71, -0.07, 0.64, 0.74, -0.14, 0.0), (-0.98, -0.32, -0.07, 0.79, -0.02, -1.35)),
+}
+
+
+def features(ranked: Ranked, at: int, depth: int) -> tuple[float, ...]:
+    """The features of candidate ``at`` of a ranking, ``depth`` levels below where its source starts."""
+    values = ranked.values
+    if at == 0:
+        gap = min(_FAR, values[0] - values[1]) if len(values) > 1 else _FAR
+    else:
+        gap = min(_FAR, values[0] - values[at])
+    return (1.0, gap, math.log(gap + 0.1), ranked.shares[at], float(depth), math.log(at + 1.0))
+
+
+class Regression:
+    """One logistic regression, updated by stochastic gradient steps.
+
+    Args:
+        weights: to start from.
+    """
+
+    __slots__ = ("weights",)
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        self.weights = list(weights)
+
+    def chance(self, x: Sequence[float]) -> float:
+        """The predicted probability."""
+        score = 0.0
+        for weight, value in zip(self.weights, x, strict=True):
+            score += weight * value
+        return 1.0 / (1.0 + math.exp(-score)) if score > -30 else 0.0
+
+    def learn(self, x: Sequence[float], error: float) -> None:
+        """One step; ``error`` is the outcome (0 or 1) minus the predicted probability."""
+        step = _RATE * error / sum(value * value for value in x)
+        weights = self.weights
+        for i, value in enumerate(x):
+            weights[i] += step * value
+
+
+class Reliability:
+    """Predicted against observed chances, in ten equal bins of the prediction."""
+
+    __slots__ = ("count", "expected", "hits")
+
+    def __init__(self) -> None:
+        self.count = [0] * BINS
+        self.expected = [0.0] * BINS
+        self.hits = [0] * BINS
+
+    def add(self, chance: float, hit: bool) -> None:
+        at = min(BINS - 1, int(chance * BINS))
+        self.count[at] += 1
+        self.expected[at] += chance
+        self.hits[at] += hit
+
+    def rows(self) -> list[dict[str, float]]:
+        """Bins that hold anything: their count, mean prediction and share of hits."""
+        return [
+            {"count": n, "predicted": round(p / n, 4), "observed": round(h / n, 4)}
+            for n, p, h in zip(self.count, self.expected, self.hits, strict=True)
+            if n
+        ]
+
+
+class Calibration:
+    """The regressions of all sources.
+
+    Args:
+        priors: source → (weights of the first candidate, weights of the others), where better ones than the
+            library's are known (a heads file brings its own).
+    """
+
+    def __init__(self, priors: Mapping[str, Sequence[Sequence[float]]] | None = None) -> None:
+        known = {**_PRIORS, **(priors or {})}
+        self._models = {name: tuple(Regression(weights) for weights in pair) for name, pair in known.items()}
+        self.reliability = Reliability()
+
+    def chances(self, source: str, ranked: Ranked, depth: int) -> tuple[list[float], list[tuple[float, ...]]]:
+        """Chance of each candidate of a ranking, and the features it follows from."""
+        first, others = self._models[source]
+        made = [features(ranked, at, depth) for at in range(len(ranked.tokens))]
+        found = [(others if at else first).chance(x) for at, x in enumerate(made)]
+        total = sum(found)
+        if total > 0.98:  # at most one is right
+            found = [chance * 0.98 / total for chance in found]
+        return found, made
+
+    def learn(
+        self, source: str, made: list[tuple[float, ...]], chances: list[float], tokens: list[int], right: int
+    ) -> None:
+        """Take in which token the target chose where this ranking was made."""
+        first, others = self._models[source]
+        for at, token in enumerate(tokens):
+            hit = token == right
+            (others if at else first).learn(made[at], hit - chances[at])
+            self.reliability.add(chances[at], hit)
+
+    def weights(self) -> dict[str, list[list[float]]]:
+        """All weights, to be kept as the next run's priors."""
+        return {
+            name: [[round(weight, 4) for weight in model.weights] for model in pair]
+            for name, pair in self._models.items()
+        }

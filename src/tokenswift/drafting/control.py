@@ -1,0 +1,215 @@
+"""Which source drafts: measured tokens per second, with hysteresis and rare trials.
+
+Three modes: *plain* drafts nothing but long matches, *hidden* lets the heads start from the verified state,
+*partial* runs passes over the partial cache first. A mode's rate is what its steps were expected to yield
+(the calibrated chances), corrected by what they did yield, over what they cost; costs of verify passes
+follow the context, so a mode that is not in use is judged for the text as long as it is now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tokenswift.drafting.costs import Costs
+
+PLAIN, HIDDEN, PARTIAL = "plain", "hidden", "partial"
+_SLOW = 1 / 32  # weight of a new figure in a running mean
+_MARGIN = 1.02  # a mode has to be this much better to take over
+_BASELINE = 96  # steps between plain ones, which keep the price of plain decoding known
+_FIRST, _LAST = 64, 1024  # steps between trials of a mode that is not in use: at first, and at most
+_STALE = 32  # tokens of context after which prices are computed anew
+
+
+@dataclass(slots=True)
+class _Mode:
+    """Running means of a mode's steps."""
+
+    tokens: float  # expected a step
+    rows: float
+    draft_ms: float
+    steps: int = 0
+    made: int = 0  # tokens that its steps yielded
+    drafted: int = 0  # nodes below the root, in all
+    interval: int = _FIRST
+    next_trial: int = 0
+
+    def learn(self, tokens: float, rows: int, draft_ms: float) -> None:
+        weight = max(_SLOW, 1 / (self.steps + 2))
+        self.tokens += weight * (tokens - self.tokens)
+        self.rows += weight * (rows - self.rows)
+        if self.steps < 3 or draft_ms < 3 * self.draft_ms:  # a hiccup of the machine says nothing
+            self.draft_ms += weight * (draft_ms - self.draft_ms)
+        self.steps += 1
+        self.drafted += rows - 1
+
+
+class Control:
+    """Chooses the mode of every step and knows all prices.
+
+    Args:
+        costs: of verify passes and levels.
+        heads: whether there are draft heads.
+        budget: tokens of the partial cache; None: partial passes are left out.
+
+    Attributes:
+        rate: tokens a millisecond that decoding reaches now.
+        row_ms, level_ms, partial_ms: one more row of a pass, one level of the heads, one partial pass.
+        backbone: chance that a partial pass' best candidate is right.
+        busy: seconds that deciding itself took.
+    """
+
+    def __init__(self, costs: Costs, heads: bool, budget: int | None) -> None:
+        self.costs, self.budget = costs, budget
+        self.level_ms = costs.level() or 0.1 * costs.verify(1, 0)
+        self.partial_ms = costs.verify(1, budget or 0)
+        self.backbone, self.busy = 0.85, 0.0
+        self.modes = {PLAIN: _Mode(1.0, 1, 0.0)}
+        if heads:
+            self.modes[HIDDEN] = _Mode(1.5, 3, 2 * self.level_ms)
+        if budget is not None:
+            self.modes[PARTIAL] = _Mode(2.1, 4, self.partial_ms + self.level_ms)
+        self.current = HIDDEN if heads else PLAIN
+        self.rate = 1.0 / costs.verify(1, 0)
+        self.row_ms = 0.0
+        self._trial: tuple[str, int] | None = None
+        self._step = self._since_plain = 0
+        self._priced = -_STALE
+        self._prices: list[float] = []
+        self._last = (PLAIN, 1.0, 1, 0.0)
+        self._honesty = 1.0  # tokens that came over tokens that were expected
+        self.seconds = 0.0
+
+    # ---- decisions ------------------------------------------------------------------------------
+
+    def mode(self, context: int) -> str:
+        """The mode of the next step, with ``context`` tokens cached."""
+        self._step += 1
+        if abs(context - self._priced) >= _STALE or self._step % _STALE == 0:
+            self._reprice(context)
+        if self._trial is not None:
+            name, left = self._trial
+            self._trial = (name, left - 1) if left > 1 else None
+            return name
+        rates = {name: self.pace(name, context) for name in self.modes if self._open(name, context)}
+        best = max(rates, key=rates.__getitem__)
+        if self.current not in rates or rates[best] > _MARGIN * rates[self.current]:
+            if self.current != best:
+                self.modes[self.current].next_trial = self._step + self.modes[self.current].interval
+            self.current = best
+        self.rate = max(rates[self.current], rates[PLAIN])
+        for name, mode in self.modes.items():
+            if name in rates and name not in (self.current, PLAIN) and self._step >= mode.next_trial:
+                mode.next_trial = self._step + mode.interval
+                mode.interval = min(_LAST, 2 * mode.interval)
+                if rates[name] > 0.8 * rates[self.current]:
+                    self._trial = (name, 2)
+                    return name
+        self._since_plain += 1
+        if self._since_plain >= _BASELINE:
+            self._since_plain = 0
+            return PLAIN
+        return self.current
+
+    def _open(self, name: str, context: int) -> bool:
+        return name != PARTIAL or (self.budget is not None and context > self.budget)
+
+    def pace(self, name: str, context: int) -> float:
+        """Tokens a millisecond that a mode would reach with ``context`` tokens cached."""
+        mode = self.modes[name]
+        rows = max(1, round(mode.rows))
+        extra = mode.tokens - 1
+        return (1 + extra * self._honesty) / (mode.draft_ms + self.costs.verify(rows, context))
+
+    @property
+    def wants_context(self) -> bool:
+        """Whether the partial cache is worth keeping in step with the text."""
+        trial = self._trial is not None and self._trial[0] == PARTIAL
+        return self.current == PARTIAL or trial or self._last[0] == PARTIAL
+
+    def prices(self, context: int, most: int) -> list[float]:
+        """Milliseconds of verify passes with 0, 1, … ``most`` nodes below the root."""
+        if len(self._prices) != most + 1:
+            self._prices = [self.costs.verify(rows, context) for rows in range(1, most + 2)]
+        return self._prices
+
+    def _reprice(self, context: int) -> None:
+        self._priced, self._prices = context, []
+        self.row_ms = max(0.0, self.costs.verify(6, context) - self.costs.verify(1, context)) / 5
+
+    def plain_ms(self, context: int) -> float:
+        """Milliseconds of a plain step."""
+        return self.costs.verify(1, context)
+
+    # ---- what happened --------------------------------------------------------------------------
+
+    def drafted(self, mode: str, expected: float, rows: int, draft_ms: float) -> None:
+        """A tree was made."""
+        self._last = (mode, expected, rows, draft_ms)
+
+    def took(self, tokens: int, rows: int, context: int, milliseconds: float) -> None:
+        """It was verified and yielded ``tokens``."""
+        name, expected, made, draft_ms = self._last
+        if made == rows:  # not where the text's end cut it short
+            self.costs.observe(rows, context, milliseconds)
+        mode = self.modes[name]
+        mode.learn(expected, rows, draft_ms)
+        mode.made += tokens
+        self.seconds += (milliseconds + draft_ms) / 1000
+        if expected > 1.05:
+            ratio = (tokens - 1) / (expected - 1)
+            weight = _SLOW / 4 * min(1.0, expected - 1)
+            self._honesty = min(1.3, max(0.5, self._honesty + weight * (ratio - self._honesty)))
+
+    def level_took(self, milliseconds: float) -> None:
+        """One level of the heads was evaluated."""
+        self.level_ms += _SLOW * (min(milliseconds, 3 * self.level_ms) - self.level_ms)
+
+    def partial_took(self, milliseconds: float) -> None:
+        """One pass over the partial cache was made."""
+        self.partial_ms += _SLOW * (min(milliseconds, 3 * self.partial_ms) - self.partial_ms)
+
+    # ---- reports --------------------------------------------------------------------------------
+
+    def summary(self) -> str:
+        """What was used and why, in a sentence."""
+        steps = sum(mode.steps for mode in self.modes.values())
+        if not steps:
+            return "nothing was decoded"
+        used = max(self.modes, key=lambda name: self.modes[name].steps)
+        words = {
+            PLAIN: "plain decoding with long matches of the text",
+            HIDDEN: "heads from the verified state",
+            PARTIAL: "passes over the partial cache",
+        }
+        drafted = sum(mode.drafted for mode in self.modes.values())
+        text = f"{words[used]} in {self.modes[used].steps / steps:.0%} of the steps, "
+        text += f"{drafted / steps:.1f} nodes a step"
+        if used == PLAIN and HIDDEN in self.modes and self.modes[HIDDEN].steps:
+            text += "; the heads did not pay"
+        pays = self.partial_pays_from()
+        if used != PARTIAL and pays is not None:
+            text += f"; the partial pass would pay from about {pays // 1000}K tokens"
+        return text
+
+    def partial_pays_from(self) -> int | None:
+        """Context from which partial passes would be fastest, to a thousand; None below 128K."""
+        if PARTIAL not in self.modes or self.budget is None:
+            return None
+        others = [name for name in self.modes if name != PARTIAL]
+        for context in range(max(1000, -(-self.budget // 1000) * 1000), 129_000, 1000):
+            if self.pace(PARTIAL, context) > max(self.pace(name, context) for name in others):
+                return context
+        return None
+
+    def record(self) -> dict[str, Any]:
+        """Steps, tokens and nodes by mode, and the share of the time that deciding took."""
+        total = self.seconds + self.busy
+        return {
+            "modes": {
+                name: {"steps": mode.steps, "tokens": mode.made, "nodes": mode.drafted}
+                for name, mode in self.modes.items()
+                if mode.steps
+            },
+            "controller_share": round(self.busy / total, 4) if total else 0.0,
+        }

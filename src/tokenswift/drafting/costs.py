@@ -1,0 +1,173 @@
+"""What a pass costs, by rows and context: measured once per machine and model, corrected as a run goes on.
+
+The time of a verify pass of n rows over L cached tokens is modelled as ``a_n + b_n · L``: weights,
+arithmetic and overhead once, keys and values by the token. :func:`measure` finds both from passes over
+two lengths. During a run :class:`Costs` compares each step with its prediction: the median of the newest
+ratios scales all predictions (a busy machine, a longer context), and the median for a row count corrects
+that count, so single outliers move nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import statistics
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from tokenswift.interfaces import DraftModel
+from tokenswift.kernels.build import processor
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+SHORT, LONG = 64, 2048  # cached tokens of the measured passes
+SECONDS = 2.0  # that measuring may take, about
+_RECENT = 15  # ratios that a median is taken of
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Measured times in milliseconds.
+
+    Attributes:
+        rows: row counts that were measured, ascending; the first is 1.
+        fixed: a_n of each: a pass over no cached tokens, LM head included.
+        token: b_n of each: more for every cached token.
+        level: one head's level for one row, its ranking included; 0 where there are no heads.
+    """
+
+    rows: tuple[int, ...]
+    fixed: tuple[float, ...]
+    token: tuple[float, ...]
+    level: float = 0.0
+
+    def verify(self, rows: int, context: int) -> float:
+        """Milliseconds of a pass of ``rows`` rows over ``context`` cached tokens, between measured row
+        counts by interpolation and beyond them in proportion."""
+        at = bisect_left(self.rows, rows)
+        if at < len(self.rows) and self.rows[at] == rows:
+            return self.fixed[at] + self.token[at] * context
+        if at == len(self.rows):
+            return (self.fixed[-1] + self.token[-1] * context) * rows / self.rows[-1]
+        low, high = self.rows[at - 1], self.rows[at]
+        share = (rows - low) / (high - low)
+        fixed = self.fixed[at - 1] + share * (self.fixed[at] - self.fixed[at - 1])
+        token = self.token[at - 1] + share * (self.token[at] - self.token[at - 1])
+        return fixed + token * context
+
+
+@torch.inference_mode()
+def measure(model: DraftModel, level: Callable[[], object] | None = None, seconds: float = SECONDS) -> Table:
+    """Time passes of the model over made-up keys; takes about ``seconds``.
+
+    Each figure is the least of five passes, of fewer where they take long. Where time runs out, the larger
+    row counts are left out.
+    """
+    begun = perf_counter()
+    rows, fixed, token = [], [], []
+    caches = {length: model.new_cache(length + ROWS[-1]) for length in (SHORT, LONG)}
+    for length, cache in caches.items():
+        cache.data.zero_()
+        cache.commit(tuple(range(length)))
+    part = seconds / (2 * len(ROWS))
+    for count in ROWS:
+        if rows and perf_counter() - begun > seconds:
+            break
+        short, long = (_time(lambda n=count, c=cache: _pass(model, c, n), part) for cache in caches.values())
+        slope = max(0.0, (long - short) / (LONG - SHORT))
+        rows.append(count)
+        fixed.append(max(short - slope * SHORT, 1e-6))
+        token.append(slope)
+    spent = _time(level, part) if level is not None else 0.0
+    return Table(tuple(rows), tuple(fixed), tuple(token), spent)
+
+
+def _pass(model: DraftModel, cache: object, rows: int) -> None:
+    tokens = torch.zeros(rows, dtype=torch.long, device=model.device)
+    positions = torch.arange(rows, device=model.device) + cache.length  # type: ignore[attr-defined]
+    parents = [-1, *([0] * (rows - 1))]
+    model.logits(model.forward(tokens, positions, cache, parents).hidden)  # type: ignore[arg-type]
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+
+
+def _time(run: Callable[[], object], seconds: float) -> float:
+    """The shortest of up to five runs after a first one, in milliseconds; fewer after ``seconds``."""
+    run()
+    begun, best = perf_counter(), float("inf")
+    for _ in range(5):
+        start = perf_counter()
+        run()
+        best = min(best, 1000 * (perf_counter() - start))
+        if perf_counter() - begun > seconds:
+            break
+    return best
+
+
+def kept_table(model: DraftModel, folder: Path, make: Callable[[], Table]) -> Table:
+    """The table of this model, type, device and number of threads, from ``folder`` or made now and kept."""
+    device = model.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+    shape = (model.vocab_size, model.weight_bytes, model.kv_bytes, str(model.dtype), model.kernels.name)
+    threads = torch.get_num_threads()
+    key = repr((shape, name, threads, os.cpu_count(), ROWS, SHORT, LONG, torch.__version__, 1))
+    path = folder / f"costs-{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        return Table(tuple(read["rows"]), tuple(read["fixed"]), tuple(read["token"]), float(read["level"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    table = make()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        part.write_text(json.dumps(asdict(table)), encoding="utf-8")
+        os.replace(part, path)
+    except OSError:
+        pass  # measured again next time
+    return table
+
+
+class Costs:
+    """Predicted milliseconds of one run's passes, corrected by what its steps took.
+
+    Args:
+        table: measured beforehand.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.scale = 1.0
+        self._all: deque[float] = deque(maxlen=2 * _RECENT + 1)
+        self._by_rows: dict[int, deque[float]] = {}
+        self._factors: dict[int, float] = {}
+        self._fresh = 0
+
+    def verify(self, rows: int, context: int) -> float:
+        """A verify pass of ``rows`` nodes, with the choice of its tokens."""
+        return self.scale * self._factors.get(rows, 1.0) * self.table.verify(rows, context)
+
+    def level(self) -> float:
+        """One level of the heads."""
+        return self.scale * self.table.level
+
+    def observe(self, rows: int, context: int, milliseconds: float) -> None:
+        """Take in one step's verify pass."""
+        expected = self.table.verify(rows, context)
+        self._all.append(milliseconds / expected)
+        own = self._by_rows.get(rows)
+        if own is None:
+            own = self._by_rows[rows] = deque(maxlen=_RECENT)
+        own.append(milliseconds / expected)
+        self._fresh += 1
+        if self._fresh % 8 == 0 or self._fresh == 4:
+            self.scale = statistics.median(self._all)
+            for count, ratios in self._by_rows.items():
+                if len(ratios) >= 5:
+                    self._factors[count] = min(2.0, max(0.5, statistics.median(ratios) / self.scale))
