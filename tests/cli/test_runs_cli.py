@@ -147,10 +147,10 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def begun(argv: list[str], pause: float, **how: Any) -> subprocess.Popen[bytes]:
+def begun(argv: list[str], pause: float, stdout: int, stdin: int | None = None) -> subprocess.Popen[bytes]:
     """The command line in a process of its own, in the third step, which takes ``pause`` seconds."""
     code = [sys.executable, "-c", SLOW.format(pause=pause), *argv, "--strategy", "autoregressive"]
-    process = subprocess.Popen(code, stderr=subprocess.PIPE, **how)
+    process = subprocess.Popen(code, stderr=subprocess.PIPE, stdout=stdout, stdin=stdin)
     assert process.stderr is not None
     for _ in range(3):
         assert process.stderr.readline() == b"step\n"
