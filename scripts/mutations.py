@@ -39,21 +39,29 @@ class SystemExit2(Exception):
     """An error of the check itself."""
 
 
-def run_tests(copy: Path, tests: tuple[str, ...]) -> tuple[bool, str, float]:
-    """Whether the tests pass against a copy; the first failed test; seconds."""
-    environment = os.environ | {"PYTHONPATH": f"{copy}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
-    start = time.monotonic()
+def environment_of(copy: Path) -> dict[str, str]:
+    """The environment in which a copy is imported, and not the installed package."""
+    return os.environ | {"PYTHONPATH": f"{copy}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def check_import(copy: Path) -> None:
+    """See that tests of a copy run against the copy."""
     where = subprocess.run(
         [sys.executable, "-c", "import tokenswift; print(tokenswift.__file__)"],
-        cwd=copy, env=environment, capture_output=True, text=True, check=True,
+        cwd=copy, env=environment_of(copy), capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
     if not Path(where).is_relative_to(copy):
         raise SystemExit2(f"the tests would run against {where}")
+
+
+def run_tests(copy: Path, tests: tuple[str, ...]) -> tuple[bool, str, float]:
+    """Whether the tests pass against a copy; the first failed test; seconds."""
+    start = time.monotonic()
     # Fewer examples than in the suite: a defect that shows up once in a while is not the aim here.
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow and not model", *tests]
     try:
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT
+            command, cwd=ROOT, env=environment_of(copy), capture_output=True, text=True, timeout=TIMEOUT
         )
     except subprocess.TimeoutExpired:
         return False, f"no end within {TIMEOUT} s", time.monotonic() - start
@@ -68,10 +76,10 @@ def run_tests(copy: Path, tests: tuple[str, ...]) -> tuple[bool, str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", default="", help="defects whose name contains this")
+    parser.add_argument("--only", default="", help="defects whose name or file contains this")
     parser.add_argument("--list", action="store_true", help="name the defects and stop")
     args = parser.parse_args()
-    defects = [defect for defect in DEFECTS if args.only in defect.name]
+    defects = [defect for defect in DEFECTS if args.only in defect.name or args.only in defect.file]
     if args.list:
         print("\n".join(defect.name for defect in defects))
         return 0
@@ -79,6 +87,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         clean = Path(folder) / "clean"
         shutil.copytree(ROOT / "src", clean, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        check_import(clean)
         for defect in defects:  # all replacements are checked before anything runs
             trial = Path(folder) / "trial"
             shutil.copytree(clean, trial)

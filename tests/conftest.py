@@ -7,52 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from tests.tiny import BYTE_FAMILIES as FAMILIES
+from tests.tiny import byte_model as tiny_model
 from tokenswift.kernels import build
 from tokenswift.kernels.native import NativeKernels
 from tokenswift.models import embedded as embedded_model
 from tokenswift.models.load import cache_dir
 
-FAMILIES: dict[str, tuple[type, type]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-}
-SIZES = {
-    "vocab_size": 260,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "bos_token_id": 256,
-    "eos_token_id": 257,
-    "pad_token_id": 257,
-}
-
-
-def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> Any:
-    """A random model of a family with 260 tokens, 2 layers and 256 positions, float32."""
-    config, model = FAMILIES[family]
-    torch.manual_seed(seed)
-    return model(config(**{**SIZES, **changes})).eval()
+__all__ = ["FAMILIES", "tiny_model"]
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:

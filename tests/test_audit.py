@@ -112,16 +112,22 @@ def test_the_published_rule_is_exact_on_a_chain() -> None:
     assert law.variation(whole, law.joint_law(after, 4)) < 1e-12
 
 
-@pytest.mark.parametrize("tree", TREES)
-def test_the_closed_form_is_the_law_of_the_published_code(tree: DraftTree) -> None:
+def published_steps(tree: DraftTree, seeds: int) -> list[tuple[int, ...]]:
+    """Tokens of a step by the published rule, for every seed."""
     logits = torch.tensor(
         [after(tuple(tree.tokens[i] for i in tree.path(node))) for node in range(len(tree))]
     )
     seen = []
-    for seed in range(4000):
+    for seed in range(seeds):
         sampler = Sampler(SamplingParams(min_p=0.0, repetition_penalty=1.0, seed=seed), 4)
         accepted = accept_published(tree, logits.log(), [0], sampler)
         seen.append((*(tree.tokens[node] for node in accepted.nodes[1:]), accepted.token))
+    return seen
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_the_closed_form_is_the_law_of_the_published_code(tree: DraftTree) -> None:
+    seen = published_steps(tree, 4000)
     assert law.chi_square(seen, law.published_step_law(tree, after)).p > 1e-4
     if tree is not TREES[0]:
         assert law.chi_square(seen, law.exact_step_law(tree, after)).p < 1e-6  # negative control
@@ -139,14 +145,7 @@ def branching_tree() -> DraftTree:
 
 def test_the_closed_form_counts_branches_that_repeat_a_path() -> None:
     tree = branching_tree()
-    logits = torch.tensor(
-        [after(tuple(tree.tokens[i] for i in tree.path(node))) for node in range(len(tree))]
-    )
-    seen = []
-    for seed in range(6000):
-        sampler = Sampler(SamplingParams(min_p=0.0, repetition_penalty=1.0, seed=seed), 4)
-        accepted = accept_published(tree, logits.log(), [0], sampler)
-        seen.append((*(tree.tokens[node] for node in accepted.nodes[1:]), accepted.token))
+    seen = published_steps(tree, 6000)
     step = law.published_step_law(tree, after)
     assert sum(step.values()) == pytest.approx(1)
     assert law.first_token(step)[1] == pytest.approx(1 - (1 - after(())[1]) ** 6)

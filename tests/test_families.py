@@ -6,27 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.tiny import VOCAB
+from tests.tiny import SIZES, VOCAB, build
 from tokenswift import LLM, SamplingParams
 from tokenswift.models import attention
 from tokenswift.models.generic import GenericTarget
 from tokenswift.types import InputError
 
-COMMON: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-    "initializer_range": 0.2,
-}
 GEMMA: dict[str, Any] = {"head_dim": 8, "sliding_window": 16, "query_pre_attn_scalar": 8}
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "num_local_experts": 4}
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -48,10 +34,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def family_model(kind: str, **changes: Any) -> Any:
-    """A tiny random causal LM of a family, float32."""
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **{**COMMON, **changes})
-    return AutoModelForCausalLM.from_config(config).eval()
+    """A tiny random causal LM of a family, float32; its embeddings are tied where the family's are."""
+    return build(kind, SIZES, **{"pad_token_id": 0, **changes})
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.tiny import tiny_model
 from tokenswift.heads.checkpoint import (
     METADATA_KEY,
     base_of,
@@ -25,18 +26,14 @@ from tokenswift.types import InputError
 D, V = 16, 40
 
 
-def tiny(seed: int = 0, width: int = D) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=V,
-        hidden_size=width,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-    )
-    return LlamaForCausalLM(config).eval()
+def tiny(seed: int = 0, width: int = D) -> Any:
+    shape: dict[str, Any] = {
+        "hidden_size": width,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    return tiny_model("llama", seed=seed, vocab_size=V, **shape)
 
 
 def cast(dtype: torch.dtype) -> torch.nn.Module:

@@ -1,23 +1,15 @@
-"""Tiny random models of every supported family (float32, fixed seeds)."""
+"""Tiny random models (float32, fixed seeds) of every family: the one place where tests make them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 VOCAB = 97
-_COMMON: dict[str, Any] = {
+#: three layers, logits far enough apart for float32 comparisons
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "intermediate_size": 64,
@@ -28,8 +20,21 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
     "pad_token_id": None,
-    "tie_word_embeddings": False,
-    "initializer_range": 0.2,  # logits far enough apart for float32 comparisons
+    "initializer_range": 0.2,
+}
+#: two layers, for the tokenizer of the fixtures: bytes and four special tokens
+BYTES: dict[str, Any] = {
+    "vocab_size": 260,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 257,
 }
 _LLAMA3 = {
     "rope_type": "llama3",
@@ -47,22 +52,43 @@ _YARN = {
 }
 _QWEN_SLIDING: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
 
-FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM, {}),
-    "llama3-rope": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": _LLAMA3}),
-    "llama-yarn": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": _YARN}),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
-    "qwen2-sliding": (Qwen2Config, Qwen2ForCausalLM, _QWEN_SLIDING),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16}),
-    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
-    "mistral-sliding": (MistralConfig, MistralForCausalLM, {"sliding_window": 20}),
+#: families of the lean decoder, some in several forms: model type and config changes
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama3-rope": ("llama", {"rope_parameters": _LLAMA3}),
+    "llama-yarn": ("llama", {"rope_parameters": _YARN}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-sliding": ("qwen2", _QWEN_SLIDING),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral-sliding": ("mistral", {"sliding_window": 20}),
 }
+BYTE_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+
+
+def build(
+    kind: str, sizes: dict[str, Any], seed: int = 0, attention: str | None = None, **changes: Any
+) -> Any:
+    """A causal LM of a transformers model type with random weights, float32 whatever its config says.
+
+    Args:
+        sizes, changes: fields of its config; changes come last.
+        attention: "eager", "sdpa" or None (transformers' default).
+    """
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(kind, **{**sizes, **changes})
+    if attention is not None:
+        config._attn_implementation = attention
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return model_class(config).eval()
 
 
 def tiny_model(family: str, attention: str = "eager", seed: int = 0, **changes: Any) -> Any:
     """A tiny random causal LM; the same (family, seed, changes) gives the same weights."""
-    config_class, model_class, extra = FAMILIES[family]
-    torch.manual_seed(seed)
-    config = config_class(**{**_COMMON, **extra, **changes})
-    config._attn_implementation = attention
-    return model_class(config).eval()
+    kind, extra = FAMILIES[family]
+    return build(kind, SIZES, seed, attention, **{"tie_word_embeddings": False, **extra, **changes})
+
+
+def byte_model(family: str = "llama", seed: int = 0, **changes: Any) -> Any:
+    """A random model of a family with 260 tokens, 2 layers and 256 positions."""
+    return build(family, BYTES, seed, **changes)

@@ -68,7 +68,7 @@ def mixed(target: Target, tokens: list[int], vocab: int, least: int, seed: int) 
         elif made.random() < 0.3:
             text.chain(made.choice((1, 2, 5, 13, 40)))
         else:
-            text.tree(made.choice((2, 3, 5, 8, 12, 13, 20, 41, 64)), made.random().__hash__())
+            text.tree(made.choice((2, 3, 5, 8, 12, 13, 20, 41, 64)), made.randrange(1 << 30))
     return text
 
 

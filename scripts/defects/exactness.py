@@ -1,28 +1,13 @@
-"""Known defects, planted one at a time by mutations.py: the tests named with each have to fail."""
+"""Defects of the engine, the law and the published rule."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from defects.defect import Defect
 
 LAW = "tests/lossless/test_law.py"
 TOKENS = "tests/lossless/test_tokens.py::test_tiny_models_of_every_family"
-REFERENCE = "tests/test_audit_reference.py"
-VERDICT = "tests/test_audit_report.py"
-DIVERGENCES = "tests/test_audit.py::test_a_tie_between_passes_that_are_both_wrong_is_no_near_tie"
 
-
-@dataclass(frozen=True)
-class Defect:
-    """One planted defect: ``old`` occurs exactly once in ``file`` and becomes ``new``."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-
-
-DEFECTS = [
+EXACTNESS = [
     Defect(
         "chunks of attention do not end at absolute positions",
         "kernels/cpu_attention.h",
@@ -207,7 +192,7 @@ DEFECTS = [
         "n-gram branch accepted without verification",
         "accept.py",
         "        child = below[node].get(token)\n",
-        "        grams = [c for c in below[node].values() if tree.ngram[c]]\n"
+        "        grams = [c for c in below[node].values() if tree.sources[c] == 'ngram']\n"
         "        child = below[node].get(token) or (grams[0] if grams else None)\n",
         ("tests/test_accept.py", TOKENS),
     ),
@@ -301,7 +286,7 @@ DEFECTS = [
         "published rule: a branch that repeats a path has no draw of its own",
         "tree.py",
         "[*leaves, *tree.branches]] or [[0]]",
-        "[*leaves, *(end for end in tree.branches if tree.ngram[end])]] or [[0]]",
+        "[*leaves, *(end for end in tree.branches if tree.sources[end] == 'ngram')]] or [[0]]",
         ("tests/test_accept.py",),
     ),
     Defect(
@@ -324,124 +309,5 @@ DEFECTS = [
         "            wins = reach[i][length] * (first + last) / 2",
         "            wins = reach[i][length] * first",
         ("tests/test_audit.py",),
-    ),
-    Defect(
-        "audit: an error that all passes share is sound",
-        "audit/passes.py",
-        "for passes in (self.one_row, self.tree))",
-        "for passes in ())",
-        (REFERENCE,),
-    ),
-    Defect(
-        "audit: one-row passes are not compared with the reference",
-        "audit/passes.py",
-        "for passes in (self.one_row, self.tree))",
-        "for passes in (self.tree,))",
-        (REFERENCE,),
-    ),
-    Defect(
-        "audit: a pass may be off nearly everywhere, if never far",
-        "audit/reference.py",
-        " and distance.typical <= self.allowed.typical",
-        "",
-        (REFERENCE,),
-    ),
-    Defect(
-        "audit: transformers' pass in its own dtype is the reference",
-        "audit/reference.py",
-        "    with _Finer(low, high):\n",
-        "    if True:\n",
-        (REFERENCE,),
-    ),
-    Defect(
-        "audit: the toy has no small window",
-        "audit/toy.py",
-        '    if config.get("sliding_window"):\n',
-        "    if False:\n",
-        (REFERENCE,),
-    ),
-    Defect(
-        "audit: the toy's prompt is within a chunk",
-        "audit/toy.py",
-        "(PREFILL_CHUNK + 5,)",
-        "(PREFILL_CHUNK - 5,)",
-        (REFERENCE,),
-    ),
-    Defect(
-        "audit: verdict ignores law p-values",
-        "audit/report.py",
-        "            if test.p < LAW_LIMIT:\n",
-        "            if False:\n",
-        (VERDICT,),
-    ),
-    Defect(
-        "audit: verdict ignores runs that differ from plain decoding",
-        "audit/report.py",
-        "            if test.same is not None and test.same < test.samples:\n",
-        "            if False:\n",
-        (VERDICT,),
-    ),
-    Defect(
-        "audit: verdict ignores the published control",
-        "audit/report.py",
-        "            if test.p >= BIAS_LIMIT:\n",
-        "            if False:\n",
-        (VERDICT,),
-    ),
-    Defect(
-        "audit: verdict ignores the numeric error of the texts",
-        "audit/report.py",
-        "for i, error in enumerate(self.errors, 1)]",
-        "for i, error in enumerate([], 1)]",
-        (VERDICT,),
-    ),
-    Defect(
-        "audit: verdict ignores the numeric error of the toy",
-        "audit/report.py",
-        "        measured += [(",
-        "        _ = [(",
-        (VERDICT,),
-    ),
-    Defect(
-        "audit: near-tie ignores reproduced",
-        "audit/equality.py",
-        "        passes = self.reproduced and self.shift <= bound",
-        "        passes = self.shift <= bound",
-        (VERDICT,),
-    ),
-    Defect(
-        "audit: near-tie ignores the reference",
-        "audit/equality.py",
-        "        return passes and self.off <= self.allowed and self.reference_shift <= 2 * bound",
-        "        return passes",
-        (DIVERGENCES, VERDICT),
-    ),
-    Defect(
-        "audit: near-tie ignores the reference, seen by texts alone",
-        "audit/equality.py",
-        "        return passes and self.off <= self.allowed and self.reference_shift <= 2 * bound",
-        "        return passes",
-        (DIVERGENCES,),
-    ),
-    Defect(
-        "audit: headline silent on near-ties",
-        "audit/report.py",
-        "        ties = len(self.near_ties)\n",
-        "        ties = 0\n",
-        (VERDICT,),
-    ),
-    Defect(
-        "audit: a skipped strategy counts as passed",
-        "audit/report.py",
-        "            if c.strategy not in self.skipped and (",
-        "            if (",
-        (VERDICT,),
-    ),
-    Defect(
-        "audit: headline silent on skipped strategies",
-        "audit/report.py",
-        '        return text + (f"; not run: {\', \'.join(self.skipped)}" if self.skipped else "")',
-        "        return text",
-        (VERDICT,),
     ),
 ]

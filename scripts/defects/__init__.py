@@ -1,0 +1,12 @@
+"""Known defects, planted one at a time by mutations.py: the tests named with each have to fail."""
+
+from __future__ import annotations
+
+from defects.audit import AUDIT
+from defects.defect import Defect
+from defects.drafting import DRAFTING
+from defects.exactness import EXACTNESS
+
+__all__ = ["DEFECTS", "Defect"]
+
+DEFECTS = [*EXACTNESS, *AUDIT, *DRAFTING]

@@ -1,0 +1,131 @@
+"""Defects of `tokenswift audit`."""
+
+from __future__ import annotations
+
+from defects.defect import Defect
+
+REFERENCE = "tests/test_audit_reference.py"
+VERDICT = "tests/test_audit_report.py"
+DIVERGENCES = "tests/test_audit.py::test_a_tie_between_passes_that_are_both_wrong_is_no_near_tie"
+
+AUDIT = [
+    Defect(
+        "audit: an error that all passes share is sound",
+        "audit/passes.py",
+        "for passes in (self.one_row, self.tree))",
+        "for passes in ())",
+        (REFERENCE,),
+    ),
+    Defect(
+        "audit: one-row passes are not compared with the reference",
+        "audit/passes.py",
+        "for passes in (self.one_row, self.tree))",
+        "for passes in (self.tree,))",
+        (REFERENCE,),
+    ),
+    Defect(
+        "audit: a pass may be off nearly everywhere, if never far",
+        "audit/reference.py",
+        " and distance.typical <= self.allowed.typical",
+        "",
+        (REFERENCE,),
+    ),
+    Defect(
+        "audit: transformers' pass in its own dtype is the reference",
+        "audit/reference.py",
+        "    with _Finer(low, high):\n",
+        "    if True:\n",
+        (REFERENCE,),
+    ),
+    Defect(
+        "audit: the toy has no small window",
+        "audit/toy.py",
+        '    if config.get("sliding_window"):\n',
+        "    if False:\n",
+        (REFERENCE,),
+    ),
+    Defect(
+        "audit: the toy's prompt is within a chunk",
+        "audit/toy.py",
+        "(PREFILL_CHUNK + 5,)",
+        "(PREFILL_CHUNK - 5,)",
+        (REFERENCE,),
+    ),
+    Defect(
+        "audit: verdict ignores law p-values",
+        "audit/report.py",
+        "            if test.p < LAW_LIMIT:\n",
+        "            if False:\n",
+        (VERDICT,),
+    ),
+    Defect(
+        "audit: verdict ignores runs that differ from plain decoding",
+        "audit/report.py",
+        "            if test.same is not None and test.same < test.samples:\n",
+        "            if False:\n",
+        (VERDICT,),
+    ),
+    Defect(
+        "audit: verdict ignores the published control",
+        "audit/report.py",
+        "            if test.p >= BIAS_LIMIT:\n",
+        "            if False:\n",
+        (VERDICT,),
+    ),
+    Defect(
+        "audit: verdict ignores the numeric error of the texts",
+        "audit/report.py",
+        "for i, error in enumerate(self.errors, 1)]",
+        "for i, error in enumerate([], 1)]",
+        (VERDICT,),
+    ),
+    Defect(
+        "audit: verdict ignores the numeric error of the toy",
+        "audit/report.py",
+        "        measured += [(",
+        "        _ = [(",
+        (VERDICT,),
+    ),
+    Defect(
+        "audit: near-tie ignores reproduced",
+        "audit/equality.py",
+        "        passes = self.reproduced and self.shift <= bound",
+        "        passes = self.shift <= bound",
+        (VERDICT,),
+    ),
+    Defect(
+        "audit: near-tie ignores the reference",
+        "audit/equality.py",
+        "        return passes and self.off <= self.allowed and self.reference_shift <= 2 * bound",
+        "        return passes",
+        (DIVERGENCES, VERDICT),
+    ),
+    Defect(
+        "audit: near-tie ignores the reference, seen by texts alone",
+        "audit/equality.py",
+        "        return passes and self.off <= self.allowed and self.reference_shift <= 2 * bound",
+        "        return passes",
+        (DIVERGENCES,),
+    ),
+    Defect(
+        "audit: headline silent on near-ties",
+        "audit/report.py",
+        "        ties = len(self.near_ties)\n",
+        "        ties = 0\n",
+        (VERDICT,),
+    ),
+    Defect(
+        "audit: a skipped strategy counts as passed",
+        "audit/report.py",
+        "            if c.strategy not in self.skipped and (",
+        "            if (",
+        (VERDICT,),
+    ),
+    Defect(
+        "audit: headline silent on skipped strategies",
+        "audit/report.py",
+        '        return text + (f"; not run: {\', \'.join(self.skipped)}" if self.skipped else "")',
+        "        return text",
+        (VERDICT,),
+    ),
+]

@@ -1,0 +1,336 @@
+"""Defects of drafting, heads and training: they never change the text, so only tests of drafts see them."""
+
+from __future__ import annotations
+
+from defects.defect import Defect
+
+_ACCEPTED = "tests/drafting/test_accepted.py::"
+VERIFIED = _ACCEPTED + "test_heads_on_the_verified_state"
+PARTIAL = _ACCEPTED + "test_heads_on_a_partial_pass"
+NGRAMS = _ACCEPTED + "test_ngrams_of_a_text_that_repeats"
+MEDUSA = _ACCEPTED + "test_medusa"
+CHAINS = _ACCEPTED + "test_chains"
+_REFERENCE = "tests/drafting/test_reference.py::"
+TREES = _REFERENCE + "test_tokenswift"
+FREQUENT = _REFERENCE + "test_heads_draft_frequent_tokens_and_the_prompts"
+HELD = _REFERENCE + "test_what_the_dynamic_cache_holds"
+RATES = "tests/drafting/test_rates.py"
+LEARNING = "tests/drafting/test_learning.py"
+
+DRAFTING = [
+    Defect(
+        "conditioned heads are fed the root for every drafted token",
+        "drafting/heads.py",
+        "last = [path[-1] if path else sequence.tokens[-1] for path in paths]",
+        "last = [sequence.tokens[-1] for path in paths]",
+        (VERIFIED,),
+    ),
+    Defect(
+        "conditioned heads are fed the first drafted token",
+        "drafting/heads.py",
+        "last = [path[-1] if path else sequence.tokens[-1] for path in paths]",
+        "last = [path[0] if path else sequence.tokens[-1] for path in paths]",
+        (VERIFIED,),
+    ),
+    Defect(
+        "conditioned heads are fed the token before the root",
+        "drafting/heads.py",
+        "last = [path[-1] if path else sequence.tokens[-1] for path in paths]",
+        "last = [path[-1] if path else sequence.tokens[-2] for path in paths]",
+        (TREES,),
+    ),
+    Defect(
+        "the hidden state is taken one row early",
+        "drafting/heads.py",
+        "sequence.newest.hidden[sequence.newest_row][None]",
+        "sequence.newest.hidden[sequence.newest_row - 1][None]",
+        (VERIFIED,),
+    ),
+    Defect(
+        "the hidden state is the last row's",
+        "drafting/heads.py",
+        "sequence.newest.hidden[sequence.newest_row][None]",
+        "sequence.newest.hidden[-1:]",
+        (TREES,),
+    ),
+    Defect(
+        "linear heads are not serial",
+        "drafting/heads.py",
+        "heads.advance(head, states, ",
+        "heads.advance(head, self._base, ",
+        (VERIFIED,),
+    ),
+    Defect(
+        "parallel heads in reverse order",
+        "drafting/heads.py",
+        "        builder.add_levels(levels)",
+        "        builder.add_levels(levels[::-1])",
+        (VERIFIED,),
+    ),
+    Defect(
+        "a level is ranked with the noise of the place before",
+        "drafting/heads.py",
+        "        position = len(sequence.tokens) + level",
+        "        position = len(sequence.tokens) + level - 1",
+        (VERIFIED,),
+    ),
+    Defect(
+        "parallel heads forget what they drafted when they penalise",
+        "drafting/heads.py",
+        "self._rank(sequence, logits, [best], level",
+        "self._rank(sequence, logits, [[]], level",
+        (TREES,),
+    ),
+    Defect(
+        "all nodes go on from the first one's state",
+        "drafting/heads.py",
+        "            states = states[[row for _, _, row in grown]]",
+        "            states = states[[0 for _, _, row in grown]]",
+        (TREES,),
+    ),
+    Defect(
+        "every level is as wide as the first",
+        "drafting/heads.py",
+        "len(paths), self.widths[level]",
+        "len(paths), self.widths[0]",
+        (TREES,),
+    ),
+    Defect(
+        "packed heads: a state gets the norm of the model's own",
+        "heads/packed.py",
+        "self._norm(0 if first else 1, states)",
+        "self._norm(0, states)",
+        (TREES,),
+    ),
+    Defect(
+        "packed heads: the base state of an earlier step",
+        "drafting/heads.py",
+        "        self._shares = {}",
+        "        pass",
+        (TREES,),
+    ),
+    Defect(
+        "columns of the draft vocabulary are read as token ids",
+        "drafting/heads.py",
+        "        return states, logits, self.levels.subset",
+        "        return states, logits, None",
+        (FREQUENT,),
+    ),
+    Defect(
+        "n-gram branches after the wrong token",
+        "strategies/tokenswift.py",
+        "prefix[0] if prefix else root, len(prefix)):",
+        "root, len(prefix)):",
+        (NGRAMS,),
+    ),
+    Defect(
+        "n-gram branches are chosen with the noise of the place before",
+        "strategies/tokenswift.py",
+        "self.sampler.noise.gather(len(sequence.tokens) + offset + i,",
+        "self.sampler.noise.gather(len(sequence.tokens) + offset + i - 1,",
+        (TREES,),
+    ),
+    Defect(
+        "the n-gram table knows the prompt alone",
+        "strategies/tokenswift.py",
+        "        self.table.extend(list(step.token_ids))",
+        "        pass",
+        (TREES,),
+    ),
+    Defect(
+        "the dynamic cache is never fed",
+        "strategies/tokenswift.py",
+        "        self.context.observe(sequence, len(nodes))",
+        "        pass",
+        (PARTIAL,),
+    ),
+    Defect(
+        "the dynamic cache is never fed, seen by its contents alone",
+        "strategies/tokenswift.py",
+        "        self.context.observe(sequence, len(nodes))",
+        "        pass",
+        (HELD,),
+    ),
+    Defect(
+        "a draft pass one position late",
+        "strategies/tokenswift.py",
+        "        position = torch.tensor([len(sequence.tokens) - 1]",
+        "        position = torch.tensor([len(sequence.tokens)]",
+        (PARTIAL,),
+    ),
+    Defect(
+        "a draft pass over the token before the root",
+        "strategies/tokenswift.py",
+        "        root = torch.tensor(sequence.tokens[-1:]",
+        "        root = torch.tensor(sequence.tokens[-2:-1]",
+        (PARTIAL,),
+    ),
+    Defect(
+        "the partial cache is selected with another row's query",
+        "drafting/context.py",
+        "            row, windows = sequence.newest_row,",
+        "            row, windows = 0,",
+        (TREES,),
+    ),
+    Defect(
+        "the partial cache takes in rows one position early",
+        "drafting/context.py",
+        "            self.sparse.append(full, full.length - committed, full.length)",
+        "            self.sparse.append(full, full.length - committed - 1, full.length - 1)",
+        (TREES,),
+    ),
+    Defect(
+        "the partial cache is never selected anew",
+        "drafting/context.py",
+        "        return sparse.exhausted if self.refresh is None else",
+        "        return False if self.refresh is None else",
+        (TREES,),
+    ),
+    Defect(
+        "the most important entries are replaced first",
+        "cache/select.py",
+        "    return torch.cat([head, best.flip(1)], dim=1)",
+        "    return torch.cat([head, best], dim=1)",
+        (TREES,),
+    ),
+    Defect(
+        "importance looks at one query head of a group",
+        "cache/select.py",
+        "query[:, row].view(kv_heads, -1, query.shape[-1]).sum(1)",
+        "query[:, row].view(kv_heads, -1, query.shape[-1])[:, 0]",
+        (TREES,),
+    ),
+    Defect(
+        "a chain is drafted with the noise of the next place",
+        "drafting/chain.py",
+        "        at = len(text) + len(path)",
+        "        at = len(text) + len(path) + 1",
+        (CHAINS,),
+    ),
+    Defect(
+        "all passes of a chain at one position",
+        "drafting/chain.py",
+        "        position += len(fresh)\n",
+        "",
+        (CHAINS,),
+    ),
+    Defect(
+        "a chain does not see its own tokens",
+        "drafting/chain.py",
+        "        cache.grow(len(fresh))\n",
+        "",
+        (CHAINS,),
+    ),
+    Defect(
+        "a chain forgets what is ahead of it",
+        "drafting/chain.py",
+        "        path = [*ahead, *drafted]",
+        "        path = [*drafted]",
+        (CHAINS,),
+    ),
+    Defect(
+        "draft rows that are used again do not count for positions",
+        "drafting/chain.py",
+        "        start = self._known + same - self._shift",
+        "        start = self._known - self._shift",
+        (CHAINS,),
+    ),
+    Defect(
+        "an inner step of TriForce at the text's end",
+        "strategies/triforce.py",
+        " + len(text) + len(chain) - 1",
+        " + len(text) - 1",
+        (CHAINS,),
+    ),
+    Defect(
+        "Medusa's first head drafts the second token",
+        "strategies/medusa.py",
+        "newest_hidden(sequence), backbone=False)",
+        "newest_hidden(sequence), backbone=True)",
+        (MEDUSA,),
+    ),
+    Defect(
+        "n-grams enter one token early",
+        "ngram.py",
+        "        ready = len(text) - self.delay - self.length + 1",
+        "        ready = len(text) - self.delay - self.length + 2",
+        ("tests/test_ngram.py",),
+    ),
+    Defect(
+        "n-grams enter one token early, seen by drafts alone",
+        "ngram.py",
+        "        ready = len(text) - self.delay - self.length + 1",
+        "        ready = len(text) - max(0, self.delay - 1) - self.length + 1",
+        (TREES,),
+    ),
+    Defect(
+        "the oldest of equal n-grams comes first",
+        "ngram.py",
+        "        counts[followers] = (count + 1 << _COUNT) + position",
+        "        counts[followers] = (count + 1 << _COUNT) + (1 << 30) - position",
+        ("tests/test_ngram.py",),
+    ),
+    Defect(
+        "all linear heads share the first one's norm",
+        "heads/modules.py",
+        "            return self.layers[i].post_layernorm(states)",
+        "            return self.layers[0].post_layernorm(states)",
+        (VERIFIED,),
+    ),
+    Defect(
+        "a conditioned head's own state gets the norm of the model's",
+        "heads/modules.py",
+        "embeds.to(dtype), i == 0)",
+        "embeds.to(dtype), True)",
+        ("tests/test_heads.py::test_conditioned_heads_by_definition",),
+    ),
+    Defect(
+        "eval-heads: noise of the place before",
+        "train/evaluate.py",
+        "    gumbel = noise.at(at + 1)",
+        "    gumbel = noise.at(at)",
+        (RATES,),
+    ),
+    Defect(
+        "eval-heads: heads are fed the token before",
+        "train/evaluate.py",
+        "embed(tokens[t + 1 + i : t + 2 + i])",
+        "embed(tokens[t + i : t + 1 + i])",
+        (RATES,),
+    ),
+    Defect(
+        "eval-heads: penalty window one token short",
+        "train/evaluate.py",
+        "max(0, at + 1 - sampling.penalty_window)",
+        "max(0, at + 2 - sampling.penalty_window)",
+        (RATES,),
+    ),
+    Defect(
+        "every head learns what the first one should draft",
+        "train/loss.py",
+        "(rows[:, i : i + m].flatten(0, 1)",
+        "(rows[:, :m].flatten(0, 1)",
+        (LEARNING,),
+    ),
+    Defect(
+        "heads learn from the embedding of the token before",
+        "train/loss.py",
+        "tokens[:, length - n + 1 + i : length - n + 1 + i + m]",
+        "tokens[:, length - n + i : length - n + i + m]",
+        (LEARNING,),
+    ),
+    Defect(
+        "heads learn from states of each other's place, not serially",
+        "train/loss.py",
+        "self.heads.advance(i, previous, start, embeds)",
+        "self.heads.advance(i, start, start, embeds)",
+        (LEARNING,),
+    ),
+    Defect(
+        "the closed form looks at the embedding of the token before",
+        "train/ridge.py",
+        "base.embed(tokens[1 + i : 1 + i + m])",
+        "base.embed(tokens[i : i + m])",
+        (LEARNING,),
+    ),
+]
