@@ -196,3 +196,22 @@ def test_writing_fails_whole(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not finite"):
         save_heads(broken, tmp_path / "a.safetensors", base_of(tiny()))
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_shipped_heads_are_read_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making an ``LLM`` looks up which heads there are; a file is read at the first use of its kind, once."""
+    from tests.conftest import tiny_model
+    from tests.lossless.test_tokens import random_heads
+    from tokenswift import LLM
+    from tokenswift import llm as module
+
+    model, file, read = tiny_model(), tmp_path / "x.heads.safetensors", []
+    save_heads(random_heads("medusa", 32, 260), file, base_of(model))
+    real = module.load_heads
+    monkeypatch.setattr(module, "packaged_kinds", lambda model: {"medusa": file})
+    monkeypatch.setattr(module, "load_heads", lambda path, *rest: read.append(path) or real(path, *rest))
+    llm = LLM.from_model(model, heads="auto")
+    assert read == [] and llm.heads is None and llm.heads_of("conditioned") is None
+    first = llm.heads_of("medusa")
+    assert first is not None and first is llm.heads_of("medusa") and read == [file]
+    assert LLM.from_model(model, heads=None).heads_of("medusa") is None

@@ -264,7 +264,7 @@ EXACTNESS = [
     Defect(
         "a row of the walk goes unchecked",
         "sampling.py",
-        "        if not math.isfinite(values[best[0]]):\n            _refuse(row)\n",
+        "        if not math.isfinite(values[best[0]]):\n            _refuse(row, position)\n",
         "",
         ("tests/test_accept.py",),
     ),

@@ -4,30 +4,38 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.config import SamplingParams, TokenSwiftOptions
-from tokenswift.types import Generation, InputError, Metrics, RunError, Step
+from tokenswift.config import LoopOptions, SamplingParams, TokenSwiftOptions
+from tokenswift.types import Generation, InputError, Loop, Metrics, RunError, Step
+from tokenswift.version import __version__
 
 if TYPE_CHECKING:
     from tokenswift.llm import LLM
+    from tokenswift.resumption import resume
 
-__version__ = "0.1.0"
 __all__ = [
     "LLM",
     "Generation",
     "InputError",
+    "Loop",
+    "LoopOptions",
     "Metrics",
     "RunError",
     "SamplingParams",
     "Step",
     "TokenSwiftOptions",
     "__version__",
+    "resume",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Load ``LLM`` on first use: it imports transformers, which takes seconds."""
+    """Load ``LLM`` and ``resume`` on first use: they import transformers, which takes seconds."""
     if name == "LLM":
         from tokenswift.llm import LLM
 
         return LLM
+    if name == "resume":
+        from tokenswift.resumption import resume
+
+        return resume
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

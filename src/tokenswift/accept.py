@@ -127,7 +127,7 @@ def _draws(
     rows = sorted(set(nodes))
     scores = sampler.scores(logits[rows], history, [[]] * len(rows))
     best, greedy = scores.max(-1)
-    finite_or_raise(best, scores)
+    finite_or_raise(best, scores, position)
     if sampler.params.greedy:
         tokens = dict(zip(rows, greedy.tolist(), strict=True))
         return [tokens[node] for node in nodes]

@@ -108,6 +108,42 @@ class SamplingParams:
         return self.penalty_window if self.repetition_penalty != 1.0 else 0
 
 
+ON_LOOP = ("report", "stop")
+MOST_PATTERN = 65_536  # tokens of a repeated pattern
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """When a text counts as looping.
+
+    Attributes:
+        min_pattern_size, max_pattern_size: tokens of a pattern.
+        min_count: copies of it, at least 2.
+        min_tokens: tokens that the copies make up together.
+    """
+
+    min_pattern_size: int = 1
+    max_pattern_size: int = 512
+    min_count: int = 3
+    min_tokens: int = 160
+
+    def __post_init__(self) -> None:
+        check_integer("min_pattern_size", self.min_pattern_size, 1)
+        check_integer("max_pattern_size", self.max_pattern_size, 1)
+        check_integer("min_count", self.min_count, 2)
+        check_integer("min_tokens", self.min_tokens, 1)
+        if not self.min_pattern_size <= self.max_pattern_size <= MOST_PATTERN:
+            raise InputError(
+                f"max_pattern_size is {self.max_pattern_size}; valid: {self.min_pattern_size} "
+                f"(min_pattern_size) to {MOST_PATTERN}"
+            )
+
+    @property
+    def reach(self) -> int:
+        """Tokens that decide whether the next one ends a loop."""
+        return self.max_pattern_size + max(self.min_tokens, self.max_pattern_size * self.min_count)
+
+
 def option(default: Any, text: str, metavar: str = "N") -> Any:
     """A field of a strategy's options: its default, what it means and the placeholder of its value.
 

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import closing
+from importlib import resources
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from torch import get_num_threads
 
-from tokenswift.config import SamplingParams, build_options, check_integer
-from tokenswift.decode import decode, prefill
+from tokenswift.config import SamplingParams
 from tokenswift.drafting.costs import Table, kept_table, measure
 from tokenswift.drafting.heads import level_of
-from tokenswift.heads.checkpoint import packaged_heads, resolve_heads
-from tokenswift.heads.modules import KINDS, Heads
-from tokenswift.interfaces import DraftReport
-from tokenswift.interfaces import Sequence as SequenceState
-from tokenswift.memory import check_run
-from tokenswift.metrics import Meter
+from tokenswift.generation import Call, Run
+from tokenswift.heads.checkpoint import load_heads, packaged_kinds, resolve_heads
+from tokenswift.heads.modules import Heads
+from tokenswift.kernels.build import processor
+from tokenswift.kernels.native import NativeKernels
+from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.load import cache_dir, load
 from tokenswift.models.rope import parse_rope_scaling
 from tokenswift.models.target import Target, check_model, make_target
+from tokenswift.runs.identity import identity_of, tokenizer_digest
 from tokenswift.strategies.table import STRATEGIES
-from tokenswift.text import TextStream
 from tokenswift.types import Generation, InputError, Step
 
 __all__ = ["LLM", "STRATEGIES"]
@@ -61,6 +62,13 @@ class LLM:
         parse_rope_scaling(rope_scaling or "none")
         loaded = load(str(model), dtype=dtype, device=device)
         self._set_up(loaded.model, loaded.tokenizer, loaded.name, heads, rope_scaling, take=True)
+        self.loading = {
+            "model": str(Path(model).expanduser().absolute()) if Path(model).is_dir() else str(model),
+            "dtype": dtype,
+            "device": device,
+            "heads": heads if heads is None or isinstance(heads, str) else None,
+            "rope_scaling": rope_scaling,
+        }
 
     @classmethod
     def from_model(
@@ -93,11 +101,13 @@ class LLM:
         self._hf = model
         self.tokenizer = tokenizer
         self.name = name
+        self.loading: dict[str, Any] | None = None  # what makes the same ``LLM`` again; None: nobody knows
         self.heads = resolve_heads(heads, model)
-        self._shipped: dict[str | None, Heads | None] = {}
-        if isinstance(heads, str) and heads == "auto":
-            self._shipped = {kind: packaged_heads(model, kind) for kind in (None, *KINDS)}
-        self._is_default = packaged_heads(model) is not None
+        packaged = packaged_kinds(model)
+        self._packaged = packaged if isinstance(heads, str) and heads == "auto" else {}
+        self._shipped: dict[str, Heads] = {}  # those of them that were asked for
+        self._is_default = bool(packaged)
+        self._identity = identity_of(model)
         self._drafts: dict[str, Target] = {}
         self._lent: list[Any] = []
         self._lock = Lock()
@@ -108,6 +118,7 @@ class LLM:
     def model(self) -> Any:
         """The transformers model. Where its weights were packed for the CPU they are unpacked again at the
         first use of this: from then on they take twice the memory."""
+        self._check_open()
         with self._lock:
             self.target.give_back()
         return self._hf
@@ -115,9 +126,13 @@ class LLM:
     def close(self) -> None:
         """Let go of packed weights and draft models; the ``LLM`` cannot be used any more. A model given to
         :meth:`from_model` is as it was before."""
-        self._drafts, self._shipped = {}, {}
+        self._drafts, self._shipped, self._packaged = {}, {}, {}
         for name in ("target", "heads", "_hf"):
             self.__dict__.pop(name, None)
+
+    def _check_open(self) -> None:
+        if "target" not in self.__dict__:
+            raise InputError("the LLM is closed; valid: one that was not closed")
 
     def __enter__(self) -> LLM:
         return self
@@ -128,16 +143,19 @@ class LLM:
     @property
     def dtype(self) -> str:
         """The model's dtype, e.g. "float32"."""
+        self._check_open()
         return str(self.target.dtype).removeprefix("torch.")
 
     @property
     def device(self) -> str:
         """The model's device, e.g. "cpu"."""
+        self._check_open()
         return str(self.target.device)
 
     def costs(self) -> Table:
         """Measured times of passes of this model here, for automatic drafting: made at the first call (about
         two seconds) and kept in the cache folder, by model, device, type and threads."""
+        self._check_open()
         with self._lock:
             threads = get_num_threads()
             if threads not in self._costs:
@@ -150,9 +168,14 @@ class LLM:
 
     def heads_of(self, kind: str) -> Heads | None:
         """Heads of a kind for this model: those it was given, or, with ``heads="auto"``, shipped ones."""
+        self._check_open()
         if self.heads is not None and self.heads.kind == kind:
             return self.heads
-        return self._shipped.get(kind)
+        with self._lock:
+            if kind in self._packaged and kind not in self._shipped:
+                with resources.as_file(self._packaged[kind]) as path:
+                    self._shipped[kind] = load_heads(path, self._hf, self.target.dtype, self.target.device)
+            return self._shipped.get(kind)
 
     def draft_model(self, wanted: Any = None) -> Target:
         """A draft model for this target, loaded once.
@@ -163,6 +186,7 @@ class LLM:
         Raises:
             InputError: there is none, it cannot be loaded, or its vocabulary is another one.
         """
+        self._check_open()
         if wanted is None and not self._is_default:
             raise InputError(
                 "draft_model is not given; valid: a causal LM with the target's tokenizer (--draft-model)"
@@ -217,6 +241,7 @@ class LLM:
         ignore_eos: bool = False,
         stop: Sequence[str] = (),
         on_step: Callable[[Step], None] | None = None,
+        **run: Any,
     ) -> Generation:
         """Generate up to ``max_new_tokens`` tokens.
 
@@ -227,14 +252,22 @@ class LLM:
             ignore_eos: go on after an end-of-text token.
             stop: strings that end the text; the text is cut before the first to appear.
             on_step: called with each step as it happens.
+            run: ``on_loop="stop"`` ends a text that repeats itself (default "report": `Metrics.loop` says
+                so), by the sizes and counts of ``loop=LoopOptions(…)``; ``run_dir=DIR`` keeps a journal of
+                the run there, and goes on with it when DIR holds this very run already (see docs/runs.md);
+                ``drop_damaged=True`` does so from the last good record of a damaged journal.
         Raises:
             InputError: naming the argument, its value and what is valid.
+            RunError: the run failed on its way; the line says what was kept.
         """
-        run = _Run(self, prompt, max_new_tokens, strategy, strategy_options, sampling, ignore_eos, stop)
-        for step in run:
-            if on_step is not None:
-                on_step(step)
-        return run.result()
+        made = self._run(
+            prompt, max_new_tokens, strategy, strategy_options, sampling, ignore_eos, stop, **run
+        )
+        with closing(made.__iter__()) as steps:  # whatever on_step raises, the journal is closed
+            for step in steps:
+                if on_step is not None:
+                    on_step(step)
+        return made.result()
 
     def stream(
         self,
@@ -245,10 +278,45 @@ class LLM:
         sampling: SamplingParams | None = None,
         ignore_eos: bool = False,
         stop: Sequence[str] = (),
+        **run: Any,
     ) -> Iterator[Step]:
         """The steps of `generate`, as they happen. ``step.text`` holds complete characters only."""
-        run = _Run(self, prompt, max_new_tokens, strategy, strategy_options, sampling, ignore_eos, stop)
-        return iter(run)
+        made = self._run(
+            prompt, max_new_tokens, strategy, strategy_options, sampling, ignore_eos, stop, **run
+        )
+        return iter(made)
+
+    def _run(self, *call: Any, **run: Any) -> Run:
+        self._check_open()
+        try:
+            return Run(self, Call(*call, **run))
+        except TypeError as error:
+            if "unexpected keyword argument" in str(error) and "Call" in str(error):
+                name = str(error).rsplit("'", 2)[-2]
+                raise InputError(
+                    f"{name!r} is no argument; valid: on_loop, loop, run_dir, drop_damaged"
+                ) from error
+            raise
+
+    def identity(self) -> dict[str, Any]:
+        """What of this ``LLM`` decides the tokens: dtype, config, weights, adapter, positions, tokenizer."""
+        if "tokenizer" not in self._identity:
+            self._identity["tokenizer"] = tokenizer_digest(self.tokenizer)
+        factor = self.rope_scaling.factor if self.rope_scaling is not None else None
+        rope = "none" if self.rope_scaling is None else "yarn" if factor is None else f"yarn:{factor:g}"
+        return {**self._identity, "rope": rope}
+
+    def numerics(self) -> dict[str, Any]:
+        """How passes are computed, and whether prefill, decoding and trees agree in every bit."""
+        lean = isinstance(self.target, LeanTarget)
+        compiled = isinstance(self.target.kernels, NativeKernels)
+        how = "compiled kernels" if compiled else "torch"
+        return {
+            "equal_bits": lean and compiled,
+            "how": how if lean else f"transformers' own forward, attention by {how}",
+            "device": self.target.device.type,
+            "processor": hashlib.sha256(processor().encode()).hexdigest()[:16],
+        }
 
     # ---- shared by both -------------------------------------------------------------------------
 
@@ -278,83 +346,3 @@ class LLM:
                 f"prompt and new tokens are {tokens} tokens; valid: up to the model's {limit} positions, "
                 f"or more with --rope-scaling yarn"
             )
-
-
-class _Run:
-    """One generation: everything is checked when it is made, nothing runs before it is iterated."""
-
-    def __init__(
-        self,
-        llm: LLM,
-        prompt: str | Sequence[int],
-        max_new_tokens: int,
-        strategy: str,
-        strategy_options: Mapping[str, Any] | None,
-        sampling: SamplingParams | None,
-        ignore_eos: bool,
-        stop: Sequence[str],
-    ) -> None:
-        check_integer("max_new_tokens", max_new_tokens, 1)
-        if strategy not in STRATEGIES:
-            raise InputError(f"strategy is {strategy!r}; valid: {', '.join(STRATEGIES)}")
-        entry = STRATEGIES[strategy]
-        options = build_options(entry.options, strategy, strategy_options)
-        self.llm = llm
-        self.sampling = sampling or SamplingParams()
-        self.prompt = llm._prompt_ids(prompt)
-        llm._check_room(len(self.prompt) + max_new_tokens)
-        self.max_new_tokens = max_new_tokens
-        self.sampler = llm.target.sampler(self.sampling)
-        self.strategy = entry.build(llm, options, self.sampler)
-        check_run(llm.target, self.strategy, len(self.prompt), max_new_tokens)
-        self.eos: Collection[int] = () if ignore_eos else llm._eos()
-        self.stream = TextStream(llm.tokenizer, (stop,) if isinstance(stop, str) else tuple(stop))
-        self.meter = Meter()
-        self.tokens: list[int] = []
-        self.text: list[str] = []
-        self.finish_reason = "length"
-        self.draft_passes = 0
-        self.drafting: DraftReport | None = None
-
-    def __iter__(self) -> Iterator[Step]:
-        target = self.llm.target
-        capacity = len(self.prompt) + self.max_new_tokens + self.strategy.max_nodes
-        sequence = SequenceState(
-            tokens=list(self.prompt),
-            prompt_tokens=len(self.prompt),
-            cache=target.new_cache(capacity),
-            model=target,
-            sampler=self.sampler,
-        )
-        with self.meter.phase("prefill"):
-            prefill(sequence)
-        steps = decode(sequence, self.strategy, self.sampler, self.max_new_tokens, self.eos, self.meter)
-        for step in steps:
-            ids = step.token_ids
-            text = self.stream.push(ids[:-1] if ids[-1] in self.eos else ids)  # no "</s>" in the text
-            if self.stream.stopped:
-                ids = ids[: self.stream.used]
-                self.finish_reason = "stop"
-            elif ids[-1] in self.eos:
-                self.finish_reason = "eos"
-            self.tokens += ids
-            self.draft_passes, self.drafting = sequence.draft_passes, sequence.drafting
-            done = self.finish_reason != "length" or len(self.tokens) >= self.max_new_tokens
-            if done and not self.stream.stopped:
-                text += self.stream.finish()
-            self.text.append(text)
-            yield replace(step, token_ids=ids, sources=step.sources[: len(ids)], text=text)
-            if done:
-                return
-
-    def result(self) -> Generation:
-        """The finished generation."""
-        return Generation(
-            token_ids=self.tokens,
-            text="".join(self.text),
-            finish_reason=self.finish_reason,
-            metrics=self.meter.finish(self.tokens, self.draft_passes),
-            prompt_tokens=len(self.prompt),
-            lossless=self.strategy.acceptance == "exact",
-            drafting=None if self.drafting is None else self.drafting.record(),
-        )

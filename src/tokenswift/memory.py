@@ -58,6 +58,7 @@ class Sized(Protocol):
 
     vocab_size: int
     device: torch.device
+    dtype: torch.dtype
 
     @property
     def kv_bytes(self) -> int:
@@ -71,30 +72,59 @@ def check_run(model: Sized, strategy: Planned, prompt: int, max_new_tokens: int)
     Args:
         prompt, max_new_tokens: tokens.
     Raises:
-        InputError: they do not; one line with the largest part, the bytes needed and those available.
+        InputError: they do not; one line with the largest part, the bytes needed and available, and what
+            would fit.
     """
     memory = device_memory(model.device)
     if memory is None:
         return
+    needs = needs_of(model, strategy, prompt, max_new_tokens)
+    total = sum(need.nbytes for need in needs if need.sure)
+    if total > memory.free:
+        most = max((need for need in needs if need.sure), key=lambda need: need.nbytes)
+        _refuse(most, total, memory.free, _advice(most, model, strategy, prompt, memory.free))
+    for need in needs:
+        if need.nbytes > memory.total:
+            _refuse(need, need.nbytes, memory.total, f"a smaller {need.name}")
+
+
+def needs_of(model: Sized, strategy: Planned, prompt: int, max_new_tokens: int) -> list[Need]:
+    """What a run holds: the full cache (as two entries, prompt and new tokens), and the strategy's own."""
     token = model.kv_bytes
-    needs = [
+    return [
         Need("prompt", f"{prompt} tokens", prompt * token),
         Need("max_new_tokens", max_new_tokens, max_new_tokens * token),
         *strategy.needs(prompt + max_new_tokens, token + LOGIT * model.vocab_size),
     ]
-    total = sum(need.nbytes for need in needs if need.sure)
-    if total > memory.free:
-        _refuse(max((need for need in needs if need.sure), key=lambda need: need.nbytes), total, memory.free)
-    for need in needs:
-        if need.nbytes > memory.total:
-            _refuse(need, need.nbytes, memory.total)
 
 
-def _refuse(need: Need, nbytes: int, available: int) -> None:
+def largest(model: Sized, strategy: Planned, prompt: int, free: int) -> int:
+    """The most new tokens whose run fits ``free`` bytes; 0 when none does."""
+
+    def fits(new: int) -> bool:
+        return sum(n.nbytes for n in needs_of(model, strategy, prompt, new) if n.sure) <= free
+
+    low, high = 0, max(1, free // max(model.kv_bytes, 1)) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _advice(most: Need, model: Sized, strategy: Planned, prompt: int, free: int) -> str:
+    """What would fit."""
+    new = largest(model, strategy, prompt, free)
+    if most.name not in ("prompt", "max_new_tokens"):
+        return f"a smaller {most.name}"
+    text = f"max_new_tokens up to {new}" if new else "a shorter prompt"
+    return f"{text}, a dtype of two bytes" if str(model.dtype) == "torch.float32" else text
+
+
+def _refuse(need: Need, nbytes: int, available: int, valid: str) -> None:
     value = need.value if isinstance(need.value, str) else shown(need.value)
     raise InputError(
         f"{need.name} is {value}; the run needs {nbytes:,} bytes of memory, {available:,} bytes are "
-        f"available; valid: a smaller {need.name}"
+        f"available; valid: {valid}"
     )
 
 

@@ -8,10 +8,10 @@ A figure whose denominator is 0 is 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 
-from tokenswift.types import Metrics, Step
+from tokenswift.types import Loop, Metrics, Step
 
 PREFILL = "prefill"
 
@@ -74,12 +74,30 @@ class Meter:
         self.ngram_accepted += step.ngram_accepted
         self.gamma += step.gamma
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase so far, prefill included."""
+        return {name: phase.seconds for name, phase in self._phases.items()}
+
+    def restore(self, figures: Sequence[tuple[int, int, int, int]], seconds: Mapping[str, float]) -> None:
+        """Count steps of an earlier part of the run: drafted, accepted, n-grams accepted and γ of each, and
+        the seconds by phase of all."""
+        self.steps += len(figures)
+        for drafted, accepted, ngram_accepted, gamma in figures:
+            self.drafted += drafted
+            self.accepted += accepted
+            self.ngram_accepted += ngram_accepted
+            self.gamma += gamma
+        for name, value in seconds.items():
+            self.phase(name).seconds += value
+
     def finish(
         self,
         tokens: Sequence[int],
         draft_passes: int = 0,
         seconds: float | None = None,
         prefill_seconds: float | None = None,
+        loop: Loop | None = None,
     ) -> Metrics:
         """The figures of the run.
 
@@ -88,8 +106,9 @@ class Meter:
             draft_passes: model passes made only to draft.
             seconds: decoding time without the prefill; by default the sum of the phases.
             prefill_seconds: by default the time of the phase "prefill".
+            loop: where the text repeats itself.
         """
-        phases = {name: phase.seconds for name, phase in self._phases.items()}
+        phases = self.seconds
         prefill = phases.pop(PREFILL, 0.0)
         if seconds is None:
             seconds = sum(phases.values())
@@ -105,4 +124,5 @@ class Meter:
             prefill_seconds=prefill if prefill_seconds is None else prefill_seconds,
             distinct=(distinct(tokens, 1), distinct(tokens, 2), distinct(tokens, 3), distinct(tokens, 4)),
             phases=phases,
+            loop=loop,
         )

@@ -340,7 +340,7 @@ class Sampler:
         if self.ranker is not None:
             found = self.ranker.rank(logits, history, paths, positions, widths, coupled, subset, shares)
             if isinstance(found, int):
-                _refuse(logits[found])
+                _refuse(logits[found], positions[found])
             return found
         rows = logits if subset is None else subset.spread(logits)
         scores = self.scores(rows, history, paths, positions)
@@ -360,9 +360,9 @@ class Sampler:
             values, tokens = scores.topk(most, dim=-1)
         parts = tokens.tolist(), values.tolist(), law.gather(1, tokens).tolist()
         ranked = []
-        for ids, row, share, width in zip(*parts, widths, strict=True):
+        for i, (ids, row, share, width) in enumerate(zip(*parts, widths, strict=True)):
             if not math.isfinite(row[0]):
-                _refuse(scores)
+                _refuse(scores[i], positions[i])
             kept = sum(value > -math.inf for value in row[:width])
             ranked.append(Ranked(ids[:kept], row[:kept], share[:kept] if shares else []))
         return ranked
@@ -393,20 +393,22 @@ class Sampler:
         else:
             best = values.topk(min(width, kept.numel() or 1)).indices
         if not math.isfinite(values[best[0]]):
-            _refuse(row)
+            _refuse(row, position)
         law = scores.softmax(-1)[best].tolist() if shares else []
         return Ranked((kept[best] if few else best).tolist(), values[best].tolist(), law)
 
 
-def finite_or_raise(best: Float[Tensor, " m"], scores: Float[Tensor, "m V"]) -> None:
-    """Refuse scores whose best values are not all finite.
+def finite_or_raise(best: Float[Tensor, " m"], scores: Float[Tensor, "m V"], position: int) -> None:
+    """Refuse scores of a position whose best values are not all finite.
 
     NaN wins every maximum of torch, so NaN anywhere in a row shows up in its best value.
     """
     if not all(map(math.isfinite, best.tolist())):
-        _refuse(scores)
+        _refuse(scores, position)
 
 
-def _refuse(scores: Tensor) -> NoReturn:
+def _refuse(scores: Tensor, position: int) -> NoReturn:
     found = "NaN" if bool(scores.isnan().any()) else "no finite maximum"
-    raise RunError(f"the model's logits hold {found}; no token can be chosen (try dtype float32)")
+    raise RunError(
+        f"the model's logits for position {position} hold {found}; no token can be chosen (try dtype float32)"
+    )

@@ -29,6 +29,7 @@ class TextStream:
         InputError: an empty stop string, or stop strings without a tokenizer.
 
     Attributes:
+        stop: the stop strings.
         stopped: True once a stop string was completed; nothing may be pushed after it.
         used: how many of the tokens of the last ``push`` were taken: all of them, or those up to and
             with the one that completed the stop string.
@@ -41,7 +42,7 @@ class TextStream:
         if stop and tokenizer is None:
             raise InputError(f"stop is {stop[0]!r}, but the model came without a tokenizer; valid: none")
         self._tokenizer = tokenizer
-        self._stop = tuple(stop)
+        self.stop = tuple(stop)
         self._window: list[int] = []  # newest tokens: some whose text is out, then those that wait
         self._shown = ""  # the part of the window's text that is out
         self._waiting = 0  # tokens since the window's text was out completely
@@ -72,6 +73,21 @@ class TextStream:
             self.stopped = True
             text = text[:place]
         return text
+
+    def state(self) -> dict[str, Any]:
+        """What :meth:`restore` needs to go on from here; JSON values."""
+        return {
+            "window": list(self._window),
+            "shown": self._shown,
+            "waiting": self._waiting,
+            "held": self._held,
+            "stopped": self.stopped,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where :meth:`state` was taken, with the same tokenizer and stop strings."""
+        self._window, self._shown = list(state["window"]), state["shown"]
+        self._waiting, self._held, self.stopped = state["waiting"], state["held"], state["stopped"]
 
     def _decode(self, token: int) -> str:
         """New text with ``token``: complete characters only."""
@@ -109,12 +125,12 @@ class TextStream:
 
     def _find(self, text: str) -> int | None:
         """Where the first stop string to be completed begins."""
-        ends = [(place + len(s), place) for s in self._stop if (place := text.find(s)) >= 0]
+        ends = [(place + len(s), place) for s in self.stop if (place := text.find(s)) >= 0]
         return min(ends)[1] if ends else None
 
     def _release(self, new: str) -> str:
         """Pass on what cannot belong to a stop string any more."""
-        if not self._stop:
+        if not self.stop:
             return new
         text = self._held + new
         place = self._find(text)
@@ -122,8 +138,8 @@ class TextStream:
             self.stopped, self._held = True, ""
             return text[:place]
         keep = 0
-        for length in range(1, min(len(text), max(map(len, self._stop)) - 1) + 1):
-            if any(s.startswith(text[-length:]) for s in self._stop):
+        for length in range(1, min(len(text), max(map(len, self.stop)) - 1) + 1):
+            if any(s.startswith(text[-length:]) for s in self.stop):
                 keep = length
         cut = len(text) - keep
         self._held = text[cut:]

@@ -108,6 +108,23 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Loop:
+    """A place where a text repeats itself.
+
+    Attributes:
+        start: the first new token of the repetition (its first copy included).
+        size: tokens of the pattern; 0 where n-grams of the text were accepted nearly without exception.
+        span: tokens of the repetition when it was noticed.
+        sign: "pattern" or "n-grams".
+    """
+
+    start: int
+    size: int
+    span: int
+    sign: str
+
+
+@dataclass(frozen=True, slots=True)
 class Metrics:
     """Figures of one generation (definitions: paper section 4; `metrics.py`).
 
@@ -123,6 +140,7 @@ class Metrics:
         prefill_seconds: time of the prompt's prefill.
         distinct: Distinct-1..4 of the output, unique n-grams ÷ n-grams.
         phases: seconds by phase of the loop (draft, verify, choose, commit, observe).
+        loop: the first place where the text repeats itself, None where there is none.
     """
 
     steps: int
@@ -136,6 +154,7 @@ class Metrics:
     prefill_seconds: float
     distinct: tuple[float, float, float, float]
     phases: dict[str, float] = field(default_factory=dict)
+    loop: Loop | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +164,7 @@ class Generation:
     Attributes:
         token_ids: new tokens only.
         text: their text (without the stop string that ended it).
-        finish_reason: "length", "eos" or "stop".
+        finish_reason: "length", "eos", "stop" or "loop".
         metrics: figures of the run.
         prompt_tokens: length of the prompt in tokens.
         lossless: False when the published acceptance rule was used.

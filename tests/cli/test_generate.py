@@ -103,7 +103,12 @@ class Breaks:
     ("error", "code", "words"),
     [
         (KeyboardInterrupt(), 130, "interrupted; 3 tokens were written, the text so far is in t"),
-        (RuntimeError("CUDA out of memory.\nTried"), 1, "failed after 3 tokens (RuntimeError: CUDA out of"),
+        (
+            RuntimeError("CUDA out of memory.\nTried"),
+            1,
+            "out of memory; 3 tokens were written, the text so far",
+        ),
+        (RuntimeError("odd\nerror"), 1, "the run failed after 3 tokens (RuntimeError: odd error); the text"),
         (RunError("the journal is full"), 1, "the journal is full"),
         (OSError(28, "No space left on device"), 1, "No space left on device"),
     ],
@@ -282,13 +287,15 @@ def test_demo_says_when_the_texts_differ(cli: Call, roomy: Path, monkeypatch: py
     assert "identical: no" in done.out and len(done.files) == 3
 
 
-def test_closed_standard_output(tiny: Path) -> None:
+def test_closed_standard_output(tiny: Path, tmp_path: Path) -> None:
     command = f"{sys.executable} -m tokenswift.cli.main generate hi --model {tiny} --quiet --ignore-eos"
+    command += f" --run-dir {tmp_path / 'run'}"
     done = subprocess.run(
         f"({command}; echo code $? >&2) | true", shell=True, capture_output=True, text=True, timeout=120
     )
     assert done.stderr.splitlines() == [
-        "error: standard output was closed; nothing more was generated",
+        "error: standard output was closed; nothing more was generated; go on with: tokenswift resume "
+        f"{tmp_path / 'run'}",
         "code 1",
     ]
 

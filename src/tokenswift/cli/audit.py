@@ -9,7 +9,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.output import check_writable, versions, write_json
+from tokenswift.cli.output import check_writable, write_json
 from tokenswift.config import OPTIONS, build_options, check_integer
 from tokenswift.types import InputError, RunError
 
@@ -123,6 +123,8 @@ def _record(
     args: argparse.Namespace, found: dict[str, Any], samplings: dict[str, Any], given: dict[str, Any]
 ) -> dict[str, Any]:
     import torch
+
+    from tokenswift.runs.identity import versions
 
     return {
         **found,

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import argparse
 import logging
-from typing import Any
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tokenswift.cli import options
 from tokenswift.cli.output import TextSink, check_outputs, record_of, write_json
 from tokenswift.cli.progress import Progress
-from tokenswift.config import check_integer
+from tokenswift.cli.signals import Interrupted, Signals
+from tokenswift.config import ON_LOOP, LoopOptions, check_choice, check_integer
 from tokenswift.models.rope import parse_rope_scaling
 from tokenswift.types import Generation, InputError, RunError, Step
+
+if TYPE_CHECKING:
+    from tokenswift.runs.state import RunState
 
 logger = logging.getLogger("tokenswift")
 
@@ -22,8 +28,26 @@ def add_parser(subparsers: Any) -> None:
         "generate",
         help="write a text",
         description="Write a text. It streams to standard output; progress and summary go to standard error.",
-        epilog="Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted (text so far is kept).",
+        epilog="Exit codes: 0 done, 1 the run failed, 2 bad input, 129, 130, 143 hung up, interrupted, "
+        "terminated (the text so far is kept; a second signal ends at once).",
     )
+    add_call_options(parser)
+    group = parser.add_argument_group("results")
+    group.add_argument(
+        "--run-dir",
+        metavar="DIR",
+        help="keep a journal of the run there, so that resume DIR can go on with it; a folder that holds "
+        "this very run already is gone on with",
+    )
+    group.add_argument("--output", metavar="FILE", help="write the text there too, as it comes")
+    group.add_argument(
+        "--json", metavar="FILE", help="write one record there: tokens, text, figures, versions"
+    )
+    group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
+
+
+def add_call_options(parser: argparse.ArgumentParser) -> None:
+    """What is to be written and how: prompt, length, model, strategy, sampling."""
     parser.add_argument(
         "prompt", nargs="?", metavar="PROMPT", help="text to go on from; - reads standard input"
     )
@@ -61,76 +85,152 @@ def add_parser(subparsers: Any) -> None:
     options.add_model_options(parser)
     options.add_strategy_options(parser)
     options.add_sampling_options(parser)
-    group = parser.add_argument_group("results")
-    group.add_argument("--output", metavar="FILE", help="write the text there too, as it comes")
-    group.add_argument(
-        "--json", metavar="FILE", help="write one record there: tokens, text, figures, versions"
+    add_loop_option(parser)
+    parser.add_argument(
+        "--loop-patterns",
+        type=options.widths,
+        metavar="MIN,MAX,COUNT",
+        help="what repeating means: COUNT copies of a pattern of MIN to MAX tokens, 160 tokens together at "
+        "least; default: 1,512,3",
     )
-    group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Generate; cheap checks come before the model is loaded."""
+def add_loop_option(parser: argparse.ArgumentParser, default: str | None = "report") -> None:
+    """--on-loop."""
+    parser.add_argument(
+        "--on-loop",
+        default=default,
+        metavar="W",
+        help="when the text repeats itself: report (go on and say so) or stop; "
+        f"default: {default or 'as before'}",
+    )
+
+
+def _run_dir(name: str | None) -> tuple[Path | None, RunState | None]:
+    """The folder of --run-dir, and the run that is there already."""
+    if name is None:
+        return None, None
+    from tokenswift.runs import folder as folders
+
+    folder = Path(name).expanduser()
+    if not name or (folder.exists() and not folder.is_dir()):
+        raise InputError(f"run_dir is {name!r}: it is no folder; valid: a new or an empty folder")
+    if not (folder / folders.JOURNAL).exists():
+        return folder, None
+    contents, state = folders.load(folder)
+    folders.check_whole(folder, contents, state)
+    return folder, state
+
+
+def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]]:
+    """The prompt, and the other arguments of ``LLM.generate``; everything that needs no model is checked."""
     prompt = options.prompt_from(args)
     check_integer("max_new_tokens", args.max_new_tokens, 1)
     sampling = options.sampling_from(args)
     parse_rope_scaling(args.rope_scaling)
+    check_choice("on_loop", args.on_loop, ON_LOOP)
+    patterns = args.loop_patterns or ()
+    if len(patterns) not in (0, 3):
+        raise InputError(
+            f"loop_patterns is {','.join(map(str, patterns))}; valid: three integers MIN,MAX,COUNT"
+        )
+    loop = LoopOptions(*patterns)
     if "" in args.stop:
         raise InputError("stop is ''; valid: text of at least one character")
     options.check_model_options(args)
-    output, record = check_outputs(args.output, args.json)
     strategy_options = options.strategy_options_from(args)
-    if strategy_options.get("acceptance") == "published":
+    return prompt, {
+        "max_new_tokens": args.max_new_tokens,
+        "strategy": args.strategy,
+        "strategy_options": strategy_options,
+        "sampling": sampling,
+        "ignore_eos": args.ignore_eos,
+        "stop": tuple(args.stop),
+        "on_loop": args.on_loop,
+        "loop": loop,
+    }
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate; cheap checks come before the model is loaded."""
+    prompt, call = call_from(args)
+    output, record = check_outputs(args.output, args.json)
+    run_dir, before = _run_dir(args.run_dir)
+    if call["strategy_options"].get("acceptance") == "published":
         logger.warning("the published acceptance rule is not lossless: the text differs from plain decoding")
     llm = options.load_model(args, args.rope_scaling)
     logger.info("%s, %s on %s, %s", llm.name, llm.dtype, llm.device, args.strategy)
 
     sink = TextSink(output)
-    result = stream(
-        llm,
-        prompt,
-        sink,
-        Progress(args.max_new_tokens, args.quiet),
-        max_new_tokens=args.max_new_tokens,
-        strategy=args.strategy,
-        strategy_options=strategy_options,
-        sampling=sampling,
-        ignore_eos=args.ignore_eos,
-        stop=tuple(args.stop),
-    )
+    progress = Progress(args.max_new_tokens, args.quiet, done=len(before.tokens) if before else 0)
+    result = stream(llm, prompt, sink, progress, before=before, **call, run_dir=run_dir)
     if record is not None:
-        write_json(record, record_of(llm, result, args.strategy, strategy_options, sampling))
+        options_given, sampling = call["strategy_options"], call["sampling"]
+        write_json(record, record_of(llm, result, args.strategy, options_given, sampling))
     return 0
 
 
-def stream(llm: Any, prompt: str | list[int], sink: TextSink, progress: Progress, **call: Any) -> Generation:
+def stream(
+    llm: Any,
+    prompt: str | list[int],
+    sink: TextSink,
+    progress: Progress,
+    before: RunState | None = None,
+    **call: Any,
+) -> Generation:
     """``llm.generate(prompt, **call)`` with its text and progress shown; the summary at the end.
 
+    Args:
+        before: the run as it is in its folder, when there is one to go on with.
     Raises:
-        KeyboardInterrupt, RunError: saying what was kept of the text.
+        KeyboardInterrupt, RunError: saying what was kept of the text, and how to go on.
     """
+    run_dir = call.get("run_dir")
+    go_on = "" if run_dir is None else f"; go on with: tokenswift resume {run_dir}"
+    already = before.text if before is not None else ""
+    sink.repeat(already)
 
-    def on_step(step: Step) -> None:
-        sink.write(step.text)
-        progress.update(step)
+    with Signals() as signals:
 
-    try:
-        result = llm.generate(prompt, **call, on_step=on_step)
-        sink.write("")  # makes the file even when there was no text
-    except KeyboardInterrupt:
-        progress.end()
-        raise KeyboardInterrupt(f"{progress.tokens} tokens were written, {sink.kept}") from None
-    except (InputError, RunError, OSError):
-        progress.end()
-        raise
-    except Exception as error:
-        progress.end()
-        what = " ".join(str(error).split())[:200]
-        raise RunError(
-            f"the run failed after {progress.tokens} tokens ({type(error).__name__}: {what}); {sink.kept}"
-        ) from error
-    finally:
-        sink.close()
+        def on_step(step: Step) -> None:
+            sink.write(step.text)
+            progress.update(step)
+            signals.check()
+
+        try:
+            result = llm.generate(prompt, **call, on_step=on_step)
+            sink.write(result.text[sink.written :])  # what an earlier session held back; makes the file
+        except BaseException as error:
+            progress.end()
+            with suppress(OSError):
+                sink.close()
+            kept = f"{progress.tokens} tokens were written, {sink.kept}{go_on}"
+            number = signals.number or getattr(error, "number", 0)
+            if number and isinstance(error, KeyboardInterrupt | OSError):  # a hung up terminal takes no text
+                raise Interrupted(number, kept) from None
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(kept) from None
+            if isinstance(error, BrokenPipeError):
+                error.filename = run_dir
+                raise
+            if isinstance(error, RunError) and "kept" not in str(error):
+                raise RunError(f"{error}; {kept}") from error
+            if isinstance(error, InputError | RunError | OSError) or not isinstance(error, Exception):
+                raise
+            if is_out_of_memory(error):
+                raise RunError(f"out of memory; {kept}") from error
+            what = " ".join(str(error).split())[:200]
+            raise RunError(
+                f"the run failed after {progress.tokens} tokens ({type(error).__name__}: {what}); "
+                f"{sink.kept}{go_on}"
+            ) from error
+    sink.close()
     progress.end()
     progress.summary(result)
     return result
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error of torch or Python says that memory ran out."""
+    text = str(error)
+    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text

@@ -1,8 +1,9 @@
 """The command ``tokenswift``: parse, call, and turn every error into one line and an exit code.
 
-Exit codes: 0 done; 1 the run failed; 2 bad input; 130 interrupted. A subcommand is a module of this
-package, listed in :data:`COMMANDS`, with two functions: ``add_parser(subparsers)`` and
-``run(args) -> int | None``. Heavy imports (torch, transformers) belong inside ``run``.
+Exit codes: 0 done; 1 the run failed; 2 bad input; 129, 130, 143 hung up, interrupted, terminated. A
+subcommand is a module of this package, listed in :data:`COMMANDS`, with two functions:
+``add_parser(subparsers)`` and ``run(args) -> int | None``. Heavy imports (torch, transformers) belong
+inside ``run``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -22,6 +24,10 @@ from tokenswift.types import InputError, RunError
 
 COMMANDS = (
     "generate",
+    "resume",
+    "runs",
+    "plan",
+    "report",
     "strategies",
     "demo",
     "audit",
@@ -48,7 +54,8 @@ def build_parser() -> tuple[Parser, dict[str, Callable[[argparse.Namespace], int
     parser = Parser(
         prog="tokenswift",
         description="Ultra-long text from open language models by speculative decoding, same output.",
-        epilog="Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted.",
+        epilog="Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted (129, 143: hung up, "
+        "terminated).",
     )
     parser.add_argument("--version", action="version", version=f"tokenswift {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
@@ -87,12 +94,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as done:  # --help and --version
         return int(done.code or 0)
     except KeyboardInterrupt as error:
-        return _fail(130, f"interrupted{f'; {error}' if str(error) else ''}", args)
+        word, code = getattr(error, "word", "interrupted"), getattr(error, "code", 130)
+        return _fail(code, f"{word}{f'; {error}' if str(error) else ''}", args)
     except InputError as error:
         return _fail(2, with_option_name(str(error), options), args)
-    except BrokenPipeError:
+    except BrokenPipeError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter fails once more at its exit
-        return _fail(1, "standard output was closed; nothing more was generated", args)
+        go_on = f"; go on with: tokenswift resume {error.filename}" if error.filename else ""
+        return _fail(1, f"standard output was closed; nothing more was generated{go_on}", args)
     except RunError as error:
         return _fail(1, str(error), args)
     except OSError as error:
@@ -129,7 +138,8 @@ def _fail(code: int, message: str, args: argparse.Namespace) -> int:
         import traceback
 
         traceback.print_exc()
-    print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)
+    with suppress(OSError):  # the terminal may be gone
+        print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)
     return code
 
 

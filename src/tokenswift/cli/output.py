@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from tokenswift import __version__
 from tokenswift.config import SamplingParams
 from tokenswift.types import Generation, InputError, RunError
 
@@ -58,9 +56,11 @@ class TextSink:
 
     Attributes:
         kept: where the text so far is, in words.
+        written: characters that it has seen, those of :meth:`repeat` included.
     """
 
     def __init__(self, path: Path | None) -> None:
+        self.written = 0
         self._path = path
         self._file: IO[str] | None = None
         self._last = "\n"
@@ -79,6 +79,20 @@ class TextSink:
             RunError: the file cannot be written any more (no space left, say).
             BrokenPipeError: standard output was closed.
         """
+        self._to_file(text)
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            self._last = text
+        self.written += len(text)
+
+    def repeat(self, text: str) -> None:
+        """Write text of an earlier session: into the file alone."""
+        if text:
+            self._to_file(text)
+        self.written += len(text)
+
+    def _to_file(self, text: str) -> None:
         if self._path is not None:
             try:
                 if self._file is None:
@@ -91,10 +105,6 @@ class TextSink:
                 raise RunError(
                     f"writing {self._path} failed ({reason}); what fitted in it was kept"
                 ) from error
-        if text:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-            self._last = text
 
     def _drop_file(self) -> None:
         """Close the file after a failed write; what is still in its buffer cannot be written either."""
@@ -119,6 +129,8 @@ def record_of(
     """The JSON record of a run (``docs/cli.md`` describes the fields)."""
     import torch
 
+    from tokenswift.runs.identity import versions
+
     metrics = asdict(result.metrics)
     return {
         "model": llm.name,
@@ -137,19 +149,6 @@ def record_of(
         "dtype": llm.dtype,
         "threads": torch.get_num_threads(),
         "versions": versions(),
-    }
-
-
-def versions() -> dict[str, str]:
-    """What a record was made with."""
-    import torch
-    import transformers
-
-    return {
-        "tokenswift": __version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
     }
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import IO
 
-from tokenswift.types import Generation, Step
+from tokenswift.types import Generation, Loop, Step
 
 PLAIN_SECONDS, LIVE_SECONDS = 10.0, 0.25
 TITLE, PUSH_TITLE, POP_TITLE = "\x1b]2;{}\x07", "\x1b[22;2t", "\x1b[23;2t"
@@ -25,9 +26,10 @@ class Progress:
         total: the most new tokens there can be.
         quiet: show nothing.
         label: put before every line, e.g. the strategy.
+        done: tokens that an earlier session has written.
     """
 
-    def __init__(self, total: int, quiet: bool = False, label: str = "") -> None:
+    def __init__(self, total: int, quiet: bool = False, label: str = "", done: int = 0) -> None:
         self._total, self._label = total, f"{label}: " if label else ""
         self._out = sys.stderr
         self._way = "none" if quiet else way(sys.stderr, sys.stdout)
@@ -35,13 +37,14 @@ class Progress:
         self._started = self._shown = time.monotonic()
         self._first = 0
         self._on_screen = False
-        self.tokens = self.steps = self.accepted = self.gamma = 0
+        self.tokens = self._done = done
+        self.steps = self.accepted = self.gamma = 0
 
     def update(self, step: Step) -> None:
         """Count a step; show a line when the last one is old enough."""
         now = time.monotonic()
         if not self.steps:  # the prompt's prefill ends here: the rate starts now
-            self._started, self._first = now, len(step.token_ids)
+            self._started, self._first = now, self.tokens + len(step.token_ids)
         self.steps += 1
         self.tokens += len(step.token_ids)
         self.accepted += step.accepted
@@ -57,15 +60,16 @@ class Progress:
         left = duration((self._total - self.tokens) / rate) if rate > 0 else "?"
         return (
             f"{self._label}{self.tokens} of {self._total} tokens, {rate:.1f} tokens/s, "
-            f"{self.tokens / max(self.steps, 1):.2f} tokens a pass, "
+            f"{(self.tokens - self._done) / max(self.steps, 1):.2f} tokens a pass, "
             f"α {self.accepted / max(self.gamma, 1):.2f}, ETA {left}"
         )
 
     def end(self) -> None:
         """Take the live line or the title away (also after an error)."""
         if self._on_screen:
-            self._out.write("\r\x1b[K" if self._way == "live" else POP_TITLE)
-            self._out.flush()
+            with suppress(OSError):  # the terminal may be gone
+                self._out.write("\r\x1b[K" if self._way == "live" else POP_TITLE)
+                self._out.flush()
             self._on_screen = False
 
     def summary(self, result: Generation) -> None:
@@ -104,6 +108,13 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
+def loop_words(loop: Loop) -> str:
+    """Where a text repeats itself."""
+    if loop.sign == "pattern":
+        return f"the text repeats itself from token {loop.start} on ({loop.size} tokens again and again)"
+    return f"the text repeats itself from token {loop.start} on (its n-grams are nearly always accepted)"
+
+
 def summary(result: Generation) -> str:
     """One line of figures; says so when the run was not lossless."""
     m = result.metrics
@@ -113,4 +124,6 @@ def summary(result: Generation) -> str:
         f"mean acceptance length {m.mean_acceptance_length:.2f}, α {m.acceptance_rate:.2f} "
         f"(n-grams {m.ngram_acceptance_rate:.2f}), ended by {result.finish_reason}"
     )
+    if m.loop is not None:
+        text += f"; {loop_words(m.loop)}"
     return text if result.lossless else f"{text}; NOT LOSSLESS (published acceptance rule)"

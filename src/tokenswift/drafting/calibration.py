@@ -17,13 +17,13 @@ from tokenswift.sampling import Ranked
 #: its logarithm, the share under the draft's law, depth below the root of its source, logarithm of the rank
 FEATURES = 6
 BINS = 10
-_FAR = 8.0  # perturbed scores further apart than this say no more
-_RATE = 0.03  # step of the online regression
+_FAR = 3.0  # perturbed scores further apart than this say no more
+_RATE = 0.06  # step of the online regression
 _PRIORS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     # source → weights of the first candidate, weights of the others
-    "hidden": ((-0.71, -0.07, 0.64, 0.74, -0.14, 0.0), (-0.98, -0.32, -0.07, 0.79, -0.02, -1.35)),
+    "hidden": ((-1.19, 0.33, 0.25, 0.68, -0.14, 0.0), (-0.76, -0.54, 0.09, 0.81, -0.02, -1.32)),
     "backbone": ((1.2, 0.6, 0.5, 0.8, -0.1, 0.0), (-2.0, -0.5, -0.6, 0.5, -0.05, -0.5)),
-    "after": ((-0.71, -0.07, 0.64, 0.74, -0.14, 0.0), (-0.98, -0.32, -0.07, 0.79, -0.02, -1.35)),
+    "after": ((-1.19, 0.33, 0.25, 0.68, -0.14, 0.0), (-0.76, -0.54, 0.09, 0.81, -0.02, -1.32)),
 }
 
 

@@ -22,6 +22,7 @@ from time import perf_counter
 
 import torch
 
+from tokenswift.files import replacing
 from tokenswift.interfaces import DraftModel
 from tokenswift.kernels.build import processor
 
@@ -125,10 +126,8 @@ def kept_table(model: DraftModel, folder: Path, make: Callable[[], Table]) -> Ta
         pass
     table = make()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        part.write_text(json.dumps(asdict(table)), encoding="utf-8")
-        os.replace(part, path)
+        with replacing(path) as part:
+            part.write_text(json.dumps(asdict(table)), encoding="utf-8")
     except OSError:
         pass  # measured again next time
     return table

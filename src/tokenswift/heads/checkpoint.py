@@ -13,6 +13,7 @@ import json
 import os
 from dataclasses import dataclass
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -201,29 +202,40 @@ def load_heads(
     return heads.to(dtype=dtype or model.dtype, device=device or model.device)
 
 
-def packaged_heads(model: Any, kind: str | None = None) -> Heads | None:
-    """The shipped heads that were made for this model, if there are any: the first file by name, or
-    the first of a ``kind``."""
+def packaged_kinds(model: Any) -> dict[str, Traversable]:
+    """The files of the shipped heads that were made for this model, by kind, in the order of their names.
+
+    Only headers and samples are read, and those only where the sizes fit.
+    """
     identity = base_of(model)
+    found: dict[str, Traversable] = {}
     for entry in sorted(resources.files("tokenswift").joinpath("data").iterdir(), key=lambda e: e.name):
         if not entry.name.endswith(".heads.safetensors"):
             continue
-        with resources.as_file(entry) as path:
-            with safe_open(path, framework="pt") as file:
-                header = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
-                sizes = (
-                    header.get("heads", {}).get("hidden_size"),
-                    header.get("heads", {}).get("vocab_size"),
-                )
-                if sizes != (identity.hidden_size, identity.vocab_size):
-                    continue
-                if kind not in (None, header["heads"]["kind"]):
-                    continue
-                sample = file.get_tensor("base.sample").float()
-            base = HeadsBase(str(header.get("base")), identity.hidden_size, identity.vocab_size, sample)
-            if base.distance(identity) <= TOLERANCE:
-                return load_heads(path, model)
-    return None
+        with resources.as_file(entry) as path, safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
+            config = header.get("heads", {})
+            if (config.get("hidden_size"), config.get("vocab_size")) != (
+                identity.hidden_size,
+                identity.vocab_size,
+            ):
+                continue
+            sample = file.get_tensor("base.sample").float()
+        base = HeadsBase(str(header.get("base")), identity.hidden_size, identity.vocab_size, sample)
+        if base.distance(identity) <= TOLERANCE:
+            found.setdefault(config["kind"], entry)
+    return found
+
+
+def packaged_heads(model: Any, kind: str | None = None) -> Heads | None:
+    """The shipped heads that were made for this model, if there are any: the first file by name, or
+    the first of a ``kind``."""
+    found = packaged_kinds(model)
+    entry = next(iter(found.values()), None) if kind is None else found.get(kind)
+    if entry is None:
+        return None
+    with resources.as_file(entry) as path:
+        return load_heads(path, model)
 
 
 def resolve_heads(spec: str | Path | Heads | None, model: Any) -> Heads | None:

@@ -1,0 +1,80 @@
+"""``tokenswift plan``: memory and time of a run, before it is begun."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from tokenswift.cli import options
+from tokenswift.cli.generate import add_call_options, call_from
+from tokenswift.cli.progress import duration
+
+logger = logging.getLogger("tokenswift")
+GIGA = 1e9
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="memory and time of a run",
+        description="Say what a run of generate with these options would take: memory by part against what "
+        "is free, and time from a short measurement, with a range. What cannot fit is refused, with the "
+        "largest length that would.",
+        epilog="Exit codes: 0 it fits, 2 it does not, or bad input.",
+    )
+    add_call_options(parser)
+    group = parser.add_argument_group("results")
+    group.add_argument("--no-measure", action="store_true", help="memory alone; takes no time")
+    group.add_argument("--json", action="store_true", help="one JSON record instead of text")
+    group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check everything as generate does; measure; print."""
+    prompt, call = call_from(args)
+    llm = options.load_model(args, args.rope_scaling)
+    logger.info("%s, %s on %s, %s", llm.name, llm.dtype, llm.device, args.strategy)
+
+    from tokenswift.generation import Call, Run
+    from tokenswift.runs.plan import plan
+
+    made = Run(llm, Call(prompt, **call))
+
+    def again(new: int) -> Run:
+        few = {**call, "max_new_tokens": min(new, call["max_new_tokens"]), "ignore_eos": True, "stop": ()}
+        return Run(llm, Call(made.prompt[-1024:], **few))
+
+    found = plan(made, None if args.no_measure else again)
+    if args.json:
+        print(json.dumps(asdict(found)))
+    else:
+        print(text_of(found, len(made.prompt), made.max_new_tokens))
+    sys.stdout.flush()
+    return 0
+
+
+def text_of(found: Any, prompt: int, new: int) -> str:
+    """A plan as text."""
+    width = max(len(part.name) for part in found.parts)
+    lines = [f"{prompt:,} tokens of prompt, {new:,} new tokens", ""]
+    lines += [f"{part.name.ljust(width)}  {part.nbytes / GIGA:8.3f} GB" for part in found.parts]
+    lines.append(f"{'expected peak'.ljust(width)}  {found.peak / GIGA:8.3f} GB")
+    if found.memory is not None:
+        free = f"{found.memory.free / GIGA:.1f} GB"
+        lines.append(f"{free} more can be had now; up to {found.most:,} new tokens fit")
+    if found.seconds is not None:
+        low, high = found.range
+        lines += [
+            "",
+            f"expected time {duration(found.seconds)} ({duration(low)} to {duration(high)}), "
+            f"{new / found.seconds:.1f} tokens/s",
+            f"a step takes {1000 * found.speed.step:.1f} ms at {found.speed.at:,} tokens, "
+            f"{1e6 * found.speed.slope:.2f} ms more per 1,000 tokens, and writes {found.speed.rate:.2f} "
+            "tokens",
+        ]
+    return "\n".join(lines)

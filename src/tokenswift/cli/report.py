@@ -1,0 +1,46 @@
+"""``tokenswift report``: one HTML page about a run."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+from typing import Any
+
+from tokenswift.cli.output import check_writable
+from tokenswift.types import InputError
+
+logger = logging.getLogger("tokenswift")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser(
+        "report",
+        help="a page about a run",
+        description="Write one HTML page about a run that was kept with generate --run-dir: settings, speed "
+        "and acceptance against length, cost by phase, and the text, each token marked by its source, "
+        "repeats highlighted. The page needs no network and no scripts.",
+    )
+    parser.add_argument("run_dir", metavar="DIR", help="the run's folder")
+    parser.add_argument("--output", metavar="FILE", help="the page; default: report.html in the folder")
+    parser.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the journal and write the page; the model is not needed."""
+    from tokenswift.report.page import page
+    from tokenswift.runs import folder as folders
+    from tokenswift.runs.journal import write_whole
+
+    folder = Path(args.run_dir).expanduser()
+    contents, state = folders.load(folder)
+    path = check_writable("--output", args.output or str(folder / "report.html"))
+    if contents.damaged:
+        logger.warning("the journal is damaged at byte %d; the page shows what is before it", contents.good)
+    html = page(state, folder.resolve().name, folders.is_locked(folder))
+    if path is None:
+        raise InputError("output is empty; valid: a file")
+    write_whole(path, html.encode("utf-8", errors="replace"))
+    logger.info("%s, %d tokens", path, len(state.tokens))
+    return 0

@@ -1,0 +1,84 @@
+"""``tokenswift resume``: go on with a run, or make a finished one longer."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+from typing import Any
+
+from tokenswift.cli import options
+from tokenswift.cli.generate import add_loop_option, stream
+from tokenswift.cli.output import TextSink, check_writable, record_of, write_json
+from tokenswift.cli.progress import Progress
+from tokenswift.config import check_integer
+
+logger = logging.getLogger("tokenswift")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser(
+        "resume",
+        help="go on with a run",
+        description="Go on with a run that was kept with generate --run-dir: the tokens are those of the "
+        "uninterrupted run. The continuation streams to standard output; the whole text is in the folder. "
+        "A finished run becomes longer with --max-new-tokens.",
+        epilog="Exit codes: 0 done (also when there was nothing left to do), 1 the run failed, 2 bad input, "
+        "129, 130, 143 hung up, interrupted, terminated (the run is kept).",
+    )
+    parser.add_argument("run_dir", metavar="DIR", help="the run's folder")
+    parser.add_argument(
+        "--max-new-tokens",
+        type=options.integer,
+        metavar="N",
+        help="tokens of the whole run at most, counted from its prompt; default: as before",
+    )
+    add_loop_option(parser, None)
+    parser.add_argument(
+        "--drop-damaged",
+        action="store_true",
+        help="of a damaged journal take what is good, and keep the rest in a file beside it",
+    )
+    parser.add_argument(
+        "--threads",
+        type=options.integer,
+        metavar="N",
+        help="CPU threads, at least 1; default: torch's own choice",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write one record there, as generate does")
+    parser.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the journal before anything is loaded; then go on."""
+    from tokenswift.runs import folder as folders
+
+    if args.max_new_tokens is not None:
+        check_integer("max_new_tokens", args.max_new_tokens, 1)
+    if args.threads is not None:
+        check_integer("threads", args.threads, 1)
+    record = check_writable("--json", args.json)
+    folder = Path(args.run_dir).expanduser()
+    contents, state = folders.load(folder)
+    if not args.drop_damaged:
+        folders.check_whole(folder, contents, state)
+
+    import torch
+
+    from tokenswift.resumption import arguments, reload
+
+    call = arguments(state, args.max_new_tokens, args.on_loop)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    llm = reload(state)
+    logger.info("%s, %s on %s, from token %d", llm.name, llm.dtype, llm.device, len(state.tokens))
+    progress = Progress(call["max_new_tokens"], args.quiet, done=len(state.tokens))
+    result = stream(
+        llm, call.pop("prompt"), TextSink(None), progress, before=state, **call, run_dir=folder,
+        drop_damaged=args.drop_damaged,
+    )  # fmt: skip
+    if record is not None:
+        sampling = call["sampling"]
+        write_json(record, record_of(llm, result, call["strategy"], call["strategy_options"], sampling))
+    return 0

@@ -1,0 +1,75 @@
+"""``tokenswift runs``: the runs below a folder, with state and figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tokenswift.types import InputError
+
+COLUMNS = ("run", "state", "tokens", "of", "tokens/s", "a pass", "model", "strategy", "last written")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser(
+        "runs",
+        help="list runs",
+        description="List the runs that were kept with generate --run-dir, with state and figures.",
+    )
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        default=".",
+        metavar="DIR",
+        help="a run's folder, or one that has such folders in it; default: the current folder",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON record a line instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the journals; nothing is loaded, nothing is locked."""
+    from tokenswift.runs.listing import find, summary_of
+
+    folder = Path(args.folder).expanduser()
+    if not folder.is_dir():
+        raise InputError(f"folder is {args.folder!r}: no such folder; valid: one with runs in it")
+    rows = [summary_of(path) for path in find(folder)]
+    if args.json:
+        for row in rows:
+            print(json.dumps(row, ensure_ascii=False))
+    elif not rows:
+        print(f"no runs in {folder}")
+    else:
+        print(table(rows))
+    sys.stdout.flush()
+    return 0
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The runs as aligned columns."""
+    cells: list[list[str]] = [list(COLUMNS)]
+    for row in rows:
+        if "tokens" not in row:
+            cells.append([row["run"], row["state"], *[""] * (len(COLUMNS) - 2)])
+            continue
+        cells.append(
+            [
+                row["run"],
+                row["state"],
+                str(row["tokens"]),
+                str(row["max_new_tokens"]),
+                f"{row['tokens_per_second']:.1f}",
+                f"{row['tokens_a_pass']:.2f}",
+                f"{row['model']} ({row['dtype']})",
+                row["strategy"],
+                row["written"],
+            ]
+        )
+    widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells]
+    lines.insert(1, "-" * len(lines[0]))
+    return "\n".join(lines)

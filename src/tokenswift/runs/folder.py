@@ -1,0 +1,206 @@
+"""A run's folder: its lock, its journal and its text files.
+
+====================  ===========================================================================
+``journal``           everything, see `runs.journal`
+``text.txt``          the text; ``text.unfinished.txt`` until the end
+``text.2.txt``        what was added after the user had changed ``text.txt``; and so on
+``lock``              held by the process that writes; the system lets go of it when that one dies
+====================  ===========================================================================
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from tokenswift.runs import journal
+from tokenswift.runs.state import RunState, replay
+from tokenswift.types import InputError
+
+JOURNAL, LOCK = "journal", "lock"
+TRIES, PAUSE = 8, 0.05  # somebody may look for a moment whether the lock is held
+
+
+class Lock:
+    """The right to write in a run's folder.
+
+    Raises:
+        InputError: another process (or another run of this one) has it.
+        OSError: as the system says.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        for attempt in range(TRIES):
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if attempt + 1 == TRIES:
+                    holder = os.read(self._file, 64).decode(errors="replace").strip() or "?"
+                    self.release()
+                    raise InputError(
+                        f"run_dir {folder} is being written by process {holder}; valid: a folder that no "
+                        f"process writes, or wait for its end"
+                    ) from None
+                time.sleep(PAUSE)
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, b"%d\n" % os.getpid(), 0)
+
+    def release(self) -> None:
+        """Let go; harmless when done before."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self.release()
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process writes in a folder now. A lock file left by a dead one says nothing."""
+    try:
+        handle = os.open(folder / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def load(folder: Path) -> tuple[journal.Contents, RunState]:
+    """Journal and state of a run's folder; a torn tail is left out.
+
+    Raises:
+        InputError: no such run, one of another version, or a damaged one (the line offers what is good).
+    """
+    path = folder / JOURNAL
+    if not path.exists():
+        raise InputError(f"run_dir {folder} holds no run; valid: a folder made with --run-dir")
+    contents = journal.read(path)
+    if contents.damaged and len(contents.records) < 2:
+        raise InputError(f"{path} is damaged at byte {contents.good}; no run can be read from it")
+    return contents, replay(contents.records, str(path))
+
+
+def check_whole(folder: Path, contents: journal.Contents, state: RunState) -> None:
+    """Refuse a damaged journal, with the last good place.
+
+    Raises:
+        InputError: bytes that are neither records nor a torn tail.
+    """
+    if contents.damaged:
+        raise InputError(
+            f"{folder / JOURNAL} is damaged at byte {contents.good} (record {len(contents.records) + 1}); "
+            f"the {len(state.tokens)} tokens before it are good; valid: --drop-damaged goes on from there "
+            f"and keeps the {contents.damaged} bytes behind it in a file of their own"
+        )
+
+
+def drop_damaged(folder: Path, contents: journal.Contents) -> None:
+    """Cut a damaged journal after its last good record; what is behind goes to ``journal.damaged-N``."""
+    path = folder / JOURNAL
+    data = path.read_bytes()
+    number = 1
+    while (kept := folder / f"{JOURNAL}.damaged-{number}").exists():
+        number += 1
+    journal.write_whole(kept, data[contents.good :])
+    journal.write_whole(path, data[: contents.good])
+    contents.torn = contents.damaged = 0
+
+
+class TextFile:
+    """The text of a run as a file, written behind the journal.
+
+    Args:
+        folder: the run's.
+        number: which of its text files; the first is 1.
+        start: the first character of the run's text that belongs into it.
+    """
+
+    def __init__(self, folder: Path, number: int, start: int) -> None:
+        self.folder, self.number, self.start = folder, number, start
+        self._file = -1
+        self._size = 0
+
+    @property
+    def path(self) -> Path:
+        """The finished file."""
+        return self.folder / ("text.txt" if self.number == 1 else f"text.{self.number}.txt")
+
+    @property
+    def unfinished(self) -> Path:
+        """The file until then."""
+        return self.path.with_name(self.path.stem + ".unfinished.txt")
+
+    def is_ours(self, state: RunState) -> bool:
+        """Whether what is there is what the journal says: nobody has edited it."""
+        for path, least in ((self.unfinished, state.before_last), (self.path, len(state.text))):
+            try:
+                found = path.read_bytes()
+            except FileNotFoundError:
+                continue
+            whole = (state.text + state.tail)[self.start :].encode("utf-8", errors="replace")
+            least_bytes = len(
+                state.text[self.start : max(self.start, least)].encode("utf-8", errors="replace")
+            )
+            if not whole.startswith(found) or len(found) < least_bytes:
+                return False
+        return True
+
+    def next_free(self, start: int) -> TextFile:
+        """A text file of a number that no file has."""
+        made = TextFile(self.folder, self.number + 1, start)
+        while made.path.exists() or made.unfinished.exists():
+            made.number += 1
+        return made
+
+    def begin(self, text: str) -> None:
+        """Write the text so far as unfinished, and go on behind it."""
+        data = text[self.start :].encode("utf-8", errors="replace")
+        journal.write_whole(self.unfinished, data)
+        self.path.unlink(missing_ok=True)
+        self._file = os.open(self.unfinished, os.O_WRONLY | os.O_APPEND)
+        self._size = len(data)
+
+    def write(self, text: str) -> None:
+        """Append text."""
+        data = text.encode("utf-8", errors="replace")
+        while data:
+            written = os.write(self._file, data)
+            data, self._size = data[written:], self._size + written
+
+    def finish(self, text: str) -> Path:
+        """Mark the file as finished; where somebody has changed it meanwhile, a new one gets the text.
+
+        Args:
+            text: the whole text of the run.
+        Returns:
+            the finished file.
+        """
+        os.fsync(self._file)
+        try:
+            same = os.path.samestat(os.fstat(self._file), os.stat(self.unfinished))
+        except FileNotFoundError:
+            same = False
+        if same and os.fstat(self._file).st_size == self._size and not self.path.exists():
+            os.replace(self.unfinished, self.path)
+            journal.sync_folder(self.folder)
+            return self.path
+        other = self.next_free(self.start)
+        journal.write_whole(other.path, text[self.start :].encode("utf-8", errors="replace"))
+        self.number = other.number
+        return other.path
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

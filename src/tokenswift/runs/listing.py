@@ -1,0 +1,54 @@
+"""What a list of runs says about each."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from tokenswift.runs import folder as folders
+from tokenswift.types import InputError
+
+
+def find(folder: Path) -> list[Path]:
+    """The folder itself if it is a run's, else those in it that are, by name."""
+    if (folder / folders.JOURNAL).exists():
+        return [folder]
+    return sorted(path for path in folder.iterdir() if (path / folders.JOURNAL).is_file())
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """State and figures of a run; JSON values. An unreadable journal has only ``run`` and ``state``."""
+    try:
+        contents, state = folders.load(folder)
+    except InputError as error:
+        return {"run": str(folder), "state": f"unreadable: {error}"}
+    steps, seconds = state.all_steps, state.seconds
+    decoding = sum(value for phase, value in seconds.items() if phase != "prefill")
+    finished = state.end is not None
+    if folders.is_locked(folder):
+        word = "running"
+    elif contents.damaged:
+        word = f"damaged at byte {contents.good}"
+    else:
+        word = f"finished ({state.end['reason']})" if state.end else "interrupted"
+    written = time.localtime((folder / folders.JOURNAL).stat().st_mtime)
+    return {
+        "run": str(folder),
+        "state": word,
+        "finished": finished,
+        "tokens": len(state.tokens),
+        "max_new_tokens": state.session["max_new_tokens"],
+        "prompt_tokens": len(state.prompt),
+        "sessions": len(state.sessions),
+        "tokens_per_second": len(state.tokens) / decoding if decoding else 0.0,
+        "tokens_a_pass": len(state.tokens) / len(steps) if steps else 0.0,
+        "seconds": decoding,
+        "prefill_seconds": seconds.get("prefill", 0.0),
+        "loop_start": state.loop.start if state.loop else None,
+        "model": state.header["name"],
+        "dtype": state.header["identity"]["dtype"],
+        "strategy": state.session["strategy"],
+        "seed": state.header["identity"]["sampling"]["seed"],
+        "written": time.strftime("%Y-%m-%d %H:%M:%S", written),
+    }

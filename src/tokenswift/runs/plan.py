@@ -1,0 +1,198 @@
+"""What a run will take, ahead of it: memory by part, and time from a short measurement.
+
+Memory is reckoned: what the process holds now, plus what the run adds. Time is extrapolated: a short run at
+the prompt gives the seconds and the tokens of a step, passes at two lengths give how a pass grows with the
+text. What only shows later (a draft that changes with length, more n-grams in a longer text) is not in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from tokenswift.config import shown
+from tokenswift.memory import PROC, Memory, device_memory, largest, needs_of
+
+TABLES = 500  # bytes a token takes in lists, text and the n-gram table
+PROBE, REACH = 256, 8192  # tokens of text that passes are timed behind
+REPEATS = 5
+SHORT, WARM = 96, 4  # tokens of the short run; steps of it that are not timed
+DRIFT = 0.2  # what a busy machine changes, at least
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the memory: its name and bytes."""
+
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What a short run and a few passes showed.
+
+    Attributes:
+        step: seconds of a step behind ``at`` tokens of text.
+        rate: tokens a step.
+        slope: seconds that a step takes more for each token of text.
+        prefill: seconds a token of the prompt, and
+        prefill_slope: how they grow with each token before it.
+        spread: greatest relative distance of a part of the short run from all of it.
+    """
+
+    at: int
+    step: float
+    rate: float
+    slope: float
+    prefill: float
+    prefill_slope: float
+    spread: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run will take.
+
+    Attributes:
+        parts: memory that the process holds and will hold.
+        peak: their sum.
+        memory: of the device, None where the system does not tell.
+        most: the most new tokens that fit, None likewise.
+        seconds: prefill and decoding, expected; None when nothing was measured.
+        range: least and most seconds.
+        speed: what the expectation comes from.
+    """
+
+    parts: list[Part]
+    peak: int
+    memory: Memory | None
+    most: int | None
+    seconds: float | None
+    range: tuple[float, float] | None
+    speed: Speed | None
+
+
+def resident(proc: Path = PROC) -> int:
+    """Bytes of memory that this process holds; 0 where the system does not tell."""
+    try:
+        lines = (proc / "self" / "status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS")), 0)
+
+
+def memory_parts(target: Any, strategy: Any, prompt: int, new: int) -> list[Part]:
+    """The parts of a run's memory, biggest of the process first.
+
+    Args:
+        target, strategy: of the run.
+        prompt, new: tokens.
+    """
+    held = resident() if target.device.type == "cpu" else torch.cuda.memory_allocated(target.device)
+    nodes = strategy.max_nodes
+    parts = [
+        Part("weights", target.weight_bytes + target.copied_bytes),
+        Part("program, libraries, work space", max(0, held - target.weight_bytes - target.copied_bytes)),
+        Part("full cache", (prompt + new + nodes) * target.kv_bytes),
+    ]
+    for need in needs_of(target, strategy, prompt, new)[2:]:
+        if need.name in ("tree", "ngrams", "gamma", "inner_gamma"):
+            continue  # their cache rows are in the full cache, their logits below
+        if need.sure:
+            parts.append(Part(f"partial cache ({need.name} {shown(need.value)})", need.nbytes))
+    parts.append(Part("logits of a step", 3 * nodes * target.vocab_size * 4))
+    parts.append(Part("lists and n-grams", (prompt + new) * TABLES))
+    return parts
+
+
+def measure(run: Callable[[int], Any], target: Any, total: int) -> Speed:
+    """Time a short run, and passes at two lengths.
+
+    Args:
+        run: makes a run of some new tokens (see `generation.Run`), ready to be iterated.
+        target: its model.
+        total: tokens of prompt and output.
+    """
+    short = run(SHORT)
+    times: list[float] = []
+    tokens: list[int] = []
+    drafted: list[int] = []
+    begun = time.perf_counter()
+    for step in short:
+        now = time.perf_counter()
+        times.append(now - begun)
+        tokens.append(len(step.token_ids))
+        drafted.append(step.drafted)
+        begun = now
+    prefill = short.meter.seconds["prefill"] / max(1, len(short.prompt) - 1)
+    times[0] = max(0.0, times[0] - short.meter.seconds["prefill"])
+    rows = 1 + round(sum(drafted) / len(drafted))
+    rate = sum(tokens) / len(tokens)
+    warm = min(WARM, len(times) // 4)  # the first steps make what later ones find
+    times, tokens = times[warm:], tokens[warm:]
+    far = max(PROBE, min(REACH, total))
+    near_pass, far_pass = _pass(target, PROBE, rows), _pass(target, far, rows)
+    slope = max(0.0, far_pass - near_pass) / max(1, far - PROBE)
+    chunk = min(getattr(target, "prefill_chunk", 512), 512)
+    prefill_slope = 0.0
+    if len(short.prompt) > chunk:
+        grown = _pass(target, far, chunk, 1) - _pass(target, PROBE, chunk, 1)
+        prefill_slope = max(0.0, grown) / chunk / max(1, far - PROBE)
+    halves = [slice(0, len(times) // 2), slice(len(times) // 2, None)] if len(times) > 3 else [slice(None)]
+    speeds = [sum(times[half]) / max(1, sum(tokens[half])) for half in halves]
+    whole = sum(times) / sum(tokens)
+    spread = max(abs(speed / whole - 1) for speed in speeds)
+    return Speed(len(short.prompt), sum(times) / len(times), rate, slope, prefill, prefill_slope, spread)
+
+
+def _pass(target: Any, length: int, rows: int, repeats: int = REPEATS) -> float:
+    """Seconds of a pass of some rows behind a text of a length (made up: only its size matters)."""
+    cache = target.new_cache(length + rows)
+    cache.data.normal_()
+    cache._length = length
+    tokens = torch.arange(rows, device=target.device) % target.vocab_size
+    positions = torch.arange(length, length + rows, device=target.device)
+    taken = []
+    for _ in range(repeats + 1):
+        begun = time.perf_counter()
+        target.forward(tokens, positions, cache)
+        taken.append(time.perf_counter() - begun)
+    return median(taken[1:])  # the first makes the work space
+
+
+def plan(run: Any, again: Callable[[int], Any] | None) -> Plan:
+    """What a run will take.
+
+    Args:
+        run: the run, made but not begun (so it is known to fit what is free).
+        again: makes a run of the same kind with some new tokens, for the measurement; None: no measurement.
+    """
+    target, prompt, new = run.target, len(run.prompt), run.max_new_tokens
+    speed = None
+    if again is not None:
+        speed = measure(again, target, prompt + new)
+    parts = memory_parts(target, run.strategy, prompt, new)
+    memory = device_memory(target.device)
+    most = largest(target, run.strategy, prompt, memory.free) if memory is not None else None
+    if run.target.rotary.limit is not None and most is not None:
+        most = min(most, run.target.rotary.limit - prompt)
+    seconds = span = None
+    if speed is not None:
+        seconds = expected(speed, prompt, new)
+        off = max(DRIFT, speed.spread)
+        span = (seconds / (1 + off), seconds * (1 + off))
+    return Plan(parts, sum(part.nbytes for part in parts), memory, most, seconds, span, speed)
+
+
+def expected(speed: Speed, prompt: int, new: int) -> float:
+    """Seconds of prefill and decoding."""
+    prefill = prompt * (speed.prefill + speed.prefill_slope * prompt / 2)
+    middle = prompt + new / 2 - speed.at
+    return prefill + new / speed.rate * max(speed.step / 2, speed.step + speed.slope * middle)

@@ -1,0 +1,69 @@
+"""Runs of a tiny model, interrupted from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conftest import tiny_model, tiny_tokenizer
+from tokenswift import LLM, SamplingParams, Step
+from tokenswift.runs import folder as folders
+
+HOT = SamplingParams(seed=3, temperature=1.3, penalty_window=20)
+CALL: dict[str, Any] = {"max_new_tokens": 90, "sampling": HOT, "ignore_eos": True}
+
+
+class Stop(Exception):
+    """Ends a run from outside."""
+
+
+def after(steps: int) -> Callable[[Step], None]:
+    """A callback that ends the run after some steps."""
+    left = [steps]
+
+    def on_step(step: Step) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise Stop
+
+    return on_step
+
+
+def begin(llm: LLM, folder: Path, steps: int, prompt: Any = "hello", **call: Any) -> None:
+    with pytest.raises(Stop):
+        llm.generate(prompt, **{**CALL, **call}, run_dir=folder, on_step=after(steps))
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {p.name: p.read_bytes().decode() for p in folder.glob("text*")}
+
+
+def journal_tokens(folder: Path) -> int:
+    return len(folders.load(folder)[1].tokens)
+
+
+class Adapted(nn.Module):
+    """A linear layer with a low-rank addition, as PEFT names its parts."""
+
+    def __init__(self, base: nn.Linear, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.base_layer = base
+        self.lora_A = nn.ModuleDict({"style": nn.Linear(base.in_features, 2, bias=False)})
+        self.lora_B = nn.ModuleDict({"style": nn.Linear(2, base.out_features, bias=False)})
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(states) + self.lora_B["style"](self.lora_A["style"](states))
+
+
+def adapted(seed: int, rank: int = 2) -> LLM:
+    model = tiny_model()
+    attention = model.model.layers[0].self_attn
+    attention.q_proj = Adapted(attention.q_proj, seed)
+    model.peft_config = {"style": type("Config", (), {"to_dict": lambda self: {"r": rank}})()}
+    return LLM.from_model(model.eval(), tiny_tokenizer())

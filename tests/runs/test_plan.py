@@ -1,0 +1,99 @@
+"""What a run will take: memory by part, the largest length that fits, time from what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import tiny_model, tiny_tokenizer
+from tokenswift import LLM, InputError, memory
+from tokenswift.generation import Call, Run
+from tokenswift.memory import Memory, largest, needs_of
+from tokenswift.runs import plan as plans
+from tokenswift.runs.plan import Speed, expected, plan, resident
+
+OPTIONS: dict[str, Any] = {"tree": (2, 2), "ngrams": 3, "budget": 60, "sinks": 2, "draft": "partial"}
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM.from_model(tiny_model(max_position_embeddings=100_000), tiny_tokenizer())
+
+
+def run_of(llm: LLM, new: int) -> Run:
+    return Run(llm, Call([1, 2, 3], new, strategy="tokenswift", strategy_options=OPTIONS, ignore_eos=True))
+
+
+@pytest.mark.parametrize("free", [0, 10_000, 100_000, 333_333, 5_000_000])
+def test_the_largest_length_fits_and_one_more_does_not(llm: LLM, free: int) -> None:
+    """Also around the budget, where a partial cache joins in."""
+    run = run_of(llm, 5)
+    most = largest(llm.target, run.strategy, 3, free)
+
+    def needed(new: int) -> int:
+        return sum(n.nbytes for n in needs_of(llm.target, run.strategy, 3, new) if n.sure)
+
+    assert needed(most + 1) > free and (most == 0 or needed(most) <= free)
+
+
+def test_a_run_that_does_not_fit_is_told_what_would(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "host_memory", lambda: Memory(3_000_000, 10**9))
+    with pytest.raises(InputError, match=r"valid: max_new_tokens up to \d+, a dtype of two bytes$") as caught:
+        run_of(llm, 90_000)
+    most = int(str(caught.value).rsplit("up to ", 1)[1].split(",")[0])
+    assert run_of(llm, most).max_new_tokens == most
+    with pytest.raises(InputError, match=f"up to {most},"):
+        run_of(llm, most + 1)
+    monkeypatch.setattr(memory, "host_memory", lambda: Memory(100, 10**9))
+    with pytest.raises(InputError, match="valid: a smaller ngrams"):  # the tree's rows alone are too many
+        run_of(llm, 1)
+
+
+def test_the_parts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is there once: the sum is what the process holds and what the run adds."""
+    monkeypatch.setattr(plans, "resident", lambda: 50_000_000)
+    run = run_of(llm, 500)
+    found = plan(run, None)
+    parts = {part.name: part.nbytes for part in found.parts}
+    row, nodes = llm.target.kv_bytes, run.strategy.max_nodes
+    assert parts["full cache"] == (503 + nodes) * row
+    assert parts["partial cache (budget 60)"] == 61 * row
+    assert parts["logits of a step"] == 3 * nodes * 260 * 4
+    assert parts["weights"] + parts["program, libraries, work space"] == 50_000_000
+    assert found.peak == sum(parts.values()) and len(parts) == 6
+    assert found.seconds is None and found.most is not None and found.most > 500
+    short = {part.name for part in plan(run_of(llm, 5), None).parts}
+    assert "partial cache (budget 60)" not in short  # the text never gets that long
+
+
+def test_the_expected_time() -> None:
+    """By hand: 1,000 tokens at 2 a step; a step takes 10 ms at 100 tokens and 2 µs more for each other."""
+    speed = Speed(at=100, step=0.010, rate=2.0, slope=2e-6, prefill=0.001, prefill_slope=1e-6, spread=0.1)
+    middle = 0.010 + 2e-6 * (100 + 500 - 100)
+    assert expected(speed, 100, 1000) == pytest.approx(500 * middle + 100 * (0.001 + 1e-6 * 50))
+
+
+def test_a_measured_plan(llm: LLM) -> None:
+    """The measurement is a run of the same kind, shorter; it leaves the model as it was."""
+    before = llm.generate([1, 2, 3], 20, ignore_eos=True).token_ids
+    asked: list[int] = []
+
+    def again(new: int) -> Run:
+        asked.append(new)
+        return run_of(llm, new)
+
+    found = plan(run_of(llm, 2000), again)
+    assert asked == [plans.SHORT] and found.speed is not None and found.speed.at == 3
+    assert found.seconds is not None and found.range is not None
+    assert 0 < found.range[0] < found.seconds < found.range[1]
+    assert found.seconds == expected(found.speed, 3, 2000) and 1.0 <= found.speed.rate <= 7
+    assert llm.generate([1, 2, 3], 20, ignore_eos=True).token_ids == before
+
+
+def test_resident_memory_grows_with_what_is_held() -> None:
+    before = resident()
+    if not before:
+        pytest.skip("the system does not tell")
+    held = bytearray(b"x") * 200_000_000
+    assert resident() - before > 150_000_000 and len(held)

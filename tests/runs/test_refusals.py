@@ -1,0 +1,193 @@
+"""Who may write a run, and what has to be the same to go on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tokenswift
+from tests.conftest import tiny_model, tiny_tokenizer
+from tests.runs.common import CALL, HOT, adapted, begin, journal_tokens
+from tokenswift import LLM, InputError, RunError
+from tokenswift.runs import folder as folders
+from tokenswift.runs import journal, writer
+from tokenswift.runs.folder import is_locked
+from tokenswift.runs.identity import identity_of
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM.from_model(tiny_model(), tiny_tokenizer())
+
+
+# ---- refusals ---------------------------------------------------------------------------------------------
+
+
+def test_two_writers_and_a_stale_lock(llm: LLM, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    running = llm.stream("hello", **CALL, run_dir=folder)
+    next(running)
+    assert is_locked(folder)
+    with pytest.raises(InputError, match=f"is being written by process {os.getpid()};"):
+        llm.generate("hello", **CALL, run_dir=folder)
+    running.close()  # type: ignore[attr-defined]
+    assert not is_locked(folder)
+    (folder / "lock").write_text("999999\n")  # left by a process that died
+    assert tokenswift.resume(folder, llm=llm).finish_reason == "length"
+    never = llm.stream("hello", **{**CALL, "max_new_tokens": 99}, run_dir=folder)
+    del never  # a stream that was never begun holds nothing
+    assert len(tokenswift.resume(folder, max_new_tokens=100, llm=llm).token_ids) == 100
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"sampling": replace(HOT, seed=4)}, "seed is 4, was 3"),
+        (
+            {"sampling": replace(HOT, top_p=0.5, temperature=1.0)},
+            "temperature is 1.0, was 1.3; top_p is 0.5, was 1.0",
+        ),
+        ({"prompt": "hullo"}, "the prompt differs"),
+        ({"stop": ("x",)}, "stop is ['x'], was []"),
+        ({"ignore_eos": False}, "the end-of-text tokens (ignore_eos) is [257], was []"),
+        ({"strategy_options": {"acceptance": "published"}}, "acceptance is 'published', was 'exact'"),
+        ({"max_new_tokens": 5}, "max_new_tokens is 5; the run has 20 tokens already"),
+    ],
+)
+def test_changed_settings(llm: LLM, tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    folder = tmp_path / "run"
+    begin(llm, folder, 20, strategy="autoregressive")
+    before = (folder / "journal").read_bytes()
+    call = {"prompt": "hello", **CALL, **change}
+    with pytest.raises(InputError) as caught:
+        llm.generate(**call, run_dir=folder)
+    assert named in str(caught.value) and "\n" not in str(caught.value)
+    assert (folder / "journal").read_bytes() == before and not is_locked(folder)
+
+
+def test_changed_model(llm: LLM, tmp_path: Path, tiny_folder: Callable[..., Path]) -> None:
+    """Other weights, another config, another dtype, another tokenizer, other positions: each is named."""
+    folder = tmp_path / "run"
+    begin(llm, folder, 20)
+    tuned = tiny_model()
+    with torch.no_grad():
+        for parameter in tuned.model.layers[1].mlp.parameters():
+            parameter.add_(1e-4)
+    other = tiny_tokenizer()
+    other.add_tokens(["hey"])
+    cases = [
+        (LLM.from_model(tuned, tiny_tokenizer()), "the model's weights differs;"),
+        (LLM.from_model(tiny_model(rms_norm_eps=1e-4), tiny_tokenizer()), "the model's config differs;"),
+        (LLM.from_model(tiny_model().bfloat16(), tiny_tokenizer()), "dtype is 'bfloat16', was 'float32';"),
+        (LLM.from_model(tiny_model(), other), "the tokenizer differs;"),
+        (
+            LLM.from_model(tiny_model(), tiny_tokenizer(), rope_scaling="yarn:2"),
+            "rope_scaling is 'yarn:2', was",
+        ),
+    ]
+    for changed, named in cases:
+        with pytest.raises(InputError, match="holds another run: ") as caught:
+            tokenswift.resume(folder, llm=changed)
+        assert named in str(caught.value), (named, str(caught.value))
+
+
+def test_changed_adapter(llm: LLM, tmp_path: Path) -> None:
+    """An adapter is known apart from its base: added, changed or taken away, it is named."""
+    folder, plain = tmp_path / "run", tmp_path / "plain"
+    begin(adapted(1), folder, 20)
+    begin(llm, plain, 20)
+    kept = folders.load(folder)[1].header["identity"]
+    assert kept["adapter"]["names"] == ["style"]
+    assert folders.load(plain)[1].header["identity"]["adapter"] is None
+    for changed in (adapted(2), adapted(1, rank=3)):
+        with pytest.raises(InputError, match="another run: the adapter differs;"):
+            tokenswift.resume(folder, llm=changed)
+    with pytest.raises(InputError, match="the adapter differs"):
+        tokenswift.resume(folder, llm=llm)
+    with pytest.raises(InputError, match="the adapter differs"):
+        tokenswift.resume(plain, llm=adapted(1))
+    assert tokenswift.resume(folder, llm=adapted(1)).finish_reason == "length"
+
+
+def test_the_identity_does_not_depend_on_where_a_model_lies(
+    tiny_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    there = tmp_path / "copy"
+    shutil.copytree(tiny_folder(), there)
+    with LLM(tiny_folder()) as one, LLM(there) as two:
+        assert one.identity() == two.identity()
+    model = tiny_model()
+    assert identity_of(model) == identity_of(model)
+
+
+def test_another_version_and_no_run(llm: LLM, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    begin(llm, folder, 5)
+    data = (folder / "journal").read_bytes()
+    (folder / "journal").write_bytes(data.replace(b"journal 1\n", b"journal 7\n", 1))
+    for call in (
+        lambda: tokenswift.resume(folder, llm=llm),
+        lambda: llm.generate("hello", **CALL, run_dir=folder),
+    ):
+        with pytest.raises(InputError, match="journal is of version 7; valid: version 1"):
+            call()
+    with pytest.raises(InputError, match="holds no run; valid: a folder made with --run-dir"):
+        tokenswift.resume(tmp_path, llm=llm)
+    (folder / "journal").unlink()
+    with pytest.raises(InputError, match="has no journal but text.unfinished.txt"):
+        llm.generate("hello", **CALL, run_dir=folder)
+    journal.create(folder / "journal", [{"kind": "end"}])
+    with pytest.raises(InputError, match="does not begin with a run's header"):
+        tokenswift.resume(folder, llm=llm)
+
+
+def test_a_folder_that_cannot_be_written(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="run_dir .*file cannot be written .*; valid: a writable folder"):
+        llm.generate("hello", **CALL, run_dir=tmp_path / "file")
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o555)
+    if os.access(locked, os.W_OK):  # root may write everywhere
+
+        def refuse(*_: object) -> int:
+            raise OSError(30, "Read-only file system")
+
+        monkeypatch.setattr(folders.os, "open", refuse)
+    with pytest.raises(
+        InputError, match="locked cannot be written .(Read-only file system|Permission denied)"
+    ):
+        llm.generate("hello", **CALL, run_dir=locked / "")
+
+
+@pytest.mark.parametrize("room", [0, 1, 5])
+def test_a_full_disk(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """The run ends with what was kept and how to go on; with room again it goes on to the same text."""
+    folder = tmp_path / "run"
+    monkeypatch.setattr(writer, "SYNC_TOKENS", 4)
+    real, left = journal.Appender.append, [room]
+
+    def full(self: journal.Appender, *records: journal.Record) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        real(self, *records)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal.Appender, "append", full)
+        with pytest.raises(
+            RunError, match=r"failed .No space left on device.; \d+ tokens are kept in"
+        ) as caught:
+            llm.generate("hello", **CALL, run_dir=folder)
+    kept = journal_tokens(folder)
+    assert f"; {kept} tokens are kept in {folder}; go on with: tokenswift resume {folder}" in str(
+        caught.value
+    )
+    assert not is_locked(folder)
+    assert tokenswift.resume(folder, llm=llm).token_ids == llm.generate("hello", **CALL).token_ids

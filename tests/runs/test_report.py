@@ -1,0 +1,191 @@
+"""The report: whole, self-contained, every token in it once, readable without colours."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import tiny_model, tiny_tokenizer
+from tests.lossless.test_tokens import random_heads
+from tokenswift import LLM, SamplingParams
+from tokenswift.report.figures import bins, repeats, resumed_at
+from tokenswift.report.page import page
+from tokenswift.report.plots import Line, number, plot, ticks
+from tokenswift.runs import folder as folders
+from tokenswift.runs.state import RunState
+
+VOID = {"meta", "input", "br", "hr", "path", "link"}
+
+
+class Reader(HTMLParser):
+    """Elements that are opened and closed in order; what is inside them."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.text: dict[str, list[str]] = {}
+        self.words: list[str] = []
+        self._run = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+            if self._run or ("class", "run") in attrs:
+                self._run += 1
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+        self._run -= bool(self._run)
+
+    def handle_data(self, data: str) -> None:
+        for tag in set(self.open):
+            self.text.setdefault(tag, []).append(data)
+        if self._run:
+            self.words.append(data)
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.seen)
+
+
+def read(html: str) -> Reader:
+    reader = Reader()
+    reader.feed(html)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> RunState:
+    """A run with heads and n-grams, in two sessions, with letters that HTML has to escape."""
+    model = tiny_model()
+    model.lm_head.weight.data[60] *= 3  # "<"
+    heads = random_heads("conditioned", 32, 260)
+    llm = LLM.from_model(model, tiny_tokenizer(), heads=heads)
+    folder = tmp_path_factory.mktemp("report") / "run"
+    call: dict[str, Any] = {
+        "sampling": SamplingParams(greedy=True, repetition_penalty=1.0),
+        "ignore_eos": True,
+    }
+    drafts = {"tree": (1, 2), "ngrams": 0, "draft": "partial"}
+    llm.generate("hello", 70, **call, strategy_options=drafts, run_dir=folder)
+    drafts = {"tree": (1, 2), "ngrams": 2, "ngram_count": 1}
+    llm.generate("hello", 180, **call, strategy_options=drafts, run_dir=folder)
+    return folders.load(folder)[1]
+
+
+def test_every_token_is_there_once_and_marked(state: RunState) -> None:
+    reader = read(page(state, "a <run>"))
+    assert "".join(reader.words) == re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "\ufffd", state.text)
+    by_kind = {"i": "h", "b": "n", "u": "c"}
+    assert state.sources.count("h") > 5 and state.sources.count("n") > 5
+    ends = [sum(state.chars[:i]) for i in range(len(state.chars) + 1)]
+    for tag, letter in by_kind.items():
+        expected = "".join(
+            state.text[ends[i] : ends[i + 1]] for i, source in enumerate(state.sources) if source == letter
+        )
+        legend = {"i": "draft head", "b": "n-gram of the text", "u": "drafted chain"}[tag]
+        assert "".join(reader.text[tag]).replace("\ufffd", "") == legend + re.sub(
+            "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffd]", "", expected
+        )
+    assert "a <run>" in "".join(reader.text["h1"])
+
+
+def test_the_page_needs_nothing_else(state: RunState) -> None:
+    """No scripts and no addresses: the policy in the page forbids them as well."""
+    html = page(state, "run")
+    reader = read(html)
+    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in reader.seen}
+    links = [attrs["href"] for tag, attrs in reader.seen if tag == "a"]
+    ids = {attrs["id"] for _, attrs in reader.seen if attrs.get("id")}
+    assert links and all(link and link[0] == "#" and link[1:] in ids for link in links)
+    assert not re.search(r"(\bsrc=|url\(|@import|https?:)", html.replace("http-equiv", ""))
+    assert "default-src 'none'" in html and "prefers-color-scheme:dark" in html
+
+
+def test_it_can_be_read_without_seeing(state: RunState) -> None:
+    """Headings in order, a name for every picture, tables with headers, labels, nothing by colour alone."""
+    html = page(state, "run")
+    reader = read(html)
+    levels = [int(tag[1]) for tag, _ in reader.seen if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
+    pictures = [attrs for tag, attrs in reader.seen if tag == "svg" and attrs.get("aria-hidden") != "true"]
+    assert len(pictures) == 4 and all(a["role"] == "img" and a["aria-label"] for a in pictures)
+    assert reader.count("details") == len(pictures)
+    assert reader.count("label") == reader.count("input") == 2
+    assert sum(
+        attrs.get("scope") in ("row", "col") for tag, attrs in reader.seen if tag == "th"
+    ) == reader.count("th")
+    assert dict(reader.seen)["html"]["lang"] == "en"
+    style = html.split("<style>")[1].split("</style>")[0]
+    lines = [re.search(rf"\n{tag}{{[^}}]*text-decoration:(underline \w+)", style) for tag in "ibu"]
+    assert len({line[1] for line in lines if line}) == 3
+
+
+def test_stretches_not_tokens(state: RunState) -> None:
+    """One element for a stretch of one kind: a text of one kind of tokens has hardly any."""
+    state_of_one = RunState(**{f: getattr(state, f) for f in RunState.__slots__})
+    state_of_one.sources = "h" * len(state.tokens)
+    reader = read(page(state_of_one, "run"))
+    assert reader.count("i") <= 2 + 2 * reader.count("mark")
+
+
+def test_an_empty_run(state: RunState) -> None:
+    empty = RunState(state.header, state.sessions[:1], steps=[[]])
+    reader = read(page(empty, "run", running=True))
+    assert "0 tokens, running" in "".join(reader.text["h1"])
+
+
+def test_repeats() -> None:
+    tokens = [*range(20), *range(5, 15), 99, *range(3)]
+    marked = repeats(tokens, 4)
+    assert [i for i, mark in enumerate(marked) if mark] == list(range(20, 30))
+    assert repeats([7] * 10, 4) == [False] + [True] * 9  # overlaps with itself
+    assert repeats([1, 2], 4) == [False, False]
+
+
+def test_bins_add_up(state: RunState) -> None:
+    rows = bins(state, repeats(state.tokens))
+    assert rows[-1].end == 180 and [row.end for row in rows] == sorted(row.end for row in rows)
+    assert resumed_at(state) == [70]
+    weights = [b.end - a for a, b in zip([0, *(r.end for r in rows)], rows, strict=False)]
+    passes = sum(w / row.length for w, row in zip(weights, rows, strict=True))
+    assert passes == pytest.approx(len(state.all_steps))
+    share = sum(w * row.repeated for w, row in zip(weights, rows, strict=True)) / 180
+    assert share == pytest.approx(sum(repeats(state.tokens)) / 180)
+
+
+def test_plots() -> None:
+    html = plot(
+        "Speed", [10, 20, 30], [Line("a", [1.0, None, 3.0]), Line("b<c", [0.5, 0.5, 12.0])], "t", [15]
+    )
+    reader = read(html)
+    cells = "".join(reader.text["tbody"])
+    assert cells.startswith("101") and "–" in cells and "b<c" in "".join(reader.text["th"])
+    curve = next(
+        a["d"] for t, a in reader.seen if t == "path" and a.get("class") == "line l0" and a["d"] != "M1 5H33"
+    )
+    assert curve and curve.count("M") == 2  # broken where a value is unknown
+    assert ticks(0) == [0.0, 1.0] and ticks(38) == [0, 10, 20, 30, 40] and ticks(1.3)[-1] == 1.5
+    assert [number(v) for v in (None, 0, 0.25, 12.34, 1234.5, 3)] == ["–", "0", "0.25", "12.3", "1,234", "3"]
+
+
+def test_nothing_is_loaded_for_it(tmp_path: Path) -> None:
+    """Reading journals and writing pages needs no torch: it would take seconds."""
+    import subprocess
+    import sys
+
+    code = "import sys, tokenswift.report.page, tokenswift.runs.listing, tokenswift.cli.report;"
+    code += "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
