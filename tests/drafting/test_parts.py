@@ -18,7 +18,7 @@ from tokenswift.drafting.growth import Growth
 from tokenswift.drafting.reuse import MOST, Reuse
 from tokenswift.sampling import Ranked
 
-# ---- growth -----------------------------------------------------------------------------------------------------
+# ---- growth ---------------------------------------------
 
 
 def _random_growth(rnd: random.Random, nodes: int) -> Growth:
@@ -63,15 +63,15 @@ def test_two_sources_of_one_token_make_it_likelier() -> None:
     assert growth.chance(2) < 0.75
 
 
-# ---- calibration ------------------------------------------------------------------------------------------------
+# ---- calibration ---------------------------------------------
 
 
 def test_chances_learn_what_happens() -> None:
-    """Outcomes by a law that the priors do not know: after 3,000 places the bins agree within 0.05."""
+    """Outcomes by a law that the priors do not know: after 10,000 places the bins agree within 0.05."""
     rnd = random.Random(0)
     calibration = Calibration()
-    for place in range(6000):
-        if place == 3000:
+    for place in range(20000):
+        if place == 10000:
             calibration.reliability = type(calibration.reliability)()
         values = sorted((rnd.gauss(0, 2) for _ in range(4)), reverse=True)
         ranked = Ranked([1, 2, 3, 4], values, [rnd.random() for _ in range(4)])
@@ -99,7 +99,7 @@ def test_a_greater_lead_is_a_greater_chance() -> None:
     assert found == sorted(found) and found[0] < 0.25 < 0.4 < found[-1]
 
 
-# ---- long matches -----------------------------------------------------------------------------------------------
+# ---- long matches ---------------------------------------------
 
 
 def test_the_longest_match_decides() -> None:
@@ -136,7 +136,7 @@ def test_chances_of_matches_follow_their_luck() -> None:
         assert chance > 0.9 if right else chance < 0.1
 
 
-# ---- costs ------------------------------------------------------------------------------------------------------
+# ---- costs ---------------------------------------------
 
 TABLE = Table((1, 2, 4, 8), (10.0, 11.0, 13.0, 21.0), (0.01, 0.01, 0.02, 0.04), 0.5)
 

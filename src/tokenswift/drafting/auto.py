@@ -39,7 +39,8 @@ WIDTH = 5  # candidates of a place
 DEPTH = 8  # levels that heads draft
 ROWS = 4  # places that one level continues
 CHAIN = 6  # partial passes in one step
-_CHANCE = 0.35  # of the next level's best candidate, before it is known
+_CHANCE = 0.35  # of a level's best candidate, before anything is known
+_RECENT = 1 / 16  # weight of a new figure in its running mean
 
 
 class AutoDrafter:
@@ -82,6 +83,7 @@ class AutoDrafter:
         self.control = Control(
             self.costs, hidden and heads is not None, None if context is None else context.budget
         )
+        self._best = [_CHANCE] * (DEPTH + 1)  # by level, running mean of the best candidate's chance
         self._growth = Growth(0)
         self._rankings: list[tuple[int, int, str, list[tuple[float, ...]], list[float], list[int]]] = []
         self._record: dict[str, Any] = {}
@@ -208,11 +210,14 @@ class AutoDrafter:
             states, logits = levels.level(head, states, last)
             below = self._rank(sequence, growth, nodes, logits, source, head)
             self.control.level_took(1000 * (perf_counter() - begun))
+            firsts = [growth.given[children[0][0]] for children in below if children]
+            if firsts:
+                self._best[head] += _RECENT * (sum(firsts) / len(firsts) - self._best[head])
             spread = [(chance, child, at) for at, children in enumerate(below) for child, chance in children]
             spread.sort(reverse=True)
-            worth = rate * row / _CHANCE
-            kept = [entry for entry in spread[:ROWS] if entry[0] > worth]
-            gain = _CHANCE * sum(chance for chance, _, _ in kept)
+            ahead = self._best[min(head + 1, DEPTH)]
+            kept = [entry for entry in spread[:ROWS] if entry[0] * ahead > rate * row]
+            gain = ahead * sum(chance for chance, _, _ in kept)
             if gain < rate * (self.control.level_ms + row * len(kept)):
                 return
             nodes = [child for _, child, _ in kept]
@@ -241,9 +246,8 @@ class AutoDrafter:
             more = path_chance * self.control.backbone
             if done + 1 == CHAIN or more < rate * (self.control.partial_ms + self.control.row_ms):
                 break
-        if self.levels is not None and path_chance * _CHANCE > rate * (
-            self.control.level_ms + self.control.row_ms
-        ):
+        worth = rate * (self.control.level_ms + self.control.row_ms)
+        if self.levels is not None and path_chance * self._best[0] > worth:
             self._heads(sequence, growth, [node], self.levels.start(hidden), "after", 0)
 
     # ---- what it did ----------------------------------------------------------------------------

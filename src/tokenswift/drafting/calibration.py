@@ -42,12 +42,13 @@ class Regression:
 
     Args:
         weights: to start from.
+        rate: step of the gradient.
     """
 
-    __slots__ = ("weights",)
+    __slots__ = ("weights", "rate")
 
-    def __init__(self, weights: Sequence[float]) -> None:
-        self.weights = list(weights)
+    def __init__(self, weights: Sequence[float], rate: float = _RATE) -> None:
+        self.weights, self.rate = list(weights), rate
 
     def chance(self, x: Sequence[float]) -> float:
         """The predicted probability."""
@@ -58,7 +59,7 @@ class Regression:
 
     def learn(self, x: Sequence[float], error: float) -> None:
         """One step; ``error`` is the outcome (0 or 1) minus the predicted probability."""
-        step = _RATE * error / sum(value * value for value in x)
+        step = self.rate * error / sum(value * value for value in x)
         weights = self.weights
         for i, value in enumerate(x):
             weights[i] += step * value

@@ -13,6 +13,7 @@ from tokenswift.drafting.calibration import FEATURES, Regression
 LEAST = 3  # tokens that must agree
 MOST = 32  # tokens compared, and tokens drafted
 _PLACES = 4  # newest places kept for each beginning
+_RATE = 0.3  # one prediction a step at most: learn fast
 _MEMORY = 0.9  # of the running share of right predictions
 
 
@@ -27,7 +28,7 @@ class Reuse:
         self._text: list[int] = []
         self._places: dict[tuple[int, ...], list[int]] = {}
         weights = (-3.0 if penalised else -1.5, 1.0, 1.5, 0.0, 0.0, 0.0)
-        self._chance = Regression(weights)
+        self._chance = Regression(weights, _RATE)
         self._recent = 0.0  # running share of right predictions
         self._drafted: list[tuple[int, tuple[float, ...], float]] = []  # token, features, chance
         if len(weights) != FEATURES:
