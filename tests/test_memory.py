@@ -47,7 +47,7 @@ def nothing_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("autoregressive", {}, 10**12, "max_new_tokens is 1000000000000;", 10**12 * KV),
         ("tokenswift", {}, 10**12, "max_new_tokens is 1000000000000;", 10**12 * KV),
-        ("tokenswift", {"ngrams": 10**9}, 4, "ngrams is 1000000000;", 4 * 10**9 * (KV + 4 * VOCAB)),
+        ("tokenswift", {"tree": (1,), "ngrams": 10**9}, 4, "ngrams is 1000000000;", 4 * 10**9 * (KV + 4 * VOCAB)),
         ("tokenswift", {"budget": 10**12, "draft": "partial"}, 4, "budget is 1000000000000;", 10**12 * KV),
         ("magicdec", {"budget": 10**12}, 4, "budget is 1000000000000;", 10**12 * KV),
         ("magicdec", {"budget": 10**12, "draft_model": True}, 4, "budget is 1000000000000;", 10**12 * KV),

@@ -15,7 +15,6 @@ from tests.drafting.scripted import scripted_heads, scripted_model
 from tests.drafting.test_accepted import GREEDY, NOISY, PROMPT, llm_of, prompt
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, InputError, SamplingParams
-from tokenswift.drafting.auto import AutoDrafter
 from tokenswift.drafting.control import HIDDEN, PARTIAL, PLAIN, Control
 from tokenswift.drafting.costs import Costs, Table
 from tokenswift.heads.modules import Heads, HeadsConfig
@@ -200,10 +199,14 @@ def test_the_published_rule_keeps_a_fixed_tree(free: None) -> None:
     assert done.drafting is None and not done.lossless
 
 
-def test_a_drafter_learns_from_what_it_did_not_draft() -> None:
-    """Chances of candidates left out of the tree are learnt too: the outcome at their place is known."""
-    llm = llm_of("conditioned", True)
-    dear = Table((1, 32), (1.0, 1e6), (0.0, 0.0), 1e-6)  # no row ever pays
-    sampler = llm.target.sampler(GREEDY)
-    drafter = AutoDrafter(llm.target, llm.heads, sampler, None, dear, True, True, False, True, None)
-    assert drafter.depth > 0 and drafter.control.current == HIDDEN
+def test_chances_are_learnt_without_drafting(free: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of candidates left out of the tree too: the outcome at their place is known."""
+    monkeypatch.setattr(Control, "mode", _always(HIDDEN))
+    monkeypatch.setattr(Control, "prices", lambda self, context, most: [1.0, 1e6])  # no row ever pays
+    options = {"ngrams": 0, "draft": "hidden"}
+    made = llm_of("conditioned", True).generate(
+        prompt(PROMPT), 200, strategy_options=options, sampling=GREEDY
+    )
+    assert made.metrics.mean_acceptance_length == 1 and made.drafting is not None
+    best = made.drafting["calibration"][-1]
+    assert best["predicted"] > 0.8 and best["observed"] > 0.95 and best["count"] > 40

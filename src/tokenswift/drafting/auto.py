@@ -16,6 +16,7 @@ cannot depend on any of this, only the time can.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -51,7 +52,7 @@ class AutoDrafter:
         heads: draft heads, or None.
         sampler: the target's choice rule.
         context: the partial KV cache; None leaves partial passes out.
-        table: measured costs.
+        table: gives the measured costs, when the run begins.
         frequent: let the heads draft frequent tokens and the prompt's only.
         coupled: rank with the target's noise.
         reuse: look for long matches.
@@ -65,7 +66,7 @@ class AutoDrafter:
         heads: Heads | None,
         sampler: Sampler,
         context: SparseContext | None,
-        table: Table,
+        table: Callable[[], Table],
         frequent: bool,
         coupled: bool,
         reuse: bool,
@@ -77,20 +78,31 @@ class AutoDrafter:
         self.levels = None if heads is None else HeadLevels(model, heads, frequent)
         self.depth = 0 if heads is None else DEPTH if heads.conditioned else heads.count
         self.reuse = Reuse(sampler.params.window > 0) if reuse else None
-        self.costs = Costs(table)
         priors = None if heads is None else heads.calibration
         self.calibration = Calibration(priors)
-        self.control = Control(
-            self.costs, hidden and heads is not None, None if context is None else context.budget
-        )
+        self._table, self._hidden = table, hidden and heads is not None
+        self._control: Control | None = None
         self._best = [_CHANCE] * (DEPTH + 1)  # by level, running mean of the best candidate's chance
         self._growth = Growth(0)
         self._rankings: list[tuple[int, int, str, list[tuple[float, ...]], list[float], list[int]]] = []
         self._record: dict[str, Any] = {}
         self._draft_seconds = self._mark = 0.0
 
+    @property
+    def control(self) -> Control:
+        """What decides.
+
+        Raises:
+            ValueError: the run has not begun.
+        """
+        if self._control is None:
+            raise ValueError("begin was not called")
+        return self._control
+
     def begin(self, sequence: Sequence) -> None:
         """Settle which tokens the heads may draft, and read the prompt for matches."""
+        budget = None if self.context is None else self.context.budget
+        self._control = Control(Costs(self._table()), self._hidden, budget)
         if self.levels is not None:
             self.levels.begin(sequence.tokens)
         if self.reuse is not None:

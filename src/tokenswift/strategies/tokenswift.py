@@ -13,6 +13,7 @@ Where a step's draft starts from:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -158,7 +159,7 @@ class AutoTokenSwift:
         model: the target.
         heads: draft heads, or None (partial passes and matches of the text only).
         sampler: the target's choice rule, shared for coupled candidates.
-        table: measured times of passes.
+        table: gives the measured times of passes, when a run begins.
     Raises:
         InputError: the file for explanations cannot be written.
     """
@@ -173,7 +174,7 @@ class AutoTokenSwift:
         model: DraftModel,
         heads: Heads | None,
         sampler: Sampler,
-        table: Table,
+        table: Callable[[], Table],
     ) -> None:
         if options.budget is None:
             raise ValueError("budget must be resolved before the strategy is built")
