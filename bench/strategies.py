@@ -10,21 +10,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import PROMPTS, prompts, row, save
+from common import PROMPTS, decoded, prefilled, prompts, row, save
 from tokenswift import LLM, SamplingParams
-from tokenswift.config import build_options
-from tokenswift.decode import decode, prefill
-from tokenswift.interfaces import Sequence
-from tokenswift.metrics import Meter
-from tokenswift.sampling import Sampler
-from tokenswift.strategies.table import STRATEGIES
 
 TREE = {"tree": (1, 3, 3, 3), "draft": "partial"}
-SCRATCH = 256
 
 #: name in tables → (strategy, options without the budget)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -42,35 +34,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"gamma": 4, "kv": "streaming", "draft_model": "smollm2-135m-draft"},
     ),
 }
-
-
-def start(llm: LLM, ids: list[int], new_tokens: int, sampler: Sampler) -> Sequence:
-    """A prefilled sequence with room for every strategy."""
-    cache = llm.target.new_cache(len(ids) + new_tokens + SCRATCH)
-    sequence = Sequence(list(ids), len(ids), cache, llm.target, sampler)
-    prefill(sequence)
-    return sequence
-
-
-def fork(sequence: Sequence, sampler: Sampler) -> Sequence:
-    """A copy of a prefilled sequence that can run on its own."""
-    full: Any = sequence.cache
-    copy = sequence.model.new_cache(full.capacity)  # type: ignore[attr-defined]
-    copy.data[:, :, : full.length] = full.data[:, :, : full.length]
-    copy._length = full.length
-    return replace(sequence, tokens=list(sequence.tokens), cache=copy, sampler=sampler)
-
-
-def measure(llm: LLM, base: Sequence, strategy: str, options: dict[str, Any], args: Any, seed: int) -> Any:
-    """Run one strategy from a prefilled state; (metrics, tokens)."""
-    sampler = Sampler(SamplingParams(seed=seed), llm.target.vocab_size, llm.target.device)
-    sequence = fork(base, sampler)
-    entry = STRATEGIES[strategy]
-    drafter = entry.build(llm, build_options(entry.options, strategy, options), sampler)
-    meter, tokens = Meter(), []
-    for step in decode(sequence, drafter, sampler, args.new_tokens, (), meter):
-        tokens += step.token_ids
-    return meter.finish(tokens, sequence.draft_passes), tokens
 
 
 def main() -> None:
@@ -93,14 +56,17 @@ def main() -> None:
         same = dict.fromkeys(found, True)
         texts = prompts(llm, args.prompts, context, args.texts)
         for _, ids in texts:
-            sampler = Sampler(SamplingParams(), llm.target.vocab_size, llm.target.device)
-            base = start(llm, ids, args.new_tokens, sampler)
+            base = prefilled(llm, ids, args.new_tokens)
             for seed in range(args.seeds):
-                _, plain = measure(llm, base, "autoregressive", {}, args, seed)
+                _, plain, _ = decoded(
+                    llm, base, args.new_tokens, "autoregressive", {}, SamplingParams(seed=seed)
+                )
                 for name in found:
                     strategy, options = VARIANTS[name]
                     known = {"budget": args.budget} if strategy != "medusa" else {}
-                    metrics, tokens = measure(llm, base, strategy, options | known, args, seed)
+                    metrics, tokens, _ = decoded(
+                        llm, base, args.new_tokens, strategy, options | known, SamplingParams(seed=seed)
+                    )
                     found[name].append(metrics)
                     same[name] = same[name] and tokens == plain
         for name, metrics in found.items():

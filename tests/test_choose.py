@@ -68,7 +68,7 @@ def test_bad_logits_are_refused(kernels: NativeKernels, value: float) -> None:
     sampler = Sampler(params, V, "cpu", kernels.ranker(params))
     logits = torch.randn(2, V)
     logits[1, V - 1] = value
-    with pytest.raises(RunError, match="logits hold"):
+    with pytest.raises(RunError, match=r"logits .*hold"):
         sampler.choose(logits, [1], [[], []])
     assert len(sampler.choose(logits[:1], [1], [[]])) == 1
     with pytest.raises(RunError, match="no finite maximum"):

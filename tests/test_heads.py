@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +86,22 @@ def test_conditioned_heads_by_definition() -> None:
         heads.advance(0, base, base, None)
 
 
-def test_with_count() -> None:
-    shared = random_heads("conditioned", inner=8)
-    assert shared.with_count(6).count == 6
-    linear = random_heads("linear")
-    assert linear.with_count(2).count == 2
-    with pytest.raises(InputError, match="number of heads is 4"):
-        linear.with_count(4)
+def test_headers_of_earlier_versions_are_read() -> None:
+    """Medusa's blocks were called inner, and heads named their number of steps."""
+    old = {"kind": "medusa", "count": 2, "hidden_size": D, "vocab_size": V, "inner": 3, "steps": 1}
+    assert HeadsConfig.from_dict(old) == HeadsConfig("medusa", 2, D, V, blocks=3)
+    old = {"kind": "conditioned", "count": 2, "hidden_size": D, "vocab_size": V, "inner": 3, "steps": 1}
+    assert HeadsConfig.from_dict(old) == HeadsConfig("conditioned", 2, D, V, inner=3)
+
+
+@pytest.mark.parametrize("kind", ["linear", "conditioned", "medusa"])
+def test_copies_are_of_the_same_kind(kind: str) -> None:
+    heads = random_heads(kind)
+    heads.frequent = torch.tensor([3, 4])
+    for other in (copy.deepcopy(heads), pickle.loads(pickle.dumps(heads))):
+        assert type(other) is type(heads) and other.kind == kind and other.frequent is not None
+        for name, tensor in heads.state_dict().items():
+            assert torch.equal(other.state_dict()[name], tensor)
 
 
 @pytest.mark.parametrize("kind,inner", [("linear", 0), ("conditioned", 8), ("conditioned", 0), ("medusa", 2)])

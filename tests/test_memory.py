@@ -19,6 +19,7 @@ from tokenswift.types import InputError
 
 PROMPT = [3, 4, 5, 6]
 KV = 2 * 3 * 2 * 8 * 4  # layers × (keys, values) × heads × width × float32
+GRAMS = 4 * 10**9 * (KV + 4 * VOCAB)  # rows of a billion 4-grams, with their logits
 
 
 def llm_of() -> LLM:
@@ -47,7 +48,13 @@ def nothing_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("autoregressive", {}, 10**12, "max_new_tokens is 1000000000000;", 10**12 * KV),
         ("tokenswift", {}, 10**12, "max_new_tokens is 1000000000000;", 10**12 * KV),
-        ("tokenswift", {"tree": (1,), "ngrams": 10**9}, 4, "ngrams is 1000000000;", 4 * 10**9 * (KV + 4 * VOCAB)),
+        (
+            "tokenswift",
+            {"tree": (1,), "ngrams": 10**9},
+            4,
+            "ngrams is 1000000000;",
+            4 * 10**9 * (KV + 4 * VOCAB),
+        ),
         ("tokenswift", {"budget": 10**12, "draft": "partial"}, 4, "budget is 1000000000000;", 10**12 * KV),
         ("magicdec", {"budget": 10**12}, 4, "budget is 1000000000000;", 10**12 * KV),
         ("magicdec", {"budget": 10**12, "draft_model": True}, 4, "budget is 1000000000000;", 10**12 * KV),

@@ -63,7 +63,7 @@ def test_medusa_heads_then_generate(cli: Call, base: str, text: str) -> None:
                "--kind", "medusa", "--heads", "2", *DATA)  # fmt: skip
     assert done.code == 0, done.err
     heads, _, notes = read_heads("m.safetensors")
-    assert heads.kind == notes["kind"] == "medusa" and heads.config.inner == 1
+    assert heads.kind == notes["kind"] == "medusa" and heads.config.blocks == 1
     done = cli("eval-heads", "--model", base, "--data", text, "--heads", "m.safetensors", "--prompt", "64",
                "--max-new-tokens", "16", "--positions", "16", "--prompts", "1", "--budget", "48",
                "--context", "128", "--json", "e.json", "--quiet")  # fmt: skip
@@ -134,7 +134,7 @@ def test_import_and_export(cli: Call, base: str, tmp_path: Path) -> None:
         (("--tokens", "3"), "tokens is 3"),
         (("--continued", "--block", "64", "--prompt", "60"), "prompt is 60"),
         (("--kind", "square"), "square"),
-        (("--kind", "medusa", "--inner", "0"), "inner is 0; valid: at least 1 for medusa"),
+        (("--kind", "medusa", "--blocks", "0"), "blocks is 0; valid: at least 1"),
         (("--data", "self", "--continued"), "--continued"),
         (("--model", "no-such-model"), "no-such-model"),
     ],

@@ -38,11 +38,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     add("--kind", choices=("linear", "conditioned", "medusa"), help="sort of heads (default conditioned)")
     add("--heads", type=integer, help="number of heads (default 3)")
-    add(
-        "--inner",
-        type=integer,
-        help="hidden layer (conditioned, default 1024), or blocks (medusa, default 1)",
-    )
+    add("--inner", type=integer, help="hidden layer of conditioned heads (default 1024; 0: none)")
+    add("--blocks", type=integer, default=1, help="residual blocks of Medusa heads (default 1)")
     add("--targets", help="model (its own processed distribution) or text (the next token); default model")
     add("--start", help="ridge (closed form) or zero (linear and medusa heads); default ridge")
     add(
@@ -207,8 +204,8 @@ def run(args: argparse.Namespace) -> int:
     count = args.heads if args.heads is not None else made.recipe.get("heads", 3)
     check_integer("heads", count, 1)
     if args.inner is not None:
-        least = 1 if kind == "medusa" else 0
-        check_integer("inner", args.inner, least, f"at least {least} for {kind} heads")
+        check_integer("inner", args.inner, 0, "at least 0 (0: no hidden layer)")
+    check_integer("blocks", args.blocks, 1, "at least 1 residual block")
     check_number("coverage", args.coverage, "above 0, at most 1", 0 < args.coverage <= 1)
     loaded = load(args.model, dtype=made.dtype, device=made.device)
     notes = train_heads(
@@ -221,6 +218,7 @@ def run(args: argparse.Namespace) -> int:
         kind=kind,
         count=count,
         inner=args.inner,
+        blocks=args.blocks,
         vocabulary=made.vocabulary,
         name=Path(args.model).name,
         report=logger.info,

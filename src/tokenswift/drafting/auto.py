@@ -36,11 +36,12 @@ from tokenswift.sampling import Ranked, Sampler
 from tokenswift.types import DraftTree, Step
 
 MOST_NODES = 31  # below the root
-WIDTH = 5  # candidates of a place
+WIDTH = 4  # candidates of a place
 DEPTH = 8  # levels that heads draft
 ROWS = 4  # places that one level continues
 CHAIN = 6  # partial passes in one step
 _CHANCE = 0.35  # of a level's best candidate, before anything is known
+_YOUNG = 64  # steps that are all learnt from
 _RECENT = 1 / 16  # weight of a new figure in its running mean
 
 
@@ -87,6 +88,7 @@ class AutoDrafter:
         self._rankings: list[tuple[int, int, str, list[tuple[float, ...]], list[float], list[int]]] = []
         self._record: dict[str, Any] = {}
         self._draft_seconds = self._mark = 0.0
+        self._steps = 0
 
     @property
     def control(self) -> Control:
@@ -147,7 +149,10 @@ class AutoDrafter:
         milliseconds = 1000 * (now - self._mark)
         length, new = len(sequence.tokens) - 1, list(step.token_ids)
         self.control.took(len(new), step.drafted + 1, length - len(new), milliseconds)
+        self._steps += 1
         for node, _, source, made, chances, tokens in self._rankings:
+            if self._steps > _YOUNG and self._steps % 4:
+                break  # what is known well is learnt from every fourth step
             path = self._growth.path(node)
             if len(path) < len(new) and path == new[: len(path)]:
                 self.calibration.learn(source, made, chances, tokens, new[len(path)])

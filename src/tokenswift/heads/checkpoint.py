@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 from dataclasses import dataclass
 from importlib import resources
@@ -116,6 +117,8 @@ def save_heads(
         "heads": heads.config.to_dict(),
         "notes": notes or {},
     }
+    if heads.calibration is not None:
+        header["calibration"] = heads.calibration
     try:
         with replacing(path) as part:
             save_file(tensors, part, metadata={METADATA_KEY: json.dumps(header)})
@@ -147,7 +150,7 @@ def read_heads(path: str | Path) -> tuple[Heads, HeadsBase, dict[str, Any]]:
         version = header["version"]
         if version != FORMAT_VERSION:
             raise InputError(f"heads file {path} has format version {version}; known: {FORMAT_VERSION}")
-        config = HeadsConfig(**header["heads"])
+        config = HeadsConfig.from_dict(header["heads"])
     except InputError:
         raise
     except (ValueError, KeyError, TypeError) as error:
@@ -161,8 +164,28 @@ def read_heads(path: str | Path) -> tuple[Heads, HeadsBase, dict[str, Any]]:
         if not len(frequent) or int(frequent.min()) < 0 or int(frequent.max()) >= config.vocab_size:
             raise InputError(f"heads file {path} names frequent tokens outside 0 to {config.vocab_size - 1}")
         heads.frequent = frequent.long()
+    heads.calibration = _calibration(header.get("calibration"), path)
     base = HeadsBase(str(header.get("base", "?")), config.hidden_size, config.vocab_size, sample.float())
     return heads, base, dict(header.get("notes") or {})
+
+
+def _calibration(found: Any, path: Path) -> dict[str, list[list[float]]] | None:
+    """The weights of `drafting.calibration` that a header holds: two lists of six numbers for each source."""
+    if found is None:
+        return None
+    try:
+        kept = {
+            str(name): [[float(weight) for weight in row] for row in rows] for name, rows in found.items()
+        }
+        shapes = {tuple(map(len, rows)) for rows in kept.values()}
+        numbers = [weight for rows in kept.values() for row in rows for weight in row]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InputError(f"heads file {path} has a broken calibration: {_reason(error)}") from error
+    if shapes - {(6, 6)} or not all(map(math.isfinite, numbers)):
+        raise InputError(
+            f"heads file {path} has a broken calibration; valid: six finite numbers, twice a source"
+        )
+    return kept
 
 
 def build_heads(config: HeadsConfig, tensors: dict[str, Tensor], source: str) -> Heads:

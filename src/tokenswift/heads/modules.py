@@ -5,21 +5,15 @@ position t the base model predicts token t+1, and head i (counted from 0) predic
 A head's state comes from :meth:`Heads.advance`; the base model's own LM head, applied by the
 caller to :meth:`Heads.normed` of it, gives the head's logits.
 
-Kinds:
-
-- ``linear``, the paper's: ``h_i = h_{i-1} + Linear_i(RMSNorm_in,i(h_{i-1}))``.
-- ``conditioned``: the step also sees the embedding of the token drafted before the head's own. With
-  x the normed previous state, base state and embedding side by side,
-  ``h_i = A x + B relu(C x + b) + c``; by default all heads share one step after the first norm,
-  so a file serves any number of heads.
-- ``medusa``: Medusa-1's residual blocks on the base model's final state, optionally with LM heads
-  of their own.
+Each kind is a file of its own beside this one, with a class that names its kind and implements
+:meth:`Heads.step` and what else differs; ``Heads(config)`` makes the right one.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -36,13 +30,13 @@ class HeadsConfig:
 
     Attributes:
         kind: "linear", "conditioned" or "medusa".
-        count: number of heads; conditioned heads that share their step may be asked for more.
+        count: number of heads; a shared step (conditioned) drafts any number of levels.
         hidden_size: D of the base model.
         vocab_size: V of the base model.
-        inner: width of the hidden layer (conditioned; 0 for none), or residual blocks per head (medusa).
-        steps: distinct modules (conditioned); heads beyond the last one use it again.
+        inner: width of the hidden layer (conditioned); 0 for none.
         eps: ε of the norms.
         own_lm_heads: each head has an LM head of its own (medusa).
+        blocks: residual blocks of each head (medusa).
     """
 
     kind: str
@@ -50,19 +44,31 @@ class HeadsConfig:
     hidden_size: int
     vocab_size: int
     inner: int = 0
-    steps: int = 1
     eps: float = 1e-5
     own_lm_heads: bool = False
+    blocks: int = 1
 
     def __post_init__(self) -> None:
         check_choice("kind of heads", self.kind, KINDS)
-        for name in ("count", "hidden_size", "vocab_size", "steps"):
+        for name in ("count", "hidden_size", "vocab_size", "blocks"):
             check_integer(f"heads' {name}", getattr(self, name), 1)
         check_integer("heads' inner", self.inner, 0)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON-ready values."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> HeadsConfig:
+        """From :meth:`to_dict`, of earlier versions too.
+
+        Raises:
+            TypeError: unknown or missing fields.
+        """
+        known = {name: value for name, value in fields.items() if name != "steps"}
+        if known.get("kind") == "medusa" and "blocks" not in known:
+            known["blocks"] = max(1, known.pop("inner", 1))
+        return cls(**known)
 
 
 class RMSNorm(nn.Module):
@@ -80,86 +86,42 @@ class RMSNorm(nn.Module):
         return self.weight * wide.to(self.weight.dtype)
 
 
-class LinearHead(nn.Module):
-    """One head of the paper; the names are those of the published checkpoints."""
+class Heads(nn.Module):
+    """A set of draft heads for one base model; ``Heads(config)`` makes the class of the config's kind.
 
-    def __init__(self, config: HeadsConfig) -> None:
-        super().__init__()
-        self.linear = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.eps)
-        self.post_layernorm = RMSNorm(config.hidden_size, config.eps)
-        nn.init.zeros_(self.linear.weight)
-
-    def forward(self, previous: Tensor, base: Tensor, embeds: Tensor | None) -> Tensor:
-        return previous + self.linear(self.input_layernorm(previous))
-
-
-class ConditionedStep(nn.Module):
-    """One conditioned head, or all of them when they share it.
-
-    The state it makes lives where the LM head reads (after the final norm), so no norm follows and
-    its length can say how sure the head is.
+    Attributes:
+        frequent: token ids worth drafting, most of the training text; None: the whole vocabulary.
+        calibration: weights of `drafting.calibration` that fit these heads; None: the library's.
+        conditioned: a head needs the embedding of the token drafted before its own.
     """
 
-    def __init__(self, config: HeadsConfig) -> None:
-        super().__init__()
-        width = config.hidden_size
-        self.first_norm = RMSNorm(width, config.eps)  # of the base model's own state, as `previous`
-        self.state_norm = RMSNorm(width, config.eps)  # of a head's state, as `previous`
-        self.base_norm = RMSNorm(width, config.eps)
-        self.embed_norm = RMSNorm(width, config.eps)
-        self.linear = nn.Linear(3 * width, width)
-        self.inner = nn.Linear(3 * width, config.inner) if config.inner else None
-        self.outer = nn.Linear(config.inner, width, bias=False) if config.inner else None
-        if self.outer is not None:
-            nn.init.zeros_(self.outer.weight)
+    conditioned: ClassVar[bool] = False
+    _kinds: ClassVar[dict[str, type[Heads]]] = {}
 
-    def inputs(self, previous: Tensor, base: Tensor, embeds: Tensor, first: bool) -> Tensor:
-        """The step's input x, (m, 3 D)."""
-        state = self.first_norm(previous) if first else self.state_norm(previous)
-        return torch.cat((state, self.base_norm(base), self.embed_norm(embeds)), dim=-1)
+    def __init_subclass__(cls, kind: str, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        Heads._kinds[kind] = cls
 
-    def forward(self, previous: Tensor, base: Tensor, embeds: Tensor, first: bool) -> Tensor:
-        x = self.inputs(previous, base, embeds, first)
-        state = self.linear(x)
-        if self.inner is not None and self.outer is not None:
-            state = state + self.outer(torch.relu(self.inner(x)))
-        return state
-
-
-class MedusaHead(nn.Module):
-    """One Medusa-1 head: ``x + SiLU(Linear(x))`` blocks on the final-normed base state."""
-
-    def __init__(self, config: HeadsConfig) -> None:
-        super().__init__()
-        width = config.hidden_size
-        self.final_norm = RMSNorm(width, config.eps)
-        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(max(1, config.inner)))
-        self.lm_head = nn.Linear(width, config.vocab_size, bias=False) if config.own_lm_heads else None
-
-    def forward(self, previous: Tensor, base: Tensor, embeds: Tensor | None) -> Tensor:
-        state = self.final_norm(base)
-        for block in self.blocks:
-            state = state + nn.functional.silu(block(state))
-        return state
-
-
-class Heads(nn.Module):
-    """A set of draft heads for one base model."""
+    def __new__(cls, config: HeadsConfig) -> Heads:
+        return super().__new__(Heads._kinds[config.kind])  # type: ignore[arg-type]
 
     def __init__(self, config: HeadsConfig) -> None:
         super().__init__()
         self.config = config
-        #: token ids worth drafting, most of the training text; None: the whole vocabulary
         self.frequent: Tensor | None = None
-        #: weights of `drafting.calibration` that fit these heads; None: the library's
         self.calibration: dict[str, list[list[float]]] | None = None
-        if config.kind == "linear":
-            self.layers = nn.ModuleList(LinearHead(config) for _ in range(config.count))
-        elif config.kind == "medusa":
-            self.layers = nn.ModuleList(MedusaHead(config) for _ in range(config.count))
-        else:
-            self.layers = nn.ModuleList(ConditionedStep(config) for _ in range(config.steps))
+        self.layers = nn.ModuleList(self.made(config))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return (_bare, (type(self), self.config), self.__dict__)
+
+    def made(self, config: HeadsConfig) -> Iterator[nn.Module]:
+        """The modules, one a head unless they share one."""
+        raise NotImplementedError
+
+    def step(self, i: int, previous: Tensor, base: Tensor, embeds: Tensor | None) -> Float[Tensor, "m D"]:
+        """:meth:`advance` with everything in the heads' type."""
+        raise NotImplementedError
 
     @property
     def kind(self) -> str:
@@ -172,34 +134,14 @@ class Heads(nn.Module):
         return self.config.count
 
     @property
-    def conditioned(self) -> bool:
-        """True when a head needs the embedding of the token drafted before its own."""
-        return self.config.kind == "conditioned"
-
-    @property
     def own_lm_heads(self) -> bool:
-        """True when the heads have LM heads of their own; see :meth:`logits`."""
+        """True when the heads have LM heads of their own; see :meth:`own_logits`."""
         return self.config.own_lm_heads
 
     @property
     def dtype(self) -> torch.dtype:
         """The type that the heads compute in."""
         return next(self.parameters()).dtype
-
-    def with_count(self, count: int) -> Heads:
-        """The same heads, more or fewer of them; more only where the last one is shared."""
-        shared = self.conditioned
-        most = "any number" if shared else f"1 to {self.count}"
-        check_integer("number of heads", count, 1, most)
-        if not shared and count > self.count:
-            check_integer("number of heads", count, count + 1, most)
-        if count == self.count:
-            return self
-        steps = min(self.config.steps, count) if shared else 1
-        fewer = Heads(replace(self.config, count=count, steps=steps)).to(dtype=self.dtype)
-        fewer.load_state_dict({k: v for k, v in self.state_dict().items() if k in fewer.state_dict()})
-        fewer.frequent = self.frequent
-        return fewer.to(next(self.parameters()).device).eval()
 
     def advance(
         self,
@@ -218,23 +160,19 @@ class Heads(nn.Module):
                 (conditioned heads only; others ignore it).
         """
         dtype = self.dtype
-        previous, base = previous.to(dtype), base.to(dtype)
-        if self.conditioned:
-            if embeds is None:
-                raise ValueError("embeds is None; conditioned heads need the drafted token's embedding")
-            layer = self.layers[min(i, len(self.layers) - 1)]
-            return layer(previous, base, embeds.to(dtype), i == 0)
-        return self.layers[i](previous, base, None)
+        if self.conditioned and embeds is None:
+            raise ValueError("embeds is None; conditioned heads need the drafted token's embedding")
+        return self.step(i, previous.to(dtype), base.to(dtype), None if embeds is None else embeds.to(dtype))
 
     def normed(self, i: int, states: Float[Tensor, "m D"]) -> Float[Tensor, "m D"]:
         """What the base model's LM head reads to give head i's logits."""
-        if self.kind == "linear":
-            return self.layers[i].post_layernorm(states)  # type: ignore[operator]
         return states
 
     def own_logits(self, i: int, states: Float[Tensor, "m D"]) -> Float[Tensor, "m V"]:
         """Head i's logits by its own LM head, float32; only where :attr:`own_lm_heads`."""
-        lm_head = self.layers[i].lm_head
-        if not isinstance(lm_head, nn.Linear):
-            raise ValueError(f"head {i} has no LM head of its own; use the base model's on normed()")
-        return lm_head(states).float()
+        raise ValueError(f"head {i} has no LM head of its own; use the base model's on normed()")
+
+
+def _bare(cls: type[Heads], config: HeadsConfig) -> Heads:
+    """An instance to be filled by a copy's or a pickle's state."""
+    return cls.__new__(cls, config)

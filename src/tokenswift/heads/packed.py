@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tokenswift.heads.modules import ConditionedStep, Heads
+from tokenswift.heads.conditioned import ConditionedStep
+from tokenswift.heads.modules import Heads
 from tokenswift.kernels.native import NativeKernels
 from tokenswift.kernels.weights import Packed
 

@@ -228,7 +228,7 @@ def _import_medusa(folder: Path, config: dict[str, Any], model: Any) -> tuple[He
         tensors[f"layers.{i}.{part}"] = tensor
     eps = float(getattr(norm, "variance_epsilon", 1e-5))
     shape = HeadsConfig(
-        "medusa", count, base.hidden_size, base.vocab_size, blocks, eps=eps, own_lm_heads=True
+        "medusa", count, base.hidden_size, base.vocab_size, eps=eps, own_lm_heads=True, blocks=blocks
     )
     return build_heads(shape, tensors, str(folder)), base
 

@@ -143,25 +143,25 @@ def stores_of(
     return [gather(model, tokenizer, data, base, work, report)]
 
 
-def heads_config(kind: str, count: int, base: HeadsBase, inner: int | None, eps: float = 1e-5) -> HeadsConfig:
+def heads_config(
+    kind: str, count: int, base: HeadsBase, inner: int | None, eps: float = 1e-5, blocks: int = 1
+) -> HeadsConfig:
     """What the heads to train look like.
 
     Args:
         kind: "linear", "conditioned" or "medusa" (with the base model's own LM head).
         count: number of heads.
         base: the base model's sizes.
-        inner: hidden layer (conditioned; None takes 1024, 0 none), or residual blocks per head
-            (medusa; None takes 1).
+        inner: hidden layer (conditioned; None takes 1024, 0 none).
         eps: ε of the norms.
+        blocks: residual blocks of each head (medusa).
     """
     check_choice("kind", kind, KINDS)
-    if inner is None:
-        inner = 1024 if kind == "conditioned" else 1
-    if kind == "medusa":
-        check_integer("inner", inner, 1, "at least 1 residual block for medusa heads")
+    inner = 1024 if inner is None else inner
     check_integer("inner", inner, 0, "at least 0 (0: no hidden layer)")
-    width = 0 if kind == "linear" else inner
-    return HeadsConfig(kind, count, base.hidden_size, base.vocab_size, width, eps=eps)
+    check_integer("blocks", blocks, 1, "at least 1 residual block")
+    width = inner if kind == "conditioned" else 0
+    return HeadsConfig(kind, count, base.hidden_size, base.vocab_size, width, eps=eps, blocks=blocks)
 
 
 def train_heads(
@@ -175,6 +175,7 @@ def train_heads(
     kind: str,
     count: int,
     inner: int | None,
+    blocks: int = 1,
     vocabulary: int,
     name: str,
     report: Report,
@@ -190,7 +191,7 @@ def train_heads(
         training: how to train.
         out: the heads file to write.
         work: folder for hidden states, checkpoints and the CSV log.
-        kind, count, inner: which heads; see :func:`heads_config`.
+        kind, count, inner, blocks: which heads; see :func:`heads_config`.
         vocabulary: frequent tokens that the loss looks at; 0 for all.
         name: the base model's name, for the header.
         report: takes progress lines.
@@ -208,7 +209,7 @@ def train_heads(
     base = base_of(model, name)
     begun = time.monotonic()
     sampling = sampling or (data.sampling if data is not None else SamplingParams())
-    config = heads_config(kind, count, base, inner, rms_eps(final_norm(model)))
+    config = heads_config(kind, count, base, inner, rms_eps(final_norm(model)), blocks)
     stores = stores_of(model, tokenizer, data, states, base, work, report)
     found = counts(stores, base.vocab_size)
     subset = frequent(found, vocabulary)
