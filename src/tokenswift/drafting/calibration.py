@@ -17,6 +17,7 @@ from tokenswift.sampling import Ranked
 #: its logarithm, the share under the draft's law, depth below the root of its source, logarithm of the rank
 FEATURES = 6
 BINS = 10
+_LOGS = [math.log(at + 1.0) for at in range(64)]
 _FAR = 3.0  # perturbed scores further apart than this say no more
 _RATE = 0.06  # step of the online regression
 _PRIORS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -34,7 +35,7 @@ def features(ranked: Ranked, at: int, depth: int) -> tuple[float, ...]:
         gap = min(_FAR, values[0] - values[1]) if len(values) > 1 else _FAR
     else:
         gap = min(_FAR, values[0] - values[at])
-    return (1.0, gap, math.log(gap + 0.1), ranked.shares[at], float(depth), math.log(at + 1.0))
+    return (1.0, gap, math.log(gap + 0.1), ranked.shares[at], float(depth), _LOGS[at])
 
 
 class Regression:
@@ -52,17 +53,24 @@ class Regression:
 
     def chance(self, x: Sequence[float]) -> float:
         """The predicted probability."""
-        score = 0.0
-        for weight, value in zip(self.weights, x, strict=True):
-            score += weight * value
+        _, x1, x2, x3, x4, x5 = x  # the first is 1; written out, since this runs for every candidate
+        w0, w1, w2, w3, w4, w5 = self.weights
+        score = w0 + w1 * x1 + w2 * x2 + w3 * x3 + w4 * x4 + w5 * x5
         return 1.0 / (1.0 + math.exp(-score)) if score > -30 else 0.0
 
     def learn(self, x: Sequence[float], error: float) -> None:
         """One step; ``error`` is the outcome (0 or 1) minus the predicted probability."""
-        step = self.rate * error / sum(value * value for value in x)
-        weights = self.weights
-        for i, value in enumerate(x):
-            weights[i] += step * value
+        _, x1, x2, x3, x4, x5 = x
+        w0, w1, w2, w3, w4, w5 = self.weights
+        step = self.rate * error / (1.0 + x1 * x1 + x2 * x2 + x3 * x3 + x4 * x4 + x5 * x5)
+        self.weights = [
+            w0 + step,
+            w1 + step * x1,
+            w2 + step * x2,
+            w3 + step * x3,
+            w4 + step * x4,
+            w5 + step * x5,
+        ]
 
 
 class Reliability:

@@ -17,7 +17,8 @@ PLAIN, HIDDEN, PARTIAL = "plain", "hidden", "partial"
 _SLOW = 1 / 32  # weight of a new figure in a running mean
 _MARGIN = 1.02  # a mode has to be this much better to take over
 _BASELINE = 96  # steps between plain ones, which keep the price of plain decoding known
-_FIRST, _LAST = 64, 1024  # steps between trials of a mode that is not in use: at first, and at most
+_FIRST, _LAST = 16, 1024  # steps between trials of a mode that is not in use: at first, and at most
+_DWELL = 16  # steps that a mode is kept for at least
 _STALE = 32  # tokens of context after which prices are computed anew
 
 
@@ -74,6 +75,7 @@ class Control:
         self.row_ms = 0.0
         self._trial: tuple[str, int] | None = None
         self._step = self._since_plain = 0
+        self._stay = _DWELL
         self._priced = -_STALE
         self._prices: list[float] = []
         self._last = (PLAIN, 1.0, 1, 0.0)
@@ -93,8 +95,11 @@ class Control:
             return name
         rates = {name: self.pace(name, context) for name in self.modes if self._open(name, context)}
         best = max(rates, key=rates.__getitem__)
-        if self.current not in rates or rates[best] > _MARGIN * rates[self.current]:
+        self._stay -= 1
+        better = self.current not in rates or rates[best] > _MARGIN * rates[self.current]
+        if better and self._stay < 0:
             if self.current != best:
+                self._stay = _DWELL
                 self.modes[self.current].next_trial = self._step + self.modes[self.current].interval
             self.current = best
         self.rate = max(rates[self.current], rates[PLAIN])
