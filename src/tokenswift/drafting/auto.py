@@ -88,7 +88,7 @@ class AutoDrafter:
         self._rankings: list[tuple[int, int, str, list[tuple[float, ...]], list[float], list[int]]] = []
         self._record: dict[str, Any] = {}
         self._draft_seconds = self._mark = 0.0
-        self._steps = 0
+        self._steps, self._loading = 0, 0.0
 
     @property
     def control(self) -> Control:
@@ -121,7 +121,7 @@ class AutoDrafter:
         control, length = self.control, len(sequence.tokens) - 1
         mode = control.mode(length)
         growth = self._growth = Growth(sequence.tokens[-1])
-        self._rankings = []
+        self._rankings, self._loading = [], 0.0
         if self.reuse is not None:
             node = 0
             for token, chance in self.reuse.predict():
@@ -136,7 +136,7 @@ class AutoDrafter:
         self._draft_seconds = perf_counter() - spent
         nodes, expected = growth.select(control.prices(length, MOST_NODES), control.rate)
         tree = growth.build(nodes)
-        control.drafted(mode, 1 + expected, len(tree), 1000 * self._draft_seconds)
+        control.drafted(mode, 1 + expected, len(tree), 1000 * (self._draft_seconds - self._loading))
         self._record = {"context": length, "mode": mode, "nodes": len(nodes), "depth": tree.gamma}
         self._record |= {"expected": 1 + expected, "draft_ms": 1000 * self._draft_seconds}
         self._mark = perf_counter()
@@ -245,7 +245,10 @@ class AutoDrafter:
         """Passes over the partial cache along the likeliest path, then the heads below its end."""
         if self.context is None:
             return
+        begun, before = perf_counter(), self.context.selections
         cache = self.context.cache(sequence)
+        if self.context.selections != before:  # once in many steps: no price of a step
+            self._loading = perf_counter() - begun
         model, node, path_chance = self.model, 0, 1.0
         start, hidden = len(sequence.tokens) - 1, newest_hidden(sequence)
         for done in range(CHAIN):

@@ -41,6 +41,11 @@ class SparseContext:
         self.refresh, self.frozen, self.chunk = refresh, frozen, chunk
         self.sparse: SparseCache | None = None
 
+    @property
+    def selections(self) -> int:
+        """Selections made so far; 0 without a cache."""
+        return 0 if self.sparse is None else self.sparse.selections
+
     def cache(self, sequence: Sequence) -> SparseCache:
         """The sparse cache to draft over, without draft rows.
 
