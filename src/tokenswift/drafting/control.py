@@ -18,6 +18,7 @@ _SLOW = 1 / 32  # weight of a new figure in a running mean
 _MARGIN = 1.02  # a mode has to be this much better to take over
 _BASELINE = 96  # steps between plain ones, which keep the price of plain decoding known
 _FIRST, _LAST = 16, 1024  # steps between trials of a mode that is not in use: at first, and at most
+_LOADED = 512  # the same for a mode that has to load its cache first
 _DWELL = 16  # steps that a mode is kept for at least
 _STALE = 32  # tokens of context after which prices are computed anew
 
@@ -69,7 +70,8 @@ class Control:
         if heads:
             self.modes[HIDDEN] = _Mode(1.5, 3, 2 * self.level_ms)
         if budget is not None:
-            self.modes[PARTIAL] = _Mode(2.1, 4, self.partial_ms + self.level_ms)
+            prior = self.partial_ms + self.level_ms
+            self.modes[PARTIAL] = _Mode(2.3, 4, prior, interval=_LOADED)  # its cache has to be loaded first
         self.current = HIDDEN if heads else PLAIN
         self.rate = 1.0 / costs.verify(1, 0)
         self.row_ms = 0.0
@@ -107,8 +109,9 @@ class Control:
             if name in rates and name not in (self.current, PLAIN) and self._step >= mode.next_trial:
                 mode.next_trial = self._step + mode.interval
                 mode.interval = min(_LAST, 2 * mode.interval)
-                if rates[name] > 0.8 * rates[self.current]:
-                    self._trial = (name, 2)
+                promising = 1.05 if name == PARTIAL else 0.8
+                if rates[name] > promising * rates[self.current]:
+                    self._trial = (name, 8 if name == PARTIAL else 2)
                     return name
         self._since_plain += 1
         if self._since_plain >= _BASELINE:
