@@ -263,6 +263,7 @@ class AutoDrafter:
             if not below:
                 return
             node, path_chance = below[0]
+            self.control.backbone += _RECENT * (growth.given[node] - self.control.backbone)
             more = path_chance * self.control.backbone
             if done + 1 == CHAIN or more < rate * (self.control.partial_ms + self.control.row_ms):
                 break

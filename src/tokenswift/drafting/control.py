@@ -19,6 +19,7 @@ _MARGIN = 1.02  # a mode has to be this much better to take over
 _BASELINE = 96  # steps between plain ones, which keep the price of plain decoding known
 _FIRST, _LAST = 16, 1024  # steps between trials of a mode that is not in use: at first, and at most
 _LOADED = 512  # the same for a mode that has to load its cache first
+_PROMISING = 1.05  # what such a mode must promise to be tried
 _DWELL = 16  # steps that a mode is kept for at least
 _STALE = 32  # tokens of context after which prices are computed anew
 
@@ -71,7 +72,7 @@ class Control:
             self.modes[HIDDEN] = _Mode(1.5, 3, 2 * self.level_ms)
         if budget is not None:
             prior = self.partial_ms + self.level_ms
-            self.modes[PARTIAL] = _Mode(2.3, 4, prior, interval=_LOADED)  # its cache has to be loaded first
+            self.modes[PARTIAL] = _Mode(2.1, 4, prior, interval=_LOADED)  # its cache has to be loaded first
         self.current = HIDDEN if heads else PLAIN
         self.rate = 1.0 / costs.verify(1, 0)
         self.row_ms = 0.0
@@ -98,7 +99,8 @@ class Control:
         rates = {name: self.pace(name, context) for name in self.modes if self._open(name, context)}
         best = max(rates, key=rates.__getitem__)
         self._stay -= 1
-        better = self.current not in rates or rates[best] > _MARGIN * rates[self.current]
+        margin = _PROMISING if best == PARTIAL and not self.modes[PARTIAL].steps else _MARGIN
+        better = self.current not in rates or rates[best] > margin * rates[self.current]
         if better and self._stay < 0:
             if self.current != best:
                 self._stay = _DWELL
@@ -109,7 +111,7 @@ class Control:
             if name in rates and name not in (self.current, PLAIN) and self._step >= mode.next_trial:
                 mode.next_trial = self._step + mode.interval
                 mode.interval = min(_LAST, 2 * mode.interval)
-                promising = 1.05 if name == PARTIAL else 0.8
+                promising = _PROMISING if name == PARTIAL else 0.8
                 if rates[name] > promising * rates[self.current]:
                     self._trial = (name, 8 if name == PARTIAL else 2)
                     return name
