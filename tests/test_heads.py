@@ -218,9 +218,9 @@ def test_shipped_heads_are_read_when_asked_for(tmp_path: Path, monkeypatch: pyte
 
     model, file, read = tiny_model(), tmp_path / "x.heads.safetensors", []
     save_heads(random_heads("medusa", 32, 260), file, base_of(model))
-    real = module.load_heads
+    real = module.read_heads
     monkeypatch.setattr(module, "packaged_kinds", lambda model: {"medusa": file})
-    monkeypatch.setattr(module, "load_heads", lambda path, *rest: read.append(path) or real(path, *rest))
+    monkeypatch.setattr(module, "read_heads", lambda path, *rest: read.append(path) or real(path, *rest))
     llm = LLM.from_model(model, heads="auto")
     assert read == [] and llm.heads is None and llm.heads_of("conditioned") is None
     first = llm.heads_of("medusa")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from defects.audit import AUDIT
+from defects.auto import AUTOMATIC
 from defects.defect import Defect
 from defects.drafting import DRAFTING
 from defects.exactness import EXACTNESS
@@ -10,4 +11,4 @@ from defects.training import TRAINING
 
 __all__ = ["DEFECTS", "Defect"]
 
-DEFECTS = [*EXACTNESS, *AUDIT, *DRAFTING, *TRAINING]
+DEFECTS = [*EXACTNESS, *AUDIT, *DRAFTING, *AUTOMATIC, *TRAINING]

@@ -272,16 +272,16 @@ DRAFTING = [
     ),
     Defect(
         "all linear heads share the first one's norm",
-        "heads/modules.py",
-        "            return self.layers[i].post_layernorm(states)",
-        "            return self.layers[0].post_layernorm(states)",
+        "heads/linear.py",
+        "return self.layers[i].post_layernorm(states)",
+        "return self.layers[0].post_layernorm(states)",
         (VERIFIED,),
     ),
     Defect(
         "a conditioned head's own state gets the norm of the model's",
-        "heads/modules.py",
-        "embeds.to(dtype), i == 0)",
-        "embeds.to(dtype), True)",
+        "heads/conditioned.py",
+        "previous, base, embeds, i == 0)",
+        "previous, base, embeds, True)",
         ("tests/test_heads.py::test_conditioned_heads_by_definition",),
     ),
     Defect(

@@ -16,7 +16,7 @@ from tokenswift.config import SamplingParams
 from tokenswift.drafting.costs import Table, kept_table, measure
 from tokenswift.drafting.heads import level_of
 from tokenswift.generation import Call, Run
-from tokenswift.heads.checkpoint import load_heads, packaged_kinds, resolve_heads
+from tokenswift.heads.checkpoint import packaged_kinds, read_heads, resolve_heads
 from tokenswift.heads.modules import Heads
 from tokenswift.kernels.build import processor
 from tokenswift.kernels.native import NativeKernels
@@ -174,7 +174,8 @@ class LLM:
         with self._lock:
             if kind in self._packaged and kind not in self._shipped:
                 with resources.as_file(self._packaged[kind]) as path:
-                    self._shipped[kind] = load_heads(path, self._hf, self.target.dtype, self.target.device)
+                    heads, _, _ = read_heads(path)  # that they fit was checked before weights were packed
+                self._shipped[kind] = heads.to(dtype=self.target.dtype, device=self.target.device)
             return self._shipped.get(kind)
 
     def draft_model(self, wanted: Any = None) -> Target:

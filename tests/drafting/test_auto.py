@@ -52,7 +52,7 @@ def test_exact_heads_are_accepted_in_full(
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "noisy"])
-@pytest.mark.parametrize("kind", ["conditioned", None])
+@pytest.mark.parametrize("kind", ["conditioned", "linear", None])
 def test_partial_passes_are_accepted_in_full(
     free: None, monkeypatch: pytest.MonkeyPatch, kind: str | None, sampling: str
 ) -> None:

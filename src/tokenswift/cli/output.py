@@ -145,6 +145,7 @@ def record_of(
         "finish_reason": result.finish_reason,
         **metrics,
         "distinct": list(result.metrics.distinct),
+        "drafting": result.drafting,
         "device": llm.device,
         "dtype": llm.dtype,
         "threads": torch.get_num_threads(),

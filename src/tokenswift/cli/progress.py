@@ -124,6 +124,8 @@ def summary(result: Generation) -> str:
         f"mean acceptance length {m.mean_acceptance_length:.2f}, α {m.acceptance_rate:.2f} "
         f"(n-grams {m.ngram_acceptance_rate:.2f}), ended by {result.finish_reason}"
     )
+    if result.drafting is not None:
+        text += f"; {result.drafting['summary']}"
     if m.loop is not None:
         text += f"; {loop_words(m.loop)}"
     return text if result.lossless else f"{text}; NOT LOSSLESS (published acceptance rule)"

@@ -45,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add(
         "--coverage",
         type=number,
-        default=0.99,
+        default=0.92,
         metavar="X",
         help="tokens worth drafting: the most frequent ones that make up this share of the training text; "
         "default: %(default)s",

@@ -207,22 +207,16 @@ def build_heads(config: HeadsConfig, tensors: dict[str, Tensor], source: str) ->
     return heads.eval().requires_grad_(False)
 
 
-def load_heads(
-    path: str | Path,
-    model: Any,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-) -> Heads:
+def load_heads(path: str | Path, model: Any) -> Heads:
     """Heads from a file, checked against the model they are to draft for.
 
     Args:
         path: a heads file.
         model: the loaded transformers causal LM.
-        dtype, device: those of the heads; None takes the model's.
     """
     heads, base, _ = read_heads(path)
     check_base(str(path), base, base_of(model))
-    return heads.to(dtype=dtype or model.dtype, device=device or model.device)
+    return heads.to(dtype=model.dtype, device=model.device)
 
 
 def packaged_kinds(model: Any) -> dict[str, Traversable]:

@@ -181,7 +181,7 @@ def train_heads(
     report: Report,
     sampling: SamplingParams | None = None,
     states: Sequence[Path] = (),
-    coverage: float = 0.99,
+    coverage: float = 0.92,
 ) -> dict[str, Any]:
     """The whole way; returns the notes that are also written to the file's header.
 

@@ -1,0 +1,94 @@
+"""Defects of automatic drafting and of the choice rule in C."""
+
+from __future__ import annotations
+
+from defects.defect import Defect
+
+AUTO, PARTS, CHOOSE = "tests/drafting/test_auto.py", "tests/drafting/test_parts.py", "tests/test_choose.py"
+
+AUTOMATIC = (
+    Defect(
+        "C choice: the penalty window does not slide",
+        "kernels/cpu_choose.h",
+        "const long start = row->drop < r->tail_size ? row->drop : r->tail_size;",
+        "const long start = 0;",
+        (CHOOSE,),
+    ),
+    Defect(
+        "C choice: noise that could win is not made",
+        "kernels/cpu_choose.h",
+        "if (behind > 0.6932f *",
+        "if (behind > 0.3f *",
+        (CHOOSE,),
+    ),
+    Defect(
+        "C choice: eta brings back what min-p dropped",
+        "kernels/cpu_choose.h",
+        "if (at > cut) count = survivors(scores, r->size, at, kept);",
+        "count = survivors(scores, r->size, at, kept);",
+        (CHOOSE,),
+    ),
+    Defect(
+        "C choice: a subset's tokens are its columns",
+        "kernels/cpu_choose.h",
+        "const int32_t id = r->ids ? r->ids[kept[i]] : kept[i];",
+        "const int32_t id = kept[i];",
+        (CHOOSE,),
+    ),
+    Defect(
+        "auto: chances learn from the token before",
+        "drafting/auto.py",
+        "chances, tokens, new[len(path)])",
+        "chances, tokens, new[len(path) - 1])",
+        (AUTO,),
+    ),
+    Defect(
+        "auto: heads after a partial pass start one level late",
+        "drafting/auto.py",
+        'self.levels.start(hidden), "after", 0)',
+        'self.levels.start(hidden), "after", 1)',
+        (AUTO,),
+    ),
+    Defect(
+        "auto: a chain of partial passes keeps its position",
+        "drafting/auto.py",
+        "torch.tensor([start + done], device=model.device)",
+        "torch.tensor([start], device=model.device)",
+        (AUTO,),
+    ),
+    Defect(
+        "auto: a node's chance forgets its parent's",
+        "drafting/growth.py",
+        "chances.append(chances[parent] * given)",
+        "chances.append(given)",
+        (PARTS,),
+    ),
+    Defect(
+        "auto: a match goes on one token late",
+        "drafting/reuse.py",
+        "ahead = text[best : best + MOST]",
+        "ahead = text[best + 1 : best + 1 + MOST]",
+        (PARTS,),
+    ),
+    Defect(
+        "auto: a mode that does not pay is kept",
+        "drafting/control.py",
+        "        if better and self._stay < 0:",
+        "        if better and self._stay < -(10**9):",
+        (AUTO,),
+    ),
+    Defect(
+        "auto: one outlier sets the price",
+        "drafting/costs.py",
+        "self.scale = statistics.median(self._all)",
+        "self.scale = statistics.mean(self._all)",
+        (PARTS,),
+    ),
+    Defect(
+        "packed heads: the base state's share is the last draft's",
+        "drafting/heads.py",
+        "        self._base = base\n        self._shares = {}",
+        "        self._base = base",
+        ("tests/drafting/test_accepted.py",),
+    ),
+)
