@@ -62,9 +62,7 @@ def test_no_step_is_done_twice(text: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(pipeline, "collect", None)
     full_run(tiny_model(), text, killed, TRAINING)
     assert len(calls) == 6 + 5 and steps_logged(killed) == [1, 2, 3, 4, 5, 5, 6, 7, 8, 9]
-    one, other = (
-        load_heads(f / "h.safetensors", tiny_model()).state_dict() for f in (calm, killed)
-    )
+    one, other = (load_heads(f / "h.safetensors", tiny_model()).state_dict() for f in (calm, killed))
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tokenswift.sampling import Ranked
+from tokenswift.ranking import Ranked
 
 #: features of a candidate: 1, lead over the next one (the best) or distance behind the best (the others),
 #: its logarithm, the share under the draft's law, depth below the root of its source, logarithm of the rank

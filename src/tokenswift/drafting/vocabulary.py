@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.interfaces import DraftModel
-from tokenswift.sampling import Subset
+from tokenswift.ranking import Subset
 
 
 class DraftVocabulary:

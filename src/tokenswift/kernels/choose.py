@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tokenswift.config import SamplingParams
 from tokenswift.noise import position_key
-from tokenswift.sampling import Ranked, Subset
+from tokenswift.ranking import Ranked, Subset
 
 
 class _Rule(ctypes.Structure):
