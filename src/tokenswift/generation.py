@@ -237,7 +237,7 @@ class Run:
         return tuple(token_ids[: len(pieces)]), pieces
 
     def _keep(self, writer: RunWriter, step: Step, pieces: Sequence[str]) -> None:
-        """Hand a step to the journal, with times and passes of this session."""
+        """Hand a step to the journal, with times and passes of this process."""
         seconds, passes = self.meter.seconds, self.draft_passes
         if self.before is not None:
             seconds = {k: v - self.before.seconds.get(k, 0.0) for k, v in seconds.items()}

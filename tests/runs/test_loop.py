@@ -15,7 +15,7 @@ from tokenswift.runs.loop import LoopGuard
 from tokenswift.types import Loop
 
 SOUND = sorted((Path(__file__).parents[1] / "data" / "sound").iterdir())
-BOOKS = Path("/work/shared/data/books")
+BOOKS = Path(__file__).parents[3] / "shared" / "data" / "books"
 PLAIN = SamplingParams(greedy=True, repetition_penalty=1.0)
 
 
