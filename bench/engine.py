@@ -24,18 +24,11 @@ import torch
 
 from common import PROMPTS, ROOT, median, row, save
 from tokenswift import LLM, SamplingParams
+from tokenswift.cli.peer import token_times
 from tokenswift.models.load import load
 
 ROWS = (1, 2, 3, 4, 5, 8, 12, 16, 24, 32, 41, 64)
 CONTEXTS = (1024, 4096, 16384, 65536)
-SAMPLER = {
-    "do_sample": True,
-    "temperature": 1.0,
-    "min_p": 0.1,
-    "repetition_penalty": 1.2,
-    "top_k": 0,
-    "top_p": 1.0,
-}
 
 
 def timed(work: Callable[[], Any], least: float, runs: int) -> list[float]:
@@ -109,39 +102,10 @@ def passes(args: argparse.Namespace) -> None:
             save([row("engine-passes", **figures)], args.results)
 
 
-class Gaps:
-    """A streamer for transformers' generate: when each token came."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def put(self, value: Any) -> None:
-        """Called with the prompt, then with each token."""
-        self.times.append(time.perf_counter())
-
-    def end(self) -> None:
-        """Called at the end."""
-
-    def milliseconds(self) -> list[float]:
-        """Between tokens; the first gaps (prefill, compilation) left out."""
-        return [1e3 * (b - a) for a, b in zip(self.times[2:-1], self.times[3:], strict=True)]
-
-
 def _theirs(model: Any, ids: list[int], new: int, cache: str | None) -> list[float]:
-    gaps = Gaps()
-    torch.manual_seed(0)
-    model.generate(
-        torch.tensor([ids]),
-        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-        max_new_tokens=new,
-        min_new_tokens=new,
-        streamer=gaps,
-        pad_token_id=0,
-        eos_token_id=None,
-        cache_implementation=cache,
-        **SAMPLER,
-    )
-    return gaps.milliseconds()
+    """Milliseconds between transformers' tokens; the first gaps (prefill, compilation) left out."""
+    times = token_times(model, ids, new, SamplingParams(), cache_implementation=cache)
+    return [1e3 * (b - a) for a, b in zip(times[2:-1], times[3:], strict=True)]
 
 
 def decoding(args: argparse.Namespace) -> None:

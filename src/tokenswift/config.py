@@ -200,8 +200,8 @@ class TokenSwiftOptions:
     tree: tuple[int, ...] | None = option(
         None, "candidates per level, such as 1,3,3,3; auto: every step what pays, by measured costs", "W,W,…"
     )
-    ngrams: int | None = option(None, "n-gram branches a step, 0 or more; 0 is off", "K")
-    ngram_count: int | None = option(None, "draft an n-gram only when it was seen this often, at least 1")
+    ngrams: int | None = option(None, "n-gram branches of a fixed tree; 0: none, nor long matches", "K")
+    ngram_count: int | None = option(None, "fixed tree: draft n-grams seen this often, at least 1")
     budget: int | None = option(None, "tokens in the partial KV cache, more than --sinks", "B")
     sinks: int = _sinks()
     cache: str = option("dynamic", "cache of the draft: dynamic, partial (selected once) or full", "NAME")

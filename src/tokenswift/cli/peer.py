@@ -39,19 +39,19 @@ def settings(sampling: SamplingParams) -> dict[str, Any]:
     return given
 
 
-def generate_rate(llm: LLM, prompt: list[int], tokens: int, sampling: SamplingParams, **more: Any) -> float:
-    """Tokens a second of transformers' ``generate`` on the same model, from the first new token on.
-
-    The model's weights exist twice from then on (`LLM.model`).
+def token_times(
+    model: Any, prompt: list[int], tokens: int, sampling: SamplingParams, **more: Any
+) -> list[float]:
+    """When each token of transformers' ``generate`` came, in seconds; the first entry is the prompt's.
 
     Args:
+        model: a transformers causal LM.
         prompt: token ids.
-        tokens: how many to write, at least 2; the text is not ours (another random generator).
-        more: further arguments of ``generate``.
+        tokens: how many to write; the text is not ours (another random generator).
+        more: further arguments of ``generate``; with prompt look-up an entry stands for a step.
     """
     import torch
 
-    model = llm.model
     ids = torch.tensor([prompt], device=model.device)
     clock = _Clock()
     torch.manual_seed(sampling.seed)
@@ -62,9 +62,19 @@ def generate_rate(llm: LLM, prompt: list[int], tokens: int, sampling: SamplingPa
             max_new_tokens=tokens,
             min_new_tokens=tokens,
             pad_token_id=0,
+            eos_token_id=None,
             streamer=clock,
             **settings(sampling),
             **more,
         )
-    first, last = clock.times[1], clock.times[-1]
-    return (tokens - 1) / (last - first)
+    return clock.times
+
+
+def generate_rate(llm: LLM, prompt: list[int], tokens: int, sampling: SamplingParams, **more: Any) -> float:
+    """Tokens a second of transformers' ``generate`` on the same model, from the first new token on.
+
+    The model's weights exist twice from then on (`LLM.model`). Arguments as of :func:`token_times`; at
+    least 2 tokens.
+    """
+    times = token_times(llm.model, prompt, tokens, sampling, **more)
+    return (tokens - 1) / (times[-1] - times[1])

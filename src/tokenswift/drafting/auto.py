@@ -193,7 +193,10 @@ class AutoDrafter:
         found = self.sampler.candidates(
             logits, text, paths, positions, [WIDTH] * len(nodes), self.coupled, subset
         )
-        return [self._take(growth, node, row, source, level) for node, row in zip(nodes, found, strict=True)]
+        begun = perf_counter()
+        below = [self._take(growth, node, row, source, level) for node, row in zip(nodes, found, strict=True)]
+        self.control.busy += perf_counter() - begun
+        return below
 
     def _take(
         self, growth: Growth, node: int, ranked: Ranked, source: str, level: int
@@ -226,7 +229,8 @@ class AutoDrafter:
             begun = perf_counter()
             states, logits = levels.level(head, states, last)
             below = self._rank(sequence, growth, nodes, logits, source, head)
-            self.control.level_took(1000 * (perf_counter() - begun))
+            ended = perf_counter()
+            self.control.level_took(1000 * (ended - begun))
             firsts = [growth.given[children[0][0]] for children in below if children]
             if firsts:
                 self._best[head] += _RECENT * (sum(firsts) / len(firsts) - self._best[head])
@@ -235,6 +239,7 @@ class AutoDrafter:
             ahead = self._best[min(head + 1, DEPTH)]
             kept = [entry for entry in spread[:ROWS] if entry[0] * ahead > rate * row]
             gain = ahead * sum(chance for chance, _, _ in kept)
+            self.control.busy += perf_counter() - ended
             if gain < rate * (self.control.level_ms + row * len(kept)):
                 return
             nodes = [child for _, child, _ in kept]

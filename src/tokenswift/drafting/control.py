@@ -59,7 +59,7 @@ class Control:
         rate: tokens a millisecond that decoding reaches now.
         row_ms, level_ms, partial_ms: one more row of a pass, one level of the heads, one partial pass.
         backbone: chance that a partial pass' best candidate is right.
-        busy: seconds that deciding itself took.
+        busy: seconds that deciding itself took: chances, trees, learning, modes (also within drafting).
     """
 
     def __init__(self, costs: Costs, heads: bool, budget: int | None) -> None:
@@ -214,12 +214,11 @@ class Control:
 
     def record(self) -> dict[str, Any]:
         """Steps, tokens and nodes by mode, and the share of the time that deciding took."""
-        total = self.seconds + self.busy
         return {
             "modes": {
                 name: {"steps": mode.steps, "tokens": mode.made, "nodes": mode.drafted}
                 for name, mode in self.modes.items()
                 if mode.steps
             },
-            "controller_share": round(self.busy / total, 4) if total else 0.0,
+            "controller_share": round(self.busy / self.seconds, 4) if self.seconds else 0.0,
         }

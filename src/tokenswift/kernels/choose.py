@@ -47,7 +47,7 @@ class _Row(ctypes.Structure):
 
 
 class NativeRanker:
-    """Implements ``sampling.Ranker``. Keeps work space between calls, so each generation has its own.
+    """Implements ``ranking.Ranker``. Keeps work space between calls, so each generation has its own.
 
     Args:
         library: the compiled kernels (`build.library`).
@@ -82,7 +82,7 @@ class NativeRanker:
         subset: Subset | None,
         shares: bool,
     ) -> list[Ranked] | int:
-        """See ``sampling.Ranker.rank``."""
+        """See ``ranking.Ranker.rank``."""
         rule, window, seed = self._rule, self.params.window, self.params.seed
         logits = logits.float().contiguous()
         count, size = logits.shape
