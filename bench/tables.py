@@ -1,6 +1,6 @@
 """Make the tables of the docs from the rows in bench/results.
 
-    python bench/tables.py           rewrite the tables in README.md and docs/benchmarks.md
+    python bench/tables.py           rewrite the tables in README.md and docs/
     python bench/tables.py --check   exit 1 if a table is not what the rows say
 
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. For every set of equal conditions
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("benchmarks.md", "drafting.md", "strategies.md")),
+    *(ROOT / "docs" / name for name in ("index.md", "benchmarks.md", "drafting.md", "strategies.md")),
 )
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Row = dict[str, Any]
@@ -29,12 +30,19 @@ Row = dict[str, Any]
 def rows_of(bench: str, keys: tuple[str, ...]) -> list[Row]:
     """The newest row for each set of conditions, in the order in which the sets first appear."""
     newest: dict[str, Row] = {}
-    for file in sorted(RESULTS.glob("**/*.jsonl")):
-        for line in file.read_text(encoding="utf-8").splitlines():
-            found = json.loads(line)
-            if found.get("bench") == bench:
-                newest[json.dumps([found.get(key) for key in keys])] = found
+    for found in every_row(bench):
+        newest[json.dumps([found.get(key) for key in keys])] = found
     return list(newest.values())
+
+
+def every_row(bench: str) -> list[Row]:
+    """All rows of a benchmark, file by file in the order in which they were written."""
+    lines = [
+        line
+        for file in sorted(RESULTS.glob("**/*.jsonl"))
+        for line in file.read_text(encoding="utf-8").splitlines()
+    ]
+    return [found for found in map(json.loads, lines) if found.get("bench") == bench]
 
 
 def tree_name(options: Row | None) -> str:
@@ -304,6 +312,33 @@ def speed_peers() -> str:
     )
 
 
+def headline() -> str:
+    """transformers' generate, plain decoding and TokenSwift: medians over the newest run's texts."""
+    found = [
+        r
+        for r in every_row("speed-peers")
+        if (r["peer"], r["dtype"], r["context"]) == ("transformers", "float32", 1024)
+    ]
+    newest = max(found, key=lambda r: r["date"])["date"]
+    last = [r for r in found if r["date"] == newest][-1]
+    same = ("date", "command", "machine", "commit")
+    rows = [r for r in found if all(r[key] == last[key] for key in same)]
+    plain, auto = (statistics.median(r[key] for r in rows) for key in ("plain_over_peer", "auto_over_peer"))
+    speed = statistics.median(r["peer_tokens_per_second"] for r in rows)
+    made = table(
+        ["", "speed"],
+        [
+            [f"transformers' `generate` ({speed:.0f} tokens a second)", "1.0 ×"],
+            ["plain decoding by this engine", f"{plain:.1f} ×"],
+            ["**TokenSwift**, the default", f"**{auto:.1f} ×**"],
+        ],
+    )
+    return (
+        f"{made}\nSmolLM2-135M, float32, 1,024 tokens of context, one run on {last['machine']}; "
+        f"commit {last['commit']}, transformers {last['transformers']}.\n"
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "acceptance": acceptance,
     "trees": trees,
@@ -316,6 +351,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "bookkeeping": bookkeeping,
     "speed": speed,
     "speed-peers": speed_peers,
+    "headline": headline,
 }
 
 
