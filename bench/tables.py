@@ -9,40 +9,20 @@ the newest row counts.
 
 from __future__ import annotations
 
-import json
 import re
-import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from front import expect, headline
+from rows import Row, rows_of, source, table
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "bench" / "results"
 PAGES = (
     ROOT / "README.md",
     *(ROOT / "docs" / name for name in ("index.md", "benchmarks.md", "drafting.md", "strategies.md")),
 )
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-Row = dict[str, Any]
-
-
-def rows_of(bench: str, keys: tuple[str, ...]) -> list[Row]:
-    """The newest row for each set of conditions, in the order in which the sets first appear."""
-    newest: dict[str, Row] = {}
-    for found in every_row(bench):
-        newest[json.dumps([found.get(key) for key in keys])] = found
-    return list(newest.values())
-
-
-def every_row(bench: str) -> list[Row]:
-    """All rows of a benchmark, file by file in the order in which they were written."""
-    lines = [
-        line
-        for file in sorted(RESULTS.glob("**/*.jsonl"))
-        for line in file.read_text(encoding="utf-8").splitlines()
-    ]
-    return [found for found in map(json.loads, lines) if found.get("bench") == bench]
 
 
 def tree_name(options: Row | None) -> str:
@@ -52,17 +32,6 @@ def tree_name(options: Row | None) -> str:
     tree = ",".join(map(str, options["tree"]))
     grams = f" + {options['ngrams']} n-grams" if options.get("ngrams") else ""
     return f"[{tree}]{grams}, {options.get('draft', 'auto')}"
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
-    lines = [" | ".join(head), " | ".join("---" for _ in head), *(" | ".join(row) for row in rows)]
-    return "".join(f"| {line} |\n" for line in lines)
-
-
-def source(row: Row) -> str:
-    """Where a row comes from."""
-    return f"{row['machine']}, {row['dtype']}, commit {row['commit']}"
 
 
 def acceptance() -> str:
@@ -312,33 +281,6 @@ def speed_peers() -> str:
     )
 
 
-def headline() -> str:
-    """transformers' generate, plain decoding and TokenSwift: medians over the newest run's texts."""
-    found = [
-        r
-        for r in every_row("speed-peers")
-        if (r["peer"], r["dtype"], r["context"]) == ("transformers", "float32", 1024)
-    ]
-    newest = max(found, key=lambda r: r["date"])["date"]
-    last = [r for r in found if r["date"] == newest][-1]
-    same = ("date", "command", "machine", "commit")
-    rows = [r for r in found if all(r[key] == last[key] for key in same)]
-    plain, auto = (statistics.median(r[key] for r in rows) for key in ("plain_over_peer", "auto_over_peer"))
-    speed = statistics.median(r["peer_tokens_per_second"] for r in rows)
-    made = table(
-        ["", "speed"],
-        [
-            [f"transformers' `generate` ({speed:.0f} tokens a second)", "1.0 ×"],
-            ["plain decoding by this engine", f"{plain:.1f} ×"],
-            ["**TokenSwift**, the default", f"**{auto:.1f} ×**"],
-        ],
-    )
-    return (
-        f"{made}\nSmolLM2-135M, float32, 1,024 tokens of context, one run on {last['machine']}; "
-        f"commit {last['commit']}, transformers {last['transformers']}.\n"
-    )
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "acceptance": acceptance,
     "trees": trees,
@@ -352,6 +294,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed": speed,
     "speed-peers": speed_peers,
     "headline": headline,
+    "expect": expect,
 }
 
 
