@@ -1,0 +1,128 @@
+"""The commands and programs that README and docs show do run, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tokenswift
+from tokenswift.cli.main import COMMANDS, main
+
+ROOT = Path(__file__).parents[1]
+MOST = 12  # tokens to write
+
+
+def script(name: str) -> Any:
+    """A module of scripts/."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+walk = script("walk")
+BLOCKS = [block for page in walk.pages() for block in walk.blocks(page)]
+FAST = [b for b in BLOCKS if not b.mark and (b.kind == "python" or b.plain)]
+SLOW = [b for b in BLOCKS if b.mark != "not run" and b not in FAST]
+
+
+@pytest.fixture
+def furnished(
+    tmp_path: Path, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, embedded: str
+) -> Path:
+    """A working folder with what the pages take for granted; ``my-llama`` is tiny."""
+    walk.furnish(tmp_path, tiny_folder())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("page", sorted({b.page for b in FAST}))
+def test_a_page(page: str, furnished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every quick block of a page, in order, in this process."""
+    names: dict[str, Any] = {}
+    for block in (b for b in FAST if b.page == page):
+        if block.kind == "python":
+            program = compile(walk.shorten(block.text, MOST), block.name, "exec")
+            exec(program, names)
+            continue
+        for command in block.commands:
+            code = main(shlex.split(walk.shorten(command, MOST))[1:])
+            shown = capsys.readouterr()
+            assert code == 0, f"{block.name}: {command}\n{shown.err}"
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.parametrize("page", sorted({b.page for b in SLOW}))
+def test_slow_blocks(page: str, furnished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page with slow blocks, whole, by a shell."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    before: list[str] = []
+    for block in (b for b in BLOCKS if b.page == page and b.mark != "not run"):
+        done = walk.run(block, furnished, before, MOST)
+        assert done.returncode == 0, f"{block.name}:\n{block.text}\n{done.stdout}"
+        if block.kind == "python":
+            before.append(block.text)
+
+
+def test_blocks_are_found() -> None:
+    """Nothing slips through: every fence with a kind that could be run is a block, or text."""
+    for page in walk.pages():
+        kinds = re.findall(r"^```(\w*)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+        opened = [kind for kind in kinds[::2]]
+        assert set(opened) <= {"sh", "python", "text"}, f"{page}: {opened}"
+        assert len(walk.blocks(page)) == len([kind for kind in opened if kind != "text"]), page
+    assert {b.page for b in FAST} >= {"README.md", "docs/index.md", "docs/your-model.md"}
+    assert all(b.reason for b in BLOCKS if b.mark)
+
+
+def test_commands_that_are_not_run_exist() -> None:
+    known = {name.replace("_", "-") for name in COMMANDS}
+    for block in BLOCKS:
+        if block.kind == "sh":
+            for name in re.findall(r"\btokenswift ([a-z][\w-]*)", "\n".join(block.commands)):
+                assert name in known, f"{block.name}: tokenswift {name}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", [*walk.pages(), "docs/LOG.md", "CHANGELOG.md"])
+def test_links(page: str) -> None:
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    found = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset|href)="([^"]+)"', text)
+    for link in found:
+        if re.match(r"https?:", link):
+            continue
+        place, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / place if place else ROOT / page
+        assert target.exists(), f"{page}: {link}"
+        assert not anchor or anchor in anchors(target), f"{page}: {link}"
+
+
+def test_the_recording_is_drawn_from_what_was_recorded(tmp_path: Path) -> None:
+    recording = script("recording")
+    recording.render(ROOT / "docs" / "demo.cast", tmp_path / "demo.svg")
+    assert (tmp_path / "demo.svg").read_text("utf-8") == (ROOT / "docs" / "demo.svg").read_text("utf-8")
+    assert recording.pictures(ROOT / "docs" / "demo.cast")[-1][1].count("identical: yes") == 1
+
+
+def test_the_reference_names_everything_public() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^::: tokenswift\.(\w+)$", text, re.MULTILINE))
+    assert named == set(tokenswift.__all__) - {"__version__"}
