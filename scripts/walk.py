@@ -32,7 +32,7 @@ SHORT = {
     "audit": "--tokens 8 --law-samples 0",
     "train-heads": "--tokens 1024 --sequence-length 128 --prompt 64 --write-batch 4 --epochs 1",
     "train-draft": "--tokens 1024 --sequence-length 128 --prompt 64 --write-batch 4 --epochs 1",
-    "eval-heads": "--positions 20 --context 64 --prompts 1 --prompt 64 --max-new-tokens 8",
+    "eval-heads": "--positions 20 --context 64 --prompts 1 --prompt 64 --max-new-tokens 16",
 }
 LENGTH = re.compile(r"(--max-new-tokens |--tokens |max_new_tokens=)([\d_]+)")
 

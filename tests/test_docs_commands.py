@@ -37,19 +37,23 @@ SLOW = [b for b in BLOCKS if b.mark != "not run" and b not in FAST]
 
 
 @pytest.fixture
-def furnished(
-    tmp_path: Path, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, embedded: str
-) -> Path:
-    """A working folder with what the pages take for granted; ``my-llama`` is tiny."""
-    walk.furnish(tmp_path, tiny_folder())
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("page", sorted({b.page for b in FAST}))
-def test_a_page(page: str, furnished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every quick block of a page, in order, in this process."""
+def test_a_page(
+    page: str,
+    folder: Path,
+    tiny_folder: Callable[..., Path],
+    embedded: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Every quick block of a page, in order, in this process; ``my-llama`` is tiny."""
+    walk.furnish(folder, tiny_folder())
     names: dict[str, Any] = {}
     for block in (b for b in FAST if b.page == page):
         if block.kind == "python":
@@ -65,12 +69,13 @@ def test_a_page(page: str, furnished: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("page", sorted({b.page for b in SLOW}))
-def test_slow_blocks(page: str, furnished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page with slow blocks, whole, by a shell."""
+def test_slow_blocks(page: str, folder: Path, embedded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page with slow blocks, whole, by a shell; ``my-llama`` is the default model."""
+    walk.furnish(folder, Path(embedded))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     before: list[str] = []
     for block in (b for b in BLOCKS if b.page == page and b.mark != "not run"):
-        done = walk.run(block, furnished, before, MOST)
+        done = walk.run(block, folder, before, MOST)
         assert done.returncode == 0, f"{block.name}:\n{block.text}\n{done.stdout}"
         if block.kind == "python":
             before.append(block.text)
