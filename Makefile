@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow lint bench mutations clean
+.PHONY: setup demo test test-slow lint bench docs mutations clean
 
 setup: $(STAMP)
 
@@ -23,8 +23,8 @@ test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
 lint: setup
-	$(BIN)/ruff check src tests bench
-	$(BIN)/ruff format --check src tests bench
+	$(BIN)/ruff check src tests bench scripts
+	$(BIN)/ruff format --check src tests bench scripts
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
@@ -35,5 +35,11 @@ bench: setup
 	$(BIN)/python bench/engine.py all --results bench/results/local.jsonl
 	$(BIN)/python bench/run.py all --results bench/results/local.jsonl
 
+docs: setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	mkdir -p build
+	$(BIN)/zensical build --strict --clean > build/site.log 2>&1 || { cat build/site.log; exit 1; }
+	cat build/site.log && ! grep "^griffe:" build/site.log  # docstrings that do not fit their functions
+
 clean:
-	rm -rf demo build src/*.egg-info
+	rm -rf demo build site src/*.egg-info
