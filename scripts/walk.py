@@ -28,13 +28,13 @@ FENCE = re.compile(
 SHORT = {
     "generate": "--max-new-tokens {most}",
     "plan": "--no-measure",
-    "demo": "--tokens {most}",
-    "audit": "--tokens 8 --law-samples 0",
-    "train-heads": "--tokens 1024 --sequence-length 128 --prompt 64 --write-batch 4 --epochs 1",
-    "train-draft": "--tokens 1024 --sequence-length 128 --prompt 64 --write-batch 4 --epochs 1",
-    "eval-heads": "--positions 20 --context 64 --prompts 1 --prompt 64 --max-new-tokens 16",
+    "demo": "--max-new-tokens {most}",
+    "audit": "--max-new-tokens 8 --law-samples 0",
+    "train-heads": "--tokens 1024 --sequence-length 128 --prompt-tokens 64 --write-batch 4 --epochs 1",
+    "train-draft": "--tokens 1024 --sequence-length 128 --prompt-tokens 64 --write-batch 4 --epochs 1",
+    "eval-heads": "--positions 20 --context 64 --count 1 --prompt-tokens 64 --max-new-tokens 16",
 }
-LENGTH = re.compile(r"(--max-new-tokens |--tokens |max_new_tokens=)([\d_]+)")
+LENGTH = re.compile(r"(--max-new-tokens |max_new_tokens=)([\d_]+)")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import re
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 import tokenswift
-from tokenswift.cli.main import COMMANDS, main
+from tokenswift.cli.main import COMMANDS, build_parser, main
 
 ROOT = Path(__file__).parents[1]
 MOST = 12  # tokens to write
@@ -98,6 +99,16 @@ def test_commands_that_are_not_run_exist() -> None:
         if block.kind == "sh":
             for name in re.findall(r"\btokenswift ([a-z][\w-]*)", "\n".join(block.commands)):
                 assert name in known, f"{block.name}: tokenswift {name}"
+
+
+def test_options_that_are_named_exist() -> None:
+    parser, _ = build_parser()
+    commands = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    known = {name for p in [parser, *commands.values()] for a in p._actions for name in a.option_strings}
+    others = {"--index-url", "--torch-backend", "--nproc-per-node", "--prompts", "--contexts", "--results"}
+    for page in walk.pages():
+        named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", (ROOT / page).read_text(encoding="utf-8")))
+        assert named <= known | others, f"{page}: {sorted(named - known - others)}"
 
 
 def anchors(page: Path) -> set[str]:
