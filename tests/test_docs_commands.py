@@ -104,7 +104,8 @@ def test_commands_that_are_not_run_exist() -> None:
 def test_options_that_are_named_exist() -> None:
     parser, _ = build_parser()
     commands = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    known = {name for p in [parser, *commands.values()] for a in p._actions for name in a.option_strings}
+    actions = [a for p in (parser, *commands.values()) for a in p._actions]
+    known = {name for a in actions if a.help != argparse.SUPPRESS for name in a.option_strings}
     others = {"--index-url", "--torch-backend", "--nproc-per-node", "--prompts", "--contexts", "--results"}
     for page in walk.pages():
         named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", (ROOT / page).read_text(encoding="utf-8")))
