@@ -18,7 +18,7 @@ DOCS = ROOT / "docs" / "cli.md"
 
 @pytest.mark.parametrize("command", [name.replace("_", "-") for name in COMMANDS])
 def test_help_in_the_docs(cli: Call, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "86")
     shown = cli(command, "--help")
     assert shown.code == 0
     assert f"```text\n{shown.out.rstrip()}\n```" in DOCS.read_text(encoding="utf-8")
