@@ -96,10 +96,10 @@ def shorten(text: str, most: int) -> str:
 
 
 def furnish(folder: Path, model: Path) -> None:
-    """Put there what the pages take for granted: ``book.txt``, ``novels/``, and the model ``my-llama``."""
+    """Put there what the pages take for granted: a short ``book.txt``, long texts, the model ``my-llama``."""
     text = (ROOT / "src" / "tokenswift" / "data" / "demo_prompt.txt").read_text(encoding="utf-8")
     (folder / "novels").mkdir()
-    for name in ("book.txt", "novels/one.txt", "novels/two.txt"):
+    for name in ("book.txt", "held-out.txt", "novels/one.txt", "novels/two.txt"):
         (folder / name).write_text(text[: 200 if name == "book.txt" else None] + "\n", encoding="utf-8")
     (folder / "my-llama").symlink_to(model, target_is_directory=True)
 
