@@ -13,7 +13,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from common import PROMPTS, decoded, prefilled, prompts, row, save
+from common import PROMPTS, decoded, prompts, row, save
 from tokenswift import LLM, SamplingParams
 
 TREE = {"tree": (1, 3, 3, 3), "draft": "partial"}
@@ -56,19 +56,15 @@ def main() -> None:
         same = dict.fromkeys(found, True)
         texts = prompts(llm, args.prompts, context, args.texts)
         for _, ids in texts:
-            base = prefilled(llm, ids, args.new_tokens)
+            base = llm.prefill(ids)
             for seed in range(args.seeds):
-                _, plain, _ = decoded(
-                    llm, base, args.new_tokens, "autoregressive", {}, SamplingParams(seed=seed)
-                )
+                plain = decoded(base, args.new_tokens, "autoregressive", {}, SamplingParams(seed=seed))
                 for name in found:
                     strategy, options = VARIANTS[name]
                     known = {"budget": args.budget} if strategy != "medusa" else {}
-                    metrics, tokens, _ = decoded(
-                        llm, base, args.new_tokens, strategy, options | known, SamplingParams(seed=seed)
-                    )
-                    found[name].append(metrics)
-                    same[name] = same[name] and tokens == plain
+                    got = decoded(base, args.new_tokens, strategy, options | known, SamplingParams(seed=seed))
+                    found[name].append(got.metrics)
+                    same[name] = same[name] and got.token_ids == plain.token_ids
         for name, metrics in found.items():
             strategy, options = VARIANTS[name]
             figures = {
