@@ -20,7 +20,7 @@ from tokenswift import LLM, Generation, SamplingParams
 from tokenswift.prefilled import Prefilled
 
 ROOT = Path(__file__).parents[1]
-PROMPTS = ROOT / "tests" / "data" / "prompts"
+PROMPTS = ROOT / "src" / "tokenswift" / "data" / "prompts"
 
 
 def machine() -> str:
