@@ -130,9 +130,9 @@ def _panel(place: Any, spec: Spec, lines: Sequence[Line], figures: Sequence[str]
     if "speedup" in figures:
         place.axhline(1.0, color="#565d66", linewidth=1, linestyle=(0, (1, 1)))
     place.set_ylim(bottom=0)
-    place.set_xlabel(HEADS.get(x, x.replace("_", " ")))
+    place.set_xlabel("context" if spec.kind == "machine" else HEADS.get(x, x.replace("_", " ")))
     title = "speed-up over plain decoding" if figures[0] == "speedup" else NAMES[figures[0]][0]
-    place.set_title("minutes" if len(figures) > 1 else title, loc="left", fontsize=9)
+    place.set_title(spec.data["plot"].get("together", title), loc="left", fontsize=9)
 
 
 def _name(line: Line, series: Sequence[str]) -> str:

@@ -33,6 +33,7 @@ class Job:
 
     Attributes:
         spec, kind, preset: whose row it is.
+        label: what tells it from the spec's other rows, in words.
         config: see `settings.resolve`.
     """
 
@@ -40,6 +41,7 @@ class Job:
     kind: str
     preset: str
     config: dict[str, Any]
+    label: str = ""
 
     @property
     def key(self) -> str:
@@ -59,7 +61,7 @@ class Job:
 
     def __str__(self) -> str:
         config = self.config
-        return f"{self.spec}: {config['way']}, text {config['text'] + 1}, seed {config['seed']}"
+        return f"{self.spec}: {self.label or config['way']}, text {config['text'] + 1}, seed {config['seed']}"
 
 
 @dataclass(slots=True)

@@ -55,6 +55,11 @@ class Spec:
         return self.data.get("kind", "decode")
 
     @property
+    def by(self) -> list[str]:
+        """The settings that tell its lines apart, the length aside."""
+        return list(self.data.get("table", {}).get("by", ["way"]))
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """The specs whose rows it shows, its own first."""
         return (self.name, *self.data.get("rows_of", ()))

@@ -31,9 +31,9 @@ NAMES: dict[str, tuple[str, int]] = {
     "bandwidth": ("read, GB/s", 1),
     "gflops": ("GFLOP/s", 0),
     "weights_gb": ("weights, GB", 2),
-    "weights_ms": ("loading them, ms", 2),
+    "weights_ms": ("loading weights, ms", 2),
     "kv_gb": ("keys and values, GB", 2),
-    "kv_ms": ("loading them, ms", 2),
+    "kv_ms": ("loading keys and values, ms", 2),
     "operations": ("operations, G", 2),
     "compute_ms": ("computing, ms", 2),
     "pass_ms": ("a pass takes, ms", 2),
@@ -135,7 +135,7 @@ def _fits(value: Any, wanted: Any) -> bool:
 def groups(spec: Spec, rows: Iterable[Row]) -> list[Group]:
     """A spec's rows by their conditions, each with its table."""
     found: dict[tuple[str, ...], list[Row]] = {}
-    several = "model" in by(spec)
+    several = "model" in spec.by
     for row in mine(spec, rows):
         model = "" if several else row["config"]["model"]
         found.setdefault((row["preset"], model, row["dtype"], row["machine"]), []).append(row)
@@ -143,11 +143,6 @@ def groups(spec: Spec, rows: Iterable[Row]) -> list[Group]:
         Group(preset, model or "several models", dtype, machine, part, lines(spec, part))
         for (preset, model, dtype, machine), part in found.items()
     ]
-
-
-def by(spec: Spec) -> list[str]:
-    """The settings that tell a spec's lines apart, the length aside."""
-    return list(spec.data.get("table", {}).get("by", ["way"]))
 
 
 def lines(spec: Spec, rows: Sequence[Row]) -> list[Line]:
@@ -158,7 +153,7 @@ def lines(spec: Spec, rows: Sequence[Row]) -> list[Line]:
         apart = {k: v for k, v in config.items() if k not in ("text", "seed", "sampling")}
         sampling = {k: v for k, v in config["sampling"].items() if k != "seed"}
         for point, figures in row.get("figures", {}).items():
-            labels = {key: value_of(config, key) for key in by(spec)} | {"point": int(point)}
+            labels = {key: value_of(config, key) for key in spec.by} | {"point": int(point)}
             key = json.dumps([apart, sampling, point], sort_keys=True)
             line = made.setdefault(key, Line(labels))
             for name, value in figures.items():
@@ -212,26 +207,40 @@ def figures_of(spec: Spec) -> list[str]:
 def head(spec: Spec) -> list[str]:
     """The heads of a spec's table, with its published figures where there are any."""
     labels = [HEADS.get(key, key.replace("_", " ")) for key in _labels(spec)]
-    theirs = ["published"] if spec.data.get("published") else []
+    theirs = ["published"] if spec.kind != "machine" and spec.data.get("published") else []
     more = [] if spec.kind == "machine" else ["prompts × seeds", "same text as plain"]
     return [*labels, *(NAMES[figure][0] for figure in figures_of(spec)), *theirs, *more]
 
 
 def _labels(spec: Spec) -> list[str]:
     length = "context" if spec.kind == "machine" else "point"
-    return [*by(spec), length]
+    return [*spec.by, length]
 
 
 def cells(spec: Spec, line: Line) -> list[str]:
     """A line's cells under :func:`head`."""
     made = [shown(line.labels.get(key if key != "context" else "point")) for key in _labels(spec)]
     made += [_cell(line, figure) for figure in figures_of(spec)]
-    if spec.data.get("published"):
-        made.append(_theirs(spec, line))
     if spec.kind != "machine":
+        made += [_theirs(spec, line)] if spec.data.get("published") else []
         same = ("yes" if line.identical else "no") if line.lossless else "not lossless"
         made += [f"{len(line.texts)} × {len(line.seeds)}", same]
     return made
+
+
+def published_cells(spec: Spec) -> list[list[str]]:
+    """The paper's own lines under :func:`head`, where they stand below ours instead of beside."""
+    table = spec.data.get("published")
+    if spec.kind != "machine" or not table:
+        return []
+    entries = [dict(zip(table["columns"], cells, strict=True)) for cells in table["rows"]]
+    return [
+        [
+            *("published", shown(entry["point"])),
+            *(f"{entry[f]:.{NAMES[f][1]}f}" if f in entry else "–" for f in figures_of(spec)),
+        ]
+        for entry in entries
+    ]
 
 
 def shown(value: Any) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 from tokenswift.benchmark import runner, specs
 from tokenswift.benchmark.runner import Job, Outcome, read_rows
-from tokenswift.benchmark.settings import parse
+from tokenswift.benchmark.settings import parse, value_of
+from tokenswift.benchmark.tables import shown
 from tokenswift.cli import options
 from tokenswift.config import check_integer
 from tokenswift.types import InputError, RunError
@@ -131,7 +132,11 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
     for spec in specs.chosen(args.specs):
         for source in (spec, *(specs.load(name) for name in spec.sources[1:])):
             for config in source.rows(args.preset, given):
-                job = Job(source.name, source.kind, args.preset, config)
+                parts = [(key, value_of(config, key)) for key in source.by]
+                label = ", ".join(
+                    shown(value) if key == "way" else f"{key} {shown(value)}" for key, value in parts
+                )
+                job = Job(source.name, source.kind, args.preset, config, label)
                 made.setdefault(job.key, job)
     return list(made.values())
 
