@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny import FAMILIES, VOCAB, tiny_model
 import tokenswift
+from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, Generation, SamplingParams
 from tokenswift.heads.modules import Heads, HeadsConfig
 
