@@ -215,6 +215,8 @@ def run_report(args: argparse.Namespace) -> int:
     return 0
 
 
+#: settings that are options of a part
+OPTIONS = ("preset", "model", "dtype", "device", "heads", "threads", "prompts", "set", "results")
 PARTS = {"list": run_list, "run": run_rows, "report": run_report}
 
 
@@ -222,7 +224,13 @@ def run(args: argparse.Namespace) -> int:
     """One of the parts."""
     if args.part is None:
         raise InputError(f"no part of bench given; valid: {', '.join(PARTS)}, or --help")
-    return PARTS[args.part](args)
+    try:
+        return PARTS[args.part](args)
+    except InputError as error:
+        name = str(error).partition(" ")[0].rstrip(":")
+        if name in OPTIONS:
+            raise InputError(f"--{error}") from error
+        raise
 
 
 class Rows:

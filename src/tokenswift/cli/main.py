@@ -120,13 +120,9 @@ def option_names(parser: Parser, command: str) -> dict[str, str]:
     names: dict[str, str] = {}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            chosen = action.choices[command]
-            for option in chosen._actions:
+            for option in action.choices[command]._actions:
                 if option.option_strings:
                     names[option.dest] = option.option_strings[-1]
-                elif isinstance(option, argparse._SubParsersAction):  # parts of a subcommand
-                    for part in option.choices:
-                        names |= option_names(chosen, part)
     return names
 
 
