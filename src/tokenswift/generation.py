@@ -25,6 +25,7 @@ from tokenswift.interfaces import DraftReport
 from tokenswift.interfaces import Sequence as SequenceState
 from tokenswift.memory import check_run
 from tokenswift.metrics import Meter
+from tokenswift.prefilled import Prefilled
 from tokenswift.runs.identity import versions
 from tokenswift.runs.loop import LoopGuard
 from tokenswift.runs.state import RunState
@@ -51,6 +52,7 @@ class Call:
     loop: LoopOptions | None = None
     run_dir: str | Path | None = None
     drop_damaged: bool = False
+    prefilled: Prefilled | None = None
 
 
 class Run:
@@ -192,15 +194,18 @@ class Run:
         """The steps, and the text that the end released."""
         target, before = self.target, len(self.tokens)
         capacity = len(self.prompt) + self.max_new_tokens + self.strategy.max_nodes
-        sequence = SequenceState(
-            tokens=self.prompt + self.tokens,
-            prompt_tokens=len(self.prompt),
-            cache=target.new_cache(capacity),
-            model=target,
-            sampler=self.sampler,
-        )
         with self.meter.phase("prefill"):
-            prefill(sequence)
+            if self.call.prefilled is not None and not self.tokens:
+                sequence = self.call.prefilled.fork(capacity, self.sampler)
+            else:
+                sequence = SequenceState(
+                    tokens=self.prompt + self.tokens,
+                    prompt_tokens=len(self.prompt),
+                    cache=target.new_cache(capacity),
+                    model=target,
+                    sampler=self.sampler,
+                )
+                prefill(sequence)
         room, passes = self.max_new_tokens - before, self.draft_passes
         for step in decode(sequence, self.strategy, self.sampler, room, self.eos, self.meter):
             ids, pieces = self._take(step.token_ids)

@@ -24,6 +24,7 @@ from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.load import cache_dir, load
 from tokenswift.models.rope import parse_rope_scaling
 from tokenswift.models.target import Target, check_model, make_target
+from tokenswift.prefilled import Prefilled
 from tokenswift.runs.identity import identity_of, tokenizer_digest
 from tokenswift.strategies.table import STRATEGIES
 from tokenswift.types import Generation, InputError, Step
@@ -286,6 +287,18 @@ class LLM:
             prompt, max_new_tokens, strategy, strategy_options, sampling, ignore_eos, stop, **run
         )
         return iter(made)
+
+    def prefill(self, prompt: str | Sequence[int]) -> Prefilled:
+        """Run a prompt once; ``.generate(…)`` and ``.stream(…)`` of the result go on from copies of it,
+        with the arguments of this object's (but for the prompt) and the same tokens.
+
+        Raises:
+            InputError: naming the prompt's fault and what is valid.
+        """
+        self._check_open()
+        ids = self._prompt_ids(prompt)
+        self._check_room(len(ids) + 1)
+        return Prefilled(self, ids, self.target.sampler(SamplingParams()))
 
     def _run(self, *call: Any, **run: Any) -> Run:
         self._check_open()

@@ -31,6 +31,7 @@ COMMANDS = (
     "strategies",
     "demo",
     "audit",
+    "bench",
     "train_heads",
     "train_draft",
     "eval_heads",
