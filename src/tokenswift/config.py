@@ -60,8 +60,8 @@ class SamplingParams:
     """How the next token is chosen. The defaults are the paper's setting for LLaMA3.1-8b (Table 10).
 
     Attributes:
-        temperature: > 0, from 1e-30 to 1e30 (so that float32 holds the quotients); logits are divided by
-            it. For greedy decoding set ``greedy``.
+        temperature: from 1e-30 to 1e30 (so that float32 holds the quotients); logits are divided by it.
+            0 is greedy decoding: ``SamplingParams(temperature=0)`` equals ``SamplingParams(greedy=True)``.
         top_k: keep the k best tokens; 0 keeps all.
         top_p: in (0, 1]; keep the smallest set with at least this mass; 1 keeps all.
         min_p: in [0, 1); drop tokens less likely than ``min_p`` times the best; 0 keeps all.
@@ -69,7 +69,7 @@ class SamplingParams:
         repetition_penalty: θ from 1 to 1e30 (the paper's contextual penalty); 1 switches it off.
         penalty_window: W ≥ 1, the number of newest tokens that the penalty looks at.
         seed: ≥ 0; the noise is a pure function of (seed, position, token id).
-        greedy: take the argmax after the penalty; no noise and no filter.
+        greedy: take the argmax after the penalty; no noise and no filter, whatever the other fields say.
     """
 
     temperature: float = 1.0
@@ -85,8 +85,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         t, p, m = _finite(self.temperature), _finite(self.top_p), _finite(self.min_p)
         e, r = _finite(self.eta_cutoff), _finite(self.repetition_penalty)
-        about = "> 0, from 1e-30 to 1e30 (for greedy decoding use greedy)"
-        check_number("temperature", self.temperature, about, 1e-30 <= t <= 1e30)
+        about = "0 (greedy decoding), or from 1e-30 to 1e30"
+        check_number("temperature", self.temperature, about, t == 0 or 1e-30 <= t <= 1e30)
         check_integer("top_k", self.top_k, 0, "an integer of at least 1, or 0 for all tokens")
         check_number("top_p", self.top_p, "in (0, 1]", 0 < p <= 1)
         check_number("min_p", self.min_p, "in [0, 1)", 0 <= m < 1)
@@ -101,6 +101,9 @@ class SamplingParams:
         check_integer("seed", self.seed, 0, "an integer from 0 to 2^63 - 1")
         if not isinstance(self.greedy, bool):
             raise InputError(f"greedy is {self.greedy!r}; valid: True, False")
+        if t == 0:  # one way to say it: nothing divides by zero, and equal settings are equal
+            object.__setattr__(self, "greedy", True)
+            object.__setattr__(self, "temperature", 1.0)
 
     @property
     def window(self) -> int:
@@ -108,6 +111,15 @@ class SamplingParams:
         return self.penalty_window if self.repetition_penalty != 1.0 else 0
 
 
+#: sampling without any filter or penalty
+NEUTRAL: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "eta_cutoff": 0.0,
+    "repetition_penalty": 1.0,
+}
 ON_LOOP = ("report", "stop")
 MOST_PATTERN = 65_536  # tokens of a repeated pattern
 

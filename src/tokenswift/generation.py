@@ -31,7 +31,7 @@ from tokenswift.runs.state import RunState
 from tokenswift.runs.writer import RunWriter, open_run
 from tokenswift.strategies.table import STRATEGIES
 from tokenswift.text import TextStream
-from tokenswift.types import Generation, InputError, Metrics, Step
+from tokenswift.types import Generation, InputError, Metrics, OnProgress, Step
 
 logger = logging.getLogger("tokenswift")
 
@@ -51,6 +51,7 @@ class Call:
     loop: LoopOptions | None = None
     run_dir: str | Path | None = None
     drop_damaged: bool = False
+    on_progress: OnProgress | None = None
 
 
 class Run:
@@ -200,7 +201,7 @@ class Run:
             sampler=self.sampler,
         )
         with self.meter.phase("prefill"):
-            prefill(sequence)
+            prefill(sequence, self.call.on_progress)
         room, passes = self.max_new_tokens - before, self.draft_passes
         for step in decode(sequence, self.strategy, self.sampler, room, self.eos, self.meter):
             ids, pieces = self._take(step.token_ids)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import get_num_threads
 
-from tokenswift.config import SamplingParams
+from tokenswift.config import NEUTRAL, SamplingParams
 from tokenswift.drafting.costs import Table, kept_table, measure
 from tokenswift.drafting.heads import level_of
 from tokenswift.generation import Call, Run
@@ -21,12 +21,12 @@ from tokenswift.heads.modules import Heads
 from tokenswift.kernels.build import processor
 from tokenswift.kernels.native import NativeKernels
 from tokenswift.models.decoder import LeanTarget
-from tokenswift.models.load import cache_dir, load
+from tokenswift.models.load import cache_dir, load, sampling_of
 from tokenswift.models.rope import parse_rope_scaling
 from tokenswift.models.target import Target, check_model, make_target
 from tokenswift.runs.identity import identity_of, tokenizer_digest
 from tokenswift.strategies.table import STRATEGIES
-from tokenswift.types import Generation, InputError, Step
+from tokenswift.types import Generation, InputError, OnProgress, Step
 
 __all__ = ["LLM", "STRATEGIES"]
 
@@ -44,6 +44,8 @@ class LLM:
         heads: "auto" (shipped heads that fit the model, else none), "none" or None, or an adapter file.
         rope_scaling: None, "yarn:4" (four times the model's positions) or "yarn" (room for 131,072), for
             texts beyond the model's positions.
+        on_progress: told how far loading is: ``on_progress(stage, done, total)`` with the stages "fetch"
+            (bytes), "load" (tensors) and "pack" (layers).
 
     An ``LLM`` is a context manager; :meth:`close` lets go of everything it made.
 
@@ -58,10 +60,19 @@ class LLM:
         device: str = "auto",
         heads: str | Path | Heads | None = "auto",
         rope_scaling: str | None = None,
+        on_progress: OnProgress | None = None,
     ) -> None:
         parse_rope_scaling(rope_scaling or "none")
-        loaded = load(str(model), dtype=dtype, device=device)
-        self._set_up(loaded.model, loaded.tokenizer, loaded.name, heads, rope_scaling, take=True)
+        loaded = load(str(model), dtype=dtype, device=device, on_progress=on_progress)
+        self._set_up(
+            loaded.model,
+            loaded.tokenizer,
+            loaded.name,
+            heads,
+            rope_scaling,
+            take=True,
+            on_progress=on_progress,
+        )
         self.loading = {
             "model": str(Path(model).expanduser().absolute()) if Path(model).is_dir() else str(model),
             "dtype": dtype,
@@ -95,6 +106,7 @@ class LLM:
         heads: str | Path | Heads | None,
         rope_scaling: str | None,
         take: bool,
+        on_progress: OnProgress | None = None,
     ) -> None:
         self.rope_scaling = parse_rope_scaling(rope_scaling or "none")
         check_model(model)
@@ -112,7 +124,7 @@ class LLM:
         self._lent: list[Any] = []
         self._lock = Lock()
         self._costs: dict[int, Table] = {}
-        self.target: Target = make_target(model, self.rope_scaling, take)
+        self.target: Target = make_target(model, self.rope_scaling, take, on_progress)
 
     @property
     def model(self) -> Any:
@@ -232,6 +244,23 @@ class LLM:
             raise InputError("prompt is text, but the model came without a tokenizer; valid: token ids")
         return list(self.tokenizer(text)["input_ids"])
 
+    @property
+    def generation_config(self) -> Any:
+        """The model's transformers ``GenerationConfig``; None where it has none."""
+        self._check_open()
+        return getattr(self._hf, "generation_config", None)
+
+    def model_sampling(self, **given: Any) -> SamplingParams:
+        """Sampling as the model's ``generation_config.json`` says (what it does not name is off).
+
+        Args:
+            given: fields of `SamplingParams` that win over the file's, e.g. ``seed=7``.
+        Raises:
+            InputError: the file names no sampling setting, or a field is out of its range.
+        """
+        taken = sampling_of(self.generation_config, self.name)
+        return SamplingParams(**{**NEUTRAL, **taken, **given})
+
     def generate(
         self,
         prompt: str | Sequence[int],
@@ -256,7 +285,9 @@ class LLM:
             run: ``on_loop="stop"`` ends a text that repeats itself (default "report": `Metrics.loop` says
                 so), by the sizes and counts of ``loop=LoopOptions(…)``; ``run_dir=DIR`` keeps a journal of
                 the run there, and goes on with it when DIR holds this very run already (see docs/runs.md);
-                ``drop_damaged=True`` does so from the last good record of a damaged journal.
+                ``drop_damaged=True`` does so from the last good record of a damaged journal;
+                ``on_progress(stage, done, total)`` is told how far the reading of the prompt is (stage
+                "prompt", in tokens).
         Raises:
             InputError: naming the argument, its value and what is valid.
             RunError: the run failed on its way; the line says what was kept.
@@ -295,7 +326,7 @@ class LLM:
             if "unexpected keyword argument" in str(error) and "Call" in str(error):
                 name = str(error).rsplit("'", 2)[-2]
                 raise InputError(
-                    f"{name!r} is no argument; valid: on_loop, loop, run_dir, drop_damaged"
+                    f"{name!r} is no argument; valid: on_loop, loop, run_dir, drop_damaged, on_progress"
                 ) from error
             raise
 

@@ -19,7 +19,7 @@ from tokenswift.models.decoder import PREFILL_CHUNK, LeanTarget, unfit
 from tokenswift.models.generic import GenericTarget, shadow_of
 from tokenswift.models.load import cache_dir, native_kernels_wanted
 from tokenswift.models.rope import RopeScaling, rotary_of
-from tokenswift.types import InputError
+from tokenswift.types import InputError, OnProgress
 
 __all__ = ["PREFILL_CHUNK", "Target", "check_model", "distance", "kernels", "make_target"]
 
@@ -55,13 +55,19 @@ def check_model(model: Any) -> None:
         )
 
 
-def make_target(model: Any, scaling: RopeScaling | None = None, take: bool = False) -> Target:
+def make_target(
+    model: Any,
+    scaling: RopeScaling | None = None,
+    take: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Target:
     """A target over a loaded causal LM.
 
     Args:
         model: from transformers. It stays as it is, unless
         take: its weights may be replaced by packed ones (a model that nobody else uses).
         scaling: a wish for YaRN.
+        on_progress: told of the stage "pack" (weights made ready for the CPU, in layers).
     Raises:
         InputError: a model that cannot run here, in one line that says why.
     """
@@ -78,7 +84,7 @@ def make_target(model: Any, scaling: RopeScaling | None = None, take: bool = Fal
         raise InputError(f"model {name}: its own forward fails ({_line(error)})") from error
     reason = unfit(model) if device.type == "cpu" else "it runs on " + device.type
     if reason is None:
-        target: Target = LeanTarget(model, kernels(), rotary, take)
+        target: Target = LeanTarget(model, kernels(), rotary, take, on_progress)
         far = distance(target, cases, expected)
         if far <= TOLERANCES[target.dtype]:
             return target
