@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from importlib import resources
@@ -202,13 +203,17 @@ class LLM:
         self._check_open()
         if wanted is None and not self._is_default:
             raise InputError(
-                "draft_model is not given; valid: a causal LM with the target's tokenizer (--draft-model)"
+                "draft_model is not given; valid: a causal LM with the target's tokenizer, such as a folder "
+                "of train-draft"
             )
         with self._lock:
             if wanted is None or isinstance(wanted, str | Path):
                 name = DEFAULT_DRAFT if wanted is None else str(wanted)
                 if name not in self._drafts:
-                    loaded = load(name, dtype=self.dtype, device=self.device)
+                    try:
+                        loaded = load(name, dtype=self.dtype, device=self.device)
+                    except InputError as error:
+                        raise InputError(re.sub("^model", "draft_model", str(error))) from error
                     draft = make_target(loaded.model, take=True)
                     self._drafts[name] = self._checked_draft(draft, loaded.tokenizer, name)
                 return self._drafts[name]
