@@ -294,13 +294,16 @@ def prompt_from(args: argparse.Namespace) -> str | list[int]:
 
 
 def _read(name: str, option: str) -> str:
-    """The UTF-8 text of a file, or of standard input."""
+    """The UTF-8 text of a file, or of standard input: without a byte order mark, CRLF as LF, and without
+    the one line end that shells and editors put at the end."""
+    if name == "-" and sys.stdin is None:
+        raise InputError(f"{option} - cannot be read (standard input is closed); valid: a UTF-8 text")
     try:
         content = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{option} {name} cannot be read ({reason}); valid: a UTF-8 text file") from error
     try:
-        return content.decode("utf-8-sig")
+        return content.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise InputError(f"{option} {name} is not UTF-8 (byte {error.start}); valid: UTF-8 text") from error
