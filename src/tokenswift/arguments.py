@@ -25,7 +25,10 @@ from tokenswift.config import (
 from tokenswift.models.rope import RopeScaling, parse_rope_scaling
 from tokenswift.models.target import check_model
 from tokenswift.prompts import Prompt
-from tokenswift.types import InputError
+from tokenswift.types import InputError, OnProgress
+
+#: fields of :class:`Call` that are given by name
+MORE = ("on_loop", "loop", "run_dir", "drop_damaged", "on_progress")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class Call:
     loop: LoopOptions | None = None
     run_dir: str | os.PathLike[str] | None = None
     drop_damaged: bool = False
+    on_progress: OnProgress | None = None
 
     def __post_init__(self) -> None:
         self._keep("max_new_tokens", check_integer("max_new_tokens", self.max_new_tokens, 1))
@@ -62,6 +66,7 @@ class Call:
                 f"stop is {shown(self.stop)}; valid: text, or a list of texts, none of them empty"
             )
         self._keep("stop", tuple(stop))
+        check_callback("on_progress", self.on_progress)
         if self.run_dir is not None:
             if not isinstance(self.run_dir, str | os.PathLike):
                 raise InputError(f"run_dir is {shown(self.run_dir)}; valid: None, or the path of a folder")

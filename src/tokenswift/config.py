@@ -99,8 +99,8 @@ class SamplingParams:
     """How the next token is chosen. The defaults are the paper's setting for LLaMA3.1-8b (Table 10).
 
     Attributes:
-        temperature: > 0, from 1e-30 to 1e30 (so that float32 holds the quotients); logits are divided by
-            it. For greedy decoding set ``greedy``.
+        temperature: from 1e-30 to 1e30 (so that float32 holds the quotients); logits are divided by it.
+            0 is greedy decoding: ``SamplingParams(temperature=0)`` equals ``SamplingParams(greedy=True)``.
         top_k: keep the k best tokens; 0 keeps all.
         top_p: in (0, 1]; keep the smallest set with at least this mass; 1 keeps all.
         min_p: in [0, 1); drop tokens less likely than ``min_p`` times the best; 0 keeps all.
@@ -108,7 +108,7 @@ class SamplingParams:
         repetition_penalty: θ from 1 to 1e30 (the paper's contextual penalty); 1 switches it off.
         penalty_window: W ≥ 1, the number of newest tokens that the penalty looks at.
         seed: ≥ 0; the noise is a pure function of (seed, position, token id).
-        greedy: take the argmax after the penalty; no noise and no filter.
+        greedy: take the argmax after the penalty; no noise and no filter, whatever the other fields say.
     """
 
     temperature: float = 1.0
@@ -122,9 +122,9 @@ class SamplingParams:
     greedy: bool = False
 
     def __post_init__(self) -> None:
-        about = "> 0, from 1e-30 to 1e30 (for greedy decoding use greedy)"
+        about = "0 (greedy decoding), or from 1e-30 to 1e30"
         for name, valid, fits in (
-            ("temperature", about, lambda t: 1e-30 <= t <= 1e30),
+            ("temperature", about, lambda t: t == 0 or 1e-30 <= t <= 1e30),
             ("top_p", "in (0, 1]", lambda p: 0 < p <= 1),
             ("min_p", "in [0, 1)", lambda p: 0 <= p < 1),
             ("eta_cutoff", "in [0, 1)", lambda p: 0 <= p < 1),
@@ -136,6 +136,9 @@ class SamplingParams:
         _whole(self, "penalty_window", 1)
         _whole(self, "seed", 0, "an integer from 0 to 2^63 - 1")
         _keep(self, "greedy", check_flag("greedy", self.greedy))
+        if self.temperature == 0:  # one way to say it: nothing divides by zero, and equal settings are equal
+            _keep(self, "greedy", True)
+            _keep(self, "temperature", 1.0)
 
     @property
     def window(self) -> int:
@@ -143,6 +146,15 @@ class SamplingParams:
         return self.penalty_window if self.repetition_penalty != 1.0 else 0
 
 
+#: sampling without any filter or penalty
+NEUTRAL: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "eta_cutoff": 0.0,
+    "repetition_penalty": 1.0,
+}
 ON_LOOP = ("report", "stop")
 MOST_PATTERN = 65_536  # tokens of a repeated pattern
 

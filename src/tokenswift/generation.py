@@ -181,7 +181,7 @@ class Run:
             sampler=self.sampler,
         )
         with self.meter.phase("prefill"):
-            prefill(sequence)
+            prefill(sequence, self.call.on_progress)
         room, passes = self.max_new_tokens - before, self.draft_passes
         for step in decode(sequence, self.strategy, self.sampler, room, self.eos, self.meter):
             ids, pieces = self._take(step.token_ids)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import shlex
@@ -14,33 +13,35 @@ from typing import Any
 import torch
 
 from tokenswift.arguments import (
+    MORE,
     check_callback,
     check_loaded,
     check_name,
     check_scaling,
     plain_place,
 )
-from tokenswift.config import SamplingParams, shown
+from tokenswift.config import NEUTRAL, SamplingParams
 from tokenswift.drafting.costs import Table, kept_table, measure
 from tokenswift.drafting.heads import level_of
 from tokenswift.generation import Call, Run
 from tokenswift.heads.checkpoint import packaged_kinds, read_packaged, resolve_heads
 from tokenswift.heads.modules import Heads
-from tokenswift.kernels.build import processor
-from tokenswift.kernels.native import NativeKernels
-from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.drafters import Drafters
-from tokenswift.models.load import cache_dir, load
-from tokenswift.models.target import Target, check_model, make_target
-from tokenswift.prompts import Prompt, end_tokens, has_template, is_chat, prompt_ids
+from tokenswift.models.load import cache_dir, load, sampling_of
+from tokenswift.models.target import Target, check_model, make_target, numerics_of
+from tokenswift.prompts import Prompt, end_tokens, has_template, prompt_ids, several_ids
 from tokenswift.runs.identity import identity_of, tokenizer_digest
 from tokenswift.strategies.table import STRATEGIES
 from tokenswift.streaming import Stream
-from tokenswift.types import Generation, InputError, Step
+from tokenswift.types import Generation, InputError, OnProgress, Step
 
 __all__ = ["LLM", "STRATEGIES"]
 
 logger = logging.getLogger("tokenswift")
+WITHOUT_HEADS = (
+    "no draft heads fit %s, so little speed is gained; train some with: tokenswift train-heads --model %s "
+    "--data self --out heads.safetensors (then --heads heads.safetensors), or try --strategy magicdec"
+)
 
 
 class LLM:
@@ -54,6 +55,8 @@ class LLM:
             the heads themselves.
         rope_scaling: None, "yarn:4" (four times the model's positions) or "yarn" (room for 131,072), for
             texts beyond the model's positions.
+        on_progress: told how far loading is: ``on_progress(stage, done, total)`` with the stages "fetch"
+            (bytes), "load" (tensors) and "pack" (layers).
 
     An ``LLM`` is a context manager; :meth:`close` lets go of everything it made.
 
@@ -68,13 +71,15 @@ class LLM:
         device: str | torch.device = "auto",
         heads: str | Path | Heads | None = "auto",
         rope_scaling: str | None = None,
+        on_progress: OnProgress | None = None,
     ) -> None:
         check_name(model)
         check_scaling(rope_scaling)
         dtype_name, device_name = plain_place(dtype, device)
         heads = str(heads) if isinstance(heads, Path) else heads
-        loaded = load(str(model), dtype=dtype_name, device=device_name)
-        self._set_up(loaded.model, loaded.tokenizer, loaded.name, heads, rope_scaling, take=True)
+        check_callback("on_progress", on_progress)
+        loaded = load(str(model), dtype=dtype_name, device=device_name, on_progress=on_progress)
+        self._set_up(loaded.model, loaded.tokenizer, loaded.name, heads, rope_scaling, True, on_progress)
         self.loading = {
             "model": str(Path(model).expanduser().absolute()) if Path(model).is_dir() else str(model),
             "dtype": dtype_name,
@@ -114,6 +119,7 @@ class LLM:
         heads: str | Path | Heads | None,
         rope_scaling: str | None,
         take: bool,
+        on_progress: OnProgress | None = None,
     ) -> None:
         self.rope_scaling = check_scaling(rope_scaling)
         check_model(model)
@@ -130,7 +136,7 @@ class LLM:
         self._identity = identity_of(model)
         self._lock = Lock()
         self._costs: dict[int, Table] = {}
-        self.target: Target = make_target(model, self.rope_scaling, take)
+        self.target: Target = make_target(model, self.rope_scaling, take, on_progress)
         self._drafters = Drafters(self.target, tokenizer, is_default=bool(packaged))
 
     @property
@@ -216,14 +222,7 @@ class LLM:
         """Say once, on the logger "tokenswift", that no heads fit the model, and what can be done."""
         self._misses_heads, misses = False, self._misses_heads
         if misses:
-            name = shlex.quote(self.name)
-            logger.warning(
-                "no draft heads fit %s, so little speed is gained; train some with: tokenswift train-heads "
-                "--model %s --data self --out heads.safetensors (then --heads heads.safetensors), or try "
-                "--strategy magicdec",
-                self.name,
-                name,
-            )
+            logger.warning(WITHOUT_HEADS, self.name, shlex.quote(self.name))
 
     @property
     def has_chat_template(self) -> bool:
@@ -235,6 +234,23 @@ class LLM:
         chat messages by the model's template, up to where the answer begins."""
         self._check_open()
         return prompt_ids(prompt, self.tokenizer, self.target.vocab_size)
+
+    @property
+    def generation_config(self) -> Any:
+        """The model's transformers ``GenerationConfig``; None where it has none."""
+        self._check_open()
+        return getattr(self._hf, "generation_config", None)
+
+    def model_sampling(self, **given: Any) -> SamplingParams:
+        """Sampling as the model's ``generation_config.json`` says (what it does not name is off).
+
+        Args:
+            given: fields of `SamplingParams` that win over the file's, e.g. ``seed=7``.
+        Raises:
+            InputError: the file names no sampling setting, or a field is out of its range.
+        """
+        taken = sampling_of(self.generation_config, self.name)
+        return SamplingParams(**{**NEUTRAL, **taken, **given})
 
     def generate(
         self,
@@ -262,7 +278,9 @@ class LLM:
             run: ``on_loop="stop"`` ends a text that repeats itself (default "report": `Metrics.loop` says
                 so), by the sizes and counts of ``loop=LoopOptions(…)``; ``run_dir=DIR`` keeps a journal of
                 the run there, and goes on with it when DIR holds this very run already (see docs/runs.md);
-                ``drop_damaged=True`` does so from the last good record of a damaged journal.
+                ``drop_damaged=True`` does so from the last good record of a damaged journal;
+                ``on_progress(stage, done, total)`` is told how far the reading of the prompt is (stage
+                "prompt", in tokens).
         Raises:
             InputError: naming the argument, its value and what is valid.
             RunError: the run failed on its way; the line says what was kept.
@@ -321,16 +339,12 @@ class LLM:
 
             others: as for `generate`, the same for all prompts; no ``run_dir``, which keeps one run.
         """
-        if not isinstance(prompts, list | tuple) or (is_chat(prompts)):
-            raise InputError(f"prompts is {shown(prompts)}; valid: a list of prompts")
         if "run_dir" in run:
             raise InputError("run_dir is no argument of generate_many; valid: generate, one run a folder")
         check_callback("on_result", on_result)
+        self._check_open()
         call = (max_new_tokens, strategy, strategy_options, sampling, ignore_eos, stop)
-        ids = [
-            prompt_ids(prompt, self.tokenizer, self.target.vocab_size, f"prompts[{i}]")
-            for i, prompt in enumerate(prompts)
-        ]
+        ids = several_ids(prompts, self.tokenizer, self.target.vocab_size)
         for tokens in sorted(ids, key=len)[-1:]:
             self._run(tokens, *call, **run)  # the longest one fits, and so do the others
         results: list[Generation] = []
@@ -342,15 +356,9 @@ class LLM:
 
     def _run(self, *call: Any, **run: Any) -> Run:
         self._check_open()
-        try:
-            return Run(self, Call(*call, **run))
-        except TypeError as error:
-            if "unexpected keyword argument" in str(error) and "Call" in str(error):
-                name = str(error).rsplit("'", 2)[-2]
-                raise InputError(
-                    f"{name!r} is no argument; valid: on_loop, loop, run_dir, drop_damaged"
-                ) from error
-            raise
+        for name in run.keys() - set(MORE):
+            raise InputError(f"{name!r} is no argument; valid: {', '.join(MORE)}")
+        return Run(self, Call(*call, **run))
 
     def identity(self) -> dict[str, Any]:
         """What of this ``LLM`` decides the tokens: dtype, config, weights, adapter, positions, tokenizer."""
@@ -362,15 +370,7 @@ class LLM:
 
     def numerics(self) -> dict[str, Any]:
         """How passes are computed, and whether prefill, decoding and trees agree in every bit."""
-        lean = isinstance(self.target, LeanTarget)
-        compiled = isinstance(self.target.kernels, NativeKernels)
-        how = "compiled kernels" if compiled else "torch"
-        return {
-            "equal_bits": lean and compiled,
-            "how": how if lean else f"transformers' own forward, attention by {how}",
-            "device": self.target.device.type,
-            "processor": hashlib.sha256(processor().encode()).hexdigest()[:16],
-        }
+        return numerics_of(self.target)
 
     # ---- shared by both -------------------------------------------------------------------------
 

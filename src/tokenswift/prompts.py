@@ -41,6 +41,17 @@ def prompt_ids(prompt: Any, tokenizer: Any, vocab_size: int, name: str = "prompt
     return ids
 
 
+def several_ids(prompts: Any, tokenizer: Any, vocab_size: int) -> list[list[int]]:
+    """Token ids of each of several prompts.
+
+    Raises:
+        InputError: not several prompts, or naming which of them is wrong.
+    """
+    if not isinstance(prompts, list | tuple) or is_chat(prompts):
+        raise InputError(f"prompts is {shown(prompts)}; valid: a list of prompts")
+    return [prompt_ids(p, tokenizer, vocab_size, f"prompts[{i}]") for i, p in enumerate(prompts)]
+
+
 def text_ids(text: str, tokenizer: Any, name: str = "prompt") -> list[int]:
     """Token ids of a text with the tokenizer's special tokens; where the text itself begins with the token
     of the beginning (``<s>``, say), it gets no second one."""

@@ -16,6 +16,7 @@ W     width of the contextual-penalty window
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,10 @@ class InputError(ValueError):
 class RunError(RuntimeError):
     """The run failed after it had started. One line: what failed and what was kept; CLI exit code 1."""
 
+
+#: is told of long work: the stage ("fetch" in bytes, "load" in tensors, "pack" in layers, "prompt" in
+#: tokens), how much is done, and how much there is; the last call of a stage has both equal
+OnProgress = Callable[[str, int, int], None]
 
 #: where a token can come from: the target's own choice, the draft heads and the backbone, an n-gram of
 #: the text, a drafted chain

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.output import check_writable, write_json
+from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.config import OPTIONS, build_options, check_integer
 from tokenswift.types import InputError, RunError
 
@@ -56,7 +56,7 @@ def add_parser(subparsers: Any) -> None:
         if action.dest == "strategy":
             action.help = "a strategy by name, or all; default: %(default)s"
     group = parser.add_argument_group("results")
-    group.add_argument("--json", metavar="FILE", help="write everything that was found there")
+    add_json_option(group, "write everything that was found there")
     group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
 
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if sampling.seed + args.seeds > 2**63:
         raise InputError(f"seeds is {args.seeds}; valid: up to 2^63 - 1 together with --seed")
     options.check_model_options(args)
-    record = check_writable("--json", args.json)
+    record = check_record(args.json, options.inputs_of(args))
     given = _strategy_options(args)
 
     from tokenswift.audit.run import Plan, audit, shipped_prompts, split_prompts, variants
@@ -81,11 +81,12 @@ def run(args: argparse.Namespace) -> int:
         prompts = split_prompts(options._read(args.prompts, "--prompts"))
         if not prompts:
             raise InputError(f"prompts {args.prompts} holds no text; valid: a UTF-8 file with prompts")
-    samplings = {"greedy": replace(sampling, greedy=True)}
-    if not args.greedy:
-        samplings = {"sampling": sampling, **samplings}
     llm = options.load_model(args)
     logger.info("%s, %s on %s", llm.name, llm.dtype, llm.device)
+    sampling = options.model_sampling(args, sampling, llm.generation_config, llm.name)
+    samplings = {"greedy": replace(sampling, greedy=True)}
+    if not sampling.greedy:
+        samplings = {"sampling": sampling, **samplings}
     plan = Plan(
         variants=variants(args.strategy, given),
         prompts=list(prompts),
@@ -96,7 +97,8 @@ def run(args: argparse.Namespace) -> int:
         tolerate=args.strategy == "all",
     )
     report = audit(llm, plan, logger.info)
-    print(report.text(), flush=True)
+    if record != STDOUT:
+        print(report.text(), flush=True)
     if record is not None:
         write_json(record, _record(args, report.record(), samplings, given))
     sys.stdout.flush()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.cli import options
-from tokenswift.cli.output import TextSink, check_outputs, record_of, write_json
+from tokenswift.cli.output import STDOUT, TextSink, add_json_option, check_outputs, record_of, write_json
 from tokenswift.cli.progress import Progress
 from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.config import ON_LOOP, LoopOptions, check_choice, check_integer
@@ -40,9 +40,7 @@ def add_parser(subparsers: Any) -> None:
         "this very run already is gone on with",
     )
     group.add_argument("--output", metavar="FILE", help="write the text there too, as it comes")
-    group.add_argument(
-        "--json", metavar="FILE", help="write one record there: tokens, text, figures, versions"
-    )
+    add_json_option(group, "write one record there: tokens, text, figures, versions")
     group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
 
 
@@ -154,14 +152,15 @@ def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]
 def run(args: argparse.Namespace) -> int:
     """Generate; cheap checks come before the model is loaded."""
     prompt, call = call_from(args)
-    output, record = check_outputs(args.output, args.json)
+    output, record = check_outputs(args.output, args.json, options.inputs_of(args))
     run_dir, before = _run_dir(args.run_dir)
     if call["strategy_options"].get("acceptance") == "published":
         logger.warning("the published acceptance rule is not lossless: the text differs from plain decoding")
     llm = options.load_model(args, args.rope_scaling)
     logger.info("%s, %s on %s, %s", llm.name, llm.dtype, llm.device, args.strategy)
+    call["sampling"] = options.model_sampling(args, call["sampling"], llm.generation_config, llm.name)
 
-    sink = TextSink(output)
+    sink = TextSink(output, echo=record != STDOUT)
     progress = Progress(args.max_new_tokens, args.quiet, done=len(before.tokens) if before else 0)
     result = stream(llm, prompt, sink, progress, before=before, **call, run_dir=run_dir)
     if record is not None:
@@ -198,7 +197,7 @@ def stream(
             signals.check()
 
         try:
-            result = llm.generate(prompt, **call, on_step=on_step)
+            result = llm.generate(prompt, **call, on_step=on_step, on_progress=progress.stages)
             sink.write(result.text[sink.written :])  # what an earlier session held back; makes the file
         except BaseException as error:
             progress.end()

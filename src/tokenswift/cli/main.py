@@ -130,7 +130,7 @@ def with_option_name(message: str, options: dict[str, str]) -> str:
     found = re.match(r"'?(\w+)'?(?=[ :])", message)
     if found and found[1] in options:
         message = options[found[1]] + message[found.end() :]
-    return message.replace("use greedy)", "use --greedy)")
+    return message
 
 
 def _fail(code: int, message: str, args: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.models import embedded
-from tokenswift.types import InputError, RunError
+from tokenswift.types import InputError, OnProgress, RunError
 
 NAME = f"{embedded.NAME}-draft"
 PACKED = f"{embedded.NAME}.draft.safetensors"
@@ -30,14 +30,16 @@ NEED = "the draft model needs 150 MB"
 logger = logging.getLogger("tokenswift")
 
 
-def ensure(cache: Path) -> Path:
+def ensure(cache: Path, on_progress: OnProgress | None = None) -> Path:
     """The folder of the packaged draft model below ``cache``; builds it on first use.
+
+    Arguments as of the default model's own.
 
     Raises:
         InputError: the cache folder cannot be written, or what the default model's own raises.
         RunError: the packaged file does not fit the default model, or the disk is full.
     """
-    target = embedded.ensure(cache)
+    target = embedded.ensure(cache, on_progress)
     entry = resources.files("tokenswift").joinpath("data", PACKED)
     if not entry.is_file():
         raise InputError(f"model {NAME} is not part of this installation; train one with train-draft")
