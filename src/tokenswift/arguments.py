@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,6 @@ from tokenswift.models.rope import RopeScaling, parse_rope_scaling
 from tokenswift.models.target import check_model
 from tokenswift.prompts import Prompt
 from tokenswift.types import InputError, OnProgress
-
-#: fields of :class:`Call` that are given by name
-MORE = ("on_loop", "loop", "run_dir", "drop_damaged", "on_progress")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +87,14 @@ class Call:
 def _check_made(name: str, value: object, kind: type, example: str) -> None:
     if value is not None and not isinstance(value, kind):
         raise InputError(f"{name} is {shown(value)}; valid: None, or an object such as {example}")
+
+
+def check_names(given: Mapping[str, Any]) -> None:
+    """Refuse names that are no argument of ``LLM.generate``."""
+    known = [field.name for field in fields(Call)]
+    for name in given:
+        if name not in known:
+            raise InputError(f"{name!r} is no argument; valid: {', '.join(known)}")
 
 
 def check_callback(name: str, value: object) -> None:

@@ -155,6 +155,8 @@ NEUTRAL: dict[str, Any] = {
     "eta_cutoff": 0.0,
     "repetition_penalty": 1.0,
 }
+#: of answers to chat messages, where no sampling is given: small models wander at 1
+CHAT_TEMPERATURE = 0.2
 ON_LOOP = ("report", "stop")
 MOST_PATTERN = 65_536  # tokens of a repeated pattern
 

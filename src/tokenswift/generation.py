@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from tokenswift.arguments import Call
-from tokenswift.config import SamplingParams
 from tokenswift.decode import decode, prefill
 from tokenswift.interfaces import DraftReport
 from tokenswift.interfaces import Sequence as SequenceState
 from tokenswift.memory import check_run
 from tokenswift.metrics import Meter
+from tokenswift.prompts import default_sampling
 from tokenswift.runs.identity import versions
 from tokenswift.runs.loop import LoopGuard
 from tokenswift.runs.state import SOURCES, RunState
@@ -47,7 +47,7 @@ class Run:
         options = call.options
         self.llm, self.call = llm, call
         self.target = llm.target
-        self.sampling = call.sampling or SamplingParams()
+        self.sampling = call.sampling or default_sampling(call.prompt)
         self.prompt: list[int] = llm.encode(call.prompt)
         llm._check_room(len(self.prompt) + call.max_new_tokens)
         self.max_new_tokens = call.max_new_tokens

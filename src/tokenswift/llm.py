@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from tokenswift.arguments import (
-    MORE,
     check_callback,
     check_loaded,
     check_name,
+    check_names,
     check_scaling,
     plain_place,
 )
@@ -29,7 +29,7 @@ from tokenswift.heads.modules import Heads
 from tokenswift.models.drafters import Drafters
 from tokenswift.models.load import cache_dir, load, sampling_of
 from tokenswift.models.target import Target, check_model, make_target, numerics_of
-from tokenswift.prompts import Prompt, end_tokens, has_template, prompt_ids, several_ids
+from tokenswift.prompts import Prompt, default_sampling, end_tokens, has_template, prompt_ids, several_ids
 from tokenswift.runs.identity import identity_of, tokenizer_digest
 from tokenswift.strategies.table import STRATEGIES
 from tokenswift.streaming import Stream
@@ -271,7 +271,8 @@ class LLM:
                 ``[{"role": "user", "content": "What is the capital of France?"}]``.
             strategy, strategy_options: how to draft (never changes the tokens), see `config`: a dict of
                 options, or the strategy's dataclass such as ``TokenSwiftOptions(tree=(1, 3))``.
-            sampling: how tokens are chosen; default `SamplingParams()`.
+            sampling: how tokens are chosen; default `SamplingParams()`, for chat messages with a
+                temperature of 0.2.
             ignore_eos: go on after an end-of-text token.
             stop: a string, or strings, that end the text; the text is cut before the first to appear.
             on_step: called with each step as it happens.
@@ -343,21 +344,22 @@ class LLM:
             raise InputError("run_dir is no argument of generate_many; valid: generate, one run a folder")
         check_callback("on_result", on_result)
         self._check_open()
-        call = (max_new_tokens, strategy, strategy_options, sampling, ignore_eos, stop)
         ids = several_ids(prompts, self.tokenizer, self.target.vocab_size)
+        how = {"strategy": strategy, "strategy_options": strategy_options, "ignore_eos": ignore_eos, **run}
+        how |= {"max_new_tokens": max_new_tokens, "stop": stop}
         for tokens in sorted(ids, key=len)[-1:]:
-            self._run(tokens, *call, **run)  # the longest one fits, and so do the others
+            self._run(tokens, sampling=sampling, **how)  # the longest one fits, and so do the others
         results: list[Generation] = []
         for i, tokens in enumerate(ids):
-            results.append(self.generate(tokens, *call, **run))
+            settings = sampling or default_sampling(prompts[i])
+            results.append(self.generate(tokens, sampling=settings, **how))
             if on_result is not None:
                 on_result(i, results[-1])
         return results
 
     def _run(self, *call: Any, **run: Any) -> Run:
         self._check_open()
-        for name in run.keys() - set(MORE):
-            raise InputError(f"{name!r} is no argument; valid: {', '.join(MORE)}")
+        check_names(run)
         return Run(self, Call(*call, **run))
 
     def identity(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from tokenswift.config import integer_of, shown
+from tokenswift.config import CHAT_TEMPERATURE, SamplingParams, integer_of, shown
 from tokenswift.types import InputError
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
@@ -69,6 +69,11 @@ def text_ids(text: str, tokenizer: Any, name: str = "prompt") -> list[int]:
 def is_chat(prompt: Any) -> bool:
     """Whether a prompt is meant as chat messages."""
     return isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def default_sampling(prompt: Any) -> SamplingParams:
+    """The sampling where none is given: answers to chat messages are sampled at a low temperature."""
+    return SamplingParams(temperature=CHAT_TEMPERATURE) if is_chat(prompt) else SamplingParams()
 
 
 def has_template(tokenizer: Any) -> bool:
