@@ -28,7 +28,7 @@ def add_parser(subparsers: Any) -> None:
         epilog="Exit codes: 0 exact, 1 not exact or the run failed, 2 bad input, 130 interrupted.",
     )
     for name, default, text in (
-        ("tokens", 32, "new tokens per text, at least 1"),
+        ("max-new-tokens", 32, "new tokens per text, at least 1"),
         ("seeds", 1, "texts per prompt with sampling, at least 1, from --seed on"),
         (
             "law-samples",
@@ -43,6 +43,7 @@ def add_parser(subparsers: Any) -> None:
             metavar="N",
             help=f"{text}; default: %(default)s",
         )
+    parser.add_argument("--tokens", type=options.integer, dest="max_new_tokens", help=argparse.SUPPRESS)
     parser.add_argument(
         "--prompts",
         metavar="FILE",
@@ -62,7 +63,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Audit; cheap checks come before the model is loaded."""
-    check_integer("tokens", args.tokens, 1)
+    check_integer("max_new_tokens", args.max_new_tokens, 1)
     check_integer("seeds", args.seeds, 1)
     check_integer("law_samples", args.law_samples, 0)
     if 0 < args.law_samples < 100:
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         variants=variants(args.strategy, given),
         prompts=list(prompts),
         samplings=samplings,
-        tokens=args.tokens,
+        tokens=args.max_new_tokens,
         seeds=args.seeds,
         law_samples=args.law_samples,
         tolerate=args.strategy == "all",
@@ -133,7 +134,7 @@ def _record(
         "strategy": args.strategy,
         "strategy_options": given,
         "samplings": {name: asdict(params) for name, params in samplings.items()},
-        "tokens": args.tokens,
+        "tokens": args.max_new_tokens,
         "seeds": args.seeds,
         "threads": torch.get_num_threads(),
         "versions": versions(),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.cli import options, prompting
+from tokenswift.cli.errors import is_out_of_memory
 from tokenswift.cli.output import STDOUT, TextSink, add_json_option, check_outputs, record_of, write_json
 from tokenswift.cli.progress import Progress
 from tokenswift.cli.signals import Interrupted, Signals
@@ -244,9 +245,3 @@ def stream(
     progress.end()
     progress.summary(result)
     return result
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error of torch or Python says that memory ran out."""
-    text = str(error)
-    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text

@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenswift.cli.progress import Stages
 from tokenswift.config import NEUTRAL, OPTIONS, SamplingParams, build_options, check_choice, check_integer
+from tokenswift.models.load import check_place_names
 from tokenswift.types import InputError
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -191,7 +192,8 @@ def sampling_from(args: argparse.Namespace) -> SamplingParams:
 
 def _given_sampling(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling settings that the command line names."""
-    return {name: value for name in SAMPLING if (value := getattr(args, name)) not in (None, False)}
+    given = {name: getattr(args, name) for name in SAMPLING}
+    return {name: value for name, value in given.items() if value is not None and value is not False}
 
 
 def model_sampling(args: argparse.Namespace, made: SamplingParams, config: Any, name: str) -> SamplingParams:
@@ -228,6 +230,7 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
 
 def check_model_options(args: argparse.Namespace) -> None:
     """What can be checked before anything is loaded."""
+    check_place_names(args.dtype, args.device)
     if args.threads is not None:
         check_integer("threads", args.threads, 1)
     if args.heads not in ("auto", "none") and not Path(args.heads).expanduser().exists():

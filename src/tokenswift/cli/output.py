@@ -16,7 +16,6 @@ from typing import IO, Any
 from tokenswift.config import SamplingParams
 from tokenswift.types import Generation, InputError, RunError
 
-
 #: what ``--json -`` stands for
 STDOUT = Path("-")
 
@@ -96,7 +95,7 @@ def _try_to_write(folder: Path) -> None:
 
 
 def kind_of(path: Path) -> str:
-    """ "file", "folder", "pipe", "device" (by characters), "block device", "socket", or "" for nothing there."""
+    """ "file", "folder", "pipe", "device" (by characters), "block device", "socket"; "" for nothing."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:

@@ -76,10 +76,9 @@ def run(args: argparse.Namespace) -> int:
         llm = reload(state, stages)
     logger.info("%s, %s on %s, from token %d", llm.name, llm.dtype, llm.device, len(state.tokens))
     progress = Progress(call["max_new_tokens"], args.quiet, done=len(state.tokens))
-    result = stream(
-        llm, call.pop("prompt"), TextSink(None, echo=record != STDOUT), progress, before=state, **call, run_dir=folder,
-        drop_damaged=args.drop_damaged,
-    )  # fmt: skip
+    sink, prompt = TextSink(None, echo=record != STDOUT), call.pop("prompt")
+    more = {"run_dir": folder, "drop_damaged": args.drop_damaged}
+    result = stream(llm, prompt, sink, progress, before=state, **call, **more)
     if record is not None:
         sampling = call["sampling"]
         write_json(record, record_of(llm, result, call["strategy"], call["strategy_options"], sampling))

@@ -25,6 +25,7 @@ VERSION = 1  # of the packed file
 FORMAT = 1  # raised whenever the folder's making changes, so that older folders are made anew
 SHARED = ("embed_tokens.weight", "lm_head.weight")  # ends of the names of what the target gives
 SAMPLE = "target.sample"
+ENDS = (".json", ".safetensors", ".jinja", ".txt", ".model")  # of the files of a model folder
 NEED = "the draft model needs 150 MB"
 
 logger = logging.getLogger("tokenswift")
@@ -54,6 +55,23 @@ def ensure(cache: Path, on_progress: OnProgress | None = None) -> Path:
                         build(packed, target, partial / "model", {"sha256": digest, "format": FORMAT})
                         embedded.publish(partial / "model", folder)
     return folder
+
+
+def check_out(out: Path) -> None:
+    """Raise :class:`InputError` unless ``out`` is free, or a draft model of ``train-draft`` and nothing else."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    try:
+        record = json.loads((out / embedded.RECORD).read_text(encoding="utf-8"))
+        ours = isinstance(record, dict) and {"target", "notes"} <= set(record) and "sha256" not in record
+        ours = ours and all(path.is_file() and path.suffix in ENDS for path in out.iterdir())
+    except (OSError, ValueError):
+        ours = False
+    if not ours:
+        raise InputError(
+            f"out {out} exists and is no draft model of train-draft; valid: a new or empty folder, or one that "
+            "holds such a model and nothing else"
+        )
 
 
 def is_whole(folder: Path, digest: str) -> bool:

@@ -71,15 +71,20 @@ def native_kernels_wanted() -> bool:
     return wanted == "auto"
 
 
+def check_place_names(dtype: str, device: str) -> None:
+    """Raise :class:`InputError` for an unknown dtype or kind of device; light."""
+    check_choice("dtype", dtype, DTYPES)
+    if device not in DEVICES and not re.fullmatch(r"cuda:\d+", str(device)):
+        raise InputError(f"device is {device!r}; valid: {', '.join(DEVICES)}")
+
+
 def check_place(dtype: str, device: str) -> str:
     """Check dtype and device; the device to use, "auto" resolved.
 
     Raises:
         InputError: an unknown name, or CUDA asked for where there is none.
     """
-    check_choice("dtype", dtype, DTYPES)
-    if device not in DEVICES and not re.fullmatch(r"cuda:\d+", str(device)):
-        raise InputError(f"device is {device!r}; valid: {', '.join(DEVICES)}")
+    check_place_names(dtype, device)
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -12,6 +12,7 @@ from tokenswift.heads.modules import Heads
 from tokenswift.interfaces import DraftModel, Strategy
 from tokenswift.memory import Planned
 from tokenswift.sampling import Sampler
+from tokenswift.strategies.about import ABOUT
 from tokenswift.strategies.autoregressive import Autoregressive
 from tokenswift.strategies.magicdec import MagicDec
 from tokenswift.strategies.medusa import Medusa
@@ -120,40 +121,13 @@ def _triforce(llm: Resources, options: TriForceOptions, sampler: Sampler) -> Pla
     return TriForce(options, llm.target, llm.draft_model(options.draft_model), sampler, _frequent(llm))
 
 
+_BUILDERS: dict[str, Callable[[Resources, Any, Sampler], Planning]] = {
+    "autoregressive": lambda llm, options, sampler: Autoregressive(),
+    "tokenswift": _tokenswift,
+    "medusa": _medusa,
+    "triforce": _triforce,
+    "magicdec": _magicdec,
+}
 STRATEGIES: dict[str, Entry] = {
-    "autoregressive": Entry(
-        OPTIONS["autoregressive"],
-        lambda llm, options, sampler: Autoregressive(),
-        "plain decoding: one token a pass; the baseline of every ratio",
-        "nothing",
-        "none",
-    ),
-    "tokenswift": Entry(
-        OPTIONS["tokenswift"],
-        _tokenswift,
-        "draft heads over a dynamic partial KV cache, n-grams of the text, tree verification",
-        "draft heads (shipped for the default model); works without them, slower",
-        "Wu et al. 2025, TokenSwift, arXiv 2502.18890",
-    ),
-    "medusa": Entry(
-        OPTIONS["medusa"],
-        _medusa,
-        "parallel residual-block heads on the last verified hidden state, tree over the full cache",
-        "heads of kind medusa (shipped for the default model)",
-        "Cai et al. 2024, Medusa, arXiv 2401.10774",
-    ),
-    "triforce": Entry(
-        OPTIONS["triforce"],
-        _triforce,
-        "a small model drafts for the target over retrieved chunks, which drafts for the full cache",
-        "a draft model with the target's tokenizer (shipped for the default model)",
-        "Sun et al. 2024, TriForce, arXiv 2404.11912",
-    ),
-    "magicdec": Entry(
-        OPTIONS["magicdec"],
-        _magicdec,
-        "a chain drafted over a sparse KV cache by the target itself, or by a small model",
-        "nothing; a draft model for the standalone form",
-        "Chen et al. 2024, MagicDec, arXiv 2408.11049",
-    ),
+    name: Entry(OPTIONS[name], build, *ABOUT[name]) for name, build in _BUILDERS.items()
 }
