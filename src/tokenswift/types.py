@@ -175,6 +175,10 @@ class Generation:
         lossless: False when the published acceptance rule was used.
         drafting: what automatic drafting used and how well it predicted ("summary" says it in a sentence);
             None for other drafting.
+        heads: the draft heads at hand, their ``kind`` and ``file``; None where there are none.
+        draft_source: what the strategy may draft from: "heads", "partial passes", "text", "draft model
+            NAME", several with commas between them, or "none".
+        token_sources: how many of the new tokens came from where, by the names of `SOURCES`.
     """
 
     token_ids: list[int]
@@ -184,3 +188,6 @@ class Generation:
     prompt_tokens: int
     lossless: bool = True
     drafting: dict[str, Any] | None = None
+    heads: dict[str, str] | None = None
+    draft_source: str = "none"
+    token_sources: dict[str, int] = field(default_factory=dict)

@@ -24,6 +24,7 @@ from tokenswift.types import InputError, RunError
 
 COMMANDS = (
     "generate",
+    "chat",
     "resume",
     "runs",
     "plan",

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.generate import add_call_options, call_from
+from tokenswift.cli.generate import add_call_options, call_from, with_model
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.cli.progress import duration
 
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     record = check_record(args.json, options.inputs_of(args))
     llm = options.load_model(args, args.rope_scaling)
     logger.info("%s, %s on %s, %s", llm.name, llm.dtype, llm.device, args.strategy)
-    call["sampling"] = options.model_sampling(args, call["sampling"], llm.generation_config, llm.name)
+    prompt = with_model(args, llm, prompt, call)
 
     from tokenswift.generation import Call, Run
     from tokenswift.runs.plan import plan

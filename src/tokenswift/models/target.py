@@ -6,13 +6,14 @@ over a few dozen tokens must give its logits. What fails the check is not used.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tokenswift.kernels.build import library
+from tokenswift.kernels.build import library, processor
 from tokenswift.kernels.native import NativeKernels
 from tokenswift.kernels.reference import TorchKernels
 from tokenswift.models.decoder import PREFILL_CHUNK, LeanTarget, unfit
@@ -21,7 +22,7 @@ from tokenswift.models.load import cache_dir, native_kernels_wanted
 from tokenswift.models.rope import RopeScaling, rotary_of
 from tokenswift.types import InputError, OnProgress
 
-__all__ = ["PREFILL_CHUNK", "Target", "check_model", "distance", "kernels", "make_target"]
+__all__ = ["PREFILL_CHUNK", "Target", "check_model", "distance", "kernels", "make_target", "numerics_of"]
 
 Target = LeanTarget | GenericTarget
 
@@ -148,3 +149,16 @@ def distance(target: Target, cases: list[list[int]], expected: Tensor) -> float:
     found = target.logits(target.forward(tokens, positions, cache, PARENTS).hidden)
     far = float((found - expected).norm() / expected.norm().clamp_min(1e-9))
     return far if far == far else float("inf")
+
+
+def numerics_of(target: Target) -> dict[str, Any]:
+    """How a target's passes are computed, and whether prefill, decoding and trees agree in every bit."""
+    lean = isinstance(target, LeanTarget)
+    compiled = isinstance(target.kernels, NativeKernels)
+    how = "compiled kernels" if compiled else "torch"
+    return {
+        "equal_bits": lean and compiled,
+        "how": how if lean else f"transformers' own forward, attention by {how}",
+        "device": target.device.type,
+        "processor": hashlib.sha256(processor().encode()).hexdigest()[:16],
+    }

@@ -40,6 +40,10 @@ class Resources(Protocol):
         """Measured times of passes."""
         ...
 
+    def draft_name(self, wanted: Any) -> str:
+        """The name of a draft model."""
+        ...
+
     def draft_model(self, wanted: Any) -> DraftModel:
         """A draft model by name, or the one that goes with the default model; InputError if none fits."""
         ...
@@ -87,6 +91,21 @@ def _medusa(llm: Resources, options: MedusaOptions, sampler: Sampler) -> Plannin
             "tokenswift train-heads --kind medusa or import-heads"
         )
     return Medusa(filled(options), llm.target, heads, sampler)
+
+
+def drafts_from(llm: Resources, strategy: str, options: Any) -> tuple[Heads | None, str]:
+    """The heads that a strategy has at hand, and what it may draft from, in the words of
+    `types.Generation.draft_source`."""
+    if strategy == "tokenswift":
+        heads = llm.heads
+        partial = options.draft != "hidden" and (options.draft == "partial" or options.cache != "full")
+        parts = {"heads": heads is not None, "partial passes": partial, "text": options.ngrams != 0}
+        return heads, ", ".join(name for name, there in parts.items() if there) or "none"
+    if strategy == "medusa":
+        return llm.heads_of("medusa"), "heads"
+    if strategy == "triforce" or (strategy == "magicdec" and options.draft_model is not None):
+        return None, f"draft model {llm.draft_name(options.draft_model)}"
+    return None, "partial passes" if strategy == "magicdec" else "none"
 
 
 def _frequent(llm: Resources) -> Any:
