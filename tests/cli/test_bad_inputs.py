@@ -84,7 +84,7 @@ GENERATE: list[tuple[str, str]] = [
     ("hi --ngram-count 0", "--ngram-count is 0; valid: an integer of at least 1"),
     (
         "hi --strategy medusa --ngram-count 2",
-        "--ngram-count is no option of strategy medusa; valid: --tree, ",
+        "--ngram-count is no option of strategy medusa; valid: --tree",
     ),
     ("hi --strategy triforce --draft-model ./none", "--draft-model is './none': no such folder"),
     ("hi --strategy triforce --draft-model full", "--draft-model folder full has no config.json"),
@@ -111,7 +111,7 @@ TRAIN: list[tuple[str, str]] = [
     ("--out new --data self --loss-vocabulary -1", "--loss-vocabulary is -1"),
     ("--out new --data self --model ./none", "--model is './none'"),
     ("--out new --data self --device tpu", "--device is 'tpu'"),
-    ("--out new --data full --continued --prompt-tokens 900", "--prompt-tokens is 900"),
+    ("--out new --data full --continued --prompt-lengths 900", "--prompt-lengths is 900"),
 ]
 OTHERS: dict[str, list[tuple[str, str]]] = {
     "generate": GENERATE,
