@@ -11,7 +11,7 @@ from tokenswift.config import LoopOptions, SamplingParams
 from tokenswift.llm import LLM
 from tokenswift.runs import folder as folders
 from tokenswift.runs.state import RunState
-from tokenswift.types import Generation, InputError, Step
+from tokenswift.types import Generation, InputError, OnProgress, Step
 
 __all__ = ["arguments", "reload", "resume"]
 

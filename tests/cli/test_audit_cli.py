@@ -100,7 +100,7 @@ def test_small_windows_are_exact(
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--tokens", "0"), ("--tokens is 0",)),
+        (("--max-new-tokens", "0"), ("--max-new-tokens is 0",)),
         (("--tokens", "x"), ("--tokens is 'x'", "integer")),
         (("--seeds", "0"), ("--seeds is 0",)),
         (("--seeds", "2", "--seed", str(2**63 - 1)), ("--seeds is 2",)),
@@ -109,7 +109,7 @@ def test_small_windows_are_exact(
         (("--strategy", "magic"), ("--strategy is 'magic'", "all", "tokenswift")),
         (("--strategy", "autoregressive", "--tree", "1,1"), ("--tree", "autoregressive")),
         (("--budget", "3"), ("--budget is 3",)),
-        (("--temperature", "0"), ("--temperature is 0",)),
+        (("--temperature", "-1"), ("--temperature is -1",)),
         (("--prompts", "nowhere.txt"), ("--prompts nowhere.txt", "cannot be read")),
         (("--json", "no/such/folder.json"), ("--json no/such/folder.json",)),
         (("--heads", "nowhere"), ("--heads is 'nowhere'",)),

@@ -62,7 +62,8 @@ class Report:
     Attributes:
         errors: numeric error by prompt.
         toy_errors: dtype → numeric error on the toy model, after a prompt longer than a prefill chunk.
-        skipped: strategy → why it could not run here, or did not draft. It counts as not run, whatever it did before.
+        skipped: strategy → why it could not run here, or did not draft. It counts as not run,
+            whatever it did before.
     """
 
     model: str

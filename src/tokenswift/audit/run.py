@@ -131,8 +131,8 @@ def _compare(llm: LLM, plan: Plan, report: Report, say: Callable[[str], None]) -
 
 
 def _leave_unused(plan: Plan, report: Report) -> None:
-    """A strategy that drafted nothing ran the passes of plain decoding: that its tokens are equal says nothing
-    about it, so it counts as not run."""
+    """A strategy that drafted nothing ran the passes of plain decoding, so its tokens say nothing of it: it
+    counts as not run."""
     for variant in plan.variants:
         rows = [c for c in report.comparisons if c.strategy == variant.label]
         if variant.strategy != BASELINE and rows and not any(c.drafted for c in rows):

@@ -75,13 +75,14 @@ def run(args: argparse.Namespace) -> int:
     record = check_record(args.json, options.inputs_of(args))
     given = _strategy_options(args)
 
+    text = None if args.prompts is None else options._read(args.prompts, "--prompts")
+    if text is not None and not text.replace("---", "").strip():
+        raise InputError(f"prompts {args.prompts} holds no text; valid: a UTF-8 file with prompts")
+
+    logger.info("auditing %s", args.model)
     from tokenswift.audit.run import Plan, audit, shipped_prompts, split_prompts, variants
 
-    prompts = shipped_prompts()
-    if args.prompts is not None:
-        prompts = split_prompts(options._read(args.prompts, "--prompts"))
-        if not prompts:
-            raise InputError(f"prompts {args.prompts} holds no text; valid: a UTF-8 file with prompts")
+    prompts = shipped_prompts() if text is None else split_prompts(text)
     llm = options.load_model(args)
     logger.info("%s, %s on %s", llm.name, llm.dtype, llm.device)
     sampling = options.model_sampling(args, sampling, llm.generation_config, llm.name)

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the script."""
     import shtab
 
-    from tokenswift.cli.main import build_parser
+    from tokenswift.cli.main import build_parser, subparsers_of
 
     parser, _ = build_parser()
     for subparser in subparsers_of(parser).values():
@@ -40,8 +40,3 @@ def run(args: argparse.Namespace) -> int:
     print(shtab.complete(parser, args.shell))
     sys.stdout.flush()
     return 0
-
-
-def subparsers_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The parsers of the subcommands."""
-    return next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))

@@ -1,8 +1,9 @@
-"""What is wrong, told to a user: arguments that are no text, and memory that ran out."""
+"""What is wrong, in words of the command line: options by name, arguments that are no text, memory."""
 
 from __future__ import annotations
 
 import argparse
+import re
 
 from tokenswift.types import InputError
 
@@ -28,3 +29,27 @@ def at_most(args: argparse.Namespace) -> str:
     sizes = ("max_new_tokens", "budget", "write_batch", "sequence_length", "batch", "window", "positions")
     names = [f"--{name.replace('_', '-')}" for name in sizes if hasattr(args, name)]
     return f"; valid: a smaller {' or '.join(names[:3])}" if names else ""
+
+
+def option_names(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Field name → option of a subcommand: ``{"top_p": "--top-p", …}``; hidden names give the shown one."""
+    shown: dict[str, str] = {}
+    hidden: dict[str, str] = {}
+    for option in parser._actions:
+        if option.option_strings and option.help != argparse.SUPPRESS:
+            shown[option.dest] = option.option_strings[0]
+        for name in option.option_strings:
+            hidden[name.lstrip("-").replace("-", "_")] = option.dest
+    return {**{name: shown[dest] for name, dest in hidden.items() if dest in shown}, **shown}
+
+
+def with_option_name(message: str, options: dict[str, str]) -> str:
+    """The message with fields written as the options that set them: the one that it begins with, names with
+    an underscore anywhere, and a list of valid options."""
+    found = re.match(r"'?(\w+)'?(?=[ :])", message)
+    if found and found[1] in options:
+        message = options[found[1]] + message[found.end() :]
+    if " is no option of " in message:
+        head, _, names = message.partition("; valid: ")
+        message = f"{head}; valid: {', '.join(options.get(name, name) for name in names.split(', '))}"
+    return re.sub(r"(?<![\w./-])\w+_\w+(?![\w./-])", lambda name: options.get(name[0], name[0]), message)

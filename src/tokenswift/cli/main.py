@@ -19,7 +19,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-from tokenswift.cli.errors import at_most, check_utf8, is_out_of_memory
+from tokenswift.cli.errors import at_most, check_utf8, is_out_of_memory, option_names, with_option_name
 from tokenswift.types import InputError, RunError
 
 COMMANDS = (
@@ -49,6 +49,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise InputError(re.sub(r"^argument ([^:]+):( is )?", lambda m: m[1] + (m[2] or ":"), message))
+
+
+def subparsers_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of the subcommands."""
+    return next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
 
 
 class ShowVersion(argparse.Action):
@@ -102,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser.parse_args(argv)
         if args.command is None:
             raise InputError(f"no command given; valid: {', '.join(runs)}, or --help")
-        options = option_names(parser, args.command)
+        options = option_names(subparsers_of(parser)[args.command])
         logger.setLevel(logging.ERROR if getattr(args, "quiet", False) else logging.INFO)
         return runs[args.command](args) or 0
     except SystemExit as done:  # --help and --version
@@ -139,25 +144,6 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
-
-
-def option_names(parser: Parser, command: str) -> dict[str, str]:
-    """Field name → option of a subcommand: ``{"top_p": "--top-p", …}``."""
-    names: dict[str, str] = {}
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for option in action.choices[command]._actions:
-                if option.option_strings and option.help != argparse.SUPPRESS:
-                    names[option.dest] = option.option_strings[-1]
-    return names
-
-
-def with_option_name(message: str, options: dict[str, str]) -> str:
-    """The message with the field that it begins with written as the option that sets it."""
-    found = re.match(r"'?(\w+)'?(?=[ :])", message)
-    if found and found[1] in options:
-        message = options[found[1]] + message[found.end() :]
-    return message
 
 
 def _fail(code: int, message: str, args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenswift.cli.progress import Stages
 from tokenswift.config import NEUTRAL, OPTIONS, SamplingParams, build_options, check_choice, check_integer
-from tokenswift.models.load import check_place_names
+from tokenswift.models.load import check_name, check_place_names
 from tokenswift.types import InputError
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -46,9 +46,14 @@ def widths(text: str) -> tuple[int, ...] | None:
     if text == "auto":
         return None
     try:
-        return tuple(int(width) for width in text.split(","))
+        made = tuple(int(width) for width in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"is {text!r}; valid: auto, or integers such as 1,3,3,3") from None
+        made = (0,)
+    if min(made) < 1:
+        raise argparse.ArgumentTypeError(
+            f"is {text!r}; valid: auto, or integers of at least 1, such as 1,3,3,3"
+        )
+    return made
 
 
 def token_ids(text: str) -> list[int]:
@@ -225,11 +230,17 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
     if args.strategy not in OPTIONS:
         raise InputError(f"strategy is {args.strategy!r}; valid: {', '.join(OPTIONS)}")
     build_options(OPTIONS[args.strategy], args.strategy, given)
+    if given.get("draft_model") is not None:
+        try:
+            check_name(given["draft_model"])
+        except InputError as error:
+            raise InputError(f"draft_{error}") from None
     return given
 
 
 def check_model_options(args: argparse.Namespace) -> None:
     """What can be checked before anything is loaded."""
+    check_name(args.model)
     check_place_names(args.dtype, args.device)
     if args.threads is not None:
         check_integer("threads", args.threads, 1)
@@ -283,13 +294,16 @@ def prompt_from(args: argparse.Namespace) -> str | list[int]:
 
 
 def _read(name: str, option: str) -> str:
-    """The UTF-8 text of a file, or of standard input."""
+    """The UTF-8 text of a file, or of standard input: without a byte order mark, CRLF as LF, and without
+    the one line end that shells and editors put at the end."""
+    if name == "-" and sys.stdin is None:
+        raise InputError(f"{option} - cannot be read (standard input is closed); valid: a UTF-8 text")
     try:
         content = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{option} {name} cannot be read ({reason}); valid: a UTF-8 text file") from error
     try:
-        return content.decode("utf-8-sig")
+        return content.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise InputError(f"{option} {name} is not UTF-8 (byte {error.start}); valid: UTF-8 text") from error

@@ -178,15 +178,16 @@ def plan(args: argparse.Namespace) -> Plan:
         InputError: an option out of its range, a place that cannot be written, or --data that names nothing.
     """
     from tokenswift.config import check_choice
-    from tokenswift.models.load import check_place, check_place_names, native_bfloat16
+    from tokenswift.models.load import check_name, check_place, check_place_names, native_bfloat16
     from tokenswift.train.data import check_source
     from tokenswift.train.options import RECIPES
     from tokenswift.train.processes import local_device
     from tokenswift.types import InputError
 
     if (args.data is None) == (not args.states):
-        raise InputError("data or states is needed, and not both: where the hidden states come from")
+        raise InputError("--data or --states is needed, and not both: where the hidden states come from")
     check_choice("recipe", getattr(args, "recipe", "own"), tuple(RECIPES))
+    check_name(args.model)
     check_place_names(args.dtype, args.device)
     sampling = sampling_from(args)
     work = check_folder("--work", args.work or args.out.with_name(args.out.name + ".work"))

@@ -58,7 +58,7 @@ def ensure(cache: Path, on_progress: OnProgress | None = None) -> Path:
 
 
 def check_out(out: Path) -> None:
-    """Raise :class:`InputError` unless ``out`` is free, or a draft model of ``train-draft`` and nothing else."""
+    """Raise :class:`InputError` unless ``out`` is free, or a draft model of ``train-draft`` and no more."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     try:
@@ -69,8 +69,8 @@ def check_out(out: Path) -> None:
         ours = False
     if not ours:
         raise InputError(
-            f"out {out} exists and is no draft model of train-draft; valid: a new or empty folder, or one that "
-            "holds such a model and nothing else"
+            f"out {out} exists and is no draft model of train-draft; valid: a new or empty folder, or one "
+            "that holds such a model and nothing else"
         )
 
 

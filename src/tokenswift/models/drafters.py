@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -36,7 +37,8 @@ class Drafters:
         """A draft model; see ``LLM.draft_model``."""
         if wanted is None and not self._is_default:
             raise InputError(
-                "draft_model is not given; valid: a causal LM with the target's tokenizer (--draft-model)"
+                "draft_model is not given; valid: a causal LM with the target's tokenizer, such as a folder "
+                "of train-draft"
             )
         named = wanted is None or _is_name(wanted)
         key = self.name(wanted) if named else f"object {id(wanted)}"
@@ -47,7 +49,10 @@ class Drafters:
 
     def _load(self, name: str) -> Target:
         dtype = str(self._target.dtype).removeprefix("torch.")
-        loaded = load(name, dtype=dtype, device=str(self._target.device))
+        try:
+            loaded = load(name, dtype=dtype, device=str(self._target.device))
+        except InputError as error:
+            raise InputError(re.sub("^model", "draft_model", str(error))) from error
         return self._checked(make_target(loaded.model, take=True), loaded.tokenizer, name)
 
     def _take(self, model: Any) -> Target:

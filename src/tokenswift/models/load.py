@@ -135,8 +135,32 @@ def load(
     with quiet_transformers(), counted_loading(on_progress):
         config = _config(name, source, local)
         tokenizer = _tokenizer(name, source, local)
+        if place == "cpu" and Path(source).is_dir():
+            _check_memory(name, Path(source), config, dtype)
         model = _model(name, source, local, config, dtype, place)
     return Loaded(model, tokenizer, name)
+
+
+def check_name(name: str) -> None:
+    """What can be said of a model's name without asking the hub; light.
+
+    Raises:
+        InputError: neither an alias, nor a folder with a config.json, nor shaped like a hub id.
+    """
+    known = f"valid: {', '.join(ALIASES)}, a folder in transformers' format, or a hub id owner/name"
+    if not name or "\0" in name:
+        raise InputError(f"model is {name!r}; {known}")
+    path = Path(name).expanduser()
+    if name in ALIASES:
+        return
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise InputError(f"model folder {name} has no config.json; {known}")
+    elif path.exists():
+        raise InputError(f"model {name} is a file; {known}")
+    elif not HUB_ID.fullmatch(name) or ".." in name:
+        what = "no such folder" if "/" in name or name.startswith((".", "~")) else "unknown name"
+        raise InputError(f"model is {name!r}: {what}; {known}")
 
 
 def locate(name: str, on_progress: OnProgress | None = None) -> tuple[str, bool]:
@@ -147,21 +171,12 @@ def locate(name: str, on_progress: OnProgress | None = None) -> tuple[str, bool]
     Raises:
         InputError: neither an alias, nor a folder with a config.json, nor a hub id that can be reached.
     """
+    check_name(name)
     if name in ALIASES:
         return str((draft if name == draft.NAME else embedded).ensure(cache_dir(), on_progress)), True
-    known = f"valid: {', '.join(ALIASES)}, a folder in transformers' format, or a hub id owner/name"
     path = Path(name).expanduser()
-    if not name or "\0" in name:
-        raise InputError(f"model is {name!r}; {known}")
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise InputError(f"model folder {name} has no config.json; {known}")
         return str(path), True
-    if path.exists():
-        raise InputError(f"model {name} is a file; {known}")
-    if not HUB_ID.fullmatch(name) or ".." in name:
-        what = "no such folder" if "/" in name or name.startswith((".", "~")) else "unknown name"
-        raise InputError(f"model is {name!r}: {what}; {known}")
     reason = hub.answers()
     if reason is None:
         return hub.fetch(name), True
@@ -225,6 +240,27 @@ def _tokenizer(name: str, source: str, local: bool) -> Any:
         return AutoTokenizer.from_pretrained(source, local_files_only=local)
     except Exception as error:  # as above
         raise InputError(f"model {name}: its tokenizer cannot be loaded ({line_of(error)})") from error
+
+
+def _check_memory(name: str, folder: Path, config: Any, dtype: str) -> None:
+    """Refuse a model whose weights alone are more than the memory that can be had: the system would end the
+    process without a word."""
+    import torch
+
+    from tokenswift.memory import host_memory
+
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    weights = [file for file in hub.wanted_files(list(sizes)) if file.endswith((".safetensors", ".bin"))]
+    stored, memory = getattr(config, "dtype", None), host_memory()
+    kind = stored if dtype == "auto" else getattr(torch, dtype)
+    scale = kind.itemsize / stored.itemsize if isinstance(stored, torch.dtype) and kind else 1.0
+    needed = int(sum(sizes[file] for file in weights) * scale)
+    if memory is not None and needed > memory.free:
+        smaller = ", or dtype bfloat16" if kind == torch.float32 else ""
+        raise InputError(
+            f"model {name} needs {needed:,} bytes of memory for its weights, {memory.free:,} bytes are "
+            f"available; valid: a smaller model{smaller}"
+        )
 
 
 def _model(name: str, source: str, local: bool, config: Any, dtype: str, device: str) -> Any:
