@@ -1,4 +1,4 @@
-"""Tokenizers with chat templates for tests: the byte tokenizer of the fixtures, with and without a BOS of its own."""
+"""The byte tokenizer of the fixtures with a chat template, with and without a BOS of its own."""
 
 from __future__ import annotations
 
