@@ -79,7 +79,8 @@ def _tokenswift(llm: Resources, options: TokenSwiftOptions, sampler: Sampler) ->
     if options.tree is None and options.acceptance == "exact":  # the published rule's law is its tree's
         if options.budget is None:
             options = replace(options, budget=max(AUTO_BUDGET, options.sinks + 1))
-        return AutoTokenSwift(options, llm.target, llm.heads, sampler, llm.costs)
+        guest = None if options.draft_model is None else llm.draft_model(options.draft_model)
+        return AutoTokenSwift(options, llm.target, llm.heads, sampler, llm.costs, guest, _frequent(llm))
     return TokenSwift(filled(options), llm.target, llm.heads, sampler)
 
 
@@ -100,6 +101,8 @@ def drafts_from(llm: Resources, strategy: str, options: Any) -> tuple[Heads | No
         heads = llm.heads
         partial = options.draft != "hidden" and (options.draft == "partial" or options.cache != "full")
         parts = {"heads": heads is not None, "partial passes": partial, "text": options.ngrams != 0}
+        if options.draft_model is not None:
+            parts[f"draft model {llm.draft_name(options.draft_model)}"] = True
         return heads, ", ".join(name for name, there in parts.items() if there) or "none"
     if strategy == "medusa":
         return llm.heads_of("medusa"), "heads"
