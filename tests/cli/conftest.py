@@ -23,7 +23,7 @@ class Outcome:
 
     @property
     def error(self) -> str:
-        """The one error line (asserts that nothing else is on standard error but what a command begins with)."""
+        """The one error line (asserts that only what a command begins with stands before it)."""
         *first, last = self.err.splitlines()
         assert self.err.endswith("\n") and last.startswith("error: "), self.err
         assert all(line.startswith(("loading ", "auditing ", "reading ")) for line in first), self.err

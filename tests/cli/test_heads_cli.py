@@ -31,7 +31,7 @@ def text(tmp_path: Path) -> str:
     return str(path)
 
 
-DATA = ("--tokens", "1500", "--block", "96", "--prompt-tokens", "16", "--write-batch", "4", "--steps", "4")
+DATA = ("--tokens", "1500", "--block", "96", "--prompt-lengths", "16", "--write-batch", "4", "--steps", "4")
 SMALL = (*DATA, "--inner", "16")
 
 
@@ -44,7 +44,7 @@ def test_train_then_generate_then_evaluate(cli: Call, base: str, text: str) -> N
     done = cli("generate", "the whale", "--model", base, "--heads", "h.safetensors",
                "--max-new-tokens", "8", "--budget", "32", "--quiet")  # fmt: skip
     assert done.code == 0, done.err
-    done = cli("eval-heads", "--model", base, "--data", text, "--heads", "h.safetensors", "--prompt-tokens", "64",
+    done = cli("eval-heads", "--model", base, "--data", text, "--heads", "h.safetensors", "--prompt", "64",
                "--max-new-tokens", "16", "--positions", "40", "--count", "1", "--budget", "48",
                "--context", "128", "--json", "e.json", "--quiet")  # fmt: skip
     assert done.code == 0, done.err
@@ -64,7 +64,7 @@ def test_medusa_heads_then_generate(cli: Call, base: str, text: str) -> None:
     assert done.code == 0, done.err
     heads, _, notes = read_heads("m.safetensors")
     assert heads.kind == notes["kind"] == "medusa" and heads.config.blocks == 1
-    done = cli("eval-heads", "--model", base, "--data", text, "--heads", "m.safetensors", "--prompt-tokens", "64",
+    done = cli("eval-heads", "--model", base, "--data", text, "--heads", "m.safetensors", "--prompt", "64",
                "--max-new-tokens", "16", "--positions", "16", "--count", "1", "--budget", "48",
                "--context", "128", "--json", "e.json", "--quiet")  # fmt: skip
     assert done.code == 0, done.err
@@ -140,7 +140,7 @@ def test_import_and_export(cli: Call, base: str, tmp_path: Path) -> None:
         (("--heads", "0"), "heads is 0"),
         (("--lr", "7"), "lr is 7.0"),
         (("--tokens", "3"), "tokens is 3"),
-        (("--continued", "--block", "64", "--prompt-tokens", "60"), "--prompt-tokens is 60"),
+        (("--continued", "--block", "64", "--prompt-lengths", "60"), "--prompt-lengths is 60"),
         (("--kind", "square"), "square"),
         (("--kind", "medusa", "--blocks", "0"), "blocks is 0; valid: at least 1"),
         (("--data", "self", "--continued"), "--continued"),

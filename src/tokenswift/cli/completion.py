@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
+SHELLS = ("bash", "zsh", "fish")
 #: placeholders of values that are files or folders
 FILES, FOLDERS = ("FILE", "F", "PATH"), ("DIR", "FOLDER")
 

@@ -32,7 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "on the data and on the model's own continuations; then the mean acceptance length by source.",
     )
     add = parser.add_argument
-    add("--data", required=True, help="held-out text: a file, JSONL or a folder")
+    add("--data", required=True, metavar="PATH", help="held-out text: a file, JSONL or a folder")
     for name, least, default, text in NUMBERS:
         add(
             f"--{name.replace('_', '-')}",

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from tokenswift.cli import options, prompting
 from tokenswift.cli.errors import is_out_of_memory
-from tokenswift.cli.output import STDOUT, TextSink, add_json_option, check_outputs, record_of, write_json
+from tokenswift.cli.output import (
+    STDOUT,
+    TextSink,
+    add_json_option,
+    check_outputs,
+    files_of_run,
+    record_of,
+    write_json,
+)
 from tokenswift.cli.progress import Progress
 from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.config import ON_LOOP, LoopOptions, check_choice, check_integer
@@ -172,7 +180,8 @@ def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, 
 def run(args: argparse.Namespace) -> int:
     """Generate; cheap checks come before the model is loaded."""
     prompt, call = call_from(args)
-    output, record = check_outputs(args.output, args.json, options.inputs_of(args))
+    inputs = options.inputs_of(args) | files_of_run(args.run_dir)
+    output, record = check_outputs(args.output, args.json, inputs)
     run_dir, before = _run_dir(args.run_dir)
     if call["strategy_options"].get("acceptance") == "published":
         logger.warning("the published acceptance rule is not lossless: the text differs from plain decoding")

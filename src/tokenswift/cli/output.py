@@ -153,6 +153,12 @@ def check_outputs(
     return paths
 
 
+def files_of_run(folder: str | None) -> dict[str, Path]:
+    """The files that a run's folder is about to have, for :func:`check_apart`."""
+    names = ("journal", "lock", "text.txt", "text.unfinished.txt")
+    return {f"the run's {name}": Path(folder).expanduser() / name for name in names} if folder else {}
+
+
 def check_record(name: str | None, inputs: Mapping[str, Any] | None = None) -> Path | None:
     """The path of --json, :data:`STDOUT` for standard output; checked as by :func:`check_outputs`."""
     if name is None or name == str(STDOUT):

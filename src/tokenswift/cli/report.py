@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from tokenswift.cli.output import check_apart, check_writable, write_text
+from tokenswift.cli.output import check_apart, check_writable, files_of_run, write_text
 
 logger = logging.getLogger("tokenswift")
 
@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
 
     folder = Path(args.run_dir).expanduser()
     contents, state = folders.load(folder)
-    path = check_writable("--output", args.output or str(folder / "report.html"))
-    check_apart({"--output": path}, {"DIR": folder / folders.JOURNAL})
+    path = check_writable("--output", str(folder / "report.html") if args.output is None else args.output)
+    check_apart({"--output": path}, files_of_run(args.run_dir))
     if contents.damaged:
         logger.warning("the journal is damaged at byte %d; the page shows what is before it", contents.good)
     html = page(state, folder.resolve().name, folders.is_locked(folder))

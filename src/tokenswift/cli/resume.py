@@ -9,7 +9,15 @@ from typing import Any
 
 from tokenswift.cli import options
 from tokenswift.cli.generate import add_loop_option, stream
-from tokenswift.cli.output import STDOUT, TextSink, add_json_option, check_record, record_of, write_json
+from tokenswift.cli.output import (
+    STDOUT,
+    TextSink,
+    add_json_option,
+    check_record,
+    files_of_run,
+    record_of,
+    write_json,
+)
 from tokenswift.cli.progress import Progress, Stages
 from tokenswift.config import check_integer
 
@@ -58,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         check_integer("max_new_tokens", args.max_new_tokens, 1)
     if args.threads is not None:
         check_integer("threads", args.threads, 1)
-    record = check_record(args.json)
+    record = check_record(args.json, files_of_run(args.run_dir))
     folder = Path(args.run_dir).expanduser()
     contents, state = folders.load(folder)
     if not args.drop_damaged:

@@ -43,13 +43,24 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="own, or paper (its heads, loss and Table 9's settings; needs a large GPU); other options "
         "given win; default: %(default)s",
     )
-    add("--kind", choices=("linear", "conditioned", "medusa"), help="sort of heads (default conditioned)")
+    add(
+        "--kind",
+        choices=("linear", "conditioned", "medusa"),
+        metavar="NAME",
+        help="sort of heads: linear, conditioned or medusa (default conditioned)",
+    )
     add("--num-heads", type=integer, metavar="N", help="number of heads (default 3)")
     add("--heads", type=integer, dest="num_heads", help=argparse.SUPPRESS)  # its earlier name
-    add("--inner", type=integer, help="hidden layer of conditioned heads (default 1024; 0: none)")
-    add("--blocks", type=integer, default=1, help="residual blocks of Medusa heads (default 1)")
-    add("--targets", help="model (its own processed distribution) or text (the next token); default model")
-    add("--start", help="ridge (closed form) or zero (linear and medusa heads); default ridge")
+    add(
+        "--inner", metavar="N", type=integer, help="hidden layer of conditioned heads; 0: none (default 1024)"
+    )
+    add("--blocks", metavar="N", type=integer, default=1, help="residual blocks of Medusa heads (default 1)")
+    add(
+        "--targets",
+        metavar="NAME",
+        help="model (its own law) or text (the next token); default model",
+    )
+    add("--start", metavar="NAME", help="ridge (closed form), or zero for linear and medusa; default ridge")
     add(
         "--coverage",
         type=number,
@@ -64,7 +75,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def add_training_options(parser: argparse.ArgumentParser) -> None:
     """What train-heads and train-draft have in common: the data and the training."""
     add = parser.add_argument_group("data").add_argument
-    add("--data", help="a text or JSONL file, a folder of them, self, or pg19")
+    add("--data", metavar="PATH", help="a text or JSONL file, a folder of them, self, or pg19")
     add(
         "--states",
         type=Path,
@@ -79,7 +90,7 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="learn from the model's continuations of the data",
     )
-    add("--tokens", type=integer, help="tokens to learn from (default 300,000; CUDA 4,000,000)")
+    add("--tokens", metavar="N", type=integer, help="tokens to learn from (default 300,000; CUDA 4,000,000)")
     add(
         "--sequence-length",
         "--block",
@@ -89,14 +100,14 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         help="tokens run through the model at once (default 768; CUDA 8192)",
     )
     add(
-        "--prompt-tokens",
+        "--prompt-lengths",
         type=lengths,
         default=(256,),
         metavar="N,N,…",
         help="tokens of a passage before the model goes on; several for contexts of several lengths "
         "(default 256)",
     )
-    add("--prompt", type=lengths, dest="prompt_tokens", help=argparse.SUPPRESS)  # its earlier name
+    add("--prompt", type=lengths, dest="prompt_lengths", help=argparse.SUPPRESS)  # its earlier name
     add(
         "--write-batch",
         type=integer,
@@ -104,15 +115,15 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         help="texts that the model writes together (default 48; CUDA 32)",
     )
     add = parser.add_argument_group("training").add_argument
-    add("--epochs", type=number, help="passes over the data; 0: the start alone (default 3)")
-    add("--steps", type=integer, help="optimiser steps instead of epochs")
-    add("--batch", type=integer, help="windows per device and forward (default 4)")
-    add("--window", type=integer, help="positions per window (default 128)")
-    add("--accumulate", type=integer, help="batches per optimiser step (default 1)")
-    add("--lr", type=number, help="peak learning rate (default 0.001)")
+    add("--epochs", metavar="X", type=number, help="passes over the data; 0: the start alone (default 3)")
+    add("--steps", metavar="N", type=integer, help="optimiser steps instead of epochs")
+    add("--batch", metavar="N", type=integer, help="windows per device and forward (default 4)")
+    add("--window", metavar="N", type=integer, help="positions per window (default 128)")
+    add("--accumulate", metavar="N", type=integer, help="batches per optimiser step (default 1)")
+    add("--lr", metavar="X", type=number, help="peak learning rate (default 0.001)")
     add("--weight-decay", type=number, metavar="X", help="AdamW's (default 0.01)")
     add("--beta2", type=number, metavar="X", help="AdamW's (default 0.98)")
-    add("--warmup", type=integer, help="steps until the peak (default 30)")
+    add("--warmup", metavar="N", type=integer, help="steps until the peak (default 30)")
     add(
         "--loss-vocabulary",
         type=integer,
@@ -133,8 +144,18 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder for states, checkpoints and log.csv (default OUT.work)",
     )
-    add("--dtype", default="auto", help="bfloat16, float32 or auto (bfloat16 where the hardware has it)")
-    add("--device", default="auto", help="auto, cpu, cuda (under torchrun each process its own) or cuda:N")
+    add(
+        "--dtype",
+        metavar="T",
+        default="auto",
+        help="bfloat16, float32, or auto: what the hardware has",
+    )
+    add(
+        "--device",
+        metavar="D",
+        default="auto",
+        help="auto, cpu, cuda (torchrun: each its own) or cuda:N",
+    )
     add("--tensorboard", action="store_true", help="also write TensorBoard logs to the work folder")
     add("--quiet", action="store_true", help="no progress lines")
     add_sampling_options(parser, "sampling (what the model writes, and the distribution that is learnt)")
@@ -221,7 +242,7 @@ def _options(
         "loss_vocabulary": 0 if cuda else 4096,
     }
     given = {name: value for name, value in vars(args).items() if value is not None}
-    given["prompt"] = given.pop("prompt_tokens")
+    given["prompt"] = given.pop("prompt_lengths")
     chosen = {**place, **RECIPES[getattr(args, "recipe", "own")], **given, "sampling": sampling, "bf16": bf16}
 
     def of(kind: type) -> dict[str, Any]:

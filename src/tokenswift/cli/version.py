@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
 from tokenswift.version import __version__
@@ -27,9 +26,7 @@ def _version(name: str) -> str:
 
 def _device() -> str:
     """The device that ``--device auto`` takes, asked of the driver itself."""
-    found = find_spec("torch")
-    folder = Path(found.origin or "").parent if found is not None else Path()
-    if (folder / "lib" / "libtorch_cuda.so").exists():
+    if _has_cuda():
         with suppress(OSError, AttributeError):
             driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(0)
             ready = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
@@ -38,3 +35,10 @@ def _device() -> str:
                 driver.cuDeviceGetName(name, 256, 0)
                 return f"device cuda: {count.value} x {name.value.decode(errors='replace')}"
     return f"device cpu: {platform.machine()}"
+
+
+def _has_cuda() -> bool:
+    """Whether the installed torch was built for CUDA."""
+    with suppress(PackageNotFoundError):
+        return Path(str(distribution("torch").locate_file("torch/lib/libtorch_cuda.so"))).exists()
+    return False
