@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow lint bench mutations clean
+.PHONY: setup demo test test-slow lint bench results mutations clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,9 @@ mutations: setup
 bench: setup
 	$(BIN)/python bench/engine.py all --results bench/results/local.jsonl
 	$(BIN)/python bench/run.py all --results bench/results/local.jsonl
+
+results: setup
+	$(BIN)/python scripts/results.py
 
 clean:
 	rm -rf demo build src/*.egg-info

@@ -9,7 +9,6 @@ import shlex
 import statistics
 import subprocess
 import sys
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,11 @@ from typing import Any
 import torch
 import transformers
 
-from tokenswift import LLM, Generation, Metrics, SamplingParams
-from tokenswift.config import build_options
-from tokenswift.decode import decode, prefill
-from tokenswift.interfaces import Sequence
-from tokenswift.metrics import Meter
-from tokenswift.strategies.table import STRATEGIES
+from tokenswift import LLM, Generation, SamplingParams
+from tokenswift.prefilled import Prefilled
 
 ROOT = Path(__file__).parents[1]
-PROMPTS = ROOT / "tests" / "data" / "prompts"
+PROMPTS = ROOT / "src" / "tokenswift" / "data" / "prompts"
 
 
 def machine() -> str:
@@ -114,31 +109,8 @@ def run(
     return llm.generate(ids, new, strategy, options, sampling, ignore_eos=True)
 
 
-SCRATCH = 256  # rows of the widest tree
-
-
-def prefilled(llm: LLM, ids: list[int], new_tokens: int) -> Sequence:
-    """A sequence after its prompt, with room for every strategy."""
-    cache = llm.target.new_cache(len(ids) + new_tokens + SCRATCH)
-    sequence = Sequence(list(ids), len(ids), cache, llm.target, llm.target.sampler(SamplingParams()))
-    prefill(sequence)
-    return sequence
-
-
 def decoded(
-    llm: LLM, base: Sequence, new_tokens: int, strategy: str, options: dict[str, Any], params: SamplingParams
-) -> tuple[Metrics, list[int], dict[str, Any] | None]:
-    """Decode from a copy of a prefilled state: figures, tokens, and what automatic drafting says."""
-    full: Any = base.cache
-    cache: Any = llm.target.new_cache(full.capacity)
-    cache.data[:, :, : full.length] = full.data[:, :, : full.length]
-    cache._length = full.length
-    sampler = llm.target.sampler(params)
-    sequence = replace(base, tokens=list(base.tokens), cache=cache, sampler=sampler)
-    entry = STRATEGIES[strategy]
-    drafter = entry.build(llm, build_options(entry.options, strategy, options), sampler)
-    meter, tokens = Meter(), []
-    for step in decode(sequence, drafter, sampler, new_tokens, (), meter):
-        tokens += step.token_ids
-    report = None if sequence.drafting is None else sequence.drafting.record()
-    return meter.finish(tokens, sequence.draft_passes), tokens, report
+    base: Prefilled, new_tokens: int, strategy: str, options: dict[str, Any], params: SamplingParams
+) -> Generation:
+    """Decode from a copy of a prefilled state; does not stop at EOS."""
+    return base.generate(new_tokens, strategy, options, params, ignore_eos=True)

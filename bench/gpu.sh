@@ -21,7 +21,7 @@ for dtype in float32 bfloat16; do
 done
 "$PYTHON" bench/run.py acceptance --device cuda --dtype bfloat16 --new-tokens 400 --seeds 3 \
     --results "$results/acceptance.jsonl"
-texts=(--contexts 1000)
-[ -z "${NOVELS:-}" ] || texts=(--prompts "$NOVELS" --contexts 2000,8000)
-"$PYTHON" bench/strategies.py --device cuda --dtype bfloat16 "${texts[@]}" --new-tokens 400 \
-    --results "$results/strategies.jsonl"
+texts=(--prompts shipped --set prefill=900)
+[ -z "${NOVELS:-}" ] || texts=(--prompts "$NOVELS")
+"$PYTHON" -m tokenswift.cli.main bench run table3 --preset cpu --device cuda "${texts[@]}" --set points=400 \
+    --results "$results/paper"

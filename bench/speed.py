@@ -18,7 +18,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from common import PROMPTS, decoded, median, prefilled, prompts, row, save
+from common import PROMPTS, decoded, median, prompts, row, save
 from tokenswift import LLM, SamplingParams
 from tokenswift.cli.peer import generate_rate
 
@@ -69,16 +69,17 @@ def compare(
     ways: dict[str, tuple[str, dict[str, Any]]],
 ) -> dict[str, dict[str, Any]]:
     """Figures of each way against plain decoding."""
-    base = prefilled(llm, ids, new)
+    base = llm.prefill(ids)
     found: dict[str, list[tuple[float, Any, bool, Any]]] = {name: [] for name in ways}
     for number in range(rounds):
         seeded = SamplingParams(**{**_fields(params), "seed": params.seed + number})
-        before, tokens, _ = decoded(llm, base, new, "autoregressive", {}, seeded)
+        plain = decoded(base, new, "autoregressive", {}, seeded)
+        before, tokens = plain.metrics, plain.token_ids
         for name, (strategy, options) in ways.items():
-            metrics, mine, report = decoded(llm, base, new, strategy, options, seeded)
-            after, _, _ = decoded(llm, base, new, "autoregressive", {}, seeded)
-            ratio = (before.seconds + after.seconds) / 2 / metrics.seconds
-            found[name].append((ratio, metrics, mine == tokens, report))
+            got = decoded(base, new, strategy, options, seeded)
+            after = decoded(base, new, "autoregressive", {}, seeded).metrics
+            ratio = (before.seconds + after.seconds) / 2 / got.metrics.seconds
+            found[name].append((ratio, got.metrics, got.token_ids == tokens, got.drafting))
             before = after
     return {
         name: {

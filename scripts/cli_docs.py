@@ -1,6 +1,6 @@
 """Put the program's own help texts into docs/cli.md (checked by tests/cli/test_docs.py).
 
-A block is a ``text`` fence whose first line is ``usage: tokenswift COMMAND …``.
+A block is a ``text`` fence whose first line is ``usage: tokenswift COMMAND …`` (``bench run …`` too).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def help_of(command: str) -> str:
 
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     return out.getvalue().rstrip()
 
 
 def main() -> None:
     """Rewrite every block."""
-    block = re.compile(r"```text\nusage: tokenswift ([\w-]+).*?\n```", re.DOTALL)
+    block = re.compile(r"```text\nusage: tokenswift ([\w-]+(?: (?:list|run|report)(?= ))?).*?\n```", re.DOTALL)
     text = DOCS.read_text(encoding="utf-8")
     DOCS.write_text(block.sub(lambda m: f"```text\n{help_of(m[1])}\n```", text), encoding="utf-8")
 

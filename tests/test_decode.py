@@ -151,3 +151,30 @@ def test_a_prompt_of_one_token_needs_no_prefill() -> None:
     tokens, _, _, model = run(Scripted(2), [9], 3)
     assert tokens == [0, 1, 2]
     assert model.positions[0][0] == 0
+
+
+def test_every_step_knows_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that only the strategy moves: each step's time is its own, the sum is the run's."""
+    clock = [0.0]
+
+    class Slow(Scripted):
+        def begin(self, sequence: Sequence) -> None:
+            clock[0] += 100.0
+
+        def draft(self, sequence: Sequence) -> DraftTree:
+            clock[0] += 10.0 * (1 + len(self.steps))
+            return super().draft(sequence)
+
+        def observe(self, sequence: Sequence, step: Step, nodes: tuple[int, ...]) -> None:
+            clock[0] += 1.0
+            super().observe(sequence, step, nodes)
+
+    monkeypatch.setattr("tokenswift.metrics.perf_counter", lambda: clock[0])
+    _, steps, metrics, _ = run(Slow(4), [3, 4], 12)
+    assert [dict(step.times) for step in steps] == [
+        {"draft": 110.0, "observe": 1.0},
+        {"draft": 20.0, "observe": 1.0},
+        {"draft": 30.0, "observe": 1.0},
+    ]
+    assert [step.seconds for step in steps] == [111.0, 21.0, 31.0]
+    assert sum(step.seconds for step in steps) == metrics.seconds

@@ -24,6 +24,7 @@ from tokenswift.config import (
 )
 from tokenswift.models.rope import RopeScaling, parse_rope_scaling
 from tokenswift.models.target import check_model
+from tokenswift.prefilled import Prefilled
 from tokenswift.prompts import Prompt
 from tokenswift.types import InputError, OnProgress
 
@@ -48,6 +49,7 @@ class Call:
     run_dir: str | os.PathLike[str] | None = None
     drop_damaged: bool = False
     on_progress: OnProgress | None = None
+    prefilled: Prefilled | None = None
 
     def __post_init__(self) -> None:
         self._keep("max_new_tokens", check_integer("max_new_tokens", self.max_new_tokens, 1))
@@ -94,7 +96,7 @@ def check_names(given: Mapping[str, Any]) -> None:
     known = [field.name for field in fields(Call)]
     for name in given:
         if name not in known:
-            raise InputError(f"{name!r} is no argument; valid: {', '.join(known)}")
+            raise InputError(f"{name!r} is no argument; valid: {', '.join(known[:-1])}")
 
 
 def check_callback(name: str, value: object) -> None:

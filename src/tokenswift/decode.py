@@ -7,6 +7,7 @@ is decided by the target model and the acceptance rule alone; a strategy decides
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 import torch
 
@@ -43,6 +44,7 @@ def decode(
         meter: collects counts and the seconds of each phase.
     """
     model, cache = sequence.model, sequence.cache
+    meter.lap()
     with meter.phase("draft"):
         strategy.begin(sequence)
     produced = 0
@@ -81,7 +83,7 @@ def decode(
         with meter.phase("observe"):
             strategy.observe(sequence, step, nodes)
         meter.add(step)
-        yield step
+        yield replace(step, times=meter.lap())
 
 
 def _new_tokens(

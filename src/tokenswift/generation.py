@@ -19,7 +19,7 @@ from tokenswift.interfaces import DraftReport
 from tokenswift.interfaces import Sequence as SequenceState
 from tokenswift.memory import check_run
 from tokenswift.metrics import Meter
-from tokenswift.prompts import default_sampling
+from tokenswift.prompts import default_sampling, end_tokens
 from tokenswift.runs.identity import versions
 from tokenswift.runs.loop import LoopGuard
 from tokenswift.runs.state import SOURCES, RunState
@@ -47,7 +47,8 @@ class Run:
         options = call.options
         self.llm, self.call = llm, call
         self.target = llm.target
-        self.sampling = call.sampling or default_sampling(call.prompt)
+        usual = default_sampling(call.prompt) if call.prefilled is None else call.prefilled.sampling
+        self.sampling = call.sampling or usual
         self.prompt: list[int] = llm.encode(call.prompt)
         llm._check_room(len(self.prompt) + call.max_new_tokens)
         self.max_new_tokens = call.max_new_tokens
@@ -57,7 +58,7 @@ class Run:
         if call.strategy == "tokenswift" and self.heads is None:
             llm.warn_without_heads()
         check_run(self.target, self.strategy, len(self.prompt), call.max_new_tokens)
-        self.eos: Collection[int] = () if call.ignore_eos else llm._eos()
+        self.eos: Collection[int] = () if call.ignore_eos else end_tokens(llm._hf, llm.tokenizer)
         stop = tuple(call.stop)
         self.stream = TextStream(llm.tokenizer, stop)
         self.guard = LoopGuard(call.loop)
@@ -173,15 +174,18 @@ class Run:
         """The steps, and the text that the end released."""
         target, before = self.target, len(self.tokens)
         capacity = len(self.prompt) + self.max_new_tokens + self.strategy.max_nodes
-        sequence = SequenceState(
-            tokens=self.prompt + self.tokens,
-            prompt_tokens=len(self.prompt),
-            cache=target.new_cache(capacity),
-            model=target,
-            sampler=self.sampler,
-        )
         with self.meter.phase("prefill"):
-            prefill(sequence, self.call.on_progress)
+            if self.call.prefilled is not None and not self.tokens:
+                sequence = self.call.prefilled.fork(capacity, self.sampler)
+            else:
+                sequence = SequenceState(
+                    tokens=self.prompt + self.tokens,
+                    prompt_tokens=len(self.prompt),
+                    cache=target.new_cache(capacity),
+                    model=target,
+                    sampler=self.sampler,
+                )
+                prefill(sequence, self.call.on_progress)
         room, passes = self.max_new_tokens - before, self.draft_passes
         for step in decode(sequence, self.strategy, self.sampler, room, self.eos, self.meter):
             ids, pieces = self._take(step.token_ids)

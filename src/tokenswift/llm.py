@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -29,7 +29,8 @@ from tokenswift.heads.modules import Heads
 from tokenswift.models.drafters import Drafters
 from tokenswift.models.load import cache_dir, load, sampling_of
 from tokenswift.models.target import Target, check_model, make_target, numerics_of
-from tokenswift.prompts import Prompt, default_sampling, end_tokens, has_template, prompt_ids, several_ids
+from tokenswift.prefilled import Prefilled
+from tokenswift.prompts import Prompt, default_sampling, has_template, prompt_ids, several_ids
 from tokenswift.runs.identity import identity_of, tokenizer_digest
 from tokenswift.strategies.table import STRATEGIES
 from tokenswift.streaming import Stream
@@ -357,6 +358,18 @@ class LLM:
                 on_result(i, results[-1])
         return results
 
+    def prefill(self, prompt: Prompt) -> Prefilled:
+        """Run a prompt once; ``.generate(…)`` and ``.stream(…)`` of the result go on from copies of it,
+        with the arguments of this object's (but for the prompt) and the same tokens.
+
+        Raises:
+            InputError: naming the prompt's fault and what is valid.
+        """
+        self._check_open()
+        ids = self.encode(prompt)
+        self._check_room(len(ids) + 1)
+        return Prefilled(self, ids, self.target.sampler(default_sampling(prompt)))
+
     def _run(self, *call: Any, **run: Any) -> Run:
         self._check_open()
         check_names(run)
@@ -373,11 +386,6 @@ class LLM:
     def numerics(self) -> dict[str, Any]:
         """How passes are computed, and whether prefill, decoding and trees agree in every bit."""
         return numerics_of(self.target)
-
-    # ---- shared by both -------------------------------------------------------------------------
-
-    def _eos(self) -> Collection[int]:
-        return end_tokens(self._hf, self.tokenizer)
 
     def _check_room(self, tokens: int) -> None:
         """See that ``tokens`` positions are within the model's."""

@@ -58,6 +58,7 @@ class Meter:
         self.ngram_accepted = 0
         self.gamma = 0
         self._phases: dict[str, _Phase] = {}
+        self._lap: dict[str, float] = {}
 
     def phase(self, name: str) -> _Phase:
         """A context manager that adds its time to the phase; "prefill" is kept apart."""
@@ -78,6 +79,12 @@ class Meter:
     def seconds(self) -> dict[str, float]:
         """Seconds by phase so far, prefill included."""
         return {name: phase.seconds for name, phase in self._phases.items()}
+
+    def lap(self) -> dict[str, float]:
+        """Seconds by phase since the last call (or the beginning); phases without time are left out."""
+        before, self._lap = self._lap, self.seconds
+        spent = {name: now - before.get(name, 0.0) for name, now in self._lap.items()}
+        return {name: seconds for name, seconds in spent.items() if seconds}
 
     def restore(self, figures: Sequence[tuple[int, int, int, int]], seconds: Mapping[str, float]) -> None:
         """Count steps of an earlier part of the run: drafted, accepted, n-grams accepted and γ of each, and

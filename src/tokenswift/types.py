@@ -16,7 +16,7 @@ W     width of the contextual-penalty window
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +101,8 @@ class Step:
         sources: where each new token came from, one of `SOURCES`; the last is the target's own ("target")
             unless the text ended before it.
         text: new text, complete characters only ("" inside the decode loop).
+        times: seconds of this step by phase (draft, verify, choose, commit, observe); the first step's
+            draft holds the strategy's beginning too. Equal steps may differ in it.
     """
 
     token_ids: tuple[int, ...]
@@ -110,6 +112,12 @@ class Step:
     gamma: int
     sources: tuple[str, ...] = ()
     text: str = ""
+    times: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of this step: what `Metrics.seconds` adds up."""
+        return sum(self.times.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,18 @@ def prompts(tmp_path: Path) -> Path:
 def test_an_exact_model_passes(cli: Call, tiny: Path, prompts: Path) -> None:
     done = cli("audit", "--model", tiny, "--prompts", prompts, "--seeds", "2", "--json", "a.json", *SHORT)
     assert done.code == 0, done
-    assert "Verdict: exact; not run: medusa, triforce." in done.out and "published rule" in done.out
+    assert "Verdict: exact; not run: medusa, triforce" in done.out and "published rule" in done.out
     assert "prompt 2 of 2" in done.err
     record = json.loads(Path("a.json").read_text(encoding="utf-8"))
     assert record["exact"] and record["failures"] == [] and record["near_ties"] == 0
-    assert record["verdict"] == "exact; not run: medusa, triforce"
-    assert set(record["strategies"]) == {"tokenswift", "tokenswift, paper's tree", "magicdec"}
+    rows = record["comparisons"]
+    sure = {"tokenswift, paper's tree", "magicdec"}
+    drafted = {
+        row["strategy"] for row in rows if row["drafted"]
+    }  # automatic drafting may find that none pays
+    assert sure <= drafted <= sure | {"tokenswift"} and set(record["strategies"]) == drafted
+    assert set(record["skipped"]) == {"medusa", "triforce", "tokenswift"} - drafted
+    assert record["verdict"] == f"exact; not run: {', '.join(record['skipped'])}"
     assert all(row["sound"] for row in [*record["errors"], record["toy_errors"]["float32"]])
     labels = {row["strategy"] for row in record["comparisons"]}
     assert {"tokenswift", "tokenswift, paper's tree"} <= labels

@@ -16,10 +16,13 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "cli.md"
 
 
-@pytest.mark.parametrize("command", [name.replace("_", "-") for name in COMMANDS])
+SHOWN = [*(name.replace("_", "-") for name in COMMANDS), "bench run", "bench report"]
+
+
+@pytest.mark.parametrize("command", SHOWN)
 def test_help_in_the_docs(cli: Call, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    shown = cli(command, "--help")
+    shown = cli(*command.split(), "--help")
     assert shown.code == 0
     assert f"```text\n{shown.out.rstrip()}\n```" in DOCS.read_text(encoding="utf-8")
 

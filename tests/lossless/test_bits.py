@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+import tokenswift
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM
 from tokenswift.kernels.native import NativeKernels
 from tokenswift.models.target import Target, kernels, make_target
 
-PROMPTS = Path(__file__).parents[1] / "data" / "prompts"
+PROMPTS = Path(tokenswift.__file__).parent / "data" / "prompts"
 
 pytestmark = pytest.mark.skipif(
     not isinstance(kernels(), NativeKernels), reason="no compiled kernels: bits are not promised"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import tokenswift
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, Generation, SamplingParams
 from tokenswift.heads.modules import Heads, HeadsConfig
@@ -115,7 +116,7 @@ def test_greedy_equals_transformers_generate(family: str, penalty: float) -> Non
 
 # ---- the default model, float32 -----------------------------------------------------------------
 
-PROMPTS = Path(__file__).parents[1] / "data" / "prompts"
+PROMPTS = Path(tokenswift.__file__).parent / "data" / "prompts"
 
 
 @cache

@@ -74,6 +74,20 @@ class FullCache:
             self.data[:, :, start + kept : start + len(nodes)] = self.data.index_select(2, rows)
         self._length = start + len(nodes)
 
+    def fork(self, capacity: int) -> FullCache:
+        """A copy of the committed entries with room of its own; neither sees what the other does next.
+
+        Args:
+            capacity: tokens that fit the copy, at least T.
+        """
+        if capacity < self._length:
+            raise ValueError(f"capacity is {capacity}; the cache holds {self._length} tokens")
+        layers2, kv_heads, _, width = self.data.shape
+        made = FullCache(layers2 // 2, kv_heads, width, capacity, self.data.dtype, self.data.device)
+        made.data[:, :, : self._length] = self.data[:, :, : self._length]
+        made._length = self._length
+        return made
+
     def keys(self, layer: int) -> Tensor:
         """Committed keys of a layer, (K, T, d)."""
         return self.data[2 * layer, :, : self._length]

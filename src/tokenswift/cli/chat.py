@@ -35,7 +35,7 @@ COMMANDS = {
 KEYS = (
     "Enter sends, Alt-Enter begins a new line, Ctrl-C stops an answer, arrow up brings back earlier messages"
 )
-PROMPT, MORE = "> ", "  "
+PROMPT, MORE = "\n> ", "  "
 logger = logging.getLogger("tokenswift")
 
 
@@ -171,7 +171,7 @@ class Chat:
         sink, said = TextSink(None), ""
         stages = Stages(self._quiet)
 
-        with Signals(leave=_leave) as signals:
+        with Signals(leave=_leave) as signals, _silent_keys():
 
             def on_step(step: Step) -> None:
                 nonlocal said
@@ -188,17 +188,17 @@ class Chat:
                     on_step=on_step,
                     on_progress=stages,
                 )
-                logger_line = figures(result, self._most)
+                ended = figures(result, self._most)
             except KeyboardInterrupt:
                 if signals.number not in (0, signal.SIGINT):
                     raise
-                logger_line = "stopped"
+                ended = "stopped"
             finally:
                 stages.end()
                 sink.close()
         if said:
             self.messages = [*messages, {"role": "assistant", "content": said}]
-        logger.info("%s", logger_line)
+        logger.info("(%s)", ended)
 
     def _room(self, tokens: int) -> int:
         """How long an answer may become behind ``tokens`` tokens."""
@@ -238,8 +238,8 @@ def figures(result: Generation, most: int) -> str:
     """An answer in figures, and why it ended where that is not its own end."""
     m = result.metrics
     text = (
-        f"{len(result.token_ids)} tokens, {m.tokens_per_second:.0f} a second, "
-        f"{m.mean_acceptance_length:.2f} a pass"
+        f"{len(result.token_ids)} tokens, {m.tokens_per_second:.0f} tokens/s, "
+        f"{m.mean_acceptance_length:.2f} tokens a pass"
     )
     if result.finish_reason == "length":
         reached = "--max-new-tokens" if len(result.token_ids) == most else "the model's positions"
@@ -251,6 +251,25 @@ def _leave(code: int) -> None:
     """A second signal during an answer: one more Ctrl-C says nothing new."""
     if code != 128 + signal.SIGINT:
         os._exit(code)
+
+
+@contextmanager
+def _silent_keys() -> Iterator[None]:
+    """Keys typed during an answer are not shown in the middle of it; the next line gets them."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    handle = sys.stdin.fileno()
+    before = termios.tcgetattr(handle)
+    silent = [*before]
+    silent[3] &= ~termios.ECHO
+    try:
+        termios.tcsetattr(handle, termios.TCSANOW, silent)
+        yield
+    finally:
+        termios.tcsetattr(handle, termios.TCSANOW, before)
 
 
 def _piped() -> Iterator[str]:

@@ -171,6 +171,8 @@ def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, 
     prompt, told = prompting.shaped(args, llm, prompt)
     if is_chat(prompt):
         call["sampling"] = prompting.answer_sampling(args, call["sampling"])
+        if not call["sampling"].greedy:
+            told += f", temperature {call['sampling'].temperature:g}"
     logger.info("%s", told)
     return prompt
 

@@ -32,6 +32,7 @@ COMMANDS = (
     "strategies",
     "demo",
     "audit",
+    "bench",
     "train_heads",
     "train_draft",
     "eval_heads",

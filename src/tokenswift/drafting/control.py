@@ -17,6 +17,7 @@ from tokenswift.drafting.costs import Costs
 PLAIN, HIDDEN, PARTIAL, MODEL = "plain", "hidden", "partial", "model"
 _SLOW = 1 / 32  # weight of a new figure in a running mean
 _PASS = 1 / 16  # the same for passes that draft
+_TRUST = 32  # steps that a mode's expectations are believed for at first
 _MARGIN = 1.02  # a mode has to be this much better to take over
 _BASELINE = 96  # steps between plain ones, which keep the price of plain decoding known
 _FIRST, _LAST = 16, 1024  # steps between trials of a mode that is not in use: at first, and at most
@@ -38,6 +39,8 @@ class _Mode:
     drafted: int = 0  # nodes below the root, in all
     interval: int = _FIRST
     next_trial: int = 0
+    honesty: float = 1.0  # drafted tokens that came over those that were expected
+    judged: int = _TRUST  # steps that it was learnt from, and those that its first value counts for
 
     def learn(self, tokens: float, rows: int, draft_ms: float) -> None:
         weight = max(_SLOW, 1 / (self.steps + 2))
@@ -47,6 +50,14 @@ class _Mode:
             self.draft_ms += weight * (draft_ms - self.draft_ms)
         self.steps += 1
         self.drafted += rows - 1
+
+    def judge(self, tokens: int, expected: float) -> None:
+        """Compare what a step yielded with what was expected of it."""
+        if expected > 1.05:
+            self.judged += 1
+            ratio = (tokens - 1) / (expected - 1)
+            weight = max(_SLOW / 4, 1 / self.judged) * min(1.0, expected - 1)
+            self.honesty = min(1.3, max(0.3, self.honesty + weight * (ratio - self.honesty)))
 
 
 @dataclass(slots=True)
@@ -110,7 +121,6 @@ class Control:
         self._priced = -_STALE
         self._prices: list[float] = []
         self._last = (PLAIN, 1.0, 1, 0.0)
-        self._honesty = 1.0  # tokens that came over tokens that were expected
         self.seconds = 0.0
 
     # ---- decisions ------------------------------------------------------------------------------
@@ -157,7 +167,7 @@ class Control:
         mode = self.modes[name]
         rows = max(1, round(mode.rows))
         extra = mode.tokens - 1
-        return (1 + extra * self._honesty) / (mode.draft_ms + self.costs.verify(rows, context))
+        return (1 + extra * mode.honesty) / (mode.draft_ms + self.costs.verify(rows, context))
 
     @property
     def wants_context(self) -> bool:
@@ -194,10 +204,7 @@ class Control:
         mode.learn(expected, rows, draft_ms)
         mode.made += tokens
         self.seconds += (milliseconds + draft_ms) / 1000
-        if expected > 1.05:
-            ratio = (tokens - 1) / (expected - 1)
-            weight = _SLOW / 4 * min(1.0, expected - 1)
-            self._honesty = min(1.3, max(0.5, self._honesty + weight * (ratio - self._honesty)))
+        mode.judge(tokens, expected)
 
     def level_took(self, milliseconds: float) -> None:
         """One level of the heads was evaluated."""

@@ -101,6 +101,8 @@ def drafts_from(llm: Resources, strategy: str, options: Any) -> tuple[Heads | No
         heads = llm.heads
         partial = options.draft != "hidden" and (options.draft == "partial" or options.cache != "full")
         parts = {"heads": heads is not None, "partial passes": partial, "text": options.ngrams != 0}
+        if options.draft_model is not None:
+            parts[f"draft model {llm.draft_name(options.draft_model)}"] = True
         return heads, ", ".join(name for name, there in parts.items() if there) or "none"
     if strategy == "medusa":
         return llm.heads_of("medusa"), "heads"

@@ -1,0 +1,1 @@
+"""The paper's tables and figures as experiments: specs, runner, report (see `specs`)."""

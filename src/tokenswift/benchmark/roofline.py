@@ -1,0 +1,88 @@
+"""What a machine could do at best (Table 2), and what a draft model is (Table 11)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from tokenswift.llm import LLM
+
+READ = 1 << 28  # bytes read to measure bandwidth
+SIDE = {"cpu": 2048, "cuda": 8192}  # of the square matrices multiplied to measure arithmetic
+
+
+@torch.inference_mode()
+def measure(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
+    """Time that one token's pass must take, by bandwidth and arithmetic measured here, and what it takes.
+
+    The context is ``config["prefill"]`` tokens (made up: only their number matters).
+    """
+    target, context = llm.target, config["prefill"]
+    device, dtype = target.device, target.dtype
+    block = torch.zeros(READ // 4, device=device)
+    bandwidth = READ / best(lambda: block.sum(), device)
+    side = SIDE["cuda" if device.type == "cuda" else "cpu"]
+    square = torch.randn(side, side, device=device, dtype=dtype)
+    flops = 2 * side**3 / best(lambda: square @ square, device)
+    cache = target.new_cache(context + 1)
+    cache.data.zero_()
+    cache.commit(tuple(range(context)))
+    token, position = torch.zeros(1, dtype=torch.long, device=device), torch.tensor([context], device=device)
+    taken = best(lambda: target.logits(target.forward(token, position, cache).hidden), device)
+    kv = context * target.kv_bytes
+    heads = llm.target.config.num_attention_heads
+    attention = 4 * target.layers * heads * target.head_dim * context
+    operations = 2 * target.weight_bytes / dtype.itemsize + attention
+    return {
+        "figures": {
+            str(context): {
+                "bandwidth": round(bandwidth / 1e9, 1),
+                "gflops": round(flops / 1e9, 1),
+                "weights_gb": round(target.weight_bytes / 1e9, 3),
+                "weights_ms": round(1000 * target.weight_bytes / bandwidth, 3),
+                "kv_gb": round(kv / 1e9, 3),
+                "kv_ms": round(1000 * kv / bandwidth, 3),
+                "operations": round(operations / 1e9, 3),
+                "compute_ms": round(1000 * operations / flops, 3),
+                "pass_ms": round(1000 * taken, 3),
+            }
+        }
+    }
+
+
+def best(run: Callable[[], object], device: torch.device) -> float:
+    """Seconds of the fastest of five runs after a first one."""
+    taken = []
+    for _ in range(6):
+        begun = perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken.append(perf_counter() - begun)
+    return min(taken[1:])
+
+
+def draft(llm: LLM, name: str | None) -> dict[str, Any]:
+    """The shape of TriForce's draft model.
+
+    Raises:
+        InputError: there is none for this model.
+    """
+    model = llm.draft_model(name)
+    config = model.config
+    rope = getattr(config, "rope_parameters", None) or {}
+    return {
+        "hidden size": config.hidden_size,
+        "activation": config.hidden_act,
+        "inner size": config.intermediate_size,
+        "layers": config.num_hidden_layers,
+        "positions": config.max_position_embeddings,
+        "attention heads": config.num_attention_heads,
+        "key/value heads": model.kv_heads,
+        "RoPE θ": rope.get("rope_theta", getattr(config, "rope_theta", None)),
+        "vocabulary": model.vocab_size,
+        "weights, MB": round(model.weight_bytes / 1e6, 1),
+    }

@@ -1,0 +1,186 @@
+"""Settings of an experiment: names, how a command line writes them, one row's full configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import Field, asdict, fields
+from pathlib import Path
+from typing import Any
+
+from tokenswift.config import OPTIONS, SamplingParams, build_options, check_choice, check_integer, shown
+from tokenswift.presets import FIELDS, sampler
+from tokenswift.types import InputError
+
+REACHES = ("generate", "text")
+#: what a spec, a way, a preset or ``--set`` may say, with the values of what nobody says
+DEFAULTS: dict[str, Any] = {
+    "model": "smollm2-135m",
+    "dtype": "auto",
+    "device": "auto",
+    "heads": "auto",
+    "rope_scaling": "none",
+    "threads": 0,  # torch's own choice
+    "prompts": "shipped",  # shipped, pg19, or a folder of texts
+    "texts": 1,
+    "seeds": 1,
+    "prefill": 256,  # tokens of the prompt
+    "points": [64],  # new tokens at which figures are taken; the last ends the run
+    "reach": "generate",  # how a point's length is reached: the text is generated, or prefilled
+    "measured": 128,  # with reach = "text": tokens generated at the end of each point's length
+    "strategy": "tokenswift",
+    "sampler": "llama3.1-8b",
+}
+#: strategy option → the strategies that have it
+OPTION: dict[str, dict[str, Field[Any]]] = {}
+for _name, _kind in OPTIONS.items():
+    for _field in fields(_kind):
+        OPTION.setdefault(_field.name, {})[_name] = _field
+_SAMPLING = {f.name: f.default for f in fields(SamplingParams)}
+KEYS = (*DEFAULTS, *FIELDS, *OPTION)
+_LISTS = ("points",)  # a list here is one value, not one row each
+
+
+def parse(text: str) -> tuple[str, Any]:
+    """``KEY=VALUE`` as a setting; values with commas between them are a list (but for trees).
+
+    Raises:
+        InputError: no such key, or no such value.
+    """
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"set is {shown(text)}; valid: KEY=VALUE")
+    check_keys({key: value}, "set")
+    if key == "tree" or (key == "model" and "," not in value):
+        return key, value
+    parts = [_number(part, key) for part in value.split(",")]
+    return key, parts if len(parts) > 1 or key in _LISTS else parts[0]
+
+
+def _number(text: str, key: str) -> Any:
+    default = DEFAULTS.get(key, _SAMPLING.get(key))
+    kind = type(default[0] if isinstance(default, list) else default)
+    if key in OPTION:
+        kind = int if str(next(iter(OPTION[key].values())).type).startswith("int") else str
+    if kind is bool:
+        check_choice(key, text, ("true", "false"))
+        return text == "true"
+    try:
+        return kind(text)
+    except ValueError:
+        what = {int: "an integer", float: "a number"}[kind]
+        raise InputError(f"{key} is {shown(text)}; valid: {what}") from None
+
+
+def check_keys(given: Mapping[str, Any], where: str) -> None:
+    """Raise :class:`InputError` for a name that is no setting."""
+    for key in given:
+        if key not in KEYS:
+            raise InputError(f"{where}: {shown(key)} is no setting; valid: {', '.join(KEYS)}")
+
+
+def axes(settings: Mapping[str, Any]) -> list[tuple[str, list[Any]]]:
+    """The settings that have several values: a row for each."""
+    return [(key, value) for key, value in settings.items() if isinstance(value, list) and key not in _LISTS]
+
+
+def resolve(way: str, settings: Mapping[str, Any], text: int, seed: int) -> dict[str, Any]:
+    """The full configuration of one row.
+
+    Args:
+        way: its name in tables.
+        settings: one value a key; what a strategy has no use for is left out.
+        text: which of the prompts, from 0.
+    Raises:
+        InputError: naming the setting and what is valid.
+    """
+    merged = {**DEFAULTS, **settings}
+    strategy = merged["strategy"]
+    check_choice("strategy", strategy, tuple(OPTIONS))
+    check_choice("reach", merged["reach"], REACHES)
+    for key in ("texts", "seeds", "prefill", "measured"):
+        check_integer(key, merged[key], 1)
+    check_integer("threads", merged["threads"], 0)
+    points = merged["points"] if isinstance(merged["points"], list) else [merged["points"]]
+    if not points:
+        raise InputError("points is []; valid: at least one number of new tokens")
+    for point in points:
+        check_integer("points", point, 1)
+    if points != sorted(set(points)):
+        raise InputError(f"points is {shown(points)}; valid: rising numbers of new tokens")
+    sampling = {**sampler(merged["sampler"]), **{k: merged[k] for k in FIELDS if k in merged}}
+    params = SamplingParams(**sampling, seed=seed)
+    options = {k: merged[k] for k in OPTION if k in merged and strategy in OPTION[k]}
+    if "tree" in options:
+        options["tree"] = _tree(options["tree"])
+    build_options(OPTIONS[strategy], strategy, options)
+    named = ("model", "dtype", "device", "heads", "rope_scaling", "threads", "prompts", "prefill", "sampler")
+    return {
+        "way": way,
+        "strategy": strategy,
+        "options": {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()},
+        **{k: merged[k] for k in named},
+        "sampling": asdict(params),
+        "points": list(points),
+        "reach": merged["reach"],
+        **({"measured": merged["measured"]} if merged["reach"] == "text" else {}),
+        "text": text,
+        "seed": seed,
+    }
+
+
+def _tree(text: Any) -> Any:
+    if text in (None, "auto"):
+        return None
+    try:
+        return tuple(int(width) for width in str(text).split(","))
+    except ValueError:
+        raise InputError(f"tree is {shown(text)}; valid: auto, or integers such as 1,3,3,3") from None
+
+
+#: settings that may name a file or folder
+_PLACES = ("model", "heads", "prompts", "draft_model")
+
+
+def public(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without the places of files on this machine: a folder's or file's name, and what tells
+    it from another of that name."""
+    made = {**config, "options": dict(config["options"])}
+    for part in (made, made["options"]):
+        for key in _PLACES:
+            path = Path(str(part.get(key) or ""))
+            if (
+                part.get(key)
+                and path.exists()
+                and (path.is_absolute() or len(path.parts) > 1 or path.is_dir())
+            ):
+                part[key] = f"{path.resolve().name} ({_sign(path)})"
+    return made
+
+
+def _sign(path: Path) -> str:
+    """A few letters that change with a folder's config or its files' names and sizes."""
+    made = hashlib.sha256()
+    found = path / "config.json"
+    if found.is_file():
+        made.update(found.read_bytes())
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    for file in files:
+        if file.is_file():
+            made.update(f"{file.name} {file.stat().st_size}\n".encode())
+    return made.hexdigest()[:8]
+
+
+def key_of(spec: str, config: Mapping[str, Any]) -> str:
+    """What names a row: rows of equal key are the same measurement."""
+    text = json.dumps([spec, public(config)], sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def value_of(config: Mapping[str, Any], key: str) -> Any:
+    """A setting of a row's configuration, wherever it stands."""
+    for part in (config, config["options"], config["sampling"]):
+        if key in part:
+            return part[key]
+    return None

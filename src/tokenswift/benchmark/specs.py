@@ -1,0 +1,177 @@
+"""Specs: one TOML file for each table or figure.
+
+::
+
+    title, kind, claim, differs   what it shows; kind is decode, text, machine or draft; the paper's claim;
+                                  how this measurement differs from the paper's
+    rows_of, where                instead of ways: show rows of other specs, those with these values
+    [settings]                    values of `settings.DEFAULTS`, of sampling parameters, of strategy options;
+                                  several values of one setting make rows for each
+    [[ways]]                      name, and settings of its own: what is compared
+    [presets.smoke], .cpu, .gpu   settings over both; only = names of ways; [presets.P.ways.NAME] for one
+    [table]                       by: settings that tell lines apart; figures: see `tables.NAMES`
+    [plot]                        x: a setting or "point"; y: figures; series: settings that tell lines apart
+    [published]                   columns and rows of the paper's numbers; note
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from tokenswift.benchmark.settings import DEFAULTS, OPTION, axes, check_keys, resolve
+from tokenswift.config import OPTIONS, check_choice, shown
+from tokenswift.types import InputError
+
+PRESETS = ("smoke", "cpu", "gpu")
+KINDS = ("decode", "text", "machine", "draft")
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A table or figure.
+
+    Attributes:
+        name: of its file, such as "table3".
+        data: the file, see the module.
+    """
+
+    name: str
+    data: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def title(self) -> str:
+        """What it shows."""
+        return self.data["title"]
+
+    @property
+    def kind(self) -> str:
+        """How its rows are measured."""
+        return self.data.get("kind", "decode")
+
+    @property
+    def by(self) -> list[str]:
+        """The settings that tell its lines apart, the length aside."""
+        return list(self.data.get("table", {}).get("by", ["way"]))
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The specs whose rows it shows, its own first."""
+        return (self.name, *self.data.get("rows_of", ()))
+
+    @property
+    def label(self) -> str:
+        """Its name in the paper: "Table 3"."""
+        kind = "Table" if self.name.startswith("table") else "Figure"
+        digits = self.name.removeprefix("table").removeprefix("figure").lstrip("-").replace("-", " and ")
+        if not self.name.startswith(("table", "figure")):
+            return self.name
+        return f"{kind}{'s' if ' and ' in digits else ''} {digits}"
+
+    def rows(self, preset: str, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The configurations of all rows.
+
+        Args:
+            preset: one of :data:`PRESETS`.
+            given: settings that go over everything.
+        Raises:
+            InputError: naming the setting and what is valid.
+        """
+        check_choice("preset", preset, PRESETS)
+        chosen = self.data.get("presets", {}).get(preset, {})
+        own = {key: value for key, value in chosen.items() if key not in ("only", "ways")}
+        made: list[dict[str, Any]] = []
+        for way in self.data.get("ways", ()):
+            if "only" in chosen and way["name"] not in chosen["only"]:
+                continue
+            mine = {key: value for key, value in way.items() if key != "name"}
+            more = chosen.get("ways", {}).get(way["name"], {})
+            made += self._rows_of(
+                way["name"], {**self.data.get("settings", {}), **mine, **own, **more, **given}
+            )
+        return made
+
+    def _rows_of(self, way: str, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+        strategy = settings.get("strategy", DEFAULTS["strategy"])
+        used = {k: v for k, v in settings.items() if k not in OPTION or strategy in OPTION[k]}
+        if used.get("reach") == "text":
+            used["points"] = [[point] for point in used.get("points", DEFAULTS["points"])]
+        several = [*axes(used), *([("points", used["points"])] if used.get("reach") == "text" else [])]
+        made = []
+        for values in product(*(values for _, values in several)):
+            one = {**used, **{key: value for (key, _), value in zip(several, values, strict=True)}}
+            for text, seed in product(range(_count(one, "texts")), range(_count(one, "seeds"))):
+                made.append(resolve(way, one, text, seed))
+        return made
+
+
+def _count(settings: Mapping[str, Any], key: str) -> int:
+    value = settings.get(key, DEFAULTS[key])
+    if not isinstance(value, int) or value < 1:
+        raise InputError(f"{key} is {shown(value)}; valid: an integer of at least 1")
+    return value
+
+
+def names() -> list[str]:
+    """The specs that come with the library, tables first."""
+    folder = resources.files("tokenswift") / "benchmark" / "specs"
+    found = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
+    return sorted(found, key=lambda name: (name.startswith("figure"), _digits(name)))
+
+
+def _digits(name: str) -> int:
+    return int("".join(c if c.isdigit() else " " for c in name).split()[0])
+
+
+def load(name: str) -> Spec:
+    """A spec by name, or of a TOML file.
+
+    Raises:
+        InputError: no such spec, or a file that is none.
+    """
+    if name.endswith(".toml"):
+        path = Path(name).expanduser()
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"spec {name} cannot be read ({error}); valid: a TOML file") from error
+        return _checked(path.stem, text)
+    if name not in names():
+        raise InputError(f"spec is {shown(name)}; valid: {', '.join(names())}, or a TOML file")
+    folder = resources.files("tokenswift") / "benchmark" / "specs"
+    return _checked(name, (folder / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def chosen(wanted: Sequence[str]) -> list[Spec]:
+    """The specs of these names, or all."""
+    return [load(name) for name in wanted or names()]
+
+
+def _checked(name: str, text: str) -> Spec:
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"spec {name} is no TOML ({error})") from error
+    if "title" not in data:
+        raise InputError(f"spec {name} has no title; valid: as `tokenswift bench list` shows them")
+    spec = Spec(name, data)
+    check_choice(f"kind of spec {name}", spec.kind, KINDS)
+    for part in _settings_of(data):
+        check_keys(part, f"spec {name}")
+        check_choice("strategy", part.get("strategy", "tokenswift"), tuple(OPTIONS))
+    return spec
+
+
+def _settings_of(data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Every group of settings in a spec."""
+    yield data.get("settings", {})
+    for way in data.get("ways", ()):
+        yield {key: value for key, value in way.items() if key != "name"}
+    for preset in data.get("presets", {}).values():
+        yield {key: value for key, value in preset.items() if key not in ("only", "ways")}
+        yield from preset.get("ways", {}).values()

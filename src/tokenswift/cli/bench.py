@@ -1,0 +1,275 @@
+"""``tokenswift bench``: the paper's tables and figures, measured here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tokenswift.benchmark import runner, specs
+from tokenswift.benchmark.runner import Job, Outcome, read_rows
+from tokenswift.benchmark.settings import parse, value_of
+from tokenswift.benchmark.tables import shown
+from tokenswift.cli import options
+from tokenswift.config import check_integer
+from tokenswift.types import InputError, RunError
+
+RESULTS = "bench-results"
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the subcommand and its parts."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure the paper's tables and figures",
+        description="The paper's tables and figures on your own model and machine: measure rows, then make a "
+        "report of them with the published figures beside.",
+    )
+    parts = parser.add_subparsers(dest="part", metavar="PART", title="parts")
+    listing = parts.add_parser("list", help="list tables and figures", description="List tables and figures.")
+    listing.add_argument("--json", action="store_true", help="one JSON record instead of text")
+    running = parts.add_parser(
+        "run",
+        help="measure rows",
+        description="Measure the rows of tables and figures that the folder of results does not hold yet. "
+        "Each row runs in a process of its own, beside plain decoding. A runner that was stopped goes on "
+        "where it was.",
+    )
+    running.add_argument("specs", nargs="*", metavar="SPEC", help="tables and figures; default: all of them")
+    running.add_argument(
+        "--preset",
+        default="smoke",
+        metavar="P",
+        help="sizes: smoke (minutes in all, nothing else needed), cpu (up to an hour a table) or gpu (the "
+        "paper's); default: %(default)s",
+    )
+    running.add_argument("--model", metavar="M", help="alias, folder or hub id; default: the preset's")
+    running.add_argument(
+        "--dtype", metavar="T", help="auto, float32, bfloat16 or float16; default: the preset's"
+    )
+    running.add_argument("--device", metavar="D", help="auto, cpu or cuda; default: auto")
+    running.add_argument("--heads", metavar="PATH", help="draft heads: a file, auto or none; default: auto")
+    running.add_argument(
+        "--threads", type=options.integer, metavar="N", help="CPU threads; default: torch's own"
+    )
+    running.add_argument(
+        "--prompts",
+        metavar="FOLDER",
+        help="texts to go on from: a folder of .txt files, pg19 (from the hub) or shipped; default: the "
+        "preset's",
+    )
+    running.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting over spec and preset, such as texts=2, seeds=3, points=100,200, reach=text or "
+        "budget=256; values with commas make rows for each; may be given several times",
+    )
+    _results(running, "rows go there, and those there already are not measured again")
+    running.add_argument("--dry-run", action="store_true", help="say which rows would be measured, and end")
+    running.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
+    reporting = parts.add_parser(
+        "report",
+        help="make a report",
+        description="Make a report of the rows: report.md, report.html, and plots as SVG and PNG.",
+    )
+    reporting.add_argument(
+        "specs", nargs="*", metavar="SPEC", help="tables and figures; default: all of them"
+    )
+    _results(reporting, "rows are read from there")
+    reporting.add_argument("--out", metavar="FOLDER", help="the report goes there; default: beside the rows")
+    reporting.add_argument("--title", default="Results", metavar="TEXT", help="default: %(default)s")
+    reporting.add_argument("--no-plots", action="store_true", help="tables alone (no matplotlib needed)")
+    for part in (listing, running, reporting):
+        part.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def _results(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--results", default=RESULTS, metavar="FOLDER", help=f"{text}; default: %(default)s")
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """Names, titles and how many rows each preset has."""
+    found = [specs.load(name) for name in specs.names()]
+    if args.json:
+        records = [
+            {
+                "name": spec.name,
+                "title": spec.title,
+                "rows_of": list(spec.sources[1:]),
+                "rows": {preset: len(spec.rows(preset, {})) for preset in specs.PRESETS},
+            }
+            for spec in found
+        ]
+        print(json.dumps(records, ensure_ascii=False))
+        return 0
+    width = max(len(spec.name) for spec in found)
+    for spec in found:
+        print(f"{spec.name:{width}}  {spec.title}")
+        counts = ", ".join(f"{preset} {len(spec.rows(preset, {}))}" for preset in specs.PRESETS)
+        own = f"rows: {counts}" if spec.data.get("ways") else f"rows of {', '.join(spec.sources[1:])}"
+        print(f"{'':{width}}  {own}")
+    return 0
+
+
+def jobs_of(args: argparse.Namespace) -> list[Job]:
+    """The rows that a command asks for, everything checked that can be without a model.
+
+    Raises:
+        InputError: an unknown spec, preset, setting, strategy, model or place.
+    """
+    given: dict[str, Any] = dict(parse(text) for text in args.set)
+    for name in ("model", "dtype", "device", "heads", "threads", "prompts"):
+        if getattr(args, name) is not None:
+            given[name] = getattr(args, name)
+    if args.threads is not None:
+        check_integer("threads", args.threads, 1)
+    made: dict[str, Job] = {}
+    for spec in specs.chosen(args.specs):
+        for source in (spec, *(specs.load(name) for name in spec.sources[1:])):
+            for config in source.rows(args.preset, given):
+                parts = [(key, value_of(config, key)) for key in source.by]
+                label = ", ".join(
+                    shown(value) if key == "way" else f"{key} {shown(value)}" for key, value in parts
+                )
+                job = Job(source.name, source.kind, args.preset, config, label)
+                made.setdefault(job.key, job)
+    return list(made.values())
+
+
+def check_jobs(jobs: list[Job]) -> None:
+    """See that models, devices, heads and prompts are there (the default model is fetched).
+
+    Raises:
+        InputError: naming what is not.
+    """
+    from tokenswift.benchmark.prompts import check_source
+    from tokenswift.models.load import check_place, locate
+
+    def several(key: str) -> list[Any]:
+        return sorted({str(job.config[key]) for job in jobs})
+
+    for place in sorted({(job.config["dtype"], job.config["device"]) for job in jobs}):
+        check_place(*place)
+    for heads in several("heads"):
+        if heads not in ("auto", "none") and not Path(heads).expanduser().exists():
+            raise InputError(f"heads is {heads!r}: no such file; valid: auto, none, or an adapter file")
+    for source in sorted({job.config["prompts"] for job in jobs if job.kind in ("decode", "text")}):
+        check_source(source)
+    for model in several("model"):
+        locate(model)
+
+
+def run_rows(args: argparse.Namespace) -> int:
+    """Measure."""
+    jobs = jobs_of(args)
+    folder = Path(args.results).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"results is {args.results!r}: it is no folder; valid: a new or a results folder")
+    if args.dry_run:
+        there = {row["key"] for row in read_rows(folder)}
+        for job in jobs:
+            print(f"{'there' if job.key in there else 'to do'}  {job}  {json.dumps(job.config)}")
+        return 0
+    check_jobs(jobs)
+    watcher = Rows(args.quiet)
+    try:
+        outcome = runner.run(jobs, folder, watcher)
+    except KeyboardInterrupt:
+        watcher.clear()
+        raise KeyboardInterrupt(f"rows measured so far are in {folder}; the same command goes on") from None
+    _say(outcome, folder, args.quiet)
+    if outcome.failed:
+        job, why = outcome.failed[0]
+        raise RunError(
+            f"{len(outcome.failed)} rows failed, the first is {job} ({why}); the others are in {folder}"
+        )
+    return 0
+
+
+def _say(outcome: Outcome, folder: Path, quiet: bool) -> None:
+    if quiet:
+        return
+    left = f", {len(outcome.unfit)} left out" if outcome.unfit else ""
+    print(f"{outcome.done} rows measured, {outcome.before} were there{left}: {folder}", file=sys.stderr)
+
+
+def run_report(args: argparse.Namespace) -> int:
+    """Make the report."""
+    from tokenswift.benchmark import plots, report
+
+    folder = Path(args.results).expanduser()
+    if not folder.is_dir():
+        raise InputError(f"results is {args.results!r}: no such folder; valid: one that bench run made")
+    chosen = specs.chosen(args.specs)
+    if not args.no_plots:
+        plots.check()
+    rows = read_rows(folder)
+    made = report.make(chosen, rows, report.notes(folder), None if args.no_plots else plots.plot)
+    for file in report.write(made, Path(args.out).expanduser() if args.out else folder, args.title)[:2]:
+        print(file)
+    return 0
+
+
+#: settings that are options of a part
+OPTIONS = ("preset", "model", "dtype", "device", "heads", "threads", "prompts", "set", "results")
+PARTS = {"list": run_list, "run": run_rows, "report": run_report}
+
+
+def run(args: argparse.Namespace) -> int:
+    """One of the parts."""
+    if args.part is None:
+        raise InputError(f"no part of bench given; valid: {', '.join(PARTS)}, or --help")
+    try:
+        return PARTS[args.part](args)
+    except InputError as error:
+        name = str(error).partition(" ")[0].rstrip(":")
+        if name in OPTIONS:
+            raise InputError(f"--{error}") from error
+        raise
+
+
+class Rows:
+    """Progress on standard error: a line for each row, and below it, on a terminal, how far the row is.
+
+    Args:
+        quiet: say nothing.
+    """
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self.live = not quiet and sys.stderr.isatty()
+        self._head = ""
+        self._shown = 0.0
+
+    def begin(self, job: Job, number: int, total: int, left: float | None) -> None:
+        """A row begins."""
+        eta = "" if left is None else f", {_time(left)} left"
+        self._head = f"[{number}/{total}{eta}] {job}"
+        self.progress(0.0)
+
+    def progress(self, share: float) -> None:
+        """So much of it is done."""
+        now = time.monotonic()
+        if self.live and (now - self._shown > 0.2 or not share):
+            self._shown = now
+            print(f"\r\x1b[K{self._head} {share:.0%}", end="", file=sys.stderr, flush=True)
+
+    def end(self, job: Job, word: str, seconds: float) -> None:
+        """A row has ended."""
+        self.clear()
+        if not self.quiet:
+            print(f"{self._head}: {word}, {seconds:.1f} s", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Take the live line away."""
+        if self.live:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

@@ -1,0 +1,49 @@
+"""The paper's sampling settings by name: one for each of its models (Table 10), one for each sampler that it
+compares (Tables 6 and 12)."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from tokenswift.config import SamplingParams
+from tokenswift.types import InputError
+
+_OFF: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "eta_cutoff": 0.0,
+    "penalty_window": 1024,
+}
+
+
+def _made(**given: Any) -> dict[str, Any]:
+    return _OFF | given
+
+
+#: name → fields of `config.SamplingParams`, all but seed and greedy
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "llama3.1-8b": _made(min_p=0.1, repetition_penalty=1.2),
+    "yarn-llama2-7b-128k": _made(top_p=0.9, repetition_penalty=1.15),
+    "qwen2.5-1.5b": _made(top_p=0.9, repetition_penalty=1.15),
+    "qwen2.5-7b": _made(min_p=0.05, repetition_penalty=1.15),
+    "qwen2.5-14b": _made(min_p=0.05, repetition_penalty=1.13),
+    "top-p": _made(top_p=0.9, repetition_penalty=1.2),
+    "min-p": _made(min_p=0.1, repetition_penalty=1.2),
+    "eta": _made(eta_cutoff=2e-4, repetition_penalty=1.2),
+}
+#: what a setting may name besides
+FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name != "seed")
+
+
+def sampler(name: str) -> dict[str, Any]:
+    """The fields of a named setting.
+
+    Raises:
+        InputError: an unknown name.
+    """
+    if name not in SAMPLERS:
+        raise InputError(f"preset is {name!r}; valid: {', '.join(SAMPLERS)}")
+    return dict(SAMPLERS[name])

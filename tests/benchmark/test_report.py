@@ -1,0 +1,169 @@
+"""Reports: means and spreads by hand, the published figures beside, and docs/results.md as the rows say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenswift.benchmark import plots, prompts, report, specs, tables
+from tokenswift.benchmark.specs import Spec
+from tokenswift.types import InputError
+
+ROOT = Path(__file__).parents[2]
+
+
+def row(way: str = "TokenSwift", text: int = 0, seed: int = 0, **more: Any) -> dict[str, Any]:
+    """A row of a spec with figures at 100 and 200 new tokens."""
+    figures = {"alpha": more.pop("alpha", 0.5), "speedup": more.pop("speedup", 1.0)}
+    config = {"way": way, "text": text, "seed": seed, "model": "m", "prefill": 2000, "prompts": "shipped"}
+    config |= {"options": {}, "sampling": {"seed": seed, "repetition_penalty": 1.2}, **more.pop("config", {})}
+    given: dict[str, Any] = {"spec": "mine", "kind": "decode", "preset": "cpu", "config": config}
+    given |= {"dtype": "float32", "device": "cpu", "machine": "a processor", "commit": "abc"}
+    given |= {"reached": "by generating", "identical": True, "lossless": True}
+    given["figures"] = {"100": figures, "200": {**figures, "speedup": 2 * figures["speedup"]}}
+    return {**given, **more}
+
+
+SPEC = Spec(
+    "mine",
+    {
+        "title": "A <test>",
+        "claim": "it | holds",
+        "differs": "nothing",
+        "table": {"by": ["way", "prefill"], "figures": ["alpha", "speedup"]},
+        "plot": {"x": "point", "y": ["alpha", "speedup"], "series": ["way"]},
+        "published": {
+            "note": "a paper",
+            "columns": ["way", "prefill", "point", "alpha", "speedup"],
+            "rows": [
+                ["TokenSwift", 2048, 20_000, 0.64, 1.87],
+                ["TokenSwift", 2000, 100, 0.6, 1.8],
+                ["TokenSwift", 8192, 150, 0.72, 1.99],
+                ["Medusa", 2048, 20_000, 0.35, 1.2],
+            ],
+        },
+    },
+)
+
+
+def test_means_spreads_and_published_figures() -> None:
+    """Two seeds of one way (1 and 3: mean 2, deviation √2), one row of another without published figures."""
+    found = [row(speedup=1.0), row(seed=1, speedup=3.0, identical=False), row("other", lossless=False)]
+    found.append(row("elsewhere", spec="another"))
+    (group,) = tables.groups(SPEC, found)
+    cells = [tables.cells(SPEC, line) for line in group.lines]
+    assert tables.head(SPEC) == [
+        "strategy", "prefill", "new tokens", "α", "×", "published", "prompts × seeds", "same text as plain"
+    ]  # fmt: skip
+    assert cells == [
+        ["TokenSwift", "2000", "100", "0.50 ± 0.00", "2.00 ± 1.41", "0.60 / 1.80", "1 × 2", "no"],
+        [
+            "TokenSwift",
+            "2000",
+            "200",
+            "0.50 ± 0.00",
+            "4.00 ± 2.83",
+            "0.60 / 1.80 (new tokens 100)",
+            "1 × 2",
+            "no",
+        ],
+        ["other", "2000", "100", "0.50", "1.00", "–", "1 × 1", "not lossless"],
+        ["other", "2000", "200", "0.50", "2.00", "–", "1 × 1", "not lossless"],
+    ]
+    assert (
+        "preset cpu; m; float32; a processor; prompts: shipped; lengths reached by generating; commit abc"
+        == group.about
+    )
+
+
+def test_other_conditions_are_another_table() -> None:
+    found = [
+        row(),
+        row(preset="smoke"),
+        row(dtype="bfloat16"),
+        row(machine="another"),
+        row(config={"model": "n"}),
+    ]
+    assert len(tables.groups(SPEC, found)) == 5
+    assert len(tables.groups(SPEC, [row(), row(text=1), row(seed=1)])) == 1
+    (group,) = tables.groups(SPEC, [row(), row(config={"options": {"budget": 5}})])
+    assert len(group.lines) == 4  # another configuration is another line, whatever the labels
+
+
+def test_rows_of_other_specs() -> None:
+    """A figure that shows some rows of a table."""
+    spec = Spec("figure9", {"title": "t", "rows_of": ["mine"], "where": {"way": ["b"]}})
+    assert [r["config"]["way"] for r in tables.mine(spec, [row("a"), row("b")])] == ["b"]
+
+
+def test_markdown_and_page() -> None:
+    """Everything is there, nothing of a title or text is taken for markup; what has no rows is named."""
+    stretches = [["once <upon> a *time* ", False], ["a time", True]]
+    text = row(
+        spec="figure5-6", kind="text", stretches=stretches, config={"sampling": {"repetition_penalty": 1.0}}
+    )
+    chosen = [SPEC, specs.load("figure5-6"), specs.load("table8")]
+    made = report.make(chosen, [row(), text], {"mine": "It holds.", "summary": "All holds."}, plots.plot)
+    assert sorted(made.pictures) == ["mine-cpu.png", "mine-cpu.svg"]
+    assert made.pictures["mine-cpu.png"].startswith(b"\x89PNG") and b"<svg" in made.pictures["mine-cpu.svg"]
+    page = report.markdown(made, "Title", "plots", "make it")
+    assert page.startswith("<!-- made by `make it`; do not edit -->\n\n# Title\n")
+    assert "## mine. A <test>\n" in page and "](plots/mine-cpu.svg)" in page
+    assert "| TokenSwift | 2000 | 100 | 0.50 | 1.00 | 0.60 / 1.80 |" in page
+    assert "What differs and why: nothing; on a processor" in page
+    assert "What it says: It holds.\n" in page and "All holds.\n" in page
+    assert (
+        "> once \\<upon\\> a \\*time\\* **a time**\n" in page and "without penalty: 22% of it repeats" in page
+    )
+    assert page.endswith("No rows yet: Table 8.\n")
+    shown = report.html(made, "Title")
+    assert "A &lt;test&gt;</h2>" in shown and "once &lt;upon&gt; a *time* <mark>a time</mark>" in shown
+    assert shown.count("<svg") == 1 and "<script" not in shown and 'id="mine-cpu-' in shown
+    assert report.html(made, "Title") == shown
+
+
+def test_pictures_are_the_same_again() -> None:
+    """Same rows, same bytes: committed pictures change with their rows alone."""
+    (group,) = tables.groups(SPEC, [row(), row(seed=1, speedup=2.0)])
+    assert plots.plot(SPEC, group) == plots.plot(SPEC, group)
+
+
+def test_every_spec_has_its_plot() -> None:
+    """Lines and bars of every shipped spec, from made-up rows."""
+    for name in specs.names():
+        spec = specs.load(name)
+        if "plot" not in spec.data:
+            continue
+        found = []
+        for source in spec.sources:
+            for config in specs.load(source).rows("smoke", {"seeds": 2}):
+                figures = {figure: 1.0 + config["seed"] for figure in tables.NAMES}
+                made = {str(point): figures for point in config["points"]}
+                found.append(row(spec=source, preset="smoke", config=config, figures=made))
+        (group,) = tables.groups(spec, found)
+        assert set(plots.plot(spec, group)) == {"svg", "png"}, name
+
+
+def test_prompts_of_a_folder(tmp_path: Path) -> None:
+    """Long texts without their beginnings, short ones passed over, an error that says what is missing."""
+    (tmp_path / "a.txt").write_text("short")
+    (tmp_path / "b.txt").write_text("title page " * 3000 + "\n\n" + "the story " * 1000)
+    (tmp_path / "c.txt").write_text("from the beginning " * 10)
+    letters = [ord(c) for c in "the story"]
+    found = prompts.prompt(str(tmp_path), lambda text: [ord(c) for c in text], 0, 9)
+    assert (found.name, found.ids) == ("b", letters)
+    assert prompts.prompt(str(tmp_path), lambda text: [ord(c) for c in text], 1, 9).name == "c"
+    with pytest.raises(InputError, match="with 1 texts of 300 tokens, 2 are needed"):
+        prompts.prompt(str(tmp_path), lambda text: [ord(c) for c in text], 1, 300)
+    assert prompts.prompt("shipped", lambda text: [ord(c) for c in text], 3, 500).name == "orchard"
+
+
+def test_results_in_the_docs_are_up_to_date() -> None:
+    checked = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "results.py"), "--check"], capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -1,0 +1,98 @@
+"""A prefilled state and its forks: the tokens of ``generate``, and no fork that another one disturbs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.lossless.test_tokens import random_heads
+from tests.tiny import SIZES, VOCAB, build, tiny_model
+from tokenswift import LLM, SamplingParams
+from tokenswift.cache.full import FullCache
+from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.generic import GenericTarget
+from tokenswift.types import InputError, Step
+
+PROMPT = torch.randint(2, VOCAB, (60,), generator=torch.Generator().manual_seed(6)).tolist()
+SAMPLING = [SamplingParams(seed=seed, min_p=0.02, penalty_window=30) for seed in (1, 2)]
+SMALL = {"budget": 24, "sinks": 3}
+WAYS: list[tuple[str, dict[str, Any]]] = [
+    ("autoregressive", {}),
+    ("tokenswift", {"tree": (2, 2), "ngrams": 4, "draft": "partial", **SMALL}),
+    ("tokenswift", {"tree": (2, 2), "draft": "partial", "cache": "full"}),
+    ("medusa", {"tree": (3, 2)}),
+    ("magicdec", {"gamma": 3, "kv": "snapkv", **SMALL}),
+    ("magicdec", {"gamma": 2, "kv": "streaming", **SMALL}),
+    ("triforce", {"gamma": 4, "chunk": 4, "draft_budget": 12, **SMALL}),
+]
+NEW = 40
+
+
+def llm_of(kind: str) -> LLM:
+    """A tiny model that the lean decoder runs, or one that runs through transformers' own forward."""
+    model = tiny_model("llama") if kind == "lean" else build("gemma", {**SIZES, "head_dim": 8})
+    llm = LLM.from_model(model, heads=random_heads("medusa", 48, VOCAB))
+    assert type(llm.target) is (LeanTarget if kind == "lean" else GenericTarget)
+    return llm
+
+
+@pytest.mark.parametrize("kind", ["lean", "transformers"])
+def test_forks_go_on_as_generate_does_and_do_not_disturb_one_another(kind: str) -> None:
+    """Every strategy from one state, all of them under way at once, a step of each in turn."""
+    llm, draft = llm_of(kind), tiny_model("llama", seed=1)
+    base = llm.prefill(PROMPT)
+    expected: list[list[int]] = []
+    streams: list[Iterator[Step]] = []
+    for i, (strategy, options) in enumerate(WAYS):
+        given = options | ({"draft_model": draft} if strategy == "triforce" else {})
+        params = SAMPLING[i % 2]
+        plain = llm.generate(PROMPT, NEW, "autoregressive", sampling=params, ignore_eos=True)
+        expected.append(plain.token_ids)
+        streams.append(base.stream(NEW, strategy, given, params, ignore_eos=True))
+    found: list[list[int]] = [[] for _ in streams]
+    left = dict(enumerate(streams))
+    while left:
+        for i, stream in list(left.items()):
+            step = next(stream, None)
+            if step is None:
+                del left[i]
+            else:
+                found[i] += step.token_ids
+    assert found == expected
+    assert expected[0] != expected[1]  # the two samplings write different texts
+    again = base.generate(NEW, sampling=SAMPLING[0], strategy="autoregressive", ignore_eos=True)
+    assert again.token_ids == expected[0] and again.prompt_tokens == len(PROMPT)
+
+
+def test_one_token_is_a_prompt() -> None:
+    """Nothing to prefill: a state all the same."""
+    llm = llm_of("lean")
+    got = llm.prefill([5]).generate(20, ignore_eos=True)
+    assert got.token_ids == llm.generate([5], 20, ignore_eos=True).token_ids
+    with pytest.raises(InputError, match="prompt is empty"):
+        llm.prefill([])
+
+
+def test_a_fork_of_a_cache_shares_nothing() -> None:
+    def cache(capacity: int) -> FullCache:
+        made = FullCache(2, 1, 4, capacity, torch.float32, torch.device("cpu"))
+        for layer in (0, 1):
+            made.update(torch.full((1, 1, 3, 4), 1.0 + layer), torch.full((1, 1, 3, 4), 5.0), layer)
+        made.commit((0, 1, 2))
+        return made
+
+    first = cache(8)
+    second = first.fork(5)
+    assert (second.length, second.capacity) == (3, 5)
+    assert torch.equal(second.data[:, :, :3], first.data[:, :, :3])
+    for layer in (0, 1):
+        second.update(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4), layer)
+    second.commit((1,))
+    second.data.fill_(9.0)
+    assert first.length == 3 and second.length == 4
+    assert torch.equal(first.data[:, :, :3], cache(8).data[:, :, :3])
+    with pytest.raises(ValueError, match="capacity is 2; the cache holds 3"):
+        first.fork(2)
