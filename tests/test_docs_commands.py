@@ -101,11 +101,19 @@ def test_commands_that_are_not_run_exist() -> None:
                 assert name in known, f"{block.name}: tokenswift {name}"
 
 
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    """The options that a parser and its subcommands show."""
+    found: set[str] = set()
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found.update(name for choice in action.choices.values() for name in options_of(choice))
+        elif action.help != argparse.SUPPRESS:
+            found.update(action.option_strings)
+    return found
+
+
 def test_options_that_are_named_exist() -> None:
-    parser, _ = build_parser()
-    commands = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    actions = [a for p in (parser, *commands.values()) for a in p._actions]
-    known = {name for a in actions if a.help != argparse.SUPPRESS for name in a.option_strings}
+    known = options_of(build_parser()[0])
     others = {"--index-url", "--torch-backend", "--nproc-per-node", "--prompts", "--contexts", "--results"}
     for page in walk.pages():
         named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", (ROOT / page).read_text(encoding="utf-8")))

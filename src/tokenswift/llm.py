@@ -59,7 +59,7 @@ class LLM:
         on_progress: told how far loading is: ``on_progress(stage, done, total)`` with the stages "fetch"
             (bytes), "load" (tensors) and "pack" (layers).
 
-    An ``LLM`` is a context manager; :meth:`close` lets go of everything it made.
+    An ``LLM`` is a context manager; `close` lets go of everything it made.
 
     Raises:
         InputError: naming the argument and what is valid.
@@ -104,7 +104,8 @@ class LLM:
         Args:
             model: a causal LM of transformers.
             tokenizer: its tokenizer; None: prompts are token ids, and texts are empty.
-            heads, rope_scaling: as for ``LLM``; shipped heads are found by the model's weights.
+            heads: as for ``LLM``; shipped heads are found by the model's weights.
+            rope_scaling: as for ``LLM``.
         """
         check_loaded(model, tokenizer)
         llm = cls.__new__(cls)
@@ -151,7 +152,7 @@ class LLM:
 
     def close(self) -> None:
         """Let go of packed weights and draft models; the ``LLM`` cannot be used any more. A model given to
-        :meth:`from_model` is as it was before."""
+        `from_model` is as it was before."""
         self._shipped, self._packaged = {}, {}
         for name in ("target", "heads", "_hf", "_drafters"):
             self.__dict__.pop(name, None)
@@ -270,8 +271,8 @@ class LLM:
         Args:
             prompt: text, which is continued as it is; token ids; or chat messages, which are answered:
                 ``[{"role": "user", "content": "What is the capital of France?"}]``.
-            strategy, strategy_options: how to draft (never changes the tokens), see `config`: a dict of
-                options, or the strategy's dataclass such as ``TokenSwiftOptions(tree=(1, 3))``.
+            strategy: how to draft, by name; it never changes the tokens.
+            strategy_options: a dict of options, or the strategy's ``TokenSwiftOptions(tree=(1, 3))``.
             sampling: how tokens are chosen; default `SamplingParams()`, for chat messages with a
                 temperature of 0.2.
             ignore_eos: go on after an end-of-text token.
@@ -339,7 +340,7 @@ class LLM:
 
                 llm.generate_many(prompts, on_result=lambda i, r: print(i + 1, "of", len(prompts)))
 
-            others: as for `generate`, the same for all prompts; no ``run_dir``, which keeps one run.
+        The others are `generate`'s, the same for all prompts; no ``run_dir``, which keeps one run.
         """
         if "run_dir" in run:
             raise InputError("run_dir is no argument of generate_many; valid: generate, one run a folder")

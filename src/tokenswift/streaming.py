@@ -34,7 +34,7 @@ class Stream(Iterator[Step]):
         print(stream.result.finish_reason, stream.result.metrics.tokens_per_second)
 
     The result is the iterator's return value too (``result = yield from stream``). A stream is a context
-    manager: leaving it early lets go of the run's memory and closes its journal, as :meth:`close` does.
+    manager: leaving it early lets go of the run's memory and closes its journal, as `close` does.
     """
 
     def __init__(self, run: Steps) -> None:
