@@ -178,6 +178,13 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--heads heads.st --model model --export full", "--export full exists and is not empty"),
         ("--heads heads.st --model model --export prompt.txt", "--export prompt.txt cannot be written"),
     ],
+    "bench": [
+        ("", "no part of bench given; valid: list, run, report"),
+        ("run table99", "spec is 'table99'; valid: table1"),
+        ("run --preset huge", "--preset is 'huge'; valid: smoke, cpu, gpu"),
+        ("list --json full", "--json full cannot be written (it is a folder)"),
+        ("report --results none", "--results is 'none': no such folder"),
+    ],
     "completion": [("", "required"), ("cmd", "invalid choice: 'cmd'")],
 }
 CASES = [(command, argv, words) for command, cases in OTHERS.items() for argv, words in cases]

@@ -52,6 +52,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "eval-heads": ("--model model --data text.txt", "loading model\n"),
     "import-heads": ("--checkpoint model --out h", "reading model\n"),
     "completion": ("bash", "# AUTO"),
+    "bench": ("list", "table1 "),
 }
 
 

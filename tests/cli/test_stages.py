@@ -17,6 +17,7 @@ from tokenswift import LLM
 from tokenswift.cli import progress as progress_module
 from tokenswift.cli.progress import Progress, Stages, way
 from tokenswift.models.decoder import PREFILL_CHUNK
+from tokenswift.models.generic import GenericTarget
 
 
 class Stream:
@@ -133,7 +134,10 @@ def test_the_library_tells_python(tiny_folder: Callable[..., Path]) -> None:
 
 def test_generic_models_tell_too() -> None:
     told: list[int] = []
-    llm = LLM.from_model(tiny_model("gemma3"), tiny_tokenizer())
+    model = tiny_model("llama")
+    model.config.hidden_act = "relu"  # says no more than that the lean decoder does not fit
+    llm = LLM.from_model(model, tiny_tokenizer())
+    assert isinstance(llm.target, GenericTarget)
     llm.generate([5] * 100, 1, on_progress=lambda stage, done, total: told.append(done))
     assert told[0] == 0 and told[-1] == 99
 
