@@ -35,9 +35,12 @@ def refuse(cli: Call, tiny: Path) -> Callable[..., str]:
 
 
 def _started(err: str) -> bool:
-    """True when the model was loaded first, which leaves two more lines on standard error."""
-    lines = err.splitlines()
-    return len(lines) == 3 and lines[1].endswith("on cpu, tokenswift") and lines[2].startswith("error: ")
+    """True when the model was loaded first, which leaves up to three more lines on standard error."""
+    *first, last = err.splitlines()
+    rest = [line for line in first[2:] if not line.startswith("prompt: ")]
+    return (
+        len(first) > 1 and first[1].endswith("on cpu, tokenswift") and not rest and last.startswith("error: ")
+    )
 
 
 @pytest.fixture
