@@ -35,12 +35,10 @@ def refuse(cli: Call, tiny: Path) -> Callable[..., str]:
 
 
 def _started(err: str) -> bool:
-    """True when the model was loaded first, which leaves up to three more lines on standard error."""
-    *first, last = err.splitlines()
-    rest = [line for line in first[2:] if not line.startswith("prompt: ")]
-    return (
-        len(first) > 1 and first[1].endswith("on cpu, tokenswift") and not rest and last.startswith("error: ")
-    )
+    """True when the model was loaded first, which leaves three more lines on standard error."""
+    lines = err.splitlines()
+    told = len(lines) == 4 and lines[1].endswith("on cpu, tokenswift") and lines[2].startswith("prompt: ")
+    return told and lines[3].startswith("error: ")
 
 
 @pytest.fixture
