@@ -265,7 +265,10 @@ def _theirs(spec: Spec, line: Line) -> str:
         return "–"
     figures, differs = found
     text = " / ".join(f"{value:.{NAMES[key][1]}f}" for key, value in figures.items())
-    apart = ", ".join(f"{HEADS.get(key, key)} {shown(value)}" for key, value in differs.items())
+    names = {"point": "at ", "model": ""}
+    apart = ", ".join(
+        names.get(key, HEADS.get(key, key) + " ") + shown(value) for key, value in differs.items()
+    )
     return text + (f" ({apart})" if apart else "")
 
 
