@@ -203,8 +203,8 @@ DRAFTING = [
     Defect(
         "a chain is drafted with the noise of the next place",
         "drafting/chain.py",
-        "        at = len(text) + len(path)",
-        "        at = len(text) + len(path) + 1",
+        "        at = len(text) + len(drafted)\n",
+        "        at = len(text) + len(drafted) + 1\n",
         (CHAINS,),
     ),
     Defect(
@@ -224,8 +224,8 @@ DRAFTING = [
     Defect(
         "a chain forgets what is ahead of it",
         "drafting/chain.py",
-        "        path = [*ahead, *drafted]",
-        "        path = [*drafted]",
+        "            path = [*ahead, *drafted]",
+        "            path = [*drafted]",
         (CHAINS,),
     ),
     Defect(

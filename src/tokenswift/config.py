@@ -211,10 +211,16 @@ class TokenSwiftOptions:
         "auto", "partial (a pass over the partial cache), hidden (no extra pass) or auto", "NAME"
     )
     vocabulary: str = _vocabulary()
+    draft_model: Any = _draft_model("; with an automatic tree: one more source of drafts")
     explain: Any = option(None, "with an automatic tree: write one line of JSON for each decision", "FILE")
 
     def __post_init__(self) -> None:
         check_widths(self)
+        if self.draft_model is not None and (self.tree is not None or self.acceptance != "exact"):
+            raise InputError(
+                "draft_model is given beside a fixed tree; valid: an automatic tree, or strategy triforce or "
+                "magicdec"
+            )
         if self.ngrams is not None:
             check_integer("ngrams", self.ngrams, 0)
         if self.ngram_count is not None:

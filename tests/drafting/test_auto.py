@@ -15,7 +15,7 @@ from tests.drafting.scripted import scripted_heads, scripted_model
 from tests.drafting.test_accepted import GREEDY, NOISY, PROMPT, llm_of, prompt
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, InputError, SamplingParams
-from tokenswift.drafting.control import HIDDEN, PARTIAL, PLAIN, Control
+from tokenswift.drafting.control import HIDDEN, MODEL, PARTIAL, PLAIN, Control, Passes
 from tokenswift.drafting.costs import Costs, Table
 from tokenswift.heads.modules import Heads, HeadsConfig
 
@@ -29,8 +29,8 @@ REAL = Table((1, 10, 32), (1.0, 2.0, 4.0), (1e-3, 2e-3, 4e-3), 0.1)
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LLM, "costs", lambda self: FREE)
     monkeypatch.setattr(Costs, "observe", lambda *args: None)
-    for name in ("level_took", "partial_took"):
-        monkeypatch.setattr(Control, name, lambda *args: None)
+    monkeypatch.setattr(Control, "level_took", lambda *args: None)
+    monkeypatch.setattr(Passes, "took", lambda *args: None)
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "noisy"])
@@ -67,6 +67,38 @@ def test_partial_passes_are_accepted_in_full(
     assert sum(step.accepted for step in late) > 4 * len(late)
 
 
+@pytest.mark.parametrize("sampling", ["greedy", "noisy"])
+def test_a_draft_models_chain_is_accepted_in_full(
+    free: None, monkeypatch: pytest.MonkeyPatch, sampling: str
+) -> None:
+    """Also where it takes its place again after steps (a few, then hundreds) that others drafted."""
+    greedy = sampling == "greedy"
+    monkeypatch.setattr(Control, "mode", _in_turn)
+    llm, params = llm_of("conditioned", greedy), GREEDY if greedy else NOISY
+    given = {"ngrams": 0, "draft_model": scripted_model(greedy)}
+    steps = list(llm.stream(prompt(PROMPT), 900, strategy_options=given, sampling=params))
+    drafted = [step for step in steps if "chain" in step.sources]
+    late = drafted[len(drafted) // 3 :][:-1]
+    assert len(late) > 40
+    assert sum(step.accepted == step.gamma for step in late) >= len(late) - 3
+    assert sum(step.accepted for step in late) > 3 * len(late)
+    plain = llm.generate(prompt(PROMPT), 900, "autoregressive", sampling=params)
+    assert [token for step in steps for token in step.token_ids] == plain.token_ids
+
+
+def _in_turn(self: Control, context: int) -> str:
+    """The draft model in three steps of four, then seldom, then again."""
+    plain = _always(PLAIN)(self, context)
+    begun = context - PROMPT
+    drafts = self._step % 4 if begun < 200 or begun > 400 else self._step % 40 == 0
+    return _always(MODEL)(self, context) if drafts else plain
+
+
+def test_a_draft_model_goes_with_an_automatic_tree_only() -> None:
+    with pytest.raises(InputError, match="(?s)draft_model .* automatic tree"):
+        llm_of(None, True).generate([1, 2], strategy_options={"tree": (1,), "draft_model": scripted_model()})
+
+
 def test_matches_of_the_text_are_accepted(free: None) -> None:
     llm = llm_of(None, True)
     given = {"draft": "hidden"}
@@ -80,7 +112,8 @@ def _always(name: str) -> Any:
     def mode(self: Control, context: int) -> str:
         self._step += 1
         self._reprice(context)
-        self.partial_ms = 0.01
+        for known in self.passes.values():
+            known.ms = 0.01
         self.current, self.rate = name, 1 / self.costs.verify(1, context)
         return name
 
@@ -90,9 +123,9 @@ def _always(name: str) -> Any:
 @pytest.mark.parametrize(
     "sampling", [SamplingParams(seed=4), SamplingParams(greedy=True, repetition_penalty=1.0)]
 )
-@pytest.mark.parametrize("count", [0, 3])
+@pytest.mark.parametrize("count,guest", [(0, False), (3, False), (3, True)])
 def test_the_text_is_plain_decodings_whatever_is_decided(
-    monkeypatch: pytest.MonkeyPatch, sampling: SamplingParams, count: int
+    monkeypatch: pytest.MonkeyPatch, sampling: SamplingParams, count: int, guest: bool
 ) -> None:
     """Modes, prices and trees at random: no token changes."""
     rnd = random.Random(count)
@@ -110,10 +143,11 @@ def test_the_text_is_plain_decodings_whatever_is_decided(
     monkeypatch.setattr(LLM, "costs", lambda self: FREE)
     monkeypatch.setattr(Control, "mode", mode)
     for _ in range(3):
-        options = {"budget": 32, "sinks": 4}
+        options: dict[str, Any] = {"budget": 32, "sinks": 4}
+        options |= {"draft_model": tiny_model("llama", layers=1)} if guest else {}
         auto = llm.generate(text, 150, strategy_options=options, sampling=sampling, ignore_eos=True)
         assert auto.token_ids == plain.token_ids
-        assert auto.drafting is not None and len(auto.drafting["modes"]) == 2 + bool(count)
+        assert auto.drafting is not None and len(auto.drafting["modes"]) == 2 + bool(count) + guest
 
 
 # ---- the controller, on scripted costs and luck ---------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from tests.drafting import reference
 from tests.drafting.plain import Text
@@ -19,6 +20,7 @@ from tests.drafting.test_reference import (
 )
 from tests.tiny import tiny_model
 from tokenswift import LLM
+from tokenswift.drafting.chain import ModelDrafter
 from tokenswift.types import DraftTree
 
 
@@ -70,3 +72,20 @@ def test_triforce(sampling: str, refresh: int) -> None:
         assert 4 < len(found) < 8
         expected = reference.chain(text, tokens, len(tokens) - 1, seen, len(found) - 1, law)
         assert found[1:] == expected
+
+
+@pytest.mark.parametrize("lag", [3, 5, 20, 60])
+def test_a_draft_model_that_caught_up_knows_the_text(lag: int) -> None:
+    """Its logits are those of a model that read the text at once."""
+    made = torch.Generator().manual_seed(lag)
+    text = torch.randint(VOCAB, (30 + lag,), generator=made).tolist()
+    sampler = LLM.from_model(model_of()).target.sampler(SAMPLINGS["greedy"])
+    model = LLM.from_model(small_model()).target
+    rows = []
+    for known in (30, len(text)):
+        drafter = ModelDrafter(model, sampler, "streaming", 256, 4, 5, True)
+        drafter.begin(text[:known])
+        assert drafter.catch_up(text) == (known == 30)
+        rows.append([drafter.row(text, path) for path in ((), (1,), (1, 2))])
+    for late, whole in zip(*rows, strict=True):
+        torch.testing.assert_close(late, whole, atol=1e-4, rtol=1e-4)

@@ -125,11 +125,36 @@ def test_no_match_no_prediction() -> None:
     assert reuse.predict() == [] and reuse.learn([5]) == []
 
 
+def test_a_match_goes_on_behind_a_token_that_differs() -> None:
+    reuse = Reuse(penalised=False)
+    reuse.extend([1, 2, 3, 4, 5, 6, 7, 8, 50, 51, 1, 2, 3, 40])
+    assert [token for token, _ in reuse.predict()][:4] == [5, 6, 7, 8]
+    reuse.extend([41, 42])
+    assert reuse.predict() == [], "three in a row: given up"
+
+
+def test_tokens_that_were_new_are_doubted_and_votes_count() -> None:
+    """Lines that differ in one place: (1, 2, 3, N, 4, 5)."""
+    reuse = Reuse(penalised=False)
+    for number in range(20, 26):
+        reuse.extend([1, 2, 3, number, 4, 5])
+    reuse.extend([1, 2, 3])
+    made = reuse.predict()
+    assert [token for token, _ in made][:4] == [25, 4, 5, 1]
+    chances = [chance for _, chance in made]
+    assert chances[0] < 0.4 * chances[1] and chances[0] < 0.4 * chances[2]
+    other = Reuse(penalised=False)
+    for _ in range(6):
+        other.extend([1, 2, 3, 25, 4, 5])
+    other.extend([1, 2, 3])
+    assert other.predict()[0][1] > 2.5 * chances[0]
+
+
 def test_chances_of_matches_follow_their_luck() -> None:
     for right in (True, False):
         reuse = Reuse(penalised=False)
         reuse.extend([1, 2, 3, 4] * 3)
-        for _ in range(60):
+        for _ in range(80):
             (token, _), *_ = reuse.predict()
             reuse.learn([token if right else token + 50])
         chance = reuse.predict()[0][1]

@@ -1,15 +1,16 @@
 """Automatic drafting: each step drafts what pays, from whatever is there, or nothing.
 
 A step is worth ``tokens - rate · time``, with the rate that decoding reaches now; every decision asks whether
-it adds to that. Candidates come from three places:
+it adds to that. Candidates come from four places:
 
 - long matches in the text so far (`reuse`), which cost nothing to make;
 - the heads, on the hidden state that the last verify pass left (*hidden*), a level at a time;
 - passes over a partial KV cache (*partial*), one after the other while the path is likely enough, and the
-  heads after the last of them.
+  heads after the last of them;
+- passes of a draft model that the user gave (*model*), likewise.
 
-The best part of them by chance and cost becomes the tree (`growth`). Which of hidden and partial drafts, or
-neither (*plain*), follows from what their steps have brought; what is not in use is tried rarely. The text
+The best part of them by chance and cost becomes the tree (`growth`). Which of the three drafts, or none
+(*plain*), follows from what their steps have brought; what is not in use is tried rarely. The text
 cannot depend on any of this, only the time can.
 """
 
@@ -24,8 +25,9 @@ from typing import Any
 import torch
 
 from tokenswift.drafting.calibration import Calibration
+from tokenswift.drafting.chain import ModelDrafter
 from tokenswift.drafting.context import SparseContext
-from tokenswift.drafting.control import PARTIAL, PLAIN, Control
+from tokenswift.drafting.control import MODEL, PARTIAL, PLAIN, Control
 from tokenswift.drafting.costs import Costs, Table
 from tokenswift.drafting.growth import Growth
 from tokenswift.drafting.heads import HeadLevels, newest_hidden
@@ -39,7 +41,7 @@ MOST_NODES = 31  # below the root
 WIDTH = 4  # candidates of a place
 DEPTH = 8  # levels that heads draft
 ROWS = 4  # places that one level continues
-CHAIN = 6  # partial passes in one step
+CHAIN = 6  # passes in one step that only draft
 _CHANCE = 0.35  # of a level's best candidate, before anything is known
 _YOUNG = 64  # steps that are all learnt from
 _RECENT = 1 / 16  # weight of a new figure in its running mean
@@ -53,6 +55,7 @@ class AutoDrafter:
         heads: draft heads, or None.
         sampler: the target's choice rule.
         context: the partial KV cache; None leaves partial passes out.
+        guest: a draft model over its own cache; None for none.
         table: gives the measured costs, when the run begins.
         frequent: let the heads draft frequent tokens and the prompt's only.
         coupled: rank with the target's noise.
@@ -67,6 +70,7 @@ class AutoDrafter:
         heads: Heads | None,
         sampler: Sampler,
         context: SparseContext | None,
+        guest: ModelDrafter | None,
         table: Callable[[], Table],
         frequent: bool,
         coupled: bool,
@@ -74,7 +78,7 @@ class AutoDrafter:
         hidden: bool,
         explain: Path | None,
     ) -> None:
-        self.model, self.sampler, self.context = model, sampler, context
+        self.model, self.sampler, self.context, self.guest = model, sampler, context, guest
         self.coupled, self.explain = coupled, explain
         self.levels = None if heads is None else HeadLevels(model, heads, frequent)
         self.depth = 0 if heads is None else DEPTH if heads.conditioned else heads.count
@@ -104,7 +108,11 @@ class AutoDrafter:
     def begin(self, sequence: Sequence) -> None:
         """Settle which tokens the heads may draft, and read the prompt for matches."""
         budget = None if self.context is None else self.context.budget
-        self._control = Control(Costs(self._table()), self._hidden, budget)
+        costs, guest_ms = Costs(self._table()), None
+        if self.guest is not None:
+            self.guest.begin(sequence.tokens)
+            guest_ms = costs.verify(1, 0) * self.guest.model.weight_bytes / self.model.weight_bytes
+        self._control = Control(costs, self._hidden, budget, guest_ms)
         if self.levels is not None:
             self.levels.begin(sequence.tokens)
         if self.reuse is not None:
@@ -129,7 +137,9 @@ class AutoDrafter:
         spent = perf_counter()
         if mode != PLAIN and sequence.newest is not None:
             if mode == PARTIAL:
-                self._partial(sequence, growth, control.rate)
+                self._partial(sequence, growth)
+            elif mode == MODEL:
+                self._model(sequence, growth)
             elif self.levels is not None:
                 states = self.levels.start(newest_hidden(sequence))
                 self._heads(sequence, growth, [0], states, "hidden", 0)
@@ -164,6 +174,8 @@ class AutoDrafter:
             self.context.observe(sequence, len(nodes))
         elif self.context is not None:
             self.context.sparse = None
+        if self.guest is not None:
+            self.guest.observe(sequence.tokens)
         if self.explain is not None:
             spent = milliseconds + self._record["draft_ms"]
             plain = self.control.plain_ms(length)
@@ -186,7 +198,9 @@ class AutoDrafter:
     ) -> list[list[tuple[int, float]]]:
         """Add the candidates below each of ``nodes``; their nodes and path chances, likeliest first."""
         text, subset = sequence.tokens, None
-        if source != "backbone" and self.levels is not None:
+        if source == MODEL and self.guest is not None:
+            subset = self.guest.subset
+        elif source != "backbone" and self.levels is not None:
             subset = self.levels.subset
         paths = [growth.path(node) for node in nodes]
         positions = [len(text) + len(path) for path in paths]
@@ -206,7 +220,7 @@ class AutoDrafter:
         above = growth.chance(node)
         below = []
         for token, chance in zip(ranked.tokens, chances, strict=True):
-            child = growth.add(node, token, chance, "head")
+            child = growth.add(node, token, chance, "chain" if source == MODEL else "head")
             below.append((child, above * growth.given[child]))
         return below
 
@@ -246,7 +260,7 @@ class AutoDrafter:
             states = states[[at for _, _, at in kept]]
             head += 1
 
-    def _partial(self, sequence: Sequence, growth: Growth, rate: float) -> None:
+    def _partial(self, sequence: Sequence, growth: Growth) -> None:
         """Passes over the partial cache along the likeliest path, then the heads below its end."""
         if self.context is None:
             return
@@ -254,27 +268,64 @@ class AutoDrafter:
         cache = self.context.cache(sequence)
         if self.context.selections != before:  # once in many steps: no price of a step
             self._loading = perf_counter() - begun
-        model, node, path_chance = self.model, 0, 1.0
-        start, hidden = len(sequence.tokens) - 1, newest_hidden(sequence)
-        for done in range(CHAIN):
-            begun = perf_counter()
-            token = torch.tensor([growth.tokens[node]], device=model.device)
-            position = torch.tensor([start + done], device=model.device)
+        model, start, hidden = self.model, len(sequence.tokens) - 1, newest_hidden(sequence)
+
+        def run(path: list[int]) -> torch.Tensor:
+            nonlocal hidden
+            token = torch.tensor([path[-1] if path else sequence.tokens[-1]], device=model.device)
+            position = torch.tensor([start + len(path)], device=model.device)
             hidden = model.forward(token, position, cache).hidden
             cache.grow(1)
-            sequence.draft_passes += 1
-            below = self._rank(sequence, growth, [node], model.logits(hidden), "backbone", done)[0]
-            self.control.partial_took(1000 * (perf_counter() - begun))
-            if not below:
-                return
-            node, path_chance = below[0]
-            self.control.backbone += _RECENT * (growth.given[node] - self.control.backbone)
-            more = path_chance * self.control.backbone
-            if done + 1 == CHAIN or more < rate * (self.control.partial_ms + self.control.row_ms):
-                break
-        worth = rate * (self.control.level_ms + self.control.row_ms)
-        if self.levels is not None and path_chance * self._best[0] > worth:
+            return model.logits(hidden)
+
+        node, chance = self._chain(sequence, growth, PARTIAL, "backbone", run)
+        worth = self.control.rate * (self.control.level_ms + self.control.row_ms)
+        if self.levels is not None and chance * self._best[0] > worth:
             self._heads(sequence, growth, [node], self.levels.start(hidden), "after", 0)
+
+    def _model(self, sequence: Sequence, growth: Growth) -> None:
+        """Passes of the draft model along the likeliest path."""
+        guest, text = self.guest, sequence.tokens
+        if guest is None:
+            return
+        begun = perf_counter()
+        if guest.catch_up(text):
+            self._loading = perf_counter() - begun
+        most = min(CHAIN, guest.passes(text))
+        self._chain(sequence, growth, MODEL, MODEL, lambda path: guest.row(text, path), most)
+
+    def _chain(
+        self,
+        sequence: Sequence,
+        growth: Growth,
+        mode: str,
+        source: str,
+        run: Callable[[list[int]], torch.Tensor],
+        most: int = CHAIN,
+    ) -> tuple[int, float]:
+        """Candidates by one pass after another while the next promises more than it costs.
+
+        Args:
+            run: a path below the root → logits (1, S) of what follows it.
+            most: passes at most.
+        Returns:
+            The likeliest path's last node and its chance; chance 0 where nothing was ranked.
+        """
+        control, known = self.control, self.control.passes[mode]
+        node, chance = 0, 1.0
+        for done in range(most):
+            begun = perf_counter()
+            logits = run(growth.path(node))
+            sequence.draft_passes += 1
+            below = self._rank(sequence, growth, [node], logits, source, done)[0]
+            known.took(1000 * (perf_counter() - begun))
+            if not below:
+                return node, 0.0
+            node, chance = below[0]
+            known.led(growth.given[node])
+            if chance * known.lead < control.rate * (known.ms + control.row_ms):
+                break
+        return node, chance
 
     # ---- what it did ----------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from tokenswift.cache.select import select
 from tokenswift.cache.sparse import SparseCache
 from tokenswift.drafting.vocabulary import DraftVocabulary, draft_vocabulary
 from tokenswift.interfaces import Chooser, DraftModel
+from tokenswift.ranking import Subset
 from tokenswift.tree import TreeBuilder
 from tokenswift.types import DraftTree
 
@@ -36,18 +37,15 @@ def draft_chain(
     position: int,
     length: int,
     coupled: bool,
-    ahead: Sequence[int] = (),
 ) -> list[int]:
-    """Draft ``length`` tokens after ``text`` and ``ahead``, a pass each; their rows stay in the cache as
-    draft rows.
+    """Draft ``length`` tokens after ``text``, a pass each; their rows stay in the cache as draft rows.
 
     Args:
         vocabulary: what may be drafted.
         text: the committed text; read only as far as the penalty window reaches.
-        cache: holds the text (and what is ahead of it) but its last tokens,
+        cache: holds the text but its last tokens,
         fresh: which are run first, in one pass, the first at ``position``.
         coupled: choose with the target's noise.
-        ahead: tokens after the text that are not committed yet.
     """
     drafted: list[int] = []
     for _ in range(length):
@@ -57,9 +55,8 @@ def draft_chain(
         cache.grow(len(fresh))
         position += len(fresh)
         row = vocabulary.logits(result.hidden[-1:])
-        path = [*ahead, *drafted]
-        at = len(text) + len(path)
-        token = sampler.rank(row, text, [path], [at], [1], coupled, vocabulary.subset)[0][0]
+        at = len(text) + len(drafted)
+        token = sampler.rank(row, text, [drafted], [at], [1], coupled, vocabulary.subset)[0][0]
         drafted = [*drafted, token]
         fresh = [token]
     return drafted
@@ -137,16 +134,40 @@ class ModelDrafter:
         self._cache = cache
         self._keep_place()
 
-    @torch.inference_mode()
     def chain(self, text: list[int], length: int, ahead: Sequence[int] = ()) -> list[int]:
         """Draft ``length`` tokens (fewer where a small budget has no room) after ``text`` and ``ahead``.
-
-        Draft rows that agree with them are used again.
 
         Args:
             text: the committed text; read from the last token that has a slot on, and as far as the
                 penalty window reaches.
             ahead: tokens after it that are not committed yet.
+        """
+        drafted: list[int] = []
+        for _ in range(min(length, self.passes(text, ahead))):
+            path = [*ahead, *drafted]
+            row, at = self.row(text, path), len(text) + len(path)
+            drafted.append(self.sampler.rank(row, text, [path], [at], [1], self.coupled, self.subset)[0][0])
+        return drafted
+
+    @property
+    def subset(self) -> Subset | None:
+        """The tokens that may be drafted; None for all."""
+        return None if self.vocabulary is None else self.vocabulary.subset
+
+    def passes(self, text: list[int], ahead: Sequence[int] = ()) -> int:
+        """How many passes, one token longer each, there are positions for after ``text`` and ``ahead``; at
+        least 1."""
+        if self.kv != "streaming":
+            return len(text)
+        return max(1, self.budget + 1 - (len(text) + len(ahead) - self._shift))
+
+    @torch.inference_mode()
+    def row(self, text: list[int], ahead: Sequence[int]) -> Tensor:
+        """Logits (1, S) of what follows ``text`` and ``ahead``; draft rows that agree with them are used
+        again, the others are run in one pass.
+
+        Raises:
+            ValueError: `begin` was not called.
         """
         if self._cache is None or self.vocabulary is None:
             raise ValueError("begin was not called")
@@ -154,22 +175,23 @@ class ModelDrafter:
         same = min(_common(self._drafted, fresh), len(fresh) - 1)
         self._cache.rewind(same)
         start = self._known + same - self._shift
-        if self.kv == "streaming":
-            length = max(1, min(length, self.budget + 1 - start - len(fresh[same:])))
-        drafted = draft_chain(
-            self.model,
-            self.vocabulary,
-            self._cache,
-            self.sampler,
-            text,
-            fresh[same:],
-            start,
-            length,
-            self.coupled,
-            ahead,
-        )
-        self._drafted = [*fresh, *drafted][: self._cache.drafted]
-        return drafted
+        tokens = torch.tensor(fresh[same:], device=self.model.device)
+        positions = torch.arange(start, start + len(tokens), device=self.model.device)
+        result = self.model.forward(tokens, positions, self._cache)
+        self._cache.grow(len(tokens))
+        self._drafted = fresh
+        return self.vocabulary.logits(result.hidden[-1:])
+
+    def catch_up(self, tokens: list[int]) -> bool:
+        """Take in text that was written while this model did not draft; whether there was any."""
+        lagged = len(tokens) - self._known > 2  # the newest token, and one that was accepted undrafted
+        if len(tokens) - self._known > 8 * self.longest:
+            self.begin(tokens)
+        while len(tokens) - self._known > 2:
+            part = tokens[: self._known + self.longest + 1]
+            self.row(part, ())
+            self.observe(part)
+        return lagged
 
     @torch.inference_mode()
     def observe(self, tokens: list[int]) -> None:

@@ -1,9 +1,10 @@
 """Which source drafts: measured tokens per second, with hysteresis and rare trials.
 
-Three modes: *plain* drafts nothing but long matches, *hidden* lets the heads start from the verified state,
-*partial* runs passes over the partial cache first. A mode's rate is what its steps were expected to yield
-(the calibrated chances), corrected by what they did yield, over what they cost; costs of verify passes
-follow the context, so a mode that is not in use is judged for the text as long as it is now.
+Modes: *plain* drafts nothing but long matches, *hidden* lets the heads start from the verified state,
+*partial* runs passes over the partial cache first, *model* passes of a draft model. A mode's rate is what
+its steps were expected to yield (the calibrated chances), corrected by what they did yield, over what they
+cost; costs of verify passes follow the context, so a mode that is not in use is judged for the text as long
+as it is now.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any
 
 from tokenswift.drafting.costs import Costs
 
-PLAIN, HIDDEN, PARTIAL = "plain", "hidden", "partial"
+PLAIN, HIDDEN, PARTIAL, MODEL = "plain", "hidden", "partial", "model"
 _SLOW = 1 / 32  # weight of a new figure in a running mean
+_PASS = 1 / 16  # the same for passes that draft
+_TRUST = 32  # steps that a mode's expectations are believed for at first
 _MARGIN = 1.02  # a mode has to be this much better to take over
 _BASELINE = 96  # steps between plain ones, which keep the price of plain decoding known
 _FIRST, _LAST = 16, 1024  # steps between trials of a mode that is not in use: at first, and at most
@@ -36,6 +39,8 @@ class _Mode:
     drafted: int = 0  # nodes below the root, in all
     interval: int = _FIRST
     next_trial: int = 0
+    honesty: float = 1.0  # drafted tokens that came over those that were expected
+    judged: int = _TRUST  # steps that it was learnt from, and those that its first value counts for
 
     def learn(self, tokens: float, rows: int, draft_ms: float) -> None:
         weight = max(_SLOW, 1 / (self.steps + 2))
@@ -46,6 +51,35 @@ class _Mode:
         self.steps += 1
         self.drafted += rows - 1
 
+    def judge(self, tokens: int, expected: float) -> None:
+        """Compare what a step yielded with what was expected of it."""
+        if expected > 1.05:
+            self.judged += 1
+            ratio = (tokens - 1) / (expected - 1)
+            weight = max(_SLOW / 4, 1 / self.judged) * min(1.0, expected - 1)
+            self.honesty = min(1.3, max(0.3, self.honesty + weight * (ratio - self.honesty)))
+
+
+@dataclass(slots=True)
+class Passes:
+    """Running means of a source that drafts by passes.
+
+    Attributes:
+        ms: milliseconds of a pass, with the ranking of its candidates.
+        lead: chance that the best candidate is right.
+    """
+
+    ms: float
+    lead: float
+
+    def took(self, milliseconds: float) -> None:
+        """A pass was made."""
+        self.ms += _PASS * (min(milliseconds, 3 * self.ms) - self.ms)
+
+    def led(self, chance: float) -> None:
+        """Its best candidate is right with this chance."""
+        self.lead += _PASS * (chance - self.lead)
+
 
 class Control:
     """Chooses the mode of every step and knows all prices.
@@ -54,25 +88,30 @@ class Control:
         costs: of verify passes and levels.
         heads: whether there are draft heads.
         budget: tokens of the partial cache; None: partial passes are left out.
+        guest_ms: about what a pass of a draft model takes, in milliseconds; None without one.
 
     Attributes:
         rate: tokens a millisecond that decoding reaches now.
-        row_ms, level_ms, partial_ms: one more row of a pass, one level of the heads, one partial pass.
-        backbone: chance that a partial pass' best candidate is right.
+        row_ms, level_ms: one more row of a verify pass, one level of the heads.
+        passes: of each source that drafts by passes, what is known of them.
         busy: seconds that deciding itself took: chances, trees, learning, modes (also within drafting).
     """
 
-    def __init__(self, costs: Costs, heads: bool, budget: int | None) -> None:
+    def __init__(self, costs: Costs, heads: bool, budget: int | None, guest_ms: float | None = None) -> None:
         self.costs, self.budget = costs, budget
         self.level_ms = costs.level() or 0.1 * costs.verify(1, 0)
-        self.partial_ms = costs.verify(1, budget or 0)
-        self.backbone, self.busy = 0.85, 0.0
+        self.passes: dict[str, Passes] = {}
+        self.busy = 0.0
         self.modes = {PLAIN: _Mode(1.0, 1, 0.0)}
         if heads:
             self.modes[HIDDEN] = _Mode(1.5, 3, 2 * self.level_ms)
         if budget is not None:
-            prior = self.partial_ms + self.level_ms
+            self.passes[PARTIAL] = Passes(costs.verify(1, budget), 0.85)
+            prior = self.passes[PARTIAL].ms + self.level_ms
             self.modes[PARTIAL] = _Mode(2.1, 4, prior, interval=_LOADED)  # its cache has to be loaded first
+        if guest_ms is not None:
+            self.passes[MODEL] = Passes(guest_ms, 0.6)
+            self.modes[MODEL] = _Mode(2.1, 3, 2 * guest_ms)
         self.current = HIDDEN if heads else PLAIN
         self.rate = 1.0 / costs.verify(1, 0)
         self.row_ms = 0.0
@@ -82,7 +121,6 @@ class Control:
         self._priced = -_STALE
         self._prices: list[float] = []
         self._last = (PLAIN, 1.0, 1, 0.0)
-        self._honesty = 1.0  # tokens that came over tokens that were expected
         self.seconds = 0.0
 
     # ---- decisions ------------------------------------------------------------------------------
@@ -113,7 +151,7 @@ class Control:
                 mode.interval = min(_LAST, 2 * mode.interval)
                 promising = _PROMISING if name == PARTIAL else 0.8
                 if rates[name] > promising * rates[self.current]:
-                    self._trial = (name, 8 if name == PARTIAL else 2)
+                    self._trial = (name, 8 if name in self.passes else 2)
                     return name
         self._since_plain += 1
         if self._since_plain >= _BASELINE:
@@ -129,7 +167,7 @@ class Control:
         mode = self.modes[name]
         rows = max(1, round(mode.rows))
         extra = mode.tokens - 1
-        return (1 + extra * self._honesty) / (mode.draft_ms + self.costs.verify(rows, context))
+        return (1 + extra * mode.honesty) / (mode.draft_ms + self.costs.verify(rows, context))
 
     @property
     def wants_context(self) -> bool:
@@ -166,18 +204,11 @@ class Control:
         mode.learn(expected, rows, draft_ms)
         mode.made += tokens
         self.seconds += (milliseconds + draft_ms) / 1000
-        if expected > 1.05:
-            ratio = (tokens - 1) / (expected - 1)
-            weight = _SLOW / 4 * min(1.0, expected - 1)
-            self._honesty = min(1.3, max(0.5, self._honesty + weight * (ratio - self._honesty)))
+        mode.judge(tokens, expected)
 
     def level_took(self, milliseconds: float) -> None:
         """One level of the heads was evaluated."""
         self.level_ms += _SLOW * (min(milliseconds, 3 * self.level_ms) - self.level_ms)
-
-    def partial_took(self, milliseconds: float) -> None:
-        """One pass over the partial cache was made."""
-        self.partial_ms += _SLOW * (min(milliseconds, 3 * self.partial_ms) - self.partial_ms)
 
     # ---- reports --------------------------------------------------------------------------------
 
@@ -191,12 +222,15 @@ class Control:
             PLAIN: "plain decoding with long matches of the text",
             HIDDEN: "heads from the verified state",
             PARTIAL: "passes over the partial cache",
+            MODEL: "the draft model",
         }
         drafted = sum(mode.drafted for mode in self.modes.values())
         text = f"{words[used]} in {self.modes[used].steps / steps:.0%} of the steps, "
         text += f"{drafted / steps:.1f} nodes a step"
         if used == PLAIN and HIDDEN in self.modes and self.modes[HIDDEN].steps:
             text += "; the heads did not pay"
+        if used != MODEL and MODEL in self.modes and self.modes[MODEL].steps:
+            text += "; the draft model did not pay"
         pays = self.partial_pays_from()
         if used != PARTIAL and pays is not None:
             text += f"; the partial pass would pay from about {pays // 1000}K tokens"

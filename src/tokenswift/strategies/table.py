@@ -74,7 +74,8 @@ def _tokenswift(llm: Resources, options: TokenSwiftOptions, sampler: Sampler) ->
     if options.tree is None and options.acceptance == "exact":  # the published rule's law is its tree's
         if options.budget is None:
             options = replace(options, budget=max(AUTO_BUDGET, options.sinks + 1))
-        return AutoTokenSwift(options, llm.target, llm.heads, sampler, llm.costs)
+        guest = None if options.draft_model is None else llm.draft_model(options.draft_model)
+        return AutoTokenSwift(options, llm.target, llm.heads, sampler, llm.costs, guest, _frequent(llm))
     return TokenSwift(filled(options), llm.target, llm.heads, sampler)
 
 

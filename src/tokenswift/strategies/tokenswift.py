@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tokenswift.config import TokenSwiftOptions
 from tokenswift.drafting.auto import CHAIN, MOST_NODES, AutoDrafter
+from tokenswift.drafting.chain import ModelDrafter
 from tokenswift.drafting.context import SparseContext
 from tokenswift.drafting.costs import Table
 from tokenswift.drafting.heads import HeadTree, newest_hidden
@@ -33,6 +34,7 @@ from tokenswift.tree import TreeBuilder, check_tree, tree_nodes
 from tokenswift.types import DraftTree, InputError, Step
 
 NGRAM = 4
+GUEST_BUDGET, GUEST_SINKS = 512, 4  # of a draft model's cache in automatic drafting
 
 
 class TokenSwift:
@@ -160,6 +162,8 @@ class AutoTokenSwift:
         heads: draft heads, or None (partial passes and matches of the text only).
         sampler: the target's choice rule, shared for coupled candidates.
         table: gives the measured times of passes, when a run begins.
+        guest: a draft model, or None.
+        frequent: token ids that it may draft, besides the prompt's; None for all.
     Raises:
         InputError: the file for explanations cannot be written.
     """
@@ -175,6 +179,8 @@ class AutoTokenSwift:
         heads: Heads | None,
         sampler: Sampler,
         table: Callable[[], Table],
+        guest: DraftModel | None = None,
+        frequent: Tensor | None = None,
     ) -> None:
         if options.budget is None:
             raise ValueError("budget must be resolved before the strategy is built")
@@ -189,14 +195,21 @@ class AutoTokenSwift:
             self.context = SparseContext(
                 model, "important", options.budget, options.sinks, CHAIN + 1, frozen=frozen
             )
+        self.guest = None
+        coupled = options.candidates == "coupled"
+        if guest is not None:
+            self.guest = ModelDrafter(
+                guest, sampler, "streaming", GUEST_BUDGET, GUEST_SINKS, CHAIN, coupled, frequent
+            )
         self.drafter = AutoDrafter(
             model,
             heads,
             sampler,
             self.context,
+            self.guest,
             table,
             frequent=options.vocabulary == "frequent",
-            coupled=options.candidates == "coupled",
+            coupled=coupled,
             reuse=options.ngrams != 0,
             hidden=options.draft != "partial",
             explain=explain,
@@ -209,6 +222,8 @@ class AutoTokenSwift:
             rows = self.context.budget + CHAIN + 1
             size = rows * self.model.kv_bytes
             needs.append(Need("budget", self.budget, size, sure=text > self.budget))
+        if self.guest is not None:
+            needs.append(Need("draft_model", "given", self.guest.slots * self.guest.model.kv_bytes))
         return needs
 
     def begin(self, sequence: Sequence) -> None:
