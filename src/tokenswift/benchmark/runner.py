@@ -178,9 +178,10 @@ def _measure(context: Any, job: Job, watcher: Watcher) -> tuple[str, Any]:
         while True:
             wait([receiver, process.sentinel])
             try:
-                word, content = receiver.recv() if receiver.poll() else ("gone", None)
+                message: tuple[str, Any] = receiver.recv() if receiver.poll() else ("gone", None)
             except EOFError:
-                word, content = "gone", None
+                message = ("gone", None)
+            word, content = message
             if word == "progress":
                 watcher.progress(content)
             elif word == "gone":

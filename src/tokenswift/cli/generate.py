@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenswift.cli import options
 from tokenswift.cli.output import TextSink, check_outputs, record_of, write_json
+from tokenswift.cli.preset import add_preset_option, apply_preset
 from tokenswift.cli.progress import Progress
 from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.config import ON_LOOP, LoopOptions, check_choice, check_integer
@@ -85,6 +86,7 @@ def add_call_options(parser: argparse.ArgumentParser) -> None:
     options.add_model_options(parser)
     options.add_strategy_options(parser)
     options.add_sampling_options(parser)
+    add_preset_option(parser)
     add_loop_option(parser)
     parser.add_argument(
         "--loop-patterns",
@@ -126,6 +128,7 @@ def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]
     """The prompt, and the other arguments of ``LLM.generate``; everything that needs no model is checked."""
     prompt = options.prompt_from(args)
     check_integer("max_new_tokens", args.max_new_tokens, 1)
+    apply_preset(args)
     sampling = options.sampling_from(args)
     parse_rope_scaling(args.rope_scaling)
     check_choice("on_loop", args.on_loop, ON_LOOP)
