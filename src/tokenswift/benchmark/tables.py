@@ -150,7 +150,124 @@ def lines(spec: Spec, rows: Sequence[Row]) -> list[Line]:
     made: dict[str, Line] = {}
     for row in rows:
         config = row["config"]
-        apart = ", ".join(names[key] + shown(value) for key, value in differs.items())
+        apart = {k: v for k, v in config.items() if k not in ("text", "seed", "sampling")}
+        sampling = {k: v for k, v in config["sampling"].items() if k != "seed"}
+        for point, figures in row.get("figures", {}).items():
+            labels = {key: value_of(config, key) for key in spec.by} | {"point": int(point)}
+            key = json.dumps([apart, sampling, point], sort_keys=True)
+            line = made.setdefault(key, Line(labels))
+            for name, value in figures.items():
+                line.values.setdefault(name, []).append(value)
+            line.identical &= row.get("identical", True)
+            line.lossless &= row.get("lossless", True)
+            line.texts.add(config["text"])
+            line.seeds.add(config["seed"])
+    return list(made.values())
+
+
+def published(spec: Spec, line: Line) -> tuple[dict[str, float], dict[str, Any]] | None:
+    """The paper's figures nearest to a line: the figures, and labels that differ; None if there are none.
+
+    Names must be equal; of numbers the nearest counts, by their ratio.
+    """
+    table = spec.data.get("published")
+    if not table:
+        return None
+    best: tuple[float, dict[str, float], dict[str, Any]] | None = None
+    for cells in table["rows"]:
+        entry = dict(zip(table["columns"], cells, strict=True))
+        far, differs, fits = 0.0, {}, True
+        for key, theirs in entry.items():
+            if key in NAMES:
+                continue
+            ours: Any = line.labels.get(key)
+            if _is_number(theirs) and _is_number(ours):
+                far += abs(math.log((theirs + 1) / (ours + 1)))
+            elif key in line.labels and ours != theirs:
+                fits = False
+            if ours != theirs:
+                differs[key] = theirs
+        if fits and (best is None or far < best[0]):
+            best = (far, {key: value for key, value in entry.items() if key in NAMES}, differs)
+    return None if best is None else best[1:]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# ---- cells ------------------------------------------------------------------------------------------
+
+
+def figures_of(spec: Spec) -> list[str]:
+    """The figures of a spec's table."""
+    return list(spec.data.get("table", {}).get("figures", ["alpha", "speedup"]))
+
+
+def head(spec: Spec) -> list[str]:
+    """The heads of a spec's table, with its published figures where there are any."""
+    labels = [HEADS.get(key, key.replace("_", " ")) for key in _labels(spec)]
+    theirs = ["published"] if spec.kind != "machine" and spec.data.get("published") else []
+    more = [] if spec.kind == "machine" else ["prompts × seeds", "same text as plain"]
+    return [*labels, *(NAMES[figure][0] for figure in figures_of(spec)), *theirs, *more]
+
+
+def _labels(spec: Spec) -> list[str]:
+    length = "context" if spec.kind == "machine" else "point"
+    return [*spec.by, length]
+
+
+def cells(spec: Spec, line: Line) -> list[str]:
+    """A line's cells under :func:`head`."""
+    made = [shown(line.labels.get(key if key != "context" else "point")) for key in _labels(spec)]
+    made += [_cell(line, figure) for figure in figures_of(spec)]
+    if spec.kind != "machine":
+        made += [_theirs(spec, line)] if spec.data.get("published") else []
+        same = ("yes" if line.identical else "no") if line.lossless else "not lossless"
+        made += [f"{len(line.texts)} × {len(line.seeds)}", same]
+    return made
+
+
+def published_cells(spec: Spec) -> list[list[str]]:
+    """The paper's own lines under :func:`head`, where they stand below ours instead of beside."""
+    table = spec.data.get("published")
+    if spec.kind != "machine" or not table:
+        return []
+    entries = [dict(zip(table["columns"], cells, strict=True)) for cells in table["rows"]]
+    return [
+        [
+            *("published", shown(entry["point"])),
+            *(f"{entry[f]:.{NAMES[f][1]}f}" if f in entry else "–" for f in figures_of(spec)),
+        ]
+        for entry in entries
+    ]
+
+
+def shown(value: Any) -> str:
+    """A label."""
+    if value is None:
+        return "auto"
+    if isinstance(value, list):
+        return "[" + ",".join(map(str, value)) + "]"
+    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
+
+
+def _cell(line: Line, figure: str) -> str:
+    mean, spread, digits = line.mean(figure), line.spread(figure), NAMES[figure][1]
+    if mean is None:
+        return "–"
+    return f"{mean:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+
+
+def _theirs(spec: Spec, line: Line) -> str:
+    found = published(spec, line)
+    if found is None:
+        return "–"
+    figures, differs = found
+    text = " / ".join(f"{value:.{NAMES[key][1]}f}" for key, value in figures.items())
+    short = {"point": "at ", "model": ""}
+    names = {key: short[key] if key in short else f"{HEADS.get(key, key)} " for key in differs}
+    apart = ", ".join(names[key] + shown(value) for key, value in differs.items())
     return text + (f" ({apart})" if apart else "")
 
 
