@@ -178,18 +178,16 @@ def _measure(context: Any, job: Job, watcher: Watcher) -> tuple[str, Any]:
         while True:
             wait([receiver, process.sentinel])
             try:
-                message: tuple[str, Any] = receiver.recv() if receiver.poll() else ("gone", None)
+                message: Any = receiver.recv() if receiver.poll() else None
             except EOFError:
-                message = ("gone", None)
-            word, content = message
-            if word == "progress":
-                watcher.progress(content)
-            elif word == "gone":
+                message = None
+            if message is None:
                 process.join()
                 return "failed", f"its process ended with code {process.exitcode}"
-            else:
+            if message[0] != "progress":
                 process.join()
-                return word, content
+                return message
+            watcher.progress(message[1])
     finally:
         if process.is_alive():
             process.terminate()
