@@ -164,7 +164,8 @@ def run(jobs: Sequence[Job], folder: Path, watcher: Watcher) -> Outcome:
                 outcome.done += 1
             else:
                 (outcome.unfit if word == "unfit" else outcome.failed).append((job, made))
-            watcher.end(job, "done" if word == "row" else f"left out: {made}", seconds)
+            words = {"row": "done", "unfit": f"left out: {made}"}
+            watcher.end(job, words.get(word, f"failed: {made}"), seconds)
     return outcome
 
 
