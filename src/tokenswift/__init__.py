@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.config import LoopOptions, SamplingParams, TokenSwiftOptions
+from tokenswift.config import (
+    LoopOptions,
+    MagicDecOptions,
+    MedusaOptions,
+    SamplingParams,
+    TokenSwiftOptions,
+    TriForceOptions,
+)
+from tokenswift.streaming import Stream
 from tokenswift.types import Generation, InputError, Loop, Metrics, RunError, Step
 from tokenswift.version import __version__
 
@@ -18,11 +26,15 @@ __all__ = [
     "InputError",
     "Loop",
     "LoopOptions",
+    "MagicDecOptions",
+    "MedusaOptions",
     "Metrics",
     "RunError",
     "SamplingParams",
     "Step",
+    "Stream",
     "TokenSwiftOptions",
+    "TriForceOptions",
     "__version__",
     "resume",
 ]

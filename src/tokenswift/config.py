@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from typing import Any, TypeVar
 
 from tokenswift.types import InputError
@@ -20,39 +22,76 @@ _SHOWN = 80  # characters of a bad value in a message
 def shown(value: object) -> str:
     """``repr`` of a bad value, cut to one short piece of a line."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split())
     except ValueError:  # Python writes no integer of more than 4,300 digits
         text = "a number of thousands of digits"
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
-def check_number(name: str, value: object, valid: str, ok: bool) -> None:
-    """Raise :class:`InputError` unless ``value`` is a number that a float can hold and ``ok`` holds."""
-    if not math.isfinite(_finite(value)) or not ok:
+def check_number(name: str, value: object, valid: str, ok: bool) -> float:
+    """The number, numpy's as Python's own.
+
+    Raises:
+        InputError: unless ``value`` is a number that a float can hold and ``ok`` holds.
+    """
+    number = _finite(value)
+    if not math.isfinite(number) or not ok:
         raise InputError(f"{name} is {shown(value)}; valid: {valid}")
+    return value if isinstance(value, int | float) else number
 
 
-def check_integer(name: str, value: object, least: int, valid: str | None = None) -> None:
-    """Raise :class:`InputError` unless ``value`` is an integer from ``least`` to :data:`LARGEST`."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST:
+def check_integer(name: str, value: object, least: int, valid: str | None = None) -> int:
+    """The integer, numpy's and torch's as Python's own.
+
+    Raises:
+        InputError: unless ``value`` is an integer from ``least`` to :data:`LARGEST`.
+    """
+    number = integer_of(value)
+    if number is None or not least <= number <= LARGEST:
         text = valid or f"an integer of at least {least}"
-        if isinstance(value, int) and value > LARGEST and "2^63" not in text:
+        if number is not None and number > LARGEST and "2^63" not in text:
             text += ", at most 2^63 - 1"
         raise InputError(f"{name} is {shown(value)}; valid: {text}")
+    return number
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise :class:`InputError` unless ``value`` is one of ``choices``."""
-    if value not in choices:
-        raise InputError(f"{name} is {value!r}; valid: {', '.join(choices)}")
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(f"{name} is {shown(value)}; valid: {', '.join(choices)}")
+
+
+def check_flag(name: str, value: object) -> bool:
+    """The truth value, numpy's as Python's own; :class:`InputError` for anything else."""
+    if type(value).__name__ not in ("bool", "bool_"):
+        raise InputError(f"{name} is {shown(value)}; valid: True, False")
+    return bool(value)
+
+
+def integer_of(value: object) -> int | None:
+    """An integer of Python, numpy or torch as Python's own; None for anything else, truth values too."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def _finite(value: object) -> float:
     """The value as a float for range checks; NaN (which fails every check) when it is no such number."""
     try:
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     except OverflowError:  # an integer beyond every float
         return math.nan
+
+
+def _keep(options: object, name: str, value: object) -> None:
+    """Set a field of a frozen dataclass while it is made."""
+    object.__setattr__(options, name, value)
+
+
+def _whole(options: object, name: str, least: int, valid: str | None = None) -> None:
+    """Check an integer field; it becomes Python's own integer."""
+    _keep(options, name, check_integer(name, getattr(options, name), least, valid))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +99,8 @@ class SamplingParams:
     """How the next token is chosen. The defaults are the paper's setting for LLaMA3.1-8b (Table 10).
 
     Attributes:
-        temperature: > 0, from 1e-30 to 1e30 (so that float32 holds the quotients); logits are divided by
-            it. For greedy decoding set ``greedy``.
+        temperature: from 1e-30 to 1e30 (so that float32 holds the quotients); logits are divided by it.
+            0 is greedy decoding: ``SamplingParams(temperature=0)`` equals ``SamplingParams(greedy=True)``.
         top_k: keep the k best tokens; 0 keeps all.
         top_p: in (0, 1]; keep the smallest set with at least this mass; 1 keeps all.
         min_p: in [0, 1); drop tokens less likely than ``min_p`` times the best; 0 keeps all.
@@ -69,7 +108,7 @@ class SamplingParams:
         repetition_penalty: θ from 1 to 1e30 (the paper's contextual penalty); 1 switches it off.
         penalty_window: W ≥ 1, the number of newest tokens that the penalty looks at.
         seed: ≥ 0; the noise is a pure function of (seed, position, token id).
-        greedy: take the argmax after the penalty; no noise and no filter.
+        greedy: take the argmax after the penalty; no noise and no filter, whatever the other fields say.
     """
 
     temperature: float = 1.0
@@ -83,24 +122,23 @@ class SamplingParams:
     greedy: bool = False
 
     def __post_init__(self) -> None:
-        t, p, m = _finite(self.temperature), _finite(self.top_p), _finite(self.min_p)
-        e, r = _finite(self.eta_cutoff), _finite(self.repetition_penalty)
-        about = "> 0, from 1e-30 to 1e30 (for greedy decoding use greedy)"
-        check_number("temperature", self.temperature, about, 1e-30 <= t <= 1e30)
-        check_integer("top_k", self.top_k, 0, "an integer of at least 1, or 0 for all tokens")
-        check_number("top_p", self.top_p, "in (0, 1]", 0 < p <= 1)
-        check_number("min_p", self.min_p, "in [0, 1)", 0 <= m < 1)
-        check_number("eta_cutoff", self.eta_cutoff, "in [0, 1)", 0 <= e < 1)
-        check_number(
-            "repetition_penalty",
-            self.repetition_penalty,
-            "at least 1 (1 is off), at most 1e30",
-            1 <= r <= 1e30,
-        )
-        check_integer("penalty_window", self.penalty_window, 1)
-        check_integer("seed", self.seed, 0, "an integer from 0 to 2^63 - 1")
-        if not isinstance(self.greedy, bool):
-            raise InputError(f"greedy is {self.greedy!r}; valid: True, False")
+        about = "0 (greedy decoding), or from 1e-30 to 1e30"
+        for name, valid, fits in (
+            ("temperature", about, lambda t: t == 0 or 1e-30 <= t <= 1e30),
+            ("top_p", "in (0, 1]", lambda p: 0 < p <= 1),
+            ("min_p", "in [0, 1)", lambda p: 0 <= p < 1),
+            ("eta_cutoff", "in [0, 1)", lambda p: 0 <= p < 1),
+            ("repetition_penalty", "at least 1 (1 is off), at most 1e30", lambda r: 1 <= r <= 1e30),
+        ):
+            value = getattr(self, name)
+            _keep(self, name, check_number(name, value, valid, fits(_finite(value))))
+        _whole(self, "top_k", 0, "an integer of at least 1, or 0 for all tokens")
+        _whole(self, "penalty_window", 1)
+        _whole(self, "seed", 0, "an integer from 0 to 2^63 - 1")
+        _keep(self, "greedy", check_flag("greedy", self.greedy))
+        if self.temperature == 0:  # one way to say it: nothing divides by zero, and equal settings are equal
+            _keep(self, "greedy", True)
+            _keep(self, "temperature", 1.0)
 
     @property
     def window(self) -> int:
@@ -108,6 +146,17 @@ class SamplingParams:
         return self.penalty_window if self.repetition_penalty != 1.0 else 0
 
 
+#: sampling without any filter or penalty
+NEUTRAL: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "eta_cutoff": 0.0,
+    "repetition_penalty": 1.0,
+}
+#: of answers to chat messages, where no sampling is given: small models wander at 1
+CHAT_TEMPERATURE = 0.2
 ON_LOOP = ("report", "stop")
 MOST_PATTERN = 65_536  # tokens of a repeated pattern
 
@@ -128,10 +177,9 @@ class LoopOptions:
     min_tokens: int = 160
 
     def __post_init__(self) -> None:
-        check_integer("min_pattern_size", self.min_pattern_size, 1)
-        check_integer("max_pattern_size", self.max_pattern_size, 1)
-        check_integer("min_count", self.min_count, 2)
-        check_integer("min_tokens", self.min_tokens, 1)
+        for name in ("min_pattern_size", "max_pattern_size", "min_tokens"):
+            _whole(self, name, 1)
+        _whole(self, "min_count", 2)
         if not self.min_pattern_size <= self.max_pattern_size <= MOST_PATTERN:
             raise InputError(
                 f"max_pattern_size is {self.max_pattern_size}; valid: {self.min_pattern_size} "
@@ -222,12 +270,12 @@ class TokenSwiftOptions:
                 "magicdec"
             )
         if self.ngrams is not None:
-            check_integer("ngrams", self.ngrams, 0)
+            _whole(self, "ngrams", 0)
         if self.ngram_count is not None:
-            check_integer("ngram_count", self.ngram_count, 1)
-        check_integer("sinks", self.sinks, 0)
+            _whole(self, "ngram_count", 1)
+        _whole(self, "sinks", 0)
         if self.budget is not None:
-            check_budget("budget", self.budget, self.sinks)
+            check_budget(self, "budget")
         check_choice("cache", self.cache, ("full", "partial", "dynamic"))
         check_choice("candidates", self.candidates, ("coupled", "probability"))
         check_choice("acceptance", self.acceptance, ("exact", "published"))
@@ -263,9 +311,9 @@ class MagicDecOptions:
     candidates: str = _coupled()
 
     def __post_init__(self) -> None:
-        check_integer("gamma", self.gamma, 1)
+        _whole(self, "gamma", 1)
         check_choice("kv", self.kv, ("snapkv", "streaming"))
-        check_budget("budget", self.budget, self.sinks)
+        check_budget(self, "budget")
         check_choice("candidates", self.candidates, ("coupled", "probability"))
 
 
@@ -285,10 +333,10 @@ class TriForceOptions:
 
     def __post_init__(self) -> None:
         for name in ("gamma", "inner_gamma", "chunk"):
-            check_integer(name, getattr(self, name), 1)
-        check_integer("refresh", self.refresh, 0)
-        check_budget("budget", self.budget, self.sinks)
-        check_budget("draft_budget", self.draft_budget, self.sinks)
+            _whole(self, name, 1)
+        _whole(self, "refresh", 0)
+        check_budget(self, "budget")
+        check_budget(self, "draft_budget")
         check_choice("candidates", self.candidates, ("coupled", "probability"))
 
 
@@ -306,27 +354,46 @@ def check_widths(options: Any) -> None:
     """Check ``options.tree`` and make it a tuple; None passes."""
     if options.tree is None:
         return
-    widths = options.tree if isinstance(options.tree, tuple | list) else ()
-    if not widths or any(
-        isinstance(w, bool) or not isinstance(w, int) or not 0 < w <= LARGEST for w in widths
-    ):
+    found = [integer_of(width) for width in options.tree] if isinstance(options.tree, tuple | list) else []
+    if not found or any(width is None or not 0 < width <= LARGEST for width in found):
         raise InputError(f"tree is {shown(options.tree)}; valid: integers of at least 1, such as 1,3,3,3")
-    object.__setattr__(options, "tree", tuple(widths))
+    _keep(options, "tree", tuple(found))
 
 
-def check_budget(name: str, budget: object, sinks: object) -> None:
+def check_budget(options: Any, name: str) -> None:
     """Check the size of a partial cache against its sinks."""
-    check_integer("sinks", sinks, 0)
-    check_integer(name, budget, 1)
-    if budget <= sinks:  # type: ignore[operator]
-        raise InputError(f"{name} is {budget}; valid: more than the {sinks} sink tokens")
+    _whole(options, "sinks", 0)
+    _whole(options, name, 1)
+    if getattr(options, name) <= options.sinks:
+        raise InputError(
+            f"{name} is {getattr(options, name)}; valid: more than the {options.sinks} sink tokens"
+        )
 
 
-def build_options(kind: type[T], strategy: str, values: Mapping[str, Any] | None) -> T:
-    """Make a strategy's options from a mapping; unknown names raise :class:`InputError`."""
+def build_options(kind: type[T], strategy: str, values: Mapping[str, Any] | T | None) -> T:
+    """Make a strategy's options.
+
+    Args:
+        kind: dataclass of the strategy's options.
+        values: names and values, the dataclass itself, or None for the defaults.
+    Raises:
+        InputError: an unknown name, a bad value, or options of another strategy.
+    """
+    if isinstance(values, kind):
+        return values
+    if values is not None and not isinstance(values, Mapping):
+        raise InputError(
+            f"strategy_options is {shown(values)}; valid for strategy {strategy}: a dict of its options or "
+            f"{kind.__name__}(…)"
+        )
     known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     for name in values or {}:
         if name not in known:
             valid = ", ".join(known) or "none"
-            raise InputError(f"{name!r} is no option of strategy {strategy}; valid: {valid}")
+            raise InputError(f"{shown(name)} is no option of strategy {strategy}; valid: {valid}")
     return kind(**(values or {}))
+
+
+def given_options(options: Any) -> dict[str, Any]:
+    """The fields of a dataclass of options that differ from their defaults."""
+    return {f.name: value for f in fields(options) if (value := getattr(options, f.name)) != f.default}

@@ -15,14 +15,17 @@ from tokenswift.accept import accept_exact, accept_published
 from tokenswift.interfaces import Sequence, Strategy
 from tokenswift.metrics import Meter
 from tokenswift.sampling import Sampler
-from tokenswift.types import Accepted, DraftTree, Step
+from tokenswift.types import Accepted, DraftTree, OnProgress, Step
 
 
-def prefill(sequence: Sequence) -> None:
-    """Run the prompt, all but its last token (the first root), into the full cache."""
+def prefill(sequence: Sequence, on_progress: OnProgress | None = None) -> None:
+    """Run the prompt, all but its last token (the first root), into the full cache.
+
+    ``on_progress`` is told of the stage "prompt", in tokens.
+    """
     known = sequence.tokens[:-1]
     if known:
-        newest = sequence.model.prefill(known, sequence.cache)
+        newest = sequence.model.prefill(known, sequence.cache, on_progress)
         sequence.newest, sequence.newest_row = newest, len(newest.hidden) - 1
 
 

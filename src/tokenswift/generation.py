@@ -5,54 +5,32 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tokenswift.config import (
-    ON_LOOP,
-    LoopOptions,
-    SamplingParams,
-    build_options,
-    check_choice,
-    check_integer,
-)
+from tokenswift.arguments import Call
 from tokenswift.decode import decode, prefill
 from tokenswift.interfaces import DraftReport
 from tokenswift.interfaces import Sequence as SequenceState
 from tokenswift.memory import check_run
 from tokenswift.metrics import Meter
-from tokenswift.prefilled import Prefilled
+from tokenswift.prompts import default_sampling, end_tokens
 from tokenswift.runs.identity import versions
 from tokenswift.runs.loop import LoopGuard
-from tokenswift.runs.state import RunState
+from tokenswift.runs.state import SOURCES, RunState
 from tokenswift.runs.writer import RunWriter, open_run
-from tokenswift.strategies.table import STRATEGIES
+from tokenswift.strategies.table import STRATEGIES, drafts_from
 from tokenswift.text import TextStream
 from tokenswift.types import Generation, InputError, Metrics, Step
 
+__all__ = ["Call", "Run"]
+
 logger = logging.getLogger("tokenswift")
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """The arguments of ``LLM.generate`` (which describes them)."""
-
-    prompt: str | Sequence[int]
-    max_new_tokens: int = 200
-    strategy: str = "tokenswift"
-    strategy_options: Mapping[str, Any] | None = None
-    sampling: SamplingParams | None = None
-    ignore_eos: bool = False
-    stop: Sequence[str] = ()
-    on_loop: str = "report"
-    loop: LoopOptions | None = None
-    run_dir: str | Path | None = None
-    drop_damaged: bool = False
-    prefilled: Prefilled | None = None
 
 
 class Run:
@@ -66,35 +44,35 @@ class Run:
     """
 
     def __init__(self, llm: Any, call: Call) -> None:
-        check_integer("max_new_tokens", call.max_new_tokens, 1)
-        check_choice("on_loop", call.on_loop, ON_LOOP)
-        if call.strategy not in STRATEGIES:
-            raise InputError(f"strategy is {call.strategy!r}; valid: {', '.join(STRATEGIES)}")
-        entry = STRATEGIES[call.strategy]
-        options = build_options(entry.options, call.strategy, call.strategy_options)
+        options = call.options
         self.llm, self.call = llm, call
         self.target = llm.target
-        self.sampling = call.sampling or SamplingParams()
-        self.prompt: list[int] = llm._prompt_ids(call.prompt)
+        usual = default_sampling(call.prompt) if call.prefilled is None else call.prefilled.sampling
+        self.sampling = call.sampling or usual
+        self.prompt: list[int] = llm.encode(call.prompt)
         llm._check_room(len(self.prompt) + call.max_new_tokens)
         self.max_new_tokens = call.max_new_tokens
         self.sampler = self.target.sampler(self.sampling)
-        self.strategy = entry.build(llm, options, self.sampler)
+        self.strategy = STRATEGIES[call.strategy].build(llm, options, self.sampler)
+        self.heads, self.draft_source = drafts_from(llm, call.strategy, options)
+        if call.strategy == "tokenswift" and self.heads is None:
+            llm.warn_without_heads()
         check_run(self.target, self.strategy, len(self.prompt), call.max_new_tokens)
-        self.eos: Collection[int] = () if call.ignore_eos else llm._eos()
-        stop = (call.stop,) if isinstance(call.stop, str) else tuple(call.stop)
+        self.eos: Collection[int] = () if call.ignore_eos else end_tokens(llm._hf, llm.tokenizer)
+        stop = tuple(call.stop)
         self.stream = TextStream(llm.tokenizer, stop)
         self.guard = LoopGuard(call.loop)
         self.meter = Meter()
         self.tokens: list[int] = []
         self.text: list[str] = []
+        self.sources: Counter[str] = Counter(dict.fromkeys(SOURCES, 0))
         self.finish_reason: str | None = None
         self.draft_passes = 0
         self.drafting: DraftReport | None = None
         self.before: RunState | None = None
         self.writer: RunWriter | None = None
         if call.run_dir is not None:
-            self.writer = open_run(call.run_dir, self._identity(stop), self.prompt, call.drop_damaged)
+            self.writer = open_run(Path(call.run_dir), self._identity(stop), self.prompt, call.drop_damaged)
             if self.writer.state is not None:
                 try:
                     self._go_on(self.writer.state)
@@ -122,7 +100,7 @@ class Run:
     def _session(self) -> dict[str, Any]:
         """What may change from one session to the next without changing the tokens."""
         call = self.call
-        given = {k: v for k, v in (call.strategy_options or {}).items() if _is_plain(v)}
+        given = {k: v for k, v in call.given.items() if _is_plain(v)}
         return {
             "kind": "session",
             "time": time.time(),
@@ -148,6 +126,8 @@ class Run:
         self.before = state
         self.tokens, self.text = list(state.tokens), [state.text]
         self.draft_passes = state.passes
+        letters = Counter(state.sources)
+        self.sources.update({name: letters[letter] for name, letter in SOURCES.items()})
         if state.stream is not None:
             self.stream.restore(state.stream)
         self.guard.restore(self.tokens, state.loop)
@@ -205,7 +185,7 @@ class Run:
                     model=target,
                     sampler=self.sampler,
                 )
-                prefill(sequence)
+                prefill(sequence, self.call.on_progress)
         room, passes = self.max_new_tokens - before, self.draft_passes
         for step in decode(sequence, self.strategy, self.sampler, room, self.eos, self.meter):
             ids, pieces = self._take(step.token_ids)
@@ -216,6 +196,7 @@ class Run:
             if self.finish_reason is None and len(self.tokens) >= self.max_new_tokens:
                 self.finish_reason = "length"
             step = replace(step, token_ids=ids, sources=step.sources[: len(ids)], text="".join(pieces))
+            self.sources.update(step.sources)
             if self.writer is not None:
                 self._keep(self.writer, step, pieces)
             tail = self.stream.finish() if self.finish_reason is not None else ""
@@ -257,6 +238,7 @@ class Run:
 
     def result(self) -> Generation:
         """The finished generation."""
+        heads = self.heads
         return Generation(
             token_ids=self.tokens,
             text="".join(self.text),
@@ -265,6 +247,9 @@ class Run:
             prompt_tokens=len(self.prompt),
             lossless=self.strategy.acceptance == "exact",
             drafting=None if self.drafting is None else self.drafting.record(),
+            heads=None if heads is None else {"kind": heads.kind, "file": heads.source},
+            draft_source=self.draft_source,
+            token_sources=dict(self.sources),
         )
 
 

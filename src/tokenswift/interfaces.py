@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.config import SamplingParams
-from tokenswift.types import DraftTree, Step
+from tokenswift.types import DraftTree, OnProgress, Step
 
 
 @dataclass(slots=True)
@@ -82,7 +82,9 @@ class TargetModel(Protocol):
         a token sees the whole cache, its ancestors and itself. None is a chain, each row after the last."""
         ...
 
-    def prefill(self, tokens: list[int], cache: CommittingCache) -> Pass:
+    def prefill(
+        self, tokens: list[int], cache: CommittingCache, on_progress: OnProgress | None = None
+    ) -> Pass:
         """Run the prompt in chunks and commit it. The result holds rows of its end, the last token's last."""
         ...
 

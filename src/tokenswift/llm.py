@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing
-from importlib import resources
+import logging
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from torch import get_num_threads
+import torch
 
-from tokenswift.config import SamplingParams
+from tokenswift.arguments import (
+    check_callback,
+    check_loaded,
+    check_name,
+    check_names,
+    check_scaling,
+    plain_place,
+)
+from tokenswift.config import NEUTRAL, SamplingParams
 from tokenswift.drafting.costs import Table, kept_table, measure
 from tokenswift.drafting.heads import level_of
 from tokenswift.generation import Call, Run
-from tokenswift.heads.checkpoint import packaged_kinds, read_heads, resolve_heads
+from tokenswift.heads.checkpoint import packaged_kinds, read_packaged, resolve_heads
 from tokenswift.heads.modules import Heads
-from tokenswift.kernels.build import processor
-from tokenswift.kernels.native import NativeKernels
-from tokenswift.models.decoder import LeanTarget
-from tokenswift.models.load import cache_dir, load
-from tokenswift.models.rope import parse_rope_scaling
-from tokenswift.models.target import Target, check_model, make_target
+from tokenswift.models.drafters import Drafters
+from tokenswift.models.load import cache_dir, load, sampling_of
+from tokenswift.models.target import Target, check_model, make_target, numerics_of
 from tokenswift.prefilled import Prefilled
+from tokenswift.prompts import Prompt, default_sampling, has_template, prompt_ids, several_ids
 from tokenswift.runs.identity import identity_of, tokenizer_digest
 from tokenswift.strategies.table import STRATEGIES
-from tokenswift.types import Generation, InputError, Step
+from tokenswift.streaming import Stream
+from tokenswift.types import Generation, InputError, OnProgress, Step
 
 __all__ = ["LLM", "STRATEGIES"]
 
-#: the small model that drafts for the default model
-DEFAULT_DRAFT = "smollm2-135m-draft"
+logger = logging.getLogger("tokenswift")
+WITHOUT_HEADS = (
+    "no draft heads fit %s, so little speed is gained; train some with: tokenswift train-heads --model %s "
+    "--data self --out heads.safetensors (then --heads heads.safetensors), or try --strategy magicdec"
+)
 
 
 class LLM:
@@ -40,11 +50,14 @@ class LLM:
 
     Args:
         model: an alias (``"smollm2-135m"``), a folder or a hub id of a transformers checkpoint.
-        dtype: "auto" (the checkpoint's), "float32", "bfloat16" or "float16".
-        device: "auto" (CUDA where there is one), "cpu" or "cuda".
-        heads: "auto" (shipped heads that fit the model, else none), "none" or None, or an adapter file.
+        dtype: "auto" (the checkpoint's), "float32", "bfloat16", "float16", or one of these of torch.
+        device: "auto" (CUDA where there is one), "cpu", "cuda", or a device of torch.
+        heads: "auto" (shipped heads that fit the model, else none), "none" or None, an adapter file, or
+            the heads themselves.
         rope_scaling: None, "yarn:4" (four times the model's positions) or "yarn" (room for 131,072), for
             texts beyond the model's positions.
+        on_progress: told how far loading is: ``on_progress(stage, done, total)`` with the stages "fetch"
+            (bytes), "load" (tensors) and "pack" (layers).
 
     An ``LLM`` is a context manager; :meth:`close` lets go of everything it made.
 
@@ -54,19 +67,24 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path,
-        dtype: str = "auto",
-        device: str = "auto",
+        model: str | os.PathLike[str],
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "auto",
         heads: str | Path | Heads | None = "auto",
         rope_scaling: str | None = None,
+        on_progress: OnProgress | None = None,
     ) -> None:
-        parse_rope_scaling(rope_scaling or "none")
-        loaded = load(str(model), dtype=dtype, device=device)
-        self._set_up(loaded.model, loaded.tokenizer, loaded.name, heads, rope_scaling, take=True)
+        check_name(model)
+        check_scaling(rope_scaling)
+        dtype_name, device_name = plain_place(dtype, device)
+        heads = str(heads) if isinstance(heads, Path) else heads
+        check_callback("on_progress", on_progress)
+        loaded = load(str(model), dtype=dtype_name, device=device_name, on_progress=on_progress)
+        self._set_up(loaded.model, loaded.tokenizer, loaded.name, heads, rope_scaling, True, on_progress)
         self.loading = {
             "model": str(Path(model).expanduser().absolute()) if Path(model).is_dir() else str(model),
-            "dtype": dtype,
-            "device": device,
+            "dtype": dtype_name,
+            "device": device_name,
             "heads": heads if heads is None or isinstance(heads, str) else None,
             "rope_scaling": rope_scaling,
         }
@@ -76,13 +94,19 @@ class LLM:
         cls,
         model: Any,
         tokenizer: Any = None,
-        heads: str | Path | Heads | None = None,
+        heads: str | Path | Heads | None = "auto",
         rope_scaling: str | None = None,
     ) -> LLM:
         """Wrap a loaded transformers model; the object itself stays as it is.
 
         On the CPU a supported family's weights are copied in packed form: ``llm.target.copied_bytes``.
+
+        Args:
+            model: a causal LM of transformers.
+            tokenizer: its tokenizer; None: prompts are token ids, and texts are empty.
+            heads, rope_scaling: as for ``LLM``; shipped heads are found by the model's weights.
         """
+        check_loaded(model, tokenizer)
         llm = cls.__new__(cls)
         name = getattr(model.config, "_name_or_path", "") or type(model).__name__
         llm._set_up(model, tokenizer, name, heads, rope_scaling, take=False)
@@ -96,8 +120,9 @@ class LLM:
         heads: str | Path | Heads | None,
         rope_scaling: str | None,
         take: bool,
+        on_progress: OnProgress | None = None,
     ) -> None:
-        self.rope_scaling = parse_rope_scaling(rope_scaling or "none")
+        self.rope_scaling = check_scaling(rope_scaling)
         check_model(model)
         self._hf = model
         self.tokenizer = tokenizer
@@ -105,15 +130,15 @@ class LLM:
         self.loading: dict[str, Any] | None = None  # what makes the same ``LLM`` again; None: nobody knows
         self.heads = resolve_heads(heads, model)
         packaged = packaged_kinds(model)
-        self._packaged = packaged if isinstance(heads, str) and heads == "auto" else {}
+        automatic = isinstance(heads, str) and heads == "auto"
+        self._packaged = packaged if automatic else {}
+        self._misses_heads = automatic and self.heads is None  # until it was said
         self._shipped: dict[str, Heads] = {}  # those of them that were asked for
-        self._is_default = bool(packaged)
         self._identity = identity_of(model)
-        self._drafts: dict[str, Target] = {}
-        self._lent: list[Any] = []
         self._lock = Lock()
         self._costs: dict[int, Table] = {}
-        self.target: Target = make_target(model, self.rope_scaling, take)
+        self.target: Target = make_target(model, self.rope_scaling, take, on_progress)
+        self._drafters = Drafters(self.target, tokenizer, is_default=bool(packaged))
 
     @property
     def model(self) -> Any:
@@ -127,8 +152,8 @@ class LLM:
     def close(self) -> None:
         """Let go of packed weights and draft models; the ``LLM`` cannot be used any more. A model given to
         :meth:`from_model` is as it was before."""
-        self._drafts, self._shipped, self._packaged = {}, {}, {}
-        for name in ("target", "heads", "_hf"):
+        self._shipped, self._packaged = {}, {}
+        for name in ("target", "heads", "_hf", "_drafters"):
             self.__dict__.pop(name, None)
 
     def _check_open(self) -> None:
@@ -158,7 +183,7 @@ class LLM:
         two seconds) and kept in the cache folder, by model, device, type and threads."""
         self._check_open()
         with self._lock:
-            threads = get_num_threads()
+            threads = torch.get_num_threads()
             if threads not in self._costs:
                 self._costs[threads] = kept_table(
                     self.target,
@@ -174,8 +199,7 @@ class LLM:
             return self.heads
         with self._lock:
             if kind in self._packaged and kind not in self._shipped:
-                with resources.as_file(self._packaged[kind]) as path:
-                    heads, _, _ = read_heads(path)  # that they fit was checked before weights were packed
+                heads = read_packaged(self._packaged[kind])
                 self._shipped[kind] = heads.to(dtype=self.target.dtype, device=self.target.device)
             return self._shipped.get(kind)
 
@@ -189,106 +213,152 @@ class LLM:
             InputError: there is none, it cannot be loaded, or its vocabulary is another one.
         """
         self._check_open()
-        if wanted is None and not self._is_default:
-            raise InputError(
-                "draft_model is not given; valid: a causal LM with the target's tokenizer (--draft-model)"
-            )
-        with self._lock:
-            if wanted is None or isinstance(wanted, str | Path):
-                name = DEFAULT_DRAFT if wanted is None else str(wanted)
-                if name not in self._drafts:
-                    loaded = load(name, dtype=self.dtype, device=self.device)
-                    draft = make_target(loaded.model, take=True)
-                    self._drafts[name] = self._checked_draft(draft, loaded.tokenizer, name)
-                return self._drafts[name]
-            name = f"object {id(wanted)}"
-            if name not in self._drafts:
-                draft = self._checked_draft(make_target(wanted), None, type(wanted).__name__)
-                if (draft.device, draft.dtype) != (self.target.device, self.target.dtype):
-                    raise InputError(
-                        f"draft_model is {draft.dtype} on {draft.device}; valid: as the target, "
-                        f"{self.target.dtype} on {self.target.device}"
-                    )
-                self._drafts[name] = draft
-                self._lent.append(wanted)  # while it lives, no other object has its id
-            return self._drafts[name]
+        return self._drafters.get(wanted)
 
-    def _checked_draft(self, draft: Target, tokenizer: Any, name: str) -> Target:
-        mine, theirs = self.target.vocab_size, draft.vocab_size
-        if mine != theirs:
-            raise InputError(
-                f"draft_model {name} has a vocabulary of {theirs} tokens, the target one of {mine}; "
-                f"valid: a model with the target's tokenizer"
-            )
-        if tokenizer is not None and self.tokenizer is not None:
-            if tokenizer.get_vocab() != self.tokenizer.get_vocab():
-                raise InputError(
-                    f"draft_model {name} has another vocabulary; valid: a model with the target's tokenizer"
-                )
-        return draft
+    def draft_name(self, wanted: Any = None) -> str:
+        """The name of that draft model, as records give it."""
+        return self._drafters.name(wanted)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text, with the tokenizer's special tokens."""
-        if self.tokenizer is None:
-            raise InputError("prompt is text, but the model came without a tokenizer; valid: token ids")
-        return list(self.tokenizer(text)["input_ids"])
+    def warn_without_heads(self) -> None:
+        """Say once, on the logger "tokenswift", that no heads fit the model, and what can be done."""
+        self._misses_heads, misses = False, self._misses_heads
+        if misses:
+            logger.warning(WITHOUT_HEADS, self.name, shlex.quote(self.name))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether prompts can be chat messages."""
+        return has_template(self.tokenizer)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt as `generate` takes it: of a text with the tokenizer's special tokens, of
+        chat messages by the model's template, up to where the answer begins."""
+        self._check_open()
+        return prompt_ids(prompt, self.tokenizer, self.target.vocab_size)
+
+    @property
+    def generation_config(self) -> Any:
+        """The model's transformers ``GenerationConfig``; None where it has none."""
+        self._check_open()
+        return getattr(self._hf, "generation_config", None)
+
+    def model_sampling(self, **given: Any) -> SamplingParams:
+        """Sampling as the model's ``generation_config.json`` says (what it does not name is off).
+
+        Args:
+            given: fields of `SamplingParams` that win over the file's, e.g. ``seed=7``.
+        Raises:
+            InputError: the file names no sampling setting, or a field is out of its range.
+        """
+        taken = sampling_of(self.generation_config, self.name)
+        return SamplingParams(**{**NEUTRAL, **taken, **given})
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         max_new_tokens: int = 200,
         strategy: str = "tokenswift",
-        strategy_options: Mapping[str, Any] | None = None,
+        strategy_options: Mapping[str, Any] | Any = None,
         sampling: SamplingParams | None = None,
         ignore_eos: bool = False,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         on_step: Callable[[Step], None] | None = None,
         **run: Any,
     ) -> Generation:
         """Generate up to ``max_new_tokens`` tokens.
 
         Args:
-            prompt: text or token ids.
-            strategy, strategy_options: how to draft (never changes the tokens), see `config`.
-            sampling: how tokens are chosen; default `SamplingParams()`.
+            prompt: text, which is continued as it is; token ids; or chat messages, which are answered:
+                ``[{"role": "user", "content": "What is the capital of France?"}]``.
+            strategy, strategy_options: how to draft (never changes the tokens), see `config`: a dict of
+                options, or the strategy's dataclass such as ``TokenSwiftOptions(tree=(1, 3))``.
+            sampling: how tokens are chosen; default `SamplingParams()`, for chat messages with a
+                temperature of 0.2.
             ignore_eos: go on after an end-of-text token.
-            stop: strings that end the text; the text is cut before the first to appear.
+            stop: a string, or strings, that end the text; the text is cut before the first to appear.
             on_step: called with each step as it happens.
             run: ``on_loop="stop"`` ends a text that repeats itself (default "report": `Metrics.loop` says
                 so), by the sizes and counts of ``loop=LoopOptions(…)``; ``run_dir=DIR`` keeps a journal of
                 the run there, and goes on with it when DIR holds this very run already (see docs/runs.md);
-                ``drop_damaged=True`` does so from the last good record of a damaged journal.
+                ``drop_damaged=True`` does so from the last good record of a damaged journal;
+                ``on_progress(stage, done, total)`` is told how far the reading of the prompt is (stage
+                "prompt", in tokens).
         Raises:
             InputError: naming the argument, its value and what is valid.
             RunError: the run failed on its way; the line says what was kept.
         """
-        made = self._run(
+        check_callback("on_step", on_step)
+        with self.stream(
             prompt, max_new_tokens, strategy, strategy_options, sampling, ignore_eos, stop, **run
-        )
-        with closing(made.__iter__()) as steps:  # whatever on_step raises, the journal is closed
-            for step in steps:
+        ) as stream:  # whatever on_step raises, the journal is closed
+            for step in stream:
                 if on_step is not None:
                     on_step(step)
-        return made.result()
+            return stream.result
 
     def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         max_new_tokens: int = 200,
         strategy: str = "tokenswift",
-        strategy_options: Mapping[str, Any] | None = None,
+        strategy_options: Mapping[str, Any] | Any = None,
         sampling: SamplingParams | None = None,
         ignore_eos: bool = False,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         **run: Any,
-    ) -> Iterator[Step]:
-        """The steps of `generate`, as they happen. ``step.text`` holds complete characters only."""
+    ) -> Stream:
+        """The steps of `generate`, as they happen. ``step.text`` holds complete characters only.
+
+        After the last step ``stream.result`` is what `generate` would have returned (see `Stream`).
+        """
         made = self._run(
             prompt, max_new_tokens, strategy, strategy_options, sampling, ignore_eos, stop, **run
         )
-        return iter(made)
+        return Stream(made)
 
-    def prefill(self, prompt: str | Sequence[int]) -> Prefilled:
+    def generate_many(
+        self,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int = 200,
+        strategy: str = "tokenswift",
+        strategy_options: Mapping[str, Any] | Any = None,
+        sampling: SamplingParams | None = None,
+        ignore_eos: bool = False,
+        stop: str | Sequence[str] = (),
+        on_result: Callable[[int, Generation], None] | None = None,
+        **run: Any,
+    ) -> list[Generation]:
+        """Generate after several prompts, one after the other; the results are in their order.
+
+        Each result is what `generate` returns for its prompt alone. All prompts are checked before the
+        first is run.
+
+        Args:
+            prompts: a list, each entry as `generate` takes it (a chat is a list of messages).
+            on_result: called after each prompt with its index and its result, for progress::
+
+                llm.generate_many(prompts, on_result=lambda i, r: print(i + 1, "of", len(prompts)))
+
+            others: as for `generate`, the same for all prompts; no ``run_dir``, which keeps one run.
+        """
+        if "run_dir" in run:
+            raise InputError("run_dir is no argument of generate_many; valid: generate, one run a folder")
+        check_callback("on_result", on_result)
+        self._check_open()
+        ids = several_ids(prompts, self.tokenizer, self.target.vocab_size)
+        how = {"strategy": strategy, "strategy_options": strategy_options, "ignore_eos": ignore_eos, **run}
+        how |= {"max_new_tokens": max_new_tokens, "stop": stop}
+        for tokens in sorted(ids, key=len)[-1:]:
+            self._run(tokens, sampling=sampling, **how)  # the longest one fits, and so do the others
+        results: list[Generation] = []
+        for i, tokens in enumerate(ids):
+            settings = sampling or default_sampling(prompts[i])
+            results.append(self.generate(tokens, sampling=settings, **how))
+            if on_result is not None:
+                on_result(i, results[-1])
+        return results
+
+    def prefill(self, prompt: Prompt) -> Prefilled:
         """Run a prompt once; ``.generate(…)`` and ``.stream(…)`` of the result go on from copies of it,
         with the arguments of this object's (but for the prompt) and the same tokens.
 
@@ -296,21 +366,14 @@ class LLM:
             InputError: naming the prompt's fault and what is valid.
         """
         self._check_open()
-        ids = self._prompt_ids(prompt)
+        ids = self.encode(prompt)
         self._check_room(len(ids) + 1)
-        return Prefilled(self, ids, self.target.sampler(SamplingParams()))
+        return Prefilled(self, ids, self.target.sampler(default_sampling(prompt)))
 
     def _run(self, *call: Any, **run: Any) -> Run:
         self._check_open()
-        try:
-            return Run(self, Call(*call, **run))
-        except TypeError as error:
-            if "unexpected keyword argument" in str(error) and "Call" in str(error):
-                name = str(error).rsplit("'", 2)[-2]
-                raise InputError(
-                    f"{name!r} is no argument; valid: on_loop, loop, run_dir, drop_damaged"
-                ) from error
-            raise
+        check_names(run)
+        return Run(self, Call(*call, **run))
 
     def identity(self) -> dict[str, Any]:
         """What of this ``LLM`` decides the tokens: dtype, config, weights, adapter, positions, tokenizer."""
@@ -322,35 +385,7 @@ class LLM:
 
     def numerics(self) -> dict[str, Any]:
         """How passes are computed, and whether prefill, decoding and trees agree in every bit."""
-        lean = isinstance(self.target, LeanTarget)
-        compiled = isinstance(self.target.kernels, NativeKernels)
-        how = "compiled kernels" if compiled else "torch"
-        return {
-            "equal_bits": lean and compiled,
-            "how": how if lean else f"transformers' own forward, attention by {how}",
-            "device": self.target.device.type,
-            "processor": hashlib.sha256(processor().encode()).hexdigest()[:16],
-        }
-
-    # ---- shared by both -------------------------------------------------------------------------
-
-    def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        ids = self.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
-        if not ids:
-            raise InputError("prompt is empty; valid: at least one token")
-        for token in ids:
-            if not 0 <= token < self.target.vocab_size:
-                raise InputError(f"prompt token id is {token}; valid: 0 to {self.target.vocab_size - 1}")
-        return ids
-
-    def _eos(self) -> Collection[int]:
-        """End-of-text ids: the generation config's, the config's and the tokenizer's."""
-        found: set[int] = set()
-        sources = (getattr(self._hf, "generation_config", None), self._hf.config, self.tokenizer)
-        for source in sources:
-            ids = getattr(source, "eos_token_id", None)
-            found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
-        return found
+        return numerics_of(self.target)
 
     def _check_room(self, tokens: int) -> None:
         """See that ``tokens`` positions are within the model's."""

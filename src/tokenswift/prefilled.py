@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
 
 from tokenswift.decode import prefill
 from tokenswift.interfaces import Sequence
 from tokenswift.sampling import Sampler
-from tokenswift.types import Generation, Step
+from tokenswift.streaming import Stream
+from tokenswift.types import Generation
 
 
 class Prefilled:
@@ -20,11 +20,12 @@ class Prefilled:
     Attributes:
         tokens: the prompt.
         seconds: time of its prefill.
+        sampling: of generations that are given none.
     """
 
     def __init__(self, llm: Any, tokens: list[int], sampler: Sampler) -> None:
         self._llm, self._target = llm, llm.target
-        self.tokens = list(tokens)
+        self.tokens, self.sampling = list(tokens), sampler.params
         cache = self._target.new_cache(max(1, len(tokens) - 1))
         self._sequence = Sequence(self.tokens, len(self.tokens), cache, self._target, sampler)
         begun = perf_counter()
@@ -53,6 +54,6 @@ class Prefilled:
         """``LLM.generate`` without its prompt, from a fork; ``prefill_seconds`` is the copy's time then."""
         return self._llm.generate(self.tokens, *args, **kwargs, prefilled=self)
 
-    def stream(self, *args: Any, **kwargs: Any) -> Iterator[Step]:
+    def stream(self, *args: Any, **kwargs: Any) -> Stream:
         """``LLM.stream`` without its prompt, from a fork."""
         return self._llm.stream(self.tokens, *args, **kwargs, prefilled=self)

@@ -11,7 +11,7 @@ from tokenswift.config import LoopOptions, SamplingParams
 from tokenswift.llm import LLM
 from tokenswift.runs import folder as folders
 from tokenswift.runs.state import RunState
-from tokenswift.types import Generation, InputError, Step
+from tokenswift.types import Generation, InputError, OnProgress, Step
 
 __all__ = ["arguments", "reload", "resume"]
 
@@ -62,8 +62,8 @@ def arguments(state: RunState, max_new_tokens: int | None, on_loop: str | None) 
     }
 
 
-def reload(state: RunState) -> LLM:
-    """The ``LLM`` of a run, loaded as it was.
+def reload(state: RunState, on_progress: OnProgress | None = None) -> LLM:
+    """The ``LLM`` of a run, loaded as it was; ``on_progress`` as of ``LLM``.
 
     Raises:
         InputError: it was made from a model object, or cannot be loaded any more.
@@ -76,6 +76,6 @@ def reload(state: RunState) -> LLM:
         )
     if loading["heads"] not in (None, "auto", "none"):
         with suppress(InputError):  # heads never change the tokens: without them it is slower, that is all
-            return LLM(**loading)
-        return LLM(**{**loading, "heads": "auto"})
-    return LLM(**loading)
+            return LLM(**loading, on_progress=on_progress)
+        return LLM(**{**loading, "heads": "auto"}, on_progress=on_progress)
+    return LLM(**loading, on_progress=on_progress)

@@ -16,7 +16,7 @@ W     width of the contextual-penalty window
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,10 @@ class InputError(ValueError):
 class RunError(RuntimeError):
     """The run failed after it had started. One line: what failed and what was kept; CLI exit code 1."""
 
+
+#: is told of long work: the stage ("fetch" in bytes, "load" in tensors, "pack" in layers, "prompt" in
+#: tokens), how much is done, and how much there is; the last call of a stage has both equal
+OnProgress = Callable[[str, int, int], None]
 
 #: where a token can come from: the target's own choice, the draft heads and the backbone, an n-gram of
 #: the text, a drafted chain
@@ -179,6 +183,10 @@ class Generation:
         lossless: False when the published acceptance rule was used.
         drafting: what automatic drafting used and how well it predicted ("summary" says it in a sentence);
             None for other drafting.
+        heads: the draft heads at hand, their ``kind`` and ``file``; None where there are none.
+        draft_source: what the strategy may draft from: "heads", "partial passes", "text", "draft model
+            NAME", several with commas between them, or "none".
+        token_sources: how many of the new tokens came from where, by the names of `SOURCES`.
     """
 
     token_ids: list[int]
@@ -188,3 +196,6 @@ class Generation:
     prompt_tokens: int
     lossless: bool = True
     drafting: dict[str, Any] | None = None
+    heads: dict[str, str] | None = None
+    draft_source: str = "none"
+    token_sources: dict[str, int] = field(default_factory=dict)

@@ -23,9 +23,11 @@ class Outcome:
 
     @property
     def error(self) -> str:
-        """The one error line (asserts that there is nothing else on standard error)."""
-        assert self.err.count("\n") == 1 and self.err.startswith("error: "), self.err
-        return self.err.strip().removeprefix("error: ")
+        """The one error line (asserts that only what a command begins with stands before it)."""
+        *first, last = self.err.splitlines()
+        assert self.err.endswith("\n") and last.startswith("error: "), self.err
+        assert all(line.startswith(("loading ", "auditing ", "reading ")) for line in first), self.err
+        return last.removeprefix("error: ")
 
 
 Call = Callable[..., Outcome]

@@ -25,12 +25,18 @@ def prompts(tmp_path: Path) -> Path:
 def test_an_exact_model_passes(cli: Call, tiny: Path, prompts: Path) -> None:
     done = cli("audit", "--model", tiny, "--prompts", prompts, "--seeds", "2", "--json", "a.json", *SHORT)
     assert done.code == 0, done
-    assert "Verdict: exact; not run: medusa, triforce." in done.out and "published rule" in done.out
+    assert "Verdict: exact; not run: medusa, triforce" in done.out and "published rule" in done.out
     assert "prompt 2 of 2" in done.err
     record = json.loads(Path("a.json").read_text(encoding="utf-8"))
     assert record["exact"] and record["failures"] == [] and record["near_ties"] == 0
-    assert record["verdict"] == "exact; not run: medusa, triforce"
-    assert set(record["strategies"]) == {"tokenswift", "tokenswift, paper's tree", "magicdec"}
+    rows = record["comparisons"]
+    sure = {"tokenswift, paper's tree", "magicdec"}
+    drafted = {
+        row["strategy"] for row in rows if row["drafted"]
+    }  # automatic drafting may find that none pays
+    assert sure <= drafted <= sure | {"tokenswift"} and set(record["strategies"]) == drafted
+    assert set(record["skipped"]) == {"medusa", "triforce", "tokenswift"} - drafted
+    assert record["verdict"] == f"exact; not run: {', '.join(record['skipped'])}"
     assert all(row["sound"] for row in [*record["errors"], record["toy_errors"]["float32"]])
     labels = {row["strategy"] for row in record["comparisons"]}
     assert {"tokenswift", "tokenswift, paper's tree"} <= labels
@@ -100,7 +106,7 @@ def test_small_windows_are_exact(
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--tokens", "0"), ("--tokens is 0",)),
+        (("--max-new-tokens", "0"), ("--max-new-tokens is 0",)),
         (("--tokens", "x"), ("--tokens is 'x'", "integer")),
         (("--seeds", "0"), ("--seeds is 0",)),
         (("--seeds", "2", "--seed", str(2**63 - 1)), ("--seeds is 2",)),
@@ -109,7 +115,7 @@ def test_small_windows_are_exact(
         (("--strategy", "magic"), ("--strategy is 'magic'", "all", "tokenswift")),
         (("--strategy", "autoregressive", "--tree", "1,1"), ("--tree", "autoregressive")),
         (("--budget", "3"), ("--budget is 3",)),
-        (("--temperature", "0"), ("--temperature is 0",)),
+        (("--temperature", "-1"), ("--temperature is -1",)),
         (("--prompts", "nowhere.txt"), ("--prompts nowhere.txt", "cannot be read")),
         (("--json", "no/such/folder.json"), ("--json no/such/folder.json",)),
         (("--heads", "nowhere"), ("--heads is 'nowhere'",)),

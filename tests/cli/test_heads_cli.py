@@ -31,13 +31,13 @@ def text(tmp_path: Path) -> str:
     return str(path)
 
 
-DATA = ("--tokens", "1500", "--block", "96", "--prompt", "16", "--write-batch", "4", "--steps", "4")
+DATA = ("--tokens", "1500", "--block", "96", "--prompt-lengths", "16", "--write-batch", "4", "--steps", "4")
 SMALL = (*DATA, "--inner", "16")
 
 
 def test_train_then_generate_then_evaluate(cli: Call, base: str, text: str) -> None:
     done = cli(
-        "train-heads", "--model", base, "--data", text, "--out", "h.safetensors", "--heads", "2", *SMALL
+        "train-heads", "--model", base, "--data", text, "--out", "h.safetensors", "--num-heads", "2", *SMALL
     )
     assert done.code == 0, done.err
     assert "h.safetensors" in done.files and "training: step" not in done.out
@@ -45,7 +45,7 @@ def test_train_then_generate_then_evaluate(cli: Call, base: str, text: str) -> N
                "--max-new-tokens", "8", "--budget", "32", "--quiet")  # fmt: skip
     assert done.code == 0, done.err
     done = cli("eval-heads", "--model", base, "--data", text, "--heads", "h.safetensors", "--prompt", "64",
-               "--max-new-tokens", "16", "--positions", "40", "--prompts", "1", "--budget", "48",
+               "--max-new-tokens", "16", "--positions", "40", "--count", "1", "--budget", "48",
                "--context", "128", "--json", "e.json", "--quiet")  # fmt: skip
     assert done.code == 0, done.err
     figures = json.loads(Path("e.json").read_text())
@@ -60,12 +60,12 @@ def test_train_then_generate_then_evaluate(cli: Call, base: str, text: str) -> N
 
 def test_medusa_heads_then_generate(cli: Call, base: str, text: str) -> None:
     done = cli("train-heads", "--model", base, "--data", text, "--out", "m.safetensors",
-               "--kind", "medusa", "--heads", "2", *DATA)  # fmt: skip
+               "--kind", "medusa", "--num-heads", "2", *DATA)  # fmt: skip
     assert done.code == 0, done.err
     heads, _, notes = read_heads("m.safetensors")
     assert heads.kind == notes["kind"] == "medusa" and heads.config.blocks == 1
     done = cli("eval-heads", "--model", base, "--data", text, "--heads", "m.safetensors", "--prompt", "64",
-               "--max-new-tokens", "16", "--positions", "16", "--prompts", "1", "--budget", "48",
+               "--max-new-tokens", "16", "--positions", "16", "--count", "1", "--budget", "48",
                "--context", "128", "--json", "e.json", "--quiet")  # fmt: skip
     assert done.code == 0, done.err
     assert json.loads(Path("e.json").read_text())["kind"] == "medusa"
@@ -78,6 +78,12 @@ def test_draft_model_from_text_and_from_states(cli: Call, base: str, text: str) 
     assert "steps 4.0" in done.err and "loss 0.0" not in done.err  # too few steps for a log row
     assert Path("d.safetensors").stat().st_mode & 0o777 == 0o644
     assert len(load("draft", device="cpu").model.model.layers) == 1
+    for option in (
+        ("--model", "draft"),
+        ("--model", base, "--strategy", "triforce", "--draft-model", "draft"),
+    ):
+        done = cli("generate", "the whale", *option, "--max-new-tokens", "4", "--budget", "32", "--quiet")
+        assert done.code == 0, done.err
     done = cli("train-draft", "--model", base, "--states", "draft.work", "--out", "other", "--quiet",
                "--layers", "2", "--steps", "2")  # fmt: skip
     assert done.code == 0, done.err
@@ -119,7 +125,9 @@ def test_import_and_export(cli: Call, base: str, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     done = cli("import-heads", "--heads", "h.safetensors", "--model", base, "--export", "back")
     assert done.code == 0, done.err
-    assert {p.name for p in Path("back").iterdir()} == {"config.json", "model.safetensors"}
+    assert {p.name for p in Path("back").iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    done = cli("generate", "the whale", "--model", "back", "--max-new-tokens", "4", "--quiet")
+    assert done.code == 0, done.err
     published(tmp_path / "other", seed=3)
     done = cli("import-heads", "--checkpoint", str(tmp_path / "other"), "--out", "x", "--model", base)
     assert done.code == 2 and "weights differ" in done.error and "x" not in done.files
@@ -132,7 +140,7 @@ def test_import_and_export(cli: Call, base: str, tmp_path: Path) -> None:
         (("--heads", "0"), "heads is 0"),
         (("--lr", "7"), "lr is 7.0"),
         (("--tokens", "3"), "tokens is 3"),
-        (("--continued", "--block", "64", "--prompt", "60"), "prompt is 60"),
+        (("--continued", "--block", "64", "--prompt-lengths", "60"), "--prompt-lengths is 60"),
         (("--kind", "square"), "square"),
         (("--kind", "medusa", "--blocks", "0"), "blocks is 0; valid: at least 1"),
         (("--data", "self", "--continued"), "--continued"),

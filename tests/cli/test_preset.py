@@ -18,9 +18,9 @@ def test_a_preset_is_what_the_record_says(cli: Call, tiny_folder: Callable[..., 
     assert cli(*words, "--preset", name, "--seed", "5").code == 0
     sampling = json.loads(Path("r.json").read_text())["sampling"]
     assert sampling == {**SAMPLERS[name], "seed": 5, "greedy": False}
-    assert cli(*words, "--preset", name, "--top-p", "0.5", "--temperature", "0.7").code == 0
+    assert cli(*words, "--preset", name, "--top-p", "0.5", "--min-p", "0.1").code == 0
     sampling = json.loads(Path("r.json").read_text())["sampling"]
-    assert sampling == {**SAMPLERS[name], "seed": 0, "greedy": False, "top_p": 0.5, "temperature": 0.7}
+    assert sampling == {**SAMPLERS[name], "seed": 0, "greedy": False, "top_p": 0.5, "min_p": 0.1}
 
 
 def test_a_name_that_is_none(cli: Call) -> None:

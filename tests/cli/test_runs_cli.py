@@ -101,12 +101,12 @@ def test_generate_goes_on_with_its_own_run(
 
 def test_before_the_first_step_a_signal_raises_at_once_and_the_second_leaves() -> None:
     left: list[int] = []
-    with Signals() as signals:
+    with Signals(left.append) as signals:
         with pytest.raises(Interrupted) as caught:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(5)
         assert caught.value.code == 143
-        signals._take(signal.SIGINT, None, left.append)
+        signals._take(signal.SIGINT, None)
         assert left == [130]
     with Signals() as signals:
         signals.check()

@@ -22,6 +22,8 @@ class Comparison:
         tokens: new tokens compared, up to the first difference.
         length: mean acceptance length of the strategy's run.
         seconds: of the strategy's run, its prefill included.
+        drafted: tokens drafted and checked; a strategy that drafted none in any text counts as not run.
+        draft_source, heads: as in `types.Generation`.
     """
 
     strategy: str
@@ -32,6 +34,9 @@ class Comparison:
     length: float
     seconds: float
     divergence: Divergence | None
+    drafted: int = 1
+    draft_source: str = "none"
+    heads: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,8 @@ class Report:
     Attributes:
         errors: numeric error by prompt.
         toy_errors: dtype → numeric error on the toy model, after a prompt longer than a prefill chunk.
-        skipped: strategy → why it could not run here. It counts as not run, whatever it did before.
+        skipped: strategy → why it could not run here, or did not draft. It counts as not run,
+            whatever it did before.
     """
 
     model: str
@@ -195,14 +201,23 @@ class Report:
 
     def _equality(self) -> str:
         rows: list[tuple[str, ...]] = [
-            ("strategy", "sampling", "texts", "tokens equal", "near-ties", "failures", "tokens/pass")
+            (
+                "strategy",
+                "sampling",
+                "texts",
+                "tokens equal",
+                "near-ties",
+                "failures",
+                "drafted",
+                "tokens/pass",
+            )
         ]
         for key in dict.fromkeys((c.strategy, c.sampling) for c in self.comparisons):
             group = [c for c in self.comparisons if (c.strategy, c.sampling) == key]
             ties = sum(c in self.near_ties for c in group)
             wrong = sum(c.divergence is not None for c in group) - ties
             length = sum(c.length for c in group) / len(group)
-            counts = (len(group), sum(c.tokens for c in group), ties, wrong)
+            counts = (len(group), sum(c.tokens for c in group), ties, wrong, sum(c.drafted for c in group))
             rows.append((*key, *map(str, counts), f"{length:.2f}"))
         return "Tokens against plain decoding, same seeds\n" + table(rows)
 

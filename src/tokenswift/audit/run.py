@@ -17,7 +17,7 @@ from tokenswift.audit.passes import NumericError, numeric_error
 from tokenswift.audit.report import Comparison, LawTest, Report
 from tokenswift.config import SamplingParams
 from tokenswift.llm import LLM, STRATEGIES
-from tokenswift.types import InputError
+from tokenswift.types import InputError, Step
 
 BASELINE = toy.BASELINE
 SEPARATOR = "---"
@@ -105,6 +105,7 @@ def audit(llm: LLM, plan: Plan, say: Callable[[str], None] = lambda line: None) 
     started = time.monotonic()
     report = Report(llm.name, llm.dtype, llm.device)
     _compare(llm, plan, report, say)
+    _leave_unused(plan, report)
     if plan.law_samples:
         _laws(llm, plan, report, say)
     report.seconds = time.monotonic() - started
@@ -129,6 +130,17 @@ def _compare(llm: LLM, plan: Plan, report: Report, say: Callable[[str], None]) -
                         _one(llm, plan, report, say, variant, plain, (number, name, seed), error)
 
 
+def _leave_unused(plan: Plan, report: Report) -> None:
+    """A strategy that drafted nothing ran the passes of plain decoding, so its tokens say nothing of it: it
+    counts as not run."""
+    for variant in plan.variants:
+        rows = [c for c in report.comparisons if c.strategy == variant.label]
+        if variant.strategy != BASELINE and rows and not any(c.drafted for c in rows):
+            report.skipped[variant.label] = (
+                f"it drafted nothing on these texts; it may draft from: {rows[0].draft_source}"
+            )
+
+
 def _one(
     llm: LLM,
     plan: Plan,
@@ -141,9 +153,21 @@ def _one(
 ) -> None:
     where = f"prompt {key[0]} of {len(plan.prompts)}, {key[1]}, seed {key[2]}: {variant.label}"
     start = time.monotonic()
+    drafted = 0
+
+    def count(step: Step) -> None:
+        nonlocal drafted
+        drafted += step.drafted
+
     try:
         got = llm.generate(
-            plain.prompt, plan.tokens, variant.strategy, variant.options, plain.params, ignore_eos=True
+            plain.prompt,
+            plan.tokens,
+            variant.strategy,
+            variant.options,
+            plain.params,
+            ignore_eos=True,
+            on_step=count,
         )
     except InputError as refused:
         if not plan.tolerate:
@@ -166,6 +190,9 @@ def _one(
             length=got.metrics.mean_acceptance_length,
             seconds=seconds,
             divergence=found,
+            drafted=drafted,
+            draft_source=got.draft_source,
+            heads=got.heads,
         )
     )
 

@@ -195,7 +195,7 @@ def toy_error(model: Any, dtype: torch.dtype, prompt: Tokens = LONG_PROMPT) -> N
     small = toy_model(model)
     for parameter in small.parameters():  # not the buffers: rotary frequencies stay in float32
         parameter.data = parameter.data.to(dtype)
-    llm = LLM.from_model(small)
+    llm = LLM.from_model(small, heads=None)
     plain = plain_text(llm, list(prompt), MEASURED, _OFF)
     return numeric_error(llm, plain.prompt, plain.tokens, plain.kept)
 

@@ -168,7 +168,7 @@ def lines(spec: Spec, rows: Sequence[Row]) -> list[Line]:
 def published(spec: Spec, line: Line) -> tuple[dict[str, float], dict[str, Any]] | None:
     """The paper's figures nearest to a line: the figures, and labels that differ; None if there are none.
 
-    Names must be equal; of numbers the nearest counts, by their ratio.
+    Names must be equal (a way's may go on behind a comma); of numbers the nearest counts, by their ratio.
     """
     table = spec.data.get("published")
     if not table:
@@ -183,7 +183,7 @@ def published(spec: Spec, line: Line) -> tuple[dict[str, float], dict[str, Any]]
             ours: Any = line.labels.get(key)
             if _is_number(theirs) and _is_number(ours):
                 far += abs(math.log((theirs + 1) / (ours + 1)))
-            elif key in line.labels and ours != theirs:
+            elif key in line.labels and ours != theirs and not str(ours).startswith(f"{theirs},"):
                 fits = False
             if ours != theirs:
                 differs[key] = theirs

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.output import check_writable, write_json
+from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.config import OPTIONS, build_options, check_integer
 from tokenswift.types import InputError, RunError
 
@@ -28,7 +28,7 @@ def add_parser(subparsers: Any) -> None:
         epilog="Exit codes: 0 exact, 1 not exact or the run failed, 2 bad input, 130 interrupted.",
     )
     for name, default, text in (
-        ("tokens", 32, "new tokens per text, at least 1"),
+        ("max-new-tokens", 32, "new tokens per text, at least 1"),
         ("seeds", 1, "texts per prompt with sampling, at least 1, from --seed on"),
         (
             "law-samples",
@@ -43,6 +43,7 @@ def add_parser(subparsers: Any) -> None:
             metavar="N",
             help=f"{text}; default: %(default)s",
         )
+    parser.add_argument("--tokens", type=options.integer, dest="max_new_tokens", help=argparse.SUPPRESS)
     parser.add_argument(
         "--prompts",
         metavar="FILE",
@@ -56,13 +57,13 @@ def add_parser(subparsers: Any) -> None:
         if action.dest == "strategy":
             action.help = "a strategy by name, or all; default: %(default)s"
     group = parser.add_argument_group("results")
-    group.add_argument("--json", metavar="FILE", help="write everything that was found there")
+    add_json_option(group, "write everything that was found there")
     group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
 
 
 def run(args: argparse.Namespace) -> int:
     """Audit; cheap checks come before the model is loaded."""
-    check_integer("tokens", args.tokens, 1)
+    check_integer("max_new_tokens", args.max_new_tokens, 1)
     check_integer("seeds", args.seeds, 1)
     check_integer("law_samples", args.law_samples, 0)
     if 0 < args.law_samples < 100:
@@ -71,32 +72,35 @@ def run(args: argparse.Namespace) -> int:
     if sampling.seed + args.seeds > 2**63:
         raise InputError(f"seeds is {args.seeds}; valid: up to 2^63 - 1 together with --seed")
     options.check_model_options(args)
-    record = check_writable("--json", args.json)
+    record = check_record(args.json, options.inputs_of(args))
     given = _strategy_options(args)
 
+    text = None if args.prompts is None else options._read(args.prompts, "--prompts")
+    if text is not None and not text.replace("---", "").strip():
+        raise InputError(f"prompts {args.prompts} holds no text; valid: a UTF-8 file with prompts")
+
+    logger.info("auditing %s", args.model)
     from tokenswift.audit.run import Plan, audit, shipped_prompts, split_prompts, variants
 
-    prompts = shipped_prompts()
-    if args.prompts is not None:
-        prompts = split_prompts(options._read(args.prompts, "--prompts"))
-        if not prompts:
-            raise InputError(f"prompts {args.prompts} holds no text; valid: a UTF-8 file with prompts")
-    samplings = {"greedy": replace(sampling, greedy=True)}
-    if not args.greedy:
-        samplings = {"sampling": sampling, **samplings}
+    prompts = shipped_prompts() if text is None else split_prompts(text)
     llm = options.load_model(args)
     logger.info("%s, %s on %s", llm.name, llm.dtype, llm.device)
+    sampling = options.model_sampling(args, sampling, llm.generation_config, llm.name)
+    samplings = {"greedy": replace(sampling, greedy=True)}
+    if not sampling.greedy:
+        samplings = {"sampling": sampling, **samplings}
     plan = Plan(
         variants=variants(args.strategy, given),
         prompts=list(prompts),
         samplings=samplings,
-        tokens=args.tokens,
+        tokens=args.max_new_tokens,
         seeds=args.seeds,
         law_samples=args.law_samples,
         tolerate=args.strategy == "all",
     )
     report = audit(llm, plan, logger.info)
-    print(report.text(), flush=True)
+    if record != STDOUT:
+        print(report.text(), flush=True)
     if record is not None:
         write_json(record, _record(args, report.record(), samplings, given))
     sys.stdout.flush()
@@ -131,7 +135,7 @@ def _record(
         "strategy": args.strategy,
         "strategy_options": given,
         "samplings": {name: asdict(params) for name, params in samplings.items()},
-        "tokens": args.tokens,
+        "tokens": args.max_new_tokens,
         "seeds": args.seeds,
         "threads": torch.get_num_threads(),
         "versions": versions(),

@@ -14,6 +14,7 @@ from tokenswift.benchmark.runner import Job, Outcome, read_rows
 from tokenswift.benchmark.settings import parse, value_of
 from tokenswift.benchmark.tables import shown
 from tokenswift.cli import options
+from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_text
 from tokenswift.config import check_integer
 from tokenswift.types import InputError, RunError
 
@@ -30,7 +31,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parts = parser.add_subparsers(dest="part", metavar="PART", title="parts")
     listing = parts.add_parser("list", help="list tables and figures", description="List tables and figures.")
-    listing.add_argument("--json", action="store_true", help="one JSON record instead of text")
+    add_json_option(listing, "write all of it there")
     running = parts.add_parser(
         "run",
         help="measure rows",
@@ -102,8 +103,9 @@ def _results(parser: argparse.ArgumentParser, text: str) -> None:
 
 def run_list(args: argparse.Namespace) -> int:
     """Names, titles and how many rows each preset has."""
+    target = check_record(args.json)
     found = [specs.load(name) for name in specs.names()]
-    if args.json:
+    if target is not None:
         records = [
             {
                 "name": spec.name,
@@ -113,7 +115,8 @@ def run_list(args: argparse.Namespace) -> int:
             }
             for spec in found
         ]
-        print(json.dumps(records, ensure_ascii=False))
+        write_text(target, json.dumps(records, ensure_ascii=False) + "\n")
+    if target == STDOUT:
         return 0
     width = max(len(spec.name) for spec in found)
     for spec in found:

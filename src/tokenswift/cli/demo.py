@@ -38,12 +38,13 @@ def add_parser(subparsers: Any) -> None:
         help="folder for autoregressive.json and tokenswift.json; default: %(default)s",
     )
     parser.add_argument(
-        "--tokens",
+        "--max-new-tokens",
         type=options.integer,
         default=512,
         metavar="N",
         help="tokens to write, at least 1; default: %(default)s",
     )
+    parser.add_argument("--tokens", type=options.integer, dest="max_new_tokens", help=argparse.SUPPRESS)
     parser.add_argument(
         "--seed", type=options.integer, default=0, metavar="N", help="0 or more; default: %(default)s"
     )
@@ -59,7 +60,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate twice, compare, keep both records."""
-    check_integer("tokens", args.tokens, 1)
+    check_integer("max_new_tokens", args.max_new_tokens, 1)
     sampling = SamplingParams(seed=args.seed)
     options.check_model_options(args)
     folder = Path(args.out).expanduser()
@@ -82,8 +83,8 @@ def run(args: argparse.Namespace) -> int:
             llm,
             prompt,
             TextSink(None),
-            Progress(args.tokens, args.quiet, label=name),
-            max_new_tokens=args.tokens,
+            Progress(args.max_new_tokens, args.quiet, label=name),
+            max_new_tokens=args.max_new_tokens,
             strategy=name,
             sampling=sampling,
             ignore_eos=True,
@@ -93,9 +94,9 @@ def run(args: argparse.Namespace) -> int:
             write_json(path, record_of(llm, results[name], name, {}, sampling))
     same = results["autoregressive"].token_ids == results["tokenswift"].token_ids
     peer = None
-    if args.peer != "none" and args.tokens > 1:
-        logger.info("transformers' generate, %d tokens", min(args.tokens, PEER_TOKENS))
-        peer = generate_rate(llm, llm.encode(prompt), min(args.tokens, PEER_TOKENS), sampling)
+    if args.peer != "none" and args.max_new_tokens > 1:
+        logger.info("transformers' generate, %d tokens", min(args.max_new_tokens, PEER_TOKENS))
+        peer = generate_rate(llm, llm.encode(prompt), min(args.max_new_tokens, PEER_TOKENS), sampling)
     print("\n" + table(results, peer))
     drafting = results["tokenswift"].drafting
     if drafting is not None:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
-from pathlib import Path
 from typing import Any
 
-from tokenswift.cli.options import DEFAULT_MODEL, add_sampling_options, integer, sampling_from
+from tokenswift.cli import options
+from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
+from tokenswift.config import OPTIONS, build_options, check_integer
+from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
+#: option, its least value, its default, what it is
+NUMBERS = (
+    ("positions", 16, 500, "places to look at per text sort"),
+    ("context", 16, 512, "tokens of a text that is looked at"),
+    ("count", 0, 4, "prompts to generate from; 0 skips it"),
+    ("prompt_tokens", 16, 1500, "tokens of a prompt"),
+    ("max_new_tokens", 16, 200, "new tokens per prompt"),
+)
 COLUMNS = ("top1", "top3", "match", "match3")
 
 
@@ -23,69 +32,90 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "on the data and on the model's own continuations; then the mean acceptance length by source.",
     )
     add = parser.add_argument
-    add("--model", default=DEFAULT_MODEL, help="alias, folder or hub id of the base model")
-    add("--heads", default="auto", help="heads file, or auto")
-    add("--data", required=True, help="held-out text: a file, JSONL or a folder")
-    add("--positions", type=integer, default=500, help="places to look at per text sort (default 500)")
-    add("--context", type=integer, default=512, help="tokens of a text that is looked at (default 512)")
-    add("--prompts", type=integer, default=4, help="prompts to generate from; 0 skips it (default 4)")
-    add("--prompt", type=integer, default=1500, help="tokens of a prompt (default 1500)")
-    add("--max-new-tokens", type=integer, default=200, help="new tokens per prompt (default 200)")
-    add("--budget", type=integer, default=512, help="budget of the partial cache (default 512)")
-    add("--tree", default="1,3,3,3", help="tree of the generation (default 1,3,3,3)")
-    add("--ngrams", type=integer, default=20, help="n-gram branches (default 20)")
-    add("--dtype", default="auto", help="auto, bfloat16 or float32")
-    add("--device", default="auto", help="auto, cpu or cuda")
-    add("--json", type=Path, help="write the figures to a file")
-    add("--quiet", action="store_true", help="no progress lines")
-    add_sampling_options(parser, "sampling (of both laws, the model's text and the noise)")
+    add("--data", required=True, metavar="PATH", help="held-out text: a file, JSONL or a folder")
+    for name, least, default, text in NUMBERS:
+        add(
+            f"--{name.replace('_', '-')}",
+            type=options.integer,
+            default=default,
+            metavar="N",
+            help=f"{text}, at least {least}; default: %(default)s",
+        )
+    add("--prompts", type=options.integer, dest="count", help=argparse.SUPPRESS)  # earlier names
+    add("--prompt", type=options.integer, dest="prompt_tokens", help=argparse.SUPPRESS)
+    add(
+        "--tree",
+        type=options.widths,
+        default=(1, 3, 3, 3),
+        metavar="W,W,…",
+        help="tree of the generation; default: 1,3,3,3",
+    )
+    add(
+        "--ngrams",
+        type=options.integer,
+        default=20,
+        metavar="K",
+        help="n-gram branches; default: %(default)s",
+    )
+    add(
+        "--budget",
+        type=options.integer,
+        default=512,
+        metavar="B",
+        help="tokens in the partial KV cache; default: %(default)s",
+    )
+    options.add_model_options(parser)
+    add_json_option(parser, "write the figures there")
+    add("--quiet", action="store_true", help="nothing on standard error except errors")
+    options.add_sampling_options(parser, "sampling (of both laws, the model's text and the noise)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print the table."""
-    from tokenswift.cli.options import widths
-    from tokenswift.config import check_integer
+    from tokenswift.train.data import check_source
+
+    for name, least, _, _ in NUMBERS:
+        check_integer(name, getattr(args, name), least)
+    sampling = options.sampling_from(args)
+    strategy_options = {"tree": args.tree, "ngrams": args.ngrams, "budget": args.budget}
+    build_options(OPTIONS["tokenswift"], "tokenswift", strategy_options)
+    options.check_model_options(args)
+    check_source(args.data)
+    record = check_record(args.json, options.inputs_of(args))
+    llm = options.load_model(args)
+
     from tokenswift.heads.checkpoint import base_of
-    from tokenswift.llm import LLM
-    from tokenswift.train.data import check_source, passages, prefix_of
+    from tokenswift.train.data import passages, prefix_of
     from tokenswift.train.evaluate import head_rates, own_text
     from tokenswift.train.selftext import Backbone
-    from tokenswift.types import InputError
 
-    for name in ("positions", "context", "prompt", "max_new_tokens"):
-        check_integer(name, getattr(args, name), 16)
-    check_integer("prompts", args.prompts, 0)
-    sampling = sampling_from(args)
-    try:
-        tree = widths(args.tree)
-    except argparse.ArgumentTypeError as error:
-        raise InputError(f"tree {error}") from None
-    check_source(args.data)
-    llm = LLM(args.model, dtype=args.dtype, device=args.device, heads=args.heads)
     if llm.heads is None:
-        raise InputError(f"heads is {args.heads!r}; no heads fit {base_of(llm.model).name}; name a file")
+        raise InputError(
+            f"heads is {args.heads!r}; no heads fit {base_of(llm.model).name}; valid: a heads file"
+        )
+    sampling = options.model_sampling(args, sampling, llm.generation_config, llm.name)
     prefix = prefix_of(llm.tokenizer)
 
     def taken(count: int, length: int, seed: int) -> list[list[int]]:
         return passages(args.data, llm.tokenizer, [length] * count, prefix, seed)
 
-    given = taken(8, args.context, args.seed)
+    given = taken(8, args.context, sampling.seed)
     backbone = Backbone(llm.model)
     logger.info("measuring on the text")
     result: dict[str, Any] = {"heads": llm.heads.count, "kind": llm.heads.kind}
     result["text"] = head_rates(backbone, llm.heads, given, sampling, 32, args.positions)
     logger.info("measuring on the model's own text")
     half = [passage[: len(passage) // 2] for passage in given]
-    texts, start = own_text(backbone, half, len(half[0]), sampling, args.seed)
+    texts, start = own_text(backbone, half, len(half[0]), sampling, sampling.seed)
     result["own"] = head_rates(backbone, llm.heads, texts, sampling, start, args.positions)
     result["acceptance"] = {}
-    if args.prompts:
-        prompts = taken(args.prompts, args.prompt, args.seed + 1)
+    if args.count:
+        prompts = taken(args.count, args.prompt_tokens, sampling.seed + 1)
         for draft in ("partial", "hidden"):
             logger.info("generating, draft from %s", draft)
-            options = {"tree": tree, "ngrams": args.ngrams, "budget": args.budget, "draft": draft}
+            made = {**strategy_options, "draft": draft}
             runs = [
-                llm.generate(p, args.max_new_tokens, "tokenswift", options, sampling, ignore_eos=True).metrics
+                llm.generate(p, args.max_new_tokens, "tokenswift", made, sampling, ignore_eos=True).metrics
                 for p in prompts
             ]
             result["acceptance"][draft] = {
@@ -94,12 +124,10 @@ def run(args: argparse.Namespace) -> int:
                 "ngram_acceptance_rate": sum(m.ngram_acceptance_rate for m in runs) / len(runs),
                 "tokens_per_second": sum(m.tokens_per_second for m in runs) / len(runs),
             }
-    print(table(result), flush=True)
-    if args.json is not None:
-        try:
-            args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"json {args.json} cannot be written: {error.strerror}") from error
+    if record != STDOUT:
+        print(table(result), flush=True)
+    if record is not None:
+        write_json(record, result)
     return 0
 
 

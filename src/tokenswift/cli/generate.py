@@ -8,13 +8,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.cli import options
-from tokenswift.cli.output import TextSink, check_outputs, record_of, write_json
+from tokenswift.cli import options, prompting
+from tokenswift.cli.errors import is_out_of_memory
+from tokenswift.cli.output import (
+    STDOUT,
+    TextSink,
+    add_json_option,
+    check_outputs,
+    files_of_run,
+    record_of,
+    write_json,
+)
 from tokenswift.cli.preset import add_preset_option, apply_preset
 from tokenswift.cli.progress import Progress
 from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.config import ON_LOOP, LoopOptions, check_choice, check_integer
 from tokenswift.models.rope import parse_rope_scaling
+from tokenswift.prompts import is_chat
 from tokenswift.types import Generation, InputError, RunError, Step
 
 if TYPE_CHECKING:
@@ -41,19 +51,20 @@ def add_parser(subparsers: Any) -> None:
         "this very run already is gone on with",
     )
     group.add_argument("--output", metavar="FILE", help="write the text there too, as it comes")
-    group.add_argument(
-        "--json", metavar="FILE", help="write one record there: tokens, text, figures, versions"
-    )
+    add_json_option(group, "write one record there: tokens, text, figures, versions")
     group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
 
 
 def add_call_options(parser: argparse.ArgumentParser) -> None:
     """What is to be written and how: prompt, length, model, strategy, sampling."""
     parser.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help="text to go on from; - reads standard input"
+        "prompt",
+        nargs="?",
+        metavar="PROMPT",
+        help="text to answer, or to go on from (see --raw); - reads standard input",
     )
     parser.add_argument(
-        "--prompt-file", metavar="F", help="UTF-8 file with the prompt; - reads standard input"
+        "--prompt-file", metavar="F", help="UTF-8 file with text to go on from; - reads standard input"
     )
     parser.add_argument(
         "--prompt-ids",
@@ -61,6 +72,7 @@ def add_call_options(parser: argparse.ArgumentParser) -> None:
         metavar="1,2,3",
         help="token ids instead of text, 0 or more each",
     )
+    prompting.add_chat_options(parser)
     parser.add_argument(
         "--max-new-tokens",
         type=options.integer,
@@ -125,7 +137,9 @@ def _run_dir(name: str | None) -> tuple[Path | None, RunState | None]:
 
 
 def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]]:
-    """The prompt, and the other arguments of ``LLM.generate``; everything that needs no model is checked."""
+    """The prompt as given, and the other arguments of ``LLM.generate``; everything that needs no model is
+    checked. :func:`with_model` does the rest."""
+    prompting.check_chat_options(args)
     prompt = options.prompt_from(args)
     check_integer("max_new_tokens", args.max_new_tokens, 1)
     apply_preset(args)
@@ -154,17 +168,31 @@ def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]
     }
 
 
+def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, Any]) -> Any:
+    """The prompt as the model takes it; settles the sampling in ``call``; says which way both went."""
+    call["sampling"] = options.model_sampling(args, call["sampling"], llm.generation_config, llm.name)
+    prompt, told = prompting.shaped(args, llm, prompt)
+    if is_chat(prompt):
+        call["sampling"] = prompting.answer_sampling(args, call["sampling"])
+        if not call["sampling"].greedy:
+            told += f", temperature {call['sampling'].temperature:g}"
+    logger.info("%s", told)
+    return prompt
+
+
 def run(args: argparse.Namespace) -> int:
     """Generate; cheap checks come before the model is loaded."""
     prompt, call = call_from(args)
-    output, record = check_outputs(args.output, args.json)
+    inputs = options.inputs_of(args) | files_of_run(args.run_dir)
+    output, record = check_outputs(args.output, args.json, inputs)
     run_dir, before = _run_dir(args.run_dir)
     if call["strategy_options"].get("acceptance") == "published":
         logger.warning("the published acceptance rule is not lossless: the text differs from plain decoding")
     llm = options.load_model(args, args.rope_scaling)
     logger.info("%s, %s on %s, %s", llm.name, llm.dtype, llm.device, args.strategy)
+    prompt = with_model(args, llm, prompt, call)
 
-    sink = TextSink(output)
+    sink = TextSink(output, echo=record != STDOUT)
     progress = Progress(args.max_new_tokens, args.quiet, done=len(before.tokens) if before else 0)
     result = stream(llm, prompt, sink, progress, before=before, **call, run_dir=run_dir)
     if record is not None:
@@ -175,7 +203,7 @@ def run(args: argparse.Namespace) -> int:
 
 def stream(
     llm: Any,
-    prompt: str | list[int],
+    prompt: Any,
     sink: TextSink,
     progress: Progress,
     before: RunState | None = None,
@@ -201,7 +229,7 @@ def stream(
             signals.check()
 
         try:
-            result = llm.generate(prompt, **call, on_step=on_step)
+            result = llm.generate(prompt, **call, on_step=on_step, on_progress=progress.stages)
             sink.write(result.text[sink.written :])  # what an earlier session held back; makes the file
         except BaseException as error:
             progress.end()
@@ -231,9 +259,3 @@ def stream(
     progress.end()
     progress.summary(result)
     return result
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error of torch or Python says that memory ran out."""
-    text = str(error)
-    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text

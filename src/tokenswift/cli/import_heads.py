@@ -5,6 +5,11 @@ from __future__ import annotations
 import argparse
 import logging
 from pathlib import Path
+from typing import Any
+
+from tokenswift.cli.output import check_folder, check_writable
+from tokenswift.cli.progress import Stages
+from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
 
@@ -18,39 +23,65 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "writes linear heads and their base model as a checkpoint in the published layout.",
     )
     add = parser.add_argument
-    add("--checkpoint", help="folder or hub id to import")
-    add("--out", type=Path, help="heads file to write")
-    add("--model", help="the base model: checked against the checkpoint's; Medusa heads need it")
-    add("--heads", type=Path, help="heads file to export")
-    add("--export", type=Path, help="folder to write in the published layout")
-    add("--quiet", action="store_true", help="no summary")
+    add("--checkpoint", metavar="M", help="folder or hub id to import")
+    add("--out", type=Path, metavar="FILE", help="heads file to write")
+    add(
+        "--model",
+        metavar="M",
+        help="the base model: checked against the checkpoint's; Medusa heads need it",
+    )
+    add("--heads", metavar="PATH", help="heads file to export")
+    add(
+        "--export",
+        type=Path,
+        metavar="DIR",
+        help="folder to write in the published layout, with the base model's tokenizer: good for --model too",
+    )
+    add("--quiet", action="store_true", help="nothing on standard error except errors")
 
 
 def run(args: argparse.Namespace) -> int:
     """Import, or export."""
-    from tokenswift.heads.checkpoint import load_heads, save_heads
-    from tokenswift.heads.published import (
-        checkpoint_folder,
-        export_checkpoint,
-        import_checkpoint,
-        read_config,
-    )
-    from tokenswift.models.load import load
-    from tokenswift.types import InputError
-
     if args.export is not None:
         if args.heads is None or args.model is None or args.checkpoint or args.out:
             raise InputError("--export takes --heads and --model, and neither --checkpoint nor --out")
-        model = load(args.model, device="cpu").model
-        export_checkpoint(load_heads(args.heads, model), model, args.export)
-        logger.info("wrote %s", args.export)
-        return 0
+        return _export(args)
     if args.checkpoint is None or args.out is None or args.heads:
         raise InputError("import-heads takes --checkpoint and --out, or --heads, --model and --export")
+    check_writable("--out", args.out, renamed=True)
+    logger.info("reading %s", args.checkpoint)
+
+    from tokenswift.heads.checkpoint import save_heads
+    from tokenswift.heads.published import checkpoint_folder, import_checkpoint, read_config
+
     folder = checkpoint_folder(args.checkpoint)
     read_config(folder)  # a wrong folder shows before a model is loaded
-    model = load(args.model, device="cpu").model if args.model else None
+    model = _load(args).model if args.model else None
     heads, base = import_checkpoint(folder, model)
     save_heads(heads, args.out, base, notes={"imported": Path(args.checkpoint).resolve().name})
     logger.info("wrote %s: %d %s heads for %s", args.out, heads.count, heads.kind, base.name)
     return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    if not Path(args.heads).expanduser().is_file():
+        raise InputError(f"heads is {args.heads!r}: no such file; valid: a heads file")
+    check_folder("--export", args.export)
+    if args.export.exists() and any(args.export.iterdir()):
+        raise InputError(f"--export {args.export} exists and is not empty; valid: a new or empty folder")
+    logger.info("loading %s", args.model)
+
+    from tokenswift.heads.checkpoint import load_heads
+    from tokenswift.heads.published import export_checkpoint
+
+    loaded = _load(args)
+    export_checkpoint(load_heads(args.heads, loaded.model), loaded.model, args.export, loaded.tokenizer)
+    logger.info("wrote %s", args.export)
+    return 0
+
+
+def _load(args: argparse.Namespace) -> Any:
+    from tokenswift.models.load import load
+
+    with Stages(args.quiet) as stages:
+        return load(args.model, device="cpu", on_progress=stages)

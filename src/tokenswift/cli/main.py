@@ -19,11 +19,12 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-from tokenswift import __version__
+from tokenswift.cli.errors import at_most, check_utf8, is_out_of_memory, option_names, with_option_name
 from tokenswift.types import InputError, RunError
 
 COMMANDS = (
     "generate",
+    "chat",
     "resume",
     "runs",
     "plan",
@@ -36,6 +37,7 @@ COMMANDS = (
     "train_draft",
     "eval_heads",
     "import_heads",
+    "completion",
 )
 
 
@@ -50,6 +52,21 @@ class Parser(argparse.ArgumentParser):
         raise InputError(re.sub(r"^argument ([^:]+):( is )?", lambda m: m[1] + (m[2] or ":"), message))
 
 
+def subparsers_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of the subcommands."""
+    return next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+
+
+class ShowVersion(argparse.Action):
+    """--version: found out only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> NoReturn:
+        from tokenswift.cli.version import text
+
+        print(text(), flush=True)
+        parser.exit()
+
+
 def build_parser() -> tuple[Parser, dict[str, Callable[[argparse.Namespace], int | None]]]:
     """The parser, and each subcommand's ``run``."""
     parser = Parser(
@@ -58,7 +75,9 @@ def build_parser() -> tuple[Parser, dict[str, Callable[[argparse.Namespace], int
         epilog="Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted (129, 143: hung up, "
         "terminated).",
     )
-    parser.add_argument("--version", action="version", version=f"tokenswift {__version__}")
+    parser.add_argument(
+        "--version", action=ShowVersion, nargs=0, help="versions of tokenswift and what it runs on; exit"
+    )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     runs: dict[str, Callable[[argparse.Namespace], int | None]] = {}
     for module_name in COMMANDS:
@@ -74,9 +93,7 @@ def build_parser() -> tuple[Parser, dict[str, Callable[[argparse.Namespace], int
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's) and return the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
+    _open_streams()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("tokenswift")
@@ -85,11 +102,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options: dict[str, str] = {}
     args = argparse.Namespace(debug="--debug" in argv)
     try:
+        for word in argv:
+            check_utf8(word)
         parser, runs = build_parser()
         args = parser.parse_args(argv)
         if args.command is None:
             raise InputError(f"no command given; valid: {', '.join(runs)}, or --help")
-        options = option_names(parser, args.command)
+        options = option_names(subparsers_of(parser)[args.command])
         logger.setLevel(logging.ERROR if getattr(args, "quiet", False) else logging.INFO)
         return runs[args.command](args) or 0
     except SystemExit as done:  # --help and --version
@@ -101,37 +120,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(2, with_option_name(str(error), options), args)
     except BrokenPipeError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter fails once more at its exit
+        nothing = "; nothing more was generated" if hasattr(args, "max_new_tokens") else ""
         go_on = f"; go on with: tokenswift resume {error.filename}" if error.filename else ""
-        return _fail(1, f"standard output was closed; nothing more was generated{go_on}", args)
+        return _fail(1, f"standard output was closed{nothing}{go_on}", args)
     except RunError as error:
         return _fail(1, str(error), args)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(1, f"{where}{error.strerror or error}", args)
     except Exception as error:  # the last net: one line for the user, the traceback on request
+        if is_out_of_memory(error):
+            return _fail(1, f"out of memory{at_most(args)}", args)
         return _fail(1, f"the run failed ({type(error).__name__}: {error}); --debug shows where", args)
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
 
 
-def option_names(parser: Parser, command: str) -> dict[str, str]:
-    """Field name → option of a subcommand: ``{"top_p": "--top-p", …}``."""
-    names: dict[str, str] = {}
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for option in action.choices[command]._actions:
-                if option.option_strings:
-                    names[option.dest] = option.option_strings[-1]
-    return names
-
-
-def with_option_name(message: str, options: dict[str, str]) -> str:
-    """The message with the field that it begins with written as the option that sets it."""
-    found = re.match(r"'?(\w+)'?(?=[ :])", message)
-    if found and found[1] in options:
-        message = options[found[1]] + message[found.end() :]
-    return message.replace("use greedy)", "use --greedy)")
+def _open_streams() -> None:
+    """Make both output streams usable: there are shells that close them, and terminals that lack letters."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the shell (``>&-``)
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
 
 
 def _fail(code: int, message: str, args: argparse.Namespace) -> int:

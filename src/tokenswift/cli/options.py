@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
-from tokenswift.config import OPTIONS, SamplingParams, build_options, check_integer
+from tokenswift.cli.progress import Stages
+from tokenswift.config import NEUTRAL, OPTIONS, SamplingParams, build_options, check_choice, check_integer
+from tokenswift.models.load import check_name, check_place_names
 from tokenswift.types import InputError
 
 DEFAULT_MODEL = "smollm2-135m"
+logger = logging.getLogger("tokenswift")
 SAMPLING = {f.name: f.default for f in fields(SamplingParams)}
 #: option name → strategy → field
 STRATEGY: dict[str, dict[str, Field[Any]]] = {}
@@ -42,9 +46,14 @@ def widths(text: str) -> tuple[int, ...] | None:
     if text == "auto":
         return None
     try:
-        return tuple(int(width) for width in text.split(","))
+        made = tuple(int(width) for width in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"is {text!r}; valid: auto, or integers such as 1,3,3,3") from None
+        made = (0,)
+    if min(made) < 1:
+        raise argparse.ArgumentTypeError(
+            f"is {text!r}; valid: auto, or integers of at least 1, such as 1,3,3,3"
+        )
+    return made
 
 
 def token_ids(text: str) -> list[int]:
@@ -98,10 +107,19 @@ def add_sampling_options(
 ) -> None:
     """The fields of `config.SamplingParams`, seed included."""
     group = parser.add_argument_group(title)
-    group.add_argument("--greedy", action="store_true", help="take the likeliest token; default: sample")
+    group.add_argument(
+        "--sampling",
+        default="default",
+        metavar="NAME",
+        help="where settings come from that are not given here: default (the defaults below) or model (the "
+        "model's generation_config.json; what that does not name is off); default: %(default)s",
+    )
+    group.add_argument(
+        "--greedy", action="store_true", help="take the likeliest token, after the penalty; default: sample"
+    )
     for name, kind, text in (
         ("seed", integer, "0 or more: same seed, same text, whatever the strategy"),
-        ("temperature", number, "above 0: logits are divided by it"),
+        ("temperature", number, "logits are divided by it; 0 is --greedy"),
         ("top-k", integer, "keep the K likeliest tokens; 0 keeps all"),
         ("top-p", number, "in (0, 1]: keep the smallest set of tokens with this probability; 1 keeps all"),
         ("min-p", number, "in [0, 1): drop tokens less likely than this share of the best; 0 keeps all"),
@@ -111,9 +129,7 @@ def add_sampling_options(
     ):
         default = SAMPLING[name.replace("-", "_")]
         metavar = "N" if kind is integer else "X"
-        group.add_argument(
-            f"--{name}", type=kind, default=default, metavar=metavar, help=f"{text}; default: %(default)s"
-        )
+        group.add_argument(f"--{name}", type=kind, metavar=metavar, help=f"{text}; default: {default}")
 
 
 def add_strategy_options(parser: argparse.ArgumentParser) -> None:
@@ -157,8 +173,55 @@ def shown_default(option: Field[Any]) -> str:
 
 
 def sampling_from(args: argparse.Namespace) -> SamplingParams:
-    """The sampling parameters; InputError names the bad field."""
-    return SamplingParams(**{name: getattr(args, name) for name in SAMPLING})
+    """The sampling parameters as far as they are known without a model (see :func:`model_sampling`).
+
+    Says which of the given ones have no effect.
+
+    Raises:
+        InputError: naming the bad field.
+    """
+    check_choice("sampling", args.sampling, ("default", "model"))
+    given = _given_sampling(args)
+    made = SamplingParams(**given)
+    if made.greedy:
+        looked_at = ("seed", "repetition_penalty", "penalty_window", "greedy")
+        idle = [
+            f"--{name.replace('_', '-')}"
+            for name, value in given.items()
+            if name not in looked_at and value not in (NEUTRAL[name], 0)
+        ]
+        if idle:
+            logger.warning("greedy decoding takes the likeliest token: %s without effect", " and ".join(idle))
+    return made
+
+
+def _given_sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """The sampling settings that the command line names."""
+    given = {name: getattr(args, name) for name in SAMPLING}
+    return {name: value for name, value in given.items() if value is not None and value is not False}
+
+
+def model_sampling(args: argparse.Namespace, made: SamplingParams, config: Any, name: str) -> SamplingParams:
+    """The sampling parameters once the model is there: with --sampling model, those of its
+    ``generation_config.json``, and what the command line names over them; one line says what was taken.
+
+    Args:
+        made: from :func:`sampling_from`, returned without --sampling model.
+        config: the model's transformers ``GenerationConfig``.
+        name: the model's, for messages.
+    Raises:
+        InputError: the file names no sampling setting, or one out of its range.
+    """
+    if args.sampling != "model":
+        return made
+    from tokenswift.models.load import sampling_of
+
+    taken = sampling_of(config, name)
+    given = _given_sampling(args)
+    left = {key: value for key, value in taken.items() if key not in given}
+    words = ", ".join(f"{key} {value}" for key, value in left.items()) or "nothing (all of it is given)"
+    logger.info("sampling from the model's generation_config.json: %s; the rest is off", words)
+    return SamplingParams(**{**NEUTRAL, **taken, **given})
 
 
 def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
@@ -167,26 +230,49 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
     if args.strategy not in OPTIONS:
         raise InputError(f"strategy is {args.strategy!r}; valid: {', '.join(OPTIONS)}")
     build_options(OPTIONS[args.strategy], args.strategy, given)
+    if given.get("draft_model") is not None:
+        try:
+            check_name(given["draft_model"])
+        except InputError as error:
+            raise InputError(f"draft_{error}") from None
     return given
 
 
 def check_model_options(args: argparse.Namespace) -> None:
     """What can be checked before anything is loaded."""
+    check_name(args.model)
+    check_place_names(args.dtype, args.device)
     if args.threads is not None:
         check_integer("threads", args.threads, 1)
     if args.heads not in ("auto", "none") and not Path(args.heads).expanduser().exists():
         raise InputError(f"heads is {args.heads!r}: no such file; valid: auto, none, or an adapter file")
 
 
+def inputs_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Option → the file that a command reads through it, for `output.check_apart`."""
+    names = ("prompt_file", "prompts", "heads", "data")
+    given = {f"--{name.replace('_', '-')}": getattr(args, name, None) for name in names}
+    return {option: name for option, name in given.items() if name not in ("auto", "none", "self", "-")}
+
+
 def load_model(args: argparse.Namespace, rope_scaling: str | None = None) -> Any:
-    """The ``LLM`` that the model options name."""
+    """The ``LLM`` that the model options name; says so before anything heavy is imported."""
+    logger.info("loading %s", args.model)
     import torch
 
     from tokenswift.llm import LLM
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    return LLM(args.model, dtype=args.dtype, device=args.device, heads=args.heads, rope_scaling=rope_scaling)
+    with Stages(args.quiet) as stages:
+        return LLM(
+            args.model,
+            dtype=args.dtype,
+            device=args.device,
+            heads=args.heads,
+            rope_scaling=rope_scaling,
+            on_progress=stages,
+        )
 
 
 def prompt_from(args: argparse.Namespace) -> str | list[int]:
@@ -208,13 +294,16 @@ def prompt_from(args: argparse.Namespace) -> str | list[int]:
 
 
 def _read(name: str, option: str) -> str:
-    """The UTF-8 text of a file, or of standard input."""
+    """The UTF-8 text of a file, or of standard input: without a byte order mark, CRLF as LF, and without
+    the one line end that shells and editors put at the end."""
+    if name == "-" and sys.stdin is None:
+        raise InputError(f"{option} - cannot be read (standard input is closed); valid: a UTF-8 text")
     try:
         content = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{option} {name} cannot be read ({reason}); valid: a UTF-8 text file") from error
     try:
-        return content.decode("utf-8-sig")
+        return content.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise InputError(f"{option} {name} is not UTF-8 (byte {error.start}); valid: UTF-8 text") from error

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -14,63 +16,182 @@ from typing import IO, Any
 from tokenswift.config import SamplingParams
 from tokenswift.types import Generation, InputError, RunError
 
+#: what ``--json -`` stands for
+STDOUT = Path("-")
 
-def check_writable(option: str, name: str | None) -> Path | None:
+
+def add_json_option(parser: Any, text: str = "write one record there") -> None:
+    """--json, the same in every command.
+
+    Args:
+        parser: an argparse parser or group.
+        text: what is written.
+    """
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const=str(STDOUT),
+        metavar="FILE",
+        help=f"{text}; with - or no FILE, to standard output in place of the text",
+    )
+
+
+def check_writable(option: str, name: str | Path | None, renamed: bool = False) -> Path | None:
     """The path behind ``name``, after making sure that a file can be written there (nothing is left).
 
+    Args:
+        renamed: the file is made beside its place and takes it by a rename: only a regular file (or
+            nothing) may be there, and its folder is made. Otherwise a pipe or a character device will do.
     Raises:
         InputError: naming the option, the path and the reason.
     """
     if name is None:
         return None
     path = Path(name).expanduser()
-    trial = path.with_name(f".{path.name}.{os.getpid()}.trial") if path.name else path
     try:
-        if path.is_dir() or not path.name:
+        kind = kind_of(path)
+        if kind == "folder" or not path.name or str(name).endswith("/"):
             raise IsADirectoryError(0, "it is a folder")
-        if path.exists() and not os.access(path, os.W_OK):
+        if kind not in ("", "file") and (renamed or kind not in ("pipe", "device")):
+            raise OSError(0, f"it is a {kind}")
+        if kind and not os.access(path, os.W_OK):
             raise PermissionError(0, "no right to write")
-        if not path.exists() or path.is_file():
-            with trial.open("w") as handle:
-                try:
-                    handle.write("x" * 4096)
-                    handle.flush()
-                finally:
-                    trial.unlink()
+        place = Path(os.path.realpath(path)).parent
+        if renamed and not place.exists():
+            check_folder(option, place)
+        elif kind in ("", "file"):
+            _try_to_write(place)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{option} {name} cannot be written ({reason}); valid: a writable file") from error
     return path
 
 
-def check_outputs(output: str | None, record: str | None) -> tuple[Path | None, Path | None]:
-    """Both paths of a run, writable and different."""
-    paths = check_writable("--output", output), check_writable("--json", record)
-    if paths[0] and paths[1] and paths[0].resolve() == paths[1].resolve():
-        raise InputError(f"--output and --json are both {output}; valid: two different files")
+def check_folder(option: str, name: str | Path) -> Path:
+    """The folder behind ``name``, after making sure that files can be written to it, or that it can be made.
+
+    Raises:
+        InputError: naming the option, the path and the reason.
+    """
+    path = Path(name).expanduser()
+    try:
+        place = Path(os.path.realpath(path))
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        if not str(name) or not place.is_dir():
+            raise NotADirectoryError(0, f"{place} is no folder" if str(name) else "it is empty")
+        _try_to_write(place)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{option} {name} cannot be written ({reason}); valid: a writable folder") from error
+    return path
+
+
+def _try_to_write(folder: Path) -> None:
+    """Write a small file without a name's ever being taken; OSError where that fails."""
+    with tempfile.TemporaryFile(dir=folder) as trial:
+        trial.write(b"x" * 4096)
+        trial.flush()
+
+
+def kind_of(path: Path) -> str:
+    """ "file", "folder", "pipe", "device" (by characters), "block device", "socket"; "" for nothing."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return ""
+    kinds = {
+        stat.S_IFREG: "file",
+        stat.S_IFDIR: "folder",
+        stat.S_IFIFO: "pipe",
+        stat.S_IFCHR: "device",
+        stat.S_IFBLK: "block device",
+    }
+    return kinds.get(stat.S_IFMT(mode), "socket")
+
+
+def check_apart(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """See that no output is another output, or a file that is read.
+
+    Args:
+        outputs, inputs: option → path, or None where it is not given.
+    Raises:
+        InputError: naming both options.
+    """
+    seen: dict[str, Path] = {}
+    for option, name in outputs.items():
+        if name is None or str(name) == str(STDOUT):
+            continue
+        path = Path(name).expanduser()
+        for other, taken in seen.items():
+            if same_file(path, taken):
+                raise InputError(f"{other} and {option} are both {name}; valid: two different files")
+        for other, read in inputs.items():
+            if read is not None and same_file(path, Path(str(read)).expanduser()):
+                raise InputError(f"{option} {name} is the file of {other}; valid: another file")
+        seen[option] = path
+
+
+def same_file(a: Path, b: Path) -> bool:
+    """Whether two paths lead to one file, which need not be there yet (devices and pipes are no files)."""
+    try:
+        if kind_of(a) not in ("", "file", "folder"):
+            return False
+        return os.path.realpath(a) == os.path.realpath(b) or os.path.samefile(a, b)
+    except (OSError, ValueError):
+        return False
+
+
+def check_outputs(
+    output: str | None, record: str | None, inputs: Mapping[str, Any] | None = None
+) -> tuple[Path | None, Path | None]:
+    """Both paths of a run, writable, different, and none of them a file of ``inputs`` (option → path)."""
+    if output == str(STDOUT):
+        raise InputError("--output is -; valid: a file (the text is on standard output anyway)")
+    paths = check_writable("--output", output), check_record(record)
+    check_apart({"--output": output, "--json": record}, inputs or {})
     return paths
+
+
+def files_of_run(folder: str | None) -> dict[str, Path]:
+    """The files that a run's folder is about to have, for :func:`check_apart`."""
+    names = ("journal", "lock", "text.txt", "text.unfinished.txt")
+    return {f"the run's {name}": Path(folder).expanduser() / name for name in names} if folder else {}
+
+
+def check_record(name: str | None, inputs: Mapping[str, Any] | None = None) -> Path | None:
+    """The path of --json, :data:`STDOUT` for standard output; checked as by :func:`check_outputs`."""
+    if name is None or name == str(STDOUT):
+        return None if name is None else STDOUT
+    path = check_writable("--json", name)
+    check_apart({"--json": name}, inputs or {})
+    return path
 
 
 class TextSink:
     """Writes the text to standard output and to a file as it comes; the file is opened at the first write.
+
+    Args:
+        path: the file, if there is to be one.
+        echo: write to standard output too.
 
     Attributes:
         kept: where the text so far is, in words.
         written: characters that it has seen, those of :meth:`repeat` included.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, echo: bool = True) -> None:
         self.written = 0
-        self._path = path
+        self._path, self._echo = path, echo
         self._file: IO[str] | None = None
         self._last = "\n"
 
     @property
     def kept(self) -> str:
         """Where the text so far is, in words."""
-        return (
-            f"the text so far is in {self._path}" if self._file else "the text so far is on standard output"
-        )
+        if self._file:
+            return f"the text so far is in {self._path}"
+        return "the text so far is on standard output" if self._echo else "no text was kept"
 
     def write(self, text: str) -> None:
         """Pass on a piece of text, flushed.
@@ -80,7 +201,7 @@ class TextSink:
             BrokenPipeError: standard output was closed.
         """
         self._to_file(text)
-        if text:
+        if text and self._echo:
             sys.stdout.write(text)
             sys.stdout.flush()
             self._last = text
@@ -145,6 +266,9 @@ def record_of(
         "finish_reason": result.finish_reason,
         **metrics,
         "distinct": list(result.metrics.distinct),
+        "heads": result.heads,
+        "draft_source": result.draft_source,
+        "token_sources": result.token_sources,
         "drafting": result.drafting,
         "device": llm.device,
         "dtype": llm.dtype,
@@ -154,20 +278,32 @@ def record_of(
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a record whole or not at all.
+    """Write a record, one line; into a file whole or not at all.
 
     Raises:
-        RunError: no space left or no right to write; the text was on standard output all the same.
+        RunError: no space left or no right to write; what was on standard output stays there.
+        BrokenPipeError: standard output was closed.
     """
-    text = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+    write_text(path, json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole text: to standard output, into a pipe or a device, or over a regular file or none.
+
+    Raises: as :func:`write_json`.
+    """
+    if path == STDOUT:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
     target = Path(os.path.realpath(path))
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        if target.exists() and not target.is_file():  # a pipe or a device
+        if kind_of(target) not in ("", "file"):
             target.write_text(text, encoding="utf-8")
             return
         try:
-            with partial.open("w", encoding="utf-8") as handle:
+            with partial.open("w", encoding="utf-8", newline="") as handle:
                 handle.write(text)
                 handle.flush()
                 os.fsync(handle.fileno())
@@ -176,5 +312,5 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
             partial.unlink(missing_ok=True)
     except OSError as error:
         raise RunError(
-            f"writing {path} failed ({error.strerror or error}); the text was written, the record was not"
+            f"writing {path} failed ({error.strerror or error}); what was there before was kept"
         ) from error

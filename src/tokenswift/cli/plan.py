@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
-import sys
 from dataclasses import asdict
 from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.generate import add_call_options, call_from
+from tokenswift.cli.generate import add_call_options, call_from, with_model
+from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.cli.progress import duration
 
 logger = logging.getLogger("tokenswift")
@@ -30,15 +29,17 @@ def add_parser(subparsers: Any) -> None:
     add_call_options(parser)
     group = parser.add_argument_group("results")
     group.add_argument("--no-measure", action="store_true", help="memory alone; takes no time")
-    group.add_argument("--json", action="store_true", help="one JSON record instead of text")
+    add_json_option(group)
     group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
 
 
 def run(args: argparse.Namespace) -> int:
     """Check everything as generate does; measure; print."""
     prompt, call = call_from(args)
+    record = check_record(args.json, options.inputs_of(args))
     llm = options.load_model(args, args.rope_scaling)
     logger.info("%s, %s on %s, %s", llm.name, llm.dtype, llm.device, args.strategy)
+    prompt = with_model(args, llm, prompt, call)
 
     from tokenswift.generation import Call, Run
     from tokenswift.runs.plan import plan
@@ -50,11 +51,10 @@ def run(args: argparse.Namespace) -> int:
         return Run(llm, Call(made.prompt[-1024:], **few))
 
     found = plan(made, None if args.no_measure else again)
-    if args.json:
-        print(json.dumps(asdict(found)))
-    else:
-        print(text_of(found, len(made.prompt), made.max_new_tokens))
-    sys.stdout.flush()
+    if record is not None:
+        write_json(record, asdict(found))
+    if record != STDOUT:
+        print(text_of(found, len(made.prompt), made.max_new_tokens), flush=True)
     return 0
 
 

@@ -16,8 +16,8 @@ def add_preset_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--preset",
         metavar="NAME",
-        help=f"a sampling setting of the paper: {', '.join(SAMPLERS)}; other options that are not at "
-        "their defaults go over it; default: none",
+        help=f"a sampling setting of the paper: {', '.join(SAMPLERS)}; other options go "
+        "over it; default: none",
     )
 
 
@@ -29,11 +29,7 @@ def apply_preset(args: argparse.Namespace) -> None:
     """
     if args.preset is None:
         return
-    taken = {
-        name: value
-        for name, value in sampler(args.preset).items()
-        if getattr(args, name) in (None, SAMPLING[name])
-    }
+    taken = {name: value for name, value in sampler(args.preset).items() if getattr(args, name) is None}
     for name, value in taken.items():
         setattr(args, name, value)
     said = ", ".join(f"{name} {value}" for name, value in taken.items() if value != SAMPLING[name])

@@ -1,8 +1,9 @@
 """Progress and summary of a run, on standard error.
 
-Three ways, by where the streams go: a live line when standard error is a terminal of its own; the
-terminal's title when text and progress share one terminal, so that the text is not disturbed; a plain
-line every ten seconds when standard error is no terminal.
+By where the streams go: a live line when standard error is a terminal of its own; the terminal's title
+when text and progress share one terminal, so that the text is not disturbed; a plain line every ten
+seconds when standard error is no terminal. With ``NO_COLOR`` set or ``TERM=dumb`` nothing is written but
+plain lines, and none into a text that shares the terminal.
 """
 
 from __future__ import annotations
@@ -16,7 +17,69 @@ from typing import IO
 from tokenswift.types import Generation, Loop, Step
 
 PLAIN_SECONDS, LIVE_SECONDS = 10.0, 0.25
+#: stage (`types.OnProgress`) → what is done, the unit, and how many of what is counted make one of it
+STAGES = {
+    "fetch": ("fetching", "MB", 1_000_000),
+    "load": ("loading", "tensors", 1),
+    "pack": ("packing weights", "layers", 1),
+    "prompt": ("reading the prompt", "tokens", 1),
+}
+PAUSES = {"plain": PLAIN_SECONDS, "live": LIVE_SECONDS, "title": LIVE_SECONDS}
 TITLE, PUSH_TITLE, POP_TITLE = "\x1b]2;{}\x07", "\x1b[22;2t", "\x1b[23;2t"
+
+
+class Stages:
+    """Shows how far the work before the first token is; called as `types.OnProgress` says.
+
+    A live line goes away when its stage ends. Elsewhere a stage is shown when it has taken ten seconds.
+
+    Args:
+        quiet: show nothing.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._out = sys.stderr
+        self._way = "none" if quiet else "live" if is_live(sys.stderr) else "plain"
+        self._stage = ""
+        self._started = self._shown = 0.0
+        self._first = 0
+        self._on_screen = False
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if stage != self._stage:
+            self.end()
+            self._stage, self._started, self._first = stage, now, done
+            self._shown = now if self._way == "plain" else 0.0
+        if done >= total:
+            self.end()
+        elif self._way != "none" and now - self._shown >= PAUSES[self._way]:
+            self._shown = now
+            line = self.line(stage, done, total, now)
+            self._out.write(f"\r{line}\x1b[K" if self._way == "live" else line + "\n")
+            self._out.flush()
+            self._on_screen = self._way == "live"
+
+    def line(self, stage: str, done: int, total: int, now: float) -> str:
+        """What is done and the time left, on one line."""
+        what, unit, size = STAGES.get(stage, (stage, "", 1))
+        rate = (done - self._first) / max(now - self._started, 1e-9)
+        left = duration((total - done) / rate) if rate > 0 else "?"
+        return f"{what}: {done // size:,} of {total // size:,} {unit}, ETA {left}"
+
+    def end(self) -> None:
+        """Take the live line away; what is told next is a new stage."""
+        if self._on_screen:
+            with suppress(OSError):  # the terminal may be gone
+                self._out.write("\r\x1b[K")
+                self._out.flush()
+        self._on_screen, self._stage = False, ""
+
+    def __enter__(self) -> Stages:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.end()
 
 
 class Progress:
@@ -27,13 +90,17 @@ class Progress:
         quiet: show nothing.
         label: put before every line, e.g. the strategy.
         done: tokens that an earlier session has written.
+
+    Attributes:
+        stages: shows the reading of the prompt, until the first :meth:`update`.
     """
 
     def __init__(self, total: int, quiet: bool = False, label: str = "", done: int = 0) -> None:
         self._total, self._label = total, f"{label}: " if label else ""
         self._out = sys.stderr
+        self._quiet = quiet
         self._way = "none" if quiet else way(sys.stderr, sys.stdout)
-        self._pause = PLAIN_SECONDS if self._way == "plain" else LIVE_SECONDS
+        self.stages = Stages(quiet)
         self._started = self._shown = time.monotonic()
         self._first = 0
         self._on_screen = False
@@ -44,12 +111,13 @@ class Progress:
         """Count a step; show a line when the last one is old enough."""
         now = time.monotonic()
         if not self.steps:  # the prompt's prefill ends here: the rate starts now
+            self.stages.end()
             self._started, self._first = now, self.tokens + len(step.token_ids)
         self.steps += 1
         self.tokens += len(step.token_ids)
         self.accepted += step.accepted
         self.gamma += step.gamma
-        if self._way != "none" and now - self._shown >= self._pause:
+        if self._way != "none" and now - self._shown >= PAUSES[self._way]:
             self._shown = now
             self._show(self.line(now))
 
@@ -66,6 +134,7 @@ class Progress:
 
     def end(self) -> None:
         """Take the live line or the title away (also after an error)."""
+        self.stages.end()
         if self._on_screen:
             with suppress(OSError):  # the terminal may be gone
                 self._out.write("\r\x1b[K" if self._way == "live" else POP_TITLE)
@@ -74,7 +143,7 @@ class Progress:
 
     def summary(self, result: Generation) -> None:
         """Print the figures of a finished run."""
-        if self._way != "none":
+        if not self._quiet:
             print(self._label + summary(result), file=self._out, flush=True)
 
     def _show(self, line: str) -> None:
@@ -88,10 +157,18 @@ class Progress:
         self._out.flush()
 
 
+def is_live(stream: IO[str]) -> bool:
+    """Whether a stream is a terminal that takes escape codes."""
+    plain = os.environ.get("TERM") == "dumb" or bool(os.environ.get("NO_COLOR"))
+    return stream.isatty() and not plain
+
+
 def way(err: IO[str], out: IO[str]) -> str:
-    """ "plain", "live" or "title", see the module."""
+    """ "plain", "live", "title" or "none", see the module."""
     if not err.isatty():
         return "plain"
+    if not is_live(err):
+        return "none" if out.isatty() else "plain"
     if not out.isatty():
         return "live"
     try:

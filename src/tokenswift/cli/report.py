@@ -7,8 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from tokenswift.cli.output import check_writable
-from tokenswift.types import InputError
+from tokenswift.cli.output import check_apart, check_writable, files_of_run, write_text
 
 logger = logging.getLogger("tokenswift")
 
@@ -31,16 +30,15 @@ def run(args: argparse.Namespace) -> int:
     """Read the journal and write the page; the model is not needed."""
     from tokenswift.report.page import page
     from tokenswift.runs import folder as folders
-    from tokenswift.runs.journal import write_whole
 
     folder = Path(args.run_dir).expanduser()
     contents, state = folders.load(folder)
-    path = check_writable("--output", args.output or str(folder / "report.html"))
+    path = check_writable("--output", str(folder / "report.html") if args.output is None else args.output)
+    check_apart({"--output": path}, files_of_run(args.run_dir))
     if contents.damaged:
         logger.warning("the journal is damaged at byte %d; the page shows what is before it", contents.good)
     html = page(state, folder.resolve().name, folders.is_locked(folder))
-    if path is None:
-        raise InputError("output is empty; valid: a file")
-    write_whole(path, html.encode("utf-8", errors="replace"))
+    if path is not None:
+        write_text(path, html.encode("utf-8", errors="replace").decode("utf-8"))
     logger.info("%s, %d tokens", path, len(state.tokens))
     return 0

@@ -9,8 +9,16 @@ from typing import Any
 
 from tokenswift.cli import options
 from tokenswift.cli.generate import add_loop_option, stream
-from tokenswift.cli.output import TextSink, check_writable, record_of, write_json
-from tokenswift.cli.progress import Progress
+from tokenswift.cli.output import (
+    STDOUT,
+    TextSink,
+    add_json_option,
+    check_record,
+    files_of_run,
+    record_of,
+    write_json,
+)
+from tokenswift.cli.progress import Progress, Stages
 from tokenswift.config import check_integer
 
 logger = logging.getLogger("tokenswift")
@@ -46,7 +54,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="N",
         help="CPU threads, at least 1; default: torch's own choice",
     )
-    parser.add_argument("--json", metavar="FILE", help="write one record there, as generate does")
+    add_json_option(parser, "write one record there, as generate does")
     parser.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
 
 
@@ -58,12 +66,13 @@ def run(args: argparse.Namespace) -> int:
         check_integer("max_new_tokens", args.max_new_tokens, 1)
     if args.threads is not None:
         check_integer("threads", args.threads, 1)
-    record = check_writable("--json", args.json)
+    record = check_record(args.json, files_of_run(args.run_dir))
     folder = Path(args.run_dir).expanduser()
     contents, state = folders.load(folder)
     if not args.drop_damaged:
         folders.check_whole(folder, contents, state)
 
+    logger.info("loading %s", state.header["name"])
     import torch
 
     from tokenswift.resumption import arguments, reload
@@ -71,13 +80,13 @@ def run(args: argparse.Namespace) -> int:
     call = arguments(state, args.max_new_tokens, args.on_loop)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    llm = reload(state)
+    with Stages(args.quiet) as stages:
+        llm = reload(state, stages)
     logger.info("%s, %s on %s, from token %d", llm.name, llm.dtype, llm.device, len(state.tokens))
     progress = Progress(call["max_new_tokens"], args.quiet, done=len(state.tokens))
-    result = stream(
-        llm, call.pop("prompt"), TextSink(None), progress, before=state, **call, run_dir=folder,
-        drop_damaged=args.drop_damaged,
-    )  # fmt: skip
+    sink, prompt = TextSink(None, echo=record != STDOUT), call.pop("prompt")
+    more = {"run_dir": folder, "drop_damaged": args.drop_damaged}
+    result = stream(llm, prompt, sink, progress, before=state, **call, **more)
     if record is not None:
         sampling = call["sampling"]
         write_json(record, record_of(llm, result, call["strategy"], call["strategy_options"], sampling))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
+from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_text
 from tokenswift.types import InputError
 
 COLUMNS = ("run", "state", "tokens", "of", "tokens/s", "a pass", "model", "strategy", "last written")
@@ -27,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="DIR",
         help="a run's folder, or one that has such folders in it; default: the current folder",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON record a line instead of a table")
+    add_json_option(parser, "write one record a run there, a line each")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,15 +37,12 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.folder).expanduser()
     if not folder.is_dir():
         raise InputError(f"folder is {args.folder!r}: no such folder; valid: one with runs in it")
+    record = check_record(args.json)
     rows = [summary_of(path) for path in find(folder)]
-    if args.json:
-        for row in rows:
-            print(json.dumps(row, ensure_ascii=False))
-    elif not rows:
-        print(f"no runs in {folder}")
-    else:
-        print(table(rows))
-    sys.stdout.flush()
+    if record is not None:
+        write_text(record, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    if record != STDOUT:
+        print(table(rows) if rows else f"no runs in {folder}", flush=True)
     return 0
 
 

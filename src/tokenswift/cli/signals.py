@@ -32,12 +32,16 @@ class Signals:
     A signal that is ignored (``nohup``, background jobs of a shell) stays ignored. Outside the main thread
     nothing is changed.
 
+    Args:
+        leave: what a second signal does with the exit code; by default it ends the process.
+
     Attributes:
         number: the signal that came, 0 when none did.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, leave: Callable[[int], Any] = os._exit) -> None:
         self.number = 0
+        self._leave = leave
         self._stepping = False
         self._before: dict[int, Any] = {}
 
@@ -65,9 +69,9 @@ class Signals:
         if self.number:
             raise Interrupted(self.number)
 
-    def _take(self, number: int, frame: FrameType | None, leave: Callable[[int], Any] = os._exit) -> None:
+    def _take(self, number: int, frame: FrameType | None) -> None:
         if self.number:
-            leave(128 + number)
+            self._leave(128 + number)
             return
         self.number = number
         if not self._stepping:

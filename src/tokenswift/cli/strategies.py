@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import fields
 from typing import Any
 
 from tokenswift.cli.options import shown_default
+from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
+from tokenswift.config import OPTIONS
+from tokenswift.strategies.about import ABOUT
+from tokenswift.types import InputError
 
 
 def add_parser(subparsers: Any) -> None:
@@ -18,18 +21,16 @@ def add_parser(subparsers: Any) -> None:
         description="The ways to draft. All of them write the text that plain decoding writes.",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="one strategy only")
-    parser.add_argument("--json", action="store_true", help="one JSON record instead of text")
+    add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the list."""
-    from tokenswift.strategies.table import STRATEGIES
-    from tokenswift.types import InputError
-
-    if args.name is not None and args.name not in STRATEGIES:
-        raise InputError(f"strategy is {args.name!r}; valid: {', '.join(STRATEGIES)}")
+    if args.name is not None and args.name not in ABOUT:
+        raise InputError(f"strategy is {args.name!r}; valid: {', '.join(ABOUT)}")
+    target = check_record(args.json)
     found = []
-    for name, entry in STRATEGIES.items():
+    for name, entry in ABOUT.items():
         if args.name in (None, name):
             options = [
                 {
@@ -38,17 +39,18 @@ def run(args: argparse.Namespace) -> int:
                     "help": option.metadata["help"],
                     "shown": shown_default(option),
                 }
-                for option in fields(entry.options)
+                for option in fields(OPTIONS[name])
             ]
             about = {"name": name, "summary": entry.summary, "needs": entry.needs, "paper": entry.paper}
             found.append({**about, "options": options})
-    if args.json:
+    shown = "\n\n".join(_text(record) for record in found)
+    if target is not None:
         for record in found:
             for option in record["options"]:
                 del option["shown"]
-        print(json.dumps({"strategies": found}, ensure_ascii=False))
-        return 0
-    print("\n\n".join(_text(record) for record in found))
+        write_json(target, {"strategies": found})
+    if target != STDOUT:
+        print(shown, flush=True)
     return 0
 
 

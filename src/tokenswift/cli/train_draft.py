@@ -7,7 +7,8 @@ import logging
 from pathlib import Path
 
 from tokenswift.cli.options import DEFAULT_MODEL, integer
-from tokenswift.cli.train_heads import add_training_options, plan
+from tokenswift.cli.output import check_folder, check_writable
+from tokenswift.cli.train_heads import add_training_options, keeping, load_base, plan
 
 logger = logging.getLogger("tokenswift")
 
@@ -21,9 +22,20 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "decoding processes it. Embeddings and LM head stay the target's.",
     )
     add = parser.add_argument
-    add("--model", default=DEFAULT_MODEL, help="alias, folder or hub id of the target model")
-    add("--out", required=True, type=Path, help="model folder to write")
-    add("--layers", type=integer, default=2, help="layers of the draft model (default 2)")
+    add(
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="M",
+        help="alias, folder or hub id of the target model; default: %(default)s",
+    )
+    add(
+        "--out",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="model folder to write, with the target's tokenizer: good for --draft-model and --model",
+    )
+    add("--layers", type=integer, default=2, metavar="N", help="layers of the draft model (default 2)")
     add("--pack", type=Path, metavar="FILE", help="also write the trained weights alone to a file")
     add_training_options(parser)
 
@@ -31,28 +43,32 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train and write the model folder."""
     from tokenswift.config import check_integer
-    from tokenswift.models.load import load
-    from tokenswift.train.draft import check_out, pack, train_draft
+    from tokenswift.models.draft import check_out
     from tokenswift.train.processes import first_process
 
     check_integer("layers", args.layers, 1)
+    check_folder("--out", args.out)
     check_out(args.out)
+    check_writable("--pack", args.pack, renamed=True)
     made = plan(args)
-    loaded = load(args.model, dtype=made.dtype, device=made.device)
-    notes = train_draft(
-        loaded.model,
-        loaded.tokenizer,
-        made.data,
-        made.training,
-        out=args.out,
-        work=args.work or args.out.with_name(args.out.name + ".work"),
-        layers=args.layers,
-        vocabulary=made.vocabulary,
-        name=Path(args.model).name,
-        report=logger.info,
-        sampling=made.sampling,
-        states=args.states,
-    )
+    with keeping(made.work):
+        loaded, made = load_base(args, made)
+        from tokenswift.train.draft import pack, train_draft
+
+        notes = train_draft(
+            loaded.model,
+            loaded.tokenizer,
+            made.data,
+            made.training,
+            out=args.out,
+            work=made.work,
+            layers=args.layers,
+            vocabulary=made.vocabulary,
+            name=Path(args.model).name,
+            report=logger.info,
+            sampling=made.sampling,
+            states=args.states,
+        )
     logger.info("wrote %s: %s", args.out, ", ".join(f"{k} {v}" for k, v in notes.items()))
     if args.pack is not None and first_process():
         pack(args.out, args.pack)

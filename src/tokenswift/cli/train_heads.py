@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import logging
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.cli.options import (
-    DEFAULT_MODEL,
-    add_sampling_options,
-    integer,
-    number,
-    sampling_from,
-)
+from tokenswift.cli import options
+from tokenswift.cli.options import DEFAULT_MODEL, add_sampling_options, integer, number, sampling_from
+from tokenswift.cli.output import check_apart, check_folder, check_writable
+from tokenswift.cli.progress import Stages
+from tokenswift.cli.signals import Interrupted, Signals
+from tokenswift.types import RunError
 
 if TYPE_CHECKING:
     from tokenswift.config import SamplingParams
+    from tokenswift.models.load import Loaded
     from tokenswift.train.options import DataOptions, TrainingOptions
 
 logger = logging.getLogger("tokenswift")
@@ -27,8 +29,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser("train-heads", help="train draft heads for a model")
     add = parser.add_argument
-    add("--model", default=DEFAULT_MODEL, help="alias, folder or hub id of the base model")
-    add("--out", required=True, type=Path, help="heads file to write")
+    add(
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="M",
+        help="alias, folder or hub id of the base model; default: %(default)s",
+    )
+    add("--out", required=True, type=Path, metavar="FILE", help="heads file to write")
     add(
         "--recipe",
         default="own",
@@ -36,12 +43,24 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="own, or paper (its heads, loss and Table 9's settings; needs a large GPU); other options "
         "given win; default: %(default)s",
     )
-    add("--kind", choices=("linear", "conditioned", "medusa"), help="sort of heads (default conditioned)")
-    add("--heads", type=integer, help="number of heads (default 3)")
-    add("--inner", type=integer, help="hidden layer of conditioned heads (default 1024; 0: none)")
-    add("--blocks", type=integer, default=1, help="residual blocks of Medusa heads (default 1)")
-    add("--targets", help="model (its own processed distribution) or text (the next token); default model")
-    add("--start", help="ridge (closed form) or zero (linear and medusa heads); default ridge")
+    add(
+        "--kind",
+        choices=("linear", "conditioned", "medusa"),
+        metavar="NAME",
+        help="sort of heads: linear, conditioned or medusa (default conditioned)",
+    )
+    add("--num-heads", type=integer, metavar="N", help="number of heads (default 3)")
+    add("--heads", type=integer, dest="num_heads", help=argparse.SUPPRESS)  # its earlier name
+    add(
+        "--inner", metavar="N", type=integer, help="hidden layer of conditioned heads; 0: none (default 1024)"
+    )
+    add("--blocks", metavar="N", type=integer, default=1, help="residual blocks of Medusa heads (default 1)")
+    add(
+        "--targets",
+        metavar="NAME",
+        help="model (its own law) or text (the next token); default model",
+    )
+    add("--start", metavar="NAME", help="ridge (closed form), or zero for linear and medusa; default ridge")
     add(
         "--coverage",
         type=number,
@@ -56,7 +75,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def add_training_options(parser: argparse.ArgumentParser) -> None:
     """What train-heads and train-draft have in common: the data and the training."""
     add = parser.add_argument_group("data").add_argument
-    add("--data", help="a text or JSONL file, a folder of them, self, or pg19")
+    add("--data", metavar="PATH", help="a text or JSONL file, a folder of them, self, or pg19")
     add(
         "--states",
         type=Path,
@@ -71,7 +90,7 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="learn from the model's continuations of the data",
     )
-    add("--tokens", type=integer, help="tokens to learn from (default 300,000; CUDA 4,000,000)")
+    add("--tokens", metavar="N", type=integer, help="tokens to learn from (default 300,000; CUDA 4,000,000)")
     add(
         "--sequence-length",
         "--block",
@@ -81,13 +100,14 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         help="tokens run through the model at once (default 768; CUDA 8192)",
     )
     add(
-        "--prompt",
+        "--prompt-lengths",
         type=lengths,
         default=(256,),
         metavar="N,N,…",
         help="tokens of a passage before the model goes on; several for contexts of several lengths "
         "(default 256)",
     )
+    add("--prompt", type=lengths, dest="prompt_lengths", help=argparse.SUPPRESS)  # its earlier name
     add(
         "--write-batch",
         type=integer,
@@ -95,16 +115,22 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         help="texts that the model writes together (default 48; CUDA 32)",
     )
     add = parser.add_argument_group("training").add_argument
-    add("--epochs", type=number, help="passes over the data; 0: the start alone (default 3)")
-    add("--steps", type=integer, help="optimiser steps instead of epochs")
-    add("--batch", type=integer, help="windows per device and forward (default 4)")
-    add("--window", type=integer, help="positions per window (default 128)")
-    add("--accumulate", type=integer, help="batches per optimiser step (default 1)")
-    add("--lr", type=number, help="peak learning rate (default 0.001)")
+    add("--epochs", metavar="X", type=number, help="passes over the data; 0: the start alone (default 3)")
+    add("--steps", metavar="N", type=integer, help="optimiser steps instead of epochs")
+    add("--batch", metavar="N", type=integer, help="windows per device and forward (default 4)")
+    add("--window", metavar="N", type=integer, help="positions per window (default 128)")
+    add("--accumulate", metavar="N", type=integer, help="batches per optimiser step (default 1)")
+    add("--lr", metavar="X", type=number, help="peak learning rate (default 0.001)")
     add("--weight-decay", type=number, metavar="X", help="AdamW's (default 0.01)")
     add("--beta2", type=number, metavar="X", help="AdamW's (default 0.98)")
-    add("--warmup", type=integer, help="steps until the peak (default 30)")
-    add("--vocabulary", type=integer, help="frequent tokens in the loss; 0: all (default 4096; CUDA all)")
+    add("--warmup", metavar="N", type=integer, help="steps until the peak (default 30)")
+    add(
+        "--loss-vocabulary",
+        type=integer,
+        metavar="N",
+        help="frequent tokens in the loss; 0: all (default 4096; CUDA all)",
+    )
+    add("--vocabulary", type=integer, dest="loss_vocabulary", help=argparse.SUPPRESS)  # its earlier name
     add(
         "--held-out",
         type=number,
@@ -112,9 +138,24 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         help="share of the sequences whose loss is only logged (default 0.02)",
     )
     add("--save-every", type=integer, metavar="N", help="steps between checkpoints (default 200)")
-    add("--work", type=Path, help="folder for states, checkpoints and log.csv (default OUT.work)")
-    add("--dtype", default="auto", help="bfloat16, float32 or auto (bfloat16 where the hardware has it)")
-    add("--device", default="auto", help="auto, cpu, cuda (under torchrun each process its own) or cuda:N")
+    add(
+        "--work",
+        type=Path,
+        metavar="DIR",
+        help="folder for states, checkpoints and log.csv (default OUT.work)",
+    )
+    add(
+        "--dtype",
+        metavar="T",
+        default="auto",
+        help="bfloat16, float32, or auto: what the hardware has",
+    )
+    add(
+        "--device",
+        metavar="D",
+        default="auto",
+        help="auto, cpu, cuda (torchrun: each its own) or cuda:N",
+    )
     add("--tensorboard", action="store_true", help="also write TensorBoard logs to the work folder")
     add("--quiet", action="store_true", help="no progress lines")
     add_sampling_options(parser, "sampling (what the model writes, and the distribution that is learnt)")
@@ -138,7 +179,7 @@ class Plan:
         sampling: the sampler whose distribution is learnt.
         dtype, device: of the model in this process.
         vocabulary: frequent tokens in the loss, 0 for all.
-        recipe: what the recipe says beyond that.
+        work: folder for states and checkpoints.
     """
 
     data: DataOptions | None
@@ -147,84 +188,140 @@ class Plan:
     dtype: str
     device: str
     vocabulary: int
-    recipe: dict[str, Any]
+    work: Path
 
 
 def plan(args: argparse.Namespace) -> Plan:
-    """Check the common options; those not given come from the recipe, then from the place to run.
+    """Check the common options and the places to write to; those not given come from the recipe, then from
+    the place to run. Says what is about to be done before anything heavy is imported.
 
     Raises:
-        InputError: an option out of its range, or --data that names nothing.
+        InputError: an option out of its range, a place that cannot be written, or --data that names nothing.
     """
     from tokenswift.config import check_choice
-    from tokenswift.models.load import check_place, native_bfloat16
+    from tokenswift.models.load import check_name, check_place, check_place_names, native_bfloat16
     from tokenswift.train.data import check_source
-    from tokenswift.train.options import RECIPES, DataOptions, TrainingOptions
+    from tokenswift.train.options import RECIPES
     from tokenswift.train.processes import local_device
     from tokenswift.types import InputError
 
     if (args.data is None) == (not args.states):
-        raise InputError("data or states is needed, and not both: where the hidden states come from")
-    recipe = getattr(args, "recipe", "own")
-    check_choice("recipe", recipe, tuple(RECIPES))
+        raise InputError("--data or --states is needed, and not both: where the hidden states come from")
+    check_choice("recipe", getattr(args, "recipe", "own"), tuple(RECIPES))
+    check_name(args.model)
+    check_place_names(args.dtype, args.device)
+    sampling = sampling_from(args)
+    work = check_folder("--work", args.work or args.out.with_name(args.out.name + ".work"))
+    if args.data is not None:
+        check_source(args.data)
+    check_apart(
+        {"--out": args.out, "--work": work, "--pack": getattr(args, "pack", None)}, options.inputs_of(args)
+    )
+    _options(args, sampling, cuda=False, bf16=False)
+
+    logger.info("loading %s", args.model)
     device = local_device(check_place(args.dtype, args.device))
-    cuda = device != "cpu"
+    dtype = args.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if native_bfloat16(device) else "float32"
+    made = _options(args, sampling, cuda=device != "cpu", bf16=dtype == "bfloat16")
+    return Plan(*made[:2], sampling, dtype, device, made[2], work)
+
+
+def _options(
+    args: argparse.Namespace, sampling: SamplingParams, cuda: bool, bf16: bool
+) -> tuple[DataOptions | None, TrainingOptions, int]:
+    """Data, training and the loss's vocabulary on a place to run."""
+    from tokenswift.config import check_integer
+    from tokenswift.train.options import RECIPES, DataOptions, TrainingOptions
+
     place = {
         "tokens": 4_000_000 if cuda else 300_000,
         "sequence_length": 8192 if cuda else 768,
         "write_batch": 32 if cuda else 48,
-        "vocabulary": 0 if cuda else 4096,
+        "loss_vocabulary": 0 if cuda else 4096,
     }
     given = {name: value for name, value in vars(args).items() if value is not None}
-    chosen = {**place, **RECIPES[recipe], **given}
+    given["prompt"] = given.pop("prompt_lengths")
+    chosen = {**place, **RECIPES[getattr(args, "recipe", "own")], **given, "sampling": sampling, "bf16": bf16}
 
     def of(kind: type) -> dict[str, Any]:
         return {name: chosen[name] for name in kind.__dataclass_fields__ if name in chosen}
 
-    dtype = args.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if native_bfloat16(device) else "float32"
-    sampling = sampling_from(args)
-    data = None
-    if args.data is not None:
-        data = DataOptions(source=args.data, **{**of(DataOptions), "sampling": sampling})
-        check_source(args.data)
-    training = TrainingOptions(**{**of(TrainingOptions), "bf16": dtype == "bfloat16"})
-    return Plan(data, training, sampling, dtype, device, chosen["vocabulary"], RECIPES[recipe])
+    check_integer("loss_vocabulary", chosen["loss_vocabulary"], 0)
+    data = None if args.data is None else DataOptions(source=args.data, **of(DataOptions))
+    return data, TrainingOptions(**of(TrainingOptions)), chosen["loss_vocabulary"]
+
+
+def load_base(args: argparse.Namespace, made: Plan) -> tuple[Loaded, Plan]:
+    """The model to train for, and the plan with its sampling where that is asked for."""
+    from tokenswift.models.load import load
+
+    with Stages(args.quiet) as stages:
+        loaded = load(args.model, dtype=made.dtype, device=made.device, on_progress=stages)
+    config = getattr(loaded.model, "generation_config", None)
+    sampling = options.model_sampling(args, made.sampling, config, loaded.name)
+    data = None if made.data is None else replace(made.data, sampling=sampling)
+    return loaded, replace(made, sampling=sampling, data=data)
+
+
+@contextmanager
+def keeping(work: Path) -> Iterator[None]:
+    """Inside the block, whatever ends the command says what is kept of it in the work folder."""
+
+    def kept() -> str:
+        if not work.is_dir():
+            return "nothing was kept"
+        return f"states and checkpoints so far are in {work}; the same command goes on with them"
+
+    with Signals():
+        try:
+            yield
+        except Interrupted as error:
+            raise Interrupted(error.number, kept()) from None
+        except RunError as error:
+            raise error if "kept" in str(error) else RunError(f"{error}; {kept()}") from error
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            raise RunError(f"{where}{error.strerror or error}; {kept()}") from error
 
 
 def run(args: argparse.Namespace) -> int:
     """Train and write the heads file."""
     from tokenswift.config import check_integer, check_number
-    from tokenswift.models.load import load
-    from tokenswift.train.pipeline import train_heads
+    from tokenswift.train.options import RECIPES
 
-    made = plan(args)
-    kind = args.kind or made.recipe.get("kind", "conditioned")
-    count = args.heads if args.heads is not None else made.recipe.get("heads", 3)
-    check_integer("heads", count, 1)
+    recipe = RECIPES.get(args.recipe, {})
+    kind = args.kind or recipe.get("kind", "conditioned")
+    count = args.num_heads if args.num_heads is not None else recipe.get("heads", 3)
+    check_integer("num_heads", count, 1)
     if args.inner is not None:
         check_integer("inner", args.inner, 0, "at least 0 (0: no hidden layer)")
     check_integer("blocks", args.blocks, 1, "at least 1 residual block")
     check_number("coverage", args.coverage, "above 0, at most 1", 0 < args.coverage <= 1)
-    loaded = load(args.model, dtype=made.dtype, device=made.device)
-    notes = train_heads(
-        loaded.model,
-        loaded.tokenizer,
-        made.data,
-        made.training,
-        out=args.out,
-        work=args.work or args.out.with_name(args.out.name + ".work"),
-        kind=kind,
-        count=count,
-        inner=args.inner,
-        blocks=args.blocks,
-        vocabulary=made.vocabulary,
-        name=Path(args.model).name,
-        report=logger.info,
-        sampling=made.sampling,
-        states=args.states,
-        coverage=args.coverage,
-    )
+    check_writable("--out", args.out, renamed=True)
+    made = plan(args)
+    with keeping(made.work):
+        loaded, made = load_base(args, made)
+        from tokenswift.train.pipeline import train_heads
+
+        notes = train_heads(
+            loaded.model,
+            loaded.tokenizer,
+            made.data,
+            made.training,
+            out=args.out,
+            work=made.work,
+            kind=kind,
+            count=count,
+            inner=args.inner,
+            blocks=args.blocks,
+            vocabulary=made.vocabulary,
+            name=Path(args.model).name,
+            report=logger.info,
+            sampling=made.sampling,
+            states=args.states,
+            coverage=args.coverage,
+        )
     logger.info("wrote %s: %s", args.out, ", ".join(f"{k} {v}" for k, v in notes.items()))
     return 0

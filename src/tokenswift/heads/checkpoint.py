@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tokenswift.config import shown
 from tokenswift.files import replacing
 from tokenswift.heads.modules import Heads, HeadsConfig
 from tokenswift.identity import SAMPLE_SIZE, TOLERANCE, distance, sample_of
@@ -165,6 +166,7 @@ def read_heads(path: str | Path) -> tuple[Heads, HeadsBase, dict[str, Any]]:
             raise InputError(f"heads file {path} names frequent tokens outside 0 to {config.vocab_size - 1}")
         heads.frequent = frequent.long()
     heads.calibration = _calibration(header.get("calibration"), path)
+    heads.source = str(path)
     base = HeadsBase(str(header.get("base", "?")), config.hidden_size, config.vocab_size, sample.float())
     return heads, base, dict(header.get("notes") or {})
 
@@ -251,8 +253,16 @@ def packaged_heads(model: Any, kind: str | None = None) -> Heads | None:
     entry = next(iter(found.values()), None) if kind is None else found.get(kind)
     if entry is None:
         return None
+    heads = read_packaged(entry)
+    return heads.to(dtype=model.dtype, device=model.device)
+
+
+def read_packaged(entry: Traversable) -> Heads:
+    """Shipped heads from :func:`packaged_kinds`, which has seen that they fit; float32 on the CPU."""
     with resources.as_file(entry) as path:
-        return load_heads(path, model)
+        heads, _, _ = read_heads(path)
+    heads.source = f"{entry.name} (shipped)"
+    return heads
 
 
 def resolve_heads(spec: str | Path | Heads | None, model: Any) -> Heads | None:
@@ -271,6 +281,8 @@ def resolve_heads(spec: str | Path | Heads | None, model: Any) -> Heads | None:
             raise InputError(f"heads have hidden size {spec.config.hidden_size}, the model has {width}")
         same = (spec.dtype, next(spec.parameters()).device) == (model.dtype, model.device)
         return spec if same else copy.deepcopy(spec).to(dtype=model.dtype, device=model.device)
+    if not isinstance(spec, str | Path):
+        raise InputError(f"heads is {shown(spec)}; valid: auto, none, an adapter file, or Heads")
     if spec == "auto":
         return _heads_beside(model) or packaged_heads(model)
     return load_heads(spec, model)
@@ -286,4 +298,5 @@ def _heads_beside(model: Any) -> Heads | None:
     if folder is None or not holds_heads(folder):
         return None
     heads, _ = import_checkpoint(folder, model)
+    heads.source = str(folder)
     return heads.to(dtype=model.dtype, device=model.device)

@@ -92,6 +92,7 @@ class Heads(nn.Module):
     Attributes:
         frequent: token ids worth drafting, most of the training text; None: the whole vocabulary.
         calibration: weights of `drafting.calibration` that fit these heads; None: the library's.
+        source: where they come from (a file, a folder, "… (shipped)"); "" when a program made them.
         conditioned: a head needs the embedding of the token drafted before its own.
     """
 
@@ -110,6 +111,7 @@ class Heads(nn.Module):
         self.config = config
         self.frequent: Tensor | None = None
         self.calibration: dict[str, list[list[float]]] | None = None
+        self.source = ""
         self.layers = nn.ModuleList(self.made(config))
 
     def __reduce_ex__(self, protocol: Any) -> Any:

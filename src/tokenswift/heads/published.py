@@ -233,13 +233,21 @@ def _import_medusa(folder: Path, config: dict[str, Any], model: Any) -> tuple[He
     return build_heads(shape, tensors, str(folder)), base
 
 
-def export_checkpoint(heads: Heads, model: Any, folder: str | Path) -> None:
-    """Write base model and linear heads as a checkpoint in the published layout."""
+def check_export(folder: Path) -> None:
+    """Raise :class:`InputError` unless a folder is free for an export."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"--export {folder} exists and is not empty; valid: a new or empty folder")
+
+
+def export_checkpoint(heads: Heads, model: Any, folder: str | Path, tokenizer: Any = None) -> None:
+    """Write base model and linear heads as a checkpoint in the published layout.
+
+    With the tokenizer it is a model folder too: transformers loads it, and does not look at the heads.
+    """
     if heads.kind != "linear":
         raise InputError(f"heads are {heads.kind}; the published layout holds linear heads only")
     folder = Path(folder)
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"--export {folder} exists and is not empty")
+    check_export(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         weights = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
@@ -253,5 +261,9 @@ def export_checkpoint(heads: Heads, model: Any, folder: str | Path) -> None:
         (folder / "model.safetensors").chmod(0o644)
         config = model.config.to_dict() | {"medusa_heads": heads.count}
         (folder / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        if getattr(model, "generation_config", None) is not None:
+            model.generation_config.save_pretrained(folder)
     except (OSError, SafetensorError) as error:
         raise InputError(f"cannot write to --export {folder}: {error}") from error

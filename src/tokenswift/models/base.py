@@ -17,6 +17,7 @@ from tokenswift.kernels.native import NativeKernels
 from tokenswift.kernels.reference import TorchKernels
 from tokenswift.models.rope import Rotary
 from tokenswift.sampling import Sampler
+from tokenswift.types import OnProgress
 
 
 class BaseTarget(ABC):
@@ -78,24 +79,30 @@ class BaseTarget(ABC):
         return self._run(tokens, positions, cache, parents)
 
     @torch.inference_mode()
-    def prefill(self, tokens: list[int], cache: CommittingCache) -> Pass:
+    def prefill(
+        self, tokens: list[int], cache: CommittingCache, on_progress: OnProgress | None = None
+    ) -> Pass:
         """Run the prompt in chunks of :attr:`prefill_chunk` and commit it.
 
         The result holds queries and hidden states of the last `cache.select.OBSERVED` tokens, or of all.
+        ``on_progress`` is told of the stage "prompt", in tokens, before the first chunk and after each.
 
         Raises:
             ValueError: no tokens.
         """
         if not tokens:
             raise ValueError("nothing to prefill")
+        report = on_progress or _ignore
         hidden: list[Tensor] = []
         queries: list[list[Tensor]] = []
+        report("prompt", 0, len(tokens))
         for start in range(0, len(tokens), self.prefill_chunk):
             rows = torch.tensor(tokens[start : start + self.prefill_chunk], device=self.device)
             positions = torch.arange(cache.length, cache.length + len(rows), device=self.device)
             last = start + 2 * self.prefill_chunk > len(tokens)  # the last two chunks hold the last rows
             result = self._run(rows, positions, cache, None, last)
             cache.commit(tuple(range(len(rows))))
+            report("prompt", start + len(rows), len(tokens))
             if last:
                 hidden.append(result.hidden[-OBSERVED:].clone())
                 queries.append([layer[:, -OBSERVED:].clone() for layer in result.queries])
@@ -144,6 +151,10 @@ class BaseTarget(ABC):
     @abstractmethod
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings: (n,) → (n, D)."""
+
+
+def _ignore(stage: str, done: int, total: int) -> None:
+    """Nobody wants to know."""
 
 
 def head_width(config: Any) -> int:

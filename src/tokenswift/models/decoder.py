@@ -21,6 +21,7 @@ from tokenswift.kernels.reference import TorchKernels
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape
 from tokenswift.models.base import BaseTarget, head_width
 from tokenswift.models.rope import Rotary
+from tokenswift.types import OnProgress
 
 #: model types that the lean decoder runs
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
@@ -70,12 +71,18 @@ class LeanTarget(BaseTarget):
         take: replace the model's own weights by empty ones as they are packed, so that they exist once;
             :meth:`give_back` restores them. Otherwise the model is left alone and the packed copies cost
             :attr:`copied_bytes`.
+        on_progress: told of the stage "pack", in layers.
     """
 
     prefill_chunk = PREFILL_CHUNK
 
     def __init__(
-        self, model: Any, kernels: NativeKernels | TorchKernels, rotary: Rotary, take: bool = False
+        self,
+        model: Any,
+        kernels: NativeKernels | TorchKernels,
+        rotary: Rotary,
+        take: bool = False,
+        on_progress: OnProgress | None = None,
     ) -> None:
         super().__init__(model.config, model.lm_head.weight, rotary)
         config, body = model.config, model.model
@@ -88,7 +95,11 @@ class LeanTarget(BaseTarget):
         if tied:
             self._release(body.embed_tokens, lambda: model.lm_head.weight)
         self._norm, self._eps = _copied(body.norm.weight), float(body.norm.variance_epsilon)
-        weights = [self._layer(layer) for layer in body.layers]
+        weights: list[LayerWeights] = []
+        for layer in body.layers:
+            weights.append(self._layer(layer))
+            if on_progress is not None:
+                on_progress("pack", len(weights), len(body.layers))
         self.windows = [w.window or None for w in weights]
         if self._take:  # what is left shares the checkpoint's mapped file, which would stay in memory
             for parameter in model.parameters():

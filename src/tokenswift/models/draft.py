@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.models import embedded
-from tokenswift.types import InputError, RunError
+from tokenswift.types import InputError, OnProgress, RunError
 
 NAME = f"{embedded.NAME}-draft"
 PACKED = f"{embedded.NAME}.draft.safetensors"
@@ -25,19 +25,22 @@ VERSION = 1  # of the packed file
 FORMAT = 1  # raised whenever the folder's making changes, so that older folders are made anew
 SHARED = ("embed_tokens.weight", "lm_head.weight")  # ends of the names of what the target gives
 SAMPLE = "target.sample"
+ENDS = (".json", ".safetensors", ".jinja", ".txt", ".model")  # of the files of a model folder
 NEED = "the draft model needs 150 MB"
 
 logger = logging.getLogger("tokenswift")
 
 
-def ensure(cache: Path) -> Path:
+def ensure(cache: Path, on_progress: OnProgress | None = None) -> Path:
     """The folder of the packaged draft model below ``cache``; builds it on first use.
+
+    Arguments as of the default model's own.
 
     Raises:
         InputError: the cache folder cannot be written, or what the default model's own raises.
         RunError: the packaged file does not fit the default model, or the disk is full.
     """
-    target = embedded.ensure(cache)
+    target = embedded.ensure(cache, on_progress)
     entry = resources.files("tokenswift").joinpath("data", PACKED)
     if not entry.is_file():
         raise InputError(f"model {NAME} is not part of this installation; train one with train-draft")
@@ -52,6 +55,23 @@ def ensure(cache: Path) -> Path:
                         build(packed, target, partial / "model", {"sha256": digest, "format": FORMAT})
                         embedded.publish(partial / "model", folder)
     return folder
+
+
+def check_out(out: Path) -> None:
+    """Raise :class:`InputError` unless ``out`` is free, or a draft model of ``train-draft`` and no more."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    try:
+        record = json.loads((out / embedded.RECORD).read_text(encoding="utf-8"))
+        ours = isinstance(record, dict) and {"target", "notes"} <= set(record) and "sha256" not in record
+        ours = ours and all(path.is_file() and path.suffix in ENDS for path in out.iterdir())
+    except (OSError, ValueError):
+        ours = False
+    if not ours:
+        raise InputError(
+            f"out {out} exists and is no draft model of train-draft; valid: a new or empty folder, or one "
+            "that holds such a model and nothing else"
+        )
 
 
 def is_whole(folder: Path, digest: str) -> bool:

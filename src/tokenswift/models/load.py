@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.config import check_choice
-from tokenswift.models import draft, embedded
-from tokenswift.models._hf import quiet_transformers
-from tokenswift.types import InputError, RunError
+from tokenswift.models import draft, embedded, hub
+from tokenswift.models._hf import counted_loading, quiet_transformers
+from tokenswift.models.hub import line_of
+from tokenswift.types import InputError, OnProgress, RunError
 
 __all__ = [
     "ALIASES",
@@ -33,7 +34,6 @@ ALIASES = (embedded.NAME, draft.NAME)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-HUB_TIMEOUT = 8  # seconds for the one question whether the hub answers
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
@@ -71,15 +71,20 @@ def native_kernels_wanted() -> bool:
     return wanted == "auto"
 
 
+def check_place_names(dtype: str, device: str) -> None:
+    """Raise :class:`InputError` for an unknown dtype or kind of device; light."""
+    check_choice("dtype", dtype, DTYPES)
+    if device not in DEVICES and not re.fullmatch(r"cuda:\d+", str(device)):
+        raise InputError(f"device is {device!r}; valid: {', '.join(DEVICES)}")
+
+
 def check_place(dtype: str, device: str) -> str:
     """Check dtype and device; the device to use, "auto" resolved.
 
     Raises:
         InputError: an unknown name, or CUDA asked for where there is none.
     """
-    check_choice("dtype", dtype, DTYPES)
-    if device not in DEVICES and not re.fullmatch(r"cuda:\d+", str(device)):
-        raise InputError(f"device is {device!r}; valid: {', '.join(DEVICES)}")
+    check_place_names(dtype, device)
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -110,6 +115,7 @@ def load(
     name_or_path: str | Path,
     dtype: str = "auto",
     device: str = "auto",
+    on_progress: OnProgress | None = None,
 ) -> Loaded:
     """Load a model and its tokenizer.
 
@@ -118,62 +124,89 @@ def load(
             ``owner/name``.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
+        on_progress: told of the stages "fetch" (the default model, in bytes) and "load" (in tensors).
     Raises:
         InputError: one line: what is wrong with the name, the folder, its files, or the place to run.
         RunError: the model does not fit into memory, or making the default model failed.
     """
     place = check_place(dtype, device)
     name = str(name_or_path)
-    source, local = locate(name)
-    with quiet_transformers():
+    source, local = locate(name, on_progress)
+    with quiet_transformers(), counted_loading(on_progress):
         config = _config(name, source, local)
         tokenizer = _tokenizer(name, source, local)
+        if place == "cpu" and Path(source).is_dir():
+            _check_memory(name, Path(source), config, dtype)
         model = _model(name, source, local, config, dtype, place)
     return Loaded(model, tokenizer, name)
 
 
-def locate(name: str) -> tuple[str, bool]:
+def check_name(name: str) -> None:
+    """What can be said of a model's name without asking the hub; light.
+
+    Raises:
+        InputError: neither an alias, nor a folder with a config.json, nor shaped like a hub id.
+    """
+    known = f"valid: {', '.join(ALIASES)}, a folder in transformers' format, or a hub id owner/name"
+    if not name or "\0" in name:
+        raise InputError(f"model is {name!r}; {known}")
+    path = Path(name).expanduser()
+    if name in ALIASES:
+        return
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise InputError(f"model folder {name} has no config.json; {known}")
+    elif path.exists():
+        raise InputError(f"model {name} is a file; {known}")
+    elif not HUB_ID.fullmatch(name) or ".." in name:
+        what = "no such folder" if "/" in name or name.startswith((".", "~")) else "unknown name"
+        raise InputError(f"model is {name!r}: {what}; {known}")
+
+
+def locate(name: str, on_progress: OnProgress | None = None) -> tuple[str, bool]:
     """Where a name's files are: (folder or hub id, whether only local files may be used).
+
+    Models that are not here yet are fetched.
 
     Raises:
         InputError: neither an alias, nor a folder with a config.json, nor a hub id that can be reached.
     """
+    check_name(name)
     if name in ALIASES:
-        return str((draft if name == draft.NAME else embedded).ensure(cache_dir())), True
-    known = f"valid: {', '.join(ALIASES)}, a folder in transformers' format, or a hub id owner/name"
+        return str((draft if name == draft.NAME else embedded).ensure(cache_dir(), on_progress)), True
     path = Path(name).expanduser()
-    if not name or "\0" in name:
-        raise InputError(f"model is {name!r}; {known}")
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise InputError(f"model folder {name} has no config.json; {known}")
         return str(path), True
-    if path.exists():
-        raise InputError(f"model {name} is a file; {known}")
-    if not HUB_ID.fullmatch(name) or ".." in name:
-        what = "no such folder" if "/" in name or name.startswith((".", "~")) else "unknown name"
-        raise InputError(f"model is {name!r}: {what}; {known}")
-    return name, not _hub_answers(name)
-
-
-def _hub_answers(name: str) -> bool:
-    """True when the hub can be asked; False when the model is in the hub's local cache all the same."""
-    from huggingface_hub import constants, try_to_load_from_cache
-    from huggingface_hub.utils import get_session
-
-    reason = "the hub is switched off by HF_HUB_OFFLINE"
-    if not constants.HF_HUB_OFFLINE:
-        try:  # one question with a short timeout, instead of transformers' retries per file
-            get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT)
-            return True
-        except Exception as error:  # the HTTP library differs between versions, and so do its errors
-            reason = f"the hub cannot be reached ({_line(error)})"
-    if isinstance(try_to_load_from_cache(name, "config.json"), str):
-        return False
+    reason = hub.answers()
+    if reason is None:
+        return hub.fetch(name), True
+    if hub.cached(name):
+        return name, True
     raise InputError(
         f"model is {name!r}: {reason}, and there is no such local folder; "
         f"valid without the hub: {', '.join(ALIASES)}, or a folder in transformers' format"
     )
+
+
+def sampling_of(config: Any, name: str) -> dict[str, Any]:
+    """The fields of `config.SamplingParams` that a model's ``generation_config.json`` names.
+
+    Args:
+        config: a transformers ``GenerationConfig``; None counts as one that names nothing.
+        name: the model's, for messages.
+    Raises:
+        InputError: it names none.
+    """
+    names = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty")
+    found = {key: value for key in names if (value := getattr(config, key, None)) is not None}
+    if getattr(config, "do_sample", None) is False:
+        found["greedy"] = True
+    if not found:
+        raise InputError(
+            f"sampling is 'model', but the generation_config.json of {name} names no setting of it; "
+            f"valid: default"
+        )
+    return found
 
 
 def _config(name: str, source: str, local: bool) -> Any:
@@ -186,7 +219,7 @@ def _config(name: str, source: str, local: bool) -> Any:
         Exception
     ) as error:  # transformers raises OSError, ValueError, KeyError, TypeError and its own here
         raise InputError(
-            f"model {name}: its config.json cannot be used ({_line(error)}); {supported}"
+            f"model {name}: its config.json cannot be used ({line_of(error)}); {supported}"
         ) from error
     architectures = [str(a) for a in getattr(config, "architectures", None) or ()]
     causal = any(a.endswith(("ForCausalLM", "LMHeadModel")) for a in architectures)
@@ -206,7 +239,28 @@ def _tokenizer(name: str, source: str, local: bool) -> Any:
     try:
         return AutoTokenizer.from_pretrained(source, local_files_only=local)
     except Exception as error:  # as above
-        raise InputError(f"model {name}: its tokenizer cannot be loaded ({_line(error)})") from error
+        raise InputError(f"model {name}: its tokenizer cannot be loaded ({line_of(error)})") from error
+
+
+def _check_memory(name: str, folder: Path, config: Any, dtype: str) -> None:
+    """Refuse a model whose weights alone are more than the memory that can be had: the system would end the
+    process without a word."""
+    import torch
+
+    from tokenswift.memory import host_memory
+
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    weights = [file for file in hub.wanted_files(list(sizes)) if file.endswith((".safetensors", ".bin"))]
+    stored, memory = getattr(config, "dtype", None), host_memory()
+    kind = stored if dtype == "auto" else getattr(torch, dtype)
+    scale = kind.itemsize / stored.itemsize if isinstance(stored, torch.dtype) and kind else 1.0
+    needed = int(sum(sizes[file] for file in weights) * scale)
+    if memory is not None and needed > memory.free:
+        smaller = ", or dtype bfloat16" if kind == torch.float32 else ""
+        raise InputError(
+            f"model {name} needs {needed:,} bytes of memory for its weights, {memory.free:,} bytes are "
+            f"available; valid: a smaller model{smaller}"
+        )
 
 
 def _model(name: str, source: str, local: bool, config: Any, dtype: str, device: str) -> Any:
@@ -229,7 +283,7 @@ def _model(name: str, source: str, local: bool, config: Any, dtype: str, device:
         ) from error
     except Exception as error:  # safetensors, transformers and torch each raise their own here
         raise InputError(
-            f"model {name}: its weights cannot be loaded ({_line(error)}); the files may be incomplete"
+            f"model {name}: its weights cannot be loaded ({line_of(error)}); the files may be incomplete"
         ) from error
     model, report = loaded
     for fault in ("missing_keys", "mismatched_keys"):
@@ -239,9 +293,3 @@ def _model(name: str, source: str, local: bool, config: Any, dtype: str, device:
                 f"({len(tensors)} tensors {fault.removesuffix('_keys')}, e.g. {tensors[0]})"
             )
     return model.eval()
-
-
-def _line(error: BaseException) -> str:
-    """An error's message on one line, without its later sentences."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else text[:157].rstrip() + "..."

@@ -6,22 +6,23 @@ over a few dozen tokens must give its logits. What fails the check is not used.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tokenswift.kernels.build import library
+from tokenswift.kernels.build import library, processor
 from tokenswift.kernels.native import NativeKernels
 from tokenswift.kernels.reference import TorchKernels
 from tokenswift.models.decoder import PREFILL_CHUNK, LeanTarget, unfit
 from tokenswift.models.generic import GenericTarget, shadow_of
 from tokenswift.models.load import cache_dir, native_kernels_wanted
 from tokenswift.models.rope import RopeScaling, rotary_of
-from tokenswift.types import InputError
+from tokenswift.types import InputError, OnProgress
 
-__all__ = ["PREFILL_CHUNK", "Target", "check_model", "distance", "kernels", "make_target"]
+__all__ = ["PREFILL_CHUNK", "Target", "check_model", "distance", "kernels", "make_target", "numerics_of"]
 
 Target = LeanTarget | GenericTarget
 
@@ -55,13 +56,19 @@ def check_model(model: Any) -> None:
         )
 
 
-def make_target(model: Any, scaling: RopeScaling | None = None, take: bool = False) -> Target:
+def make_target(
+    model: Any,
+    scaling: RopeScaling | None = None,
+    take: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Target:
     """A target over a loaded causal LM.
 
     Args:
         model: from transformers. It stays as it is, unless
         take: its weights may be replaced by packed ones (a model that nobody else uses).
         scaling: a wish for YaRN.
+        on_progress: told of the stage "pack" (weights made ready for the CPU, in layers).
     Raises:
         InputError: a model that cannot run here, in one line that says why.
     """
@@ -78,7 +85,7 @@ def make_target(model: Any, scaling: RopeScaling | None = None, take: bool = Fal
         raise InputError(f"model {name}: its own forward fails ({_line(error)})") from error
     reason = unfit(model) if device.type == "cpu" else "it runs on " + device.type
     if reason is None:
-        target: Target = LeanTarget(model, kernels(), rotary, take)
+        target: Target = LeanTarget(model, kernels(), rotary, take, on_progress)
         far = distance(target, cases, expected)
         if far <= TOLERANCES[target.dtype]:
             return target
@@ -142,3 +149,16 @@ def distance(target: Target, cases: list[list[int]], expected: Tensor) -> float:
     found = target.logits(target.forward(tokens, positions, cache, PARENTS).hidden)
     far = float((found - expected).norm() / expected.norm().clamp_min(1e-9))
     return far if far == far else float("inf")
+
+
+def numerics_of(target: Target) -> dict[str, Any]:
+    """How a target's passes are computed, and whether prefill, decoding and trees agree in every bit."""
+    lean = isinstance(target, LeanTarget)
+    compiled = isinstance(target.kernels, NativeKernels)
+    how = "compiled kernels" if compiled else "torch"
+    return {
+        "equal_bits": lean and compiled,
+        "how": how if lean else f"transformers' own forward, attention by {how}",
+        "device": target.device.type,
+        "processor": hashlib.sha256(processor().encode()).hexdigest()[:16],
+    }

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenswift.files import replaceable
 from tokenswift.types import InputError
 
 VERSION = 1
@@ -138,7 +139,8 @@ def create(path: Path, records: list[Record]) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all: part file, sync, rename, sync of the folder."""
+    """Write a regular file whole or not at all: part file, sync, rename, sync of the folder."""
+    path = replaceable(path)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as handle:

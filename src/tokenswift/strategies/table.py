@@ -12,6 +12,7 @@ from tokenswift.heads.modules import Heads
 from tokenswift.interfaces import DraftModel, Strategy
 from tokenswift.memory import Planned
 from tokenswift.sampling import Sampler
+from tokenswift.strategies.about import ABOUT
 from tokenswift.strategies.autoregressive import Autoregressive
 from tokenswift.strategies.magicdec import MagicDec
 from tokenswift.strategies.medusa import Medusa
@@ -37,6 +38,10 @@ class Resources(Protocol):
 
     def costs(self) -> Table:
         """Measured times of passes."""
+        ...
+
+    def draft_name(self, wanted: Any) -> str:
+        """The name of a draft model."""
         ...
 
     def draft_model(self, wanted: Any) -> DraftModel:
@@ -89,6 +94,23 @@ def _medusa(llm: Resources, options: MedusaOptions, sampler: Sampler) -> Plannin
     return Medusa(filled(options), llm.target, heads, sampler)
 
 
+def drafts_from(llm: Resources, strategy: str, options: Any) -> tuple[Heads | None, str]:
+    """The heads that a strategy has at hand, and what it may draft from, in the words of
+    `types.Generation.draft_source`."""
+    if strategy == "tokenswift":
+        heads = llm.heads
+        partial = options.draft != "hidden" and (options.draft == "partial" or options.cache != "full")
+        parts = {"heads": heads is not None, "partial passes": partial, "text": options.ngrams != 0}
+        if options.draft_model is not None:
+            parts[f"draft model {llm.draft_name(options.draft_model)}"] = True
+        return heads, ", ".join(name for name, there in parts.items() if there) or "none"
+    if strategy == "medusa":
+        return llm.heads_of("medusa"), "heads"
+    if strategy == "triforce" or (strategy == "magicdec" and options.draft_model is not None):
+        return None, f"draft model {llm.draft_name(options.draft_model)}"
+    return None, "partial passes" if strategy == "magicdec" else "none"
+
+
 def _frequent(llm: Resources) -> Any:
     return None if llm.heads is None else llm.heads.frequent
 
@@ -102,40 +124,13 @@ def _triforce(llm: Resources, options: TriForceOptions, sampler: Sampler) -> Pla
     return TriForce(options, llm.target, llm.draft_model(options.draft_model), sampler, _frequent(llm))
 
 
+_BUILDERS: dict[str, Callable[[Resources, Any, Sampler], Planning]] = {
+    "autoregressive": lambda llm, options, sampler: Autoregressive(),
+    "tokenswift": _tokenswift,
+    "medusa": _medusa,
+    "triforce": _triforce,
+    "magicdec": _magicdec,
+}
 STRATEGIES: dict[str, Entry] = {
-    "autoregressive": Entry(
-        OPTIONS["autoregressive"],
-        lambda llm, options, sampler: Autoregressive(),
-        "plain decoding: one token a pass; the baseline of every ratio",
-        "nothing",
-        "none",
-    ),
-    "tokenswift": Entry(
-        OPTIONS["tokenswift"],
-        _tokenswift,
-        "draft heads over a dynamic partial KV cache, n-grams of the text, tree verification",
-        "draft heads (shipped for the default model); works without them, slower",
-        "Wu et al. 2025, TokenSwift, arXiv 2502.18890",
-    ),
-    "medusa": Entry(
-        OPTIONS["medusa"],
-        _medusa,
-        "parallel residual-block heads on the last verified hidden state, tree over the full cache",
-        "heads of kind medusa (shipped for the default model)",
-        "Cai et al. 2024, Medusa, arXiv 2401.10774",
-    ),
-    "triforce": Entry(
-        OPTIONS["triforce"],
-        _triforce,
-        "a small model drafts for the target over retrieved chunks, which drafts for the full cache",
-        "a draft model with the target's tokenizer (shipped for the default model)",
-        "Sun et al. 2024, TriForce, arXiv 2404.11912",
-    ),
-    "magicdec": Entry(
-        OPTIONS["magicdec"],
-        _magicdec,
-        "a chain drafted over a sparse KV cache by the target itself, or by a small model",
-        "nothing; a draft model for the standalone form",
-        "Chen et al. 2024, MagicDec, arXiv 2408.11049",
-    ),
+    name: Entry(OPTIONS[name], build, *ABOUT[name]) for name, build in _BUILDERS.items()
 }

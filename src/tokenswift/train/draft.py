@@ -207,7 +207,7 @@ def train_draft(
     from tokenswift.train.trainer import train
 
     picks = layer_picks(layers, len(model.base_model.layers))
-    check_out(out)
+    packed_draft.check_out(out)
     base = base_of(model, name)
     begun = time.monotonic()
     sampling = sampling or (data.sampling if data is not None else SamplingParams())
@@ -243,19 +243,11 @@ def train_draft(
     return notes
 
 
-def check_out(out: Path) -> None:
-    """Raise :class:`InputError` unless ``out`` is free, or a draft model that may be replaced."""
-    if out.is_dir() and not any(out.iterdir()):
-        return
-    if out.exists() and not (out / RECORD).is_file():
-        raise InputError(f"out {out} exists and is no draft model; name another folder")
-
-
 def save_draft(student: Any, tokenizer: Any, out: Path, record: dict[str, Any], dtype: torch.dtype) -> None:
-    """Write the transformers folder; a failure leaves what was there before."""
-    part = out.with_name(out.name + ".part")
+    """Write the transformers folder, with the target's tokenizer; a failure leaves what was there before."""
+    out = Path(os.path.realpath(out))
+    part, old = (out.with_name(f".{out.name}.{os.getpid()}.{end}") for end in ("part", "old"))
     try:
-        shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         with quiet_transformers():
             student.to(dtype).eval().save_pretrained(part, max_shard_size="1TB")
@@ -266,8 +258,11 @@ def save_draft(student: Any, tokenizer: Any, out: Path, record: dict[str, Any], 
         (part / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         for path in part.iterdir():  # the weights come out readable by their owner only
             path.chmod(0o644)
-        shutil.rmtree(out, ignore_errors=True)
-        os.replace(part, out)
+        packed_draft.check_out(out)
+        if out.exists():
+            out.rename(old)
+        part.rename(out)
+        shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
         reason = getattr(error, "strerror", None) or str(error)

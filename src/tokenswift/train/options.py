@@ -20,7 +20,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "targets": "text",
         "continued": False,
         "sequence_length": 8192,
-        "vocabulary": 0,
+        "loss_vocabulary": 0,
         "batch": 3,
         "window": 512,
         "accumulate": 160,

@@ -1,0 +1,55 @@
+"""What is wrong, in words of the command line: options by name, arguments that are no text, memory."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from tokenswift.types import InputError
+
+#: words of torch's and the system's errors when memory ran out
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory", "Unable to allocate")
+
+
+def check_utf8(word: str) -> None:
+    """Refuse an argument that is no UTF-8 (Python keeps its bytes as surrogates)."""
+    if any("\ud800" <= letter <= "\udfff" for letter in word):
+        shown = word.encode("utf-8", "replace").decode()
+        raise InputError(f"the argument {shown[:80]!r} is not UTF-8; valid: UTF-8 text")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of torch, numpy or Python says that memory ran out."""
+    text = str(error)
+    return isinstance(error, MemoryError) or any(words in text for words in OUT_OF_MEMORY)
+
+
+def at_most(args: argparse.Namespace) -> str:
+    """What to make smaller when memory ran out, by the options that a command has."""
+    sizes = ("max_new_tokens", "budget", "write_batch", "sequence_length", "batch", "window", "positions")
+    names = [f"--{name.replace('_', '-')}" for name in sizes if hasattr(args, name)]
+    return f"; valid: a smaller {' or '.join(names[:3])}" if names else ""
+
+
+def option_names(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Field name → option of a subcommand: ``{"top_p": "--top-p", …}``; hidden names give the shown one."""
+    shown: dict[str, str] = {}
+    hidden: dict[str, str] = {}
+    for option in parser._actions:
+        if option.option_strings and option.help != argparse.SUPPRESS:
+            shown[option.dest] = option.option_strings[0]
+        for name in option.option_strings:
+            hidden[name.lstrip("-").replace("-", "_")] = option.dest
+    return {**{name: shown[dest] for name, dest in hidden.items() if dest in shown}, **shown}
+
+
+def with_option_name(message: str, options: dict[str, str]) -> str:
+    """The message with fields written as the options that set them: the one that it begins with, names with
+    an underscore anywhere, and a list of valid options."""
+    found = re.match(r"'?(\w+)'?(?=[ :])", message)
+    if found and found[1] in options:
+        message = options[found[1]] + message[found.end() :]
+    if " is no option of " in message:
+        head, _, names = message.partition("; valid: ")
+        message = f"{head}; valid: {', '.join(options.get(name, name) for name in names.split(', '))}"
+    return re.sub(r"(?<![\w./-])\w+_\w+(?![\w./-])", lambda name: options.get(name[0], name[0]), message)

@@ -1,0 +1,97 @@
+"""A model of the hub: fetched into the hub's own cache with the hub's own progress bars.
+
+What transformers needs of a repository is fetched and no more: weights once, not in three formats.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from tokenswift.types import InputError
+
+TIMEOUT = 8  # seconds for the one question whether the hub answers
+#: what a model's folder needs besides weights, by the end of the file's name
+NEEDED = (".json", ".txt", ".model", ".jinja")
+#: files that are weights a second time
+TWICE = ("consolidated", "pytorch_model.bin.index", "tf_model", "flax_model")
+
+logger = logging.getLogger("tokenswift")
+
+
+def answers() -> str | None:
+    """None when the hub can be asked, else why not."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return "the hub is switched off by HF_HUB_OFFLINE"
+    try:  # one question with a short timeout, instead of transformers' retries per file
+        get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
+    except Exception as error:  # the HTTP library differs between versions, and so do its errors
+        return f"the hub cannot be reached ({line_of(error)})"
+    return None
+
+
+def cached(name: str) -> bool:
+    """Whether a model is in the hub's local cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json"), str)
+
+
+def fetch(name: str) -> str:
+    """The folder of a hub model, of its newest version; what is missing there is fetched.
+
+    The announcement is a WARNING of the logger ``tokenswift``; the hub's bars are shown where that is.
+
+    Args:
+        name: ``owner/name``.
+    Raises:
+        InputError: there is no such model, or it must not or cannot be fetched.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    try:
+        entries = HfApi().model_info(name, files_metadata=True).siblings or ()
+        sizes = {entry.rfilename: entry.size or 0 for entry in entries}
+        wanted = wanted_files(list(sizes))
+        if "config.json" not in wanted:
+            raise InputError(f"model {name} on the hub has no config.json; valid: a transformers checkpoint")
+        plan: Any = snapshot_download(name, allow_patterns=wanted, dry_run=True)
+        missing = [file.filename for file in plan if file.will_download]
+        quiet = not (missing and logger.isEnabledFor(logging.WARNING))
+        if missing:
+            size = sum(sizes.get(file, 0) for file in missing)
+            logger.warning("fetching %s from the hub: %d files, %.1f MB", name, len(missing), size / 1e6)
+        before = are_progress_bars_disabled()
+        if quiet and not before:
+            disable_progress_bars()
+        try:
+            return str(snapshot_download(name, allow_patterns=wanted))
+        finally:
+            if quiet and not before:
+                enable_progress_bars()
+    except InputError:
+        raise
+    except Exception as error:  # the hub's errors, the HTTP library's and the system's
+        raise InputError(
+            f"model {name} cannot be fetched from the hub ({line_of(error)}); valid: a public model, one "
+            "that your token may read, or a folder in transformers' format"
+        ) from error
+
+
+def wanted_files(names: Sequence[str]) -> list[str]:
+    """The files of a repository that a transformers model needs: configuration, tokenizer, weights once."""
+    top = [name for name in names if "/" not in name and not name.startswith(TWICE)]
+    safe = [name for name in top if name.endswith(".safetensors")]
+    weights = safe or [name for name in names if "/" not in name and name.startswith("pytorch_model")]
+    return sorted({name for name in top if name.endswith(NEEDED)} | set(weights))
+
+
+def line_of(error: BaseException) -> str:
+    """An error's message on one line, without its later sentences."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157].rstrip() + "..."

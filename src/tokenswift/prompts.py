@@ -1,0 +1,139 @@
+"""Prompts: text, token ids, or chat messages, as token ids.
+
+Text gets the tokenizer's special tokens. A chat template writes its own, so what it wrote is encoded without
+more: nothing begins with two tokens of the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from tokenswift.config import CHAT_TEMPERATURE, SamplingParams, integer_of, shown
+from tokenswift.types import InputError
+
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
+Prompt: TypeAlias = str | Sequence[int] | Messages
+
+VALID = "text, a list of token ids, or a list of messages such as {'role': 'user', 'content': 'Hello'}"
+
+
+def prompt_ids(prompt: Any, tokenizer: Any, vocab_size: int, name: str = "prompt") -> list[int]:
+    """Token ids of a prompt of any kind.
+
+    Args:
+        prompt: text; token ids (a list, a tuple, a range, or an array or tensor of one dimension); or chat
+            messages, which end where the model's answer begins.
+        tokenizer: of the model, or None.
+        vocab_size: V; ids are below it.
+        name: of the argument, for messages.
+    Raises:
+        InputError: naming what is wrong with it and what is valid.
+    """
+    if isinstance(prompt, str):
+        ids = text_ids(prompt, tokenizer, name)
+    elif is_chat(prompt):
+        ids = chat_ids(prompt, tokenizer, name)
+    else:
+        ids = _checked(prompt, vocab_size, name)
+    if not ids:
+        raise InputError(f"{name} is empty; valid: at least one token")
+    return ids
+
+
+def several_ids(prompts: Any, tokenizer: Any, vocab_size: int) -> list[list[int]]:
+    """Token ids of each of several prompts.
+
+    Raises:
+        InputError: not several prompts, or naming which of them is wrong.
+    """
+    if not isinstance(prompts, list | tuple) or is_chat(prompts):
+        raise InputError(f"prompts is {shown(prompts)}; valid: a list of prompts")
+    return [prompt_ids(p, tokenizer, vocab_size, f"prompts[{i}]") for i, p in enumerate(prompts)]
+
+
+def text_ids(text: str, tokenizer: Any, name: str = "prompt") -> list[int]:
+    """Token ids of a text with the tokenizer's special tokens; where the text itself begins with the token
+    of the beginning (``<s>``, say), it gets no second one."""
+    if tokenizer is None:
+        raise InputError(f"{name} is text, but the model came without a tokenizer; valid: token ids")
+    ids = list(tokenizer(text)["input_ids"])
+    begin = getattr(tokenizer, "bos_token", None)
+    if begin and text.startswith(begin):
+        bare = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        if ids[: len(bare) + 1] == [tokenizer.bos_token_id, *bare]:
+            return ids[1:]
+    return ids
+
+
+def is_chat(prompt: Any) -> bool:
+    """Whether a prompt is meant as chat messages."""
+    return isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def default_sampling(prompt: Any) -> SamplingParams:
+    """The sampling where none is given: answers to chat messages are sampled at a low temperature."""
+    return SamplingParams(temperature=CHAT_TEMPERATURE) if is_chat(prompt) else SamplingParams()
+
+
+def has_template(tokenizer: Any) -> bool:
+    """Whether a tokenizer has a chat template."""
+    found = getattr(tokenizer, "chat_template", None)
+    return "default" in found if isinstance(found, dict) else bool(found)
+
+
+def chat_ids(messages: Any, tokenizer: Any, name: str = "prompt") -> list[int]:
+    """Token ids of chat messages by the tokenizer's template, up to where the answer begins.
+
+    Raises:
+        InputError: there is no template, a message is none, or the template refuses them.
+    """
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            raise InputError(
+                f"{name}[{i}] is {shown(message)}; valid: a message such as "
+                f"{{'role': 'user', 'content': 'Hello'}}"
+            )
+        for key in ("role", "content"):
+            if not isinstance(message[key], str):
+                raise InputError(f"{name}[{i}][{key!r}] is {shown(message[key])}; valid: text")
+    if not has_template(tokenizer):
+        raise InputError(f"{name} is a list of messages, but the model has no chat template; valid: text")
+    try:
+        text = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+        )
+    except Exception as error:  # whatever the template's own code raises
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"the model's chat template refuses the messages ({reason[:160]})") from error
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _checked(prompt: Any, vocab_size: int, name: str) -> list[int]:
+    """Token ids as Python's own integers."""
+    tolist = getattr(prompt, "tolist", None)  # numpy's arrays and torch's tensors
+    values = prompt if tolist is None else tolist()
+    if not isinstance(values, list | tuple | range):
+        raise InputError(f"{name} is {shown(prompt)}; valid: {VALID}")
+    if values and isinstance(values[0], str | bytes | list | tuple):
+        raise InputError(
+            f"{name} is {shown(prompt)}; valid: {VALID} (of one prompt; generate_many takes several)"
+        )
+    ids: list[int] = []
+    for value in values:
+        token = integer_of(value)
+        if token is None:
+            raise InputError(f"{name} holds {shown(value)}; valid: {VALID}")
+        if not 0 <= token < vocab_size:
+            raise InputError(f"{name} token id is {token}; valid: 0 to {vocab_size - 1}")
+        ids.append(token)
+    return ids
+
+
+def end_tokens(model: Any, tokenizer: Any) -> set[int]:
+    """End-of-text ids: those of a model's generation config, of its config and of the tokenizer."""
+    found: set[int] = set()
+    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+    return found

@@ -1,0 +1,239 @@
+"""Bad inputs of every command and of the Python API: one line, exit code 2, no model, nothing touched."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Call
+from tests.conftest import tiny_model
+from tokenswift import LLM, InputError, SamplingParams
+from tokenswift.cli import options, train_draft, train_heads
+from tokenswift.cli.main import COMMANDS
+from tokenswift.models import load as load_module
+
+OLD = "an old text"
+
+
+@pytest.fixture
+def place(cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working folder with all sorts of things in it; loading a model fails the test."""
+    folder = tmp_path / "cwd"
+    for name in ("prompt.txt", "heads.st", "old.json"):
+        (folder / name).write_text(OLD)
+    (folder / "link.txt").symlink_to("prompt.txt")
+    os.link(folder / "prompt.txt", folder / "hard.txt")
+    (folder / "null").symlink_to("/dev/null")
+    os.mkfifo(folder / "pipe")
+    (folder / "full").mkdir()
+    (folder / "full" / "mine").write_text(OLD)
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}")
+    (folder / "run").mkdir()
+    (folder / "run" / "journal").write_text(OLD)
+    bound = socket.socket(socket.AF_UNIX)
+    bound.bind("socket")  # a short name: there is a limit
+
+    def load(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(options, "load_model", load)
+    monkeypatch.setattr(load_module, "load", load)
+    for module in (train_heads, train_draft):
+        monkeypatch.setattr(module, "load_base", load)
+    yield folder
+    bound.close()
+
+
+def seen(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every name below a folder with its kind and content."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        mode = path.lstat().st_mode
+        content = path.read_bytes() if stat.S_ISREG(mode) else b""
+        found[str(path.relative_to(folder))] = (mode, content)
+    return found
+
+
+GENERATE: list[tuple[str, str]] = [
+    ("hi --output full", "--output full cannot be written (it is a folder)"),
+    ("hi --output new/", "--output new/ cannot be written"),
+    ("hi --output socket", "--output socket cannot be written (it is a socket)"),
+    ("hi --output no/where", "--output no/where cannot be written (No such file"),
+    ("hi --output -", "--output is -; valid: a file"),
+    ("hi --output prompt.txt/x", "--output prompt.txt/x cannot be written (Not a directory"),
+    ("--prompt-file prompt.txt --output prompt.txt", "--output prompt.txt is the file of --prompt-file"),
+    ("--prompt-file prompt.txt --output link.txt", "--output link.txt is the file of --prompt-file"),
+    ("--prompt-file prompt.txt --output hard.txt", "--output hard.txt is the file of --prompt-file"),
+    ("--prompt-file prompt.txt --json ./prompt.txt", "--json ./prompt.txt is the file of --prompt-file"),
+    ("hi --heads heads.st --json heads.st", "--json heads.st is the file of --heads"),
+    ("hi --output o --json ./o", "--output and --json are both ./o"),
+    ("hi --run-dir run2 --json run2/journal", "--json run2/journal cannot be written"),
+    ("hi --run-dir run --output run/journal", "--output run/journal is the file of the run's journal"),
+    ("hi --run-dir prompt.txt", "--run-dir is 'prompt.txt': it is no folder"),
+    ("hi --sampling own", "--sampling is 'own'; valid: default, model"),
+    ("hi --temperature -0.5", "--temperature is -0.5; valid: 0 (greedy decoding)"),
+    ("hi --tree 0", "--tree is '0'; valid: auto, or integers of at least 1"),
+    ("hi --tree 1,-3", "--tree is '1,-3'"),
+    ("hi --ngram-count 0", "--ngram-count is 0; valid: an integer of at least 1"),
+    (
+        "hi --strategy medusa --ngram-count 2",
+        "--ngram-count is no option of strategy medusa; valid: --tree",
+    ),
+    ("hi --strategy triforce --draft-model ./none", "--draft-model is './none': no such folder"),
+    ("hi --strategy triforce --draft-model full", "--draft-model folder full has no config.json"),
+    ("hi --strategy magicdec --draft-model nine", "--draft-model is 'nine': unknown name"),
+    ("hi --model ./none", "--model is './none': no such folder"),
+    ("hi --model full", "--model folder full has no config.json"),
+    ("hi --model prompt.txt", "--model prompt.txt is a file"),
+    ("hi --device tpu", "--device is 'tpu'; valid: auto, cpu, cuda"),
+    ("hi --dtype int8", "--dtype is 'int8'; valid: auto, float32, bfloat16, float16"),
+    ("--prompt-file none.txt", "--prompt-file none.txt cannot be read"),
+    ("--prompt-file full", "--prompt-file full cannot be read (Is a directory"),
+    ("caf\udce9", "the argument 'caf?' is not UTF-8"),
+    ("hi --heads 3", "--heads is '3': no such file; valid: auto, none, or an adapter file"),
+]
+TRAIN: list[tuple[str, str]] = [
+    ("--out new", "--data or --states is needed"),
+    ("--out new --data none.txt", "--data none.txt does not exist"),
+    ("--out prompt.txt/x --data prompt.txt", "--out prompt.txt/x cannot be written"),
+    ("--out new --data prompt.txt --work prompt.txt", "--work prompt.txt cannot be written"),
+    ("--out /proc/new --data prompt.txt", "--out /proc/new cannot be written"),
+    ("--out new --data self --epochs -1", "--epochs is -1"),
+    ("--out new --data self --lr 2", "--lr is 2.0"),
+    ("--out new --data self --tokens 7", "--tokens is 7; valid: an integer of at least 256"),
+    ("--out new --data self --loss-vocabulary -1", "--loss-vocabulary is -1"),
+    ("--out new --data self --model ./none", "--model is './none'"),
+    ("--out new --data self --device tpu", "--device is 'tpu'"),
+    ("--out new --data full --continued --prompt-lengths 900", "--prompt-lengths is 900"),
+]
+OTHERS: dict[str, list[tuple[str, str]]] = {
+    "generate": GENERATE,
+    "chat": [("--max-new-tokens 0", "--max-new-tokens is 0"), ("--model full", "--model folder full")],
+    "plan": [
+        ("", "no prompt given"),
+        ("hi --json full", "--json full cannot be written (it is a folder)"),
+        ("--prompt-file prompt.txt --json prompt.txt", "--json prompt.txt is the file of --prompt-file"),
+    ],
+    "resume": [
+        ("full", "full"),
+        ("none", "none"),
+        ("run --json run/journal", "--json run/journal is the file of the run's journal"),
+        ("full --json full", "--json full cannot be written (it is a folder)"),
+        ("full --max-new-tokens 0", "--max-new-tokens is 0"),
+    ],
+    "runs": [("none", "no such folder"), ("--json full .", "--json full cannot be written")],
+    "report": [("full", "full"), ("none", "none")],
+    "strategies": [("magic", "'magic'; valid: autoregressive"), ("--json full", "--json full cannot")],
+    "demo": [
+        ("--out prompt.txt", "--out is 'prompt.txt'"),
+        ("--max-new-tokens 0", "--max-new-tokens is 0"),
+        ("--dtype int8", "--dtype is 'int8'"),
+    ],
+    "audit": [
+        ("--prompts none.txt", "--prompts none.txt cannot be read"),
+        ("--prompts prompt.txt --json prompt.txt", "--json prompt.txt is the file of --prompts"),
+        ("--json socket", "--json socket cannot be written (it is a socket)"),
+        ("--max-new-tokens x", "--max-new-tokens is 'x'"),
+    ],
+    "train-heads": [
+        *TRAIN,
+        ("--data self --out full", "--out full cannot be written (it is a folder)"),
+        ("--data self --out null", "--out null cannot be written (it is a device)"),
+        ("--data self --out /dev/null", "--out /dev/null cannot be written (it is a device)"),
+        ("--data self --out pipe", "--out pipe cannot be written (it is a pipe)"),
+        ("--data prompt.txt --out hard.txt", "--out hard.txt is the file of --data"),
+        ("--data self --out new --num-heads 0", "--num-heads is 0"),
+        ("--data self --out new --kind square", "square"),
+        ("--data self --out new --recipe fast", "--recipe is 'fast'"),
+    ],
+    "train-draft": [
+        *TRAIN,
+        ("--data self --out prompt.txt", "--out prompt.txt cannot be written"),
+        ("--data self --out full", "--out full exists and is no draft model"),
+        ("--data self --out model", "--out model exists and is no draft model"),
+        ("--data self --out new --pack full", "--pack full cannot be written (it is a folder)"),
+        ("--data self --out new --pack null", "--pack null cannot be written (it is a device)"),
+        ("--data prompt.txt --out new --pack link.txt", "--pack link.txt is the file of --data"),
+        ("--data self --out new --layers 0", "--layers is 0"),
+    ],
+    "eval-heads": [
+        ("", "the following arguments are required: --data"),
+        ("--data none.txt", "--data none.txt does not exist"),
+        ("--data prompt.txt --json prompt.txt", "--json prompt.txt is the file of --data"),
+        ("--data prompt.txt --budget 3", "--budget is 3"),
+        ("--data prompt.txt --count -1", "--count is -1"),
+        ("--data prompt.txt --tree 0", "--tree is '0'"),
+    ],
+    "import-heads": [
+        ("", "import-heads takes --checkpoint and --out"),
+        ("--checkpoint full --out null", "--out null cannot be written (it is a device)"),
+        ("--heads none.st --model model --export new", "--heads is 'none.st': no such file"),
+        ("--heads heads.st --model model --export full", "--export full exists and is not empty"),
+        ("--heads heads.st --model model --export prompt.txt", "--export prompt.txt cannot be written"),
+    ],
+    "bench": [
+        ("", "no part of bench given; valid: list, run, report"),
+        ("run table99", "spec is 'table99'; valid: table1"),
+        ("run --preset huge", "--preset is 'huge'; valid: smoke, cpu, gpu"),
+        ("list --json full", "--json full cannot be written (it is a folder)"),
+        ("report --results none", "--results is 'none': no such folder"),
+    ],
+    "completion": [("", "required"), ("cmd", "invalid choice: 'cmd'")],
+}
+CASES = [(command, argv, words) for command, cases in OTHERS.items() for argv, words in cases]
+
+
+def test_every_command_has_bad_inputs() -> None:
+    assert {name.replace("_", "-") for name in COMMANDS} <= set(OTHERS)
+    assert len(CASES) >= 40
+
+
+@pytest.mark.parametrize(("command", "argv", "words"), CASES, ids=lambda value: repr(value)[:60])
+def test_one_line_and_nothing_touched(cli: Call, place: Path, command: str, argv: str, words: str) -> None:
+    before = seen(place)
+    done = cli(command, *argv.split())
+    assert done.code == 2 and done.out == "", done
+    assert done.err.count("\n") == 1 and done.err.startswith("error: ") and words in done.err, done.err
+    assert seen(place) == before
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM.from_model(tiny_model("llama"))
+
+
+PYTHON: list[tuple[Callable[[LLM], Any], str]] = [
+    (lambda llm: LLM("nine"), "model is 'nine'"),
+    (lambda llm: LLM("./none"), "no such folder"),
+    (lambda llm: LLM("smollm2-135m", dtype="int8"), "dtype is "),
+    (lambda llm: LLM("smollm2-135m", device="tpu"), "device is "),
+    (lambda llm: LLM("smollm2-135m", rope_scaling="big"), "rope_scaling is "),
+    (lambda llm: SamplingParams(temperature=-1), "temperature is -1"),
+    (lambda llm: SamplingParams(top_p=0), "top_p is 0"),
+    (lambda llm: SamplingParams(greedy=1), "greedy is 1"),  # type: ignore[arg-type]
+    (lambda llm: llm.model_sampling(), "sampling is 'model'"),
+    (lambda llm: llm.generate([]), "prompt is empty"),
+    (lambda llm: llm.generate([1], 0), "max_new_tokens is 0"),
+    (lambda llm: llm.generate([1], 4, "magic"), "strategy is 'magic'"),
+    (lambda llm: llm.generate([1], 4, strategy_options={"trees": 1}), "'trees' is no option"),
+    (lambda llm: llm.generate([1], 4, strategy_options={"tree": (0,)}), "tree is (0,)"),
+    (lambda llm: llm.generate([1], 4, "triforce"), "draft_model is not given"),
+    (lambda llm: llm.generate([1], 4, "triforce", {"draft_model": "./no"}), "draft_model is './no'"),
+    (lambda llm: llm.generate([1], 10**9), "positions"),
+    (lambda llm: llm.generate([1], 4, on_loop="no"), "on_loop is 'no'"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), PYTHON, ids=[words for _, words in PYTHON])
+def test_the_python_api(llm: LLM, call: Callable[[LLM], Any], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        call(llm)
+    assert words in str(caught.value) and "\n" not in str(caught.value)

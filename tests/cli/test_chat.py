@@ -1,0 +1,344 @@
+"""Prompts that are answered or continued, and ``tokenswift chat``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chats import chat_tokenizer
+from tests.cli.conftest import Call, Outcome
+from tests.conftest import tiny_model
+from tokenswift.cli import chat as module
+from tokenswift.cli import options
+from tokenswift.cli.chat import Chat
+from tokenswift.cli.signals import Interrupted
+from tokenswift.config import CHAT_TEMPERATURE
+from tokenswift.llm import LLM
+from tokenswift.types import Step
+
+ANSWERED, CONTINUED = "prompt: answered, through the model's chat template", "prompt: continued as it is"
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with a chat template; its tokenizer puts a BOS before every text."""
+    folder = tmp_path_factory.mktemp("chatty")
+    tiny_model(max_position_embeddings=512).save_pretrained(folder)
+    chat_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def generate(cli: Call, chatty: Path) -> Callable[..., tuple[str, dict[str, Any]]]:
+    """Runs ``generate``; the line about the prompt, and the record."""
+
+    def call(*argv: object, model: Path = chatty, **more: Any) -> tuple[str, dict[str, Any]]:
+        rest = ("--model", model, "--max-new-tokens", "6", "--ignore-eos", "--json", "j")
+        done = cli("generate", *argv, *rest, **more)
+        assert done.code == 0, done
+        (line,) = [line for line in done.err.splitlines() if line.startswith("prompt:")]
+        return line, json.loads(Path("j").read_text(encoding="utf-8"))
+
+    return call
+
+
+def template_tokens(*messages: tuple[str, str]) -> int:
+    """Tokens of a chat by the template: bytes, and one ``<s>``."""
+    chat = [{"role": role, "content": content} for role, content in messages]
+    text = chat_tokenizer().apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    return len(str(text)) - len("<s>") + 1
+
+
+# ---- generate ---------------------------------------------------------------------------------------------
+
+
+def test_an_argument_is_answered_and_other_prompts_are_continued(
+    generate: Callable[..., tuple[str, dict[str, Any]]], tiny: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "p"
+    file.write_text("Hi", encoding="utf-8")
+    asked = template_tokens(("user", "Hi"))
+    with_system = template_tokens(("system", "Be brief."), ("user", "Hi"))
+    for argv, more, begins, tokens, temperature in (
+        (("Hi",), {}, ANSWERED, asked, CHAT_TEMPERATURE),
+        (("Hi", "--temperature", "0.9"), {}, ANSWERED, asked, 0.9),
+        (("Hi", "--chat", "--greedy"), {}, ANSWERED, asked, 1.0),
+        (("Hi", "--system", "Be brief."), {}, ANSWERED, with_system, CHAT_TEMPERATURE),
+        (("Hi", "--raw"), {}, CONTINUED, 3, 1.0),
+        (("-",), {"stdin": file}, CONTINUED, 3, 1.0),
+        (("-", "--chat"), {"stdin": file}, ANSWERED, asked, CHAT_TEMPERATURE),
+        (("--prompt-file", file), {}, f"{CONTINUED} (--chat has it answered)", 3, 1.0),
+        (("--prompt-file", file, "--chat"), {}, ANSWERED, asked, CHAT_TEMPERATURE),
+        (("--prompt-file", file, "--system", "Be brief."), {}, ANSWERED, with_system, CHAT_TEMPERATURE),
+        (("--prompt-ids", "5,6"), {}, "prompt: token ids", 2, 1.0),
+        (("Hi",), {"model": tiny}, f"{CONTINUED} (the model has no chat template)", 2, 1.0),
+    ):
+        line, record = generate(*argv, **more)
+        assert line.startswith(begins), (argv, line)
+        assert record["prompt_tokens"] == tokens, argv
+        assert record["sampling"]["temperature"] == temperature, argv
+
+
+def test_the_record_names_what_drafted(generate: Callable[..., tuple[str, dict[str, Any]]]) -> None:
+    _, record = generate("Hi", "--strategy", "magicdec")
+    assert (record["heads"], record["draft_source"]) == (None, "partial passes")
+    assert sum(record["token_sources"].values()) == 6
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("Hi", "--raw", "--chat"), "--raw and --chat given; valid: one of them"),
+        (("Hi", "--raw", "--system", "x"), "--raw and --system given; valid: one of them"),
+        (("Hi", "--raw", "--system", ""), "--raw and --system given; valid: one of them"),
+        (("--prompt-ids", "1", "--chat"), "--prompt-ids and --chat given; valid: --chat with text"),
+        (("--prompt-ids", "1", "--system", "x"), "--prompt-ids and --system given; valid: --system with"),
+    ],
+)
+def test_options_that_contradict_each_other(
+    cli: Call, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.setattr(options, "load_model", lambda *_: pytest.fail("the model was loaded"))
+    for command in ("generate", "plan"):
+        done = cli(command, *argv)
+        assert done.code == 2 and done.error.startswith(words), done
+
+
+def test_a_chat_without_a_template_is_refused(cli: Call, tiny: Path) -> None:
+    for argv in (("generate", "Hi", "--chat"), ("generate", "Hi", "--system", "x"), ("chat",)):
+        done = cli(*argv, "--model", tiny, "--quiet")
+        assert done.code == 2 and f"needs a chat template, and the model {tiny} has none" in done.error, done
+        assert done.out == ""
+
+
+# ---- chat, piped ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def talk(cli: Call, chatty: Path, tmp_path: Path) -> Callable[..., Outcome]:
+    """``talk(b"lines", options…)``: the lines go to ``tokenswift chat`` through standard input."""
+
+    def call(lines: bytes, *argv: object) -> Outcome:
+        (tmp_path / "in").write_bytes(lines)
+        rest = ("--model", chatty, "--max-new-tokens", "6", *argv)
+        return cli("chat", *rest, stdin=tmp_path / "in")
+
+    return call
+
+
+def messages_of(name: str = "c.json") -> list[tuple[str, str]]:
+    return [(m["role"], m["content"]) for m in json.loads(Path(name).read_text(encoding="utf-8"))]
+
+
+def test_a_conversation_from_a_pipe(talk: Callable[..., Outcome], chatty: Path) -> None:
+    done = talk(
+        b"\xef\xbb\xbfHello\r\n\n  \nAnd then?\n/save c.json\n/save c.txt\n/reset\nHello\n/save d.json\n"
+    )
+    assert done.code == 0, done
+    said = messages_of()
+    assert [role for role, _ in said] == ["user", "assistant"] * 2
+    assert (said[0][1], said[2][1]) == ("Hello", "And then?")
+    with LLM(chatty) as llm:  # the whole conversation is the prompt
+        for turn in (1, 3):
+            chat = [{"role": role, "content": content} for role, content in said[:turn]]
+            assert llm.generate(chat, 6).text == said[turn][1]
+    assert messages_of("d.json") == said[:2]  # the same question, nothing before it
+    answers = [said[1][1], said[3][1], said[1][1]]
+    assert done.out == "".join(text if text.endswith("\n") else text + "\n" for text in answers)
+    assert Path("c.txt").read_text(encoding="utf-8").startswith("user:\nHello\n\nassistant:\n")
+    assert "4 messages written to c.json" in done.err and "cut off by --max-new-tokens" in done.err
+
+
+def test_the_system_message_survives_a_reset(talk: Callable[..., Outcome]) -> None:
+    done = talk(b"Hi\n/reset\n/save c.json\n/exit\nnot asked\n", "--system", "Be brief.", "--quiet")
+    assert done.code == 0 and done.err == "" and messages_of() == [("system", "Be brief.")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (b"/nope\n", "/nope is no command; valid: /reset, /save FILE, /help, /exit"),
+        (b"/save\n", "/save has no file; valid: /save FILE"),
+        (b"/save .\n", "/save .: it is there already; valid: a new file"),
+        (b"/save no/such/folder.json\n", "/save no/such/folder.json cannot be written (No such file"),
+        (b"ok\n\xff\n", "line 2 of standard input is not UTF-8"),
+        (b"x" * 600 + b"\n", "the conversation has 618 tokens, the model 512 positions; valid: a shorter"),
+    ],
+)
+def test_what_ends_a_piped_chat(talk: Callable[..., Outcome], lines: bytes, words: str) -> None:
+    done = talk(lines, "--quiet")
+    assert done.code == 2 and words in done.error, done
+
+
+def test_paths_are_no_commands_and_answers_fit_the_positions(talk: Callable[..., Outcome]) -> None:
+    done = talk(b"/usr/bin is what?\n/save c.json\n")
+    assert done.code == 0 and messages_of()[0] == ("user", "/usr/bin is what?")
+    done = talk(b"x" * 492 + b"\n")
+    assert done.code == 0 and "cut off by the model's positions" in done.err, done.err
+
+
+def test_no_file_is_replaced_that_the_chat_has_not_made(talk: Callable[..., Outcome]) -> None:
+    Path("mine.json").write_text("mine")
+    done = talk(b"/save new.json\nHi\n/save new.json\n/save mine.json\n", "--quiet")
+    assert done.code == 2 and done.error.startswith("/save mine.json: it is there already")
+    assert len(messages_of("new.json")) == 2 and Path("mine.json").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--max-new-tokens", "0"), "--max-new-tokens is 0"),
+        (("--top-p", "2"), "--top-p is 2.0"),
+        (("--strategy", "magic"), "--strategy is 'magic'"),
+        (("--gamma", "2"), "--gamma"),
+        (("--rope-scaling", "linear"), "--rope-scaling is 'linear'"),
+        (("--heads", "nowhere"), "--heads is 'nowhere'"),
+        (("--history", "no/such/folder/h"), "--history no/such/folder/h cannot be written"),
+        (("Hello",), "unrecognized arguments: Hello"),
+    ],
+)
+def test_bad_input(cli: Call, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], words: str) -> None:
+    monkeypatch.setattr(options, "load_model", lambda *_: pytest.fail("the model was loaded"))
+    done = cli("chat", *argv)
+    assert done.code == 2 and words in done.error, done
+
+
+# ---- chat, interrupted ------------------------------------------------------------------------------------
+
+
+class Slow:
+    """An ``LLM`` whose answers a signal interrupts.
+
+    Args:
+        when: 0 while it reads the prompt, else after so many steps.
+    """
+
+    def __init__(self, real: LLM, number: int, when: int) -> None:
+        self.real, self.number, self.when = real, number, when
+        self.target, self.encode = real.target, real.encode
+
+    def generate(self, *call: Any, on_step: Callable[[Step], None], **more: Any) -> Any:
+        count = 0
+
+        def told(step: Step) -> None:
+            nonlocal count
+            count += 1
+            if count == self.when:
+                os.kill(os.getpid(), self.number)
+                os.kill(os.getpid(), self.number if self.number == signal.SIGINT else signal.SIGINT)
+            on_step(step)
+
+        if not self.when:
+            os.kill(os.getpid(), self.number)
+        return self.real.generate(*call, ignore_eos=True, on_step=told, **more)
+
+
+@pytest.fixture(scope="module")
+def real(chatty: Path) -> Any:
+    with LLM(chatty) as llm:
+        yield llm
+
+
+def test_ctrl_c_stops_an_answer_and_keeps_it(real: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = Chat(Slow(real, signal.SIGINT, 3), 40, strategy="autoregressive")
+    assert chat.take("Hello")  # two of them: the second is no way out
+    shown = capsys.readouterr().out
+    question, answer = chat.messages
+    whole = real.generate(real.encode([question]), 40, "autoregressive", ignore_eos=True).text
+    assert answer["role"] == "assistant" and shown == answer["content"] + "\n"
+    assert 0 < len(answer["content"]) < len(whole) and whole.startswith(answer["content"])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_before_the_answer_leaves_the_conversation_as_it_was(real: LLM) -> None:
+    chat = Chat(Slow(real, signal.SIGINT, 0), 40)
+    assert chat.take("Hello") and chat.messages == []
+
+
+def test_a_termination_ends_the_chat(real: LLM) -> None:
+    with pytest.raises(Interrupted) as ended:
+        Chat(Slow(real, signal.SIGHUP, 2), 40).take("Hello")
+    assert ended.value.code == 129
+
+
+# ---- chat, in a terminal ----------------------------------------------------------------------------------
+
+
+def test_a_terminal_goes_on_after_errors_and_ends_with_ctrl_d(
+    cli: Call, chatty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Any] = ["/nope", KeyboardInterrupt(), "Hello", "/help", "/save c.json", EOFError()]
+
+    def editor(history: str | None) -> Callable[[], str]:
+        def ask() -> str:
+            event = events.pop(0)
+            if isinstance(event, BaseException):
+                raise event
+            return event
+
+        return ask
+
+    class Terminal:
+        def __init__(self, stream: Any) -> None:
+            self.stream = stream
+
+        def isatty(self) -> bool:
+            return True
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.stream, name)
+
+    monkeypatch.setattr(module, "_editor", editor)
+    monkeypatch.setattr(module, "_silent_keys", nullcontext)  # it is no terminal in truth
+    monkeypatch.setattr(sys, "stdout", Terminal(sys.stdout))
+    monkeypatch.setattr(sys, "stdin", Terminal(sys.stdin))
+    code = module.run(_parsed("--model", str(chatty), "--max-new-tokens", "4", "--history", "none"))
+    assert code == 0 and events == [] and len(messages_of()) == 2
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def _parsed(*argv: str) -> Any:
+    from tokenswift.cli.main import build_parser
+
+    return build_parser()[0].parse_args(["chat", *argv])
+
+
+def test_typed_lines_are_kept_for_oneself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prompt_toolkit.application import create_app_session
+    from prompt_toolkit.input import create_pipe_input
+    from prompt_toolkit.output import DummyOutput
+
+    monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path / "cache"))
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        ask = module._editor(None)
+        keys.send_text("one\x1b\rtwo\r")  # Alt-Enter, Enter
+        assert ask() == "one\ntwo"
+        keys.send_text("\x1b[A\r")  # arrow up
+        assert ask() == "one\ntwo"
+        keys.send_text("gone\x03")
+        with pytest.raises(KeyboardInterrupt):
+            ask()
+        keys.send_text("\x04")
+        with pytest.raises(EOFError):
+            ask()
+        file = tmp_path / "cache" / "chat-history"
+        assert file.stat().st_mode & 0o777 == 0o600 and "+one" in file.read_text()
+        again = module._editor(str(tmp_path / "other"))
+        keys.send_text("three\r")
+        assert again() == "three" and "+three" in (tmp_path / "other").read_text()
+        module._editor("none")
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["cache", "other"]
+
+
+def test_figures_say_why_an_answer_was_cut(real: LLM) -> None:
+    done = real.generate("Hi", 4, ignore_eos=True)
+    assert module.figures(done, 4).endswith("; cut off by --max-new-tokens")
+    assert module.figures(done, 9).endswith("; cut off by the model's positions")

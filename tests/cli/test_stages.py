@@ -1,0 +1,173 @@
+"""Progress before the first token: loading, packing and the prompt; on terminals, off them, and in Python."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import tiny_model, tiny_tokenizer
+from tokenswift import LLM
+from tokenswift.cli import progress as progress_module
+from tokenswift.cli.progress import Progress, Stages, way
+from tokenswift.models.decoder import PREFILL_CHUNK
+from tokenswift.models.generic import GenericTarget
+
+
+class Stream:
+    """A stream that may be a terminal; the two that are share one."""
+
+    def __init__(self, terminal: bool) -> None:
+        self.terminal, self.text = terminal, ""
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def fileno(self) -> int:
+        raise OSError
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    now = [100.0]
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    yield now
+
+
+def stages_on(monkeypatch: pytest.MonkeyPatch, terminal: bool, quiet: bool = False) -> tuple[Stages, Stream]:
+    stream = Stream(terminal)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stream)
+        return Stages(quiet), stream
+
+
+def test_a_live_line_with_the_time_left(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+    stages, stream = stages_on(monkeypatch, terminal=True)
+    stages("prompt", 0, 6120)
+    clock[0] += 4
+    stages("prompt", 1024, 6120)
+    assert stream.text == (
+        "\rreading the prompt: 0 of 6,120 tokens, ETA ?\x1b[K"
+        "\rreading the prompt: 1,024 of 6,120 tokens, ETA 0:20\x1b[K"
+    )
+    stages("prompt", 6120, 6120)
+    assert stream.text.endswith("\r\x1b[K")
+    ended = stream.text
+    stages.end()
+    assert stream.text == ended
+
+
+def test_plain_lines_every_ten_seconds(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+    stages, stream = stages_on(monkeypatch, terminal=False)
+    for done in range(0, 31):
+        stages("fetch", done * 3_000_000, 93_000_000)
+        clock[0] += 1
+    assert stream.text.splitlines() == [
+        "fetching: 30 of 93 MB, ETA 0:21",
+        "fetching: 60 of 93 MB, ETA 0:11",
+        "fetching: 90 of 93 MB, ETA 0:01",
+    ]
+    stages("load", 0, 9)  # a stage that ends within ten seconds says nothing
+    stages("load", 9, 9)
+    assert stream.text.count("\n") == 3 and "\x1b" not in stream.text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_quiet_stages(monkeypatch: pytest.MonkeyPatch, clock: list[float], terminal: bool) -> None:
+    stages, stream = stages_on(monkeypatch, terminal, quiet=True)
+    for done in range(5):
+        stages("pack", done, 5)
+        clock[0] += 20
+    assert stream.text == ""
+
+
+@pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("NO_COLOR", "1")])
+def test_no_escape_codes(monkeypatch: pytest.MonkeyPatch, clock: list[float], name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    both = Stream(True), Stream(True)
+    assert way(*both) == "none" and way(Stream(True), Stream(False)) == "plain"  # type: ignore[arg-type]
+    stages, stream = stages_on(monkeypatch, terminal=True)
+    for done in range(40):
+        stages("prompt", done, 40)
+        clock[0] += 1
+    assert stream.text.count("\n") == 3 and "\x1b" not in stream.text and "\r" not in stream.text
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", both[0])
+        patch.setattr(sys, "stdout", both[1])
+        progress = Progress(total=100)
+    progress.stages("prompt", 1, 2)
+    progress.end()
+    assert "\x1b" not in both[0].text
+
+
+def test_the_library_tells_python(tiny_folder: Callable[..., Path]) -> None:
+    told: list[tuple[str, int, int]] = []
+    folder = tiny_folder(max_position_embeddings=4096)
+    llm = LLM(folder, device="cpu", on_progress=lambda *stage: told.append(stage))
+    stages = [stage for stage, _, _ in told]
+    assert sorted(set(stages)) == ["load", "pack"] and stages == sorted(stages)
+    assert told[0][1] == 0 and all(done <= total for _, done, total in told)
+    assert [told[i] for i in (stages.index("pack") - 1, -1)] == [
+        ("load", told[0][2], told[0][2]),
+        ("pack", 2, 2),
+    ]
+    told.clear()
+    prompt = [5] * (2 * PREFILL_CHUNK + 4)
+    llm.generate(prompt, 1, on_progress=lambda *stage: told.append(stage))
+    total = len(prompt) - 1
+    assert told == [("prompt", done, total) for done in (0, PREFILL_CHUNK, 2 * PREFILL_CHUNK, total)]
+
+
+def test_generic_models_tell_too() -> None:
+    told: list[int] = []
+    model = tiny_model("llama")
+    model.config.hidden_act = "relu"  # says no more than that the lean decoder does not fit
+    llm = LLM.from_model(model, tiny_tokenizer())
+    assert isinstance(llm.target, GenericTarget)
+    llm.generate([5] * 100, 1, on_progress=lambda stage, done, total: told.append(done))
+    assert told[0] == 0 and told[-1] == 99
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_on_a_terminal_of_its_own(tiny: Path, term: str) -> None:
+    """Standard error on a terminal: live lines for the prompt, gone at the end; none for a dumb one."""
+    master, slave = pty.openpty()
+    argv = ["generate", "hello there", "--model", str(tiny), "--max-new-tokens", "4", "--raw", "--ignore-eos"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tokenswift", *argv],
+        stdout=subprocess.PIPE,
+        stderr=slave,
+        env={**{k: v for k, v in os.environ.items() if k != "NO_COLOR"}, "TERM": term},
+        timeout=120,
+    )
+    os.close(slave)
+    shown = b""
+    while True:
+        try:
+            block = os.read(master, 1 << 16)
+        except OSError:  # the other end is closed
+            break
+        if not block:
+            break
+        shown += block
+    os.close(master)
+    text = shown.decode()
+    assert done.returncode == 0 and text.startswith(f"loading {tiny}\r\n")
+    assert ("reading the prompt: 0 of 10 tokens" in text) == ("\x1b" in text) == (term == "xterm")
+    assert b"\x1b" not in done.stdout
+    rest = re.sub(r"\r[^\r\n]*\x1b\[K", "", text)  # what a live line covers is gone
+    assert "\x1b" not in rest and "4 tokens in " in rest.splitlines()[-1]

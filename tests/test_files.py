@@ -1,0 +1,117 @@
+"""Files are replaced whole, and only regular ones; a model that cannot fit is refused before it is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from tests.conftest import tiny_model, tiny_tokenizer
+from tokenswift.cli.output import check_folder, check_writable, same_file, write_text
+from tokenswift.files import replacing
+from tokenswift.memory import Memory
+from tokenswift.models import draft
+from tokenswift.models.load import load
+from tokenswift.train.draft import save_draft
+from tokenswift.types import InputError
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
+def test_nothing_but_a_regular_file_is_replaced(tmp_path: Path, kind: str) -> None:
+    target = tmp_path / "target"
+    if kind == "folder":
+        target.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(target)
+    else:
+        target.symlink_to("/dev/null")
+    before = target.stat().st_mode
+    with pytest.raises(OSError, match="no regular file"), replacing(target) as part:
+        part.write_text("new")
+    assert target.stat().st_mode == before and names(tmp_path) == ["target"]
+
+
+def test_a_link_stays_and_leads_to_the_new_file(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    with replacing(tmp_path / "link") as part:
+        part.write_text("new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
+    write_text(tmp_path / "link", "newer")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "newer"
+    assert names(tmp_path) == ["link", "real"]
+
+
+def test_texts_go_into_devices_and_pipes_but_renamed_files_do_not(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("/dev/null", str(tmp_path / "pipe")):
+        assert check_writable("--json", name) == Path(name)
+        with pytest.raises(InputError, match="--out .* cannot be written .it is a "):
+            check_writable("--out", name, renamed=True)
+    write_text(Path("/dev/null"), "text")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_places_are_tried_and_left_as_they_were(tmp_path: Path) -> None:
+    assert check_writable("--out", tmp_path / "a/b/c", renamed=True) == tmp_path / "a/b/c"
+    assert check_folder("--work", tmp_path / "a/b") == tmp_path / "a/b"
+    (tmp_path / "file").write_text("")
+    for name in (tmp_path / "file", tmp_path / "file/x", "/proc/x"):
+        with pytest.raises(InputError, match="^--work .* cannot be written"):
+            check_folder("--work", name)
+    assert names(tmp_path) == ["file"]
+
+
+def test_which_paths_are_one_file(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    (tmp_path / "link").symlink_to("a")
+    os.link(tmp_path / "a", tmp_path / "hard")
+    for name in ("a", "link", "hard", "../" + tmp_path.name + "/a"):
+        assert same_file(tmp_path / name, tmp_path / "a")
+    assert same_file(tmp_path / "new", tmp_path / "x" / ".." / "new")
+    assert not same_file(tmp_path / "a", tmp_path / "new")
+    assert not same_file(Path("/dev/null"), Path("/dev/null"))
+
+
+def test_a_draft_model_replaces_its_like_and_nothing_else(tmp_path: Path) -> None:
+    out, model = tmp_path / "draft", tiny_model("llama")
+    record = {"name": "draft", "target": "base", "notes": {}}
+    for _ in range(2):
+        save_draft(model, tiny_tokenizer(), out, record, model.dtype)
+    assert names(tmp_path) == ["draft"]
+    assert load(out, device="cpu").tokenizer.get_vocab() == AutoTokenizer.from_pretrained(out).get_vocab()
+    draft.check_out(out)
+    (out / "thesis.odt").write_text("mine")
+    with pytest.raises(InputError, match="exists and is no draft model"):
+        draft.check_out(out)
+    (out / "thesis.odt").unlink()
+    (out / "tokenswift.json").write_text(json.dumps(record | {"sha256": "0"}))  # the cache's own folder
+    with pytest.raises(InputError, match="exists and is no draft model"):
+        draft.check_out(out)
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [("auto", 1), ("float32", 1), ("bfloat16", 0.5)])
+def test_a_model_larger_than_the_memory_is_refused(
+    tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, dtype: str, factor: float
+) -> None:
+    folder = tiny_folder()
+    needed = int((folder / "model.safetensors").stat().st_size * factor)
+    monkeypatch.setattr("tokenswift.memory.host_memory", lambda: Memory(needed - 1, 10**9))
+    with pytest.raises(InputError) as caught:
+        load(folder, dtype=dtype, device="cpu")
+    line = (
+        f"model {folder} needs {needed:,} bytes of memory for its weights, {needed - 1:,} bytes are available"
+    )
+    assert str(caught.value).startswith(line)
+    assert ("or dtype bfloat16" in str(caught.value)) == (factor == 1)
+    monkeypatch.setattr("tokenswift.memory.host_memory", lambda: Memory(needed, 10**9))
+    assert load(folder, dtype=dtype, device="cpu").model is not None

@@ -1,0 +1,153 @@
+"""A model of the hub: what is fetched, from a small hub on this machine; what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+
+from tokenswift.models import hub
+from tokenswift.models.load import load
+from tokenswift.types import InputError
+
+NAME, COMMIT = "someone/tiny", "0123456789abcdef0123456789abcdef01234567"
+
+UNWANTED = ("pytorch_model.bin", "original/weights.safetensors", "README.md")
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers for one repository; ``asked`` collects the files that were fetched."""
+
+    files: dict[str, bytes] = {}
+    asked: list[str] = []
+
+    def _send(self, code: int, content: bytes, **headers: str) -> None:
+        self.send_response(code)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = unquote(self.path.partition("?")[0])
+        if path == "/":
+            return self._send(200, b"")
+        if path.startswith(f"/api/models/{NAME}/tree/"):
+            tree = [{"type": "file", "path": k, "size": len(v), "oid": "0"} for k, v in self.files.items()]
+            return self._send(200, json.dumps(tree).encode(), Content_Type="application/json")
+        if path.startswith(f"/api/models/{NAME}"):
+            entries = [{"rfilename": name, "size": len(data)} for name, data in self.files.items()]
+            info = {"id": NAME, "sha": COMMIT, "siblings": entries, "private": False, "tags": []}
+            return self._send(200, json.dumps(info).encode(), Content_Type="application/json")
+        name = path.rpartition("/resolve/")[2].partition("/")[2]
+        if path.startswith(f"/{NAME}/resolve/") and name in self.files:
+            if self.command == "GET":
+                self.asked.append(name)
+            data = self.files[name]
+            tag = hashlib.sha1(data).hexdigest()
+            return self._send(200, data, ETag=f'"{tag}"', X_Repo_Commit=COMMIT)
+        return self._send(404, b"", X_Error_Code="RepoNotFound")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def served(
+    tmp_path: Path, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[type]:
+    """The hub, with a tiny model; an empty cache of the hub's."""
+    Hub.files = {path.name: path.read_bytes() for path in tiny_folder().iterdir()}
+    Hub.files |= {
+        "pytorch_model.bin": b"twice",
+        "original/weights.safetensors": b"thrice",
+        "README.md": b"hi",
+    }
+    Hub.asked = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    where = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", where)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", where + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", where)
+    yield Hub
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_model_is_fetched_once_and_weights_once(
+    served: type, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.WARNING, "tokenswift")
+    stages: list[tuple[str, int, int]] = []
+    loaded = load(NAME, device="cpu", on_progress=lambda *told: stages.append(told))
+    assert loaded.model.config.model_type == "llama" and loaded.tokenizer("a")["input_ids"]
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(Hub.asked)
+    assert not set(UNWANTED) & set(Hub.asked)
+    assert len(Hub.asked) == len(set(Hub.asked))
+    assert "fetching someone/tiny from the hub: " in caplog.text
+    assert stages and stages[-1][0] == "load" and stages[-1][1] == stages[-1][2]
+    assert "\x1b" not in capfd.readouterr().err  # no terminal: no escape codes
+    caplog.clear()
+    Hub.asked.clear()
+    assert load(NAME, device="cpu").name == NAME
+    assert Hub.asked == [] and "fetching" not in caplog.text
+
+
+def test_the_hubs_bars_are_shown_unless_quiet(served: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[bool] = []
+    real = huggingface_hub.snapshot_download
+
+    def download(*args: object, **kwargs: object) -> object:
+        if not kwargs.get("dry_run"):
+            shown.append(not huggingface_hub.utils.are_progress_bars_disabled())
+        return real(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    logger = logging.getLogger("tokenswift")
+    before = logger.level
+    for level, files in ((logging.INFO, "a.json"), (logging.ERROR, "b.json"), (logging.INFO, "")):
+        if files:  # something new to fetch
+            Hub.files[files] = b"{}"
+        logger.setLevel(level)
+        try:
+            hub.fetch(NAME)
+        finally:
+            logger.setLevel(before)
+    assert shown == [True, False, False]  # quiet, and nothing to fetch
+    assert not huggingface_hub.utils.are_progress_bars_disabled()
+
+
+def test_refusals(served: type) -> None:
+    with pytest.raises(InputError, match="^model nobody/nothing cannot be fetched from the hub"):
+        load("nobody/nothing", device="cpu")
+    del Hub.files["config.json"]
+    with pytest.raises(InputError, match="has no config.json"):
+        load(NAME, device="cpu")
+
+
+def test_what_is_wanted() -> None:
+    names = ["config.json", "model-1.safetensors", "consolidated.safetensors", "pytorch_model.bin"]
+    assert hub.wanted_files([*names, "a/b.json"]) == ["config.json", "model-1.safetensors"]
+    old = ["config.json", "pytorch_model-1.bin", "pytorch_model.bin.index.json"]
+    assert hub.wanted_files([*old, "tf_model.h5", "README.md"]) == old
