@@ -27,7 +27,8 @@ def help_of(command: str) -> str:
 
 def main() -> None:
     """Rewrite every block."""
-    block = re.compile(r"```text\nusage: tokenswift ([\w-]+(?: (?:list|run|report)(?= ))?).*?\n```", re.DOTALL)
+    name = r"[\w-]+(?: (?:list|run|report)(?= ))?"
+    block = re.compile(rf"```text\nusage: tokenswift ({name}).*?\n```", re.DOTALL)
     text = DOCS.read_text(encoding="utf-8")
     DOCS.write_text(block.sub(lambda m: f"```text\n{help_of(m[1])}\n```", text), encoding="utf-8")
 
