@@ -134,12 +134,13 @@ def test_what_loading_refuses(tiny_folder: Any, name: str, value: Any, words: st
 
 
 def test_what_wrapping_refuses(llm: LLM) -> None:
-    for given, words in (
+    cases: list[tuple[tuple[Any, ...], str]] = [
         (("smollm2-135m",), "model is 'smollm2-135m'; valid: a loaded transformers model"),
         ((None,), "model type is '?'"),
         ((llm.model, "tokenizer"), "tokenizer is 'tokenizer'; valid: None"),
         ((llm.model, None, "auto", 3), "rope_scaling is 3; valid"),
-    ):
+    ]
+    for given, words in cases:
         with pytest.raises(InputError) as caught:
             LLM.from_model(*given)
         assert str(caught.value).startswith(words)
@@ -220,14 +221,15 @@ def test_many_prompts_in_order_with_progress(llm: LLM) -> None:
 
 def test_many_prompts_are_checked_before_the_first_is_run(llm: LLM) -> None:
     seen: list[int] = []
-    for prompts, more, words in (
+    cases: list[tuple[Any, dict[str, Any], str]] = [
         (["abc", [999]], {}, r"^prompts\[1\] token id is 999"),
         (["abc", "x" * 250], {}, "prompt and new tokens are 257 tokens"),
         ("abc", {}, "^prompts is 'abc'; valid: a list of prompts"),
         (HELLO, {}, "^prompts is .*valid: a list of prompts"),
         (["abc"], {"run_dir": "x"}, "^run_dir is no argument of generate_many"),
         (["abc"], {"on_result": 3}, "^on_result is 3; valid: None, or a function"),
-    ):
+    ]
+    for prompts, more, words in cases:
         with pytest.raises(InputError, match=words):
             llm.generate_many(prompts, 6, **{"on_result": lambda i, r: seen.append(i), **more})
     assert seen == []

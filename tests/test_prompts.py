@@ -134,7 +134,8 @@ def test_the_sampling_of_answers_is_cool_unless_given() -> None:
 def test_all_tokens_that_end_a_text() -> None:
     class Part:
         def __init__(self, ids: Any, config: Any = None) -> None:
-            self.eos_token_id, self.config, self.generation_config = ids, config, None
+            self.eos_token_id, self.config = ids, config
+            self.generation_config: Any = None
 
     model = Part(None, config=Part([3, 4]))
     model.generation_config = Part(5)

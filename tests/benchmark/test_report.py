@@ -67,7 +67,7 @@ def test_means_spreads_and_published_figures() -> None:
             "200",
             "0.50 ± 0.00",
             "4.00 ± 2.83",
-            "0.60 / 1.80 (new tokens 100)",
+            "0.60 / 1.80 (at 100)",
             "1 × 2",
             "no",
         ],

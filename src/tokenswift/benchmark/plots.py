@@ -18,7 +18,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 2)))
 HATCHES = ("", "////", "....", "xxxx", "----", "\\\\\\\\", "ooo")
-STYLE = {
+STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "tokenswift",
     "font.family": "sans-serif",
@@ -129,7 +129,7 @@ def _panel(place: Any, spec: Spec, lines: Sequence[Line], figures: Sequence[str]
         place.tick_params(axis="x", rotation=25 if long else 0)
     if "speedup" in figures:
         place.axhline(1.0, color="#565d66", linewidth=1, linestyle=(0, (1, 1)))
-    place.set_ylim(bottom=0)
+    place.set_ylim(0, 1.05 * place.get_ylim()[1])  # no marker is cut off
     place.set_xlabel("context" if spec.kind == "machine" else HEADS.get(x, x.replace("_", " ")))
     title = "speed-up over plain decoding" if figures[0] == "speedup" else NAMES[figures[0]][0]
     place.set_title(spec.data["plot"].get("together", title), loc="left", fontsize=9)

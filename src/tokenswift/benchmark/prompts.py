@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenswift.config import shown
 from tokenswift.types import InputError
@@ -102,6 +102,7 @@ def _texts(source: str) -> Iterator[tuple[str, str]]:
         for number, row in enumerate(load_dataset(PG19, split="test", streaming=True)):
             yield str(row.get("short_book_title") or number), row["text"]
         return
+    files: list[Any]
     if source == "shipped":
         folder = resources.files("tokenswift") / "data" / "prompts"
         files = sorted((entry for entry in folder.iterdir()), key=lambda entry: entry.name)

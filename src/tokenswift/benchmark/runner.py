@@ -164,7 +164,8 @@ def run(jobs: Sequence[Job], folder: Path, watcher: Watcher) -> Outcome:
                 outcome.done += 1
             else:
                 (outcome.unfit if word == "unfit" else outcome.failed).append((job, made))
-            watcher.end(job, "done" if word == "row" else f"left out: {made}", seconds)
+            words = {"row": "done", "unfit": f"left out: {made}"}
+            watcher.end(job, words.get(word, f"failed: {made}"), seconds)
     return outcome
 
 
@@ -178,17 +179,16 @@ def _measure(context: Any, job: Job, watcher: Watcher) -> tuple[str, Any]:
         while True:
             wait([receiver, process.sentinel])
             try:
-                word, content = receiver.recv() if receiver.poll() else ("gone", None)
+                message: Any = receiver.recv() if receiver.poll() else None
             except EOFError:
-                word, content = "gone", None
-            if word == "progress":
-                watcher.progress(content)
-            elif word == "gone":
+                message = None
+            if message is None:
                 process.join()
                 return "failed", f"its process ended with code {process.exitcode}"
-            else:
+            if message[0] != "progress":
                 process.join()
-                return word, content
+                return message
+            watcher.progress(message[1])
     finally:
         if process.is_alive():
             process.terminate()

@@ -168,7 +168,7 @@ def lines(spec: Spec, rows: Sequence[Row]) -> list[Line]:
 def published(spec: Spec, line: Line) -> tuple[dict[str, float], dict[str, Any]] | None:
     """The paper's figures nearest to a line: the figures, and labels that differ; None if there are none.
 
-    Names must be equal; of numbers the nearest counts, by their ratio.
+    Names must be equal (a way's may go on behind a comma); of numbers the nearest counts, by their ratio.
     """
     table = spec.data.get("published")
     if not table:
@@ -180,10 +180,10 @@ def published(spec: Spec, line: Line) -> tuple[dict[str, float], dict[str, Any]]
         for key, theirs in entry.items():
             if key in NAMES:
                 continue
-            ours = line.labels.get(key)
+            ours: Any = line.labels.get(key)
             if _is_number(theirs) and _is_number(ours):
                 far += abs(math.log((theirs + 1) / (ours + 1)))
-            elif key in line.labels and ours != theirs:
+            elif key in line.labels and ours != theirs and not str(ours).startswith(f"{theirs},"):
                 fits = False
             if ours != theirs:
                 differs[key] = theirs
@@ -265,7 +265,9 @@ def _theirs(spec: Spec, line: Line) -> str:
         return "–"
     figures, differs = found
     text = " / ".join(f"{value:.{NAMES[key][1]}f}" for key, value in figures.items())
-    apart = ", ".join(f"{HEADS.get(key, key)} {shown(value)}" for key, value in differs.items())
+    short = {"point": "at ", "model": ""}
+    names = {key: short[key] if key in short else f"{HEADS.get(key, key)} " for key in differs}
+    apart = ", ".join(names[key] + shown(value) for key, value in differs.items())
     return text + (f" ({apart})" if apart else "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -20,6 +21,9 @@ def child(kind: str, config: dict[str, Any], out: Connection) -> None:
     ``("failed", line)``. The process ends with the one that started it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it ends it
+    logging.getLogger("tokenswift").setLevel(
+        logging.ERROR
+    )  # what a run is told a row says: its heads, its rule
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         from tokenswift.benchmark.row import measure

@@ -70,6 +70,14 @@ def add_parser(subparsers: Any) -> None:
         help="a setting over spec and preset, such as texts=2, seeds=3, points=100,200, reach=text or "
         "budget=256; values with commas make rows for each; may be given several times",
     )
+    running.add_argument(
+        "--way",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this of what a table compares, such as TokenSwift; may be given several times; "
+        "default: all",
+    )
     _results(running, "rows go there, and those there already are not measured again")
     running.add_argument("--dry-run", action="store_true", help="say which rows would be measured, and end")
     running.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
@@ -132,15 +140,22 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
     if args.threads is not None:
         check_integer("threads", args.threads, 1)
     made: dict[str, Job] = {}
+    ways: set[str] = set()
     for spec in specs.chosen(args.specs):
         for source in (spec, *(specs.load(name) for name in spec.sources[1:])):
             for config in source.rows(args.preset, given):
+                ways.add(config["way"])
+                if args.way and config["way"] not in args.way:
+                    continue
                 parts = [(key, value_of(config, key)) for key in source.by]
                 label = ", ".join(
                     shown(value) if key == "way" else f"{key} {shown(value)}" for key, value in parts
                 )
                 job = Job(source.name, source.kind, args.preset, config, label)
                 made.setdefault(job.key, job)
+    for name in args.way:
+        if name not in ways:
+            raise InputError(f"way is {name!r}; valid: {', '.join(sorted(ways))}")
     return list(made.values())
 
 
@@ -219,7 +234,7 @@ def run_report(args: argparse.Namespace) -> int:
 
 
 #: settings that are options of a part
-OPTIONS = ("preset", "model", "dtype", "device", "heads", "threads", "prompts", "set", "results")
+OPTIONS = ("preset", "model", "dtype", "device", "heads", "threads", "prompts", "set", "way", "results")
 PARTS = {"list": run_list, "run": run_rows, "report": run_report}
 
 

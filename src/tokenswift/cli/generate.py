@@ -19,6 +19,7 @@ from tokenswift.cli.output import (
     record_of,
     write_json,
 )
+from tokenswift.cli.preset import add_preset_option, apply_preset
 from tokenswift.cli.progress import Progress
 from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.config import ON_LOOP, LoopOptions, check_choice, check_integer
@@ -97,6 +98,7 @@ def add_call_options(parser: argparse.ArgumentParser) -> None:
     options.add_model_options(parser)
     options.add_strategy_options(parser)
     options.add_sampling_options(parser)
+    add_preset_option(parser)
     add_loop_option(parser)
     parser.add_argument(
         "--loop-patterns",
@@ -140,6 +142,7 @@ def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]
     prompting.check_chat_options(args)
     prompt = options.prompt_from(args)
     check_integer("max_new_tokens", args.max_new_tokens, 1)
+    apply_preset(args)
     sampling = options.sampling_from(args)
     parse_rope_scaling(args.rope_scaling)
     check_choice("on_loop", args.on_loop, ON_LOOP)

@@ -1,0 +1,29 @@
+"""``generate --preset``: the paper's setting, what goes over it, and a name that is none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call
+from tokenswift.presets import SAMPLERS
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_preset_is_what_the_record_says(cli: Call, tiny_folder: Callable[..., Path], name: str) -> None:
+    words = ("generate", "hello", "--model", tiny_folder(), "--max-new-tokens", "3", "--json", "r.json")
+    assert cli(*words, "--preset", name, "--seed", "5").code == 0
+    sampling = json.loads(Path("r.json").read_text())["sampling"]
+    assert sampling == {**SAMPLERS[name], "seed": 5, "greedy": False}
+    assert cli(*words, "--preset", name, "--top-p", "0.5", "--min-p", "0.1").code == 0
+    sampling = json.loads(Path("r.json").read_text())["sampling"]
+    assert sampling == {**SAMPLERS[name], "seed": 0, "greedy": False, "top_p": 0.5, "min_p": 0.1}
+
+
+def test_a_name_that_is_none(cli: Call) -> None:
+    done = cli("generate", "hello", "--preset", "best")
+    assert done.code == 2 and done.error.startswith("--preset is 'best'; valid: llama3.1-8b, yarn-llama2-7b")
+    assert done.files == []
