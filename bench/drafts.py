@@ -21,6 +21,7 @@ from typing import Any
 
 from common import PROMPTS, decoded, prompts, row, save
 from tokenswift import LLM, SamplingParams
+from tokenswift.drafting import auto
 from tokenswift.drafting.calibration import Calibration
 from tokenswift.drafting.control import HIDDEN, Control
 from tokenswift.drafting.costs import Costs, Table
@@ -118,6 +119,7 @@ def calibration(llm: LLM, args: argparse.Namespace) -> None:
         learn(self, source, made, chances, tokens, right)
 
     Calibration.learn = watched  # type: ignore[method-assign]
+    auto._YOUNG = 1 << 30  # every step is learnt from, so that more is seen
     texts = prompts(llm, args.prompts, args.prompt_tokens, args.texts)
     for _, ids in texts:
         state = llm.prefill(ids)
