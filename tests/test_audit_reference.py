@@ -62,7 +62,7 @@ def test_the_toy_sees_chunks_and_windows(monkeypatch: pytest.MonkeyPatch, defect
     assert toy.toy_model(model).config.sliding_window == toy.WINDOW
     if defect is not None:
         plant = {"window": windowless, "shifted": second_chunk_shifted}[defect]
-        monkeypatch.setattr(toy, "LLM", SimpleNamespace(from_model=plant))
+        monkeypatch.setattr(toy, "LLM", SimpleNamespace(from_model=lambda model, heads=None: plant(model)))
     for dtype in (torch.float32, torch.bfloat16):
         assert toy.toy_error(model, dtype).sound == (defect is None)
 

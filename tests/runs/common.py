@@ -66,4 +66,4 @@ def adapted(seed: int, rank: int = 2) -> LLM:
     attention = model.model.layers[0].self_attn
     attention.q_proj = Adapted(attention.q_proj, seed)
     model.peft_config = {"style": type("Config", (), {"to_dict": lambda self: {"r": rank}})()}
-    return LLM.from_model(model.eval(), tiny_tokenizer())
+    return LLM.from_model(model.eval(), tiny_tokenizer(), heads=None)
