@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from drafting_tables import calibration, nodes, shares, speed, speed_peers
 from front import expect, headline
 from rows import Row, rows_of, source, table
 
@@ -237,50 +238,6 @@ def strategies() -> str:
     )
 
 
-def speed() -> str:
-    """Ways to decode against plain decoding, by kind of text and context."""
-    keys = ("way", "kind", "text", "context", "dtype", "machine")
-    head = "way text type context speed-up range tokens/step nodes identical from".split()
-    found = sorted(rows_of("speed", keys), key=lambda r: (r["way"] != "auto", r["dtype"], r["context"]))
-    return table(
-        head,
-        [
-            [
-                r["way"],
-                r["text"] if r["kind"] in ("novel", "rivals") else r["kind"],
-                r["dtype"],
-                str(r["context"]),
-                f"**{r['speedup']:.2f}**",
-                f"{r['least']:.2f}–{r['most']:.2f}",
-                f"{r['tokens_a_step']:.2f}",
-                f"{r['nodes_a_step']:.1f}",
-                "yes" if r["identical"] else "no",
-                source(r),
-            ]
-            for r in found
-        ],
-    )
-
-
-def speed_peers() -> str:
-    """transformers' generate beside plain and automatic decoding."""
-    head = ["peer", "type", "context", "plain, times its speed", "automatic, times its speed", "from"]
-    return table(
-        head,
-        [
-            [
-                r["peer"],
-                r["dtype"],
-                str(r["context"]),
-                f"{r['plain_over_peer']:.1f}",
-                f"**{r['auto_over_peer']:.1f}**",
-                source(r),
-            ]
-            for r in rows_of("speed-peers", ("peer", "context", "dtype", "machine"))
-        ],
-    )
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "acceptance": acceptance,
     "trees": trees,
@@ -293,6 +250,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "bookkeeping": bookkeeping,
     "speed": speed,
     "speed-peers": speed_peers,
+    "speed-shares": shares,
+    "draft-nodes": nodes,
+    "draft-calibration": calibration,
     "headline": headline,
     "expect": expect,
 }
