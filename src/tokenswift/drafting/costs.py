@@ -67,28 +67,32 @@ class Table:
 def measure(model: DraftModel, level: Callable[[], object] | None = None, seconds: float = SECONDS) -> Table:
     """Time passes of the model over made-up keys; takes about ``seconds``.
 
-    Each figure is the least of five passes, of fewer where they take long. Where time runs out, the larger
+    All row counts are timed in turn, at least three times over, and the least of each counts: what disturbs
+    the machine for a moment makes none of them dearer than the others. Where passes take long, the larger
     row counts are left out.
     """
     begun = perf_counter()
-    rows, fixed, token = [], [], []
     caches = {length: model.new_cache(length + ROWS[-1]) for length in (SHORT, LONG)}
     for length, cache in caches.items():
         cache.data.zero_()
         cache.commit(tuple(range(length)))
-    part = seconds / (2 * len(ROWS))
-    for count in ROWS:
-        if rows and perf_counter() - begun > seconds:
-            break
-        short, long = (_time(lambda n=count, c=cache: _pass(model, c, n), part) for cache in caches.values())
-        slope = max(0.0, (long - short) / (LONG - SHORT))
-        rows.append(count)
-        fixed.append(max(short - slope * SHORT, 1e-6))
-        token.append(slope)
-    for i in range(len(rows) - 2, -1, -1):  # a wider pass that was faster shows what a narrower one takes
-        fixed[i], token[i] = min(fixed[i], fixed[i + 1]), min(token[i], token[i + 1])
-    spent = _time(level, part) if level is not None else 0.0
-    return Table(tuple(rows), tuple(fixed), tuple(token), spent)
+    best: dict[tuple[int, int], float] = {}
+    counts, levels, sweeps = list(ROWS), [0.0], 0
+    while sweeps < 3 or (sweeps < 8 and perf_counter() - begun < seconds):
+        for count in counts:
+            if not sweeps and best and perf_counter() - begun > seconds / 3:
+                break
+            for length, cache in caches.items():
+                spent = _time(lambda n=count, c=cache: _pass(model, c, n))
+                best[count, length] = min(spent, best.get((count, length), spent))
+        if level is not None:
+            levels.append(_time(level))
+        counts, sweeps = [count for count in counts if (count, LONG) in best], sweeps + 1
+    slopes = [max(0.0, (best[n, LONG] - best[n, SHORT]) / (LONG - SHORT)) for n in counts]
+    fixed = [max(best[n, SHORT] - slope * SHORT, 1e-6) for n, slope in zip(counts, slopes, strict=True)]
+    for i in range(len(counts) - 2, -1, -1):  # a wider pass that was faster shows what a narrower one takes
+        fixed[i], slopes[i] = min(fixed[i], fixed[i + 1]), min(slopes[i], slopes[i + 1])
+    return Table(tuple(counts), tuple(fixed), tuple(slopes), min(levels[1:], default=0.0))
 
 
 def _pass(model: DraftModel, cache: object, rows: int) -> None:
@@ -100,17 +104,11 @@ def _pass(model: DraftModel, cache: object, rows: int) -> None:
         torch.cuda.synchronize(model.device)
 
 
-def _time(run: Callable[[], object], seconds: float) -> float:
-    """The shortest of up to five runs after a first one, in milliseconds; fewer after ``seconds``."""
+def _time(run: Callable[[], object]) -> float:
+    """Milliseconds of a run."""
+    begun = perf_counter()
     run()
-    begun, best = perf_counter(), float("inf")
-    for _ in range(5):
-        start = perf_counter()
-        run()
-        best = min(best, 1000 * (perf_counter() - start))
-        if perf_counter() - begun > seconds:
-            break
-    return best
+    return 1000 * (perf_counter() - begun)
 
 
 def kept_table(model: DraftModel, folder: Path, make: Callable[[], Table]) -> Table:
@@ -119,7 +117,7 @@ def kept_table(model: DraftModel, folder: Path, make: Callable[[], Table]) -> Ta
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     shape = (model.vocab_size, model.weight_bytes, model.kv_bytes, str(model.dtype), model.kernels.name)
     threads = torch.get_num_threads()
-    key = repr((shape, name, threads, os.cpu_count(), ROWS, SHORT, LONG, torch.__version__, 1))
+    key = repr((shape, name, threads, os.cpu_count(), ROWS, SHORT, LONG, torch.__version__, 2))
     path = folder / f"costs-{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
