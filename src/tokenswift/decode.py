@@ -13,7 +13,7 @@ import torch
 
 from tokenswift.accept import accept_exact, accept_published
 from tokenswift.interfaces import Sequence, Strategy
-from tokenswift.metrics import Meter
+from tokenswift.metrics import PREFILL, Meter
 from tokenswift.sampling import Sampler
 from tokenswift.types import Accepted, DraftTree, OnProgress, Step
 
@@ -44,9 +44,9 @@ def decode(
         meter: collects counts and the seconds of each phase.
     """
     model, cache = sequence.model, sequence.cache
-    meter.lap()
-    with meter.phase("draft"):
+    with meter.phase(PREFILL):  # a strategy's own reading of the prompt
         strategy.begin(sequence)
+    meter.lap()
     produced = 0
     ended = False
     while produced < max_new_tokens and not ended:
