@@ -12,9 +12,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from rows import ROOT, rows_of
+from rows import rows_of
 
-PICTURE = ROOT / "docs" / "speed.svg"
+PICTURE = Path(__file__).parents[1] / "docs" / "speed.svg"
 NAMES = {"auto": "automatic", "paper": "the paper's tree"}
 LOOKS = (("#0072B2", "o", "-"), ("#D55E00", "s", "--"), ("#009E73", "^", "-."), ("#CC79A7", "D", ":"))
 
