@@ -154,7 +154,8 @@ def test_a_prompt_of_one_token_needs_no_prefill() -> None:
 
 
 def test_every_step_knows_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that only the strategy moves: each step's time is its own, the sum is the run's."""
+    """A clock that only the strategy moves: each step's time is its own, the sum is the run's; what
+    it does with the prompt is prefill."""
     clock = [0.0]
 
     class Slow(Scripted):
@@ -172,9 +173,9 @@ def test_every_step_knows_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenswift.metrics.perf_counter", lambda: clock[0])
     _, steps, metrics, _ = run(Slow(4), [3, 4], 12)
     assert [dict(step.times) for step in steps] == [
-        {"draft": 110.0, "observe": 1.0},
+        {"draft": 10.0, "observe": 1.0},
         {"draft": 20.0, "observe": 1.0},
         {"draft": 30.0, "observe": 1.0},
     ]
-    assert [step.seconds for step in steps] == [111.0, 21.0, 31.0]
+    assert [step.seconds for step in steps] == [11.0, 21.0, 31.0] and metrics.prefill_seconds == 100.0
     assert sum(step.seconds for step in steps) == metrics.seconds
