@@ -52,7 +52,7 @@ AUTOMATIC = (
     Defect(
         "auto: a chain of partial passes keeps its position",
         "drafting/auto.py",
-        "torch.tensor([start + done], device=model.device)",
+        "torch.tensor([start + len(path)], device=model.device)",
         "torch.tensor([start], device=model.device)",
         (AUTO,),
     ),
