@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
-import re
 import shlex
 import statistics
 import subprocess
@@ -17,29 +15,11 @@ import torch
 import transformers
 
 from tokenswift import LLM, Generation, SamplingParams
+from tokenswift.benchmark.machine import machine
 from tokenswift.prefilled import Prefilled
 
 ROOT = Path(__file__).parents[1]
 PROMPTS = ROOT / "src" / "tokenswift" / "data" / "prompts"
-
-
-def machine() -> str:
-    """The kind of machine, without names: processor, threads, accelerator."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name(0)
-    model = platform.processor() or platform.machine()
-    kind = torch.backends.cpu.get_cpu_capability()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        text = cpuinfo.read_text()
-        found = {
-            key: value for key, value in re.findall(r"^(model name|flags)\s*: (.*)$", text, re.MULTILINE)
-        }
-        model = found.get("model name", model)
-        native = {"avx512_bf16", "amx_bf16"} & set(found.get("flags", "").split())
-        kind += "" if native else " without bfloat16 products"
-    threads = torch.get_num_threads()
-    return f"{model} ({kind}), {threads} thread{'s' if threads > 1 else ''}"
 
 
 def command() -> str:

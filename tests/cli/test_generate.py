@@ -6,16 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Call
+from tests.cli.conftest import Call, Stream
 from tokenswift.cli import output as output_module
-from tokenswift.cli import progress as progress_module
 from tokenswift.cli.output import TextSink, check_writable, write_json
 from tokenswift.cli.progress import Progress, duration, summary, way
 from tokenswift.llm import LLM
@@ -174,32 +173,6 @@ def test_check_writable_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 # ---- progress ---------------------------------------------------------------------------------------------
-
-
-class Stream:
-    """A stream that may be a terminal."""
-
-    def __init__(self, terminal: bool) -> None:
-        self.terminal, self.text = terminal, ""
-
-    def isatty(self) -> bool:
-        return self.terminal
-
-    def fileno(self) -> int:
-        raise OSError
-
-    def write(self, text: str) -> None:
-        self.text += text
-
-    def flush(self) -> None:
-        pass
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    now = [100.0]
-    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
-    yield now
 
 
 @pytest.mark.parametrize(

@@ -7,45 +7,17 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Stream
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM
-from tokenswift.cli import progress as progress_module
 from tokenswift.cli.progress import Progress, Stages, way
 from tokenswift.models.decoder import PREFILL_CHUNK
 from tokenswift.models.generic import GenericTarget
-
-
-class Stream:
-    """A stream that may be a terminal; the two that are share one."""
-
-    def __init__(self, terminal: bool) -> None:
-        self.terminal, self.text = terminal, ""
-
-    def isatty(self) -> bool:
-        return self.terminal
-
-    def fileno(self) -> int:
-        raise OSError
-
-    def write(self, text: str) -> None:
-        self.text += text
-
-    def flush(self) -> None:
-        pass
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    now = [100.0]
-    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    yield now
 
 
 def stages_on(monkeypatch: pytest.MonkeyPatch, terminal: bool, quiet: bool = False) -> tuple[Stages, Stream]:
