@@ -108,8 +108,15 @@ AUTOMATIC = (
     Defect(
         "auto: one outlier sets the price",
         "drafting/costs.py",
-        "self.scale = statistics.median(self._all)",
-        "self.scale = statistics.mean(self._all)",
+        "scale = statistics.median([",
+        "scale = statistics.mean([",
+        (PARTS,),
+    ),
+    Defect(
+        "auto: a slow machine makes dear what ran meanwhile",
+        "drafting/costs.py",
+        "append(ratio / scale)",
+        "append(ratio)",
         (PARTS,),
     ),
     Defect(

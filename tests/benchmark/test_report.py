@@ -87,8 +87,14 @@ def test_other_conditions_are_another_table() -> None:
         row(dtype="bfloat16"),
         row(machine="another"),
         row(config={"model": "n"}),
+        row(reached="by prefilled text", config={"rope_scaling": "yarn:4"}),
     ]
-    assert len(tables.groups(SPEC, found)) == 5
+    about = [group.about for group in tables.groups(SPEC, found)]
+    assert len(about) == 6
+    assert ["RoPE scaling yarn:4 in runs beyond the trained length" in words for words in about] == [
+        False
+    ] * 5 + [True]
+    assert "lengths reached by prefilled text" in about[-1]
     assert len(tables.groups(SPEC, [row(), row(text=1), row(seed=1)])) == 1
     (group,) = tables.groups(SPEC, [row(), row(config={"options": {"budget": 5}})])
     assert len(group.lines) == 4  # another configuration is another line, whatever the labels

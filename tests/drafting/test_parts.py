@@ -183,6 +183,27 @@ def test_outliers_move_nothing_and_drift_moves_all() -> None:
     assert costs.verify(8, 0) == pytest.approx(42, rel=0.01)
 
 
+def test_a_slow_while_makes_no_row_count_dear() -> None:
+    """Plain steps are one in many while something drafts. The machine takes half as long again for a while in
+    which nearly all steps are plain: once it is over, plain ones are priced as before, and a count that truly
+    takes longer than the table says keeps its own price."""
+    costs = Costs(TABLE)
+
+    def step(rows: int, slow: float = 1.0) -> None:
+        costs.observe(rows, 100, slow * TABLE.verify(rows, 100) * (1.2 if rows == 2 else 1.0))
+
+    def drafting(steps: int) -> None:
+        for i in range(steps):
+            step(1 if i % 48 == 47 else 2)
+
+    drafting(400)
+    for i in range(100):
+        step(2 if i % 20 == 19 else 1, slow=1.5)
+    drafting(100)
+    assert costs.verify(2, 100) == pytest.approx(1.2 * TABLE.verify(2, 100), rel=0.02)
+    assert costs.verify(1, 100) == pytest.approx(TABLE.verify(1, 100), rel=0.02)
+
+
 def test_measured_tables_are_kept_and_broken_ones_made_again(tmp_path: Path) -> None:
     llm = LLM.from_model(tiny_model("llama"))
     made = kept_table(llm.target, tmp_path, lambda: measure(llm.target))

@@ -106,6 +106,7 @@ class Group:
         commits = sorted({str(row["commit"]) for row in self.rows if row["commit"]})
         prompts = sorted({str(row["config"]["prompts"]) for row in self.rows})
         reached = sorted({row["reached"] for row in self.rows if "reached" in row})
+        scaled = sorted({str(row["config"].get("rope_scaling", "none")) for row in self.rows} - {"none"})
         parts = [
             f"preset {self.preset}",
             self.model,
@@ -116,6 +117,7 @@ class Group:
                 if reached
                 else []
             ),
+            *([f"RoPE scaling {', '.join(scaled)} in runs beyond the trained length"] if scaled else []),
             *([f"commit {', '.join(commits)}"] if commits else []),
         ]
         return "; ".join(parts)
@@ -138,10 +140,11 @@ def groups(spec: Spec, rows: Iterable[Row]) -> list[Group]:
     several = "model" in spec.by
     for row in mine(spec, rows):
         model = "" if several else row["config"]["model"]
-        found.setdefault((row["preset"], model, row["dtype"], row["machine"]), []).append(row)
+        key = (row["preset"], model, row["dtype"], row["machine"], row.get("reached", ""))
+        found.setdefault(key, []).append(row)
     return [
         Group(preset, model or "several models", dtype, machine, part, lines(spec, part))
-        for (preset, model, dtype, machine), part in found.items()
+        for (preset, model, dtype, machine, _), part in found.items()
     ]
 
 

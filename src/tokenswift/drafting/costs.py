@@ -3,8 +3,9 @@
 The time of a verify pass of n rows over L cached tokens is modelled as ``a_n + b_n · L``: weights,
 arithmetic and overhead once, keys and values by the token. :func:`measure` finds both from passes over
 two lengths. During a run :class:`Costs` compares each step with its prediction: the median of the newest
-ratios scales all predictions (a busy machine, a longer context), and the median for a row count corrects
-that count, so single outliers move nothing.
+ratios scales all predictions (a busy machine, a longer context), and a row count is corrected by the median
+of what its steps took beside the steps around them, so neither single outliers nor a machine that is slow
+for a while make one count look dearer than another.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 SHORT, LONG = 64, 2048  # cached tokens of the measured passes
 SECONDS = 2.0  # that measuring may take, about
 _RECENT = 15  # ratios that a median is taken of
+_ENOUGH = 3  # steps of a row count that correct its price
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ class Costs:
     def __init__(self, table: Table) -> None:
         self.table = table
         self.scale = 1.0
-        self._all: deque[float] = deque(maxlen=2 * _RECENT + 1)
+        self._all: deque[tuple[int, float]] = deque(maxlen=2 * _RECENT + 1)  # rows, time over prediction
         self._by_rows: dict[int, deque[float]] = {}
         self._factors: dict[int, float] = {}
         self._fresh = 0
@@ -158,15 +160,14 @@ class Costs:
 
     def observe(self, rows: int, context: int, milliseconds: float) -> None:
         """Take in one step's verify pass."""
-        expected = self.table.verify(rows, context)
-        self._all.append(milliseconds / expected)
-        own = self._by_rows.get(rows)
-        if own is None:
-            own = self._by_rows[rows] = deque(maxlen=_RECENT)
-        own.append(milliseconds / expected)
+        self._all.append((rows, milliseconds / self.table.verify(rows, context)))
         self._fresh += 1
+        full = len(self._all) == self._all.maxlen
+        count, ratio = self._all[_RECENT if full else -1]  # with as many steps behind it as before
+        scale = statistics.median([ratio / self._factors.get(n, 1.0) for n, ratio in self._all])
+        self._by_rows.setdefault(count, deque(maxlen=_RECENT)).append(ratio / scale)
         if self._fresh % 8 == 0 or self._fresh == 4:
-            self.scale = statistics.median(self._all)
+            self.scale = scale
             for count, ratios in self._by_rows.items():
-                if len(ratios) >= 5:
-                    self._factors[count] = min(2.0, max(0.5, statistics.median(ratios) / self.scale))
+                if len(ratios) >= _ENOUGH:
+                    self._factors[count] = min(2.0, max(0.5, statistics.median(ratios)))
