@@ -132,6 +132,11 @@ def test_markdown_and_page() -> None:
     assert report.html(made, "Title") == shown
 
 
+def test_labels_of_a_logarithmic_axis_do_not_touch() -> None:
+    """Lengths from 64 to 20,000: 15,000 would stand upon its neighbours."""
+    assert plots._apart([64, 256, 512, 5000, 10_000, 15_000, 20_000]) == [64, 256, 512, 5000, 10_000, 20_000]
+
+
 def test_pictures_are_the_same_again() -> None:
     """Same rows, same bytes: committed pictures change with their rows alone."""
     (group,) = tables.groups(SPEC, [row(), row(seed=1, speedup=2.0)])

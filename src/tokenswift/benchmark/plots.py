@@ -120,6 +120,7 @@ def _panel(place: Any, spec: Spec, lines: Sequence[Line], figures: Sequence[str]
     if as_lines:
         if max(values) > 20 * max(1, min(v for v in values)) and min(values) > 0:
             place.set_xscale("log", base=2)
+            values = _apart(values)
         place.set_xticks(values if len(values) < 8 else values[:: -(-len(values) // 7)])
         place.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         place.minorticks_off()
@@ -133,6 +134,15 @@ def _panel(place: Any, spec: Spec, lines: Sequence[Line], figures: Sequence[str]
     place.set_xlabel("context" if spec.kind == "machine" else HEADS.get(x, x.replace("_", " ")))
     title = "speed-up over plain decoding" if figures[0] == "speedup" else NAMES[figures[0]][0]
     place.set_title(spec.data["plot"].get("together", title), loc="left", fontsize=9)
+
+
+def _apart(values: Sequence[float]) -> list[float]:
+    """Of rising values those whose labels do not touch on a logarithmic axis, the last one always."""
+    kept = [values[-1]]
+    for value in reversed(values):
+        if value * 1.7 < kept[-1]:
+            kept.append(value)
+    return kept[::-1]
 
 
 def _name(line: Line, series: Sequence[str]) -> str:

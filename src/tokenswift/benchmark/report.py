@@ -269,7 +269,7 @@ def _html_table(head: list[str], body: list[list[str]]) -> str:
     heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     rows = "".join(
         f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+        + "".join(f"<td>{escape(cell).replace(' ± ', '&nbsp;±&nbsp;')}</td>" for cell in row[1:])
         + "</tr>"
         for row in body
     )
