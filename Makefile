@@ -23,8 +23,8 @@ test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
 lint: setup
-	$(BIN)/ruff check src tests bench scripts
-	$(BIN)/ruff format --check src tests bench scripts
+	$(BIN)/ruff check src tests scripts
+	$(BIN)/ruff format --check src tests scripts
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
@@ -32,8 +32,7 @@ mutations: setup
 	$(BIN)/python scripts/mutations.py
 
 bench: setup
-	$(BIN)/python bench/engine.py all --results bench/results/local.jsonl
-	$(BIN)/python bench/run.py all --results bench/results/local.jsonl
+	$(BIN)/tokenswift bench run engine drafts --preset cpu
 
 results: setup
 	$(BIN)/python scripts/results.py

@@ -16,12 +16,8 @@ results=${1:-bench/results/$device}
 mkdir -p "$results"
 
 "$PYTHON" -m pytest -m gpu tests/gpu tests/test_noise.py
-for dtype in float32 bfloat16; do
-    "$PYTHON" bench/run.py trees --device cuda --dtype "$dtype" --results "$results/trees.jsonl"
-done
-"$PYTHON" bench/run.py acceptance --device cuda --dtype bfloat16 --new-tokens 400 --seeds 3 \
-    --results "$results/acceptance.jsonl"
 texts=(--prompts shipped --set prefill=900)
 [ -z "${NOVELS:-}" ] || texts=(--prompts "$NOVELS")
+"$PYTHON" -m tokenswift.cli.main bench run trees acceptance --preset cpu --device cuda --results "$results"
 "$PYTHON" -m tokenswift.cli.main bench run table3 --preset cpu --device cuda "${texts[@]}" --set points=400 \
     --results "$results/paper"

@@ -3,9 +3,11 @@
     python scripts/recording.py record docs/demo.cast tokenswift demo
     python scripts/recording.py render docs/demo.cast docs/demo.svg
 
-The recording is an asciicast (version 2): what the command wrote, and when. The SVG plays it once, as fast as
-it was, except that waits longer than `LONGEST_WAIT` are cut to that, and stays at the last screen. Renderers
-without animation and readers who want no motion see that screen alone. The window's title is the command's.
+The recording is an asciicast (version 2): what the command wrote, and when. The SVG shows the last screen for
+`POSTER` seconds, then plays the recording once, as fast as it was, except that waits longer than
+`LONGEST_WAIT` are cut to that, and stays at the last screen. So renderers that take the first picture,
+renderers without animation and readers who want no motion all see how it ended: the last screen stands in
+attributes, and only animations show anything else. The window's title is the command's.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 
 COLUMNS, ROWS = 80, 26
 LONGEST_WAIT = 1.0  # seconds
+POSTER = 3.0  # seconds for which the last screen is shown before the recording is played
 FRAME = 0.3  # seconds between two pictures
 CHAR, TITLE_CHAR, LINE, EDGE, BAR = 8.4, 7.2, 18, 14, 34  # pixels
 FIRST = 13  # pixels from the top to the first line's foot
@@ -124,14 +127,16 @@ def spans(values: list[tuple[float, str]], end: float) -> list[tuple[str, float,
 def element(value: str, start: float, until: float | None, x: float, y: float, kind: str) -> str:
     """A line of text that is visible from ``start`` until ``until``, or for good."""
     width = TITLE_CHAR if kind == "title" else CHAR
-    when = f"h {start:.2f}s" if until is None else f"s {until - start:.2f}s {start:.2f}s"
-    hidden = "" if until is None else ";visibility:hidden"
+    if until is None:  # a line of the last screen: hidden from the poster's end until it is written
+        when, hidden = f"h {start:.2f}s {POSTER:.2f}s", ""
+    else:
+        when, hidden = f"s {until - start:.2f}s {POSTER + start:.2f}s", ' visibility="hidden"'
     text = value.rstrip()
     indent = len(text) - len(text.lstrip())
     text = text.lstrip()
     return (
         f'<text class="{kind}" x="{x + width * indent:.1f}" y="{y}" textLength="{width * len(text):.1f}" '
-        f'style="animation:{when} step-end{hidden}">{escape(text)}</text>\n'
+        f'style="animation:{when} step-end"{hidden}>{escape(text)}</text>\n'
     )
 
 
@@ -171,23 +176,24 @@ def render(file: Path, out: Path) -> None:
     width, height = 2 * EDGE + CHAR * COLUMNS, BAR + EDGE + LINE * ROWS
     final = stops[-1][1]
     out.write_text(
-        f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" role="img">
+        f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" role="img" \
+xml:space="preserve">
 <title>Terminal recording of {escape(head["command"])}</title>
 <style>
-text{{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}}
-text{{white-space:pre;fill:#d5dae3}}
+text{{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}}
+text{{font-size:14px;white-space:pre;fill:#d5dae3}}
 .head{{fill:#7cc7ff}} .row{{fill:#ffd479}} .good{{fill:#7ee787;font-weight:bold}}
 .title{{font-size:12px;fill:#9aa3b2}}
 @keyframes h{{from,to{{visibility:hidden}}}} @keyframes s{{from,to{{visibility:visible}}}}
 @keyframes up{{0%{{transform:translateY(0)}}{scroll}}}
-#lines{{transform:translateY({-final}px);animation:up {total:.2f}s step-end}}
+#lines{{animation:up {total:.2f}s {POSTER:.2f}s step-end}}
 @media (prefers-reduced-motion:reduce){{*{{animation:none!important}}}}
 </style>
 <rect width="{width:.0f}" height="{height}" rx="9" fill="#14181f"/>
 <g><circle cx="20" cy="18" r="5.5" fill="#ff5f57"/><circle cx="38" cy="18" r="5.5" fill="#febc2e"/>\
 <circle cx="56" cy="18" r="5.5" fill="#28c840"/></g>
 {"".join(titles)}<svg x="{EDGE}" y="{BAR}" width="{width - 2 * EDGE:.0f}" height="{LINE * ROWS}">
-<g id="lines">
+<g id="lines" transform="translate(0 {-final})">
 {"".join(body)}</g>
 </svg>
 </svg>

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tokenswift.benchmark import plots, prompts, report, specs, tables
+from tokenswift.benchmark import columns, plots, prompts, report, specs, tables
 from tokenswift.benchmark.specs import Spec
 from tokenswift.types import InputError
 
@@ -22,7 +22,7 @@ def row(way: str = "TokenSwift", text: int = 0, seed: int = 0, **more: Any) -> d
     config = {"way": way, "text": text, "seed": seed, "model": "m", "prefill": 2000, "prompts": "shipped"}
     config |= {"options": {}, "sampling": {"seed": seed, "repetition_penalty": 1.2}, **more.pop("config", {})}
     given: dict[str, Any] = {"spec": "mine", "kind": "decode", "preset": "cpu", "config": config}
-    given |= {"dtype": "float32", "device": "cpu", "machine": "a processor", "commit": "abc"}
+    given |= {"dtype": "float32", "device": "cpu", "machine": "a processor", "commit": "abc", "date": "now"}
     given |= {"reached": "by generating", "identical": True, "lossless": True}
     given["figures"] = {"100": figures, "200": {**figures, "speedup": 2 * figures["speedup"]}}
     return {**given, **more}
@@ -60,13 +60,22 @@ def test_means_spreads_and_published_figures() -> None:
         "strategy", "prefill", "new tokens", "α", "×", "published", "prompts × seeds", "same text as plain"
     ]  # fmt: skip
     assert cells == [
-        ["TokenSwift", "2000", "100", "0.50 ± 0.00", "2.00 ± 1.41", "0.60 / 1.80", "1 × 2", "no"],
+        [
+            "TokenSwift",
+            "2000",
+            "100",
+            "0.50\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}0.00",
+            "2.00\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}1.41",
+            "0.60 / 1.80",
+            "1 × 2",
+            "no",
+        ],
         [
             "TokenSwift",
             "2000",
             "200",
-            "0.50 ± 0.00",
-            "4.00 ± 2.83",
+            "0.50\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}0.00",
+            "4.00\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}2.83",
             "0.60 / 1.80 (at 100)",
             "1 × 2",
             "no",
@@ -91,9 +100,7 @@ def test_other_conditions_are_another_table() -> None:
     ]
     about = [group.about for group in tables.groups(SPEC, found)]
     assert len(about) == 6
-    assert ["RoPE scaling yarn:4 in runs beyond the trained length" in words for words in about] == [
-        False
-    ] * 5 + [True]
+    assert ["RoPE scaling: yarn:4" in words for words in about] == [False] * 5 + [True]
     assert "lengths reached by prefilled text" in about[-1]
     assert len(tables.groups(SPEC, [row(), row(text=1), row(seed=1)])) == 1
     (group,) = tables.groups(SPEC, [row(), row(config={"options": {"budget": 5}})])
@@ -155,7 +162,7 @@ def test_every_spec_has_its_plot() -> None:
                 figures = {figure: 1.0 + config["seed"] for figure in tables.NAMES}
                 made = {str(point): figures for point in config["points"]}
                 found.append(row(spec=source, preset="smoke", config=config, figures=made))
-        (group,) = tables.groups(spec, found)
+        (group,) = columns.groups(spec, found)
         assert set(plots.plot(spec, group)) == {"svg", "png"}, name
 
 
@@ -171,6 +178,14 @@ def test_prompts_of_a_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="with 1 texts of 300 tokens, 2 are needed"):
         prompts.prompt(str(tmp_path), lambda text: [ord(c) for c in text], 1, 300)
     assert prompts.prompt("shipped", lambda text: [ord(c) for c in text], 3, 500).name == "orchard"
+
+
+@pytest.mark.parametrize("source", prompts.MADE)
+def test_prompts_that_are_made(source: str) -> None:
+    """As long as wanted, and the same again."""
+    first, again = (prompts.prompt(source, lambda t: [ord(c) for c in t], 0, 9000, 50) for _ in range(2))
+    assert len(first.ids) == 9000 and first == again and first.name == source
+    assert source != "random" or set(first.ids) == set(range(50))
 
 
 def test_results_in_the_docs_are_up_to_date() -> None:

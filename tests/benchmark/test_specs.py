@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tokenswift.benchmark import specs
+from tokenswift.benchmark.prompts import MADE
 from tokenswift.benchmark.settings import key_of, parse, public, value_of
 from tokenswift.benchmark.specs import PRESETS, Spec
 from tokenswift.benchmark.tables import NAMES
@@ -17,9 +18,17 @@ from tokenswift.types import InputError
 
 PAPER = [*(f"table{n}" for n in (*range(1, 9), *range(10, 17))), "figure1", "figure3", "figure4", "figure5-6"]
 
+OURS = [
+    *("acceptance", "attention", "bookkeeping", "calibration", "decoding", "memory", "ngram", "nodes"),
+    *("passes", "peers", "prefill", "rivals", "shares", "speed", "strategies", "training-memory", "trees"),
+]
+
 
 def test_every_table_and_figure_is_there() -> None:
-    assert specs.names() == PAPER
+    assert specs.names() == [*PAPER, *OURS]
+    assert [spec.name for spec in specs.chosen(())] == PAPER
+    assert [spec.name for spec in specs.chosen(["peers", "table3"])] == ["peers", "table3"]
+    assert len(specs.chosen(["engine"])) == 7
     assert specs.load("figure5-6").label == "Figures 5 and 6" and specs.load("table12").label == "Table 12"
 
 
@@ -42,6 +51,30 @@ def test_a_spec(name: str) -> None:
         assert set(part.get("figures", part.get("y", ()))) <= set(NAMES)
     if published := spec.data.get("published"):
         assert all(len(row) == len(published["columns"]) for row in published["rows"])
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_spec_of_our_own(name: str) -> None:
+    """Rows for every preset, each once, told apart by what its table has lines for."""
+    spec = specs.load(name)
+    assert spec.title and not spec.of_paper and spec.group != "paper"
+    for preset in PRESETS:
+        rows = spec.rows(preset, {})
+        assert len({key_of(name, config) for config in rows}) == len(rows)
+        assert bool(rows) is not bool(spec.data.get("rows_of"))
+        for config in rows:
+            assert config["prompts"] in ("shipped", "pg19", *MADE)
+            assert preset != "smoke" or config["prefill"] + config["points"][-1] <= 1256
+
+
+def test_settings_of_a_kind_of_measurement() -> None:
+    """Rounds belong to passes; a row of decoding has none; a setting that is no number of them is refused."""
+    (passes,) = specs.load("passes").rows("smoke", {})
+    assert passes["rounds"] == 1 and "rounds" not in specs.load("speed").rows("smoke", {})[0]
+    with pytest.raises(InputError, match="rounds is 0; valid: an integer of at least 1"):
+        specs.load("passes").rows("smoke", {"rounds": 0})
+    (nodes,) = specs.load("nodes").rows("cpu", {})
+    assert (nodes["texts"], nodes["seeds"]) == (2, 2)  # one row of all of them
 
 
 def test_figures_of_the_paper_as_published() -> None:

@@ -1,7 +1,7 @@
 """Plots of a table's lines, by matplotlib: as SVG and PNG, readable without colour.
 
 Series differ by marker, dash and (for bars) hatching; colours are those of Okabe and Ito. Whiskers are one
-standard deviation over prompts and seeds.
+standard deviation over prompts and seeds, or reach to the least and most of the runs where rows say those.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ def _panel(place: Any, spec: Spec, lines: Sequence[Line], figures: Sequence[str]
     for i, (name, figure) in enumerate(drawn):
         mine = [line for line in lines if _name(line, series) == name and line.mean(figure) is not None]
         ys = [line.mean(figure) for line in mine]
-        spread = [line.spread(figure) or 0.0 for line in mine]
+        reach = list(zip(*(line.reach(figure) for line in mine), strict=True))
         label = ", ".join(
             filter(None, (name if len(names) > 1 else "", NAMES[figure][0] if len(figures) > 1 else ""))
         )
-        look: dict[str, Any] = {"color": COLOURS[i % 7], "label": label or NAMES[figure][0], "yerr": spread}
-        if not any(spread):
+        look: dict[str, Any] = {"color": COLOURS[i % 7], "label": label or NAMES[figure][0], "yerr": reach}
+        if not any(map(any, reach)):
             look["yerr"] = None
         at = [_key(line.labels.get(x)) for line in mine]
         if as_lines:

@@ -1,13 +1,15 @@
 """What is gone on from: the beginnings of texts, so many tokens of each.
 
 ``shipped`` are four short texts of our own, for short prompts; ``pg19`` is the test part of PG-19 from the
-hub, through the package ``datasets``; anything else is a folder of ``.txt`` files. Of a long text the
-beginning is left out (title pages, contents).
+hub, through the package ``datasets``; ``code``, ``list`` and ``random`` (tokens) are made here, of any
+length, and ``joined`` are the shipped texts one after another, again from the start when they end; anything
+else is a folder of ``.txt`` files. Of a long text the beginning is left out (title pages, contents).
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
@@ -21,6 +23,10 @@ LONG = 40_000  # characters of a text whose beginning is left out,
 FRONT = 20_000  # so many of them
 LETTERS = 12  # characters of a token, at most: what of a text is tokenised
 TIMEOUT = 8  # seconds for the question whether the hub answers
+
+
+#: sources of texts that are made here
+MADE = ("code", "list", "random", "joined")
 
 
 class Prompt(NamedTuple):
@@ -46,7 +52,7 @@ def check_source(source: str) -> None:
     Raises:
         InputError: no such folder, no texts in it, or no hub.
     """
-    if source == "shipped":
+    if source in MADE or source == "shipped":
         return
     if source != "pg19":
         files = list(Path(source).expanduser().glob("*.txt"))
@@ -69,16 +75,42 @@ def check_source(source: str) -> None:
         ) from error
 
 
-def prompt(source: str, encode: Callable[[str], list[int]], index: int, length: int) -> Prompt:
+def made(source: str, encode: Callable[[str], list[int]], length: int, vocabulary: int) -> list[int]:
+    """The tokens of one of :data:`MADE`."""
+    if source == "random":
+        rnd = random.Random(0)
+        return [rnd.randrange(vocabulary) for _ in range(length)]
+    if source == "joined":
+        ids = encode("\n\n".join(text for _, text in _texts("shipped")))
+        return (ids * (1 + length // len(ids)))[:length]
+    if source == "list":
+        goods = ("pears", "apples", "lamps", "ropes", "coats", "nails")
+        lines = (f"{i}. {goods[i % 6]}: {10 + i % 6} boxes, shelf {i % 4}\n" for i in range(1, length))
+        return encode("".join(lines))[:length]
+    names = [f"{a}_{b}" for a in ("load", "save", "parse", "check", "merge") for b in ("row", "table", "key")]
+    functions = (
+        f"def {name}(data, limit={i % 7}):\n    if data is None:\n        raise ValueError('no {name}')\n"
+        f"    found = [entry.{name} for entry in data if entry.size > limit]\n    return sorted(found)\n\n\n"
+        for i, name in enumerate(names * (1 + length // 400))
+    )
+    return encode("".join(functions))[:length]
+
+
+def prompt(
+    source: str, encode: Callable[[str], list[int]], index: int, length: int, vocabulary: int = 0
+) -> Prompt:
     """One of a source's prompts.
 
     Args:
         encode: text to tokens, special ones before it included.
         index: which of the texts that are long enough, from 0.
         length: tokens.
+        vocabulary: what random tokens are drawn from.
     Raises:
         InputError: there are fewer such texts.
     """
+    if source in MADE:
+        return Prompt(source, made(source, encode, length, vocabulary))
     found = 0
     for name, text in _texts(source):
         start = text.find("\n\n", FRONT) + 2 if len(text) >= LONG else 0

@@ -24,13 +24,14 @@ class Side:
     """One of the two: its steps so far, added up at the end of each turn.
 
     Attributes:
+        steps: where they come from.
         tokens: its new tokens.
         curve: at the end of each turn the sums so far, as :data:`COLUMNS` names them.
         phases: seconds by phase.
     """
 
     def __init__(self, steps: Iterator[Step]) -> None:
-        self._steps = steps
+        self.steps = steps
         self._sums: list[float] = [0, 0.0, 0, 0, 0, 0, 0]
         self.tokens: list[int] = []
         self.curve: list[list[float]] = []
@@ -39,7 +40,7 @@ class Side:
     def run_to(self, tokens: int) -> None:
         """Decode until there are so many tokens."""
         while len(self.tokens) < tokens:
-            step = next(self._steps)
+            step = next(self.steps)
             self.tokens += step.token_ids
             added = (
                 len(step.token_ids),

@@ -11,9 +11,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tokenswift.benchmark import tables
+from tokenswift.benchmark import columns, tables
 from tokenswift.benchmark.specs import Spec
-from tokenswift.benchmark.tables import Group, Row
+from tokenswift.benchmark.tables import Group, Row, Table
 from tokenswift.types import InputError
 
 NOTES = "notes.toml"
@@ -81,9 +81,10 @@ def make(specs: Sequence[Spec], rows: Sequence[Row], said: dict[str, str], plot:
     pictures: dict[str, bytes] = {}
     for spec in specs:
         groups = []
-        for number, group in enumerate(tables.groups(spec, rows), 1):
+        for number, group in enumerate(columns.groups(spec, rows), 1):
             made = plot(spec, group) if plot is not None else {}
-            name = "-".join([spec.name, group.preset, *([str(number)] if number > 1 else [])]) if made else ""
+            name = "-".join(filter(None, [spec.name, group.preset, str(number) if number > 1 else ""]))
+            name = name if made else ""
             pictures |= {f"{name}.{kind}": content for kind, content in made.items()}
             groups.append((group, name))
         parts.append(Part(spec, groups, said.get(spec.name, "")))
@@ -123,34 +124,35 @@ def markdown(report: Report, title: str, pictures: str | None, command: str = ""
 def _markdown_part(part: Part, pictures: str | None) -> list[str]:
     spec = part.spec
     out = [f"## {spec.label}. {spec.title}\n"]
-    out.append(f"The paper: {spec.data.get('claim', '')}.\n")
+    if spec.of_paper:
+        out.append(f"The paper: {spec.data.get('claim', '')}.\n")
     for group, name in part.groups:
-        out.append(f"Ours: {group.about}.\n")
-        if spec.kind == "draft":
-            out.append(_markdown_table(["", "ours", "published"], draft_cells(spec, group)))
-        else:
-            out.append(_markdown_table(_heads(spec), _body(spec, group)))
+        if spec.of_paper:
+            out.append(f"Ours: {group.about}.\n")
+        out.append(_table(spec, group).markdown())
         if name and pictures is not None:
             out.append(f"![{spec.label}: {spec.title}]({pictures}/{name}.svg)\n")
         if spec.kind == "text":
             out += [f"{head}\n\n> {_markdown_text(stretches)}\n" for head, stretches in texts(group)]
     if note := spec.data.get("published", {}).get("note"):
         out.append(f"Published: {note}.\n")
-    out.append(f"What differs and why: {_differs(part)}.\n")
+    if spec.of_paper:
+        out.append(f"What differs and why: {_differs(part)}.\n")
     if part.note:
         out.append(f"What it says: {part.note}\n")
     return out
 
 
-def _heads(spec: Spec) -> list[str]:
+def _table(spec: Spec, group: Group) -> Table:
+    if not spec.of_paper:
+        return columns.table(spec, group.rows)
+    if spec.kind == "draft":
+        return Table(["", "ours", "published"], draft_cells(spec, group))
     found = tables.head(spec)
     if "published" in found:
         found[found.index("published")] = f"published: {tables.theirs_head(spec)}"
-    return found
-
-
-def _body(spec: Spec, group: Group) -> list[list[str]]:
-    return [*(tables.cells(spec, line) for line in group.lines), *tables.published_cells(spec)]
+    cells = [tables.cells(spec, line) for line in group.lines]
+    return Table(found, [*cells, *tables.published_cells(spec)])
 
 
 def _differs(part: Part) -> str:
@@ -168,11 +170,6 @@ def _differs(part: Part) -> str:
             "rows of the preset smoke show that everything runs; their texts are too short to say more"
         )
     return "; ".join(words) or "nothing"
-
-
-def _markdown_table(head: list[str], body: list[list[str]]) -> str:
-    rows = [head, ["---"] * len(head), *body]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
 
 
 def _markdown_text(stretches: list[tuple[str, bool]]) -> str:
@@ -243,13 +240,13 @@ def html(report: Report, title: str) -> str:
 def _html_part(part: Part, pictures: dict[str, bytes]) -> str:
     spec = part.spec
     out = [f'<section aria-labelledby="{spec.name}"><h2 id="{spec.name}">{escape(spec.label)}. ']
-    out.append(f"{escape(spec.title)}</h2><p><b>The paper:</b> {escape(spec.data.get('claim', ''))}.</p>")
+    out.append(f"{escape(spec.title)}</h2>")
+    if spec.of_paper:
+        out.append(f"<p><b>The paper:</b> {escape(spec.data.get('claim', ''))}.</p>")
     for group, name in part.groups:
-        out.append(f'<p class="about">Ours: {escape(group.about)}.</p>')
-        if spec.kind == "draft":
-            out.append(_html_table(["", "ours", "published"], draft_cells(spec, group)))
-        else:
-            out.append(_html_table(_heads(spec), _body(spec, group)))
+        if spec.of_paper:
+            out.append(f'<p class="about">Ours: {escape(group.about)}.</p>')
+        out.append(_table(spec, group).html())
         if name:
             picture = _inline(pictures[f"{name}.svg"].decode(), f"{spec.label}: {spec.title}", name)
             out.append(f"<figure>{picture}</figure>")
@@ -259,22 +256,11 @@ def _html_part(part: Part, pictures: dict[str, bytes]) -> str:
             ]
     if note := spec.data.get("published", {}).get("note"):
         out.append(f'<p class="about">Published: {escape(note)}.</p>')
-    out.append(f"<p><b>What differs and why:</b> {escape(_differs(part))}.</p>")
+    if spec.of_paper:
+        out.append(f"<p><b>What differs and why:</b> {escape(_differs(part))}.</p>")
     if part.note:
         out.append(f"<p><b>What it says:</b> {escape(part.note)}</p>")
     return "".join([*out, "</section>"])
-
-
-def _html_table(head: list[str], body: list[list[str]]) -> str:
-    heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    rows = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td>{escape(cell).replace(' ± ', '&nbsp;±&nbsp;')}</td>" for cell in row[1:])
-        + "</tr>"
-        for row in body
-    )
-    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
-    return f'<div class="wide" tabindex="0">{table}</div>'
 
 
 def _html_text(stretches: list[tuple[str, bool]]) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from time import perf_counter
 from typing import Any
 
 import torch
 
+from tokenswift.benchmark.timer import times
 from tokenswift.llm import LLM
 
 READ = 1 << 28  # bytes read to measure bandwidth
@@ -23,15 +22,15 @@ def measure(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     target, context = llm.target, config["prefill"]
     device, dtype = target.device, target.dtype
     block = torch.zeros(READ // 4, device=device)
-    bandwidth = READ / best(lambda: block.sum(), device)
+    bandwidth = READ / best(block.sum)
     side = SIDE["cuda" if device.type == "cuda" else "cpu"]
     square = torch.randn(side, side, device=device, dtype=dtype)
-    flops = 2 * side**3 / best(lambda: square @ square, device)
+    flops = 2 * side**3 / best(lambda: square @ square)
     cache = target.new_cache(context + 1)
     cache.data.zero_()
     cache.commit(tuple(range(context)))
     token, position = torch.zeros(1, dtype=torch.long, device=device), torch.tensor([context], device=device)
-    taken = best(lambda: target.logits(target.forward(token, position, cache).hidden), device)
+    taken = best(lambda: target.logits(target.forward(token, position, cache).hidden))
     kv = context * target.kv_bytes
     heads = llm.target.config.num_attention_heads
     attention = 4 * target.layers * heads * target.head_dim * context
@@ -53,36 +52,30 @@ def measure(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def best(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the fastest of five runs after a first one."""
-    taken = []
-    for _ in range(6):
-        begun = perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        taken.append(perf_counter() - begun)
-    return min(taken[1:])
+def best(work: Any) -> float:
+    """Seconds of the fastest of five calls after a first one."""
+    return min(times(work)) / 1e3
 
 
-def draft(llm: LLM, name: str | None) -> dict[str, Any]:
+def draft(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     """The shape of TriForce's draft model.
 
     Raises:
         InputError: there is none for this model.
     """
-    model = llm.draft_model(name)
-    config = model.config
-    rope = getattr(config, "rope_parameters", None) or {}
-    return {
-        "hidden size": config.hidden_size,
-        "activation": config.hidden_act,
-        "inner size": config.intermediate_size,
-        "layers": config.num_hidden_layers,
-        "positions": config.max_position_embeddings,
-        "attention heads": config.num_attention_heads,
+    model = llm.draft_model(config["options"].get("draft_model"))
+    there: Any = model.config
+    rope = getattr(there, "rope_parameters", None) or {}
+    shape = {
+        "hidden size": there.hidden_size,
+        "activation": there.hidden_act,
+        "inner size": there.intermediate_size,
+        "layers": there.num_hidden_layers,
+        "positions": there.max_position_embeddings,
+        "attention heads": there.num_attention_heads,
         "key/value heads": model.kv_heads,
-        "RoPE θ": rope.get("rope_theta", getattr(config, "rope_theta", None)),
+        "RoPE θ": rope.get("rope_theta", getattr(there, "rope_theta", None)),
         "vocabulary": model.vocab_size,
         "weights, MB": round(model.weight_bytes / 1e6, 1),
     }
+    return {"draft": shape}

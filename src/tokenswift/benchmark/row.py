@@ -8,15 +8,44 @@ from typing import Any
 
 import torch
 
-from tokenswift.benchmark import machine, roofline
-from tokenswift.benchmark.prompts import prompt
+from tokenswift.benchmark import drafts, engine, machine, ngram, peer, roofline
+from tokenswift.benchmark.prompts import Prompt, prompt
 from tokenswift.benchmark.race import COLUMNS, Side, figures, race
-from tokenswift.config import SamplingParams
+from tokenswift.config import OPTIONS, SamplingParams, build_options
 from tokenswift.llm import LLM
 from tokenswift.models.rope import parse_rope_scaling
 from tokenswift.report.figures import repeats
+from tokenswift.runs.identity import weights_digest
+from tokenswift.strategies.table import drafts_from
+from tokenswift.streaming import Stream
 
 Progress = Callable[[float], None]
+
+
+def _training_memory(config: dict[str, Any]) -> dict[str, Any]:
+    from tokenswift.benchmark import training_memory  # not at the top: the trainer comes with it
+
+    return training_memory.measure(config)
+
+
+#: kinds that load no model, or load it themselves
+APART: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "memory": engine.memory,
+    "ngram": ngram.measure,
+    "training-memory": _training_memory,
+}
+#: kinds that draft nothing
+UNDRAFTED = ("machine", "draft", "passes", "prefill")
+#: kinds that measure a model otherwise than by decoding beside plain decoding
+OTHERS: dict[str, Callable[[LLM, dict[str, Any]], dict[str, Any]]] = {
+    "machine": roofline.measure,
+    "draft": roofline.draft,
+    "passes": engine.passes,
+    "prefill": engine.prefill,
+    "bookkeeping": engine.bookkeeping,
+    "nodes": drafts.nodes,
+    "calibration": drafts.calibration,
+}
 
 
 def measure(kind: str, config: dict[str, Any], on_progress: Progress = lambda share: None) -> dict[str, Any]:
@@ -29,6 +58,9 @@ def measure(kind: str, config: dict[str, Any], on_progress: Progress = lambda sh
     """
     if config["threads"]:
         torch.set_num_threads(config["threads"])
+    if kind in APART:
+        made = {"dtype": config["dtype"], "device": "cpu", "heads": None, **APART[kind](config)}
+        return made | machine.provenance("cpu")
     scaling = config["rope_scaling"]
     parse_rope_scaling(scaling)
     with LLM(
@@ -38,15 +70,41 @@ def measure(kind: str, config: dict[str, Any], on_progress: Progress = lambda sh
         heads=config["heads"],
         rope_scaling=None if scaling == "none" else scaling,
     ) as llm:
-        heads = {"kind": llm.heads.kind, "count": llm.heads.count} if llm.heads is not None else None
-        made: dict[str, Any] = {"dtype": llm.dtype, "device": llm.device, "heads": heads}
-        if kind == "machine":
-            made |= roofline.measure(llm, config)
-        elif kind == "draft":
-            made |= {"draft": roofline.draft(llm, config["options"].get("draft_model"))}
+        made = {"dtype": llm.dtype, "device": llm.device, "heads": None}
+        made["weights"] = llm.source.identity()["weights"]
+        if kind not in UNDRAFTED:
+            made |= used(llm, config)
+        if kind in OTHERS:
+            made |= OTHERS[kind](llm, config)
+        elif kind == "peer":
+            begun = _prompt(llm, config, config["prefill"])
+            made |= _named(begun) | peer.measure(llm, config, begun.ids)
         else:
             made |= _decode(llm, config, kind == "text", on_progress)
     return made | machine.provenance(made["device"])
+
+
+def used(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
+    """The heads that this configuration's strategy uses, and what it drafts from."""
+    options = build_options(OPTIONS[config["strategy"]], config["strategy"], _options(config))
+    heads, source = drafts_from(llm, config["strategy"], options)
+    of_heads = None
+    if heads is not None:
+        weights = weights_digest(sorted(heads.named_parameters()))
+        of_heads = {"kind": heads.kind, "count": heads.count, "weights": weights}
+    return {"heads": of_heads, "drafts": source}
+
+
+def _options(config: dict[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in config["options"].items()}
+
+
+def _prompt(llm: LLM, config: dict[str, Any], length: int) -> Prompt:
+    return prompt(config["prompts"], llm.encode, config["text"], length, llm.target.vocab_size)
+
+
+def _named(begun: Prompt) -> dict[str, Any]:
+    return {"prompt": {"name": begun.name, "tokens": len(begun.ids), "digest": begun.digest}}
 
 
 def _decode(llm: LLM, config: dict[str, Any], keep: bool, on_progress: Progress) -> dict[str, Any]:
@@ -56,24 +114,38 @@ def _decode(llm: LLM, config: dict[str, Any], keep: bool, on_progress: Progress)
     if config["reach"] == "text":  # the last tokens of the length are generated, all before are prompt
         new = min(config["measured"], points[-1])
         length, measured = length + points[-1] - new, [new]
-    begun = prompt(config["prompts"], llm.encode, config["text"], length)
+    begun = _prompt(llm, config, length)
     base = llm.prefill(begun.ids)
-    params = SamplingParams(**config["sampling"])
-    options = {k: tuple(v) if isinstance(v, list) else v for k, v in config["options"].items()}
+    params, options = SamplingParams(**config["sampling"]), _options(config)
     plain, way = race(base, config["strategy"], options, params, measured, on_progress)
     exact = options.get("acceptance", "exact") == "exact"
+    found = {str(point): figures(plain, way, at) for point, at in zip(points, measured, strict=True)}
+    drafting = _whole(way, found[str(points[-1])])
     return {
-        "prompt": {"name": begun.name, "tokens": len(begun.ids), "digest": begun.digest},
+        **_named(begun),
         "context": f"{len(begun.ids)} tokens prefilled, {measured[-1]} generated",
         "reached": "by prefilled text" if config["reach"] == "text" else "by generating",
         "prefill_seconds": round(base.seconds, 4),
         "lossless": exact,
         "identical": plain.tokens == way.tokens,
         "digest": hashlib.sha256(" ".join(map(str, way.tokens)).encode()).hexdigest()[:16],
-        "figures": {str(point): figures(plain, way, at) for point, at in zip(points, measured, strict=True)},
+        "figures": found,
         "raw": {"columns": COLUMNS, "plain": _raw(plain), "way": _raw(way)},
+        **({"drafting": drafting} if drafting else {}),
         **({"stretches": _stretches(llm, way.tokens)} if keep else {}),
     }
+
+
+def _whole(way: Side, last: dict[str, Any]) -> dict[str, Any] | None:
+    """Add to the last point's figures those of the whole run alone; what automatic drafting says of it."""
+    if not isinstance(way.steps, Stream):
+        return None
+    done, total = way.steps.result, sum(way.phases.values())
+    last |= {f"share_{name}": round(seconds / total, 4) for name, seconds in way.phases.items()}
+    last["draft_passes"] = round(done.metrics.draft_passes / done.metrics.steps, 3)
+    if done.drafting and "controller_share" in done.drafting:
+        last["share_deciding"] = done.drafting["controller_share"]
+    return done.drafting
 
 
 def _raw(side: Side) -> dict[str, Any]:

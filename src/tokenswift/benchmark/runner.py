@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Protocol
 
-from tokenswift.benchmark.settings import key_of, public
+from tokenswift.benchmark.settings import KINDS, key_of, public
 from tokenswift.benchmark.worker import PRELOAD, child
 from tokenswift.types import InputError
 
@@ -52,7 +52,7 @@ class Job:
     def weight(self) -> float:
         """About how long it takes beside others (a token decoded is 1)."""
         config = self.config
-        if self.kind in ("machine", "draft"):
+        if self.kind not in KINDS[:3]:
             return 100.0
         new, prefill = config["points"][-1], config["prefill"]
         if config["reach"] == "text":

@@ -14,6 +14,21 @@ from tokenswift.presets import FIELDS, sampler
 from tokenswift.types import InputError
 
 REACHES = ("generate", "text")
+#: kinds of measurements; the first three have a row for each prompt and seed
+KINDS = (
+    *("decode", "text", "peer", "machine", "draft", "passes", "prefill", "memory", "bookkeeping"),
+    *("nodes", "calibration", "ngram", "training-memory"),
+)
+#: kind → settings that it alone has, with their defaults
+OWN: dict[str, dict[str, Any]] = {
+    "peer": {"peer": "generate", "gguf": ""},
+    "passes": {"rounds": 3},
+    "prefill": {"rounds": 4},
+    "bookkeeping": {"rounds": 2, "contexts": [1024, 65536]},
+    "nodes": {"nodes": 8, "texts": 1, "seeds": 1},
+    "calibration": {"texts": 1, "seeds": 1},
+    "training-memory": {"block": 8192, "batch": 1, "count": 3},
+}
 #: what a spec, a way, a preset or ``--set`` may say, with the values of what nobody says
 DEFAULTS: dict[str, Any] = {
     "model": "smollm2-135m",
@@ -38,8 +53,9 @@ for _name, _kind in OPTIONS.items():
     for _field in fields(_kind):
         OPTION.setdefault(_field.name, {})[_name] = _field
 _SAMPLING = {f.name: f.default for f in fields(SamplingParams)}
-KEYS = (*DEFAULTS, *FIELDS, *OPTION)
-_LISTS = ("points",)  # a list here is one value, not one row each
+_OWN = {key: default for own in OWN.values() for key, default in own.items()}
+KEYS = tuple(dict.fromkeys((*DEFAULTS, *FIELDS, *OPTION, *_OWN)))
+_LISTS = ("points", "contexts")  # a list here is one value, not one row each
 
 
 def parse(text: str) -> tuple[str, Any]:
@@ -59,8 +75,8 @@ def parse(text: str) -> tuple[str, Any]:
 
 
 def _number(text: str, key: str) -> Any:
-    default = DEFAULTS.get(key, _SAMPLING.get(key))
-    kind = type(default[0] if isinstance(default, list) else default)
+    default = {**_OWN, **_SAMPLING, **DEFAULTS}.get(key)
+    kind: Any = type(default[0] if isinstance(default, list) else default)
     if key in OPTION:
         kind = int if str(next(iter(OPTION[key].values())).type).startswith("int") else str
     if kind is bool:
@@ -85,13 +101,16 @@ def axes(settings: Mapping[str, Any]) -> list[tuple[str, list[Any]]]:
     return [(key, value) for key, value in settings.items() if isinstance(value, list) and key not in _LISTS]
 
 
-def resolve(way: str, settings: Mapping[str, Any], text: int, seed: int) -> dict[str, Any]:
+def resolve(
+    way: str, settings: Mapping[str, Any], text: int, seed: int, kind: str = "decode"
+) -> dict[str, Any]:
     """The full configuration of one row.
 
     Args:
         way: its name in tables.
         settings: one value a key; what a strategy has no use for is left out.
         text: which of the prompts, from 0.
+        kind: how it is measured.
     Raises:
         InputError: naming the setting and what is valid.
     """
@@ -102,6 +121,10 @@ def resolve(way: str, settings: Mapping[str, Any], text: int, seed: int) -> dict
     for key in ("texts", "seeds", "prefill", "measured"):
         check_integer(key, merged[key], 1)
     check_integer("threads", merged["threads"], 0)
+    own = {key: merged.get(key, default) for key, default in OWN.get(kind, {}).items()}
+    for key, default in OWN.get(kind, {}).items():
+        if isinstance(default, int):
+            check_integer(key, own[key], 1)
     points = merged["points"] if isinstance(merged["points"], list) else [merged["points"]]
     if not points:
         raise InputError("points is []; valid: at least one number of new tokens")
@@ -127,6 +150,7 @@ def resolve(way: str, settings: Mapping[str, Any], text: int, seed: int) -> dict
         **({"measured": merged["measured"]} if merged["reach"] == "text" else {}),
         "text": text,
         "seed": seed,
+        **own,
     }
 
 
@@ -140,7 +164,7 @@ def _tree(text: Any) -> Any:
 
 
 #: settings that may name a file or folder
-_PLACES = ("model", "heads", "prompts", "draft_model")
+_PLACES = ("model", "heads", "prompts", "draft_model", "gguf")
 
 
 def public(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,13 +9,18 @@
                                   several values of one setting make rows for each
     [[ways]]                      name, and settings of its own: what is compared
     [presets.smoke], .cpu, .gpu   settings over both; only = names of ways; [presets.P.ways.NAME] for one
-    [table]                       by: settings that tell lines apart; figures: see `tables.NAMES`
-    [plot]                        x: a setting or "point"; y: figures; series: settings that tell lines apart
+    group                         "paper", or a name under which specs of our own are asked for together
+    [table]                       by: settings that tell lines apart; figures: see `tables.NAMES`; or, in
+                                  specs of our own, columns, sort, from, of, best, tried and needs: see
+                                  `columns`
+    [plot]                        x: a setting or "point"; y: figures; series: settings that tell lines apart;
+                                  where: as above
     [published]                   columns and rows of the paper's numbers; note
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,12 +29,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tokenswift.benchmark.settings import DEFAULTS, OPTION, axes, check_keys, resolve
+from tokenswift.benchmark.settings import DEFAULTS, KINDS, OPTION, axes, check_keys, resolve
 from tokenswift.config import OPTIONS, check_choice, shown
 from tokenswift.types import InputError
 
 PRESETS = ("smoke", "cpu", "gpu")
-KINDS = ("decode", "text", "machine", "draft")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +64,27 @@ class Spec:
         return list(self.data.get("table", {}).get("by", ["way"]))
 
     @property
+    def told_apart(self) -> list[str]:
+        """The settings that tell its rows apart in words."""
+        if self.of_paper:
+            return self.by
+        more = self.data["table"].get("tried", ())
+        return [*(key for key in self.by if key not in ("prompt", "machine")), *more, "dtype"]
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """The specs whose rows it shows, its own first."""
         return (self.name, *self.data.get("rows_of", ()))
+
+    @property
+    def group(self) -> str:
+        """What it belongs to: "paper", or what of ours it measures, such as "engine"."""
+        return self.data.get("group", "paper")
+
+    @property
+    def of_paper(self) -> bool:
+        """Whether it is set up as the paper's tables are, rather than by columns of its own."""
+        return "columns" not in self.data.get("table", {})
 
     @property
     def label(self) -> str:
@@ -105,8 +127,9 @@ class Spec:
         made = []
         for values in product(*(values for _, values in several)):
             one = {**used, **{key: value for (key, _), value in zip(several, values, strict=True)}}
-            for text, seed in product(range(_count(one, "texts")), range(_count(one, "seeds"))):
-                made.append(resolve(way, one, text, seed))
+            counts = [_count(one, key) if self.kind in KINDS[:3] else 1 for key in ("texts", "seeds")]
+            for text, seed in product(*map(range, counts)):
+                made.append(resolve(way, one, text, seed, self.kind))
         return made
 
 
@@ -118,14 +141,17 @@ def _count(settings: Mapping[str, Any], key: str) -> int:
 
 
 def names() -> list[str]:
-    """The specs that come with the library, tables first."""
+    """The specs that come with the library: the paper's tables, its figures, then our own by name."""
     folder = resources.files("tokenswift") / "benchmark" / "specs"
     found = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
-    return sorted(found, key=lambda name: (name.startswith("figure"), _digits(name)))
+    return sorted(found, key=_order)
 
 
-def _digits(name: str) -> int:
-    return int("".join(c if c.isdigit() else " " for c in name).split()[0])
+def _order(name: str) -> tuple[int, int, str]:
+    digits = re.search(r"\d+", name)
+    if digits is None:
+        return 2, 0, name
+    return int(name.startswith("figure")), int(digits[0]), name
 
 
 def load(name: str) -> Spec:
@@ -148,8 +174,12 @@ def load(name: str) -> Spec:
 
 
 def chosen(wanted: Sequence[str]) -> list[Spec]:
-    """The specs of these names, or all."""
-    return [load(name) for name in wanted or names()]
+    """The specs of these names or groups; of none, the paper's."""
+    every = [load(name) for name in names()]
+    found: list[Spec] = []
+    for name in wanted or ("paper",):
+        found += [spec for spec in every if spec.group == name] or [load(name)]
+    return found
 
 
 def _checked(name: str, text: str) -> Spec:

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 from tokenswift.benchmark.settings import value_of
@@ -53,6 +54,35 @@ HEADS = {
 Row = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What is written as Markdown or HTML: heads, lines of cells, and a sentence below ("" for none)."""
+
+    head: list[str]
+    body: list[list[str]]
+    below: str = ""
+
+    def markdown(self) -> str:
+        """As Markdown."""
+        rows = [self.head, ["---"] * len(self.head), *self.body]
+        lines = ("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
+        return "".join(lines) + (f"\n{self.below}\n" if self.below else "")
+
+    def html(self) -> str:
+        """As HTML."""
+        heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in self.head)
+        rows = "".join(
+            f'<tr><th scope="row">{escape(row[0])}</th>'
+            + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+            + "</tr>"
+            for row in self.body
+        )
+        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        return f'<div class="wide" tabindex="0">{table}</div>' + (
+            f"<p>{escape(self.below)}</p>" if self.below else ""
+        )
+
+
 @dataclass(slots=True)
 class Line:
     """A line of a table: one configuration at one length.
@@ -82,6 +112,15 @@ class Line:
         found = self.values.get(figure, [])
         return statistics.stdev(found) if len(found) > 1 else None
 
+    def reach(self, figure: str) -> tuple[float, float]:
+        """How far below and above the mean a plot's bar reaches: to the least and most of all runs where rows
+        say them of a speed-up, else a standard deviation."""
+        if figure == "speedup" and "least" in self.values:
+            mean = statistics.mean(self.values[figure])
+            return mean - min(self.values["least"]), max(self.values["most"]) - mean
+        spread = self.spread(figure) or 0.0
+        return spread, spread
+
 
 @dataclass(slots=True)
 class Group:
@@ -106,7 +145,7 @@ class Group:
         commits = sorted({str(row["commit"]) for row in self.rows if row["commit"]})
         prompts = sorted({str(row["config"]["prompts"]) for row in self.rows})
         reached = sorted({row["reached"] for row in self.rows if "reached" in row})
-        scaled = sorted({str(row["config"].get("rope_scaling", "none")) for row in self.rows} - {"none"})
+        scaled = sorted({str(row["config"].get("rope_scaling", "none")) for row in self.rows})
         parts = [
             f"preset {self.preset}",
             self.model,
@@ -117,7 +156,7 @@ class Group:
                 if reached
                 else []
             ),
-            *([f"RoPE scaling {', '.join(scaled)} in runs beyond the trained length"] if scaled else []),
+            *([f"RoPE scaling: {', '.join(scaled)}"] if scaled != ["none"] else []),
             *([f"commit {', '.join(commits)}"] if commits else []),
         ]
         return "; ".join(parts)
@@ -259,7 +298,9 @@ def _cell(line: Line, figure: str) -> str:
     mean, spread, digits = line.mean(figure), line.spread(figure), NAMES[figure][1]
     if mean is None:
         return "–"
-    return f"{mean:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+    return f"{mean:.{digits}f}" + (
+        "" if spread is None else f"\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{spread:.{digits}f}"
+    )
 
 
 def _theirs(spec: Spec, line: Line) -> str:

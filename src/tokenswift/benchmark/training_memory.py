@@ -1,7 +1,5 @@
 """Memory of training heads for an 8B base, from the code itself, without the memory and without a GPU.
 
-    python bench/training_memory.py [--block N] [--batch N] [--heads N] [--results F]
-
 The library's functions run on tensors that have shapes but no data (torch's FakeTensorMode), with
 Llama-3.1-8B's config in bfloat16; every allocation is followed, and the peak of the live bytes is the figure.
 Not in it: the CUDA context, kernels' own workspaces, and what the allocator loses to fragments.
@@ -9,9 +7,7 @@ Not in it: the CUDA context, kernels' own workspaces, and what the allocator los
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from common import row, save
 from tokenswift.config import SamplingParams
 from tokenswift.heads.modules import Heads, HeadsConfig
 from tokenswift.train import loss
@@ -78,27 +73,22 @@ def peak_of(work: Callable[[], Any]) -> tuple[float, Any]:
     return live.peak / 1e9, result
 
 
-def main() -> None:
-    """Print one row."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--block", type=int, default=8192, help="tokens of a text")
-    parser.add_argument("--batch", type=int, default=1, help="texts run together")
-    parser.add_argument("--heads", type=int, default=3)
-    parser.add_argument("--results", type=Path)
-    args = parser.parse_args()
-    figures: dict[str, Any] = {"shapes": "Llama-3.1-8B", "dtype": "bfloat16", "block": args.block}
-    figures |= {"batch": args.batch, "heads": args.heads}
+def measure(config: dict[str, Any]) -> dict[str, Any]:
+    """The stages of training ``count`` heads with texts of ``block`` tokens, ``batch`` together."""
+    figures: dict[str, float] = {}
     with FakeTensorMode(allow_non_fake_inputs=True):
+        usual = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
         model: Any
-        figures["weights_gb"], model = peak_of(lambda: LlamaForCausalLM(LlamaConfig(**LLAMA_31_8B)).eval())
-        torch.set_default_dtype(torch.float32)
-        figures |= collecting(model, args.block, args.batch)
-        figures |= training(model, args.heads)
-    figures = {key: round(value, 2) if isinstance(value, float) else value for key, value in figures.items()}
-    save([row("training-memory", **figures)], args.results)
+        try:
+            weights, model = peak_of(lambda: LlamaForCausalLM(LlamaConfig(**LLAMA_31_8B)).eval())
+        finally:
+            torch.set_default_dtype(usual)
+        figures = {"weights_gb": weights, **collecting(model, config["block"], config["batch"])}
+        figures |= training(model, config["count"])
+    made = {key: round(value, 2) for key, value in figures.items()}
+    heads = {"kind": "conditioned", "count": config["count"]}
+    return {"dtype": "bfloat16", "heads": heads, "figures": {str(config["batch"]): made}}
 
 
 def collecting(model: Any, block: int, batch: int) -> dict[str, float]:
@@ -150,7 +140,3 @@ def training(model: Any, count: int) -> dict[str, float]:
 
     step_gb, _ = peak_of(step)
     return {"frozen_copies_gb": copies, "heads_and_adam_gb": 3 * weights, "step_gb": step_gb}
-
-
-if __name__ == "__main__":
-    main()
