@@ -15,8 +15,11 @@ from tests.drafting.scripted import scripted_heads, scripted_model
 from tests.drafting.test_accepted import GREEDY, NOISY, PROMPT, llm_of, prompt
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, InputError, SamplingParams
-from tokenswift.drafting.control import HIDDEN, MODEL, PARTIAL, PLAIN, Control, Passes
+from tokenswift.drafting.control import PLAIN, Control, Passes
 from tokenswift.drafting.costs import Costs, Table
+from tokenswift.drafting.guest import MODEL
+from tokenswift.drafting.hidden import HIDDEN, heads_offer
+from tokenswift.drafting.partial import PARTIAL, partial_offer
 from tokenswift.heads.modules import Heads, HeadsConfig
 
 #: rows and levels cost nothing: everything that may be right is drafted
@@ -157,7 +160,8 @@ def simulate(
     right: float, steps: int, context: int, rnd: random.Random, partial: float = 0.0, noise: float = 0.05
 ) -> tuple[Control, list[str]]:
     """Steps of a made-up decoder: heads right with chance ``right``, partial passes with ``partial``."""
-    control = Control(Costs(REAL), True, 500)
+    costs = Costs(REAL)
+    control = Control(costs, {HIDDEN: heads_offer(costs), PARTIAL: partial_offer(costs, 500)})
     seen = []
     for _ in range(steps):
         mode = control.mode(context)
@@ -197,7 +201,7 @@ def test_partial_passes_take_over_where_they_pay() -> None:
     assert long[200:].count(PARTIAL) > 0.95 * len(long[200:])
     assert bad[200:].count(PARTIAL) < 0.02 * len(bad[200:])
     control, _ = simulate(0.4, 50, 600, rnd, partial=0.5)
-    assert 1000 <= (control.partial_pays_from() or 0) <= 8000
+    assert 1000 <= (control.pays_from(PARTIAL) or 0) <= 8000
 
 
 def test_a_settled_mode_does_not_flap() -> None:

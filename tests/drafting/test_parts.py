@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -206,7 +207,7 @@ def test_a_slow_while_makes_no_row_count_dear() -> None:
 
 def test_measured_tables_are_kept_and_broken_ones_made_again(tmp_path: Path) -> None:
     llm = LLM.from_model(tiny_model("llama"))
-    made = kept_table(llm.target, tmp_path, lambda: measure(llm.target))
+    made = kept_table(llm.target, tmp_path, lambda: replace(measure(llm.target), waited=0.0))
     assert made.rows[0] == 1 and min(made.fixed) > 0 and min(made.token) >= 0
     assert kept_table(llm.target, tmp_path, lambda: pytest.fail("measured again")) == made
     (path,) = tmp_path.iterdir()

@@ -27,6 +27,7 @@ _PRIORS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "model": ((0.0, 0.5, 0.4, 0.8, -0.1, 0.0), (-2.0, -0.5, -0.6, 0.5, -0.05, -0.5)),
     "after": ((-1.19, 0.33, 0.25, 0.68, -0.14, 0.0), (-0.76, -0.54, 0.09, 0.81, -0.02, -1.32)),
 }
+_GENERAL = _PRIORS["hidden"]  # of kinds that nobody knows better weights for
 
 
 def features(ranked: Ranked, at: int, depth: int) -> tuple[float, ...]:
@@ -108,13 +109,23 @@ class Calibration:
     """
 
     def __init__(self, priors: Mapping[str, Sequence[Sequence[float]]] | None = None) -> None:
-        known = {**_PRIORS, **(priors or {})}
-        self._models = {name: tuple(Regression(weights) for weights in pair) for name, pair in known.items()}
+        self._models: dict[str, tuple[Regression, ...]] = {}
+        self.know({**_PRIORS, **(priors or {})})
         self.reliability = Reliability()
+
+    def know(self, priors: Mapping[str, Sequence[Sequence[float]]]) -> None:
+        """Start the regressions of some kinds from these weights."""
+        for kind, pair in priors.items():
+            self._models[kind] = tuple(Regression(weights) for weights in pair)
+
+    def _model(self, kind: str) -> tuple[Regression, ...]:
+        if kind not in self._models:
+            self.know({kind: _GENERAL})
+        return self._models[kind]
 
     def chances(self, source: str, ranked: Ranked, depth: int) -> tuple[list[float], list[tuple[float, ...]]]:
         """Chance of each candidate of a ranking, and the features it follows from."""
-        first, others = self._models[source]
+        first, others = self._model(source)
         made = [features(ranked, at, depth) for at in range(len(ranked.tokens))]
         found = [(others if at else first).chance(x) for at, x in enumerate(made)]
         total = sum(found)
@@ -126,7 +137,7 @@ class Calibration:
         self, source: str, made: list[tuple[float, ...]], chances: list[float], tokens: list[int], right: int
     ) -> None:
         """Take in which token the target chose where this ranking was made."""
-        first, others = self._models[source]
+        first, others = self._model(source)
         for at, token in enumerate(tokens):
             hit = token == right
             (others if at else first).learn(made[at], hit - chances[at])

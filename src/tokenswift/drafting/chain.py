@@ -13,9 +13,11 @@ from torch import Tensor
 
 from tokenswift.cache.select import select
 from tokenswift.cache.sparse import SparseCache
+from tokenswift.drafting.refusal import Source, model_source
 from tokenswift.drafting.vocabulary import DraftVocabulary, draft_vocabulary
-from tokenswift.interfaces import Chooser, DraftModel
+from tokenswift.interfaces import DraftModel
 from tokenswift.ranking import Subset
+from tokenswift.sampling import Sampler
 from tokenswift.tree import TreeBuilder
 from tokenswift.types import DraftTree
 
@@ -31,17 +33,20 @@ def draft_chain(
     model: DraftModel,
     vocabulary: DraftVocabulary,
     cache: SparseCache,
-    sampler: Chooser,
+    source: Source,
+    sampler: Sampler,
     text: list[int],
     fresh: list[int],
     position: int,
     length: int,
     coupled: bool,
 ) -> list[int]:
-    """Draft ``length`` tokens after ``text``, a pass each; their rows stay in the cache as draft rows.
+    """Draft ``length`` tokens after ``text``, a pass each (fewer where one is refused); their rows stay in
+    the cache as draft rows.
 
     Args:
         vocabulary: what may be drafted.
+        source: asks for the tokens.
         text: the committed text; read only as far as the penalty window reaches.
         cache: holds the text but its last tokens,
         fresh: which are run first, in one pass, the first at ``position``.
@@ -55,8 +60,9 @@ def draft_chain(
         cache.grow(len(fresh))
         position += len(fresh)
         row = vocabulary.logits(result.hidden[-1:])
-        at = len(text) + len(drafted)
-        token = sampler.rank(row, text, [drafted], [at], [1], coupled, vocabulary.subset)[0][0]
+        token = source.best(sampler, row, text, drafted, coupled, vocabulary.subset)
+        if token is None:
+            break
         drafted = [*drafted, token]
         fresh = [token]
     return drafted
@@ -82,12 +88,15 @@ class ModelDrafter:
         longest: tokens that may be drafted and run before they are committed.
         coupled: draft with the target's noise.
         frequent: token ids that may be drafted besides the prompt's; None for all.
+
+    Attributes:
+        source: whether its rows can be chosen from; once it is dropped, nothing is drafted.
     """
 
     def __init__(
         self,
         model: DraftModel,
-        sampler: Chooser,
+        sampler: Sampler,
         kv: str,
         budget: int,
         sinks: int,
@@ -106,6 +115,7 @@ class ModelDrafter:
         self.sinks = min(sinks, self.slots - 1)
         self.longest = longest
         self.frequent = frequent
+        self.source = model_source()
         self.vocabulary: DraftVocabulary | None = None
         self._cache: SparseCache | None = None
         self._known = 0  # tokens of the text that have slots
@@ -135,7 +145,8 @@ class ModelDrafter:
         self._keep_place()
 
     def chain(self, text: list[int], length: int, ahead: Sequence[int] = ()) -> list[int]:
-        """Draft ``length`` tokens (fewer where a small budget has no room) after ``text`` and ``ahead``.
+        """Draft ``length`` tokens (fewer where a small budget has no room, or a row is refused) after
+        ``text`` and ``ahead``.
 
         Args:
             text: the committed text; read from the last token that has a slot on, and as far as the
@@ -143,10 +154,13 @@ class ModelDrafter:
             ahead: tokens after it that are not committed yet.
         """
         drafted: list[int] = []
-        for _ in range(min(length, self.passes(text, ahead))):
+        for _ in range(0 if self.source.dropped else min(length, self.passes(text, ahead))):
             path = [*ahead, *drafted]
-            row, at = self.row(text, path), len(text) + len(path)
-            drafted.append(self.sampler.rank(row, text, [path], [at], [1], self.coupled, self.subset)[0][0])
+            row = self.row(text, path)
+            token = self.source.best(self.sampler, row, text, path, self.coupled, self.subset)
+            if token is None:
+                break
+            drafted.append(token)
         return drafted
 
     @property
@@ -196,7 +210,7 @@ class ModelDrafter:
     @torch.inference_mode()
     def observe(self, tokens: list[int]) -> None:
         """Settle the draft rows that became part of the committed text (its last token is the root)."""
-        if self._cache is None:
+        if self._cache is None or self.source.dropped:
             return
         kept = _common(self._drafted, tokens[self._known : -1])
         self._cache.settle(kept, self._known)

@@ -1,20 +1,22 @@
-"""Which source drafts: measured tokens per second, with hysteresis and rare trials.
+"""Which drafter drafts: measured tokens per second, with hysteresis and rare trials.
 
-Modes: *plain* drafts nothing but long matches, *hidden* lets the heads start from the verified state,
-*partial* runs passes over the partial cache first, *model* passes of a draft model. A mode's rate is what
-its steps were expected to yield (the calibrated chances), corrected by what they did yield, over what they
-cost; costs of verify passes follow the context, so a mode that is not in use is judged for the text as long
-as it is now.
+A mode is a drafter's name, or *plain*, which drafts nothing but what drafts in every step. Of a drafter no
+more is known than what it offers and what came of it. A mode's rate is what its steps were expected to
+yield (the calibrated chances), corrected by what they did yield, over what they cost; costs of verify
+passes follow the context, so a mode that is not in use is judged for the text as long as it is now.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tokenswift.drafting.costs import Costs
+from tokenswift.drafting.offer import Offer
 
-PLAIN, HIDDEN, PARTIAL, MODEL = "plain", "hidden", "partial", "model"
+PLAIN = "plain"
+_WORDS = "plain decoding with long matches of the text"
 _SLOW = 1 / 32  # weight of a new figure in a running mean
 _PASS = 1 / 16  # the same for passes that draft
 _TRUST = 32  # steps that a mode's expectations are believed for at first
@@ -81,38 +83,37 @@ class Passes:
         self.lead += _PASS * (chance - self.lead)
 
 
+def first_level_ms(costs: Costs) -> float:
+    """Milliseconds of a level of draft heads, before one was made in this run."""
+    return costs.level() or 0.1 * costs.verify(1, 0)
+
+
 class Control:
     """Chooses the mode of every step and knows all prices.
 
     Args:
         costs: of verify passes and levels.
-        heads: whether there are draft heads.
-        budget: tokens of the partial cache; None: partial passes are left out.
-        guest_ms: about what a pass of a draft model takes, in milliseconds; None without one.
+        offers: by name, what the drafters expect that have a price.
 
     Attributes:
         rate: tokens a millisecond that decoding reaches now.
         row_ms, level_ms: one more row of a verify pass, one level of the heads.
-        passes: of each source that drafts by passes, what is known of them.
+        passes: of each drafter that drafts by passes, what is known of them.
         busy: seconds that deciding itself took: chances, trees, learning, modes (also within drafting).
     """
 
-    def __init__(self, costs: Costs, heads: bool, budget: int | None, guest_ms: float | None = None) -> None:
-        self.costs, self.budget = costs, budget
-        self.level_ms = costs.level() or 0.1 * costs.verify(1, 0)
-        self.passes: dict[str, Passes] = {}
+    def __init__(self, costs: Costs, offers: Mapping[str, Offer]) -> None:
+        self.costs, self.offers = costs, offers
+        self.level_ms = first_level_ms(costs)
         self.busy = 0.0
         self.modes = {PLAIN: _Mode(1.0, 1, 0.0)}
-        if heads:
-            self.modes[HIDDEN] = _Mode(1.5, 3, 2 * self.level_ms)
-        if budget is not None:
-            self.passes[PARTIAL] = Passes(costs.verify(1, budget), 0.85)
-            prior = self.passes[PARTIAL].ms + self.level_ms
-            self.modes[PARTIAL] = _Mode(2.1, 4, prior, interval=_LOADED)  # its cache has to be loaded first
-        if guest_ms is not None:
-            self.passes[MODEL] = Passes(guest_ms, 0.6)
-            self.modes[MODEL] = _Mode(2.1, 3, 2 * guest_ms)
-        self.current = HIDDEN if heads else PLAIN
+        self.passes: dict[str, Passes] = {}
+        for name, offer in offers.items():
+            interval = _LOADED if offer.loads else _FIRST
+            self.modes[name] = _Mode(offer.tokens, offer.rows, offer.price, interval=interval)
+            if offer.pass_ms:
+                self.passes[name] = Passes(offer.pass_ms, offer.lead)
+        self.current = next((name for name in offers if name not in self.passes), PLAIN)
         self.rate = 1.0 / costs.verify(1, 0)
         self.row_ms = 0.0
         self._trial: tuple[str, int] | None = None
@@ -122,6 +123,7 @@ class Control:
         self._prices: list[float] = []
         self._last = (PLAIN, 1.0, 1, 0.0)
         self.seconds = 0.0
+        self._dropped: set[str] = set()
 
     # ---- decisions ------------------------------------------------------------------------------
 
@@ -137,7 +139,7 @@ class Control:
         rates = {name: self.pace(name, context) for name in self.modes if self._open(name, context)}
         best = max(rates, key=rates.__getitem__)
         self._stay -= 1
-        margin = _PROMISING if best == PARTIAL and not self.modes[PARTIAL].steps else _MARGIN
+        margin = _PROMISING if self._loads(best) and not self.modes[best].steps else _MARGIN
         better = self.current not in rates or rates[best] > margin * rates[self.current]
         if better and self._stay < 0:
             if self.current != best:
@@ -149,7 +151,7 @@ class Control:
             if name in rates and name not in (self.current, PLAIN) and self._step >= mode.next_trial:
                 mode.next_trial = self._step + mode.interval
                 mode.interval = min(_LAST, 2 * mode.interval)
-                promising = _PROMISING if name == PARTIAL else 0.8
+                promising = _PROMISING if self._loads(name) else 0.8
                 if rates[name] > promising * rates[self.current]:
                     self._trial = (name, 8 if name in self.passes else 2)
                     return name
@@ -159,8 +161,22 @@ class Control:
             return PLAIN
         return self.current
 
+    def drop(self, name: str) -> None:
+        """Leave a mode out from the next step on."""
+        self._dropped.add(name)
+        if self.current == name:
+            self.current = PLAIN
+        if self._trial is not None and self._trial[0] == name:
+            self._trial = None
+
     def _open(self, name: str, context: int) -> bool:
-        return name != PARTIAL or (self.budget is not None and context > self.budget)
+        if name in self._dropped:
+            return False
+        offer = self.offers.get(name)
+        return offer is None or not offer.least or context > offer.least
+
+    def _loads(self, name: str) -> bool:
+        return name in self.offers and self.offers[name].loads
 
     def pace(self, name: str, context: int) -> float:
         """Tokens a millisecond that a mode would reach with ``context`` tokens cached."""
@@ -169,11 +185,10 @@ class Control:
         extra = mode.tokens - 1
         return (1 + extra * mode.honesty) / (mode.draft_ms + self.costs.verify(rows, context))
 
-    @property
-    def wants_context(self) -> bool:
-        """Whether the partial cache is worth keeping in step with the text."""
-        trial = self._trial is not None and self._trial[0] == PARTIAL
-        return self.current == PARTIAL or trial or self._last[0] == PARTIAL
+    def uses(self, name: str) -> bool:
+        """Whether a drafter drafts now, drafted last or is on trial."""
+        trial = self._trial is not None and self._trial[0] == name
+        return self.current == name or trial or self._last[0] == name
 
     def prices(self, context: int, most: int) -> list[float]:
         """Milliseconds of verify passes with 0, 1, … ``most`` nodes below the root."""
@@ -218,31 +233,28 @@ class Control:
         if not steps:
             return "nothing was decoded"
         used = max(self.modes, key=lambda name: self.modes[name].steps)
-        words = {
-            PLAIN: "plain decoding with long matches of the text",
-            HIDDEN: "heads from the verified state",
-            PARTIAL: "passes over the partial cache",
-            MODEL: "the draft model",
-        }
         drafted = sum(mode.drafted for mode in self.modes.values())
-        text = f"{words[used]} in {self.modes[used].steps / steps:.0%} of the steps, "
+        words = self.offers[used].words if used in self.offers else _WORDS
+        text = f"{words} in {self.modes[used].steps / steps:.0%} of the steps, "
         text += f"{drafted / steps:.1f} nodes a step"
-        if used == PLAIN and HIDDEN in self.modes and self.modes[HIDDEN].steps:
-            text += "; the heads did not pay"
-        if used != MODEL and MODEL in self.modes and self.modes[MODEL].steps:
-            text += "; the draft model did not pay"
-        pays = self.partial_pays_from()
-        if used != PARTIAL and pays is not None:
-            text += f"; the partial pass would pay from about {pays // 1000}K tokens"
+        for name, offer in self.offers.items():
+            if name == used:
+                continue
+            if offer.loads:
+                pays = self.pays_from(name)
+                text += "" if pays is None else f"; {offer.title} would pay from about {pays // 1000}K tokens"
+            elif self.modes[name].steps and (offer.given or used == PLAIN):
+                text += f"; {offer.title} did not pay"
         return text
 
-    def partial_pays_from(self) -> int | None:
-        """Context from which partial passes would be fastest, to a thousand; None below 128K."""
-        if PARTIAL not in self.modes or self.budget is None:
+    def pays_from(self, name: str) -> int | None:
+        """Context from which a drafter would be the fastest, to a thousand; None below 128K."""
+        if name not in self.offers or name in self._dropped:
             return None
-        others = [name for name in self.modes if name != PARTIAL]
-        for context in range(max(1000, -(-self.budget // 1000) * 1000), 129_000, 1000):
-            if self.pace(PARTIAL, context) > max(self.pace(name, context) for name in others):
+        least = self.offers[name].least
+        others = [other for other in self.modes if other != name and other not in self._dropped]
+        for context in range(max(1000, -(-least // 1000) * 1000), 129_000, 1000):
+            if self.pace(name, context) > max(self.pace(other, context) for other in others):
                 return context
         return None
 

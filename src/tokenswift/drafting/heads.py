@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from tokenswift.config import SamplingParams
+from tokenswift.drafting.refusal import heads_source, pass_source
 from tokenswift.drafting.vocabulary import DraftVocabulary, draft_vocabulary
 from tokenswift.heads.modules import Heads
 from tokenswift.heads.packed import packed_steps
 from tokenswift.interfaces import DraftModel, Sequence
-from tokenswift.sampling import Sampler, Subset
+from tokenswift.sampling import RefusedRow, Sampler, Subset
 from tokenswift.tree import TreeBuilder
 
 
@@ -95,7 +97,8 @@ def level_of(model: DraftModel, heads: Heads | None) -> Callable[[], object] | N
 
     def level() -> object:
         logits = levels.level(0, states, [0])[1]
-        return sampler.candidates(logits, [0], [[]], [1], [4], True, levels.subset)
+        with suppress(RefusedRow):  # a run that meets one drafts nothing there
+            return sampler.candidates(logits, [0], [[]], [1], [4], True, levels.subset)
 
     return level
 
@@ -110,6 +113,10 @@ class HeadTree:
         widths: candidates per level.
         coupled: rank candidates with the target's noise.
         frequent: let the heads draft frequent tokens and the prompt's only, where they name them.
+
+    Attributes:
+        source, backbone: whether rows of the heads, and of the LM head, can be chosen from; heads that were
+            dropped draft nothing, and a level that was refused ends the tree.
     """
 
     def __init__(
@@ -124,6 +131,7 @@ class HeadTree:
         self.model, self.heads, self.sampler = model, heads, sampler
         self.widths, self.coupled = widths, coupled
         self.levels = None if heads is None else HeadLevels(model, heads, frequent)
+        self.source, self.backbone = heads_source("" if heads is None else heads.source), pass_source()
 
     def begin(self, tokens: list[int]) -> None:
         """Settle which tokens the heads may draft, from the prompt."""
@@ -138,14 +146,10 @@ class HeadTree:
             backbone: it is the root's own state, so the LM head drafts the first level; otherwise it is
                 that of the token before the root, and the first head does.
         """
-        depth = len(self.widths)
-        if self.heads is None:
-            depth = min(depth, int(backbone))
-        else:
-            depth = min(depth, backbone + self.heads.count)
+        heads = 0 if self.heads is None or self.source.dropped else self.heads.count
+        depth = min(len(self.widths), backbone + heads)
         if self.heads is not None and self.heads.conditioned:
-            self._conditioned(builder, sequence, base, backbone, depth)
-            return depth
+            return self._conditioned(builder, sequence, base, backbone, depth)
         return self._parallel(builder, sequence, base, backbone, depth)
 
     def _parallel(
@@ -157,26 +161,34 @@ class HeadTree:
         levels: list[list[int]] = []
         for level in range(depth):
             best = [candidates[0] for candidates in levels]
-            states, logits, subset = self._logits(level - backbone, states, [0])
-            levels += self._rank(sequence, logits, [best], level, subset)
+            head = level - backbone
+            states, logits, subset = self._logits(head, states, [0])
+            ranked = self._rank(sequence, logits, [best], level, subset, head)
+            if not ranked[0]:
+                break
+            levels += ranked
         builder.add_levels(levels)
         return len(levels)
 
     def _conditioned(
         self, builder: TreeBuilder, sequence: Sequence, base: Tensor, backbone: bool, depth: int
-    ) -> None:
+    ) -> int:
         """Heads that see the token drafted before theirs: level by level, node by node."""
         states = base if self.levels is None else self.levels.start(base)
         nodes, paths = [0], [[]]  # the frontier: node, drafted tokens above it
         for level in range(depth):
             last = [path[-1] if path else sequence.tokens[-1] for path in paths]
-            states, logits, subset = self._logits(level - backbone, states, last)
+            head = level - backbone
+            states, logits, subset = self._logits(head, states, last)
             grown: list[tuple[int, list[int], int]] = []
-            for row, candidates in enumerate(self._rank(sequence, logits, paths, level, subset)):
+            for row, candidates in enumerate(self._rank(sequence, logits, paths, level, subset, head)):
                 for token in candidates:
                     grown.append((builder.child(nodes[row], token), [*paths[row], token], row))
+            if not grown:
+                return level
             nodes, paths = [node for node, _, _ in grown], [path for _, path, _ in grown]
             states = states[[row for _, _, row in grown]]
+        return depth
 
     def _logits(self, head: int, states: Tensor, last: list[int]) -> tuple[Tensor, Tensor, Subset | None]:
         """A head's states and logits, and what the columns stand for; head -1 is the LM head."""
@@ -186,11 +198,17 @@ class HeadTree:
         return states, logits, self.levels.subset
 
     def _rank(
-        self, sequence: Sequence, logits: Tensor, paths: list[list[int]], level: int, subset: Subset | None
+        self,
+        sequence: Sequence,
+        logits: Tensor,
+        paths: list[list[int]],
+        level: int,
+        subset: Subset | None,
+        head: int,
     ) -> list[list[int]]:
-        """Candidates for ``level`` (0 is the root's child), one list per row of ``logits``."""
-        position = len(sequence.tokens) + level
-        count, width = len(paths), self.widths[level]
-        return self.sampler.rank(
-            logits, sequence.tokens, paths, [position] * count, [width] * count, self.coupled, subset
+        """Candidates for ``level`` (0 is the root's child), one list per row of a ``head``'s logits."""
+        positions, widths = [len(sequence.tokens) + level] * len(paths), [self.widths[level]] * len(paths)
+        source = self.backbone if head < 0 else self.source
+        return source.rank(
+            self.sampler, logits, sequence.tokens, paths, positions, widths, self.coupled, subset
         )

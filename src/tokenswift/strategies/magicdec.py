@@ -11,6 +11,7 @@ from torch import Tensor
 from tokenswift.config import MagicDecOptions
 from tokenswift.drafting.chain import ModelDrafter, chain_tree, draft_chain
 from tokenswift.drafting.context import SparseContext
+from tokenswift.drafting.refusal import pass_source
 from tokenswift.drafting.vocabulary import DraftVocabulary
 from tokenswift.interfaces import DraftModel, Sequence
 from tokenswift.memory import Need
@@ -51,6 +52,7 @@ class MagicDec:
             self.drafter = ModelDrafter(
                 draft, sampler, options.kv, options.budget, options.sinks, self.gamma, self.coupled, frequent
             )
+        self.source = pass_source() if self.drafter is None else self.drafter.source
         refresh = 0 if options.kv == "snapkv" else None
         self.context = SparseContext(
             model, POLICIES[options.kv], options.budget, options.sinks, self.gamma, refresh
@@ -72,16 +74,17 @@ class MagicDec:
 
     def draft(self, sequence: Sequence) -> DraftTree:
         """A chain of γ tokens."""
-        text = sequence.tokens
+        text, refused = sequence.tokens, self.source.refused
         if self.drafter is not None:
             drafted = self.drafter.chain(text, self.gamma)
-        elif sequence.newest is None:
+        elif sequence.newest is None or self.source.dropped:
             drafted = []
         else:
             drafted = draft_chain(
                 self.model,
                 DraftVocabulary(self.model),
                 self.context.cache(sequence),
+                self.source,
                 self.sampler,
                 text,
                 text[-1:],
@@ -89,12 +92,12 @@ class MagicDec:
                 self.gamma,
                 self.coupled,
             )
-        sequence.draft_passes += len(drafted)
+        sequence.draft_passes += len(drafted) + self.source.refused - refused
         return chain_tree(text[-1], drafted)
 
     def observe(self, sequence: Sequence, step: Step, nodes: tuple[int, ...]) -> None:
         """Keep the drafting cache in step with the text."""
         if self.drafter is not None:
             self.drafter.observe(sequence.tokens)
-        else:
+        elif not self.source.dropped:
             self.context.observe(sequence, len(nodes))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tokenswift.config import OPTIONS, MagicDecOptions, MedusaOptions, TokenSwiftOptions, TriForceOptions
 from tokenswift.drafting.costs import Table
+from tokenswift.drafting.registry import others
 from tokenswift.heads.modules import Heads
 from tokenswift.interfaces import DraftModel, Strategy
 from tokenswift.memory import Planned
@@ -103,6 +104,8 @@ def drafts_from(llm: Resources, strategy: str, options: Any) -> tuple[Heads | No
         parts = {"heads": heads is not None, "partial passes": partial, "text": options.ngrams != 0}
         if options.draft_model is not None:
             parts[f"draft model {llm.draft_name(options.draft_model)}"] = True
+        if options.tree is None and options.acceptance == "exact":
+            parts |= dict.fromkeys((drafter.mark.title for drafter in others()), True)
         return heads, ", ".join(name for name, there in parts.items() if there) or "none"
     if strategy == "medusa":
         return llm.heads_of("medusa"), "heads"

@@ -20,11 +20,18 @@ import torch
 from torch import Tensor
 
 from tokenswift.config import TokenSwiftOptions
-from tokenswift.drafting.auto import CHAIN, MOST_NODES, AutoDrafter
+from tokenswift.drafting.auto import MOST_NODES, AutoDrafter
+from tokenswift.drafting.candidates import CHAIN
 from tokenswift.drafting.chain import ModelDrafter
 from tokenswift.drafting.context import SparseContext
 from tokenswift.drafting.costs import Table
+from tokenswift.drafting.drafter import Drafter, Setting
+from tokenswift.drafting.guest import GuestDrafter
 from tokenswift.drafting.heads import HeadTree, newest_hidden
+from tokenswift.drafting.hidden import HeadGrower, HiddenDrafter
+from tokenswift.drafting.lookup import Lookup
+from tokenswift.drafting.partial import PartialDrafter
+from tokenswift.drafting.registry import others
 from tokenswift.heads.modules import Heads
 from tokenswift.interfaces import DraftModel, KVCache, Sequence
 from tokenswift.memory import Need
@@ -104,7 +111,7 @@ class TokenSwift:
         if backbone or (self.heads is not None and sequence.newest is not None):
             base = self._partial_pass(sequence) if backbone else newest_hidden(sequence)
             gamma = self.grower.grow(builder, sequence, base, backbone)
-            prefix = [builder.tokens[1]] if backbone else []  # the backbone's best token
+            prefix = builder.tokens[1:2] if backbone else []  # the backbone's best token
         for followers in self._branches(sequence, prefix[0] if prefix else root, len(prefix)):
             builder.add_path([*prefix, *followers])
             gamma = max(gamma, len(prefix) + len(followers))
@@ -113,11 +120,12 @@ class TokenSwift:
     def observe(self, sequence: Sequence, step: Step, nodes: tuple[int, ...]) -> None:
         """Feed the n-gram table and the partial cache."""
         self.table.extend(list(step.token_ids))
-        self.context.observe(sequence, len(nodes))
+        if not self.grower.backbone.dropped:
+            self.context.observe(sequence, len(nodes))
 
     def _uses_partial(self, sequence: Sequence) -> bool:
         mode, total = self.options.draft, sequence.cache.length
-        if mode == "hidden" or sequence.newest is None:
+        if mode == "hidden" or sequence.newest is None or self.grower.backbone.dropped:
             return False
         if mode == "partial":
             return True
@@ -201,19 +209,22 @@ class AutoTokenSwift:
             self.guest = ModelDrafter(
                 guest, sampler, "streaming", GUEST_BUDGET, GUEST_SINKS, CHAIN, coupled, frequent
             )
-        self.drafter = AutoDrafter(
-            model,
-            heads,
-            sampler,
-            self.context,
-            self.guest,
-            table,
-            frequent=options.vocabulary == "frequent",
-            coupled=coupled,
-            reuse=options.ngrams != 0,
-            hidden=options.draft != "partial",
-            explain=explain,
-        )
+        grower = None
+        if heads is not None:
+            grower = HeadGrower(model, heads, options.vocabulary == "frequent")
+        drafters: list[Drafter] = []
+        if options.ngrams != 0:
+            drafters.append(Lookup(sampler.params.window > 0))
+        if grower is not None and options.draft != "partial":
+            drafters.append(HiddenDrafter(grower))
+        if self.context is not None:
+            drafters.append(PartialDrafter(model, self.context, grower))
+        if self.guest is not None:
+            drafters.append(GuestDrafter(self.guest, model))
+        setting = Setting(model, sampler, coupled)
+        drafters += [drafter(setting) for drafter in others()]
+        priors = None if heads is None else heads.calibration
+        self.drafter = AutoDrafter(drafters, sampler, table, priors, coupled, explain)
 
     def needs(self, text: int, row: int) -> list[Need]:
         """The widest tree's rows, and the partial cache where one may be used (see `memory.Planned`)."""

@@ -16,9 +16,10 @@ from tokenswift.cache.sparse import SparseCache
 from tokenswift.config import TriForceOptions
 from tokenswift.drafting.chain import ModelDrafter, chain_tree
 from tokenswift.drafting.context import SparseContext
+from tokenswift.drafting.refusal import pass_source
 from tokenswift.interfaces import DraftModel, Sequence
 from tokenswift.memory import Need
-from tokenswift.sampling import Sampler
+from tokenswift.sampling import RefusedRow, Sampler
 from tokenswift.types import DraftTree, Step
 
 
@@ -58,6 +59,7 @@ class TriForce:
             coupled,
             frequent,
         )
+        self.source = pass_source()
         self.context = SparseContext(
             model,
             "chunks",
@@ -83,19 +85,27 @@ class TriForce:
         self.drafter.begin(sequence.tokens)
 
     def draft(self, sequence: Sequence) -> DraftTree:
-        """A chain of at least γ tokens, each accepted by the target over the retrieved cache."""
+        """A chain of at least γ tokens, each accepted by the target over the retrieved cache; shorter where
+        a row of one of the two is refused, none once either is left out."""
         root = sequence.tokens[-1]
         chain: list[int] = []
-        if sequence.newest is None:
+        if sequence.newest is None or self._dropped:
             return chain_tree(root, chain)
         cache = self.context.cache(sequence)
-        while len(chain) < self.gamma:
-            chain += self._inner_step(sequence, cache, chain, self.gamma - len(chain))
+        while len(chain) < self.gamma and not self._dropped:
+            more = self._inner_step(sequence, cache, chain, self.gamma - len(chain))
+            if not more:
+                break
+            chain += more
         return chain_tree(root, chain)
+
+    @property
+    def _dropped(self) -> bool:
+        return self.source.dropped or self.drafter.source.dropped
 
     def _inner_step(self, sequence: Sequence, cache: SparseCache, chain: list[int], room: int) -> list[int]:
         """The inner level after the text and ``chain``: draft, check over the retrieved cache, keep what
-        it chooses itself."""
+        it chooses itself (nothing where it cannot choose)."""
         text = sequence.tokens
         drafted = self.drafter.chain(text, min(self.inner, room), chain)
         tree = chain_tree(chain[-1] if chain else text[-1], drafted)
@@ -104,12 +114,17 @@ class TriForce:
         result = self.model.forward(tokens, positions, cache)
         logits = self.model.logits(result.hidden)
         all_rows = self.model.device.type == "cuda"
-        accepted = accept_exact(tree, logits, text, self.sampler, all_rows, ahead=chain)
-        cache.grow(len(accepted.nodes))
         sequence.draft_passes += 1
+        try:
+            accepted = accept_exact(tree, logits, text, self.sampler, all_rows, ahead=chain)
+        except RefusedRow as error:
+            self.source.note(error)
+            return []
+        cache.grow(len(accepted.nodes))
         return [*(tree.tokens[node] for node in accepted.nodes[1:]), accepted.token]
 
     def observe(self, sequence: Sequence, step: Step, nodes: tuple[int, ...]) -> None:
         """Keep both drafting caches in step with the text."""
-        self.drafter.observe(sequence.tokens)
-        self.context.observe(sequence, len(nodes))
+        if not self._dropped:
+            self.drafter.observe(sequence.tokens)
+            self.context.observe(sequence, len(nodes))
