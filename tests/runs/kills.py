@@ -116,7 +116,7 @@ def main() -> None:
         "same_text": (folder / "text.txt").read_bytes().decode() == whole.text,
         "same_sources": len(state.sources) == len(state.chars) == most,
         "sessions": len(state.sessions),
-        "reason": state.end["reason"] if state.end else None,
+        "reason": state.end.reason if state.end else None,
         "equal_bits": llm.numerics()["equal_bits"],
     }
     print(json.dumps(record))

@@ -41,7 +41,7 @@ def test_two_writers_and_a_stale_lock(llm: LLM, tmp_path: Path) -> None:
     assert not is_locked(folder)
     (folder / "lock").write_text("999999\n")  # left by a process that died
     assert tokenswift.resume(folder, llm=llm).finish_reason == "length"
-    never = llm.stream("hello", **{**CALL, "max_new_tokens": 99}, run_dir=folder)
+    never = llm.stream("hello", **dict[str, Any](CALL, max_new_tokens=99), run_dir=folder)
     del never  # a stream that was never begun holds nothing
     assert len(tokenswift.resume(folder, max_new_tokens=100, llm=llm).token_ids) == 100
 
@@ -103,9 +103,9 @@ def test_changed_adapter(llm: LLM, tmp_path: Path) -> None:
     folder, plain = tmp_path / "run", tmp_path / "plain"
     begin(adapted(1), folder, 20)
     begin(llm, plain, 20)
-    kept = folders.load(folder)[1].header["identity"]
-    assert kept["adapter"]["names"] == ["style"]
-    assert folders.load(plain)[1].header["identity"]["adapter"] is None
+    kept = folders.load(folder)[1].header.identity.adapter
+    assert kept is not None and kept.names == ["style"]
+    assert folders.load(plain)[1].header.identity.adapter is None
     for changed in (adapted(2), adapted(1, rank=3)):
         with pytest.raises(InputError, match="another run: the adapter differs;"):
             tokenswift.resume(folder, llm=changed)
@@ -141,7 +141,7 @@ def test_another_version_and_no_run(llm: LLM, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no run; valid: a folder made with --run-dir"):
         tokenswift.resume(tmp_path, llm=llm)
     (folder / "journal").unlink()
-    with pytest.raises(InputError, match="has no journal but text.unfinished.txt"):
+    with pytest.raises(InputError, match="it holds 'text.unfinished.txt' and no run"):
         llm.generate("hello", **CALL, run_dir=folder)
     journal.create(folder / "journal", [{"kind": "end"}])
     with pytest.raises(InputError, match="does not begin with a run's header"):

@@ -70,7 +70,7 @@ def test_the_uninterrupted_text(strategy: str, dtype: torch.dtype, tmp_path: Pat
     assert len(state.sources) == len(state.chars) == 130 and sum(state.chars) + len(state.tail) == len(
         longer.text
     )
-    assert [s["strategy"] for s in state.sessions] == [strategy] * 4 and not is_locked(folder)
+    assert [s.strategy for s in state.sessions] == [strategy] * 4 and not is_locked(folder)
 
 
 def test_another_strategy_may_go_on(llm: LLM, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_text_that_the_user_has_edited_stays(
 ) -> None:
     """Unfinished, finished, cut off: every edit is kept, and the rest of the text is in a file of its own."""
     folder = tmp_path / "run"
-    whole = llm.generate("hello", **{**CALL, "max_new_tokens": 120}).text
+    whole = llm.generate("hello", **dict[str, Any](CALL, max_new_tokens=120)).text
     begin(llm, folder, 30, strategy="autoregressive")
     first = texts(folder)["text.unfinished.txt"]
     (folder / "text.unfinished.txt").write_text("mine", encoding="utf-8")
@@ -247,7 +247,7 @@ def test_unequal_bits_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture,
     """A family that runs through transformers' own forward: the journal says so, resume warns in a line."""
     other = adapted(1)
     begin(other, tmp_path / "run", 20)
-    assert folders.load(tmp_path / "run")[1].session["numerics"]["equal_bits"] is False
+    assert folders.load(tmp_path / "run")[1].session.numerics["equal_bits"] is False
     assert caplog.records == []
     tokenswift.resume(tmp_path / "run", llm=other)
     assert [r.getMessage().count("may differ") for r in caplog.records] == [1]
@@ -301,7 +301,7 @@ def test_a_closed_llm_says_so(tmp_path: Path) -> None:
 
 def test_unknown_arguments_are_named(llm: LLM) -> None:
     with pytest.raises(InputError, match="'rundir' is no argument; valid: .*on_loop, loop, run_dir"):
-        llm.generate("hello", rundir="x")
+        llm.generate("hello", rundir="x")  # type: ignore[call-arg]
     with pytest.raises(InputError, match="on_loop is 'halt'; valid: report, stop"):
         llm.generate("hello", on_loop="halt")
 
@@ -313,7 +313,7 @@ def test_metrics_survive(llm: LLM, tmp_path: Path) -> None:
     assert found.metrics.steps == 90 and found.metrics.mean_acceptance_length == 1.0
     _, state = folders.load(tmp_path / "run")
     assert state.end is not None
-    kept = state.end["metrics"]
+    kept = state.end.metrics
     assert kept["steps"] == 90 and kept == json.loads(json.dumps(asdict(found.metrics)))
     assert found.metrics.seconds == pytest.approx(
         sum(v for k, v in state.seconds.items() if k != "prefill"), abs=0.05

@@ -6,16 +6,21 @@
 ``text.2.txt``        what was added after the user had changed ``text.txt``; and so on
 ``lock``              held by the process that writes; the system lets go of it when that one dies
 ====================  ===========================================================================
+
+A folder may come from anybody: links in it, and what is no regular file, are refused.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
 from pathlib import Path
 
+from tokenswift.config import shown
 from tokenswift.runs import journal
+from tokenswift.runs.regular import check_entries, open_regular, read_regular
 from tokenswift.runs.state import RunState, replay
 from tokenswift.types import InputError
 
@@ -27,27 +32,41 @@ class Lock:
     """The right to write in a run's folder.
 
     Raises:
-        InputError: another process (or another run of this one) has it.
+        InputError: another process (or another run of this one) has it, or the file is none of ours.
         OSError: as the system says.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        self._file = -1
+        self._file = open_regular(folder / LOCK, os.O_RDWR | os.O_CREAT)
+        try:
+            self._take(folder)
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, b"%d\n" % os.getpid(), 0)
+        except BaseException:
+            self.release()
+            raise
+
+    def _take(self, folder: Path) -> None:
         for attempt in range(TRIES):
+            holder = self._holder(folder)
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                return
             except BlockingIOError:
                 if attempt + 1 == TRIES:
-                    holder = os.read(self._file, 64).decode(errors="replace").strip() or "?"
-                    self.release()
                     raise InputError(
-                        f"run_dir {folder} is being written by process {holder}; valid: a folder that no "
-                        f"process writes, or wait for its end"
+                        f"run_dir {folder} is being written by process {holder or '?'}; valid: a folder "
+                        f"that no process writes, or wait for its end"
                     ) from None
                 time.sleep(PAUSE)
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, b"%d\n" % os.getpid(), 0)
+
+    def _holder(self, folder: Path) -> str:
+        """The process that the file names, "" for none."""
+        found = re.fullmatch(rb"(\d{0,20})\s*", os.pread(self._file, 64, 0))
+        if found is None:
+            raise InputError(f"run_dir {folder} holds a file {LOCK} of another kind; valid: a run's folder")
+        return found[1].decode()
 
     def release(self) -> None:
         """Let go; harmless when done before."""
@@ -56,15 +75,14 @@ class Lock:
             self._file = -1
 
     def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            self.release()
+        self.release()
 
 
 def is_locked(folder: Path) -> bool:
     """Whether a process writes in a folder now. A lock file left by a dead one says nothing."""
     try:
-        handle = os.open(folder / LOCK, os.O_RDONLY)
-    except OSError:
+        handle = open_regular(folder / LOCK, os.O_RDONLY)
+    except (OSError, InputError):
         return False
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -75,14 +93,48 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
+def has_run(folder: Path) -> bool:
+    """Whether a folder holds a journal, whatever is in it.
+
+    Raises:
+        InputError: it cannot be read, or holds something else than files and folders.
+    """
+    try:
+        return JOURNAL in check_entries(folder)
+    except NotADirectoryError:
+        return False
+    except OSError as error:
+        raise InputError(
+            f"run_dir {folder} cannot be read ({error.strerror or error}); valid: a run's folder"
+        ) from error
+
+
+def check_new(folder: Path) -> None:
+    """Refuse a folder for a new run that holds anything (but what is left of a run that died at once).
+
+    Raises:
+        InputError: naming what is there.
+        OSError: as the system says.
+    """
+    left = re.compile(rf"{LOCK}|{JOURNAL}\.\d+\.part")
+    names = [name for name in check_entries(folder) if not left.fullmatch(name)]
+    if names and JOURNAL not in names:
+        more = f" and {len(names) - 1} more" if names[1:] else ""
+        raise InputError(
+            f"run_dir is {str(folder)!r}: it holds {shown(names[0])}{more} and no run; valid: a new or "
+            f"an empty folder, or a run's"
+        )
+
+
 def load(folder: Path) -> tuple[journal.Contents, RunState]:
     """Journal and state of a run's folder; a torn tail is left out.
 
     Raises:
-        InputError: no such run, one of another version, or a damaged one (the line offers what is good).
+        InputError: no such run, one of another version, a damaged one (the line offers what is good), or a
+            folder or a journal that no run writes.
     """
     path = folder / JOURNAL
-    if not path.exists():
+    if not has_run(folder):
         raise InputError(f"run_dir {folder} holds no run; valid: a folder made with --run-dir")
     contents = journal.read(path)
     if contents.damaged and len(contents.records) < 2:
@@ -107,9 +159,9 @@ def check_whole(folder: Path, contents: journal.Contents, state: RunState) -> No
 def drop_damaged(folder: Path, contents: journal.Contents) -> None:
     """Cut a damaged journal after its last good record; what is behind goes to ``journal.damaged-N``."""
     path = folder / JOURNAL
-    data = path.read_bytes()
+    data = read_regular(path)
     number = 1
-    while (kept := folder / f"{JOURNAL}.damaged-{number}").exists():
+    while os.path.lexists(kept := folder / f"{JOURNAL}.damaged-{number}"):
         number += 1
     journal.write_whole(kept, data[contents.good :])
     journal.write_whole(path, data[: contents.good])
@@ -144,7 +196,7 @@ class TextFile:
         """Whether what is there is what the journal says: nobody has edited it."""
         for path, least in ((self.unfinished, state.before_last), (self.path, len(state.text))):
             try:
-                found = path.read_bytes()
+                found = read_regular(path)
             except FileNotFoundError:
                 continue
             whole = (state.text + state.tail)[self.start :].encode("utf-8", errors="replace")
@@ -158,7 +210,7 @@ class TextFile:
     def next_free(self, start: int) -> TextFile:
         """A text file of a number that no file has."""
         made = TextFile(self.folder, self.number + 1, start)
-        while made.path.exists() or made.unfinished.exists():
+        while os.path.lexists(made.path) or os.path.lexists(made.unfinished):
             made.number += 1
         return made
 
@@ -167,7 +219,7 @@ class TextFile:
         data = text[self.start :].encode("utf-8", errors="replace")
         journal.write_whole(self.unfinished, data)
         self.path.unlink(missing_ok=True)
-        self._file = os.open(self.unfinished, os.O_WRONLY | os.O_APPEND)
+        self._file = open_regular(self.unfinished, os.O_WRONLY | os.O_APPEND)
         self._size = len(data)
 
     def write(self, text: str) -> None:
@@ -187,10 +239,10 @@ class TextFile:
         """
         os.fsync(self._file)
         try:
-            same = os.path.samestat(os.fstat(self._file), os.stat(self.unfinished))
+            same = os.path.samestat(os.fstat(self._file), os.lstat(self.unfinished))
         except FileNotFoundError:
             same = False
-        if same and os.fstat(self._file).st_size == self._size and not self.path.exists():
+        if same and os.fstat(self._file).st_size == self._size and not os.path.lexists(self.path):
             os.replace(self.unfinished, self.path)
             journal.sync_folder(self.folder)
             return self.path

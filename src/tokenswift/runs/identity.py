@@ -11,11 +11,13 @@ import hashlib
 import json
 import platform
 from collections.abc import Iterable, Mapping
+from importlib import metadata
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tokenswift.config import shown
 from tokenswift.types import InputError
 from tokenswift.version import __version__
 
@@ -57,10 +59,11 @@ def _values(weight: Tensor) -> bytes:
     return taken.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def _weights(named: Iterable[tuple[str, Tensor]]) -> str:
+def weights_digest(named: Iterable[tuple[str, Tensor]]) -> str:
+    """A digest of sampled weights, by name and in the order of their names."""
     return _digest(
         part
-        for name, weight in sorted(named, key=lambda pair: pair[0])
+        for name, weight in named
         for part in (name.encode(), str((tuple(weight.shape), str(weight.dtype))).encode(), _values(weight))
     )
 
@@ -89,14 +92,20 @@ def identity_of(model: Any) -> dict[str, Any]:
             active = None
         adapter = {
             "names": sorted(names),
-            "digest": _digest([*settings, str(active).encode(), _weights(added).encode()]),
+            "digest": _digest(
+                [*settings, str(active).encode(), weights_digest(sorted(added, key=_name)).encode()]
+            ),
         }
     return {
         "dtype": str(model.dtype).removeprefix("torch."),
         "config": _digest([json.dumps(config, sort_keys=True, default=str).encode()]),
-        "weights": _weights(own),
+        "weights": weights_digest(sorted(own, key=_name)),
         "adapter": adapter,
     }
+
+
+def _name(pair: tuple[str, Tensor]) -> str:
+    return pair[0]
 
 
 def _of_adapter(name: str, adapters: list[str]) -> bool:
@@ -123,12 +132,10 @@ def tokenizer_digest(tokenizer: Any) -> str | None:
 
 def versions() -> dict[str, str]:
     """What a run was made with."""
-    import transformers
-
     return {
         "tokenswift": __version__,
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": metadata.version("transformers"),
         "python": platform.python_version(),
     }
 
@@ -148,9 +155,9 @@ def check_same(folder: str, kept: Mapping[str, Any], now: Mapping[str, Any]) -> 
         if a == b or (key == "weights" and kept.get("dtype") != now.get("dtype")):
             continue  # other values in another dtype: said once
         if key == "sampling" and isinstance(a, dict) and isinstance(b, dict):
-            found += [f"{k} is {b.get(k)!r}, was {v!r}" for k, v in a.items() if b.get(k) != v]
+            found += [f"{k} is {shown(b.get(k))}, was {shown(v)}" for k, v in a.items() if b.get(k) != v]
         elif key in ("dtype", "acceptance", "stop", "eos", "rope"):
-            found.append(f"{NAMES[key]} is {b!r}, was {a!r}")
+            found.append(f"{NAMES[key]} is {shown(b)}, was {shown(a)}")
         else:
             found.append(f"{NAMES.get(key, key)} differs")
     if found:

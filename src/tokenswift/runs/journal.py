@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenswift.files import replaceable
+from tokenswift.runs.regular import check_regular, open_regular, read_regular
 from tokenswift.types import InputError
 
 VERSION = 1
@@ -97,7 +97,7 @@ def _one(data: bytes, at: int, checksum: int) -> tuple[Record, int, int] | None:
         return None
     try:
         record = json.loads(data[start:end].decode("utf-8", errors="surrogatepass"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return (record, end + 1, found) if isinstance(record, dict) else None
 
@@ -114,10 +114,10 @@ def read(path: Path) -> Contents:
     """The contents of a journal file.
 
     Raises:
-        InputError: it cannot be read, is no journal, or is one of another version.
+        InputError: it cannot be read, is no regular file, no journal, or one of another version.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise InputError(
             f"{path} cannot be read ({error.strerror or error}); valid: a run's journal"
@@ -139,11 +139,17 @@ def create(path: Path, records: list[Record]) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a regular file whole or not at all: part file, sync, rename, sync of the folder."""
-    path = replaceable(path)
+    """Write a regular file whole or not at all: part file, sync, rename, sync of the folder.
+
+    Raises:
+        InputError: something else is there.
+        OSError: as the system says.
+    """
+    check_regular(path)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.unlink(missing_ok=True)  # of a process that died, or a link
     try:
-        with part.open("wb") as handle:
+        with os.fdopen(open_regular(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as handle:
             handle.write(data)
             handle.flush()
             os.fsync(handle.fileno())
@@ -173,7 +179,7 @@ class Appender:
     def __init__(self, path: Path, contents: Contents) -> None:
         self.path = path
         self._checksum, self._good = contents.checksum, contents.good
-        self._file = os.open(path, os.O_WRONLY)
+        self._file = open_regular(path, os.O_WRONLY)
         try:
             os.ftruncate(self._file, self._good)
             os.lseek(self._file, self._good, os.SEEK_SET)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 from tokenswift.runs import folder as folders
 from tokenswift.types import InputError
 
+LATEST = 253_402_000_000.0  # a date of a file may be anything; this one is in the year 9999
+
 
 def find(folder: Path) -> list[Path]:
     """The folder itself if it is a run's, else those in it that are, by name."""
-    if (folder / folders.JOURNAL).exists():
+    if os.path.lexists(folder / folders.JOURNAL):
         return [folder]
-    return sorted(path for path in folder.iterdir() if (path / folders.JOURNAL).is_file())
+    return sorted(path for path in folder.iterdir() if os.path.lexists(path / folders.JOURNAL))
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
@@ -31,14 +34,14 @@ def summary_of(folder: Path) -> dict[str, Any]:
     elif contents.damaged:
         word = f"damaged at byte {contents.good}"
     else:
-        word = f"finished ({state.end['reason']})" if state.end else "interrupted"
-    written = time.localtime((folder / folders.JOURNAL).stat().st_mtime)
+        word = f"finished ({state.end.reason})" if state.end else "interrupted"
+    written = time.localtime(min(max(0.0, os.lstat(folder / folders.JOURNAL).st_mtime), LATEST))
     return {
         "run": str(folder),
         "state": word,
         "finished": finished,
         "tokens": len(state.tokens),
-        "max_new_tokens": state.session["max_new_tokens"],
+        "max_new_tokens": state.session.max_new_tokens,
         "prompt_tokens": len(state.prompt),
         "sessions": len(state.sessions),
         "tokens_per_second": len(state.tokens) / decoding if decoding else 0.0,
@@ -46,9 +49,9 @@ def summary_of(folder: Path) -> dict[str, Any]:
         "seconds": decoding,
         "prefill_seconds": seconds.get("prefill", 0.0),
         "loop_start": state.loop.start if state.loop else None,
-        "model": state.header["name"],
-        "dtype": state.header["identity"]["dtype"],
-        "strategy": state.session["strategy"],
-        "seed": state.header["identity"]["sampling"]["seed"],
+        "model": state.header.name,
+        "dtype": state.header.identity.dtype,
+        "strategy": state.session.strategy,
+        "seed": state.header.identity.sampling["seed"],
         "written": time.strftime("%Y-%m-%d %H:%M:%S", written),
     }

@@ -6,6 +6,7 @@ takes long keeps no token waiting: what was accepted is on the disk within a sec
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,6 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import Any
+
+import msgspec
 
 from tokenswift.runs import folder as folders
 from tokenswift.runs import journal
@@ -65,8 +68,8 @@ class RunWriter:
         state = self.state
         if state is None:
             return True
-        number = (state.end or state.session)["number"]
-        return folders.TextFile(self.folder, number, state.session["start"]).unfinished.exists()
+        number = (state.end or state.session).number
+        return os.path.lexists(folders.TextFile(self.folder, number, state.session.start).unfinished)
 
     def begin(self, header: journal.Record, session: journal.Record) -> None:
         """Make or go on with journal and text file; called right before the prefill.
@@ -93,14 +96,15 @@ class RunWriter:
 
     def _text_file(self, state: RunState) -> folders.TextFile:
         """The text file to go on with: the last one, unless somebody has edited it."""
-        number = (state.end or state.session)["number"]
-        file = folders.TextFile(self.folder, number, state.session["start"])
+        number = (state.end or state.session).number
+        file = folders.TextFile(self.folder, number, state.session.start)
         if file.is_ours(state):
             return file
-        edited = file.unfinished if file.unfinished.exists() else file.path
+        edited = file.unfinished if os.path.lexists(file.unfinished) else file.path
         other = file.next_free(len(state.text))
         self.note = (
-            f"{edited} was changed since it was written: it stays; the continuation goes to {other.path}"
+            f"{edited} was changed since it was written: it stays; the continuation goes to {other.path}, "
+            f"and the whole text is written by: tokenswift text {self.folder}"
         )
         return other
 
@@ -257,19 +261,16 @@ def open_run(
         drop_damaged: go on from the last good record of a damaged journal.
     Raises:
         InputError: it cannot be written, another process writes it, or it holds another run, a damaged one,
-            or one of another version.
+            one of another version, files that are no run's, or links.
     """
     folder = Path(name).expanduser()
+    lock: folders.Lock | None = None
+    state: RunState | None = None
     try:
+        folders.check_new(folder)
         folder.mkdir(parents=True, exist_ok=True)
         lock = folders.Lock(folder)
-    except OSError as error:
-        raise InputError(
-            f"run_dir {folder} cannot be written ({error.strerror or error}); valid: a writable folder"
-        ) from error
-    try:
-        state = None
-        if (folder / folders.JOURNAL).exists():
+        if folders.has_run(folder):
             contents, state = folders.load(folder)
             if drop_damaged and contents.damaged:
                 folders.drop_damaged(folder, contents)
@@ -277,19 +278,15 @@ def open_run(
             header = state.header
             check_same(
                 str(folder),
-                {**header["identity"], "prompt": header["prompt"]},
+                {**msgspec.to_builtins(header.identity), "prompt": header.prompt},
                 {**identity, "prompt": list(prompt)},
             )
-        elif left := [p.name for p in folder.iterdir() if p.name.startswith("text.")]:
-            raise InputError(
-                f"run_dir {folder} has no journal but {left[0]}; valid: an empty or a new folder"
-            )
         return RunWriter(folder, lock, state)
-    except OSError as error:
-        lock.release()
-        raise InputError(
-            f"run_dir {folder} cannot be written ({error.strerror or error}); valid: a writable folder"
-        ) from error
-    except BaseException:
-        lock.release()
+    except BaseException as error:
+        if lock is not None:
+            lock.release()
+        if isinstance(error, OSError):
+            raise InputError(
+                f"run_dir {folder} cannot be written ({error.strerror or error}); valid: a writable folder"
+            ) from error
         raise
