@@ -63,7 +63,7 @@ def embedded_tokenizer(embedded: str) -> Any:
 
 
 #: flags of a processor with AVX2 alone, and of one about which nothing is known
-OTHER = {"avx2": ("-mavx2", "-mfma", "-mf16c", "-fopenmp"), "plain C": ("-fopenmp",)}
+OTHER = {"avx2": ("-mavx2", "-mfma", "-mf16c"), "plain C": ()}
 
 
 @pytest.fixture(scope="session", params=["native", *OTHER])

@@ -62,5 +62,5 @@ def windowless(model: Any) -> LLM:
     for layer in blind.model.layers:
         layer.self_attn.sliding_window = None
     llm = LLM.from_model(blind)
-    llm._hf = model
+    llm.source.model = model
     return llm

@@ -102,13 +102,13 @@ def test_numbers_and_places_of_numpy_and_torch(llm: LLM, tiny_folder: Any) -> No
         ({"on_step": "print"}, "on_step is 'print'; valid: None, or a function"),
         ({"on_progress": 1}, "on_progress is 1; valid: None, or a function"),
         ({"on_loop": None}, "on_loop is None; valid: report, stop"),
-        ({"temperature": 0.5}, "'temperature' is no argument; valid: prompt, max_new_tokens"),
+        ({"temp": 0.5}, "'temp' is no argument; valid: prompt, max_new_tokens"),
     ],
     ids=repr,
 )
 def test_what_a_generation_refuses(llm: LLM, given: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError) as caught:
-        llm.generate("abc", **{"max_new_tokens": 2, **given})
+        llm.generate("abc", **dict[str, Any]({"max_new_tokens": 2}, **given))
     assert str(caught.value).startswith(words) and "\n" not in str(caught.value)
 
 
@@ -170,7 +170,7 @@ def test_a_journal_of_a_chat_holds_its_token_ids(llm: LLM, tmp_path: Path) -> No
     assert again.token_ids[:8] == first.token_ids
     assert resume(tmp_path / "run", 16, llm).token_ids[:12] == again.token_ids
     with pytest.raises(InputError, match="the prompt differs"):
-        llm.generate("Hello", 20, **{**call, "sampling": SamplingParams(temperature=CHAT_TEMPERATURE)})
+        llm.generate("Hello", 20, **call, temperature=CHAT_TEMPERATURE)
 
 
 # ---- results ----------------------------------------------------------------------------------------------
@@ -230,8 +230,9 @@ def test_many_prompts_are_checked_before_the_first_is_run(llm: LLM) -> None:
         (["abc"], {"on_result": 3}, "^on_result is 3; valid: None, or a function"),
     ]
     for prompts, more, words in cases:
+        given: dict[str, Any] = {"on_result": lambda i, r: seen.append(i), **more}
         with pytest.raises(InputError, match=words):
-            llm.generate_many(prompts, 6, **{"on_result": lambda i, r: seen.append(i), **more})
+            llm.generate_many(prompts, 6, **given)
     assert seen == []
 
 

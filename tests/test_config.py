@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import fields
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from tests.tiny import tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.config import OPTIONS, TokenSwiftOptions
+from tokenswift.config import OPTIONS, TokenSwiftOptions, check_threads
 from tokenswift.sampling import Sampler
 from tokenswift.types import InputError
 
@@ -44,6 +45,40 @@ def test_huge_widths_and_new_tokens() -> None:
             TokenSwiftOptions(tree=(1, value))
     with pytest.raises(InputError, match="^max_new_tokens is 1000.*…; valid: "):
         LLM.from_model(tiny_model("llama")).generate([3, 4], 10**400)
+
+
+@pytest.mark.parametrize("value", [0, -1, 100_000, 10**400, 2.0, "2", True, None])
+def test_threads_that_no_machine_has(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    valid = r"1 to 16 \(this machine has 2 cores\)"
+    with pytest.raises(InputError, match=rf"^threads is [^\n]{{1,90}}; valid: {valid}$") as caught:
+        check_threads(value)
+    assert caught.value.field == "threads"
+
+
+def test_threads_by_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_threads(16) == 16
+    monkeypatch.setattr("os.cpu_count", lambda: 100)
+    assert check_threads(400) == 400
+    with pytest.raises(InputError, match="^threads is 401; valid: 1 to 400 "):
+        check_threads(401)
+
+
+def test_errors_carry_the_field() -> None:
+    for make, field in (
+        (lambda: SamplingParams(top_p=2), "top_p"),
+        (lambda: SamplingParams(seed=-1), "seed"),
+        (lambda: SamplingParams(greedy=1), "greedy"),  # type: ignore[arg-type]
+        (lambda: TokenSwiftOptions(cache="all"), "cache"),
+        (lambda: TokenSwiftOptions(tree=()), "tree"),
+        (lambda: TokenSwiftOptions(budget=3), "budget"),
+    ):
+        with pytest.raises(InputError) as caught:
+            make()
+        assert caught.value.field == field and str(caught.value).startswith(f"{field} is ")
+        copied = pickle.loads(pickle.dumps(caught.value))
+        assert (copied.field, str(copied)) == (field, str(caught.value))
+    assert InputError("no field").field is None
 
 
 @pytest.mark.parametrize("temperature", [1e-40, 5e-324, 1e-31, 1e31, 1e308])

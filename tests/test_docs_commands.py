@@ -8,14 +8,17 @@ import os
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 import tokenswift
 from tokenswift.cli.main import COMMANDS, build_parser, main
+from tokenswift.config import CHAT_TEMPERATURE
 
 ROOT = Path(__file__).parents[1]
 MOST = 12  # tokens to write
@@ -83,12 +86,13 @@ def test_slow_blocks(page: str, folder: Path, embedded: str, monkeypatch: pytest
 
 
 def test_blocks_are_found() -> None:
-    """Nothing slips through: every fence with a kind that could be run is a block, or text."""
+    """Nothing slips through: a fence is a block that could be run, or shows a text or a file."""
+    shown = {"text", "toml"}
     for page in walk.pages():
         kinds = re.findall(r"^```(\w*)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
         opened = [kind for kind in kinds[::2]]
-        assert set(opened) <= {"sh", "python", "text"}, f"{page}: {opened}"
-        assert len(walk.blocks(page)) == len([kind for kind in opened if kind != "text"]), page
+        assert set(opened) <= {"sh", "python"} | shown, f"{page}: {opened}"
+        assert len(walk.blocks(page)) == len([kind for kind in opened if kind not in shown]), page
     assert {b.page for b in FAST} >= {"README.md", "docs/index.md", "docs/your-model.md"}
     assert all(b.reason for b in BLOCKS if b.mark)
 
@@ -99,6 +103,28 @@ def test_commands_that_are_not_run_exist() -> None:
         if block.kind == "sh":
             for name in re.findall(r"\btokenswift ([a-z][\w-]*)", "\n".join(block.commands)):
                 assert name in known, f"{block.name}: tokenswift {name}"
+
+
+def test_the_readme_names_files_that_a_checkout_has() -> None:
+    """A newcomer types its commands as they stand, in the checkout."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"--prompt-file (\S+)", text)
+    assert named and [name for name in named if not (ROOT / name).is_file()] == []
+
+
+def test_the_readme_says_what_pip_and_the_defaults_do() -> None:
+    """The name on the package index is another project's; our defaults are not transformers'."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert "unrelated package" in text and project["name"] in text
+    defaults = tokenswift.SamplingParams()
+    for shown in (
+        f"repetition penalty of {defaults.repetition_penalty}",
+        f"last {defaults.penalty_window:,} tokens",
+        f"min-p {defaults.min_p}",
+        f"temperature {CHAT_TEMPERATURE} when a question is answered",
+    ):
+        assert shown in " ".join(text.split()), shown
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:
@@ -145,6 +171,32 @@ def test_the_recording_is_drawn_from_what_was_recorded(tmp_path: Path) -> None:
     recording.render(ROOT / "docs" / "demo.cast", tmp_path / "demo.svg")
     assert (tmp_path / "demo.svg").read_text("utf-8") == (ROOT / "docs" / "demo.svg").read_text("utf-8")
     assert recording.pictures(ROOT / "docs" / "demo.cast")[-1][1].count("identical: yes") == 1
+
+
+def test_the_picture_at_rest_is_the_last_screen() -> None:
+    """What a viewer without animation shows, and one that takes the first picture of it."""
+    recording = script("recording")
+    svg = ElementTree.parse(ROOT / "docs" / "demo.svg").getroot()
+    name = "{http://www.w3.org/2000/svg}"
+    window = svg.find(f"{name}svg")
+    assert window is not None
+    lines = window.find(f"{name}g[@id='lines']")
+    assert lines is not None
+    moved = re.fullmatch(r"translate\(0 (-?\d+)\)", lines.get("transform", ""))
+    assert moved is not None, "the place of the last screen is not in an attribute"
+    seen: list[tuple[int, str]] = []
+    for text in lines.iter(f"{name}text"):
+        down = int(text.get("y", "0")) + int(moved[1])
+        if text.get("visibility") != "hidden" and 0 <= down <= int(window.get("height", "0")):
+            seen.append((down, text.text or ""))
+    last = recording.pictures(ROOT / "docs" / "demo.cast")[-1][1]
+    expected = [line.strip() for line in last[-recording.ROWS :] if line.strip()]
+    assert [line for _, line in sorted(seen)] == expected
+    assert "identical: yes" in expected
+
+    text = (ROOT / "docs" / "demo.svg").read_text("utf-8")
+    starts = re.findall(r"animation:\w+ [\d.]+s(?: ([\d.]+)s)? step-end", text)
+    assert starts and all(float(start or 0) >= recording.POSTER for start in starts)
 
 
 def test_the_reference_names_everything_public() -> None:

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.tiny import tiny_model
@@ -23,9 +26,14 @@ from tokenswift.heads.checkpoint import (
     save_heads,
 )
 from tokenswift.heads.modules import Heads, HeadsConfig
+from tokenswift.heads.published import export_checkpoint
 from tokenswift.types import InputError
 
 D, V = 16, 40
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def tiny(seed: int = 0, width: int = D) -> Any:
@@ -227,3 +235,103 @@ def test_shipped_heads_are_read_when_asked_for(tmp_path: Path, monkeypatch: pyte
     assert first is not None and first is llm.heads_of("medusa") and read == [file]
     assert first.source == "x.heads.safetensors (shipped)"
     assert LLM.from_model(model, heads=None).heads_of("medusa") is None
+
+
+# ---- what is not finite, and headers of any content ---------------------------------------------
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_tensors_that_are_not_finite_are_refused_with_their_name_and_file(
+    tmp_path: Path, value: float
+) -> None:
+    path, model = tmp_path / "a.safetensors", tiny()
+    save_heads(random_heads("linear"), path, base_of(model), torch.float32)
+    before = path.read_bytes()
+    bad = random_heads("linear")
+    bad.layers[1].linear.weight[2, 3] = value  # type: ignore[union-attr,index,operator]
+    with pytest.raises(InputError, match=r"^[^\n]*layers.1.linear.weight.*a.safetensors$"):
+        save_heads(bad, path, base_of(model), torch.float32)
+    with pytest.raises(InputError, match=r"^[^\n]*layers.1.linear.weight.*not finite"):
+        export_checkpoint(bad, model, tmp_path / "exported")
+    assert path.read_bytes() == before and names(tmp_path) == ["a.safetensors"]
+    broken = tiny()
+    broken.get_input_embeddings().weight.data[:] = value
+    with pytest.raises(InputError, match=r"^[^\n]*base.sample.*a.safetensors$"):
+        save_heads(random_heads("linear"), path, base_of(broken), torch.float32)
+    for name in ("heads.layers.1.linear.weight", "base.sample"):
+        tensors = load_file(path)
+        tensors[name].view(-1)[5] = value
+        with safe_open(path, framework="pt") as file:
+            save_file(tensors, tmp_path / "b.safetensors", metadata=file.metadata())
+        named = name.removeprefix("heads.")
+        with pytest.raises(InputError, match=rf"^[^\n]*b.safetensors.*{named}[^\n]*not finite$"):
+            read_heads(tmp_path / "b.safetensors")
+
+
+def test_heads_that_do_not_fit_the_models_type_are_refused(tmp_path: Path) -> None:
+    """Finite as written, infinite in float16."""
+    heads = random_heads("linear")
+    heads.layers[1].linear.weight[2, 3] = 1e6  # type: ignore[union-attr,index,operator]
+    path = tmp_path / "a.safetensors"
+    save_heads(heads, path, base_of(tiny()), torch.float32)
+    assert resolve_heads(str(path), tiny()) is not None
+    with pytest.raises(InputError, match=r"^[^\n]*a.safetensors.*layers.1.linear.weight[^\n]*float16"):
+        resolve_heads(str(path), cast(torch.float16))
+    with pytest.raises(InputError, match=r"layers.1.linear.weight[^\n]*float16"):
+        save_heads(heads, tmp_path / "b.safetensors", base_of(tiny()), torch.float16)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = ("kind", "count", "hidden_size", "vocab_size", "inner", "eps", "own_lm_heads", "blocks", "steps")
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_header_of_any_content_is_read_or_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "a.safetensors"
+    if not path.exists():
+        save_heads(random_heads("linear"), path, base_of(tiny()), torch.float32)
+    with safe_open(path, framework="pt") as file:
+        header = json.loads((file.metadata() or {})[METADATA_KEY])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    where = data.draw(st.sampled_from(["header", "top", "heads", "frequent"]))
+    if where == "top":
+        header[data.draw(st.sampled_from(["version", "base", "heads", "notes", "calibration"]))] = data.draw(
+            VALUES
+        )
+    elif where == "heads":
+        header["heads"][data.draw(st.sampled_from(FIELDS))] = data.draw(VALUES)
+    elif where == "frequent":
+        kind = data.draw(st.sampled_from([torch.float32, torch.int64, torch.bool, torch.uint8, torch.int32]))
+        shape = data.draw(st.sampled_from([(), (0,), (3,), (2, 2)]))
+        tensors["draft.frequent"] = torch.full(shape, 1.0).to(kind)
+    text = json.dumps(data.draw(VALUES) if where == "header" else header)
+    save_file(tensors, tmp_path / "b.safetensors", metadata={METADATA_KEY: text})
+    try:
+        heads, _, _ = read_heads(tmp_path / "b.safetensors")
+        assert heads.frequent is None or heads.frequent.ndim == 1
+    except InputError as error:
+        assert "b.safetensors" in str(error) and "\n" not in str(error)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_file_is_read_or_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "a.safetensors"
+    if not path.exists():
+        save_heads(random_heads("conditioned", 4), path, base_of(tiny()), torch.float32)
+    content = bytearray(path.read_bytes())
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    else:
+        for _ in range(data.draw(st.integers(1, 4))):
+            content[data.draw(st.integers(0, 1500))] = data.draw(st.integers(0, 255))
+    (tmp_path / "b.safetensors").write_bytes(content)
+    try:
+        read_heads(tmp_path / "b.safetensors")
+    except InputError as error:
+        assert "b.safetensors" in str(error) and "\n" not in str(error)

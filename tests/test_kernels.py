@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -252,16 +253,58 @@ def test_two_processes_may_compile_at_once(compiled: Path, tmp_path: Path) -> No
     assert len(list(folder.glob("*.so"))) == 1 and build.library(folder) is not None
 
 
-@pytest.mark.parametrize("damage", ["truncated", "another file", "no checksum"])
+@pytest.mark.parametrize("damage", ["truncated", "another file", "a changed byte", "no checksum"])
 def test_a_damaged_library_is_made_again(compiled: Path, damage: str) -> None:
     content = compiled.read_bytes()
-    if damage == "no checksum":
-        compiled.with_suffix(".sha256").unlink()
-    else:
-        compiled.unlink()  # the old one stays mapped: its file must not change under it
-        compiled.write_bytes(content[:1000] if damage == "truncated" else b"no library")
+    compiled.unlink()  # the old one stays mapped: its file must not change under it
+    changed = content[:5000] + bytes([content[5000] ^ 1]) + content[5001:]
+    damaged = {"truncated": content[:1000], "another file": b"no library", "a changed byte": changed}
+    compiled.write_bytes(damaged.get(damage, content[:-32]))
     assert build.library(compiled.parent) is not None
-    assert len(compiled.read_bytes()) == len(content)
+    assert compiled.read_bytes() != damaged.get(damage) and len(compiled.read_bytes()) == len(content)
+
+
+def test_a_library_and_its_checksum_are_one_file(compiled: Path) -> None:
+    assert [path.name for path in compiled.parent.iterdir()] == [compiled.name]
+
+
+def test_every_compiler_and_its_flags_have_a_library_of_their_own(tmp_path: Path) -> None:
+    compilers = [name for name in ("gcc", "clang") if shutil.which(name)]
+    if not compilers:
+        pytest.skip("no C compiler here")
+    for name in compilers:
+        loaded = build.library(tmp_path, compiler=name)
+        assert loaded is not None and NativeKernels(loaded).build.startswith(f"{name} -O3")
+        assert "-ffp-contract=off" in NativeKernels(loaded).build
+    assert len(list(tmp_path.glob("*.so"))) == len(compilers)
+
+
+def test_a_folder_that_others_may_write_is_closed_and_its_libraries_are_not_loaded(
+    compiled: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    planted = compiled.parent / "kernels-planted.so"
+    planted.write_bytes(b"code of somebody else")
+    for mode in (0o770, 0o707):
+        inode = compiled.stat().st_ino
+        compiled.parent.chmod(mode)
+        caplog.clear()
+        assert build.library(compiled.parent) is not None
+        assert len(caplog.records) == 1 and "others could write" in caplog.records[0].message
+        assert compiled.parent.stat().st_mode & 0o777 == 0o700
+        assert not planted.exists() and compiled.stat().st_ino != inode
+
+
+def test_a_folder_of_another_user_is_not_used(
+    compiled: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    content, uid = compiled.read_bytes(), os.getuid()
+    monkeypatch.setattr(build.os, "getuid", lambda: uid + 1)
+    compiled.unlink()
+    compiled.write_bytes(content)
+    before = compiled.stat().st_atime_ns, compiled.stat().st_mtime_ns
+    assert build.library(compiled.parent) is not None
+    assert (compiled.stat().st_atime_ns, compiled.stat().st_mtime_ns) == before
+    assert "another user" in caplog.records[-1].message
 
 
 def test_another_processor_gets_a_library_of_its_own(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,6 +201,22 @@ def test_fetch_makes_one_whole_folder(fake: bytes, tmp_path: Path, monkeypatch: 
     assert embedded_model.ensure(tmp_path / "cache") == folder
 
 
+def test_a_fetch_says_what_it_takes_before_it_begins(
+    fake: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    embedded_model.ensure(tmp_path / "cache")
+    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    for words in ("93 MB, once", "takes 542 MB there, 1 GB while", "about a minute longer than later ones"):
+        assert words in told
+
+
+@pytest.mark.model
+def test_the_default_model_takes_what_was_said(embedded: str) -> None:
+    folder = embedded_model.ensure(cache_dir())
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    assert abs(size - embedded_model.KEPT_BYTES) < 2_000_000
+
+
 def test_an_interruption_leaves_nothing(fake: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(gguf: Path, folder: Path) -> None:
         fake_convert(gguf, folder)

@@ -19,7 +19,6 @@ from tokenswift.types import InputError
 
 PROMPT = [3, 4, 5, 6]
 KV = 2 * 3 * 2 * 8 * 4  # layers × (keys, values) × heads × width × float32
-GRAMS = 4 * 10**9 * (KV + 4 * VOCAB)  # rows of a billion 4-grams, with their logits
 
 
 def llm_of() -> LLM:
@@ -48,20 +47,11 @@ def nothing_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("autoregressive", {}, 10**12, "max_new_tokens is 1000000000000;", 10**12 * KV),
         ("tokenswift", {}, 10**12, "max_new_tokens is 1000000000000;", 10**12 * KV),
-        (
-            "tokenswift",
-            {"tree": (1,), "ngrams": 10**9},
-            4,
-            "ngrams is 1000000000;",
-            4 * 10**9 * (KV + 4 * VOCAB),
-        ),
         ("tokenswift", {"budget": 10**12, "draft": "partial"}, 4, "budget is 1000000000000;", 10**12 * KV),
         ("magicdec", {"budget": 10**12}, 4, "budget is 1000000000000;", 10**12 * KV),
         ("magicdec", {"budget": 10**12, "draft_model": True}, 4, "budget is 1000000000000;", 10**12 * KV),
-        ("magicdec", {"gamma": 10**12}, 4, "gamma is 1000000000000;", 10**12 * (KV + 4 * VOCAB)),
         ("triforce", {"budget": 10**12}, 4, "budget is 1000000000000;", 10**12 * KV),
         ("triforce", {"draft_budget": 10**12}, 4, "draft_budget is 1000000000000;", 10**12 * KV * 7 // 8),
-        ("triforce", {"inner_gamma": 10**12}, 4, "inner_gamma is 1000000000000;", 10**12 * KV),
     ],
 )
 def test_refused_with_the_bytes(

@@ -55,6 +55,7 @@ def test_reading_texts(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "x"}\nnonsense\n', "line 2 is not JSON"),
         ("a.jsonl", b'{"input_ids": [1, 2]}\n', "line 1 holds token ids of some tokenizer"),
         ("a.jsonl", b'{"words": "x"}\n', "no field text"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "a\\ud800"}\n', "line 2: text holds a lone surrogate"),
         ("a.txt", b"\xff\xfe\xfa", "not UTF-8"),
     ],
 )

@@ -1,24 +1,34 @@
-"""tokenswift: ultra-long text from open language models by speculative decoding, provably the same output."""
+"""tokenswift: ultra-long text from open language models by speculative decoding, provably the same output.
+
+Every name is loaded on its first use: an import of this package alone takes no time.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os as _os
+import sys as _sys
 
-from tokenswift.config import (
-    LoopOptions,
-    MagicDecOptions,
-    MedusaOptions,
-    SamplingParams,
-    TokenSwiftOptions,
-    TriForceOptions,
-)
-from tokenswift.streaming import Stream
-from tokenswift.types import Generation, InputError, Loop, Metrics, RunError, Step
 from tokenswift.version import __version__
 
+if "torch" not in _sys.modules and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & _os.environ.keys():
+    # torch's threads spin for milliseconds when they have nothing to do, on cores that ours or another
+    # program could use; its OpenMP runtime reads this once, when torch is loaded
+    _os.environ["GOMP_SPINCOUNT"] = "1000"
+
+TYPE_CHECKING = False  # typing's own, without the import
 if TYPE_CHECKING:
+    from tokenswift.config import (
+        LoopOptions,
+        MagicDecOptions,
+        MedusaOptions,
+        SamplingParams,
+        TokenSwiftOptions,
+        TriForceOptions,
+    )
     from tokenswift.llm import LLM
     from tokenswift.resumption import resume
+    from tokenswift.streaming import Stream
+    from tokenswift.types import Generation, InputError, Loop, Metrics, RunError, Step
 
 __all__ = [
     "LLM",
@@ -38,16 +48,29 @@ __all__ = [
     "__version__",
     "resume",
 ]
+_MODULES = {
+    "config": (
+        "LoopOptions",
+        "MagicDecOptions",
+        "MedusaOptions",
+        "SamplingParams",
+        "TokenSwiftOptions",
+        "TriForceOptions",
+    ),
+    "llm": ("LLM",),
+    "resumption": ("resume",),
+    "streaming": ("Stream",),
+    "types": ("Generation", "InputError", "Loop", "Metrics", "RunError", "Step"),
+}
 
 
-def __getattr__(name: str) -> Any:
-    """Load ``LLM`` and ``resume`` on first use: they import transformers, which takes seconds."""
-    if name == "LLM":
-        from tokenswift.llm import LLM
+def __getattr__(name: str) -> object:
+    """Load a public name (PEP 562)."""
+    from importlib import import_module
 
-        return LLM
-    if name == "resume":
-        from tokenswift.resumption import resume
-
-        return resume
+    for module, names in _MODULES.items():
+        if name in names:
+            value = getattr(import_module(f"tokenswift.{module}"), name)
+            globals()[name] = value
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

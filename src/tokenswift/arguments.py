@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
+from tokenswift.checks import check_text
 from tokenswift.config import (
     ON_LOOP,
     OPTIONS,
@@ -27,6 +28,66 @@ from tokenswift.models.target import check_model
 from tokenswift.prefilled import Prefilled
 from tokenswift.prompts import Prompt
 from tokenswift.types import InputError, OnProgress
+
+
+class SamplingFields(TypedDict, total=False):
+    """The fields of `SamplingParams` as keywords of a generation: ``llm.generate(prompt, seed=3)``."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    eta_cutoff: float
+    repetition_penalty: float
+    penalty_window: int
+    seed: int
+    greedy: bool
+
+
+class RunOptions(SamplingFields, total=False):
+    """The keywords that ``LLM.generate``, ``stream`` and ``generate_many`` take beside their arguments."""
+
+    on_loop: str
+    loop: LoopOptions | None
+    run_dir: str | os.PathLike[str] | None
+    drop_damaged: bool
+    on_progress: OnProgress | None
+
+
+def apart(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keywords of a generation: those that are fields of `SamplingParams`, and the others.
+
+    Raises:
+        InputError: a name that no generation takes.
+    """
+    sampling = [one.name for one in fields(SamplingParams)]
+    known = [one.name for one in fields(Call) if one.name != "sampling_fields"]
+    for name in given:
+        if name not in known and name not in sampling:
+            valid = ", ".join([*known[:-1], *sampling])
+            raise InputError(f"{name!r} is no argument; valid: {valid}", name)
+    chosen = {name: value for name, value in given.items() if name in sampling}
+    return chosen, {name: value for name, value in given.items() if name not in sampling}
+
+
+def merged_sampling(
+    whole: SamplingParams | None, given: Mapping[str, Any], usual: SamplingParams
+) -> SamplingParams:
+    """The sampling of a generation: ``whole``, or the ``usual`` one with the ``given`` fields over it.
+
+    Raises:
+        InputError: both are given, or a field is out of its range.
+    """
+    if whole is None:
+        return replace(usual, **given)
+    if given:
+        example = ", ".join(f"{name}={shown(value)}" for name, value in given.items())
+        raise InputError(
+            f"sampling is given beside {' and '.join(given)}; valid: either, as in "
+            f"sampling=SamplingParams({example})",
+            "sampling",
+        )
+    return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +111,7 @@ class Call:
     drop_damaged: bool = False
     on_progress: OnProgress | None = None
     prefilled: Prefilled | None = None
+    sampling_fields: Mapping[str, Any] = field(default_factory=dict)  # those given by name, see `apart`
 
     def __post_init__(self) -> None:
         self._keep("max_new_tokens", check_integer("max_new_tokens", self.max_new_tokens, 1))
@@ -64,7 +126,7 @@ class Call:
             raise InputError(
                 f"stop is {shown(self.stop)}; valid: text, or a list of texts, none of them empty"
             )
-        self._keep("stop", tuple(stop))
+        self._keep("stop", tuple(check_text("stop", text) for text in stop))
         check_callback("on_progress", self.on_progress)
         if self.run_dir is not None:
             if not isinstance(self.run_dir, str | os.PathLike):
@@ -82,27 +144,33 @@ class Call:
         values = self.strategy_options or {}
         return dict(values) if isinstance(values, Mapping) else given_options(values)
 
+    def sampling_over(self, usual: SamplingParams) -> SamplingParams:
+        """The sampling of this call where ``usual`` is what its prompt has by default."""
+        return merged_sampling(self.sampling, self.sampling_fields, usual)
+
     def _keep(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
 
 def _check_made(name: str, value: object, kind: type, example: str) -> None:
     if value is not None and not isinstance(value, kind):
-        raise InputError(f"{name} is {shown(value)}; valid: None, or an object such as {example}")
+        raise InputError(f"{name} is {shown(value)}; valid: None, or an object such as {example}", name)
 
 
-def check_names(given: Mapping[str, Any]) -> None:
-    """Refuse names that are no argument of ``LLM.generate``."""
-    known = [field.name for field in fields(Call)]
-    for name in given:
-        if name not in known:
-            raise InputError(f"{name!r} is no argument; valid: {', '.join(known[:-1])}")
+def check_prompt(prompt: object, name: str = "prompt") -> None:
+    """Refuse a prefilled prompt where a prompt is wanted."""
+    if isinstance(prompt, Prefilled):
+        raise InputError(
+            f"{name} is what LLM.prefill returned; valid: a prompt, or its own generate(…) and stream(…), "
+            f"which take none",
+            name,
+        )
 
 
 def check_callback(name: str, value: object) -> None:
     """Refuse what cannot be called; None passes."""
     if value is not None and not callable(value):
-        raise InputError(f"{name} is {shown(value)}; valid: None, or a function")
+        raise InputError(f"{name} is {shown(value)}; valid: None, or a function", name)
 
 
 def check_name(model: object) -> None:

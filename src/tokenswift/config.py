@@ -2,86 +2,25 @@
 
 from __future__ import annotations
 
-import math
-import operator
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from numbers import Real
 from typing import Any, TypeVar
 
+from tokenswift.checks import (
+    LARGEST,
+    check_choice,
+    check_flag,
+    check_integer,
+    check_number,
+    finite,
+    integer_of,
+    named_errors,
+    shown,
+)
 from tokenswift.types import InputError
 
 T = TypeVar("T")
-
-
-#: the greatest integer that a field takes: what a tensor's size and index can be
-LARGEST = 2**63 - 1
-_SHOWN = 80  # characters of a bad value in a message
-
-
-def shown(value: object) -> str:
-    """``repr`` of a bad value, cut to one short piece of a line."""
-    try:
-        text = " ".join(repr(value).split())
-    except ValueError:  # Python writes no integer of more than 4,300 digits
-        text = "a number of thousands of digits"
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
-
-
-def check_number(name: str, value: object, valid: str, ok: bool) -> float:
-    """The number, numpy's as Python's own.
-
-    Raises:
-        InputError: unless ``value`` is a number that a float can hold and ``ok`` holds.
-    """
-    number = _finite(value)
-    if not math.isfinite(number) or not ok:
-        raise InputError(f"{name} is {shown(value)}; valid: {valid}")
-    return value if isinstance(value, int | float) else number
-
-
-def check_integer(name: str, value: object, least: int, valid: str | None = None) -> int:
-    """The integer, numpy's and torch's as Python's own.
-
-    Raises:
-        InputError: unless ``value`` is an integer from ``least`` to :data:`LARGEST`.
-    """
-    number = integer_of(value)
-    if number is None or not least <= number <= LARGEST:
-        text = valid or f"an integer of at least {least}"
-        if number is not None and number > LARGEST and "2^63" not in text:
-            text += ", at most 2^63 - 1"
-        raise InputError(f"{name} is {shown(value)}; valid: {text}")
-    return number
-
-
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raise :class:`InputError` unless ``value`` is one of ``choices``."""
-    if not isinstance(value, str) or value not in choices:
-        raise InputError(f"{name} is {shown(value)}; valid: {', '.join(choices)}")
-
-
-def check_flag(name: str, value: object) -> bool:
-    """The truth value, numpy's as Python's own; :class:`InputError` for anything else."""
-    if type(value).__name__ not in ("bool", "bool_"):
-        raise InputError(f"{name} is {shown(value)}; valid: True, False")
-    return bool(value)
-
-
-def integer_of(value: object) -> int | None:
-    """An integer of Python, numpy or torch as Python's own; None for anything else, truth values too."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return None
-
-
-def _finite(value: object) -> float:
-    """The value as a float for range checks; NaN (which fails every check) when it is no such number."""
-    try:
-        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-    except OverflowError:  # an integer beyond every float
-        return math.nan
 
 
 def _keep(options: object, name: str, value: object) -> None:
@@ -89,11 +28,32 @@ def _keep(options: object, name: str, value: object) -> None:
     object.__setattr__(options, name, value)
 
 
-def _whole(options: object, name: str, least: int, valid: str | None = None) -> None:
+def _whole(options: object, name: str, least: int, valid: str | None = None, most: int = LARGEST) -> None:
     """Check an integer field; it becomes Python's own integer."""
-    _keep(options, name, check_integer(name, getattr(options, name), least, valid))
+    if most < LARGEST:
+        valid = f"an integer from {least} to {most:,}"
+    number = check_integer(name, getattr(options, name), least, valid)
+    if number > most:
+        raise InputError(f"{name} is {shown(number)}; valid: {valid}", name)
+    _keep(options, name, number)
 
 
+def check_threads(value: object) -> int:
+    """A number of CPU threads: from 1 to four for each core, and up to 16 on any machine.
+
+    Raises:
+        InputError: another value.
+    """
+    cores = os.cpu_count() or 1
+    most = max(16, 4 * cores)
+    threads = integer_of(value)
+    if threads is None or not 1 <= threads <= most:
+        valid = f"1 to {most} (this machine has {cores} cores)"
+        raise InputError(f"threads is {shown(value)}; valid: {valid}", "threads")
+    return threads
+
+
+@named_errors
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen. The defaults are the paper's setting for LLaMA3.1-8b (Table 10).
@@ -131,7 +91,7 @@ class SamplingParams:
             ("repetition_penalty", "at least 1 (1 is off), at most 1e30", lambda r: 1 <= r <= 1e30),
         ):
             value = getattr(self, name)
-            _keep(self, name, check_number(name, value, valid, fits(_finite(value))))
+            _keep(self, name, check_number(name, value, valid, fits(finite(value))))
         _whole(self, "top_k", 0, "an integer of at least 1, or 0 for all tokens")
         _whole(self, "penalty_window", 1)
         _whole(self, "seed", 0, "an integer from 0 to 2^63 - 1")
@@ -157,10 +117,12 @@ NEUTRAL: dict[str, Any] = {
 }
 #: of answers to chat messages, where no sampling is given: small models wander at 1
 CHAT_TEMPERATURE = 0.2
+MAX_NODES = 4096  # of a tree, its root included
 ON_LOOP = ("report", "stop")
 MOST_PATTERN = 65_536  # tokens of a repeated pattern
 
 
+@named_errors
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
     """When a text counts as looping.
@@ -236,11 +198,13 @@ def _draft_budget() -> Any:
     return option(256, "tokens in the draft model's KV cache, more than --sinks", "B")
 
 
+@named_errors
 @dataclass(frozen=True, slots=True)
 class NoOptions:
     """Options of a strategy that has none."""
 
 
+@named_errors
 @dataclass(frozen=True, slots=True)
 class TokenSwiftOptions:
     """Options of the ``tokenswift`` strategy; None chooses by device. Each field says what it means."""
@@ -270,7 +234,7 @@ class TokenSwiftOptions:
                 "magicdec"
             )
         if self.ngrams is not None:
-            _whole(self, "ngrams", 0)
+            _whole(self, "ngrams", 0, most=MAX_NODES // 4)  # four tokens each
         if self.ngram_count is not None:
             _whole(self, "ngram_count", 1)
         _whole(self, "sinks", 0)
@@ -283,6 +247,7 @@ class TokenSwiftOptions:
         check_choice("vocabulary", self.vocabulary, ("frequent", "full"))
 
 
+@named_errors
 @dataclass(frozen=True, slots=True)
 class MedusaOptions:
     """Options of the ``medusa`` strategy."""
@@ -299,6 +264,7 @@ class MedusaOptions:
         check_choice("vocabulary", self.vocabulary, ("frequent", "full"))
 
 
+@named_errors
 @dataclass(frozen=True, slots=True)
 class MagicDecOptions:
     """Options of the ``magicdec`` strategy."""
@@ -311,12 +277,13 @@ class MagicDecOptions:
     candidates: str = _coupled()
 
     def __post_init__(self) -> None:
-        _whole(self, "gamma", 1)
+        _whole(self, "gamma", 1, most=MAX_NODES - 2)
         check_choice("kv", self.kv, ("snapkv", "streaming"))
         check_budget(self, "budget")
         check_choice("candidates", self.candidates, ("coupled", "probability"))
 
 
+@named_errors
 @dataclass(frozen=True, slots=True)
 class TriForceOptions:
     """Options of the ``triforce`` strategy."""
@@ -332,8 +299,9 @@ class TriForceOptions:
     candidates: str = _coupled()
 
     def __post_init__(self) -> None:
-        for name in ("gamma", "inner_gamma", "chunk"):
-            _whole(self, name, 1)
+        for name in ("gamma", "inner_gamma"):
+            _whole(self, name, 1, most=MAX_NODES - 2)
+        _whole(self, "chunk", 1)
         _whole(self, "refresh", 0)
         check_budget(self, "budget")
         check_budget(self, "draft_budget")
@@ -356,8 +324,25 @@ def check_widths(options: Any) -> None:
         return
     found = [integer_of(width) for width in options.tree] if isinstance(options.tree, tuple | list) else []
     if not found or any(width is None or not 0 < width <= LARGEST for width in found):
-        raise InputError(f"tree is {shown(options.tree)}; valid: integers of at least 1, such as 1,3,3,3")
-    _keep(options, "tree", tuple(found))
+        raise InputError(
+            f"tree is {shown(options.tree)}; valid: integers of at least 1, such as 1,3,3,3", "tree"
+        )
+    tree = tuple(width for width in found if width is not None)
+    if len(tree) > MAX_NODES or tree_nodes(tree) > MAX_NODES:
+        text = shown(",".join(map(str, tree)))
+        raise InputError(
+            f"tree is {text}; valid: at most {MAX_NODES} nodes in all, the root included", "tree"
+        )
+    _keep(options, "tree", tree)
+
+
+def tree_nodes(widths: Sequence[int]) -> int:
+    """Nodes of the full product of these widths, the root included."""
+    level, nodes = 1, 1
+    for width in widths:
+        level *= width
+        nodes += level
+    return nodes
 
 
 def check_budget(options: Any, name: str) -> None:
@@ -366,7 +351,7 @@ def check_budget(options: Any, name: str) -> None:
     _whole(options, name, 1)
     if getattr(options, name) <= options.sinks:
         raise InputError(
-            f"{name} is {getattr(options, name)}; valid: more than the {options.sinks} sink tokens"
+            f"{name} is {getattr(options, name)}; valid: more than the {options.sinks} sink tokens", name
         )
 
 

@@ -15,14 +15,15 @@ import torch
 
 from tokenswift.arguments import Call
 from tokenswift.decode import decode, prefill
+from tokenswift.drafting.registry import mark_of, marks
 from tokenswift.interfaces import DraftReport
 from tokenswift.interfaces import Sequence as SequenceState
 from tokenswift.memory import check_run
 from tokenswift.metrics import Meter
-from tokenswift.prompts import default_sampling, end_tokens
+from tokenswift.prompts import default_sampling
 from tokenswift.runs.identity import versions
 from tokenswift.runs.loop import LoopGuard
-from tokenswift.runs.state import SOURCES, RunState
+from tokenswift.runs.state import RunState
 from tokenswift.runs.writer import RunWriter, open_run
 from tokenswift.strategies.table import STRATEGIES, drafts_from
 from tokenswift.text import TextStream
@@ -48,7 +49,7 @@ class Run:
         self.llm, self.call = llm, call
         self.target = llm.target
         usual = default_sampling(call.prompt) if call.prefilled is None else call.prefilled.sampling
-        self.sampling = call.sampling or usual
+        self.sampling = call.sampling_over(usual)
         self.prompt: list[int] = llm.encode(call.prompt)
         llm._check_room(len(self.prompt) + call.max_new_tokens)
         self.max_new_tokens = call.max_new_tokens
@@ -58,14 +59,14 @@ class Run:
         if call.strategy == "tokenswift" and self.heads is None:
             llm.warn_without_heads()
         check_run(self.target, self.strategy, len(self.prompt), call.max_new_tokens)
-        self.eos: Collection[int] = () if call.ignore_eos else end_tokens(llm._hf, llm.tokenizer)
+        self.eos: Collection[int] = () if call.ignore_eos else llm.source.end_tokens()
         stop = tuple(call.stop)
-        self.stream = TextStream(llm.tokenizer, stop)
+        self.stream = TextStream(llm.source.codec, stop)
         self.guard = LoopGuard(call.loop)
         self.meter = Meter()
         self.tokens: list[int] = []
         self.text: list[str] = []
-        self.sources: Counter[str] = Counter(dict.fromkeys(SOURCES, 0))
+        self.sources: Counter[str] = Counter(dict.fromkeys(marks(), 0))
         self.finish_reason: str | None = None
         self.draft_passes = 0
         self.drafting: DraftReport | None = None
@@ -100,7 +101,7 @@ class Run:
     def _session(self) -> dict[str, Any]:
         """What may change from one session to the next without changing the tokens."""
         call = self.call
-        given = {k: v for k, v in call.given.items() if _is_plain(v)}
+        given = {k: v for k, v in call.given.items() if k != "explain" and _is_plain(v)}
         return {
             "kind": "session",
             "time": time.time(),
@@ -123,11 +124,15 @@ class Run:
                 f"max_new_tokens is {self.max_new_tokens}; the run has {len(state.tokens)} tokens already; "
                 f"valid: at least as many"
             )
+        if max(state.tokens, default=0) >= self.target.vocab_size:
+            raise InputError(
+                f"run_dir {self.call.run_dir} holds the token id {max(state.tokens)}; valid: ids of the "
+                f"model's vocabulary, 0 to {self.target.vocab_size - 1}"
+            )
         self.before = state
         self.tokens, self.text = list(state.tokens), [state.text]
         self.draft_passes = state.passes
-        letters = Counter(state.sources)
-        self.sources.update({name: letters[letter] for name, letter in SOURCES.items()})
+        self.sources.update({mark_of(letter).name: n for letter, n in Counter(state.sources).items()})
         if state.stream is not None:
             self.stream.restore(state.stream)
         self.guard.restore(self.tokens, state.loop)
@@ -139,7 +144,8 @@ class Run:
         if self.finish_reason is not None:
             self.text.append(self.stream.finish())
         else:
-            _warn(state.session, self._session(), self.strategy.acceptance)
+            then = {"numerics": state.session.numerics, "versions": state.session.versions}
+            _warn(then, self._session(), self.strategy.acceptance)
 
     # ---- the loop -------------------------------------------------------------------------------
 
@@ -263,8 +269,8 @@ def _is_plain(value: object) -> bool:
 def _warn(then: Mapping[str, Any], now: Mapping[str, Any], acceptance: str) -> None:
     """Say in one line why the text may differ from the uninterrupted run's."""
     old, new = then["numerics"], now["numerics"]
-    changed = [what for what in ("device", "processor", "how") if old[what] != new[what]]
-    changed += [k for k in ("tokenswift", "torch") if then["versions"][k] != now["versions"][k]]
+    changed = [what for what in ("device", "processor", "how", "compiler") if old.get(what) != new.get(what)]
+    changed += [k for k in ("tokenswift", "torch") if then["versions"].get(k) != now["versions"][k]]
     if acceptance != "exact":
         reason = "the published rule draws by what was drafted"
     elif changed:

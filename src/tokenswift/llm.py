@@ -8,30 +8,35 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from tokenswift.arguments import (
+    RunOptions,
+    SamplingFields,
+    apart,
     check_callback,
     check_loaded,
     check_name,
-    check_names,
+    check_prompt,
     check_scaling,
+    merged_sampling,
     plain_place,
 )
-from tokenswift.config import NEUTRAL, SamplingParams
+from tokenswift.config import NEUTRAL, SamplingParams, check_threads
 from tokenswift.drafting.costs import Table, kept_table, measure
 from tokenswift.drafting.heads import level_of
 from tokenswift.generation import Call, Run
 from tokenswift.heads.checkpoint import packaged_kinds, read_packaged, resolve_heads
 from tokenswift.heads.modules import Heads
 from tokenswift.models.drafters import Drafters
-from tokenswift.models.load import cache_dir, load, sampling_of
-from tokenswift.models.target import Target, check_model, make_target, numerics_of
+from tokenswift.models.load import cache_dir, sampling_of
+from tokenswift.models.rope import RopeScaling
+from tokenswift.models.target import Target, numerics_of
 from tokenswift.prefilled import Prefilled
 from tokenswift.prompts import Prompt, default_sampling, has_template, prompt_ids, several_ids
-from tokenswift.runs.identity import identity_of, tokenizer_digest
+from tokenswift.sources import FromModel, Source, open_model
 from tokenswift.strategies.table import STRATEGIES
 from tokenswift.streaming import Stream
 from tokenswift.types import Generation, InputError, OnProgress, Step
@@ -58,6 +63,7 @@ class LLM:
             texts beyond the model's positions.
         on_progress: told how far loading is: ``on_progress(stage, done, total)`` with the stages "fetch"
             (bytes), "load" (tensors) and "pack" (layers).
+        threads: CPU threads of the whole process, as ``torch.set_num_threads`` sets them; None leaves them.
 
     An ``LLM`` is a context manager; `close` lets go of everything it made.
 
@@ -73,14 +79,17 @@ class LLM:
         heads: str | Path | Heads | None = "auto",
         rope_scaling: str | None = None,
         on_progress: OnProgress | None = None,
+        threads: int | None = None,
     ) -> None:
         check_name(model)
-        check_scaling(rope_scaling)
         dtype_name, device_name = plain_place(dtype, device)
         heads = str(heads) if isinstance(heads, Path) else heads
         check_callback("on_progress", on_progress)
-        loaded = load(str(model), dtype=dtype_name, device=device_name, on_progress=on_progress)
-        self._set_up(loaded.model, loaded.tokenizer, loaded.name, heads, rope_scaling, True, on_progress)
+        if threads is not None:
+            torch.set_num_threads(check_threads(threads))
+        scaling = check_scaling(rope_scaling)
+        source = open_model(str(model), dtype_name, device_name, scaling, on_progress)
+        self._set_up(source, str(model), heads, scaling, on_progress)
         self.loading = {
             "model": str(Path(model).expanduser().absolute()) if Path(model).is_dir() else str(model),
             "dtype": dtype_name,
@@ -110,51 +119,55 @@ class LLM:
         check_loaded(model, tokenizer)
         llm = cls.__new__(cls)
         name = getattr(model.config, "_name_or_path", "") or type(model).__name__
-        llm._set_up(model, tokenizer, name, heads, rope_scaling, take=False)
+        scaling = check_scaling(rope_scaling)
+        llm._set_up(FromModel(model, tokenizer, scaling, take=False), name, heads, scaling)
         return llm
 
     def _set_up(
         self,
-        model: Any,
-        tokenizer: Any,
+        source: Source,
         name: str,
         heads: str | Path | Heads | None,
-        rope_scaling: str | None,
-        take: bool,
+        scaling: RopeScaling | None,
         on_progress: OnProgress | None = None,
     ) -> None:
-        self.rope_scaling = check_scaling(rope_scaling)
-        check_model(model)
-        self._hf = model
-        self.tokenizer = tokenizer
+        self.rope_scaling = scaling
+        self.source = source
         self.name = name
         self.loading: dict[str, Any] | None = None  # what makes the same ``LLM`` again; None: nobody knows
-        self.heads = resolve_heads(heads, model)
-        packaged = packaged_kinds(model)
+        self.heads = resolve_heads(heads, source.host)
+        packaged = packaged_kinds(source.host)
         automatic = isinstance(heads, str) and heads == "auto"
         self._packaged = packaged if automatic else {}
         self._misses_heads = automatic and self.heads is None  # until it was said
         self._shipped: dict[str, Heads] = {}  # those of them that were asked for
-        self._identity = identity_of(model)
         self._lock = Lock()
         self._costs: dict[int, Table] = {}
-        self.target: Target = make_target(model, self.rope_scaling, take, on_progress)
-        self._drafters = Drafters(self.target, tokenizer, is_default=bool(packaged))
+        self.target: Target = source.target(on_progress)
+        self._drafters = Drafters(self.target, source.codec, is_default=bool(packaged))
 
     @property
     def model(self) -> Any:
-        """The transformers model. Where its weights were packed for the CPU they are unpacked again at the
-        first use of this: from then on they take twice the memory."""
+        """The transformers model, loaded at the first use of this where the weights came straight from its
+        files. Where its weights were packed for the CPU they are unpacked again. Either way they take twice
+        the memory from then on."""
         self._check_open()
         with self._lock:
             self.target.give_back()
-        return self._hf
+            return self.source.model
+
+    @property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer; None: there is none."""
+        self._check_open()
+        with self._lock:
+            return self.source.tokenizer
 
     def close(self) -> None:
         """Let go of packed weights and draft models; the ``LLM`` cannot be used any more. A model given to
         `from_model` is as it was before."""
         self._shipped, self._packaged = {}, {}
-        for name in ("target", "heads", "_hf", "_drafters"):
+        for name in ("target", "heads", "source", "_drafters"):
             self.__dict__.pop(name, None)
 
     def _check_open(self) -> None:
@@ -229,21 +242,24 @@ class LLM:
     @property
     def has_chat_template(self) -> bool:
         """Whether prompts can be chat messages."""
-        return has_template(self.tokenizer)
+        return has_template(self.source.codec)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt as `generate` takes it: of a text with the tokenizer's special tokens, of
         chat messages by the model's template, up to where the answer begins."""
         self._check_open()
-        return prompt_ids(prompt, self.tokenizer, self.target.vocab_size)
+        check_prompt(prompt)
+        return prompt_ids(prompt, self.source.codec, self.target.vocab_size)
 
     @property
     def generation_config(self) -> Any:
-        """The model's transformers ``GenerationConfig``; None where it has none."""
+        """The model's transformers ``GenerationConfig``; None where it has none. It is the model's own: the
+        model is loaded for it, if need be."""
         self._check_open()
-        return getattr(self._hf, "generation_config", None)
+        with self._lock:
+            return getattr(self.source.model, "generation_config", None)
 
-    def model_sampling(self, **given: Any) -> SamplingParams:
+    def model_sampling(self, **given: Unpack[SamplingFields]) -> SamplingParams:
         """Sampling as the model's ``generation_config.json`` says (what it does not name is off).
 
         Args:
@@ -264,7 +280,7 @@ class LLM:
         ignore_eos: bool = False,
         stop: str | Sequence[str] = (),
         on_step: Callable[[Step], None] | None = None,
-        **run: Any,
+        **run: Unpack[RunOptions],
     ) -> Generation:
         """Generate up to ``max_new_tokens`` tokens.
 
@@ -274,7 +290,8 @@ class LLM:
             strategy: how to draft, by name; it never changes the tokens.
             strategy_options: a dict of options, or the strategy's ``TokenSwiftOptions(tree=(1, 3))``.
             sampling: how tokens are chosen; default `SamplingParams()`, for chat messages with a
-                temperature of 0.2.
+                temperature of 0.2. Instead of it, its fields as keywords, the others as by default:
+                ``llm.generate(prompt, temperature=0.7, seed=3)``.
             ignore_eos: go on after an end-of-text token.
             stop: a string, or strings, that end the text; the text is cut before the first to appear.
             on_step: called with each step as it happens.
@@ -306,7 +323,7 @@ class LLM:
         sampling: SamplingParams | None = None,
         ignore_eos: bool = False,
         stop: str | Sequence[str] = (),
-        **run: Any,
+        **run: Unpack[RunOptions],
     ) -> Stream:
         """The steps of `generate`, as they happen. ``step.text`` holds complete characters only.
 
@@ -327,7 +344,7 @@ class LLM:
         ignore_eos: bool = False,
         stop: str | Sequence[str] = (),
         on_result: Callable[[int, Generation], None] | None = None,
-        **run: Any,
+        **run: Unpack[RunOptions],
     ) -> list[Generation]:
         """Generate after several prompts, one after the other; the results are in their order.
 
@@ -340,21 +357,25 @@ class LLM:
 
                 llm.generate_many(prompts, on_result=lambda i, r: print(i + 1, "of", len(prompts)))
 
-        The others are `generate`'s, the same for all prompts; no ``run_dir``, which keeps one run.
+        The others are `generate`'s, fields of `SamplingParams` too, the same for all prompts; no
+        ``run_dir``, which keeps one run.
         """
         if "run_dir" in run:
             raise InputError("run_dir is no argument of generate_many; valid: generate, one run a folder")
         check_callback("on_result", on_result)
         self._check_open()
-        ids = several_ids(prompts, self.tokenizer, self.target.vocab_size)
-        how = {"strategy": strategy, "strategy_options": strategy_options, "ignore_eos": ignore_eos, **run}
+        for i, prompt in enumerate(prompts if isinstance(prompts, list | tuple) else ()):
+            check_prompt(prompt, f"prompts[{i}]")
+        ids = several_ids(prompts, self.source.codec, self.target.vocab_size)
+        given, rest = apart(run)
+        how = {"strategy": strategy, "strategy_options": strategy_options, "ignore_eos": ignore_eos, **rest}
         how |= {"max_new_tokens": max_new_tokens, "stop": stop}
+        settings = [merged_sampling(sampling, given, default_sampling(prompt)) for prompt in prompts]
         for tokens in sorted(ids, key=len)[-1:]:
-            self._run(tokens, sampling=sampling, **how)  # the longest one fits, and so do the others
+            self._run(tokens, sampling=settings[0], **how)  # the longest fits, so the others do
         results: list[Generation] = []
         for i, tokens in enumerate(ids):
-            settings = sampling or default_sampling(prompts[i])
-            results.append(self.generate(tokens, sampling=settings, **how))
+            results.append(self.generate(tokens, sampling=settings[i], **how))
             if on_result is not None:
                 on_result(i, results[-1])
         return results
@@ -373,16 +394,14 @@ class LLM:
 
     def _run(self, *call: Any, **run: Any) -> Run:
         self._check_open()
-        check_names(run)
-        return Run(self, Call(*call, **run))
+        given, rest = apart(run)
+        return Run(self, Call(*call, **rest, sampling_fields=given))
 
     def identity(self) -> dict[str, Any]:
         """What of this ``LLM`` decides the tokens: dtype, config, weights, adapter, positions, tokenizer."""
-        if "tokenizer" not in self._identity:
-            self._identity["tokenizer"] = tokenizer_digest(self.tokenizer)
         factor = self.rope_scaling.factor if self.rope_scaling is not None else None
         rope = "none" if self.rope_scaling is None else "yarn" if factor is None else f"yarn:{factor:g}"
-        return {**self._identity, "rope": rope}
+        return {**self.source.identity(), "rope": rope}
 
     def numerics(self) -> dict[str, Any]:
         """How passes are computed, and whether prefill, decoding and trees agree in every bit."""
@@ -394,5 +413,5 @@ class LLM:
         if limit is not None and tokens > limit:
             raise InputError(
                 f"prompt and new tokens are {tokens} tokens; valid: up to the model's {limit} positions, "
-                f"or more with --rope-scaling yarn"
+                f"or more with rope_scaling yarn"
             )

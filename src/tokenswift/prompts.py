@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from tokenswift.checks import check_text
 from tokenswift.config import CHAT_TEMPERATURE, SamplingParams, integer_of, shown
 from tokenswift.types import InputError
 
@@ -57,7 +58,7 @@ def text_ids(text: str, tokenizer: Any, name: str = "prompt") -> list[int]:
     of the beginning (``<s>``, say), it gets no second one."""
     if tokenizer is None:
         raise InputError(f"{name} is text, but the model came without a tokenizer; valid: token ids")
-    ids = list(tokenizer(text)["input_ids"])
+    ids = list(tokenizer(check_text(name, text))["input_ids"])
     begin = getattr(tokenizer, "bos_token", None)
     if begin and text.startswith(begin):
         bare = list(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -97,6 +98,7 @@ def chat_ids(messages: Any, tokenizer: Any, name: str = "prompt") -> list[int]:
         for key in ("role", "content"):
             if not isinstance(message[key], str):
                 raise InputError(f"{name}[{i}][{key!r}] is {shown(message[key])}; valid: text")
+            check_text(f"{name}[{i}][{key!r}]", message[key])
     if not has_template(tokenizer):
         raise InputError(f"{name} is a list of messages, but the model has no chat template; valid: text")
     try:

@@ -7,7 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tokenswift.config import LoopOptions, SamplingParams
+import msgspec
+
+from tokenswift.config import OPTIONS, LoopOptions, SamplingParams, build_options, shown
 from tokenswift.llm import LLM
 from tokenswift.runs import folder as folders
 from tokenswift.runs.state import RunState
@@ -46,19 +48,28 @@ def resume(
 
 
 def arguments(state: RunState, max_new_tokens: int | None, on_loop: str | None) -> dict[str, Any]:
-    """The arguments of ``LLM.generate`` that continue a run."""
-    identity, session = state.header["identity"], state.session
-    options = {k: tuple(v) if isinstance(v, list) else v for k, v in session["options"].items()}
+    """The arguments of ``LLM.generate`` that continue a run; no file is explained into again.
+
+    Raises:
+        InputError: options that its strategy does not have.
+    """
+    identity, session = state.header.identity, state.session
+    options = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in session.options.items() if k != "explain"
+    }
+    if not isinstance(options.get("draft_model"), str | None):
+        raise InputError(f"the run's draft_model is {shown(options['draft_model'])}; valid: a name")
+    build_options(OPTIONS[session.strategy], session.strategy, options)  # refused before anything is loaded
     return {
         "prompt": state.prompt,
-        "max_new_tokens": session["max_new_tokens"] if max_new_tokens is None else max_new_tokens,
-        "strategy": session["strategy"],
+        "max_new_tokens": session.max_new_tokens if max_new_tokens is None else max_new_tokens,
+        "strategy": session.strategy,
         "strategy_options": options,
-        "sampling": SamplingParams(**identity["sampling"]),
-        "ignore_eos": session["ignore_eos"],
-        "stop": tuple(identity["stop"]),
-        "on_loop": on_loop or session["on_loop"],
-        "loop": LoopOptions(**session["loop"]),
+        "sampling": SamplingParams(**identity.sampling),  # type: ignore[arg-type]
+        "ignore_eos": session.ignore_eos,
+        "stop": tuple(identity.stop),
+        "on_loop": on_loop or session.on_loop,
+        "loop": LoopOptions(**session.loop),
     }
 
 
@@ -68,14 +79,14 @@ def reload(state: RunState, on_progress: OnProgress | None = None) -> LLM:
     Raises:
         InputError: it was made from a model object, or cannot be loaded any more.
     """
-    loading = state.header["model"]
-    if loading is None:
+    if state.header.model is None:
         raise InputError(
-            f"llm is not given, and the run's model {state.header['name']} came from a program; valid: "
+            f"llm is not given, and the run's model {state.header.name} came from a program; valid: "
             f"resume(run_dir, llm=LLM.from_model(…))"
         )
+    loading = msgspec.to_builtins(state.header.model)
     if loading["heads"] not in (None, "auto", "none"):
         with suppress(InputError):  # heads never change the tokens: without them it is slower, that is all
             return LLM(**loading, on_progress=on_progress)
-        return LLM(**{**loading, "heads": "auto"}, on_progress=on_progress)
+        loading["heads"] = "auto"
     return LLM(**loading, on_progress=on_progress)

@@ -27,6 +27,17 @@ _TOP_SIZES = (256, 4096)  # how many of the best tokens top-p looks at before it
 _SPARSE = 8  # on the CPU, noise is made for the survivors alone when they are fewer than V / _SPARSE
 
 
+class RefusedRow(RunError):
+    """No token can be chosen from a row of logits; its arguments are the position and what the row holds."""
+
+    def __str__(self) -> str:
+        position, found = self.args
+        return (
+            f"the model's logits for position {position} hold {found}; no token can be chosen "
+            "(try dtype float32)"
+        )
+
+
 def repetition_penalty(
     logits: Float[Tensor, "n V"], ids: Int[Tensor, "n w"], theta: float
 ) -> Float[Tensor, "n V"]:
@@ -254,7 +265,7 @@ class Sampler:
         """The token that follows each row's context ``history + path``.
 
         Raises:
-            RunError: the logits hold NaN or an infinite maximum.
+            RefusedRow: the logits hold NaN or an infinite maximum.
         """
         positions = [len(history) + len(path) for path in paths]
         return [ranked[0] for ranked in self.rank(logits, history, paths, positions, [1] * len(paths), True)]
@@ -281,7 +292,7 @@ class Sampler:
             shares: also find the candidates' probabilities.
 
         Raises:
-            RunError: the logits hold NaN or an infinite maximum.
+            RefusedRow: the logits hold NaN or an infinite maximum.
         """
         if self.ranker is not None:
             found = self.ranker.rank(logits, history, paths, positions, widths, coupled, subset, shares)
@@ -355,6 +366,4 @@ def finite_or_raise(best: Float[Tensor, " m"], scores: Float[Tensor, "m V"], pos
 
 def _refuse(scores: Tensor, position: int) -> NoReturn:
     found = "NaN" if bool(scores.isnan().any()) else "no finite maximum"
-    raise RunError(
-        f"the model's logits for position {position} hold {found}; no token can be chosen (try dtype float32)"
-    )
+    raise RefusedRow(position, found)

@@ -7,16 +7,15 @@ trie, so no prefix is verified twice.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from tokenswift.config import MAX_NODES, tree_nodes
 from tokenswift.types import DraftTree, InputError
 
-MAX_NODES = 4096
 _VALID = "auto, or integers of at least 1 separated by commas, such as 1,3,3,3"
 
 
@@ -142,11 +141,6 @@ def parse_tree(text: str) -> tuple[int, ...] | None:
     if not all(part.isascii() and part.isdigit() and len(part) < 10 and int(part) for part in parts):
         raise InputError(f"tree is {text!r}; valid: {_VALID}")
     return tuple(map(int, parts))
-
-
-def tree_nodes(widths: Sequence[int]) -> int:
-    """Nodes of the full product of these widths, the root included."""
-    return 1 + sum(math.prod(widths[: depth + 1]) for depth in range(len(widths)))
 
 
 def check_tree(widths: Sequence[int], vocab_size: int) -> None:

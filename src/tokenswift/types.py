@@ -22,7 +22,15 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """Bad input from the user. One line that names the value and what is valid; CLI exit code 2."""
+    """Bad input from the user. One line that names the value and what is valid; CLI exit code 2.
+
+    Attributes:
+        field: the argument or field that is wrong, by its Python name; None where it is no single one.
+    """
+
+    def __init__(self, message: str = "", field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class RunError(RuntimeError):
@@ -33,9 +41,23 @@ class RunError(RuntimeError):
 #: tokens), how much is done, and how much there is; the last call of a stage has both equal
 OnProgress = Callable[[str, int, int], None]
 
-#: where a token can come from: the target's own choice, the draft heads and the backbone, an n-gram of
-#: the text, a drafted chain
-SOURCES = ("target", "head", "ngram", "chain")
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A source of tokens, as journals and reports name it; `drafting.registry` knows all of them.
+
+    Attributes:
+        name: in figures and records.
+        letter: in journals; a capital one for drafters of other packages.
+        title: in tables of reports.
+        light, dark: colours on light and on dark pages, # and six hexadecimal digits.
+    """
+
+    name: str
+    letter: str
+    title: str
+    light: str = "#0f6b3c"
+    dark: str = "#7fdca4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +71,7 @@ class DraftTree:
         tokens: token id of each node.
         parents: index of each node's parent; -1 for the root.
         depths: distance from the root; the node's position is ``position of root + depth``.
-        sources: who proposed each node, one of `SOURCES`; "ngram" only where nothing else did.
+        sources: who proposed each node, a name of `drafting.registry`; "ngram" only where nothing else did.
         gamma: γ, the greatest depth that the drafter aimed at in this step (0 for the bare root);
             the denominator of the acceptance rate.
         branches: the last node of each n-gram branch, in the order they were drafted; a branch may end
@@ -98,8 +120,8 @@ class Step:
         accepted: drafted tokens accepted.
         ngram_accepted: those of them on n-gram branches.
         gamma: γ of the step's tree.
-        sources: where each new token came from, one of `SOURCES`; the last is the target's own ("target")
-            unless the text ended before it.
+        sources: where each new token came from, a name of `drafting.registry`; the last is the target's own
+            ("target") unless the text ended before it.
         text: new text, complete characters only ("" inside the decode loop).
         times: seconds of this step by phase (draft, verify, choose, commit, observe); the first step's
             draft holds the strategy's beginning too. Equal steps may differ in it.
@@ -186,7 +208,7 @@ class Generation:
         heads: the draft heads at hand, their ``kind`` and ``file``; None where there are none.
         draft_source: what the strategy may draft from: "heads", "partial passes", "text", "draft model
             NAME", several with commas between them, or "none".
-        token_sources: how many of the new tokens came from where, by the names of `SOURCES`.
+        token_sources: how many of the new tokens came from where, by the names of `drafting.registry`.
     """
 
     token_ids: list[int]

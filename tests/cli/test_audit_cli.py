@@ -144,3 +144,26 @@ def test_an_empty_prompt_file_is_refused(cli: Call, tmp_path: Path) -> None:
 def test_prompts_are_split_at_lines_of_dashes() -> None:
     assert split_prompts("a\n\nb\n---\n\n---\n c -- d\n") == ["a\n\nb", "c -- d"]
     assert len(shipped_prompts()) == 3
+
+
+def test_prompts_are_shortened_to_the_models_positions(cli: Call, tiny: Path) -> None:
+    """The shipped prompts are longer than a small model's positions; that is said before anything runs."""
+    done = cli("audit", "--model", tiny, "--strategy", "magicdec", "--max-new-tokens", "8",
+               "--law-samples", "0", "--json", "a.json")  # fmt: skip
+    assert done.code == 0, done
+    short = [line for line in done.err.splitlines() if "shortened to its first 248 tokens" in line]
+    assert short and "the model has 256 positions, and 8 tokens are written" in short[0]
+    assert done.err.index(short[-1]) < done.err.index("plain decoding")
+    record = json.loads(Path("a.json").read_text(encoding="utf-8"))
+    assert record["exact"] and record["shortened"] == {"1": 248, **dict.fromkeys(record["shortened"], 248)}
+    assert "Prompt 1 was shortened to its first 248 tokens" in done.out
+
+
+def test_more_tokens_than_positions_are_refused_before_the_start(
+    cli: Call, tiny: Path, prompts: Path
+) -> None:
+    done = cli("audit", "--model", tiny, "--prompts", prompts, "--max-new-tokens", "256")
+    assert done.code == 2 and "plain decoding" not in done.err, done
+    assert done.err.endswith(
+        "error: --max-new-tokens is 256; valid: at most 255 (the model has 256 positions)\n"
+    )

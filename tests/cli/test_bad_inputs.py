@@ -35,6 +35,8 @@ def place(cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     (folder / "full" / "mine").write_text(OLD)
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text("{}")
+    (folder / "sized").mkdir()
+    (folder / "sized" / "config.json").write_text('{"hidden_size": 64, "vocab_size": 260}')
     (folder / "run").mkdir()
     (folder / "run" / "journal").write_text(OLD)
     bound = socket.socket(socket.AF_UNIX)
@@ -97,6 +99,26 @@ GENERATE: list[tuple[str, str]] = [
     ("--prompt-file none.txt", "--prompt-file none.txt cannot be read"),
     ("--prompt-file full", "--prompt-file full cannot be read (Is a directory"),
     ("caf\udce9", "the argument 'caf?' is not UTF-8"),
+    ("hi --threads 100000", "--threads is 100000; valid: 1 to "),
+    ("hi --threads 5000", "--threads is 5000; valid: 1 to "),
+    ("hi --device cuda:97", "--device is 'cuda:97'"),
+    ("hi --strategy triforce --model sized", "--draft-model is not given; valid: a causal LM with"),
+    (
+        "hi --strategy medusa --model sized",
+        "--strategy medusa needs heads of kind medusa, and --heads is 'auto'",
+    ),
+    ("hi --strategy medusa --heads none", "--strategy medusa needs heads of kind medusa"),
+    ("hi --tree 100000,3", "--tree is '100000,3'; valid: at most 4096 nodes in all"),
+    ("hi --tree 1" + ",1" * 5000, "valid: at most 4096 nodes in all"),
+    ("hi --strategy medusa --tree 9,9,9,9", "--tree is '9,9,9,9'; valid: at most 4096 nodes"),
+    ("hi --strategy magicdec --gamma 1000000", "--gamma is 1000000; valid: an integer from 1 to 4,094"),
+    ("hi --tree 1,3 --ngrams 1000000000", "--ngrams is 1000000000; valid: an integer from 0 to 1,024"),
+    ("hi --run-dir /proc/run", "--run-dir /proc/run cannot be written"),
+    ("hi --explain no/where", "--explain no/where cannot be written (No such file"),
+    ("hi --explain same --json same", "--json and --explain are both same; valid: two different files"),
+    ("--prompt-file prompt.txt --explain prompt.txt", "--explain prompt.txt is the file of --prompt-file"),
+    ("hi --loop-patterns 5,1,3", "--loop-patterns 5,1,3: MAX is 1; valid: 5 (MIN) to 65536"),
+    ("hi --loop-patterns 1,2,1", "--loop-patterns 1,2,1: COUNT is 1; valid: an integer of at least 2"),
     ("hi --heads 3", "--heads is '3': no such file; valid: auto, none, or an adapter file"),
 ]
 TRAIN: list[tuple[str, str]] = [
@@ -115,7 +137,12 @@ TRAIN: list[tuple[str, str]] = [
 ]
 OTHERS: dict[str, list[tuple[str, str]]] = {
     "generate": GENERATE,
-    "chat": [("--max-new-tokens 0", "--max-new-tokens is 0"), ("--model full", "--model folder full")],
+    "chat": [
+        ("--max-new-tokens 0", "--max-new-tokens is 0"),
+        ("--model full", "--model folder full"),
+        ("--threads 5000", "--threads is 5000; valid: 1 to "),
+        ("--explain no/where", "--explain no/where cannot be written"),
+    ],
     "plan": [
         ("", "no prompt given"),
         ("hi --json full", "--json full cannot be written (it is a folder)"),
@@ -127,9 +154,11 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("run --json run/journal", "--json run/journal is the file of the run's journal"),
         ("full --json full", "--json full cannot be written (it is a folder)"),
         ("full --max-new-tokens 0", "--max-new-tokens is 0"),
+        ("full --threads 5000", "--threads is 5000; valid: 1 to "),
     ],
     "runs": [("none", "no such folder"), ("--json full .", "--json full cannot be written")],
     "report": [("full", "full"), ("none", "none")],
+    "text": [("none", "none"), ("full", "full")],
     "strategies": [("magic", "'magic'; valid: autoregressive"), ("--json full", "--json full cannot")],
     "demo": [
         ("--out prompt.txt", "--out is 'prompt.txt'"),

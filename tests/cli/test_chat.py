@@ -19,6 +19,7 @@ from tests.conftest import tiny_model
 from tokenswift.cli import chat as module
 from tokenswift.cli import options
 from tokenswift.cli.chat import Chat
+from tokenswift.cli.keys import Editor, Typed
 from tokenswift.cli.signals import Interrupted
 from tokenswift.config import CHAT_TEMPERATURE
 from tokenswift.llm import LLM
@@ -165,7 +166,7 @@ def test_the_system_message_survives_a_reset(talk: Callable[..., Outcome]) -> No
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (b"/nope\n", "/nope is no command; valid: /reset, /save FILE, /help, /exit"),
+        (b"/nope\n", "/nope is no command; valid: /reset, /load FILE, /save FILE, /help, /exit"),
         (b"/save\n", "/save has no file; valid: /save FILE"),
         (b"/save .\n", "/save .: it is there already; valid: a new file"),
         (b"/save no/such/folder.json\n", "/save no/such/folder.json cannot be written (No such file"),
@@ -209,6 +210,59 @@ def test_bad_input(cli: Call, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, 
     monkeypatch.setattr(options, "load_model", lambda *_: pytest.fail("the model was loaded"))
     done = cli("chat", *argv)
     assert done.code == 2 and words in done.error, done
+
+
+def test_a_saved_conversation_is_gone_on_with(talk: Callable[..., Outcome]) -> None:
+    whole = talk(b"Hello\n/save a.json\nAnd then?\n/save whole.json\n", "--quiet", "--system", "Be brief.")
+    done = talk(b"not this\n/load a.json\nAnd then?\n/save b.json\n/reset\n/save c.json\n")
+    assert whole.code == done.code == 0 and "3 messages read from a.json" in done.err
+    assert messages_of("b.json") == messages_of("whole.json") and messages_of("c.json") == []
+    done = talk(b"Hi\n/load c.json\n/save d.json\n", "--quiet")
+    assert done.code == 0 and messages_of("d.json") == []
+
+
+USER, ANSWER = '{"role": "user", "content": "a"}', '{"role": "assistant", "content": "b"}'
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "/load f cannot be read (No such file"),
+        (b"user:\nHello", "/load f: it is no JSON (Expecting value"),
+        (b"[" * 100_000, "/load f: it is no JSON ("),
+        (b"caf\xe9", "/load f: it is not UTF-8 (byte 3)"),
+        ('{"messages": []}', "/load f: it is no list of messages"),
+        (f"[{USER}, 7]", "/load f: message 2 does not have role and content and nothing else"),
+        (f'[{USER}, {{"role": "assistant"}}]', "message 2 does not have role and content"),
+        (f'[{{"role": "user", "content": "a", "id": 1}}, {ANSWER}]', "message 1 does not have"),
+        (f'[{{"role": "user", "role": "user", "content": "a"}}, {ANSWER}]', "stands twice in one object"),
+        (f'[{{"role": "tool", "content": "a"}}, {ANSWER}]', "message 1 has a role that is none of system"),
+        (f'[{{"role": ["user"], "content": "a"}}, {ANSWER}]', "message 1 has a role that is none of system"),
+        (f'[{{"role": "user", "content": ["a"]}}, {ANSWER}]', "message 1 has a content that is no text"),
+        (f'[{{"role": "user", "content": ""}}, {ANSWER}]', "message 1 has a content that is no text"),
+        (f'[{{"role": "user", "content": "\\ud800"}}, {ANSWER}]', "message 1 has half a character"),
+        (f"[{USER}]", "its last message has no answer"),
+        (f"[{USER}, {USER}]", "message 2 is of role user, not assistant"),
+        (f"[{ANSWER}]", "message 1 is of role assistant, not user"),
+        (
+            f'[{USER}, {ANSWER}, {{"role": "system", "content": "c"}}]',
+            "message 3 is of role system, not user",
+        ),
+        (f"[{USER.replace('a', 'a' * 600)}, {ANSWER}]", "the conversation has 6"),
+    ],
+)
+def test_what_load_refuses(talk: Callable[..., Outcome], content: bytes | str | None, words: str) -> None:
+    if content is not None:
+        Path("f").write_bytes(content if isinstance(content, bytes) else content.encode())
+    done = talk(b"/load f\n", "--quiet")
+    assert done.code == 2 and words in done.error and done.out == "", done
+    assert len(done.err) < 500
+
+
+def test_load_needs_a_file(talk: Callable[..., Outcome]) -> None:
+    assert talk(b"/load\n", "--quiet").error == "/load has no file; valid: /load FILE"
+    Path("f").mkdir()
+    assert "/load f cannot be read (it is a folder)" in talk(b"/load f\n", "--quiet").error
 
 
 # ---- chat, interrupted ------------------------------------------------------------------------------------
@@ -277,14 +331,15 @@ def test_a_terminal_goes_on_after_errors_and_ends_with_ctrl_d(
 ) -> None:
     events: list[Any] = ["/nope", KeyboardInterrupt(), "Hello", "/help", "/save c.json", EOFError()]
 
-    def editor(history: str | None) -> Callable[[], str]:
-        def ask() -> str:
+    class Fake:
+        def __init__(self, history: str | None) -> None:
+            pass
+
+        def __call__(self) -> str:
             event = events.pop(0)
             if isinstance(event, BaseException):
                 raise event
             return event
-
-        return ask
 
     class Terminal:
         def __init__(self, stream: Any) -> None:
@@ -296,8 +351,8 @@ def test_a_terminal_goes_on_after_errors_and_ends_with_ctrl_d(
         def __getattr__(self, name: str) -> Any:
             return getattr(self.stream, name)
 
-    monkeypatch.setattr(module, "_editor", editor)
-    monkeypatch.setattr(module, "_silent_keys", nullcontext)  # it is no terminal in truth
+    monkeypatch.setattr(module, "Editor", Fake)
+    monkeypatch.setattr(Typed, "silent", lambda self: nullcontext())  # it is no terminal in truth
     monkeypatch.setattr(sys, "stdout", Terminal(sys.stdout))
     monkeypatch.setattr(sys, "stdin", Terminal(sys.stdin))
     code = module.run(_parsed("--model", str(chatty), "--max-new-tokens", "4", "--history", "none"))
@@ -318,7 +373,7 @@ def test_typed_lines_are_kept_for_oneself(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path / "cache"))
     with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
-        ask = module._editor(None)
+        ask = Editor(None)
         keys.send_text("one\x1b\rtwo\r")  # Alt-Enter, Enter
         assert ask() == "one\ntwo"
         keys.send_text("\x1b[A\r")  # arrow up
@@ -331,10 +386,10 @@ def test_typed_lines_are_kept_for_oneself(tmp_path: Path, monkeypatch: pytest.Mo
             ask()
         file = tmp_path / "cache" / "chat-history"
         assert file.stat().st_mode & 0o777 == 0o600 and "+one" in file.read_text()
-        again = module._editor(str(tmp_path / "other"))
+        again = Editor(str(tmp_path / "other"))
         keys.send_text("three\r")
         assert again() == "three" and "+three" in (tmp_path / "other").read_text()
-        module._editor("none")
+        Editor("none")
         assert sorted(p.name for p in tmp_path.iterdir()) == ["cache", "other"]
 
 

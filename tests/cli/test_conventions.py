@@ -119,9 +119,16 @@ def test_json_on_standard_output(cli: Call, tiny: Path) -> None:
 
 def test_closed_streams(tiny: Path) -> None:
     command = f"{sys.executable} -m tokenswift generate hi --model {tiny} --max-new-tokens 2 --raw --quiet"
-    for closed in (">&-", "2>&-", "</dev/null >&- 2>&-"):
-        done = subprocess.run(f"{command} {closed}", shell=True, capture_output=True, text=True, timeout=120)
-        assert (done.returncode, done.stderr) == (0, "")
+    closed = "error: standard output is closed; nothing was begun\n"
+    for how, expected in (
+        (">&-", (1, closed)),
+        ("2>&-", (0, "")),
+        ("</dev/null >&- 2>&-", (1, "")),
+        (f"--output {tiny / 't'} >&-", (1, closed)),
+    ):
+        done = subprocess.run(f"{command} {how}", shell=True, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stderr) == expected, how
+    assert not (tiny / "t").exists()
     done = subprocess.run(
         f"{sys.executable} -m tokenswift generate - <&-",
         shell=True,
@@ -181,6 +188,31 @@ def test_messages_name_options() -> None:
     )
 
 
+MEANT = [
+    ("generate hi --max-tokens 5", "unrecognized arguments: --max-tokens 5; did you mean --max-new-tokens?"),
+    ("chat --temprature=1", "unrecognized arguments: --temprature=1; did you mean --temperature?"),
+    ("resume run --max-new 5", "unrecognized arguments: --max-new 5; did you mean --max-new-tokens?"),
+    ("genrate hi", "; did you mean generate?"),
+    ("trainheads", "; did you mean train-heads?"),
+    ("--versio", "unrecognized arguments: --versio; did you mean --version?"),
+    ("generate hi --model smollm-135m", "; did you mean smollm2-135m?"),
+    ("generate hi --strategy tokenswfit", "; did you mean tokenswift?"),
+    ("strategies majicdec", "; did you mean magicdec?"),
+    ("generate hi --dtype bf16", "; did you mean bfloat16?"),
+    ("generate hi --strategy medusa --vocab full", "--vocab full; did you mean --vocabulary?"),
+    ("completion zhs", "; did you mean zsh?"),
+    ("generate hi --wrong", "unrecognized arguments: --wrong"),
+    ("generate hi --strategy best", "medusa, triforce, magicdec"),
+]
+
+
+@pytest.mark.parametrize(("argv", "ends"), MEANT)
+def test_what_was_meant(cli: Call, argv: str, ends: str) -> None:
+    done = cli(*argv.split())
+    assert done.code == 2 and done.error.endswith(ends), done.err
+    assert done.error.count("did you mean") == ends.count("did you mean")
+
+
 def test_an_option_means_one_thing_in_every_command() -> None:
     """By placeholder and number of values; what an option is for cannot be told by a program."""
     parser, _ = build_parser()
@@ -195,6 +227,14 @@ def test_an_option_means_one_thing_in_every_command() -> None:
                 assert first[1:] == kind or name == "--out", (
                     f"{name} of {command} is {kind}, of {first[0]} {first[1:]}"
                 )
+
+
+def test_settings_are_told_as_options(cli: Call, tiny: Path) -> None:
+    done = cli("generate", "hi", "--model", tiny, "--preset", "eta", *SHORT)
+    assert done.code == 0 and done.err.startswith("preset eta: --min-p 0.0, --eta-cutoff "), done.err
+    assert with_option_name("valid: a smaller model, or dtype bfloat16", {"dtype": "--dtype"}).endswith(
+        "or --dtype bfloat16"
+    )
 
 
 def test_completion_knows_every_command(cli: Call) -> None:

@@ -42,6 +42,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "chat": ("--model model", "loading model\n"),
     "resume": ("run", "loading "),
     "runs": (".", "run "),
+    "text": ("run --output t.txt", "t.txt, 4 tokens"),
     "plan": ("hi --model model", "loading model\n"),
     "report": ("run", "run/report.html, "),
     "strategies": ("", "autoregressive\n"),

@@ -40,7 +40,10 @@ def test_record_text_and_output(cli: Call, tiny: Path, tmp_path: Path) -> None:
     assert record["prompt_tokens"] == 5 and len(record["token_ids"]) == 12 and len(record["distinct"]) == 4
     assert record["finish_reason"] == "length" and record["lossless"] is True
     assert record["sampling"]["repetition_penalty"] == 1.2 and record["device"] == "cpu"
-    assert "12 tokens in" in done.err and "mean acceptance length" in done.err
+    last = done.err.splitlines()[-1]
+    assert last.startswith("12 tokens in ") and last.endswith(" tokens/s); ended at the length asked for")
+    verbose = cli(*argv, "-v").err.splitlines()[-1]
+    assert verbose.startswith("12 tokens in ") and "passes, mean acceptance length" in verbose
     plain = cli(*argv, "--json", "j", "--strategy", "autoregressive", "--quiet")
     assert plain.err == "" and plain.out == done.out
     again = json.loads((tmp_path / "cwd" / "j").read_text())
@@ -190,7 +193,7 @@ def test_progress_way(
     for _ in range(24):
         progress.update(STEP)
         clock[0] += 1
-    line = "24 of 100 tokens, 2.0 tokens/s, 2.00 tokens a pass, α 0.50, ETA 0:38"
+    line = "24 of 100 tokens, 2.0 tokens/s, ETA 0:38"
     shown = line.replace("24 of 100", "22 of 100").replace("0:38", "0:39")
     if expected == "plain":
         assert stderr.text.splitlines() == [shown, shown.replace("22 of", "42 of").replace("0:39", "0:29")]
@@ -200,6 +203,15 @@ def test_progress_way(
         progress.end()
         assert stderr.text.endswith("\x1b[23;2t" if expected == "title" else "\r\x1b[K")
     assert stdout.text == ""
+
+
+def test_progress_in_figures(clock: list[float]) -> None:
+    progress = Progress(100, verbose=True)
+    for _ in range(11):
+        progress.update(STEP)
+        clock[0] += 1
+    shown = progress.line(clock[0])
+    assert shown == "22 of 100 tokens, 1.8 tokens/s, 2.00 tokens a pass, α 0.50, ETA 0:43"
 
 
 def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
@@ -213,7 +225,14 @@ def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str], clock: list[flo
 
 
 def test_summary_and_duration() -> None:
-    assert "mean acceptance length 2.10, α 0.37" in summary(RESULT) and "LOSSLESS" not in summary(RESULT)
+    assert summary(RESULT) == "2 tokens in 8.1 s (24.7 tokens/s); ended at the length asked for"
+    slow = replace(RESULT, metrics=replace(METRICS, prefill_seconds=3.0), finish_reason="eos")
+    assert summary(slow) == (
+        "2 tokens in 8.1 s (24.7 tokens/s), after 3.0 s for a prompt of 3 tokens; the model ended the text"
+    )
+    detailed = summary(RESULT, verbose=True)
+    assert "; 95 passes, mean acceptance length 2.10, α 0.37 (n-grams 0.10)" in detailed
+    assert "prompt of 3 tokens" in detailed and "LOSSLESS" not in detailed
     assert summary(replace(RESULT, lossless=False)).endswith("NOT LOSSLESS (published acceptance rule)")
     assert [duration(s) for s in (0, 59.6, 3599, 3600, 36061)] == [
         "0:00",

@@ -11,6 +11,7 @@ from tests.cli.conftest import Call
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.test_published import published
 from tests.test_train import words
+from tokenswift.cli.progress import STAGES, Stages
 from tokenswift.heads.checkpoint import read_heads
 from tokenswift.models.load import load
 
@@ -35,7 +36,9 @@ DATA = ("--tokens", "1500", "--block", "96", "--prompt-lengths", "16", "--write-
 SMALL = (*DATA, "--inner", "16")
 
 
-def test_train_then_generate_then_evaluate(cli: Call, base: str, text: str) -> None:
+def test_train_then_generate_then_evaluate(
+    cli: Call, base: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = cli(
         "train-heads", "--model", base, "--data", text, "--out", "h.safetensors", "--num-heads", "2", *SMALL
     )
@@ -55,6 +58,17 @@ def test_train_then_generate_then_evaluate(cli: Call, base: str, text: str) -> N
         for row in figures[source]:
             assert 0 <= row["match"] <= row["match3"] <= 1 and 0 <= row["top1"] <= row["top3"] <= 1
     assert figures["acceptance"]["hidden"]["mean_acceptance_length"] >= 1
+    told: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(Stages, "__call__", lambda self, *stage: told.append(stage))
+    again = cli("eval-heads", "--model", base, "--data", text, "--heads", "h.safetensors", "--prompt", "64",
+                "--max-new-tokens", "16", "--positions", "40", "--count", "1", "--budget", "48",
+                "--context", "128", "--json", "f.json")  # fmt: skip
+    assert again.code == 0, again.err
+    for stage in ("text", "write", "own", "generate"):
+        counts = [(done, total) for name, done, total in told if name == stage]
+        assert stage in STAGES and len(counts) > 4 and counts == sorted(counts), (stage, counts)
+        assert len({total for _, total in counts}) == 1 and counts[-1][0] == counts[-1][1]
+    assert json.loads(Path("f.json").read_text())["text"] == figures["text"]
     assert "mean acceptance length" in done.out
 
 

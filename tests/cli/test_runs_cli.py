@@ -294,7 +294,7 @@ def test_plan(cli: Call, tiny: Path) -> None:
             ("generate", "x", "--loop-patterns", "3,2"),
             "--loop-patterns is 3,2; valid: three integers MIN,MAX,COUNT",
         ),
-        (("generate", "x", "--loop-patterns", "3,2,2"), "max_pattern_size is 2; valid: 3 (min_pattern_size)"),
+        (("generate", "x", "--loop-patterns", "3,2,2"), "MAX is 2; valid: 3 (MIN)"),
     ],
 )
 def test_bad_input(cli: Call, argv: tuple[str, ...], line: str) -> None:

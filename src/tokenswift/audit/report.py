@@ -64,6 +64,7 @@ class Report:
         toy_errors: dtype → numeric error on the toy model, after a prompt longer than a prefill chunk.
         skipped: strategy → why it could not run here, or did not draft. It counts as not run,
             whatever it did before.
+        shortened: number of a prompt → its tokens, of a prompt that was longer than the model's positions.
     """
 
     model: str
@@ -75,6 +76,7 @@ class Report:
     laws: list[LawTest] = field(default_factory=list)
     published: list[LawTest] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
+    shortened: dict[int, int] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -156,6 +158,10 @@ class Report:
         if self.laws:
             blocks.append(self._laws())
         blocks += [f"Not run: {name} ({why})" for name, why in self.skipped.items()]
+        blocks += [
+            f"Prompt {number} was shortened to its first {tokens} tokens (the model's positions)"
+            for number, tokens in self.shortened.items()
+        ]
         return "\n\n".join([*blocks, self.verdict()])
 
     @property

@@ -100,11 +100,12 @@ def audit(llm: LLM, plan: Plan, say: Callable[[str], None] = lambda line: None) 
     """Run the plan; ``say`` gets a line of progress now and then.
 
     Raises:
-        InputError: a prompt or a strategy that the model cannot run.
+        InputError: a prompt, a number of new tokens or a strategy that the model cannot run.
     """
     started = time.monotonic()
     report = Report(llm.name, llm.dtype, llm.device)
-    _compare(llm, plan, report, say)
+    prompts = fitting(llm, plan, report, say)
+    _compare(llm, plan, prompts, report, say)
     _leave_unused(plan, report)
     if plan.law_samples:
         _laws(llm, plan, report, say)
@@ -112,9 +113,38 @@ def audit(llm: LLM, plan: Plan, say: Callable[[str], None] = lambda line: None) 
     return report
 
 
-def _compare(llm: LLM, plan: Plan, report: Report, say: Callable[[str], None]) -> None:
+def fitting(llm: LLM, plan: Plan, report: Report, say: Callable[[str], None]) -> list[list[int]]:
+    """The prompts as token ids, each cut to what leaves room for the plan's new tokens in the model's
+    positions; says which were.
+
+    Raises:
+        InputError: a prompt that is none, or as many new tokens as positions.
+    """
+    limit = llm.target.rotary.limit
+    if limit is not None and plan.tokens >= limit:
+        raise InputError(
+            f"max_new_tokens is {plan.tokens}; valid: at most {limit - 1} (the model has {limit} positions)",
+            "max_new_tokens",
+        )
+    found = []
     for number, prompt in enumerate(plan.prompts, 1):
-        ids = llm.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = llm.encode(prompt)
+        if limit is not None and len(ids) + plan.tokens > limit:
+            say(
+                f"prompt {number} of {len(plan.prompts)} has {len(ids)} tokens, shortened to its first "
+                f"{limit - plan.tokens} tokens: the model has {limit} positions, and {plan.tokens} tokens "
+                f"are written"
+            )
+            ids = ids[: limit - plan.tokens]
+            report.shortened[number] = len(ids)
+        found.append(ids)
+    return found
+
+
+def _compare(
+    llm: LLM, plan: Plan, prompts: list[list[int]], report: Report, say: Callable[[str], None]
+) -> None:
+    for number, ids in enumerate(prompts, 1):
         error: NumericError | None = None
         for name, params in plan.samplings.items():
             for seed in range(params.seed, params.seed + (1 if params.greedy else plan.seeds)):

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = shipped_prompts() if text is None else split_prompts(text)
     llm = options.load_model(args)
     logger.info("%s, %s on %s", llm.name, llm.dtype, llm.device)
-    sampling = options.model_sampling(args, sampling, llm.generation_config, llm.name)
+    sampling = options.model_sampling(args, sampling, llm)
     samplings = {"greedy": replace(sampling, greedy=True)}
     if not sampling.greedy:
         samplings = {"sampling": sampling, **samplings}

@@ -1,4 +1,4 @@
-"""``tokenswift bench``: the paper's tables and figures, measured here."""
+"""``tokenswift bench``: the paper's tables and figures, and benchmarks of our own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenswift.benchmark import runner, specs
 from tokenswift.benchmark.runner import Job, Outcome, read_rows
-from tokenswift.benchmark.settings import parse, value_of
+from tokenswift.benchmark.settings import KINDS, parse, value_of
 from tokenswift.benchmark.tables import shown
 from tokenswift.cli import options
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_text
@@ -19,6 +19,7 @@ from tokenswift.config import check_integer
 from tokenswift.types import InputError, RunError
 
 RESULTS = "bench-results"
+SPECS = "names or groups that bench list shows; default: paper, all tables and figures of it"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -26,11 +27,14 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "bench",
         help="measure the paper's tables and figures",
-        description="The paper's tables and figures on your own model and machine: measure rows, then make a "
-        "report of them with the published figures beside.",
+        description="The paper's tables and figures on your own model and machine, and benchmarks of our own "
+        "(speed, peers, drafts, engine, training): measure rows, then make a report of them with the "
+        "published figures beside.",
     )
     parts = parser.add_subparsers(dest="part", metavar="PART", title="parts")
-    listing = parts.add_parser("list", help="list tables and figures", description="List tables and figures.")
+    listing = parts.add_parser(
+        "list", help="list what can be measured", description="List what can be measured."
+    )
     add_json_option(listing, "write all of it there")
     running = parts.add_parser(
         "run",
@@ -39,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
         "Each row runs in a process of its own, beside plain decoding. A runner that was stopped goes on "
         "where it was.",
     )
-    running.add_argument("specs", nargs="*", metavar="SPEC", help="tables and figures; default: all of them")
+    running.add_argument("specs", nargs="*", metavar="SPEC", help=SPECS)
     running.add_argument(
         "--preset",
         default="smoke",
@@ -86,9 +90,7 @@ def add_parser(subparsers: Any) -> None:
         help="make a report",
         description="Make a report of the rows: report.md, report.html, and plots as SVG and PNG.",
     )
-    reporting.add_argument(
-        "specs", nargs="*", metavar="SPEC", help="tables and figures; default: all of them"
-    )
+    reporting.add_argument("specs", nargs="*", metavar="SPEC", help=SPECS)
     _results(reporting, "rows are read from there")
     reporting.add_argument("--out", metavar="FOLDER", help="the report goes there; default: beside the rows")
     reporting.add_argument("--title", default="Results", metavar="TEXT", help="default: %(default)s")
@@ -110,6 +112,7 @@ def run_list(args: argparse.Namespace) -> int:
             {
                 "name": spec.name,
                 "title": spec.title,
+                "group": spec.group,
                 "rows_of": list(spec.sources[1:]),
                 "rows": {preset: len(spec.rows(preset, {})) for preset in specs.PRESETS},
             }
@@ -123,7 +126,7 @@ def run_list(args: argparse.Namespace) -> int:
         print(f"{spec.name:{width}}  {spec.title}")
         counts = ", ".join(f"{preset} {len(spec.rows(preset, {}))}" for preset in specs.PRESETS)
         own = f"rows: {counts}" if spec.data.get("ways") else f"rows of {', '.join(spec.sources[1:])}"
-        print(f"{'':{width}}  {own}")
+        print(f"{'':{width}}  {spec.group}; {own}")
     return 0
 
 
@@ -147,9 +150,11 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
                 ways.add(config["way"])
                 if args.way and config["way"] not in args.way:
                     continue
-                parts = [(key, value_of(config, key)) for key in source.by]
+                parts = [(key, value_of(config, key)) for key in source.told_apart]
                 label = ", ".join(
-                    shown(value) if key == "way" else f"{key} {shown(value)}" for key, value in parts
+                    shown(value) if key == "way" else f"{key} {shown(value)}"
+                    for key, value in parts
+                    if source.of_paper or value is not None
                 )
                 job = Job(source.name, source.kind, args.preset, config, label)
                 made.setdefault(job.key, job)
@@ -176,9 +181,11 @@ def check_jobs(jobs: list[Job]) -> None:
     for heads in several("heads"):
         if heads not in ("auto", "none") and not Path(heads).expanduser().exists():
             raise InputError(f"heads is {heads!r}: no such file; valid: auto, none, or an adapter file")
-    for source in sorted({job.config["prompts"] for job in jobs if job.kind in ("decode", "text")}):
+    for source in sorted({job.config["prompts"] for job in jobs if job.kind in KINDS[:3]}):
         check_source(source)
-    for model in several("model"):
+    for model in sorted(
+        {job.config["model"] for job in jobs if job.kind not in ("ngram", "training-memory")}
+    ):
         locate(model)
 
 

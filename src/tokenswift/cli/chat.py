@@ -7,20 +7,22 @@ nothing but the answers goes to standard output.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tokenswift.cli import options, prompting
+from tokenswift.cli import conversation, options, prompting
+from tokenswift.cli.errors import option_names, with_option_name
+from tokenswift.cli.escapes import add_raw_output_option
+from tokenswift.cli.keys import Editor, Typed
 from tokenswift.cli.output import TextSink, check_writable
-from tokenswift.cli.progress import Stages
+from tokenswift.cli.progress import Stages, add_verbose_option
 from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.config import check_integer
 from tokenswift.models.rope import parse_rope_scaling
@@ -28,6 +30,7 @@ from tokenswift.types import Generation, InputError, RunError, Step
 
 COMMANDS = {
     "/reset": "forget the conversation and begin a new one",
+    "/load FILE": "go on with a conversation that /save has written to a name that ends in .json",
     "/save FILE": "write the conversation there: messages as JSON for a name that ends in .json, else text",
     "/help": "show this list",
     "/exit": "end the chat, as Ctrl-D does",
@@ -35,7 +38,6 @@ COMMANDS = {
 KEYS = (
     "Enter sends, Alt-Enter begins a new line, Ctrl-C stops an answer, arrow up brings back earlier messages"
 )
-PROMPT, MORE = "\n> ", "  "
 logger = logging.getLogger("tokenswift")
 
 
@@ -74,9 +76,11 @@ def add_parser(subparsers: Any) -> None:
     options.add_model_options(parser)
     options.add_strategy_options(parser)
     options.add_sampling_options(parser, "sampling (the same for every strategy)")
-    parser.add_argument_group("results").add_argument(
-        "--quiet", action="store_true", help="nothing on standard error except errors"
-    )
+    group = parser.add_argument_group("results")
+    add_raw_output_option(group)
+    add_verbose_option(group)
+    group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
+    parser.set_defaults(options=option_names(parser))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,20 +96,21 @@ def run(args: argparse.Namespace) -> int:
 
     llm = options.load_model(args, args.rope_scaling)
     prompting.check_template(llm, "chat")
-    sampling = options.model_sampling(args, sampling, llm.generation_config, llm.name)
+    sampling = options.model_sampling(args, sampling, llm)
     call["sampling"] = prompting.answer_sampling(args, sampling)
     logger.info("%s, %s on %s, %s; /help lists the commands", llm.name, llm.dtype, llm.device, args.strategy)
-    chat = Chat(llm, args.max_new_tokens, args.system, args.quiet, **call)
+    chat = Chat(llm, args.max_new_tokens, args.system, args.quiet, args.raw_output, args.verbose, **call)
     if not terminal:
         for line in _piped():
             if not chat.take(line):
                 break
         return 0
     with _ends_by_signal():
-        ask = _editor(args.history)
+        editor = Editor(args.history)
+        chat.typed = Typed(editor)
         while True:
             try:
-                if not chat.take(ask()):
+                if not chat.take(editor()):
                     return 0
             except KeyboardInterrupt as interrupt:
                 if isinstance(interrupt, Interrupted):
@@ -114,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
             except EOFError:
                 return 0
             except (InputError, RunError) as error:  # the conversation is as it was before
-                logger.error("error: %s", error)
+                logger.error("error: %s", with_option_name(str(error), args.options))
 
 
 class Chat:
@@ -125,14 +130,28 @@ class Chat:
         most: tokens of an answer at most.
         system: the system message, None for the template's own.
         quiet: show no progress.
+        raw: let control characters of the answers reach a terminal.
+        verbose: tokens a pass behind each answer too.
         call: arguments of ``LLM.generate``.
 
     Attributes:
         messages: what was said, oldest first.
+        typed: takes what is typed during an answer.
     """
 
-    def __init__(self, llm: Any, most: int, system: str | None = None, quiet: bool = False, **call: Any):
-        self._llm, self._most, self._quiet, self._call = llm, most, quiet, call
+    def __init__(
+        self,
+        llm: Any,
+        most: int,
+        system: str | None = None,
+        quiet: bool = False,
+        raw: bool = False,
+        verbose: bool = False,
+        **call: Any,
+    ) -> None:
+        self._llm, self._most, self._quiet, self._raw, self._call = llm, most, quiet, raw, call
+        self._verbose = verbose
+        self.typed = Typed()
         self._begin = prompting.system_messages(system)
         self._saved: set[Path] = set()
         self.messages = list(self._begin)
@@ -157,6 +176,8 @@ class Chat:
             logger.info("a new conversation")
         elif command[1] == "/save":
             self.save(command[2] or "")
+        elif command[1] == "/load":
+            self.load(command[2] or "")
         elif command[1] == "/help":
             width = max(map(len, COMMANDS))
             logger.info("%s", "\n".join([*(f"{k.ljust(width)}  {v}" for k, v in COMMANDS.items()), KEYS]))
@@ -168,15 +189,16 @@ class Chat:
         """Answer a message; what Ctrl-C left of the answer is kept."""
         messages = [*self.messages, {"role": "user", "content": text}]
         ids = self._llm.encode(messages)
-        sink, said = TextSink(None), ""
+        sink, said = TextSink(None, raw=self._raw), ""
         stages = Stages(self._quiet)
 
-        with Signals(leave=_leave) as signals, _silent_keys():
+        with Signals(leave=_leave) as signals, self.typed.silent():
 
             def on_step(step: Step) -> None:
                 nonlocal said
                 said += step.text
                 sink.write(step.text)
+                self.typed.listen()
                 signals.check()
 
             try:
@@ -188,7 +210,7 @@ class Chat:
                     on_step=on_step,
                     on_progress=stages,
                 )
-                ended = figures(result, self._most)
+                ended = figures(result, self._most, self._verbose)
             except KeyboardInterrupt:
                 if signals.number not in (0, signal.SIGINT):
                     raise
@@ -221,26 +243,35 @@ class Chat:
         path = Path(name).expanduser()
         if path.exists() and path.resolve() not in self._saved:
             raise InputError(f"/save {name}: it is there already; valid: a new file")
-        if path.suffix == ".json":
-            text = json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n"
-        else:
-            text = "\n\n".join(f"{m['role']}:\n{m['content']}" for m in self.messages) + "\n"
         try:
-            path.write_text(text, encoding="utf-8")
+            path.write_text(conversation.text_of(self.messages, path), encoding="utf-8")
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"/save {name} cannot be written ({reason}); valid: a writable file") from error
         self._saved.add(path.resolve())
         logger.info("%d messages written to %s", len(self.messages), path)
 
+    def load(self, name: str) -> None:
+        """Take up a conversation of a file in place of this one.
 
-def figures(result: Generation, most: int) -> str:
+        Raises:
+            InputError: there is no conversation in it, or it is too long for the model; this one stays.
+        """
+        if not name:
+            raise InputError("/load has no file; valid: /load FILE")
+        messages = conversation.read(name)
+        if messages and messages[-1]["role"] == "assistant":
+            self._room(len(self._llm.encode(messages)))
+        self.messages = messages
+        logger.info("%d messages read from %s", len(messages), name)
+
+
+def figures(result: Generation, most: int, verbose: bool = False) -> str:
     """An answer in figures, and why it ended where that is not its own end."""
     m = result.metrics
-    text = (
-        f"{len(result.token_ids)} tokens, {m.tokens_per_second:.0f} tokens/s, "
-        f"{m.mean_acceptance_length:.2f} tokens a pass"
-    )
+    text = f"{len(result.token_ids)} tokens, {m.tokens_per_second:.0f} tokens/s"
+    if verbose:
+        text += f", {m.mean_acceptance_length:.2f} tokens a pass"
     if result.finish_reason == "length":
         reached = "--max-new-tokens" if len(result.token_ids) == most else "the model's positions"
         return f"{text}; cut off by {reached}"
@@ -253,25 +284,6 @@ def _leave(code: int) -> None:
         os._exit(code)
 
 
-@contextmanager
-def _silent_keys() -> Iterator[None]:
-    """Keys typed during an answer are not shown in the middle of it; the next line gets them."""
-    if not sys.stdin.isatty():
-        yield
-        return
-    import termios
-
-    handle = sys.stdin.fileno()
-    before = termios.tcgetattr(handle)
-    silent = [*before]
-    silent[3] &= ~termios.ECHO
-    try:
-        termios.tcsetattr(handle, termios.TCSANOW, silent)
-        yield
-    finally:
-        termios.tcsetattr(handle, termios.TCSANOW, before)
-
-
 def _piped() -> Iterator[str]:
     """The lines of standard input."""
     for number, line in enumerate(sys.stdin.buffer, 1):
@@ -279,35 +291,6 @@ def _piped() -> Iterator[str]:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise InputError(f"line {number} of standard input is not UTF-8; valid: UTF-8 text") from error
-
-
-def _editor(history: str | None) -> Callable[[], str]:
-    """A function that reads a message from the terminal."""
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-
-    from tokenswift.models.load import cache_dir
-
-    kept: History = InMemoryHistory()
-    if history != "none":
-        path = cache_dir() / "chat-history" if history is None else Path(history).expanduser()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))  # nobody else reads it
-            kept = FileHistory(str(path))
-        except OSError as error:
-            logger.warning("lines are not kept: %s (%s)", path, error.strerror or error)
-    keys = KeyBindings()
-
-    @keys.add("escape", "enter")
-    def _(event: KeyPressEvent) -> None:
-        event.current_buffer.insert_text("\n")
-
-    session: PromptSession[str] = PromptSession(
-        history=kept, key_bindings=keys, prompt_continuation=MORE, include_default_pygments_style=False
-    )
-    return lambda: session.prompt(PROMPT).encode("utf-8", "replace").decode("utf-8")
 
 
 @contextmanager

@@ -9,11 +9,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from tokenswift.benchmark.peer import generate_rate
 from tokenswift.cli import options
+from tokenswift.cli.escapes import add_raw_output_option
 from tokenswift.cli.generate import stream
 from tokenswift.cli.output import TextSink, check_writable, record_of, write_json
-from tokenswift.cli.peer import generate_rate
-from tokenswift.cli.progress import Progress
+from tokenswift.cli.progress import Progress, add_verbose_option
 from tokenswift.config import SamplingParams, check_integer
 from tokenswift.types import Generation, InputError, RunError
 
@@ -54,6 +55,8 @@ def add_parser(subparsers: Any) -> None:
         choices=("transformers", "none"),
         help="also time transformers' generate; default: %(default)s",
     )
+    add_raw_output_option(parser)
+    add_verbose_option(parser)
     parser.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
     options.add_model_options(parser, dtype="float32")
 
@@ -82,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
         results[name] = stream(
             llm,
             prompt,
-            TextSink(None),
-            Progress(args.max_new_tokens, args.quiet, label=name),
+            TextSink(None, raw=args.raw_output),
+            Progress(args.max_new_tokens, args.quiet, label=name, verbose=args.verbose),
             max_new_tokens=args.max_new_tokens,
             strategy=name,
             sampling=sampling,

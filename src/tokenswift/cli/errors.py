@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 from tokenswift.types import InputError
 
@@ -52,4 +54,31 @@ def with_option_name(message: str, options: dict[str, str]) -> str:
     if " is no option of " in message:
         head, _, names = message.partition("; valid: ")
         message = f"{head}; valid: {', '.join(options.get(name, name) for name in names.split(', '))}"
+    if "dtype" in options:
+        message = re.sub(r"(?<=or )dtype (?=b?float)", f"{options['dtype']} ", message)
     return re.sub(r"(?<![\w./-])\w+_\w+(?![\w./-])", lambda name: options.get(name[0], name[0]), message)
+
+
+def with_suggestion(message: str, options: Iterable[str] = ()) -> str:
+    """The message of a refusal, and what was probably meant, where something valid is written alike.
+
+    Args:
+        message: as this library or argparse words it.
+        options: of the subcommand, for one that it does not know.
+    """
+    choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)$", message)
+    value = re.search(r" is '([^']*)'.*?; valid: (.*)$", message)
+    unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+    wrong = re.match(r"'?([\w-]+)'? is no option of .*?; valid: (.*)$", message)
+    if found := choice or value or wrong:
+        given, words = found[1], [word.strip(" '") for word in found[2].split(",")]
+    elif unknown:
+        given, words = unknown[1], list(options)
+    else:
+        return message
+    words = [word for word in words if word and " " not in word]
+    named = {word.lstrip("-"): word for word in words}
+    begun = given.lower().lstrip("-")
+    alike = [name for name in named if len(begun) > 2 and name.startswith(begun)][:1]
+    alike = alike or get_close_matches(begun, named, n=1, cutoff=0.6)
+    return f"{message}; did you mean {named[alike[0]]}?" if alike and alike[0] != begun else message

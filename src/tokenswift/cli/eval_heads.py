@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+from functools import partial
 from typing import Any
 
 from tokenswift.cli import options
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
-from tokenswift.config import OPTIONS, build_options, check_integer
-from tokenswift.types import InputError
+from tokenswift.cli.progress import Stages
+from tokenswift.config import OPTIONS, SamplingParams, build_options, check_integer
+from tokenswift.types import InputError, Step
 
 logger = logging.getLogger("tokenswift")
 #: option, its least value, its default, what it is
@@ -20,6 +22,7 @@ NUMBERS = (
     ("prompt_tokens", 16, 1500, "tokens of a prompt"),
     ("max_new_tokens", 16, 200, "new tokens per prompt"),
 )
+FIGURES = ("mean_acceptance_length", "acceptance_rate", "ngram_acceptance_rate", "tokens_per_second")
 COLUMNS = ("top1", "top3", "match", "match3")
 
 
@@ -93,42 +96,66 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(
             f"heads is {args.heads!r}; no heads fit {base_of(llm.model).name}; valid: a heads file"
         )
-    sampling = options.model_sampling(args, sampling, llm.generation_config, llm.name)
+    sampling = options.model_sampling(args, sampling, llm)
     prefix = prefix_of(llm.tokenizer)
 
     def taken(count: int, length: int, seed: int) -> list[list[int]]:
         return passages(args.data, llm.tokenizer, [length] * count, prefix, seed)
 
-    given = taken(8, args.context, sampling.seed)
-    backbone = Backbone(llm.model)
-    logger.info("measuring on the text")
     result: dict[str, Any] = {"heads": llm.heads.count, "kind": llm.heads.kind}
-    result["text"] = head_rates(backbone, llm.heads, given, sampling, 32, args.positions)
-    logger.info("measuring on the model's own text")
-    half = [passage[: len(passage) // 2] for passage in given]
-    texts, start = own_text(backbone, half, len(half[0]), sampling, sampling.seed)
-    result["own"] = head_rates(backbone, llm.heads, texts, sampling, start, args.positions)
-    result["acceptance"] = {}
-    if args.count:
-        prompts = taken(args.count, args.prompt_tokens, sampling.seed + 1)
-        for draft in ("partial", "hidden"):
-            logger.info("generating, draft from %s", draft)
-            made = {**strategy_options, "draft": draft}
-            runs = [
-                llm.generate(p, args.max_new_tokens, "tokenswift", made, sampling, ignore_eos=True).metrics
-                for p in prompts
-            ]
-            result["acceptance"][draft] = {
-                "mean_acceptance_length": sum(m.mean_acceptance_length for m in runs) / len(runs),
-                "acceptance_rate": sum(m.acceptance_rate for m in runs) / len(runs),
-                "ngram_acceptance_rate": sum(m.ngram_acceptance_rate for m in runs) / len(runs),
-                "tokens_per_second": sum(m.tokens_per_second for m in runs) / len(runs),
-            }
+    with Stages(args.quiet) as stages:
+
+        def rates(stage: str, texts: list[list[int]], learn: int) -> list[dict[str, float]]:
+            tell = partial(stages, stage)
+            return head_rates(backbone, llm.heads, texts, sampling, learn, args.positions, tell)
+
+        given = taken(8, args.context, sampling.seed)
+        backbone = Backbone(llm.model)
+        logger.info("measuring on the text")
+        result["text"] = rates("text", given, 32)
+        logger.info("measuring on the model's own text")
+        half = [passage[: len(passage) // 2] for passage in given]
+        new, write = len(half[0]), partial(stages, "write")
+        result["own"] = rates("own", *own_text(backbone, half, new, sampling, sampling.seed, write))
+        result["acceptance"] = {}
+        if args.count:
+            prompts = taken(args.count, args.prompt_tokens, sampling.seed + 1)
+            made = _generated(llm, prompts, args.max_new_tokens, strategy_options, sampling, stages)
+            result["acceptance"] = made
     if record != STDOUT:
         print(table(result), flush=True)
     if record is not None:
         write_json(record, result)
     return 0
+
+
+def _generated(
+    llm: Any,
+    prompts: list[list[int]],
+    new: int,
+    given: dict[str, Any],
+    sampling: SamplingParams,
+    stages: Stages,
+) -> dict[str, dict[str, float]]:
+    """Figures of generations, by what drafts them: the mean over the prompts."""
+    found: dict[str, dict[str, float]] = {}
+    drafts, done = ("partial", "hidden"), 0
+
+    def count(step: Step) -> None:
+        nonlocal done
+        done += len(step.token_ids)
+        stages("generate", done, len(drafts) * len(prompts) * new)
+
+    for draft in drafts:
+        stages.end()  # its line is its own
+        logger.info("generating, draft from %s", draft)
+        chosen = {**given, "draft": draft}
+        runs = [
+            llm.generate(p, new, "tokenswift", chosen, sampling, ignore_eos=True, on_step=count).metrics
+            for p in prompts
+        ]
+        found[draft] = {name: sum(getattr(m, name) for m in runs) / len(runs) for name in FIGURES}
+    return found
 
 
 def table(result: dict[str, Any]) -> str:

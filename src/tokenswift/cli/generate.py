@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.cli import options, prompting
 from tokenswift.cli.errors import is_out_of_memory
+from tokenswift.cli.escapes import add_raw_output_option
 from tokenswift.cli.output import (
     STDOUT,
     TextSink,
     add_json_option,
+    check_folder,
     check_outputs,
     files_of_run,
     record_of,
     write_json,
 )
 from tokenswift.cli.preset import add_preset_option, apply_preset
-from tokenswift.cli.progress import Progress
+from tokenswift.cli.progress import Progress, add_verbose_option
 from tokenswift.cli.signals import Interrupted, Signals
+from tokenswift.cli.streams import STANDARD_OUTPUT
 from tokenswift.config import ON_LOOP, LoopOptions, check_choice, check_integer
 from tokenswift.models.rope import parse_rope_scaling
 from tokenswift.prompts import is_chat
@@ -52,6 +56,8 @@ def add_parser(subparsers: Any) -> None:
     )
     group.add_argument("--output", metavar="FILE", help="write the text there too, as it comes")
     add_json_option(group, "write one record there: tokens, text, figures, versions")
+    add_raw_output_option(group)
+    add_verbose_option(group)
     group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
 
 
@@ -129,11 +135,24 @@ def _run_dir(name: str | None) -> tuple[Path | None, RunState | None]:
     folder = Path(name).expanduser()
     if not name or (folder.exists() and not folder.is_dir()):
         raise InputError(f"run_dir is {name!r}: it is no folder; valid: a new or an empty folder")
-    if not (folder / folders.JOURNAL).exists():
+    if not folders.has_run(folder):
+        folders.check_new(folder)
+        check_folder("--run-dir", name)
         return folder, None
     contents, state = folders.load(folder)
     folders.check_whole(folder, contents, state)
+    check_folder("--run-dir", name)
     return folder, state
+
+
+def _loop(patterns: tuple[int, ...]) -> LoopOptions:
+    """What --loop-patterns says, its errors in the words of its placeholder."""
+    try:
+        return LoopOptions(*patterns)
+    except InputError as error:
+        words = {"min_pattern_size": "MIN", "max_pattern_size": "MAX", "min_count": "COUNT"}
+        text = re.sub("|".join(words), lambda name: words[name[0]], str(error))
+        raise InputError(f"--loop-patterns {','.join(map(str, patterns))}: {text}") from error
 
 
 def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]]:
@@ -151,7 +170,7 @@ def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]
         raise InputError(
             f"loop_patterns is {','.join(map(str, patterns))}; valid: three integers MIN,MAX,COUNT"
         )
-    loop = LoopOptions(*patterns)
+    loop = _loop(patterns)
     if "" in args.stop:
         raise InputError("stop is ''; valid: text of at least one character")
     options.check_model_options(args)
@@ -170,7 +189,7 @@ def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]
 
 def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, Any]) -> Any:
     """The prompt as the model takes it; settles the sampling in ``call``; says which way both went."""
-    call["sampling"] = options.model_sampling(args, call["sampling"], llm.generation_config, llm.name)
+    call["sampling"] = options.model_sampling(args, call["sampling"], llm)
     prompt, told = prompting.shaped(args, llm, prompt)
     if is_chat(prompt):
         call["sampling"] = prompting.answer_sampling(args, call["sampling"])
@@ -184,7 +203,7 @@ def run(args: argparse.Namespace) -> int:
     """Generate; cheap checks come before the model is loaded."""
     prompt, call = call_from(args)
     inputs = options.inputs_of(args) | files_of_run(args.run_dir)
-    output, record = check_outputs(args.output, args.json, inputs)
+    output, record = check_outputs(args.output, args.json, inputs, args.explain)
     run_dir, before = _run_dir(args.run_dir)
     if call["strategy_options"].get("acceptance") == "published":
         logger.warning("the published acceptance rule is not lossless: the text differs from plain decoding")
@@ -192,8 +211,9 @@ def run(args: argparse.Namespace) -> int:
     logger.info("%s, %s on %s, %s", llm.name, llm.dtype, llm.device, args.strategy)
     prompt = with_model(args, llm, prompt, call)
 
-    sink = TextSink(output, echo=record != STDOUT)
-    progress = Progress(args.max_new_tokens, args.quiet, done=len(before.tokens) if before else 0)
+    sink = TextSink(output, echo=record != STDOUT, raw=args.raw_output)
+    done = len(before.tokens) if before else 0
+    progress = Progress(args.max_new_tokens, args.quiet, done=done, verbose=args.verbose)
     result = stream(llm, prompt, sink, progress, before=before, **call, run_dir=run_dir)
     if record is not None:
         options_given, sampling = call["strategy_options"], call["sampling"]
@@ -242,10 +262,12 @@ def stream(
             if isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt(kept) from None
             if isinstance(error, BrokenPipeError):
-                error.filename = run_dir
+                error.run_dir = run_dir  # type: ignore[attr-defined]
                 raise
             if isinstance(error, RunError) and "kept" not in str(error):
                 raise RunError(f"{error}; {kept}") from error
+            if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
+                raise RunError(f"writing {STANDARD_OUTPUT} failed ({error.strerror}); {kept}") from error
             if isinstance(error, InputError | RunError | OSError) or not isinstance(error, Exception):
                 raise
             if is_out_of_memory(error):

@@ -9,9 +9,7 @@ inside ``run``.
 from __future__ import annotations
 
 import argparse
-import io
 import logging
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +17,16 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-from tokenswift.cli.errors import at_most, check_utf8, is_out_of_memory, option_names, with_option_name
+from tokenswift.cli.errors import (
+    at_most,
+    check_utf8,
+    is_out_of_memory,
+    option_names,
+    with_option_name,
+    with_suggestion,
+)
+from tokenswift.cli.escapes import shown_on, visible
+from tokenswift.cli.streams import STANDARD_OUTPUT, usable_streams
 from tokenswift.types import InputError, RunError
 
 COMMANDS = (
@@ -27,6 +34,7 @@ COMMANDS = (
     "chat",
     "resume",
     "runs",
+    "text",
     "plan",
     "report",
     "strategies",
@@ -41,12 +49,28 @@ COMMANDS = (
 )
 
 
+#: commands that write nothing to standard output
+SILENT = ("train-heads", "train-draft", "import-heads", "report")
+
+
+class Visible(logging.Formatter):
+    """Log lines whose names and paths command no terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return visible(text) if sys.stderr.isatty() else text
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are ordinary :class:`InputError`\\ s (no usage dump, no exit)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help text; argparse's own would pass over what cannot be written."""
+        print(self.format_help(), end="", file=file or sys.stdout, flush=True)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(re.sub(r"^argument ([^:]+):( is )?", lambda m: m[1] + (m[2] or ":"), message))
@@ -55,6 +79,14 @@ class Parser(argparse.ArgumentParser):
 def subparsers_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """The parsers of the subcommands."""
     return next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+
+
+def known_options(argv: Sequence[str], parser: argparse.ArgumentParser | None) -> list[str]:
+    """The options of the subcommand that ``argv`` names, or of the command itself."""
+    commands = {} if parser is None else subparsers_of(parser)
+    command = next((commands[word] for word in argv if word in commands), None)
+    command = command or parser
+    return [] if command is None else list(option_names(command).values())
 
 
 class ShowVersion(argparse.Action):
@@ -92,15 +124,19 @@ def build_parser() -> tuple[Parser, dict[str, Callable[[argparse.Namespace], int
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's) and return the exit code."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    _open_streams()
+    with usable_streams() as is_open:
+        return _main(list(sys.argv[1:] if argv is None else argv), is_open)
+
+
+def _main(argv: list[str], is_open: bool) -> int:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(Visible("%(message)s"))
     logger = logging.getLogger("tokenswift")
     level = logger.level
     logger.addHandler(handler)
     options: dict[str, str] = {}
     args = argparse.Namespace(debug="--debug" in argv)
+    parser = None
     try:
         for word in argv:
             check_utf8(word)
@@ -110,22 +146,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise InputError(f"no command given; valid: {', '.join(runs)}, or --help")
         options = option_names(subparsers_of(parser)[args.command])
         logger.setLevel(logging.ERROR if getattr(args, "quiet", False) else logging.INFO)
-        return runs[args.command](args) or 0
+        if not is_open and args.command not in SILENT:
+            return _fail(1, "standard output is closed; nothing was begun", args)
+        code = runs[args.command](args) or 0
+        sys.stdout.flush()
+        return code
     except SystemExit as done:  # --help and --version
         return int(done.code or 0)
     except KeyboardInterrupt as error:
         word, code = getattr(error, "word", "interrupted"), getattr(error, "code", 130)
         return _fail(code, f"{word}{f'; {error}' if str(error) else ''}", args)
     except InputError as error:
-        return _fail(2, with_option_name(str(error), options), args)
+        message = with_option_name(str(error), options)
+        return _fail(2, with_suggestion(message, options.values() or known_options(argv, parser)), args)
     except BrokenPipeError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter fails once more at its exit
         nothing = "; nothing more was generated" if hasattr(args, "max_new_tokens") else ""
-        go_on = f"; go on with: tokenswift resume {error.filename}" if error.filename else ""
+        run = getattr(error, "run_dir", None)
+        go_on = f"; go on with: tokenswift resume {run}" if run else ""
         return _fail(1, f"standard output was closed{nothing}{go_on}", args)
     except RunError as error:
-        return _fail(1, str(error), args)
+        return _fail(1, with_option_name(str(error), options), args)
     except OSError as error:
+        if error.filename == STANDARD_OUTPUT:
+            return _fail(1, f"writing {STANDARD_OUTPUT} failed ({error.strerror or error})", args)
         where = f"{error.filename}: " if error.filename else ""
         return _fail(1, f"{where}{error.strerror or error}", args)
     except Exception as error:  # the last net: one line for the user, the traceback on request
@@ -137,23 +180,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.setLevel(level)
 
 
-def _open_streams() -> None:
-    """Make both output streams usable: there are shells that close them, and terminals that lack letters."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:  # closed by the shell (``>&-``)
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
-
-
 def _fail(code: int, message: str, args: argparse.Namespace) -> int:
     if getattr(args, "debug", False) and sys.exc_info()[0] is not None:
         import traceback
 
         traceback.print_exc()
     with suppress(OSError):  # the terminal may be gone
-        print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)
+        line = shown_on(sys.stderr, "error: " + " ".join(message.split()))
+        print(line, file=sys.stderr, flush=True)
     return code
 
 

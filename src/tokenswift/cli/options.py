@@ -10,8 +10,10 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
+from tokenswift.cli.ahead import check_drafts, check_there
+from tokenswift.cli.output import check_writable
 from tokenswift.cli.progress import Stages
-from tokenswift.config import NEUTRAL, OPTIONS, SamplingParams, build_options, check_choice, check_integer
+from tokenswift.config import NEUTRAL, OPTIONS, SamplingParams, build_options, check_choice, check_threads
 from tokenswift.models.load import check_name, check_place_names
 from tokenswift.types import InputError
 
@@ -201,14 +203,13 @@ def _given_sampling(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None and value is not False}
 
 
-def model_sampling(args: argparse.Namespace, made: SamplingParams, config: Any, name: str) -> SamplingParams:
+def model_sampling(args: argparse.Namespace, made: SamplingParams, llm: Any) -> SamplingParams:
     """The sampling parameters once the model is there: with --sampling model, those of its
     ``generation_config.json``, and what the command line names over them; one line says what was taken.
 
     Args:
         made: from :func:`sampling_from`, returned without --sampling model.
-        config: the model's transformers ``GenerationConfig``.
-        name: the model's, for messages.
+        llm: the ``LLM`` or loaded model: gives its ``GenerationConfig``, and its name for messages.
     Raises:
         InputError: the file names no sampling setting, or one out of its range.
     """
@@ -216,7 +217,7 @@ def model_sampling(args: argparse.Namespace, made: SamplingParams, config: Any, 
         return made
     from tokenswift.models.load import sampling_of
 
-    taken = sampling_of(config, name)
+    taken = sampling_of(llm.generation_config, llm.name)
     given = _given_sampling(args)
     left = {key: value for key, value in taken.items() if key not in given}
     words = ", ".join(f"{key} {value}" for key, value in left.items()) or "nothing (all of it is given)"
@@ -230,11 +231,13 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
     if args.strategy not in OPTIONS:
         raise InputError(f"strategy is {args.strategy!r}; valid: {', '.join(OPTIONS)}")
     build_options(OPTIONS[args.strategy], args.strategy, given)
+    check_writable("--explain", given.get("explain"))
     if given.get("draft_model") is not None:
         try:
             check_name(given["draft_model"])
         except InputError as error:
             raise InputError(f"draft_{error}") from None
+    check_drafts(args.strategy, args.model, args.heads, given.get("draft_model"))
     return given
 
 
@@ -243,7 +246,8 @@ def check_model_options(args: argparse.Namespace) -> None:
     check_name(args.model)
     check_place_names(args.dtype, args.device)
     if args.threads is not None:
-        check_integer("threads", args.threads, 1)
+        check_threads(args.threads)
+    check_there(args.device)
     if args.heads not in ("auto", "none") and not Path(args.heads).expanduser().exists():
         raise InputError(f"heads is {args.heads!r}: no such file; valid: auto, none, or an adapter file")
 

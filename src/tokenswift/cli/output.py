@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import stat
 import sys
@@ -13,11 +14,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from tokenswift.cli.escapes import one_place, shown_on
 from tokenswift.config import SamplingParams
 from tokenswift.types import Generation, InputError, RunError
 
 #: what ``--json -`` stands for
 STDOUT = Path("-")
+logger = logging.getLogger("tokenswift")
 
 
 def add_json_option(parser: Any, text: str = "write one record there") -> None:
@@ -143,20 +146,28 @@ def same_file(a: Path, b: Path) -> bool:
 
 
 def check_outputs(
-    output: str | None, record: str | None, inputs: Mapping[str, Any] | None = None
+    output: str | None,
+    record: str | None,
+    inputs: Mapping[str, Any] | None = None,
+    explain: str | None = None,
 ) -> tuple[Path | None, Path | None]:
-    """Both paths of a run, writable, different, and none of them a file of ``inputs`` (option → path)."""
+    """The paths of --output and --json, writable; they and that of --explain are different, and none of them
+    is a file of ``inputs`` (option → path)."""
     if output == str(STDOUT):
         raise InputError("--output is -; valid: a file (the text is on standard output anyway)")
     paths = check_writable("--output", output), check_record(record)
-    check_apart({"--output": output, "--json": record}, inputs or {})
+    check_apart({"--output": output, "--json": record, "--explain": explain}, inputs or {})
     return paths
 
 
 def files_of_run(folder: str | None) -> dict[str, Path]:
-    """The files that a run's folder is about to have, for :func:`check_apart`."""
-    names = ("journal", "lock", "text.txt", "text.unfinished.txt")
-    return {f"the run's {name}": Path(folder).expanduser() / name for name in names} if folder else {}
+    """The files that a run's folder has or is about to have, for :func:`check_apart`."""
+    if not folder:
+        return {}
+    place = Path(folder).expanduser()
+    names = {"journal", "lock", "text.txt", "text.unfinished.txt"}
+    names |= {path.name for pattern in ("journal.*", "text.*.txt") for path in place.glob(pattern)}
+    return {f"the run's {name}": place / name for name in sorted(names)}
 
 
 def check_record(name: str | None, inputs: Mapping[str, Any] | None = None) -> Path | None:
@@ -174,23 +185,27 @@ class TextSink:
     Args:
         path: the file, if there is to be one.
         echo: write to standard output too.
+        raw: let control characters reach a terminal.
 
     Attributes:
         kept: where the text so far is, in words.
         written: characters that it has seen, those of :meth:`repeat` included.
     """
 
-    def __init__(self, path: Path | None, echo: bool = True) -> None:
+    def __init__(self, path: Path | None, echo: bool = True, raw: bool = False) -> None:
         self.written = 0
-        self._path, self._echo = path, echo
+        self._path, self._echo, self._raw = path, echo, raw
         self._file: IO[str] | None = None
         self._last = "\n"
+        self._failed = False
 
     @property
     def kept(self) -> str:
         """Where the text so far is, in words."""
         if self._file:
             return f"the text so far is in {self._path}"
+        if self._failed:
+            return "what fitted of the text is on standard output"
         return "the text so far is on standard output" if self._echo else "no text was kept"
 
     def write(self, text: str) -> None:
@@ -198,12 +213,13 @@ class TextSink:
 
         Raises:
             RunError: the file cannot be written any more (no space left, say).
-            BrokenPipeError: standard output was closed.
+            OSError: as :func:`say`.
         """
         self._to_file(text)
         if text and self._echo:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            if self._last.endswith("\n") and one_place(sys.stdout, sys.stderr):
+                logger.addFilter(self._on_a_line_of_its_own)
+            self._show(shown_on(sys.stdout, text, self._raw))
             self._last = text
         self.written += len(text)
 
@@ -212,6 +228,20 @@ class TextSink:
         if text:
             self._to_file(text)
         self.written += len(text)
+
+    def _show(self, text: str) -> None:
+        try:
+            say(text)
+        except OSError:
+            self._failed, self._last = True, "\n"
+            raise
+
+    def _on_a_line_of_its_own(self, record: logging.LogRecord) -> bool:
+        """A filter of log records that go where the text goes: they begin a line."""
+        if not self._last.endswith("\n"):
+            self._show("\n")
+            self._last = "\n"
+        return True
 
     def _to_file(self, text: str) -> None:
         if self._path is not None:
@@ -236,12 +266,22 @@ class TextSink:
 
     def close(self) -> None:
         """End the last line on standard output and close the file."""
+        logger.removeFilter(self._on_a_line_of_its_own)
         if self._file is not None:
             self._file.close()
         if not self._last.endswith("\n"):
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+            self._show("\n")
             self._last = "\n"
+
+
+def say(text: str) -> None:
+    """Write to standard output, flushed.
+
+    Raises:
+        OSError: it cannot be written, or was closed (a BrokenPipeError); see `streams.Named`.
+    """
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def record_of(
@@ -282,7 +322,7 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
 
     Raises:
         RunError: no space left or no right to write; what was on standard output stays there.
-        BrokenPipeError: standard output was closed.
+        OSError: as :func:`say`.
     """
     write_text(path, json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
 
@@ -293,8 +333,7 @@ def write_text(path: Path, text: str) -> None:
     Raises: as :func:`write_json`.
     """
     if path == STDOUT:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        say(shown_on(sys.stdout, text))  # JSON in every case: it stays the same JSON
         return
     target = Path(os.path.realpath(path))
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")

@@ -32,5 +32,7 @@ def apply_preset(args: argparse.Namespace) -> None:
     taken = {name: value for name, value in sampler(args.preset).items() if getattr(args, name) is None}
     for name, value in taken.items():
         setattr(args, name, value)
-    said = ", ".join(f"{name} {value}" for name, value in taken.items() if value != SAMPLING[name])
+    said = ", ".join(
+        f"--{name.replace('_', '-')} {value}" for name, value in taken.items() if value != SAMPLING[name]
+    )
     logger.info("preset %s: %s", args.preset, said or "the defaults")

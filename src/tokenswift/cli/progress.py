@@ -3,7 +3,7 @@
 By where the streams go: a live line when standard error is a terminal of its own; the terminal's title
 when text and progress share one terminal, so that the text is not disturbed; a plain line every ten
 seconds when standard error is no terminal. With ``NO_COLOR`` set or ``TERM=dumb`` nothing is written but
-plain lines, and none into a text that shares the terminal.
+plain lines. Nothing is written into a text that goes to the same place.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import os
 import sys
 import time
 from contextlib import suppress
-from typing import IO
+from typing import IO, Any
 
+from tokenswift.cli.escapes import one_place
 from tokenswift.types import Generation, Loop, Step
 
 PLAIN_SECONDS, LIVE_SECONDS = 10.0, 0.25
@@ -23,7 +24,19 @@ STAGES = {
     "load": ("loading", "tensors", 1),
     "pack": ("packing weights", "layers", 1),
     "prompt": ("reading the prompt", "tokens", 1),
+    "text": ("measuring on the text", "places", 1),
+    "write": ("the model writes", "tokens", 1),
+    "own": ("measuring on the model's own text", "places", 1),
+    "generate": ("generating", "tokens", 1),
 }
+#: finish reason → in words
+ENDINGS = {
+    "length": "ended at the length asked for",
+    "eos": "the model ended the text",
+    "stop": "ended at a stop text",
+    "loop": "stopped, it began to repeat itself",
+}
+READING_SECONDS = 1.0  # that a prompt takes to be worth a word
 PAUSES = {"plain": PLAIN_SECONDS, "live": LIVE_SECONDS, "title": LIVE_SECONDS}
 TITLE, PUSH_TITLE, POP_TITLE = "\x1b]2;{}\x07", "\x1b[22;2t", "\x1b[23;2t"
 
@@ -90,12 +103,16 @@ class Progress:
         quiet: show nothing.
         label: put before every line, e.g. the strategy.
         done: tokens that an earlier session has written.
+        verbose: show figures of drafting too.
 
     Attributes:
         stages: shows the reading of the prompt, until the first :meth:`update`.
     """
 
-    def __init__(self, total: int, quiet: bool = False, label: str = "", done: int = 0) -> None:
+    def __init__(
+        self, total: int, quiet: bool = False, label: str = "", done: int = 0, verbose: bool = False
+    ) -> None:
+        self._verbose = verbose
         self._total, self._label = total, f"{label}: " if label else ""
         self._out = sys.stderr
         self._quiet = quiet
@@ -122,15 +139,17 @@ class Progress:
             self._show(self.line(now))
 
     def line(self, now: float) -> str:
-        """Tokens, rate, acceptance and the time left, on one line."""
+        """Tokens, rate and the time left, on one line; tokens a pass and acceptance when verbose."""
         seconds = now - self._started
         rate = (self.tokens - self._first) / seconds if seconds > 0 else 0.0
         left = duration((self._total - self.tokens) / rate) if rate > 0 else "?"
-        return (
-            f"{self._label}{self.tokens} of {self._total} tokens, {rate:.1f} tokens/s, "
-            f"{(self.tokens - self._done) / max(self.steps, 1):.2f} tokens a pass, "
-            f"α {self.accepted / max(self.gamma, 1):.2f}, ETA {left}"
-        )
+        more = ""
+        if self._verbose:
+            more = (
+                f"{(self.tokens - self._done) / max(self.steps, 1):.2f} tokens a pass, "
+                f"α {self.accepted / max(self.gamma, 1):.2f}, "
+            )
+        return f"{self._label}{self.tokens} of {self._total} tokens, {rate:.1f} tokens/s, {more}ETA {left}"
 
     def end(self) -> None:
         """Take the live line or the title away (also after an error)."""
@@ -144,7 +163,7 @@ class Progress:
     def summary(self, result: Generation) -> None:
         """Print the figures of a finished run."""
         if not self._quiet:
-            print(self._label + summary(result), file=self._out, flush=True)
+            print(self._label + summary(result, self._verbose), file=self._out, flush=True)
 
     def _show(self, line: str) -> None:
         if self._way == "live":
@@ -166,16 +185,12 @@ def is_live(stream: IO[str]) -> bool:
 def way(err: IO[str], out: IO[str]) -> str:
     """ "plain", "live", "title" or "none", see the module."""
     if not err.isatty():
-        return "plain"
+        return "none" if one_place(out, err) else "plain"
     if not is_live(err):
         return "none" if out.isatty() else "plain"
     if not out.isatty():
         return "live"
-    try:
-        same = os.ttyname(err.fileno()) == os.ttyname(out.fileno())
-    except (OSError, ValueError):
-        same = True
-    return "title" if same else "live"
+    return "live" if one_place(out, err) is False else "title"
 
 
 def duration(seconds: float) -> str:
@@ -192,17 +207,39 @@ def loop_words(loop: Loop) -> str:
     return f"the text repeats itself from token {loop.start} on (its n-grams are nearly always accepted)"
 
 
-def summary(result: Generation) -> str:
-    """One line of figures; says so when the run was not lossless."""
-    m = result.metrics
-    text = (
-        f"{len(result.token_ids)} tokens in {m.seconds:.1f} s ({m.tokens_per_second:.1f} tokens/s; "
-        f"prompt of {result.prompt_tokens} tokens: {m.prefill_seconds:.1f} s), {m.steps} passes, "
-        f"mean acceptance length {m.mean_acceptance_length:.2f}, α {m.acceptance_rate:.2f} "
-        f"(n-grams {m.ngram_acceptance_rate:.2f}), ended by {result.finish_reason}"
+def add_verbose_option(parser: Any) -> None:
+    """--verbose, of every command that writes text.
+
+    Args:
+        parser: an argparse parser or group.
+    """
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="figures of drafting too: passes, acceptance, sources"
     )
-    if result.drafting is not None:
-        text += f"; {result.drafting['summary']}"
+
+
+def summary(result: Generation, verbose: bool = False) -> str:
+    """One line about a finished run: tokens, seconds, why it ended; says so when it was not lossless.
+
+    Args:
+        verbose: passes, acceptance and what was drafted from, too.
+    """
+    m = result.metrics
+    text = f"{_tokens(len(result.token_ids))} in {m.seconds:.1f} s ({m.tokens_per_second:.1f} tokens/s)"
+    if verbose or m.prefill_seconds >= READING_SECONDS:
+        text += f", after {m.prefill_seconds:.1f} s for a prompt of {_tokens(result.prompt_tokens)}"
+    text += f"; {ENDINGS.get(result.finish_reason, result.finish_reason)}"
+    if verbose:
+        text += (
+            f"; {m.steps} passes, mean acceptance length {m.mean_acceptance_length:.2f}, "
+            f"α {m.acceptance_rate:.2f} (n-grams {m.ngram_acceptance_rate:.2f})"
+        )
+        if result.drafting is not None:
+            text += f"; {result.drafting['summary']}"
     if m.loop is not None:
         text += f"; {loop_words(m.loop)}"
     return text if result.lossless else f"{text}; NOT LOSSLESS (published acceptance rule)"
+
+
+def _tokens(count: int) -> str:
+    return f"{count:,} token" + ("s" if count != 1 else "")

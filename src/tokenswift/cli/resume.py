@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.cli import options
+from tokenswift.cli.escapes import add_raw_output_option
 from tokenswift.cli.generate import add_loop_option, stream
 from tokenswift.cli.output import (
     STDOUT,
@@ -18,8 +19,8 @@ from tokenswift.cli.output import (
     record_of,
     write_json,
 )
-from tokenswift.cli.progress import Progress, Stages
-from tokenswift.config import check_integer
+from tokenswift.cli.progress import Progress, Stages, add_verbose_option
+from tokenswift.config import check_integer, check_threads
 
 logger = logging.getLogger("tokenswift")
 
@@ -55,6 +56,8 @@ def add_parser(subparsers: Any) -> None:
         help="CPU threads, at least 1; default: torch's own choice",
     )
     add_json_option(parser, "write one record there, as generate does")
+    add_raw_output_option(parser)
+    add_verbose_option(parser)
     parser.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
 
 
@@ -65,14 +68,14 @@ def run(args: argparse.Namespace) -> int:
     if args.max_new_tokens is not None:
         check_integer("max_new_tokens", args.max_new_tokens, 1)
     if args.threads is not None:
-        check_integer("threads", args.threads, 1)
+        check_threads(args.threads)
     record = check_record(args.json, files_of_run(args.run_dir))
     folder = Path(args.run_dir).expanduser()
     contents, state = folders.load(folder)
     if not args.drop_damaged:
         folders.check_whole(folder, contents, state)
 
-    logger.info("loading %s", state.header["name"])
+    logger.info("loading %s", state.header.model.model if state.header.model else state.header.name)
     import torch
 
     from tokenswift.resumption import arguments, reload
@@ -83,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
     with Stages(args.quiet) as stages:
         llm = reload(state, stages)
     logger.info("%s, %s on %s, from token %d", llm.name, llm.dtype, llm.device, len(state.tokens))
-    progress = Progress(call["max_new_tokens"], args.quiet, done=len(state.tokens))
-    sink, prompt = TextSink(None, echo=record != STDOUT), call.pop("prompt")
+    progress = Progress(call["max_new_tokens"], args.quiet, done=len(state.tokens), verbose=args.verbose)
+    sink, prompt = TextSink(None, record != STDOUT, args.raw_output), call.pop("prompt")
     more = {"run_dir": folder, "drop_damaged": args.drop_damaged}
     result = stream(llm, prompt, sink, progress, before=state, **call, **more)
     if record is not None:

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The runs as aligned columns."""
+    """The runs as aligned columns; what is no letter of a name is not passed on to the terminal."""
     cells: list[list[str]] = [list(COLUMNS)]
     for row in rows:
         if "tokens" not in row:
@@ -66,6 +66,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                 row["written"],
             ]
         )
+    cells = [["".join(c if c.isprintable() else "?" for c in cell) for cell in line] for line in cells]
     widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells]
     lines.insert(1, "-" * len(lines[0]))

@@ -259,8 +259,7 @@ def load_base(args: argparse.Namespace, made: Plan) -> tuple[Loaded, Plan]:
 
     with Stages(args.quiet) as stages:
         loaded = load(args.model, dtype=made.dtype, device=made.device, on_progress=stages)
-    config = getattr(loaded.model, "generation_config", None)
-    sampling = options.model_sampling(args, made.sampling, config, loaded.name)
+    sampling = options.model_sampling(args, made.sampling, loaded)
     data = None if made.data is None else replace(made.data, sampling=sampling)
     return loaded, replace(made, sampling=sampling, data=data)
 

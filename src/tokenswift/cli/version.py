@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
-from contextlib import suppress
+import sys
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
@@ -26,19 +26,28 @@ def _version(name: str) -> str:
 
 def _device() -> str:
     """The device that ``--device auto`` takes, asked of the driver itself."""
-    if _has_cuda():
-        with suppress(OSError, AttributeError):
-            driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(0)
-            ready = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
-            if ready and count.value:
-                name = ctypes.create_string_buffer(256)
-                driver.cuDeviceGetName(name, 256, 0)
-                return f"device cuda: {count.value} x {name.value.decode(errors='replace')}"
+    if count := cuda_count():
+        name = ctypes.create_string_buffer(256)
+        ctypes.CDLL("libcuda.so.1").cuDeviceGetName(name, 256, 0)
+        return f"device cuda: {count} x {name.value.decode(errors='replace')}"
     return f"device cpu: {platform.machine()}"
 
 
-def _has_cuda() -> bool:
-    """Whether the installed torch was built for CUDA."""
-    with suppress(PackageNotFoundError):
-        return Path(str(distribution("torch").locate_file("torch/lib/libtorch_cuda.so"))).exists()
-    return False
+def cuda_count() -> int | None:
+    """How many CUDA devices the installed torch can use, asked of the driver itself; None: only torch can
+    tell (one for ROCm calls that CUDA, and not everywhere are drivers found like this)."""
+    if sys.platform != "linux":
+        return None
+    try:
+        libraries = Path(str(distribution("torch").locate_file("torch/lib")))
+    except PackageNotFoundError:
+        return None
+    if not (libraries / "libtorch_cuda.so").exists():
+        return None if (libraries / "libtorch_hip.so").exists() else 0
+    count = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        ready = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    except (OSError, AttributeError):  # no driver, or one without these functions
+        return 0
+    return count.value if ready else 0

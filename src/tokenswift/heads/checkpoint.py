@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -60,16 +60,67 @@ class HeadsBase:
 
 def base_of(model: Any, name: str | None = None) -> HeadsBase:
     """The identity of a loaded transformers causal LM."""
-    embedding = model.get_input_embeddings().weight
     layers = model.base_model.layers
     middle = next(p for p in layers[len(layers) // 2].parameters() if p.ndim == 2)
     known = name or getattr(model.config, "_name_or_path", "") or model.config.model_type
+    return _base(str(known), model.get_input_embeddings().weight, middle)
+
+
+def base_of_weights(weights: Named, layers: int, name: str) -> HeadsBase:
+    """The identity of a model of one of the lean families from its named weights, the same as
+    :func:`base_of` gives.
+
+    Args:
+        layers: L.
+    """
+    names = ("model.embed_tokens.weight", f"model.layers.{layers // 2}.self_attn.q_proj.weight")
+    embedding, middle = (weights.get(name) for name in names)
+    if embedding is None or middle is None:
+        raise InputError(f"model {name} lacks one of the weights {', '.join(names)}")
+    return _base(name, embedding, middle)
+
+
+def _base(name: str, embedding: Tensor, middle: Tensor) -> HeadsBase:
     return HeadsBase(
-        name=os.path.basename(str(known).rstrip("/")) or str(known),
+        name=os.path.basename(name.rstrip("/")) or name,
         hidden_size=embedding.shape[1],
         vocab_size=embedding.shape[0],
         sample=torch.cat((sample_of(embedding), sample_of(middle))),
     )
+
+
+class Named(Protocol):
+    """Weights by name."""
+
+    def get(self, name: str) -> Tensor | None:
+        """One of them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsHost:
+    """The model that heads are to draft for.
+
+    Attributes:
+        base: its identity.
+        dtype, device: of the weights.
+        place: the folder or hub id that it was loaded from, "" where it came from a program.
+        model: the transformers model, where it is loaded.
+    """
+
+    base: HeadsBase
+    dtype: torch.dtype
+    device: torch.device
+    place: str
+    model: Any = None
+
+
+def host_of(model: Any) -> HeadsHost:
+    """A loaded transformers causal LM as heads see it; a :class:`HeadsHost` as it is."""
+    if isinstance(model, HeadsHost):
+        return model
+    place = getattr(model.config, "_name_or_path", "") or ""
+    return HeadsHost(base_of(model), model.dtype, model.device, str(place), model)
 
 
 def check_base(heads: str, wanted: HeadsBase, model: HeadsBase) -> None:
@@ -106,10 +157,11 @@ def save_heads(
     """
     path = Path(path)
     tensors = {f"heads.{k}": v.detach().to("cpu", dtype).contiguous() for k, v in heads.state_dict().items()}
+    tensors["base.sample"] = base.sample.float().contiguous()
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
-            raise InputError(f"heads tensor {name} is not finite; nothing was written to {path}")
-    tensors["base.sample"] = base.sample.float().contiguous()
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise InputError(f"heads tensor {name} is not finite in {kind}; nothing was written to {path}")
     if heads.frequent is not None:
         tensors["draft.frequent"] = heads.frequent.to("cpu", torch.int32).contiguous()
     header = {
@@ -148,27 +200,33 @@ def read_heads(path: str | Path) -> tuple[Heads, HeadsBase, dict[str, Any]]:
         raise InputError(f"{path} holds no draft heads of tokenswift; import-heads reads published ones")
     try:
         header = json.loads(metadata[METADATA_KEY])
-        version = header["version"]
+        version, notes = header["version"], header.get("notes") or {}
         if version != FORMAT_VERSION:
             raise InputError(f"heads file {path} has format version {version}; known: {FORMAT_VERSION}")
+        if not isinstance(notes, dict):
+            raise TypeError("notes is no object")
         config = HeadsConfig.from_dict(header["heads"])
-    except InputError:
-        raise
-    except (ValueError, KeyError, TypeError) as error:
+    except InputError as error:
+        text = str(error)
+        raise InputError(text if str(path) in text else f"heads file {path}: {text}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"heads file {path} has a broken header: {_reason(error)}") from error
     sample = tensors.pop("base.sample", None)
     if sample is None:
         raise InputError(f"heads file {path} lacks tensor base.sample")
+    if not bool(torch.isfinite(sample).all()):
+        raise InputError(f"heads in {path}: tensor base.sample holds values that are not finite")
     frequent = tensors.pop("draft.frequent", None)
     heads = build_heads(config, {k.removeprefix("heads."): v for k, v in tensors.items()}, str(path))
     if frequent is not None:
-        if not len(frequent) or int(frequent.min()) < 0 or int(frequent.max()) >= config.vocab_size:
+        whole = frequent.ndim == 1 and len(frequent) and frequent.dtype in (torch.int32, torch.int64)
+        if not whole or int(frequent.min()) < 0 or int(frequent.max()) >= config.vocab_size:
             raise InputError(f"heads file {path} names frequent tokens outside 0 to {config.vocab_size - 1}")
         heads.frequent = frequent.long()
     heads.calibration = _calibration(header.get("calibration"), path)
     heads.source = str(path)
     base = HeadsBase(str(header.get("base", "?")), config.hidden_size, config.vocab_size, sample.float())
-    return heads, base, dict(header.get("notes") or {})
+    return heads, base, notes
 
 
 def _calibration(found: Any, path: Path) -> dict[str, list[list[float]]] | None:
@@ -192,8 +250,13 @@ def _calibration(found: Any, path: Path) -> dict[str, list[list[float]]] | None:
 
 def build_heads(config: HeadsConfig, tensors: dict[str, Tensor], source: str) -> Heads:
     """Heads from named tensors; every fault of the tensors is an :class:`InputError`."""
-    heads = Heads(config)
-    wanted = heads.state_dict()
+    if not config.kind == "conditioned" and config.count * config.blocks > len(tensors):
+        raise InputError(f"heads in {source} have {len(tensors)} tensors, too few for {config.count} heads")
+    try:
+        with torch.device("meta"):
+            wanted = Heads(config).state_dict()
+    except RuntimeError as error:  # sizes beyond what a tensor's can be
+        raise InputError(f"heads in {source} have impossible sizes: {_reason(error)}") from error
     for name, tensor in wanted.items():
         if name not in tensors:
             raise InputError(f"heads in {source} lack tensor {name}")
@@ -205,6 +268,7 @@ def build_heads(config: HeadsConfig, tensors: dict[str, Tensor], source: str) ->
     unknown = sorted(set(tensors) - set(wanted))
     if unknown:
         raise InputError(f"heads in {source} hold an unknown tensor {unknown[0]}")
+    heads = Heads(config)
     heads.load_state_dict({name: tensors[name].float() for name in wanted})
     return heads.eval().requires_grad_(False)
 
@@ -214,11 +278,28 @@ def load_heads(path: str | Path, model: Any) -> Heads:
 
     Args:
         path: a heads file.
-        model: the loaded transformers causal LM.
+        model: the loaded transformers causal LM, or its :class:`HeadsHost`.
     """
+    host = host_of(model)
     heads, base, _ = read_heads(path)
-    check_base(str(path), base, base_of(model))
-    return heads.to(dtype=model.dtype, device=model.device)
+    check_base(str(path), base, host.base)
+    return fitted(heads, host)
+
+
+def fitted(heads: Heads, host: HeadsHost) -> Heads:
+    """Finite heads in the model's type and on its device.
+
+    Raises:
+        InputError: a weight is beyond the type's range.
+    """
+    heads = heads.to(dtype=host.dtype, device=host.device)
+    for name, tensor in heads.state_dict().items():
+        if not bool(torch.isfinite(tensor).all()):
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise InputError(
+                f"heads in {heads.source}: tensor {name} holds values beyond the range of {kind}"
+            )
+    return heads
 
 
 def packaged_kinds(model: Any) -> dict[str, Traversable]:
@@ -226,7 +307,7 @@ def packaged_kinds(model: Any) -> dict[str, Traversable]:
 
     Only headers and samples are read, and those only where the sizes fit.
     """
-    identity = base_of(model)
+    identity = host_of(model).base
     found: dict[str, Traversable] = {}
     for entry in sorted(resources.files("tokenswift").joinpath("data").iterdir(), key=lambda e: e.name):
         if not entry.name.endswith(".heads.safetensors"):
@@ -249,12 +330,12 @@ def packaged_kinds(model: Any) -> dict[str, Traversable]:
 def packaged_heads(model: Any, kind: str | None = None) -> Heads | None:
     """The shipped heads that were made for this model, if there are any: the first file by name, or
     the first of a ``kind``."""
-    found = packaged_kinds(model)
+    host = host_of(model)
+    found = packaged_kinds(host)
     entry = next(iter(found.values()), None) if kind is None else found.get(kind)
     if entry is None:
         return None
-    heads = read_packaged(entry)
-    return heads.to(dtype=model.dtype, device=model.device)
+    return fitted(read_packaged(entry), host)
 
 
 def read_packaged(entry: Traversable) -> Heads:
@@ -271,32 +352,32 @@ def resolve_heads(spec: str | Path | Heads | None, model: Any) -> Heads | None:
     Args:
         spec: "auto" (heads in the model's own folder, shipped heads that fit the model, else none),
             "none" or None, the path of a heads file, or the heads themselves.
-        model: the loaded transformers causal LM.
+        model: the loaded transformers causal LM, or its :class:`HeadsHost`.
     """
     if spec is None or spec == "none":
         return None
+    host = host_of(model)
     if isinstance(spec, Heads):
-        width = base_of(model).hidden_size
+        width = host.base.hidden_size
         if spec.config.hidden_size != width:
             raise InputError(f"heads have hidden size {spec.config.hidden_size}, the model has {width}")
-        same = (spec.dtype, next(spec.parameters()).device) == (model.dtype, model.device)
-        return spec if same else copy.deepcopy(spec).to(dtype=model.dtype, device=model.device)
+        same = (spec.dtype, next(spec.parameters()).device) == (host.dtype, host.device)
+        return spec if same else copy.deepcopy(spec).to(dtype=host.dtype, device=host.device)
     if not isinstance(spec, str | Path):
         raise InputError(f"heads is {shown(spec)}; valid: auto, none, an adapter file, or Heads")
     if spec == "auto":
-        return _heads_beside(model) or packaged_heads(model)
-    return load_heads(spec, model)
+        return _heads_beside(host) or packaged_heads(host)
+    return load_heads(spec, host)
 
 
-def _heads_beside(model: Any) -> Heads | None:
+def _heads_beside(host: HeadsHost) -> Heads | None:
     """The heads inside a checkpoint of the published layout that the model was loaded from, a folder's or
     a hub id's."""
     from tokenswift.heads.published import cached_folder, holds_heads, import_checkpoint
 
-    name = getattr(model.config, "_name_or_path", "")
-    folder = cached_folder(name) if name else None
-    if folder is None or not holds_heads(folder):
+    folder = cached_folder(host.place) if host.place else None
+    if folder is None or host.model is None or not holds_heads(folder):
         return None
-    heads, _ = import_checkpoint(folder, model)
+    heads, _ = import_checkpoint(folder, host.model)
     heads.source = str(folder)
-    return heads.to(dtype=model.dtype, device=model.device)
+    return fitted(heads, host)

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tokenswift.config import check_choice, check_integer
+from tokenswift.config import check_choice, check_flag, check_integer, check_number
 
 KINDS = ("linear", "conditioned", "medusa")
 
@@ -53,6 +53,9 @@ class HeadsConfig:
         for name in ("count", "hidden_size", "vocab_size", "blocks"):
             check_integer(f"heads' {name}", getattr(self, name), 1)
         check_integer("heads' inner", self.inner, 0)
+        check_flag("heads' own_lm_heads", self.own_lm_heads)
+        eps = self.eps if type(self.eps) in (int, float) else -1.0
+        check_number("heads' eps", self.eps, "0 to 1", 0 <= eps <= 1)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON-ready values."""

@@ -248,6 +248,9 @@ def export_checkpoint(heads: Heads, model: Any, folder: str | Path, tokenizer: A
         raise InputError(f"heads are {heads.kind}; the published layout holds linear heads only")
     folder = Path(folder)
     check_export(folder)
+    for name, tensor in heads.state_dict().items():
+        if not bool(torch.isfinite(tensor.to(model.dtype)).all()):
+            raise InputError(f"heads tensor {name} is not finite; nothing was written to --export {folder}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         weights = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}

@@ -1,10 +1,11 @@
 /* Kernels of the lean decoder for CPUs: products with packed weights, attention, and the small operations
- * of a layer between them. One shared library, no dependency but OpenMP; see docs/exactness.md.
+ * of a layer between them. One shared library, no dependency but threads; see docs/exactness.md.
  *
  * The rule of this file: the bits of a row depend on that row's own context alone. A product is one chain
  * of fused multiply-adds over its inner dimension, attention takes keys in chunks that end at multiples
  * of CHUNK positions and merges the chunks in their order. How many rows a pass has, how they are cut into
  * tiles, and how many threads share the work decides only who computes an element, never in which order.
+ * Nor does a compiler decide what is rounded: see `fused`.
  *
  * Types of weights, keys and values: float32, bfloat16, float16. Activations that enter a product are
  * float32, or bfloat16 where the weights are; sums, scores and the residual stream are float32.
@@ -12,42 +13,69 @@
 #include "cpu_attention.h"
 #include "cpu_choose.h"
 
+#ifndef TS_BUILD
+#define TS_BUILD ""
+#endif
+/* what made this library */
+const char ts_build[] = TS_BUILD ", version " __VERSION__;
+
 /* ---- products with packed weights ---------------------------------------------------------------- */
 
-/* out (n, N) float32, ldo floats apart = x (n, K) times the transpose of the weight (N, K), plus bias (N) or
- * nothing, plus what out held if add. Packed weights: panels of NR columns; inside, for float32 and float16
- * (K, NR), for bfloat16 (K / 2, NR, 2); columns beyond N are 0. x: ldx bytes apart; bfloat16 for bfloat16
- * weights, else float32. K is even. */
-void ts_linear(float *out, long ldo, const void *x, long ldx, const void *packed, const float *bias, long n,
-               long N, long K, int type, int add, int threads) {
-    const int how = type == BF16 ? PAIRS : type == F16 ? ROWS_F16 : ROWS_F32;
-    const size_t ldb = type == F16 ? NR * 2 : NR * 4, panel = (size_t)K * NR * bytes_of(type);
-    const long panels = (N + NR - 1) / NR;
-    if ((double)n * N * K < SMALL) threads = 1;
-    const long share = n < 64 ? (panels + threads - 1) / threads : 1; /* long work follows the faster thread */
-#pragma omp parallel for schedule(dynamic, share) num_threads(threads) if (threads > 1)
-    for (long p = 0; p < panels; p++) {
-        const int cols = N - p * NR < NR ? (int)(N - p * NR) : NR;
-        for (long r = 0; r < n; r += MR) {
-            const int rows = n - r < MR ? (int)(n - r) : MR, direct = cols == NR && !bias && !add;
-            float sums[MR * NR], *to = out + r * ldo + p * NR;
-            any_tile(how, rows, (const char *)x + r * ldx, (size_t)ldx, (const char *)packed + p * panel, ldb,
-                     (const char *)packed + p * panel, K,
-                     direct ? to : sums, direct ? (size_t)ldo : NR);
+typedef struct {
+    float *out;
+    long ldo;
+    const char *x;
+    long ldx;
+    const char *packed;
+    const float *bias;
+    long n, N, K;
+    int type, add;
+} Linear;
+
+static void some_panels(void *context, long from, long to, int thread) {
+    const Linear *l = context;
+    const int how = l->type == BF16 ? PAIRS : l->type == F16 ? ROWS_F16 : ROWS_F32;
+    const size_t ldb = l->type == F16 ? NR * 2 : NR * 4, panel = (size_t)l->K * NR * bytes_of(l->type);
+    const long ldo = l->ldo;
+    (void)thread;
+    for (long p = from; p < to; p++) {
+        const int cols = l->N - p * NR < NR ? (int)(l->N - p * NR) : NR;
+        for (long r = 0; r < l->n; r += MR) {
+            const int rows = l->n - r < MR ? (int)(l->n - r) : MR, direct = cols == NR && !l->bias && !l->add;
+            float sums[MR * NR], *at = l->out + r * ldo + p * NR;
+            any_tile(how, rows, l->x + r * l->ldx, (size_t)l->ldx, l->packed + p * panel, ldb, l->packed + p * panel,
+                     l->K, direct ? at : sums, direct ? (size_t)ldo : NR);
             if (direct) continue;
             for (int i = 0; i < rows; i++)
                 for (int c = 0; c < cols; c += W) {
                     const int part = cols - c < W ? cols - c : 0;
-                    const char *more = (const char *)(bias + p * NR + c);
-                    char *at = (char *)(to + i * ldo + c);
+                    const char *more = (const char *)(l->bias + p * NR + c);
+                    char *to = (char *)(at + i * ldo + c);
                     V y = load(F32, (char *)(sums + i * NR + c));
-                    if (bias) y += part ? load_part(F32, more, part) : load(F32, more);
-                    if (add) y = (part ? load_part(F32, at, part) : load(F32, at)) + y;
-                    if (part) store_part(F32, at, y, part);
-                    else store(F32, at, y);
+                    if (l->bias) y += part ? load_part(F32, more, part) : load(F32, more);
+                    if (l->add) y = (part ? load_part(F32, to, part) : load(F32, to)) + y;
+                    if (part) store_part(F32, to, y, part);
+                    else store(F32, to, y);
                 }
         }
     }
+}
+
+/* out (n, N) float32, ldo floats apart = x (n, K) times the transpose of the weight (N, K), plus bias (N) or
+ * nothing, plus what out held if add. Packed weights: panels of NR columns; inside, for float32 and float16
+ * (K, NR), for bfloat16 (K / 2, NR, 2); columns beyond N are 0. x: ldx bytes apart; bfloat16 for bfloat16
+ * weights, else float32. K is even. Returns as run does. */
+static int64_t linear(float *out, long ldo, const void *x, long ldx, const void *packed, const float *bias, long n,
+                      long N, long K, int type, int add, int threads) {
+    Linear l = {out, ldo, x, ldx, packed, bias, n, N, K, type, add};
+    return run(threads, (N + NR - 1) / NR, (double)n * N * K, some_panels, &l);
+}
+
+void ts_linear(float *out, long ldo, const void *x, long ldx, const void *packed, const float *bias, long n,
+               long N, long K, int type, int add, int threads) {
+    threads = take_team((double)n * N * K < SMALL ? 1 : threads);
+    linear(out, ldo, x, ldx, packed, bias, n, N, K, type, add, threads);
+    leave_team(threads);
 }
 
 /* ---- norms, rotary embedding, SwiGLU ----------------------------------------------------------------- */
@@ -57,7 +85,7 @@ INLINE void norm_row(char *out, int type, const float *x, const float *weight, l
     V total = {0};
     for (long c = 0; c < width; c += W) {
         V y = width - c < W ? load_part(F32, (const char *)(x + c), (int)(width - c)) : load(F32, (const char *)(x + c));
-        total += y * y;
+        total = fused(y, y, total);
     }
     const float factor = 1.0f / sqrtf(sum_lanes(total) / width + eps);
     for (long c = 0; c < width; c += W) {
@@ -70,11 +98,31 @@ INLINE void norm_row(char *out, int type, const float *x, const float *weight, l
     }
 }
 
-/* out (n, width) of the type = RMS norm of x (n, width) float32. */
+typedef struct {
+    char *out;
+    const float *x, *weight;
+    long width;
+    float eps;
+    int type;
+} Norm;
+
+static void some_norms(void *context, long from, long to, int thread) {
+    const Norm *m = context;
+    (void)thread;
+    for (long i = from; i < to; i++)
+        norm_row(m->out + i * m->width * bytes_of(m->type), m->type, m->x + i * m->width, m->weight, m->width, m->eps);
+}
+
+/* out (n, width) of the type = RMS norm of x (n, width) float32. Returns as run does. */
+static int64_t norm(void *out, const float *x, const float *weight, long n, long width, float eps, int type, int threads) {
+    Norm m = {out, x, weight, width, eps, type};
+    return run(threads, n, (double)n * width * 8, some_norms, &m);
+}
+
 void ts_norm(void *out, const float *x, const float *weight, long n, long width, float eps, int type, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && n >= 16)
-    for (long i = 0; i < n; i++)
-        norm_row((char *)out + i * width * bytes_of(type), type, x + i * width, weight, width, eps);
+    threads = take_team((double)n * width * 8 < SMALL ? 1 : threads);
+    norm(out, x, weight, n, width, eps, type, threads);
+    leave_team(threads);
 }
 
 /* A head's vector x (width) float32, normalised if weight, turned by its position's angles if cos, to out. */
@@ -86,7 +134,7 @@ INLINE void turn(char *out, int type, const float *x, const float *weight, float
     else memcpy(y, x, width * 4);
     if (cos)
         for (long j = 0; j < half; j++) {
-            z[j] = y[j] * cos[j] - y[j + half] * sin[j];
+            z[j] = y[j] * cos[j] - y[j + half] * sin[j]; /* four roundings and two, by every compiler */
             z[j + half] = y[j + half] * cos[j] + y[j] * sin[j];
         }
     else memcpy(z, y, width * 4);
@@ -96,40 +144,67 @@ INLINE void turn(char *out, int type, const float *x, const float *weight, float
     }
 }
 
-/* Projections (n, heads + 2 kv_heads, width) → rotated queries (heads, n, width), keys and values behind the
- * committed ones of the cache. */
-static void append(const Attend *a, const float *qkv, const float *cos, const float *sin, const float *qnorm,
-                   const float *knorm, float eps, int threads) {
+typedef struct {
+    const Attend *a;
+    const float *qkv, *cos, *sin, *qnorm, *knorm;
+    float eps;
+} Append;
+
+static void some_heads(void *context, long from, long to, int thread) {
+    const Append *p = context;
+    const Attend *a = p->a;
     const long all = a->heads + 2 * a->kv_heads, width = a->width;
     const int qtype = a->type == BF16 ? BF16 : F32;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && a->n >= 8)
-    for (long i = 0; i < a->n; i++)
+    (void)thread;
+    for (long i = from; i < to; i++)
         for (long h = 0; h < all; h++) {
-            const float *x = qkv + (i * all + h) * width, *c = cos + i * (width / 2), *s = sin + i * (width / 2);
+            const float *x = p->qkv + (i * all + h) * width, *c = p->cos + i * (width / 2), *s = p->sin + i * (width / 2);
             const long kv = h < a->heads + a->kv_heads ? h - a->heads : h - a->heads - a->kv_heads;
             const size_t place = (kv * a->capacity + a->before + i) * width * bytes_of(a->type);
             if (h < a->heads)
-                turn((char *)a->q + (h * a->n + i) * width * bytes_of(qtype), qtype, x, qnorm, eps, c, s, width);
+                turn((char *)a->q + (h * a->n + i) * width * bytes_of(qtype), qtype, x, p->qnorm, p->eps, c, s, width);
             else if (h < a->heads + a->kv_heads)
-                turn((char *)a->k + place, a->type, x, knorm, eps, c, s, width);
+                turn((char *)a->k + place, a->type, x, p->knorm, p->eps, c, s, width);
             else
-                turn((char *)a->v + place, a->type, x, 0, eps, 0, 0, width);
+                turn((char *)a->v + place, a->type, x, 0, p->eps, 0, 0, width);
         }
 }
 
-/* out (n, width) = silu(gate) * up, with both side by side in x (n, 2, width) */
-static void swiglu(char *out, int type, const float *x, long n, long width, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && n >= 4)
-    for (long i = 0; i < n; i++)
+/* Projections (n, heads + 2 kv_heads, width) → rotated queries (heads, n, width), keys and values behind the
+ * committed ones of the cache. Returns as run does. */
+static int64_t append(const Attend *a, const float *qkv, const float *cos, const float *sin, const float *qnorm,
+                      const float *knorm, float eps, int threads) {
+    Append p = {a, qkv, cos, sin, qnorm, knorm, eps};
+    return run(threads, a->n, (double)a->n * (a->heads + 2 * a->kv_heads) * a->width * 8, some_heads, &p);
+}
+
+typedef struct {
+    char *out;
+    const float *x;
+    long width;
+    int type;
+} Gate;
+
+static void some_gates(void *context, long from, long to, int thread) {
+    const Gate *g = context;
+    const long width = g->width;
+    (void)thread;
+    for (long i = from; i < to; i++)
         for (long c = 0; c < width; c += W) {
             const int part = width - c < W ? (int)(width - c) : 0;
-            const char *gate = (const char *)(x + i * 2 * width + c), *lift = gate + width * 4;
-            char *to = out + (i * width + c) * bytes_of(type);
-            V g = part ? load_part(F32, gate, part) : load(F32, gate), u = part ? load_part(F32, lift, part) : load(F32, lift);
-            V y = g / (vexp(-g) + 1.0f) * u;
-            if (part) store_part(type, to, y, part);
-            else store(type, to, y);
+            const char *gate = (const char *)(g->x + i * 2 * width + c), *lift = gate + width * 4;
+            char *at = g->out + (i * width + c) * bytes_of(g->type);
+            V x = part ? load_part(F32, gate, part) : load(F32, gate), u = part ? load_part(F32, lift, part) : load(F32, lift);
+            V y = x / (vexp(-x) + 1.0f) * u;
+            if (part) store_part(g->type, at, y, part);
+            else store(g->type, at, y);
         }
+}
+
+/* out (n, width) = silu(gate) * up, with both side by side in x (n, 2, width). Returns as run does. */
+static int64_t swiglu(char *out, int type, const float *x, long n, long width, int threads) {
+    Gate g = {out, x, width, type};
+    return run(threads, n, (double)n * width * 16, some_gates, &g);
 }
 
 /* ---- the layers of a model ---------------------------------------------------------------------------- */
@@ -156,6 +231,8 @@ typedef struct {
     char *work;
     long work_bytes;
     int threads, keep, windows; /* windows: whether the layers' windows hold (cache rows stand at their positions) */
+    int64_t waited;             /* out: nanoseconds that the calling thread slept for others */
+    int shared;                 /* out: threads that the pass had */
 } Pass;
 
 static long depths(const Pass *p, int32_t *depth) {
@@ -175,7 +252,7 @@ static Attend attend_of(const Shape *m, const Pass *p, long window, const int32_
 }
 
 /* Runs a pass through all layers. Returns 0, or the bytes of work that it needs if there are fewer. */
-long ts_layers(const Shape *m, const Layer *layers, const Pass *p) {
+long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
     const int type = m->type == BF16 ? BF16 : F32;
     const long n = p->n, all = (m->heads + 2 * m->kv_heads) * m->width, whole = m->heads * m->width;
     const size_t act = bytes_of(type), kv = (size_t)m->kv_heads * p->capacity * m->width * bytes_of(m->type);
@@ -190,22 +267,26 @@ long ts_layers(const Shape *m, const Layer *layers, const Pass *p) {
     for (int i = 0; i < 6; i++) at[i + 1] = at[i] + sizes[i];
     int32_t *depth = (int32_t *)at[0];
     const long deepest = depths(p, depth);
+    const int threads = p->shared = take_team(p->threads);
+    int64_t waited = 0;
     for (long l = 0; l < m->layers; l++) {
         const Layer *w = layers + l;
         a = attend_of(m, p, w->window, depth);
         a.q = (char *)p->queries + (p->keep ? l * n * whole * act : 0);
         a.k = (char *)p->keys_values + 2 * l * kv;
         a.v = a.k + kv;
-        ts_norm(at[1], p->states, w->norm, n, m->hidden, m->eps, type, p->threads);
-        ts_linear((float *)at[2], all, at[1], m->hidden * act, w->qkv, w->qkv_bias, n, all, m->hidden, m->type, 0, p->threads);
-        append(&a, (float *)at[2], p->cos, p->sin, w->query_norm, w->key_norm, m->eps, p->threads);
-        attention(&a, deepest, at[3], at[6], p->threads);
-        ts_linear(p->states, m->hidden, at[3], whole * act, w->out, w->out_bias, n, m->hidden, whole, m->type, 1, p->threads);
-        ts_norm(at[1], p->states, w->mlp_norm, n, m->hidden, m->eps, type, p->threads);
-        ts_linear((float *)at[4], 2 * m->inner, at[1], m->hidden * act, w->gate_up, w->gate_up_bias, n, 2 * m->inner, m->hidden, m->type, 0, p->threads);
-        swiglu(at[5], type, (float *)at[4], n, m->inner, p->threads);
-        ts_linear(p->states, m->hidden, at[5], m->inner * act, w->down, w->down_bias, n, m->hidden, m->inner, m->type, 1, p->threads);
+        waited += norm(at[1], p->states, w->norm, n, m->hidden, m->eps, type, threads);
+        waited += linear((float *)at[2], all, at[1], m->hidden * act, w->qkv, w->qkv_bias, n, all, m->hidden, m->type, 0, threads);
+        waited += append(&a, (float *)at[2], p->cos, p->sin, w->query_norm, w->key_norm, m->eps, threads);
+        waited += attention(&a, deepest, at[3], at[6], threads);
+        waited += linear(p->states, m->hidden, at[3], whole * act, w->out, w->out_bias, n, m->hidden, whole, m->type, 1, threads);
+        waited += norm(at[1], p->states, w->mlp_norm, n, m->hidden, m->eps, type, threads);
+        waited += linear((float *)at[4], 2 * m->inner, at[1], m->hidden * act, w->gate_up, w->gate_up_bias, n, 2 * m->inner, m->hidden, m->type, 0, threads);
+        waited += swiglu(at[5], type, (float *)at[4], n, m->inner, threads);
+        waited += linear(p->states, m->hidden, at[5], m->inner * act, w->down, w->down_bias, n, m->hidden, m->inner, m->type, 1, threads);
     }
+    leave_team(threads);
+    p->waited = waited;
     return 0;
 }
 
@@ -218,6 +299,8 @@ long ts_attend(const Shape *m, const Pass *p, long window, const void *q, const 
     if ((size_t)p->work_bytes < need) return (long)need;
     a.q = q, a.k = k, a.v = v;
     char *work = p->work + first;
-    attention(&a, depths(p, depth), out, work - (uintptr_t)work % 64, p->threads);
+    const int threads = take_team(p->threads);
+    attention(&a, depths(p, depth), out, work - (uintptr_t)work % 64, threads);
+    leave_team(threads);
     return 0;
 }

@@ -1,5 +1,6 @@
 /* Attention of a pass over cached keys, by the specification in docs/exactness.md. See cpu.c. */
 #pragma once
+#include "cpu_team.h"
 #include "cpu_tile.h"
 
 /* Keys stand in the cache at their positions; the pass's own n stand behind the `before` committed ones. A
@@ -123,7 +124,7 @@ static void along(int type, float *acc, const float *e, const char *v, const int
         V x = part ? load_part(F32, (char *)(acc + c), part) : load(F32, (char *)(acc + c));
         for (long j = 0; j < count; j++) {
             const char *row = v + ((slots ? slots[j] : j) * width + c) * bytes_of(type);
-            x += e[j] * (part ? load_part(type, row, part) : load(type, row));
+            x = fused(splat(e[j]), part ? load_part(type, row, part) : load(type, row), x);
         }
         if (part) store_part(F32, (char *)(acc + c), x, part);
         else *(Vm *)(acc + c) = x;
@@ -145,7 +146,7 @@ INLINE void soften(float *s, long used, float scale, float *max, float *sum) {
     *sum = 0;
     if (best == -INFINITY) return;
     for (long j = 0; j < used; j += W) {
-        V e = vexp(load(F32, (char *)(s + j)) * scale - best);
+        V e = vexp(fused(load(F32, (char *)(s + j)), splat(scale), splat(-best)));
         *(Vm *)(s + j) = e;
         total += e;
     }
@@ -266,12 +267,12 @@ static __attribute__((noinline)) void merge(float *total, const float *acc, floa
         const int part = width - c < W ? (int)(width - c) : 0;
         char *to = (char *)(total + c), *from = (char *)(acc + c);
         V x = part ? load_part(F32, to, part) : load(F32, to), y = part ? load_part(F32, from, part) : load(F32, from);
-        x = x * old + y * new;
+        x = fused(y, splat(new), x * old);
         if (part) store_part(F32, to, x, part);
         else store(F32, to, x);
     }
     *top = best;
-    *whole = *whole * old + sum * new;
+    *whole = fused(splat(sum), splat(new), splat(*whole * old))[0];
 }
 
 static void finish(const Attend *a, const float *total, long row, long head, char *out) {
@@ -301,55 +302,75 @@ static size_t attention_bytes(const Attend *a, long deepest, int threads) {
     return threads * scratch_bytes(a) + (a->n <= FEW ? up(partial, 64) : 0);
 }
 
-/* out (n, heads, width): bfloat16 for bfloat16 keys, else float32. */
-static void attention(const Attend *a, long deepest, char *out, char *work, int threads) {
-    const long group = a->heads / a->kv_heads, width = a->width, cell = width + 2, step = tile_of(a);
-    const long chunks = chunks_of(a, deepest), tiles = (a->n + step - 1) / step;
-    const size_t each = scratch_bytes(a);
-    if ((double)a->n * (a->before + a->n) * a->heads * width < SMALL) threads = 1;
-    float *partial = (float *)(work + threads * each);
-    if (a->n <= FEW) {
-        const long queries = a->n * group;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-        {
-            const Scratch w = scratch_at(a, work + thread() * each);
-            long held = -1;
-#pragma omp for schedule(static)
-            for (long task = 0; task < chunks * a->kv_heads; task++) {
-                const long head = task / chunks, c = task % chunks;
-                if (held != head) queries_of(a, held = head, 0, a->n, w.q);
-                chunk_of(a, c, head, 0, a->n, &w);
-                for (long r = 0; r < queries; r++) {
-                    float *to = partial + (((head * queries) + r) * chunks + c) * cell;
-                    memcpy(to, w.acc + r * width, width * 4);
-                    to[width] = w.max[r], to[width + 1] = w.sum[r];
-                }
-            }
-#pragma omp for schedule(static)
-            for (long r = 0; r < a->kv_heads * queries; r++) {
-                float *total = partial + r * chunks * cell;
-                for (long c = 1; c < chunks; c++) {
-                    const float *next = total + c * cell;
-                    merge(total, next, next[width], next[width + 1], width);
-                }
-                finish(a, total, r % queries / group, r / queries * group + r % group, out);
-            }
+typedef struct { /* what the stages of an attention share */
+    const Attend *a;
+    char *out, *work;
+    float *partial; /* (heads, n, chunks, width + 2), by KV head */
+    size_t each;
+    long chunks, tiles, step;
+} Sharing;
+
+static void some_chunks(void *context, long from, long to, int thread) {
+    const Sharing *s = context;
+    const Attend *a = s->a;
+    const long width = a->width, cell = width + 2, queries = a->n * (a->heads / a->kv_heads);
+    const Scratch w = scratch_at(a, s->work + thread * s->each);
+    long held = -1;
+    for (long task = from; task < to; task++) {
+        const long head = task / s->chunks, c = task % s->chunks;
+        if (held != head) queries_of(a, held = head, 0, a->n, w.q);
+        chunk_of(a, c, head, 0, a->n, &w);
+        for (long r = 0; r < queries; r++) {
+            float *at = s->partial + ((head * queries + r) * s->chunks + c) * cell;
+            memcpy(at, w.acc + r * width, width * 4);
+            at[width] = w.max[r], at[width + 1] = w.sum[r];
         }
-        return;
     }
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
-    for (long task = 0; task < tiles * a->kv_heads; task++) {
-        const long head = task % a->kv_heads, first = (tiles - 1 - task / a->kv_heads) * step;
-        const long count = a->n - first < step ? a->n - first : step;
-        const Scratch w = scratch_at(a, work + thread() * each);
+}
+
+static void some_merges(void *context, long from, long to, int thread) {
+    const Sharing *s = context;
+    const Attend *a = s->a;
+    const long width = a->width, cell = width + 2, group = a->heads / a->kv_heads, queries = a->n * group;
+    (void)thread;
+    for (long r = from; r < to; r++) {
+        float *total = s->partial + r * s->chunks * cell;
+        for (long c = 1; c < s->chunks; c++) {
+            const float *next = total + c * cell;
+            merge(total, next, next[width], next[width + 1], width);
+        }
+        finish(a, total, r % queries / group, r / queries * group + r % group, s->out);
+    }
+}
+
+static void some_rows(void *context, long from, long to, int thread) {
+    const Sharing *s = context;
+    const Attend *a = s->a;
+    const long width = a->width, cell = width + 2, group = a->heads / a->kv_heads;
+    const Scratch w = scratch_at(a, s->work + thread * s->each);
+    for (long task = from; task < to; task++) {
+        const long head = task % a->kv_heads, first = (s->tiles - 1 - task / a->kv_heads) * s->step;
+        const long count = a->n - first < s->step ? a->n - first : s->step;
         queries_of(a, head, first, count, w.q);
         for (long r = 0; r < count * group; r++) w.total[r * cell + width] = -INFINITY, w.total[r * cell + width + 1] = 0;
-        for (long c = 0; c < chunks; c++) {
+        for (long c = 0; c < s->chunks; c++) {
             chunk_of(a, c, head, first, count, &w);
             for (long r = 0; r < count * group; r++)
                 merge(w.total + r * cell, w.acc + r * width, w.max[r], w.sum[r], width);
         }
         for (long r = 0; r < count * group; r++)
-            finish(a, w.total + r * cell, first + r / group, head * group + r % group, out);
+            finish(a, w.total + r * cell, first + r / group, head * group + r % group, s->out);
     }
+}
+
+/* out (n, heads, width): bfloat16 for bfloat16 keys, else float32. Returns as run does. */
+static int64_t attention(const Attend *a, long deepest, char *out, char *work, int threads) {
+    const long step = tile_of(a);
+    Sharing s = {a, out, work, NULL, scratch_bytes(a), chunks_of(a, deepest), (a->n + step - 1) / step, step};
+    const double worth = (double)a->n * (a->before + a->n) * a->heads * a->width;
+    s.partial = (float *)(work + threads * s.each);
+    if (a->n > FEW) return run(threads, s.tiles * a->kv_heads, worth, some_rows, &s);
+    const double merges = (double)a->n * a->heads * s.chunks * a->width;
+    const int64_t waited = run(threads, s.chunks * a->kv_heads, worth, some_chunks, &s);
+    return waited + run(threads, a->n * a->heads, merges, some_merges, &s);
 }

@@ -6,9 +6,8 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
-#endif
-#ifdef _OPENMP
-#include <omp.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 #if defined(__AVX512F__)
@@ -24,7 +23,6 @@
 #define NR 32 /* columns of a tile, and of a panel of packed weights */
 #define NV (NR / W)
 #define CHUNK 256 /* keys of an attention chunk */
-#define SMALL 1e5 /* multiplications below which one thread is faster than two */
 #define FEW 12 /* up to this many rows, attention is shared out by chunks of keys, beyond by rows */
 
 typedef float V __attribute__((vector_size(4 * W)));
@@ -36,24 +34,38 @@ typedef uint32_t Um __attribute__((vector_size(4 * W), aligned(1), may_alias));
 typedef uint16_t U16m __attribute__((vector_size(2 * W), aligned(1), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
 #define UNROLL _Pragma("GCC unroll 16")
+#endif
 
 enum { F32 = 0, BF16 = 1, F16 = 2 };
 /* how a tile reads its right side */
 enum { ROWS_F32 = 0, ROWS_BF16 = 1, ROWS_F16 = 2, PAIRS = 3 };
 
-INLINE int thread(void) {
-#ifdef _OPENMP
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
-
 /* ---- numbers ------------------------------------------------------------------------------------- */
 
 INLINE size_t bytes_of(int type) { return type == F32 ? 4 : 2; }
 INLINE V splat(float x) { return x - (V){0}; }
+
+/* x * y + z, rounded once. Whether an expression is rounded once or twice is never left to the compiler, which
+ * decides by its tuning for a processor: the sources are compiled without contraction, and this is the one place
+ * where a fused step is made. A processor that has none rounds the product and the sum, everywhere alike. */
+INLINE V fused(V x, V y, V z) {
+#if W == 16
+    return (V)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
+#elif W == 8 && defined(__FMA__)
+    return (V)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+    return (V)vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
+#elif defined(__FP_FAST_FMAF)
+    UNROLL for (int i = 0; i < W; i++) z[i] = __builtin_fmaf(x[i], y[i], z[i]);
+    return z;
+#else
+    return x * y + z;
+#endif
+}
 INLINE V as_v(U x) { V y; memcpy(&y, &x, sizeof y); return y; }
 INLINE U as_u(V x) { U y; memcpy(&y, &x, sizeof y); return y; }
 INLINE V pick(I mask, V yes, V no) {
@@ -165,19 +177,19 @@ INLINE V vexp(V x) { /* relative error below 3e-7; 0 far below 0, NaN stays NaN 
 #if defined(__AVX512F__)
     const __m512 y = _mm512_max_ps(_mm512_set1_ps(-104.0f), (__m512)x);
     const V turns = (V)_mm512_roundscale_ps((__m512)((V)y * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
-    V r = (V)y - turns * 0.693145752f;
+    V r = fused(-turns, splat(0.693145752f), (V)y);
 #else
     const V y = pick(x > 88.0f, splat(88.0f), x);
-    const V turns = (y * 1.44269504f + 12582912.0f) - 12582912.0f;
-    V r = y - turns * 0.693145752f;
+    const V turns = fused(y, splat(1.44269504f), splat(12582912.0f)) - 12582912.0f;
+    V r = fused(-turns, splat(0.693145752f), y);
 #endif
-    r = r - turns * 1.42860677e-6f;
-    V p = r * 1.38731625e-3f + 8.36889912e-3f;
-    p = p * r + 4.16657962e-2f;
-    p = p * r + 1.66664794e-1f;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
+    r = fused(-turns, splat(1.42860677e-6f), r);
+    V p = fused(r, splat(1.38731625e-3f), splat(8.36889912e-3f));
+    p = fused(p, r, splat(4.16657962e-2f));
+    p = fused(p, r, splat(1.66664794e-1f));
+    p = fused(p, r, splat(0.5f));
+    p = fused(p, r, splat(1.0f));
+    p = fused(p, r, splat(1.0f));
 #if defined(__AVX512F__)
     return (V)_mm512_scalef_ps((__m512)p, (__m512)turns);
 #else
@@ -222,8 +234,8 @@ INLINE void tile(const int how, const int rows, const char *a, size_t lda, const
                 first = pair << 16, second = pair & 0xffff0000u;
                 memcpy(&x, &first, 4), memcpy(&y, &second, 4);
                 UNROLL for (int c = 0; c < NV; c++) {
-                    acc[r][c] += x * low[c];
-                    acc[r][c] += y * high[c];
+                    acc[r][c] = fused(splat(x), low[c], acc[r][c]);
+                    acc[r][c] = fused(splat(y), high[c], acc[r][c]);
                 }
             }
 #endif
@@ -238,7 +250,7 @@ INLINE void tile(const int how, const int rows, const char *a, size_t lda, const
         UNROLL for (int r = 0; r < rows; r++) {
             float x;
             memcpy(&x, base[r / 4] + (r % 4) * lda + i * 4, 4);
-            UNROLL for (int c = 0; c < NV; c++) acc[r][c] += x * w[c];
+            UNROLL for (int c = 0; c < NV; c++) acc[r][c] = fused(splat(x), w[c], acc[r][c]);
         }
     }
 }

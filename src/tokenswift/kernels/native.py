@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_float, c_int, c_int32, c_long, c_void_p
+from ctypes import POINTER, byref, c_float, c_int, c_int32, c_int64, c_long, c_void_p
 from dataclasses import dataclass, fields
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache
 from tokenswift.kernels.choose import NativeRanker
+from tokenswift.kernels.threads import Threads
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -44,6 +46,8 @@ class _Pass(ctypes.Structure):
         ("threads", c_int),
         ("keep", c_int),
         ("windows", c_int),
+        ("waited", c_int64),
+        ("shared", c_int),
     ]
 
 
@@ -60,15 +64,24 @@ class Body:
 class NativeKernels:
     """Kernels of a compiled library; see :func:`tokenswift.kernels.build.library`.
 
-    Nothing here keeps state between calls, and the library's work space belongs to the cache that a pass
-    runs over, so passes over different caches may run at the same time.
+    The library's work space belongs to the cache that a pass runs over, and bits do not depend on who else
+    runs, so passes over different caches may run at the same time. One of them has the team of threads, the
+    others run on the thread that calls.
+
+    Args:
+        library: the compiled kernels.
+        threads: of every pass; by default ``torch.get_num_threads()`` at most, and fewer on a busy machine.
     """
 
     name = "native"
     panels = True
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, threads: int | None = None) -> None:
         self._lib = library
+        self._fixed = threads
+        self._threads = Threads()
+        #: compiler, flags and version that made the library
+        self.build = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, "ts_build"))).decode()
         linear, norm, layers, attend = (
             getattr(library, name) for name in ("ts_linear", "ts_norm", "ts_layers", "ts_attend")
         )
@@ -87,6 +100,10 @@ class NativeKernels:
         attend.argtypes = [POINTER(_Shape), POINTER(_Pass), c_long, *[c_void_p] * 4]
         linear.restype = norm.restype = None
         layers.restype = attend.restype = c_long
+
+    def _count(self, limit: int | None = None) -> int:
+        """Threads of the next pass."""
+        return self._fixed or self._threads.count(limit or torch.get_num_threads())
 
     def ranker(self, params: SamplingParams) -> NativeRanker:
         """The choice rule for one generation."""
@@ -119,14 +136,19 @@ class NativeKernels:
         shape, count = body.shape, len(states)
         layers = shape.layers if keep else 1
         queries = torch.empty(layers, shape.heads, count, shape.width, dtype=shape.active)
-        args = _pass(cache, count, parents, torch.get_num_threads())
+        limit = torch.get_num_threads()
+        args = _pass(cache, count, parents, self._count(limit))
         args.keep = keep
         args.cos, args.sin, args.states, args.queries = _pointers(cos, sin, states, queries)
         args.keys_values = cache.data.data_ptr()
+        begun = perf_counter()
         need = self._lib.ts_layers(byref(body.c_shape), body.c_layers, byref(args))
         if need:
             _more_work(cache, args, need)
             self._lib.ts_layers(byref(body.c_shape), body.c_layers, byref(args))
+        seconds = perf_counter() - begun
+        if self._fixed is None:
+            self._threads.observe(count, limit, args.shared, seconds, args.waited / 1e9)
         return queries
 
     def attend(
@@ -144,7 +166,7 @@ class NativeKernels:
         query = query.to(shape.active).contiguous()
         heads, count, width = query.shape
         out = torch.empty(count, heads, width, dtype=shape.active)
-        args = _pass(cache, count, parents, torch.get_num_threads())
+        args = _pass(cache, count, parents, self._count())
         keys, values = data[2 * layer], data[2 * layer + 1]
         rest = (c_long(window), *_pointers(query, keys, values, out))
         c_shape = _c_shape(shape)
@@ -172,7 +194,7 @@ class NativeKernels:
             weight.columns,
             TYPES[weight.dtype],
             0,
-            torch.get_num_threads(),
+            self._count(),
         )
         return out
 
@@ -182,9 +204,7 @@ class NativeKernels:
         """RMS norm of float32 states, as ``dtype``."""
         states = states.float().contiguous()
         out = torch.empty(states.shape, dtype=dtype)
-        self._lib.ts_norm(
-            *_pointers(out, states, weight), *states.shape, eps, TYPES[dtype], torch.get_num_threads()
-        )
+        self._lib.ts_norm(*_pointers(out, states, weight), *states.shape, eps, TYPES[dtype], self._count())
         return out
 
 

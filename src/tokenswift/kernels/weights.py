@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -23,26 +23,22 @@ class Packed:
     for the torch path.
 
     Args:
-        weight: (N, K), K even; shared when it is not packed, else copied.
+        weight: (N, K), K even, or several weights that stand one below the other in it; shared when it is one
+            and not packed, else copied.
         panels: whether to pack.
     """
 
-    def __init__(self, weight: Float[Tensor, "N K"], panels: bool) -> None:
-        self.rows, self.columns = weight.shape
+    def __init__(self, weight: Float[Tensor, "N K"] | Sequence[Tensor], panels: bool) -> None:
+        parts = [part.detach() for part in ([weight] if isinstance(weight, Tensor) else weight)]
+        self.rows, self.columns = sum(map(len, parts)), parts[0].shape[1]
         self.panels = panels
-        self.dtype = weight.dtype
-        data = weight.detach()
+        self.dtype = parts[0].dtype
         if panels:
-            pairs = 2 if data.dtype == torch.bfloat16 else 1
             if self.columns % 2:
                 raise ValueError(f"a weight has {self.columns} columns; valid: an even number")
-            data = F.pad(data, (0, 0, 0, -self.rows % PANEL))
-            data = data.view(-1, PANEL, self.columns // pairs, pairs).transpose(1, 2)
-        if panels:
-            self.data = large_empty(*data.shape, dtype=data.dtype)
-            self.data.copy_(data)
+            self.data = _panels(parts, self.rows)
         else:
-            self.data = data.contiguous()
+            self.data = (torch.cat(parts) if len(parts) > 1 else parts[0]).contiguous()
 
     @property
     def nbytes(self) -> int:
@@ -60,6 +56,36 @@ class Packed:
         if not self.panels:
             return self.data
         return self.data.transpose(1, 2).reshape(-1, self.columns)[: self.rows].contiguous()
+
+
+def _panels(parts: Sequence[Tensor], rows: int) -> Tensor:
+    """The panels of weights that stand one below the other; nothing is copied twice."""
+    pairs = 2 if parts[0].dtype == torch.bfloat16 else 1
+    made = large_empty(-(-rows // PANEL), parts[0].shape[1] // pairs, PANEL, pairs, dtype=parts[0].dtype)
+    panels, at = _numbers(made, pairs)[..., 0], 0
+    for part in parts:
+        given = _numbers(part.unflatten(1, (-1, pairs)), pairs)[..., 0]
+        while len(given):
+            panel, row = divmod(at, PANEL)
+            if row or len(given) < PANEL:  # a part of a panel
+                taken = min(PANEL - row, len(given))
+                panels[panel, :, row : row + taken] = given[:taken].T
+            else:
+                whole, taken = len(given) // PANEL, len(given) // PANEL * PANEL
+                blocks = given[:taken].reshape(whole, PANEL, -1)
+                panels[panel : panel + whole] = blocks.transpose(0, 2, 1)
+            given, at = given[taken:], at + taken
+    if rows % PANEL:
+        panels[-1, :, rows % PANEL :] = 0
+    return made
+
+
+def _numbers(pairs: Tensor, count: int) -> Any:
+    """A tensor whose last dimension is what stays together, 1 or 2 numbers, as numpy takes it (…, 1)."""
+    pairs = pairs.contiguous()
+    if count == 1:
+        return pairs.numpy()
+    return (pairs if pairs.storage_offset() % 2 == 0 else pairs.clone()).view(torch.int32).numpy()
 
 
 @dataclass(frozen=True, slots=True)

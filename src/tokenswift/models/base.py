@@ -33,6 +33,7 @@ class BaseTarget(ABC):
         weight_bytes: bytes of weights that one pass reads.
         copied_bytes: bytes that copies of weights take beside the model's own.
         kv_bytes: bytes of keys and values per cached token.
+        far: relative distance of the logits from the model's own forward, as the check at loading found it.
     """
 
     prefill_chunk: int  # rows of a prefill pass
@@ -47,6 +48,7 @@ class BaseTarget(ABC):
         self.head_dim = head_width(config)
         self.kv_bytes = 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
         self.weight_bytes = self.copied_bytes = 0
+        self.far = float("nan")
         self.windows: list[int | None] = [None] * self.layers
         self._rows: tuple[Tensor, Any] | None = None
         self._taken: list[tuple[nn.Module, Callable[[], Tensor]]] = []  # modules, what makes their weights

@@ -1,6 +1,6 @@
-"""The lean decoder: our own forward for Llama, Qwen2, Qwen3 and Mistral, over the weights of a loaded model.
+"""The lean decoder: our own forward for Llama, Qwen2, Qwen3 and Mistral, over weights by name.
 
-transformers loads, configures and tokenises, and its forward is the reference of the tests. Here a pass is an
+transformers configures and tokenises, and its forward is the reference of the tests. Here a pass is an
 embedding, one call of the kernels for all layers (fused projections over packed weights, attention over our
 caches, everything between them), the final norm and the LM head. Activations are float32 and rounded to the
 weights' type where they enter a product. Nothing is kept between passes: threads may share a target.
@@ -9,7 +9,7 @@ weights' type where they enter a product. Nothing is kept between passes: thread
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,9 @@ from tokenswift.kernels.native import TYPES, NativeKernels
 from tokenswift.kernels.reference import TorchKernels
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape
 from tokenswift.models.base import BaseTarget, head_width
+from tokenswift.models.checkpoint import EMBEDDING, HEAD, NORM, FileWeights, ModuleWeights, Weights
 from tokenswift.models.rope import Rotary
-from tokenswift.types import OnProgress
+from tokenswift.types import InputError, OnProgress
 
 #: model types that the lean decoder runs
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
@@ -65,7 +66,7 @@ class LeanTarget(BaseTarget):
     """A model on the CPU, ready for tree passes (implements `interfaces.DraftModel`).
 
     Args:
-        model: a transformers causal LM for which :func:`unfit` is None.
+        source: a transformers causal LM for which :func:`unfit` is None, or the weights of its files.
         kernels: compiled kernels or the torch path.
         rotary: its positions.
         take: replace the model's own weights by empty ones as they are packed, so that they exist once;
@@ -78,107 +79,106 @@ class LeanTarget(BaseTarget):
 
     def __init__(
         self,
-        model: Any,
+        source: Any,
         kernels: NativeKernels | TorchKernels,
         rotary: Rotary,
         take: bool = False,
         on_progress: OnProgress | None = None,
     ) -> None:
-        super().__init__(model.config, model.lm_head.weight, rotary)
-        config, body = model.config, model.model
+        files = isinstance(source, FileWeights)
+        self._weights: Weights = source if files else ModuleWeights(source, take)
+        self.layout = layout = self._weights.layout
+        super().__init__(layout if files else source.config, self._weight(HEAD), rotary)
         self.kernels = kernels
-        self._take = take
-        tied = model.lm_head.weight is body.embed_tokens.weight
-        self.head = self._packed(model.lm_head.weight)
-        self._head_bias = _vector(model.lm_head.bias)
-        self._release(model.lm_head, self.head.unpack)
-        if tied:
-            self._release(body.embed_tokens, lambda: model.lm_head.weight)
-        self._norm, self._eps = _copied(body.norm.weight), float(body.norm.variance_epsilon)
+        self.head = self._packed([HEAD])
+        self._head_bias = _vector(self._weights.get("lm_head.bias"))
+        self._norm, self._eps = _copied(self._weight(NORM)), layout.eps
         weights: list[LayerWeights] = []
-        for layer in body.layers:
-            weights.append(self._layer(layer))
+        for number in range(layout.num_hidden_layers):
+            weights.append(self._layer(number))
             if on_progress is not None:
-                on_progress("pack", len(weights), len(body.layers))
+                on_progress("pack", len(weights), layout.num_hidden_layers)
         self.windows = [w.window or None for w in weights]
-        if self._take:  # what is left shares the checkpoint's mapped file, which would stay in memory
-            for parameter in model.parameters():
-                parameter.data = parameter.data.clone()
+        self._embedding: Tensor | None = None
+        if not layout.tied:
+            embedding = self._weight(EMBEDDING)
+            self._embedding = embedding.clone() if files or take else embedding
+        self._taken = self._weights.done()
+        del self._weights
+        if files or take:
             release_free_memory()
-        self._embedding: Tensor | None = None if tied else body.embed_tokens.weight.detach()
-        first = body.layers[0]
         shape = Shape(
             layers=self.layers,
             hidden=self.hidden_size,
-            inner=config.intermediate_size,
-            heads=config.num_attention_heads,
+            inner=layout.intermediate_size,
+            heads=layout.num_attention_heads,
             kv_heads=self.kv_heads,
             width=self.head_dim,
             dtype=self.dtype,
-            eps=float(first.input_layernorm.variance_epsilon),
-            scale=float(first.self_attn.scaling),
+            eps=layout.eps,
+            scale=layout.scale,
         )
         self.body: Any = kernels.body(shape, weights)
         layer_bytes = sum(t.numel() * t.element_size() for w in weights for t in w.tensors())
         self.weight_bytes = layer_bytes + self.head.nbytes
 
-    def _packed(self, weight: Tensor, fused: bool = False) -> Packed:
-        """A weight as the kernels read it; counts what it takes beside the model's own."""
-        packed = Packed(weight, self.kernels.panels)
-        if not self._take and (self.kernels.panels or fused):
+    def _weight(self, name: str) -> Tensor:
+        """A weight that every lean decoder has."""
+        found = self._weights.get(name)
+        if found is None:
+            raise InputError(f"the model has no weight {name}")
+        return found
+
+    def _packed(self, names: list[str]) -> Packed:
+        """Weights with the same input as the kernels read them, one below the other; counts what they take
+        beside the model's own."""
+        parts = [self._weight(name) for name in names]
+        packed, at = Packed(parts, self.kernels.panels), 0
+        if self._weights.copies and (self.kernels.panels or len(parts) > 1):
             self.copied_bytes += packed.nbytes
+        for name, part in zip(names, parts, strict=True):
+            rows = slice(at, at + len(part))
+            self._weights.packed(name, lambda rows=rows: packed.unpack()[rows].contiguous())
+            at += len(part)
         return packed
 
-    def _layer(self, layer: Any) -> LayerWeights:
-        attn, mlp = layer.self_attn, layer.mlp
-        qkv, qkv_bias = self._fused(attn.q_proj, attn.k_proj, attn.v_proj)
-        out, out_bias = self._fused(attn.o_proj)
-        gate_up, gate_up_bias = self._fused(mlp.gate_proj, mlp.up_proj)
-        down, down_bias = self._fused(mlp.down_proj)
-        if self._take:
-            release_free_memory()
-        norms = [getattr(attn, name, None) for name in ("q_norm", "k_norm")]
-        window = getattr(attn, "sliding_window", None)
-        if self.config.model_type == "mistral":
-            window = getattr(self.config, "sliding_window", None)
-        return LayerWeights(
+    def _layer(self, number: int) -> LayerWeights:
+        layer = f"model.layers.{number}."
+        get = self._weights.get
+        qkv, qkv_bias = self._fused(*(f"{layer}self_attn.{name}_proj" for name in "qkv"))
+        out, out_bias = self._fused(f"{layer}self_attn.o_proj")
+        gate_up, gate_up_bias = self._fused(f"{layer}mlp.gate_proj", f"{layer}mlp.up_proj")
+        down, down_bias = self._fused(f"{layer}mlp.down_proj")
+        made = LayerWeights(
             qkv=qkv,
             out=out,
             gate_up=gate_up,
             down=down,
-            norm=_copied(layer.input_layernorm.weight),
-            mlp_norm=_copied(layer.post_attention_layernorm.weight),
+            norm=_copied(self._weight(f"{layer}input_layernorm.weight")),
+            mlp_norm=_copied(self._weight(f"{layer}post_attention_layernorm.weight")),
             qkv_bias=qkv_bias,
             out_bias=out_bias,
             gate_up_bias=gate_up_bias,
             down_bias=down_bias,
-            query_norm=_vector(norms[0].weight) if norms[0] is not None else None,
-            key_norm=_vector(norms[1].weight) if norms[1] is not None else None,
-            window=window or 0,
+            query_norm=_vector(get(f"{layer}self_attn.q_norm.weight")),
+            key_norm=_vector(get(f"{layer}self_attn.k_norm.weight")),
+            window=self.layout.windows[number],
         )
+        self._weights.rest()
+        if not self._weights.copies:
+            release_free_memory()
+        return made
 
-    def _fused(self, first: nn.Linear, *others: nn.Linear) -> tuple[Packed, Tensor | None]:
+    def _fused(self, *linears: str) -> tuple[Packed, Tensor | None]:
         """One packed weight (and bias) for projections of the same input."""
-        linears = (first, *others)
-        whole = torch.cat([linear.weight for linear in linears]) if others else first.weight
-        packed, at = self._packed(whole, fused=bool(others)), 0
-        bias = None
-        if any(linear.bias is not None for linear in linears):
-            parts = [
-                torch.zeros(len(x.weight)) if x.bias is None else x.bias.detach().float() for x in linears
-            ]
-            bias = torch.cat(parts)
-        for linear in linears:
-            rows = slice(at, at + linear.out_features)
-            self._release(linear, lambda rows=rows: packed.unpack()[rows].contiguous())
-            at += linear.out_features
-        return packed, bias
-
-    def _release(self, module: nn.Module, restore: Callable[[], Tensor]) -> None:
-        """Let go of a module's weight, if it may be taken."""
-        if self._take:
-            module.weight = nn.Parameter(torch.empty(0, dtype=self.dtype), requires_grad=False)
-            self._taken.append((module, restore))
+        weights, bias = [f"{name}.weight" for name in linears], None
+        biases = [self._weights.get(f"{name}.bias") for name in linears]
+        if any(found is not None for found in biases):
+            pairs = zip(weights, biases, strict=True)
+            bias = torch.cat(
+                [torch.zeros(len(self._weight(w))) if b is None else b.float() for w, b in pairs]
+            )
+        return self._packed(weights), bias
 
     # ---- passes ---------------------------------------------------------------------------------
 

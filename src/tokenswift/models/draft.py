@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.models import embedded
+from tokenswift.models.made import RECORD, fault, write_record
 from tokenswift.types import InputError, OnProgress, RunError
 
 NAME = f"{embedded.NAME}-draft"
@@ -50,7 +51,8 @@ def ensure(cache: Path, on_progress: OnProgress | None = None) -> Path:
         if not is_whole(folder, digest):
             with embedded.making(folder, NEED):
                 if not is_whole(folder, digest):  # another process may have made it while we waited
-                    logger.info("building the draft model %s (once) in %s", NAME, folder)
+                    embedded.warn_of_damage(folder, fault(folder, digest, FORMAT))
+                    logger.info("building the draft model %s (114 MB, once) in %s", NAME, folder)
                     with embedded.partial_folder(folder) as partial:
                         build(packed, target, partial / "model", {"sha256": digest, "format": FORMAT})
                         embedded.publish(partial / "model", folder)
@@ -62,10 +64,10 @@ def check_out(out: Path) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     try:
-        record = json.loads((out / embedded.RECORD).read_text(encoding="utf-8"))
+        record = json.loads((out / RECORD).read_text(encoding="utf-8"))
         ours = isinstance(record, dict) and {"target", "notes"} <= set(record) and "sha256" not in record
         ours = ours and all(path.is_file() and path.suffix in ENDS for path in out.iterdir())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         ours = False
     if not ours:
         raise InputError(
@@ -76,11 +78,7 @@ def check_out(out: Path) -> None:
 
 def is_whole(folder: Path, digest: str) -> bool:
     """True when ``folder`` was finished from the packed file with this SHA-256."""
-    try:
-        record = json.loads((folder / embedded.RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(record, dict) and (record.get("sha256"), record.get("format")) == (digest, FORMAT)
+    return fault(folder, digest, FORMAT) is None
 
 
 def build(packed: Path, target: Path, folder: Path, record: dict[str, Any]) -> None:
@@ -129,7 +127,7 @@ def build(packed: Path, target: Path, folder: Path, record: dict[str, Any]) -> N
     config = {**header["config"], "dtype": kind}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     for path in target.iterdir():  # tokenizer, chat template, generation defaults
-        if path.name not in ("config.json", "model.safetensors", embedded.RECORD):
+        if path.name not in ("config.json", "model.safetensors", RECORD):
             shutil.copyfile(path, folder / path.name)
     known = {"name": NAME, "target": header["target"], "notes": header["notes"], **record}
-    (folder / embedded.RECORD).write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    write_record(folder, known)

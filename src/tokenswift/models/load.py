@@ -51,6 +51,11 @@ class Loaded:
     tokenizer: Any
     name: str
 
+    @property
+    def generation_config(self) -> Any:
+        """The model's transformers ``GenerationConfig``; None where it has none."""
+        return getattr(self.model, "generation_config", None)
+
 
 def cache_dir() -> Path:
     """``TOKENSWIFT_CACHE``, else ``$XDG_CACHE_HOME/tokenswift``, else ``~/.cache/tokenswift``."""
@@ -98,9 +103,10 @@ def check_place(dtype: str, device: str) -> str:
 
 
 def native_bfloat16(device: str) -> bool:
-    """Whether bfloat16 products run in hardware on a place from :func:`check_place`.
+    """Whether torch's bfloat16 products run in hardware on a place from :func:`check_place`; for training.
 
-    A CPU without them emulates bfloat16, several times slower than float32.
+    On a CPU without them torch emulates bfloat16, several times slower than float32; the kernels that texts
+    are written with do not, and "auto" never looks at the processor there: it is the checkpoint's type.
     """
     if device != "cpu":
         return True
@@ -132,13 +138,27 @@ def load(
     place = check_place(dtype, device)
     name = str(name_or_path)
     source, local = locate(name, on_progress)
+    return load_located(name, source, local, dtype, place, on_progress)
+
+
+def load_located(
+    name: str, source: str, local: bool, dtype: str, place: str, on_progress: OnProgress | None = None
+) -> Loaded:
+    """:func:`load` for what :func:`locate` has found (``source``, ``local``), on a place from
+    :func:`check_place`."""
     with quiet_transformers(), counted_loading(on_progress):
         config = _config(name, source, local)
         tokenizer = _tokenizer(name, source, local)
         if place == "cpu" and Path(source).is_dir():
-            _check_memory(name, Path(source), config, dtype)
+            _check_folder(name, Path(source), config, dtype)
         model = _model(name, source, local, config, dtype, place)
     return Loaded(model, tokenizer, name)
+
+
+def load_tokenizer(name: str, source: str, local: bool) -> Any:
+    """The tokenizer of :func:`load` alone."""
+    with quiet_transformers():
+        return _tokenizer(name, source, local)
 
 
 def check_name(name: str) -> None:
@@ -242,21 +262,34 @@ def _tokenizer(name: str, source: str, local: bool) -> Any:
         raise InputError(f"model {name}: its tokenizer cannot be loaded ({line_of(error)})") from error
 
 
-def _check_memory(name: str, folder: Path, config: Any, dtype: str) -> None:
-    """Refuse a model whose weights alone are more than the memory that can be had: the system would end the
-    process without a word."""
+def _check_folder(name: str, folder: Path, config: Any, dtype: str) -> None:
+    """:func:`check_memory` for the files of a folder."""
     import torch
-
-    from tokenswift.memory import host_memory
 
     sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     weights = [file for file in hub.wanted_files(list(sizes)) if file.endswith((".safetensors", ".bin"))]
-    stored, memory = getattr(config, "dtype", None), host_memory()
+    stored = getattr(config, "dtype", None)
     kind = stored if dtype == "auto" else getattr(torch, dtype)
     scale = kind.itemsize / stored.itemsize if isinstance(stored, torch.dtype) and kind else 1.0
     needed = int(sum(sizes[file] for file in weights) * scale)
+    check_memory(name, needed, kind == torch.float32)
+
+
+def check_memory(name: str, needed: int, wide: bool) -> None:
+    """Refuse a model whose weights alone are more than the memory that can be had: the system would end the
+    process without a word.
+
+    Args:
+        needed: bytes.
+        wide: whether the weights would be float32.
+    Raises:
+        InputError: they do not fit.
+    """
+    from tokenswift.memory import host_memory
+
+    memory = host_memory()
     if memory is not None and needed > memory.free:
-        smaller = ", or dtype bfloat16" if kind == torch.float32 else ""
+        smaller = ", or dtype bfloat16" if wide else ""
         raise InputError(
             f"model {name} needs {needed:,} bytes of memory for its weights, {memory.free:,} bytes are "
             f"available; valid: a smaller model{smaller}"

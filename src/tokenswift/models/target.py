@@ -8,23 +8,38 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from typing import Any
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from tokenswift.kernels.build import library, processor
+from tokenswift.kernels.check import fault
 from tokenswift.kernels.native import NativeKernels
 from tokenswift.kernels.reference import TorchKernels
+from tokenswift.kernels.threads import usable
 from tokenswift.models.decoder import PREFILL_CHUNK, LeanTarget, unfit
-from tokenswift.models.generic import GenericTarget, shadow_of
 from tokenswift.models.load import cache_dir, native_kernels_wanted
 from tokenswift.models.rope import RopeScaling, rotary_of
 from tokenswift.types import InputError, OnProgress
 
-__all__ = ["PREFILL_CHUNK", "Target", "check_model", "distance", "kernels", "make_target", "numerics_of"]
+if TYPE_CHECKING:  # it imports transformers' modelling code, which takes seconds
+    from tokenswift.models.generic import GenericTarget
 
-Target = LeanTarget | GenericTarget
+__all__ = [
+    "PREFILL_CHUNK",
+    "Target",
+    "check_model",
+    "distance",
+    "kernels",
+    "kernels_key",
+    "make_target",
+    "numerics_of",
+]
+
+Target: TypeAlias = "LeanTarget | GenericTarget"
 
 #: the check: text, where its first prefill chunk ends, and a tree behind it (tokens drawn at random)
 TEXT, CUT = 24, 15
@@ -34,14 +49,36 @@ TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 logger = logging.getLogger("tokenswift")
 _kernels: dict[str, NativeKernels | TorchKernels] = {}
+_files: dict[str, str] = {}  # names of the libraries that they come from
 
 
 def kernels() -> NativeKernels | TorchKernels:
-    """The CPU kernels: compiled ones, or the torch path where there are none (found once a process)."""
+    """The CPU kernels: compiled ones, or the torch path where there are none or they break the rule that a
+    row's bits are its own affair (found once a process)."""
     if "cpu" not in _kernels:
         compiled = library(cache_dir() / "kernels") if native_kernels_wanted() else None
+        if compiled is not None and (found := fault(compiled)) is not None:
+            logger.warning(
+                "the compiled CPU kernels give rows other bits than they have alone (%s); the slower torch "
+                "path is used",
+                found,
+            )
+            compiled = None
+        if torch.get_num_threads() > usable():  # of processors that a control group allows only in part
+            torch.set_num_threads(usable())
+        # a forked child has the memory of torch's threads and of ours, but not the threads
+        os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
         _kernels["cpu"] = TorchKernels() if compiled is None else NativeKernels(compiled)
+        _files["cpu"] = "torch" if compiled is None else Path(compiled._name).stem
     return _kernels["cpu"]
+
+
+def kernels_key() -> str | None:
+    """What tells these kernels from others: the name of the compiled library, or "torch". None: they are
+    kept nowhere, so nothing can be kept about them."""
+    kernels()
+    name = _files.get("cpu", "")
+    return name if name.startswith("kernels-") or name == "torch" else None
 
 
 def check_model(model: Any) -> None:
@@ -72,6 +109,8 @@ def make_target(
     Raises:
         InputError: a model that cannot run here, in one line that says why.
     """
+    from tokenswift.models.generic import GenericTarget, shadow_of
+
     check_model(model)
     name = type(model).__name__
     rotary = rotary_of(model, scaling)
@@ -83,11 +122,14 @@ def make_target(
         raise
     except Exception as error:  # the model's own code; whatever it trips over, the user sees one line
         raise InputError(f"model {name}: its own forward fails ({_line(error)})") from error
+    if not bool(expected.isfinite().all()):
+        raise InputError(f"model {name}: logits of its own forward hold NaN or infinite values")
     reason = unfit(model) if device.type == "cpu" else "it runs on " + device.type
     if reason is None:
         target: Target = LeanTarget(model, kernels(), rotary, take, on_progress)
         far = distance(target, cases, expected)
         if far <= TOLERANCES[target.dtype]:
+            target.far = far
             return target
         target.give_back()
         logger.warning(
@@ -108,6 +150,7 @@ def make_target(
             f"model {name} is not supported: logits of chunked prefill and tree passes differ from those of "
             f"its own forward by {far:.1e} of their size"
         )
+    target.far = far
     return target
 
 
@@ -156,9 +199,11 @@ def numerics_of(target: Target) -> dict[str, Any]:
     lean = isinstance(target, LeanTarget)
     compiled = isinstance(target.kernels, NativeKernels)
     how = "compiled kernels" if compiled else "torch"
+    made = {"compiler": target.kernels.build} if isinstance(target.kernels, NativeKernels) else {}
     return {
         "equal_bits": lean and compiled,
         "how": how if lean else f"transformers' own forward, attention by {how}",
         "device": target.device.type,
         "processor": hashlib.sha256(processor().encode()).hexdigest()[:16],
+        **made,
     }

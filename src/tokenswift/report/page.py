@@ -13,18 +13,14 @@ from html import escape
 from importlib import resources
 from itertools import groupby
 
+from tokenswift.drafting.registry import mark_of, marks
 from tokenswift.report import figures
 from tokenswift.report.plots import Line, number, plot
 from tokenswift.runs.state import RunState
 
 BLOCK = 1000  # tokens of a block of the text
-#: letter of a source → (element, name)
-KINDS = {
-    "t": ("", "the model's own choice"),
-    "h": ("i", "draft head"),
-    "n": ("b", "n-gram"),
-    "c": ("u", "chain"),
-}
+#: letter of a source → its element; others have one of their own, such as k-x
+ELEMENTS = {"t": "", "h": "i", "n": "b", "c": "u"}
 JUMPS = 20  # links into the text
 _BAD = {code: 0xFFFD for code in (*range(9), 11, 12, *range(14, 32), 127)}
 
@@ -39,7 +35,8 @@ def page(state: RunState, name: str, running: bool = False) -> str:
     """
     marked = figures.repeats(state.tokens)
     style = resources.files("tokenswift").joinpath("report/style.css").read_text(encoding="utf-8")
-    word = "running" if running else f"finished ({state.end['reason']})" if state.end else "interrupted"
+    style += _colours(state)
+    word = "running" if running else f"finished ({state.end.reason})" if state.end else "interrupted"
     title = f"Run {name}: {len(state.tokens):,} tokens, {word}"
     sections = [
         ("figures", "Figures", _figures(state, word, marked)),
@@ -91,7 +88,7 @@ def _figures(state: RunState, word: str, marked: Sequence[bool]) -> str:
     resumed = ", ".join(f"{at:,}" for at in figures.resumed_at(state)) or "never"
     rows = [
         ("state", word),
-        ("new tokens", f"{tokens:,} of at most {state.session['max_new_tokens']:,}"),
+        ("new tokens", f"{tokens:,} of at most {state.session.max_new_tokens:,}"),
         ("prompt tokens", f"{len(state.prompt):,}"),
         ("tokens a second", number(tokens / decoding if decoding else None)),
         ("decoding", f"{decoding:,.1f} s"),
@@ -107,9 +104,32 @@ def _figures(state: RunState, word: str, marked: Sequence[bool]) -> str:
     ]
     counts = [
         (name, f"{state.sources.count(letter):,}", f"{state.sources.count(letter) / max(1, tokens):.1%}")
-        for letter, (_, name) in KINDS.items()
+        for letter, name in _kinds(state).items()
     ]
     return _table("The run", rows) + _table("Where tokens came from", counts, ("source", "tokens", "share"))
+
+
+def _kinds(state: RunState) -> dict[str, str]:
+    """Letters of sources and what they are: all that are known, and those of the run."""
+    letters = [mark.letter for mark in marks().values()]
+    return {
+        letter: mark_of(letter).title for letter in dict.fromkeys([*letters, *sorted(set(state.sources))])
+    }
+
+
+def _guests(state: RunState) -> dict[str, str]:
+    """Letters of drafters of other packages that drafted in this run → their elements."""
+    return {letter: f"k-{letter.lower()}" for letter in sorted(set(state.sources) - set(ELEMENTS))}
+
+
+def _colours(state: RunState) -> str:
+    """Style of their elements."""
+    rules = ""
+    for letter, tag in _guests(state).items():
+        mark = mark_of(letter)
+        rules += f"{tag}{{color:light-dark({mark.light},{mark.dark});text-decoration:underline dashed}}"
+        rules += f"body:has(#sources:not(:checked)) .words {tag}{{color:inherit;text-decoration:none}}"
+    return rules
 
 
 def _loop(state: RunState) -> str:
@@ -153,34 +173,37 @@ def _cost(state: RunState) -> str:
 
 
 def _settings(state: RunState) -> str:
-    identity, session = state.header["identity"], state.session
-    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(state.header["made"]))
-    numerics = session["numerics"]
+    identity, session = state.header.identity, state.session
+    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(state.header.made))
+    numerics, adapter = session.numerics, identity.adapter
     rows = [
-        ("model", state.header["name"]),
-        ("weights, config (digests)", f"{identity['weights']}, {identity['config']}"),
-        ("adapter", str(identity["adapter"] or "none")),
-        ("dtype, device", f"{identity['dtype']}, {numerics['device']}, {session['threads']} threads"),
-        ("computed by", numerics["how"] + ("" if numerics["equal_bits"] else " (bits not equal)")),
-        ("positions", identity["rope"]),
-        ("strategy", session["strategy"]),
-        *((f"option {key}", str(value)) for key, value in session["options"].items()),
-        *((key.replace("_", " "), str(value)) for key, value in identity["sampling"].items()),
-        ("acceptance", identity["acceptance"]),
-        ("stop", ", ".join(map(repr, identity["stop"])) or "none"),
-        ("end-of-text tokens", ", ".join(map(str, identity["eos"])) or "ignored"),
-        ("on a loop", session["on_loop"]),
+        ("model", state.header.name),
+        ("weights, config (digests)", f"{identity.weights}, {identity.config}"),
+        ("adapter", "none" if adapter is None else f"{', '.join(adapter.names)} ({adapter.digest})"),
+        ("dtype, device", f"{identity.dtype}, {numerics['device']}, {session.threads} threads"),
+        ("computed by", f"{numerics['how']}" + ("" if numerics["equal_bits"] else " (bits not equal)")),
+        ("positions", identity.rope),
+        ("strategy", session.strategy),
+        *((f"option {key}", str(value)) for key, value in session.options.items()),
+        *((key.replace("_", " "), str(value)) for key, value in identity.sampling.items()),
+        ("acceptance", identity.acceptance),
+        ("stop", ", ".join(map(repr, identity.stop)) or "none"),
+        ("end-of-text tokens", ", ".join(map(str, identity.eos)) or "ignored"),
+        ("on a loop", session.on_loop),
         ("begun", made),
-        *session["versions"].items(),
+        *session.versions.items(),
     ]
     return _table("What the run was asked for", rows)
 
 
 def _text(state: RunState, marked: Sequence[bool]) -> str:
+    guests = ((mark_of(letter).title, tag) for letter, tag in _guests(state).items())
+    more = "".join(f", as from a <{tag}>{_clean(title)}</{tag}>" for title, tag in guests)
     legend = (
         '<p class="legend">Tokens of the model\'s own choice are plain; from a <i>draft head</i>, an '
         "<b>n-gram of the text</b> or a <u>drafted chain</u> they have a colour and an underline of their "
-        f"own. A <mark>repeat</mark> is {figures.REPEAT} tokens or more that the text has had before.</p>"
+        f"own{more}. A <mark>repeat</mark> is {figures.REPEAT} tokens or more that the text has had "
+        "before.</p>"
         '<p class="switches"><label><input type="checkbox" id="sources" checked> show sources</label> '
         '<label><input type="checkbox" id="repeats" checked> show repeats</label></p>'
     )
@@ -211,7 +234,7 @@ def _block(state: RunState, marked: Sequence[bool], start: int, end: int, at: in
             count = sum(1 for _ in run)
             length = sum(state.chars[i : i + count])
             text = _clean(state.text[at : at + length])
-            tag = KINDS[letter][0]
+            tag = ELEMENTS.get(letter, f"k-{letter.lower()}")
             out.append(f"<{tag}>{text}</{tag}>" if tag and text else text)
             i, at = i + count, at + length
         if repeated:

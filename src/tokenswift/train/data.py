@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from tokenswift.checks import check_text
 from tokenswift.types import InputError
 
 SHORTEST = 64  # tokens; shorter remainders of a document teach little
@@ -131,7 +132,10 @@ def _field(file: Path, number: int, line: str) -> str:
         )
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):
         raise InputError(f"--data {file} line {number} has no field text that is a string")
-    return record["text"]
+    try:
+        return check_text("text", record["text"])
+    except InputError as error:
+        raise InputError(f"--data {file} line {number}: {error}") from error
 
 
 def _pg19() -> Iterator[str]:

@@ -34,7 +34,7 @@ from tokenswift.heads.checkpoint import base_of
 from tokenswift.identity import sample_of
 from tokenswift.models import draft as packed_draft
 from tokenswift.models._hf import quiet_transformers
-from tokenswift.models.embedded import RECORD
+from tokenswift.models.made import RECORD
 from tokenswift.train.collect import Report
 from tokenswift.train.loss import FrozenBase, cross_entropy, frozen_base
 from tokenswift.train.manifest import claim, subset_digest, training_part

@@ -8,7 +8,7 @@ Each head is given the text's true tokens before the one it predicts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,15 +21,29 @@ from tokenswift.noise import Noise
 from tokenswift.sampling import recent_scores
 from tokenswift.train.selftext import Backbone, continuations
 
+Tell = Callable[[int, int], None]  #: how much is done, and how much there is
 MEASURES = ("top1", "top3", "match", "match3")
 
 
+def _ignore(done: int, total: int) -> None:
+    """Nobody wants to know."""
+
+
 def own_text(
-    backbone: Backbone, prompts: list[list[int]], new_tokens: int, sampling: SamplingParams, seed: int
+    backbone: Backbone,
+    prompts: list[list[int]],
+    new_tokens: int,
+    sampling: SamplingParams,
+    seed: int,
+    tell: Tell = _ignore,
 ) -> tuple[list[list[int]], int]:
-    """Continuations of equally long prompts by the model: whole texts, and where they begin."""
+    """Continuations of equally long prompts by the model: whole texts, and where they begin. ``tell`` is told
+    how many of the tokens are written."""
     start = torch.tensor(prompts, device=backbone.model.device)
-    tokens = [t for t, _ in continuations(backbone, start, new_tokens, sampling, seed)]
+    tokens = []
+    for token, _ in continuations(backbone, start, new_tokens, sampling, seed):
+        tokens.append(token)
+        tell(len(prompts) * len(tokens), len(prompts) * new_tokens)
     texts = torch.cat((start, torch.stack(tokens, dim=1)), dim=1)
     return texts.tolist(), start.shape[1]
 
@@ -42,6 +56,7 @@ def head_rates(
     sampling: SamplingParams,
     learn: int = 0,
     positions: int = 2000,
+    tell: Tell = _ignore,
 ) -> list[dict[str, float]]:
     """Per head, the measures over about ``positions`` places of the texts, evenly spread.
 
@@ -52,21 +67,25 @@ def head_rates(
         sampling: the processing of both laws, and the seed of the noise.
         learn: first position of each text that counts.
         positions: how many places to look at.
+        tell: told how many were looked at.
     """
     model = backbone.model
     noise = Noise(sampling.seed, model.get_input_embeddings().weight.shape[0], model.device)
     sums = torch.zeros(heads.count, len(MEASURES))
     seen = 0
-    for text in texts:
+    last = [len(text) - 1 - heads.count for text in texts]
+    strides = [max(1, (end - learn) * len(texts) // positions) for end in last]
+    places = [range(learn, end, stride) for end, stride in zip(last, strides, strict=True)]
+    total = sum(map(len, places))
+    for text, here in zip(texts, places, strict=True):
         tokens = torch.tensor(text, device=model.device)
         hidden = backbone.hidden(tokens[None])[0]
-        last = len(text) - 1 - heads.count
-        stride = max(1, (last - learn) * len(texts) // positions)
-        for t in range(learn, last, stride):
+        for t in here:
             rows = zip(_drafts(backbone, heads, tokens, hidden, t), range(heads.count), strict=True)
             for logits, i in rows:
                 sums[i] += _measure(backbone, logits, tokens, hidden, t + 1 + i, sampling, noise)
             seen += 1
+            tell(seen, total)
     rates = (sums / max(seen, 1)).tolist()
     return [dict(zip(MEASURES, row, strict=True)) | {"positions": float(seen)} for row in rates]
 

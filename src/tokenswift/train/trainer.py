@@ -43,6 +43,8 @@ class _Log(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.begun, self.first, self.measured = time.monotonic(), state.global_step, state.global_step
+        if state.is_world_process_zero:
+            self.report(f"training: steps to do {state.max_steps:,}")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs or "loss" not in logs:

@@ -1,0 +1,126 @@
+"""Checks of single values: each error names the field and the value, and says what is valid."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+from functools import wraps
+from numbers import Real
+from typing import Any, TypeVar
+
+from tokenswift.types import InputError
+
+T = TypeVar("T")
+
+#: the greatest integer that a field takes: what a tensor's size and index can be
+LARGEST = 2**63 - 1
+_SHOWN = 80  # characters of a bad value in a message
+
+
+def shown(value: object) -> str:
+    """``repr`` of a bad value, cut to one short piece of a line."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        text = "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
+def check_number(name: str, value: object, valid: str, ok: bool) -> float:
+    """The number, numpy's as Python's own.
+
+    Raises:
+        InputError: unless ``value`` is a number that a float can hold and ``ok`` holds.
+    """
+    number = finite(value)
+    if not math.isfinite(number) or not ok:
+        raise InputError(f"{name} is {shown(value)}; valid: {valid}", name)
+    return value if isinstance(value, int | float) else number
+
+
+def check_integer(name: str, value: object, least: int, valid: str | None = None) -> int:
+    """The integer, numpy's and torch's as Python's own.
+
+    Raises:
+        InputError: unless ``value`` is an integer from ``least`` to :data:`LARGEST`.
+    """
+    number = integer_of(value)
+    if number is None or not least <= number <= LARGEST:
+        text = valid or f"an integer of at least {least}"
+        if number is not None and number > LARGEST and "2^63" not in text:
+            text += ", at most 2^63 - 1"
+        raise InputError(f"{name} is {shown(value)}; valid: {text}", name)
+    return number
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise :class:`InputError` unless ``value`` is one of ``choices``."""
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(f"{name} is {shown(value)}; valid: {', '.join(choices)}", name)
+
+
+def check_flag(name: str, value: object) -> bool:
+    """The truth value, numpy's as Python's own; :class:`InputError` for anything else."""
+    if type(value).__name__ not in ("bool", "bool_"):
+        raise InputError(f"{name} is {shown(value)}; valid: True, False", name)
+    return bool(value)
+
+
+def integer_of(value: object) -> int | None:
+    """An integer of Python, numpy or torch as Python's own; None for anything else, truth values too."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def finite(value: object) -> float:
+    """The value as a float for range checks; NaN (which fails every check) when it is no such number."""
+    try:
+        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # an integer beyond every float
+        return math.nan
+
+
+def check_text(name: str, text: str) -> str:
+    """The text.
+
+    Raises:
+        InputError: it holds a lone surrogate, half a character that no UTF-8 has.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = ascii(text[error.start])
+        raise InputError(
+            f"{name} holds a lone surrogate (character {error.start}, {found}); valid: whole characters",
+            name,
+        ) from error
+    return text
+
+
+def named_errors(kind: type[T]) -> type[T]:
+    """A decorator of dataclasses: arguments that no field takes are an :class:`InputError` that lists the
+    fields, where Python has a TypeError."""
+    make: Any = kind.__init__
+    shape = inspect.signature(kind)
+    known = list(shape.parameters)
+
+    @wraps(make)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in known:
+                valid = ", ".join(known) or "none"
+                raise InputError(f"{name!r} is no field of {kind.__name__}; valid: {valid}", name)
+        if len(args) > len(known):
+            raise InputError(
+                f"{kind.__name__} got {len(args)} values; valid: at most {len(known)}, by name where possible"
+            )
+        for name in known[: len(args)]:
+            if name in kwargs:
+                raise InputError(f"{name} is given twice to {kind.__name__}; valid: once", name)
+        make(self, *args, **kwargs)
+
+    kind.__init__ = __init__
+    return kind

@@ -1,0 +1,52 @@
+"""``tokenswift text``: the whole text of a run."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from tokenswift.cli.output import STDOUT, TextSink, check_apart, check_writable, files_of_run, write_text
+
+logger = logging.getLogger("tokenswift")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser(
+        "text",
+        help="the whole text of a run",
+        description="Write the whole text of a run that was kept with generate --run-dir, from its journal, "
+        "also where a text file was edited between two sessions and the folder holds the text in pieces. "
+        "The model is not needed; of a run that is not finished it is the text so far.",
+        epilog="Exit codes: 0 done, 1 the text could not be written, 2 bad input.",
+    )
+    parser.add_argument("run_dir", metavar="DIR", help="the run's folder")
+    parser.add_argument(
+        "--output", metavar="FILE", help="write the text there; default, and -: to standard output"
+    )
+    parser.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the journal and write the text; nothing is loaded, nothing is locked."""
+    from tokenswift.runs import folder as folders
+
+    contents, state = folders.load(Path(args.run_dir).expanduser())
+    to_file = args.output not in (None, str(STDOUT))
+    path = check_writable("--output", args.output) if to_file else None
+    check_apart({"--output": path}, files_of_run(args.run_dir))
+    if contents.damaged:
+        logger.warning("the journal is damaged at byte %d; the text is what is before it", contents.good)
+    text = (state.text + state.tail).encode("utf-8", errors="replace").decode("utf-8")
+    if path is not None:
+        write_text(path, text)
+        logger.info("%s, %d tokens", path, len(state.tokens))
+        return 0
+    sink = TextSink(None)
+    sink.write(text)
+    if sys.stdout.isatty():
+        sink.close()  # ends the last line
+    return 0

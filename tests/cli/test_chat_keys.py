@@ -1,0 +1,140 @@
+"""A chat in a real terminal: what is typed during an answer is kept and run."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chats import chat_tokenizer
+from tests.conftest import tiny_model
+
+#: ``tokenswift`` whose first answer waits at its third step until the file "go" is there
+DRIVER = """
+import sys, time
+from pathlib import Path
+from tokenswift.llm import LLM
+
+real = LLM.generate
+
+def generate(self, *call, on_step, **more):
+    steps = 0
+    def told(step):
+        nonlocal steps
+        steps += 1
+        if steps == 3 and not Path("go").exists():
+            Path("waits").touch()
+            while not Path("go").exists():
+                time.sleep(0.02)
+            time.sleep(0.2)  # for the terminal's own queue
+        on_step(step)
+    return real(self, *call, on_step=told, **{**more, "ignore_eos": True})
+
+LLM.generate = generate
+from tokenswift.cli.main import main
+sys.exit(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chatty")
+    tiny_model(max_position_embeddings=8192).save_pretrained(folder)
+    chat_tokenizer().save_pretrained(folder)
+    return folder
+
+
+class Session:
+    """A chat on a terminal of its own."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder, self.screen = folder, b""
+        self.master, slave = pty.openpty()
+        more = ["--model", str(model), "--max-new-tokens", "12", "--history", "none", "--device", "cpu"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, "chat", *more],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=folder,
+            env={**os.environ, "TERM": "xterm"},
+            preexec_fn=_own_terminal,
+        )
+        os.close(slave)
+
+    def until(self, done: Any) -> None:
+        """Read the screen until ``done()`` holds or the chat ends."""
+        end = time.monotonic() + 100
+        while not done():
+            assert time.monotonic() < end, self.screen
+            if select.select([self.master], [], [], 0.05)[0]:
+                try:
+                    self.screen += os.read(self.master, 1 << 16)
+                except OSError:
+                    return
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.master, keys)
+
+    def wait(self) -> int:
+        self.until(lambda: self.process.poll() is not None)
+        return self.process.wait(10)
+
+    def messages(self, name: str = "c.json") -> list[str]:
+        return [m["content"] for m in json.loads((self.folder / name).read_text()) if m["role"] == "user"]
+
+
+def _own_terminal() -> None:
+    """Make standard input the controlling terminal, so that Ctrl-C in it is a signal."""
+    import fcntl
+    import termios
+
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def session(tmp_path: Path, chatty: Path) -> Iterator[Session]:
+    made = Session(tmp_path, chatty)
+    yield made
+    if made.process.poll() is None:
+        made.process.send_signal(signal.SIGKILL)
+    made.process.wait(10)
+    os.close(made.master)
+
+
+def begin(session: Session) -> None:
+    """Ask something; returns in the middle of the answer."""
+    session.until(lambda: b"/help lists" in session.screen)
+    session.type(b"Hello\r")
+    session.until((session.folder / "waits").exists)
+
+
+def test_lines_typed_during_an_answer_are_kept_and_run(session: Session) -> None:
+    begin(session)
+    session.type("Größe?\r".encode() + b"wrong\x7f\x7f\x7f\x7f\x7fright\r" + b"/save c.json\r/exit\r")
+    (session.folder / "go").touch()
+    assert session.wait() == 0, session.screen
+    assert session.messages() == ["Hello", "Größe?", "right"]
+
+
+def test_ctrl_c_throws_no_typed_line_away(session: Session) -> None:
+    begin(session)
+    session.type(b"And you?\r/save c.json\r")
+    time.sleep(0.2)
+    session.type(b"\x03")
+    (session.folder / "go").touch()
+    session.until((session.folder / "c.json").exists)
+    session.type(b"/exit\r")
+    assert session.wait() == 0, session.screen
+    assert session.messages() == ["Hello", "And you?"] and b"(stopped)" in session.screen

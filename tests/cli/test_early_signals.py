@@ -1,0 +1,62 @@
+"""Ctrl-C while modules are imported: one line, exit code 130, no traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+#: runs ``python -m tokenswift`` and sends itself SIGINT where the named module is looked for
+DRIVER = """
+import os, runpy, signal, sys
+
+class Gate:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+module, ignored, *sys.argv[1:] = sys.argv[1:]
+if ignored == "ignored":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.meta_path.insert(0, Gate())
+runpy.run_module("tokenswift", run_name="__main__", alter_sys=True)
+"""
+
+
+def run(module: str, ignored: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", DRIVER, module, ignored, *argv]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["tokenswift.cli.main", "tokenswift.config", "tokenswift.cli.bench", "tokenswift.strategies.about"],
+)
+def test_ctrl_c_during_imports(module: str) -> None:
+    done = run(module, "", "strategies")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+
+
+def test_ctrl_c_while_torch_is_imported(tiny: Path) -> None:
+    done = run("torch", "", "generate", "hi", "--model", str(tiny), "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    done = run("tokenswift.cli.main", "ignored", "strategies")
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("autoregressive\n")
+
+
+def test_the_package_and_its_command_are_light() -> None:
+    """What is imported before anything listens for Ctrl-C: this package's own start, and no more of it."""
+    script = (
+        "import sys, tokenswift.__main__; print(*[m for m in sys.modules if m.startswith('tokenswift.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert sorted(done.stdout.split()) == ["tokenswift.__main__", "tokenswift.version"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["scripts"] == {"tokenswift": "tokenswift.__main__:main"}
