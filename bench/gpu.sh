@@ -15,7 +15,7 @@ device=$("$PYTHON" -c 'import torch; print(torch.cuda.get_device_name(0).split()
 results=${1:-bench/results/$device}
 mkdir -p "$results"
 
-"$PYTHON" -m pytest -m gpu tests/gpu tests/test_noise.py
+"$PYTHON" -m pytest -m gpu tests/gpu tests/sampling/test_noise.py
 texts=(--prompts shipped --set prefill=900)
 [ -z "${NOVELS:-}" ] || texts=(--prompts "$NOVELS")
 "$PYTHON" -m tokenswift.cli.main bench run trees acceptance --preset cpu --device cuda --results "$results"

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from tokenswift import LLM, SamplingParams
-from tokenswift.drafting.calibration import features
-from tokenswift.drafting.heads import HeadLevels
+from tokenswift.drafters.calibration import features
+from tokenswift.drafters.heads import HeadLevels
 from tokenswift.heads.checkpoint import read_heads, save_heads
-from tokenswift.sampling import Ranked
+from tokenswift.sampling.choice import Ranked
 
 WIDTH, LEVELS = 5, 3
 Place = tuple[int, Ranked, int]  # level, ranking, the token that came

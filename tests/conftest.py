@@ -12,8 +12,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.tiny import BYTE_FAMILIES as FAMILIES
 from tests.tiny import byte_model as tiny_model
-from tokenswift.kernels import build
-from tokenswift.kernels.native import NativeKernels
+from tokenswift.backends.cpu import build
+from tokenswift.backends.cpu.native import NativeKernels
 from tokenswift.models import embedded as embedded_model
 from tokenswift.models.load import cache_dir
 

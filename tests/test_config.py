@@ -12,7 +12,7 @@ import torch
 from tests.tiny import tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.config import OPTIONS, TokenSwiftOptions, check_threads
-from tokenswift.sampling import Sampler
+from tokenswift.sampling.choice import Sampler
 from tokenswift.types import InputError
 
 HUGE = (10**400, -(10**400), 10**5000, 2**63)

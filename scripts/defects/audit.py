@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from defects.defect import Defect
 
-REFERENCE = "tests/test_audit_reference.py"
-VERDICT = "tests/test_audit_report.py"
-DIVERGENCES = "tests/test_audit.py::test_a_tie_between_passes_that_are_both_wrong_is_no_near_tie"
+REFERENCE = "tests/audit/test_reference.py"
+VERDICT = "tests/audit/test_report.py"
+DIVERGENCES = "tests/audit/test_audit.py::test_a_tie_between_passes_that_are_both_wrong_is_no_near_tie"
 
 AUDIT = [
     Defect(

@@ -4,93 +4,93 @@ from __future__ import annotations
 
 from defects.defect import Defect
 
-_ACCEPTED = "tests/drafting/test_accepted.py::"
+_ACCEPTED = "tests/drafters/test_accepted.py::"
 VERIFIED = _ACCEPTED + "test_heads_on_the_verified_state"
 PARTIAL = _ACCEPTED + "test_heads_on_a_partial_pass"
 NGRAMS = _ACCEPTED + "test_ngrams_of_a_text_that_repeats"
 MEDUSA = _ACCEPTED + "test_medusa"
 CHAINS = _ACCEPTED + "test_chains"
-_REFERENCE = "tests/drafting/test_reference.py::"
+_REFERENCE = "tests/drafters/test_reference.py::"
 TREES = _REFERENCE + "test_tokenswift"
 FREQUENT = _REFERENCE + "test_heads_draft_frequent_tokens_and_the_prompts"
 HELD = _REFERENCE + "test_what_the_dynamic_cache_holds"
-RATES = "tests/drafting/test_rates.py"
-LEARNING = "tests/drafting/test_learning.py"
+RATES = "tests/drafters/test_rates.py"
+LEARNING = "tests/drafters/test_learning.py"
 
 DRAFTING = [
     Defect(
         "conditioned heads are fed the root for every drafted token",
-        "drafting/heads.py",
+        "drafters/heads.py",
         "last = [path[-1] if path else sequence.tokens[-1] for path in paths]",
         "last = [sequence.tokens[-1] for path in paths]",
         (VERIFIED,),
     ),
     Defect(
         "conditioned heads are fed the first drafted token",
-        "drafting/heads.py",
+        "drafters/heads.py",
         "last = [path[-1] if path else sequence.tokens[-1] for path in paths]",
         "last = [path[0] if path else sequence.tokens[-1] for path in paths]",
         (VERIFIED,),
     ),
     Defect(
         "conditioned heads are fed the token before the root",
-        "drafting/heads.py",
+        "drafters/heads.py",
         "last = [path[-1] if path else sequence.tokens[-1] for path in paths]",
         "last = [path[-1] if path else sequence.tokens[-2] for path in paths]",
         (TREES,),
     ),
     Defect(
         "the hidden state is taken one row early",
-        "drafting/heads.py",
+        "drafters/heads.py",
         "sequence.newest.hidden[sequence.newest_row][None]",
         "sequence.newest.hidden[sequence.newest_row - 1][None]",
         (VERIFIED,),
     ),
     Defect(
         "the hidden state is the last row's",
-        "drafting/heads.py",
+        "drafters/heads.py",
         "sequence.newest.hidden[sequence.newest_row][None]",
         "sequence.newest.hidden[-1:]",
         (TREES,),
     ),
     Defect(
         "linear heads are not serial",
-        "drafting/heads.py",
+        "drafters/heads.py",
         "heads.advance(head, states, ",
         "heads.advance(head, self._base, ",
         (VERIFIED,),
     ),
     Defect(
         "parallel heads in reverse order",
-        "drafting/heads.py",
+        "drafters/heads.py",
         "        builder.add_levels(levels)",
         "        builder.add_levels(levels[::-1])",
         (VERIFIED,),
     ),
     Defect(
         "a level is ranked with the noise of the place before",
-        "drafting/heads.py",
+        "drafters/heads.py",
         "        position = len(sequence.tokens) + level",
         "        position = len(sequence.tokens) + level - 1",
         (VERIFIED,),
     ),
     Defect(
         "parallel heads forget what they drafted when they penalise",
-        "drafting/heads.py",
+        "drafters/heads.py",
         "self._rank(sequence, logits, [best], level",
         "self._rank(sequence, logits, [[]], level",
         (TREES,),
     ),
     Defect(
         "all nodes go on from the first one's state",
-        "drafting/heads.py",
+        "drafters/heads.py",
         "            states = states[[row for _, _, row in grown]]",
         "            states = states[[0 for _, _, row in grown]]",
         (TREES,),
     ),
     Defect(
         "every level is as wide as the first",
-        "drafting/heads.py",
+        "drafters/heads.py",
         "len(paths), self.widths[level]",
         "len(paths), self.widths[0]",
         (TREES,),
@@ -104,14 +104,14 @@ DRAFTING = [
     ),
     Defect(
         "packed heads: the base state of an earlier step",
-        "drafting/heads.py",
+        "drafters/heads.py",
         "        self._shares = {}",
         "        pass",
         (TREES,),
     ),
     Defect(
         "columns of the draft vocabulary are read as token ids",
-        "drafting/heads.py",
+        "drafters/heads.py",
         "        return states, logits, self.levels.subset",
         "        return states, logits, None",
         (FREQUENT,),
@@ -167,21 +167,21 @@ DRAFTING = [
     ),
     Defect(
         "the partial cache is selected with another row's query",
-        "drafting/context.py",
+        "drafters/context.py",
         "            row, windows = sequence.newest_row,",
         "            row, windows = 0,",
         (TREES,),
     ),
     Defect(
         "the partial cache takes in rows one position early",
-        "drafting/context.py",
+        "drafters/context.py",
         "            self.sparse.append(full, full.length - committed, full.length)",
         "            self.sparse.append(full, full.length - committed - 1, full.length - 1)",
         (TREES,),
     ),
     Defect(
         "the partial cache is never selected anew",
-        "drafting/context.py",
+        "drafters/context.py",
         "        return sparse.exhausted if self.refresh is None else",
         "        return False if self.refresh is None else",
         (TREES,),
@@ -202,35 +202,35 @@ DRAFTING = [
     ),
     Defect(
         "a chain is drafted with the noise of the next place",
-        "drafting/chain.py",
+        "drafters/chain.py",
         "        at = len(text) + len(drafted)\n",
         "        at = len(text) + len(drafted) + 1\n",
         (CHAINS,),
     ),
     Defect(
         "all passes of a chain at one position",
-        "drafting/chain.py",
+        "drafters/chain.py",
         "        position += len(fresh)\n",
         "",
         (CHAINS,),
     ),
     Defect(
         "a chain does not see its own tokens",
-        "drafting/chain.py",
+        "drafters/chain.py",
         "        cache.grow(len(fresh))\n",
         "",
         (CHAINS,),
     ),
     Defect(
         "a chain forgets what is ahead of it",
-        "drafting/chain.py",
+        "drafters/chain.py",
         "            path = [*ahead, *drafted]",
         "            path = [*drafted]",
         (CHAINS,),
     ),
     Defect(
         "draft rows that are used again do not count for positions",
-        "drafting/chain.py",
+        "drafters/chain.py",
         "        start = self._known + same - self._shift",
         "        start = self._known - self._shift",
         (CHAINS,),
@@ -251,24 +251,24 @@ DRAFTING = [
     ),
     Defect(
         "n-grams enter one token early",
-        "ngram.py",
+        "drafters/ngram.py",
         "        ready = len(text) - self.delay - self.length + 1",
         "        ready = len(text) - self.delay - self.length + 2",
-        ("tests/test_ngram.py",),
+        ("tests/drafters/test_ngram.py",),
     ),
     Defect(
         "n-grams enter one token early, seen by drafts alone",
-        "ngram.py",
+        "drafters/ngram.py",
         "        ready = len(text) - self.delay - self.length + 1",
         "        ready = len(text) - max(0, self.delay - 1) - self.length + 1",
         (TREES,),
     ),
     Defect(
         "the oldest of equal n-grams comes first",
-        "ngram.py",
+        "drafters/ngram.py",
         "        counts[followers] = (count + 1 << _COUNT) + position",
         "        counts[followers] = (count + 1 << _COUNT) + (1 << 30) - position",
-        ("tests/test_ngram.py",),
+        ("tests/drafters/test_ngram.py",),
     ),
     Defect(
         "all linear heads share the first one's norm",
@@ -282,7 +282,7 @@ DRAFTING = [
         "heads/conditioned.py",
         "previous, base, embeds, i == 0)",
         "previous, base, embeds, True)",
-        ("tests/test_heads.py::test_conditioned_heads_by_definition",),
+        ("tests/heads/test_heads.py::test_conditioned_heads_by_definition",),
     ),
     Defect(
         "eval-heads: noise of the place before",

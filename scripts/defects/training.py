@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from defects.defect import Defect
 
-RESUME = "tests/test_train_resume.py"
-FORWARD = "tests/test_train_forward.py"
-DEVICES = "tests/test_train_devices.py"
-TEXT = "tests/test_train_text.py"
+RESUME = "tests/train/test_resume.py"
+FORWARD = "tests/train/test_forward.py"
+DEVICES = "tests/train/test_devices.py"
+TEXT = "tests/train/test_text.py"
 
 TRAINING = [
     Defect(

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
         TokenSwiftOptions,
         TriForceOptions,
     )
-    from tokenswift.llm import LLM
-    from tokenswift.resumption import resume
-    from tokenswift.streaming import Stream
+    from tokenswift.engine.llm import LLM
+    from tokenswift.engine.resume import resume
+    from tokenswift.engine.stream import Stream
     from tokenswift.types import Generation, InputError, Loop, Metrics, RunError, Step
 
 __all__ = [
@@ -57,9 +57,9 @@ _MODULES = {
         "TokenSwiftOptions",
         "TriForceOptions",
     ),
-    "llm": ("LLM",),
-    "resumption": ("resume",),
-    "streaming": ("Stream",),
+    "engine.llm": ("LLM",),
+    "engine.resume": ("resume",),
+    "engine.stream": ("Stream",),
     "types": ("Generation", "InputError", "Loop", "Metrics", "RunError", "Step"),
 }
 

@@ -146,7 +146,7 @@ class DraftModel(TargetModel, Protocol):
 
 
 class Chooser(Protocol):
-    """The target's choice rule, and the same rule for drafting; see `sampling.Sampler`.
+    """The target's choice rule, and the same rule for drafting; see `sampling.choice.Sampler`.
 
     A row's context is ``history + path``: the whole text so far (root included) and the drafted
     tokens on the way to the row's node. The token to choose has position ``len(context)``.

@@ -44,7 +44,7 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A source of tokens, as journals and reports name it; `drafting.registry` knows all of them.
+    """A source of tokens, as journals and reports name it; `drafters.registry` knows all of them.
 
     Attributes:
         name: in figures and records.
@@ -71,7 +71,7 @@ class DraftTree:
         tokens: token id of each node.
         parents: index of each node's parent; -1 for the root.
         depths: distance from the root; the node's position is ``position of root + depth``.
-        sources: who proposed each node, a name of `drafting.registry`; "ngram" only where nothing else did.
+        sources: who proposed each node, a name of `drafters.registry`; "ngram" only where nothing else did.
         gamma: γ, the greatest depth that the drafter aimed at in this step (0 for the bare root);
             the denominator of the acceptance rate.
         branches: the last node of each n-gram branch, in the order they were drafted; a branch may end
@@ -120,7 +120,7 @@ class Step:
         accepted: drafted tokens accepted.
         ngram_accepted: those of them on n-gram branches.
         gamma: γ of the step's tree.
-        sources: where each new token came from, a name of `drafting.registry`; the last is the target's own
+        sources: where each new token came from, a name of `drafters.registry`; the last is the target's own
             ("target") unless the text ended before it.
         text: new text, complete characters only ("" inside the decode loop).
         times: seconds of this step by phase (draft, verify, choose, commit, observe); the first step's
@@ -208,7 +208,7 @@ class Generation:
         heads: the draft heads at hand, their ``kind`` and ``file``; None where there are none.
         draft_source: what the strategy may draft from: "heads", "partial passes", "text", "draft model
             NAME", several with commas between them, or "none".
-        token_sources: how many of the new tokens came from where, by the names of `drafting.registry`.
+        token_sources: how many of the new tokens came from where, by the names of `drafters.registry`.
     """
 
     token_ids: list[int]

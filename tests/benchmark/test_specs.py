@@ -13,7 +13,7 @@ from tokenswift.benchmark.settings import key_of, parse, public, value_of
 from tokenswift.benchmark.specs import PRESETS, Spec
 from tokenswift.benchmark.tables import NAMES
 from tokenswift.config import SamplingParams
-from tokenswift.presets import SAMPLERS, sampler
+from tokenswift.sampling.presets import SAMPLERS, sampler
 from tokenswift.types import InputError
 
 PAPER = [*(f"table{n}" for n in (*range(1, 9), *range(10, 17))), "figure1", "figure3", "figure4", "figure5-6"]

@@ -22,7 +22,7 @@ from tokenswift.cli.chat import Chat
 from tokenswift.cli.keys import Editor, Typed
 from tokenswift.cli.signals import Interrupted
 from tokenswift.config import CHAT_TEMPERATURE
-from tokenswift.llm import LLM
+from tokenswift.engine.llm import LLM
 from tokenswift.types import Step
 
 ANSWERED, CONTINUED = "prompt: answered, through the model's chat template", "prompt: continued as it is"

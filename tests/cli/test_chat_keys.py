@@ -23,7 +23,7 @@ from tests.conftest import tiny_model
 DRIVER = """
 import sys, time
 from pathlib import Path
-from tokenswift.llm import LLM
+from tokenswift.engine.llm import LLM
 
 real = LLM.generate
 

@@ -17,7 +17,7 @@ from tests.cli.conftest import Call, Stream
 from tokenswift.cli import output as output_module
 from tokenswift.cli.output import TextSink, check_writable, write_json
 from tokenswift.cli.progress import Progress, duration, summary, way
-from tokenswift.llm import LLM
+from tokenswift.engine.llm import LLM
 from tokenswift.types import Generation, InputError, Metrics, RunError, Step
 
 STEP = Step(token_ids=(1, 2), drafted=3, accepted=1, ngram_accepted=0, gamma=2, text="ab")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
-from tokenswift.presets import SAMPLERS
+from tokenswift.sampling.presets import SAMPLERS
 
 
 @pytest.mark.parametrize("name", SAMPLERS)

@@ -17,7 +17,7 @@ import pytest
 
 from tests.cli.conftest import Call
 from tokenswift.cli.signals import Interrupted, Signals
-from tokenswift.llm import LLM
+from tokenswift.engine.llm import LLM
 from tokenswift.runs import folder as folders
 from tokenswift.runs.listing import summary_of
 from tokenswift.types import Step
@@ -131,7 +131,7 @@ def test_ignored_signals_stay_ignored() -> None:
 SLOW = """
 import sys, time
 from tokenswift.cli.main import main
-from tokenswift.llm import LLM
+from tokenswift.engine.llm import LLM
 real = LLM.generate
 def generate(self, *args, on_step, **kwargs):
     steps = []

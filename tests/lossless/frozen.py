@@ -17,8 +17,8 @@ from typing import Any
 
 import tokenswift
 from tokenswift import LLM, SamplingParams
-from tokenswift.kernels import build
-from tokenswift.kernels.native import NativeKernels
+from tokenswift.backends.cpu import build
+from tokenswift.backends.cpu.native import NativeKernels
 from tokenswift.models import target as targets
 from tokenswift.models.load import cache_dir
 

@@ -12,7 +12,7 @@ import torch
 import tokenswift
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM
-from tokenswift.kernels.native import NativeKernels
+from tokenswift.backends.cpu.native import NativeKernels
 from tokenswift.models.target import Target, kernels, make_target
 
 PROMPTS = Path(tokenswift.__file__).parent / "data" / "prompts"

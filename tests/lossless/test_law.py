@@ -26,9 +26,9 @@ from transformers import (
 )
 
 from tests.stats import chi_square
-from tokenswift.accept import accept_exact, accept_published
 from tokenswift.config import SamplingParams
-from tokenswift.sampling import Sampler
+from tokenswift.sampling.accept import accept_exact, accept_published
+from tokenswift.sampling.choice import Sampler
 from tokenswift.tree import TreeBuilder, children
 from tokenswift.types import Accepted, DraftTree
 

@@ -11,11 +11,11 @@ from tests.lossless.test_tokens import _default, _prompt, random_heads, same
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.audit import law, toy
-from tokenswift.drafting.chain import ModelDrafter
+from tokenswift.drafters.chain import ModelDrafter
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.rope import rotary_of
 from tokenswift.models.target import kernels
-from tokenswift.sampling import Sampler
+from tokenswift.sampling.choice import Sampler
 from tokenswift.strategies.table import STRATEGIES
 from tokenswift.types import InputError
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, InputError, memory
-from tokenswift.generation import Call, Run
+from tokenswift.engine.run import Call, Run
 from tokenswift.memory import Memory, largest, needs_of
 from tokenswift.runs import plan as plans
 from tokenswift.runs.plan import Speed, expected, plan, resident

@@ -274,7 +274,7 @@ def test_a_hundred_thousand_tokens_are_read_without_decoding_them_again(llm: LLM
     tokenizer = type("Counting", (), {"decode": lambda self, ids, **_: calls.append(1) or "x"})()
     big = folders.load(folder)[1]
     assert len(big.tokens) > 99_000 and len(big.text) >= len(more) * len(template["text"])
-    stream = tokenswift.text.TextStream(tokenizer)  # type: ignore[attr-defined]
+    stream = tokenswift.engine.text.TextStream(tokenizer)  # type: ignore[attr-defined]
     assert big.stream is not None
     stream.restore(big.stream)
     assert calls == []

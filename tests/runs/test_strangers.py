@@ -20,8 +20,8 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.runs.common import CALL, begin, texts
 from tokenswift import LLM, InputError
 from tokenswift.cli.main import main
+from tokenswift.engine.resume import arguments
 from tokenswift.report.page import page
-from tokenswift.resumption import arguments
 from tokenswift.runs import folder as folders
 from tokenswift.runs import journal
 from tokenswift.runs.listing import summary_of

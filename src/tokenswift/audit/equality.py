@@ -12,8 +12,8 @@ from torch import Tensor
 from tokenswift.audit.passes import NumericError, VerifyPass, watching
 from tokenswift.audit.reference import far, reference_rows
 from tokenswift.config import SamplingParams
-from tokenswift.llm import LLM
-from tokenswift.sampling import Sampler
+from tokenswift.engine.llm import LLM
+from tokenswift.sampling.choice import Sampler
 
 KEPT = 48  # places of a text at which plain decoding's logits are kept for the numeric error
 WITHIN = 2.0  # each of two scores may be off by the numeric error

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenswift.accept import accept_exact
+from tokenswift.sampling.accept import accept_exact
 from tokenswift.tree import published_paths
 from tokenswift.types import DraftTree
 
@@ -148,8 +148,8 @@ class _Script:
 def exact_step_law(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) -> Law:
     """The law of one step's tokens under the exact rule, without sampling.
 
-    `accept.accept_exact` itself is run over every sequence of choices that the target can make. A walk
-    meets one node per position and the noise of different positions is independent, so a sequence's
+    `sampling.accept.accept_exact` itself is run over every sequence of choices that the target can make. A
+    walk meets one node per position and the noise of different positions is independent, so a sequence's
     probability is the product of its choices'.
     """
     logits = torch.zeros(len(tree), 1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.audit.reference import Distance, Rounding, far, measure_rounding
-from tokenswift.llm import LLM
+from tokenswift.engine.llm import LLM
 from tokenswift.tree import TreeBuilder, tree_nodes
 
 #: Shapes of the tree passes that the error is measured with: siblings at each depth after the root.

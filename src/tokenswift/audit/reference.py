@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from tokenswift.llm import LLM
+from tokenswift.engine.llm import LLM
 from tokenswift.models.generic import shadow_of
 from tokenswift.models.rope import rotary_of
 

@@ -16,7 +16,7 @@ from tokenswift.audit.law import chi_square
 from tokenswift.audit.passes import NumericError, numeric_error
 from tokenswift.audit.report import Comparison, LawTest, Report
 from tokenswift.config import SamplingParams
-from tokenswift.llm import LLM, STRATEGIES
+from tokenswift.engine.llm import LLM, STRATEGIES
 from tokenswift.types import InputError, Step
 
 BASELINE = toy.BASELINE

@@ -27,8 +27,8 @@ from tokenswift.audit.equality import plain_text
 from tokenswift.audit.law import Law, Tokens, joint_law
 from tokenswift.audit.passes import NumericError, numeric_error
 from tokenswift.config import OPTIONS, SamplingParams
+from tokenswift.engine.llm import LLM
 from tokenswift.heads.modules import Heads, HeadsConfig
-from tokenswift.llm import LLM
 from tokenswift.models.target import PREFILL_CHUNK
 
 BASELINE = "autoregressive"

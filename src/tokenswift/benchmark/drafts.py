@@ -19,13 +19,13 @@ from typing import Any
 
 from tokenswift.benchmark.prompts import prompt
 from tokenswift.config import SamplingParams
-from tokenswift.drafting import auto
-from tokenswift.drafting.calibration import Calibration
-from tokenswift.drafting.control import Control
-from tokenswift.drafting.costs import Costs, Table
-from tokenswift.drafting.hidden import HIDDEN
-from tokenswift.llm import LLM
-from tokenswift.prefilled import Prefilled
+from tokenswift.drafters import auto
+from tokenswift.drafters.calibration import Calibration
+from tokenswift.drafters.control import Control
+from tokenswift.drafters.costs import Costs, Table
+from tokenswift.drafters.hidden import HIDDEN
+from tokenswift.engine.llm import LLM
+from tokenswift.engine.prefill import Prefilled
 from tokenswift.tree import tree_nodes
 
 DEPTH = 6  # of a fixed tree

@@ -17,7 +17,7 @@ import torch
 
 from tokenswift.benchmark.prompts import prompt
 from tokenswift.benchmark.timer import median, once, times
-from tokenswift.llm import LLM
+from tokenswift.engine.llm import LLM
 from tokenswift.models.load import locate
 from tokenswift.types import InputError
 

@@ -11,7 +11,7 @@ from tokenswift.config import SamplingParams, check_choice
 from tokenswift.types import InputError
 
 if TYPE_CHECKING:
-    from tokenswift.llm import LLM
+    from tokenswift.engine.llm import LLM
 
 
 class _Clock:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tokenswift.config import SamplingParams
+from tokenswift.engine.prefill import Prefilled
 from tokenswift.metrics import distinct
-from tokenswift.prefilled import Prefilled
 from tokenswift.types import Step
 
 TURNS = 128  # at most about so many turns a run

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tokenswift.benchmark.timer import times
-from tokenswift.llm import LLM
+from tokenswift.engine.llm import LLM
 
 READ = 1 << 28  # bytes read to measure bandwidth
 SIDE = {"cpu": 2048, "cuda": 8192}  # of the square matrices multiplied to measure arithmetic

@@ -12,12 +12,12 @@ from tokenswift.benchmark import drafts, engine, machine, ngram, peer, roofline
 from tokenswift.benchmark.prompts import Prompt, prompt
 from tokenswift.benchmark.race import COLUMNS, Side, figures, race
 from tokenswift.config import OPTIONS, SamplingParams, build_options
-from tokenswift.llm import LLM
+from tokenswift.engine.llm import LLM
+from tokenswift.engine.stream import Stream
 from tokenswift.models.rope import parse_rope_scaling
 from tokenswift.report.figures import repeats
 from tokenswift.runs.identity import weights_digest
 from tokenswift.strategies.table import drafts_from
-from tokenswift.streaming import Stream
 
 Progress = Callable[[float], None]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.config import OPTIONS, SamplingParams, build_options, check_choice, check_integer, shown
-from tokenswift.presets import FIELDS, sampler
+from tokenswift.sampling.presets import FIELDS, sampler
 from tokenswift.types import InputError
 
 REACHES = ("generate", "text")

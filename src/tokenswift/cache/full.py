@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenswift.pages import large_empty
+from tokenswift.backends.pages import large_empty
 
 
 class FullCache:

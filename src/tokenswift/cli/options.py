@@ -264,7 +264,7 @@ def load_model(args: argparse.Namespace, rope_scaling: str | None = None) -> Any
     logger.info("loading %s", args.model)
     import torch
 
-    from tokenswift.llm import LLM
+    from tokenswift.engine.llm import LLM
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     logger.info("%s, %s on %s, %s", llm.name, llm.dtype, llm.device, args.strategy)
     prompt = with_model(args, llm, prompt, call)
 
-    from tokenswift.generation import Call, Run
+    from tokenswift.engine.run import Call, Run
     from tokenswift.runs.plan import plan
 
     made = Run(llm, Call(prompt, **call))

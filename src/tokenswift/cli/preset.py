@@ -6,7 +6,7 @@ import argparse
 import logging
 
 from tokenswift.cli.options import SAMPLING
-from tokenswift.presets import SAMPLERS, sampler
+from tokenswift.sampling.presets import SAMPLERS, sampler
 
 logger = logging.getLogger("tokenswift")
 

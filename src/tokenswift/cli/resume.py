@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     logger.info("loading %s", state.header.model.model if state.header.model else state.header.name)
     import torch
 
-    from tokenswift.resumption import arguments, reload
+    from tokenswift.engine.resume import arguments, reload
 
     call = arguments(state, args.max_new_tokens, args.on_loop)
     if args.threads is not None:

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tokenswift.backends.cpu.native import NativeKernels
+from tokenswift.backends.cpu.weights import Packed
 from tokenswift.heads.conditioned import ConditionedStep
 from tokenswift.heads.modules import Heads
-from tokenswift.kernels.native import NativeKernels
-from tokenswift.kernels.weights import Packed
 
 
 class PackedStep:

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from tokenswift.backends.cpu.native import TYPES
+from tokenswift.backends.torch import TorchKernels
 from tokenswift.interfaces import KVCache
-from tokenswift.kernels.native import TYPES
-from tokenswift.kernels.reference import TorchKernels
 from tokenswift.tree import ancestor_mask
 
 NAME = "tokenswift"

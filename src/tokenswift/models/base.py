@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tokenswift.backends.cpu.native import NativeKernels
+from tokenswift.backends.torch import TorchKernels
 from tokenswift.cache.full import FullCache
 from tokenswift.cache.select import OBSERVED
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import CommittingCache, KVCache, Pass
-from tokenswift.kernels.native import NativeKernels
-from tokenswift.kernels.reference import TorchKernels
 from tokenswift.models.rope import Rotary
-from tokenswift.sampling import Sampler
+from tokenswift.sampling.choice import Sampler
 from tokenswift.types import OnProgress
 
 

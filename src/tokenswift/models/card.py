@@ -40,7 +40,7 @@ TYPES = ("float32", "bfloat16", "float16")
 #: packages whose version a card depends on
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "jinja2")
 #: whose sources are part of the key: how models are read and run
-SOURCES = ("models", "kernels", "heads", "runs")
+SOURCES = ("models", "backends", "backends/cpu", "heads", "runs")
 
 
 @dataclass(frozen=True, slots=True)

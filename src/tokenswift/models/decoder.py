@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tokenswift.backends.cpu.native import TYPES, NativeKernels
+from tokenswift.backends.cpu.weights import LayerWeights, Packed, Shape
+from tokenswift.backends.torch import TorchKernels
 from tokenswift.interfaces import KVCache, Pass
-from tokenswift.kernels.native import TYPES, NativeKernels
-from tokenswift.kernels.reference import TorchKernels
-from tokenswift.kernels.weights import LayerWeights, Packed, Shape
 from tokenswift.models.base import BaseTarget, head_width
 from tokenswift.models.checkpoint import EMBEDDING, HEAD, NORM, FileWeights, ModuleWeights, Weights
 from tokenswift.models.rope import Rotary

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tokenswift.backends.cpu.native import NativeKernels
+from tokenswift.backends.torch import TorchKernels
 from tokenswift.interfaces import KVCache, Pass
-from tokenswift.kernels.native import NativeKernels
-from tokenswift.kernels.reference import TorchKernels
 from tokenswift.models.attention import NAME, PassContext
 from tokenswift.models.base import BaseTarget
 from tokenswift.models.rope import Rotary

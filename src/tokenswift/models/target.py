@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tokenswift.kernels.build import library, processor
-from tokenswift.kernels.check import fault
-from tokenswift.kernels.native import NativeKernels
-from tokenswift.kernels.reference import TorchKernels
-from tokenswift.kernels.threads import usable
+from tokenswift.backends.cpu.build import library, processor
+from tokenswift.backends.cpu.check import fault
+from tokenswift.backends.cpu.native import NativeKernels
+from tokenswift.backends.cpu.threads import usable
+from tokenswift.backends.torch import TorchKernels
 from tokenswift.models.decoder import PREFILL_CHUNK, LeanTarget, unfit
 from tokenswift.models.load import cache_dir, native_kernels_wanted
 from tokenswift.models.rope import RopeScaling, rotary_of

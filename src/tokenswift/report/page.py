@@ -13,7 +13,7 @@ from html import escape
 from importlib import resources
 from itertools import groupby
 
-from tokenswift.drafting.registry import mark_of, marks
+from tokenswift.drafters.registry import mark_of, marks
 from tokenswift.report import figures
 from tokenswift.report.plots import Line, number, plot
 from tokenswift.runs.state import RunState

@@ -116,7 +116,7 @@ def measure(run: Callable[[int], Any], target: Any, total: int) -> Speed:
     """Time a short run, and passes at two lengths.
 
     Args:
-        run: makes a run of some new tokens (see `generation.Run`), ready to be iterated.
+        run: makes a run of some new tokens (see `engine.run.Run`), ready to be iterated.
         target: its model.
         total: tokens of prompt and output.
     """

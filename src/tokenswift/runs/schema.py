@@ -103,7 +103,7 @@ class Session(Strict, tag_field="kind", tag="session"):
 
 
 class Stream(Strict):
-    """State of the detokeniser; see `text.TextStream`."""
+    """State of the detokeniser; see `engine.text.TextStream`."""
 
     window: list[Token]
     shown: str

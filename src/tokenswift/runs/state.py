@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tokenswift.drafting.registry import marks
+from tokenswift.drafters.registry import marks
 from tokenswift.runs.journal import Record
 from tokenswift.runs.schema import End, Header, Session, Stream, Tokens, typed
 from tokenswift.types import InputError, Loop, Step

@@ -9,13 +9,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from tokenswift.config import MagicDecOptions
-from tokenswift.drafting.chain import ModelDrafter, chain_tree, draft_chain
-from tokenswift.drafting.context import SparseContext
-from tokenswift.drafting.refusal import pass_source
-from tokenswift.drafting.vocabulary import DraftVocabulary
+from tokenswift.drafters.chain import ModelDrafter, chain_tree, draft_chain
+from tokenswift.drafters.context import SparseContext
+from tokenswift.drafters.refusal import pass_source
+from tokenswift.drafters.vocabulary import DraftVocabulary
 from tokenswift.interfaces import DraftModel, Sequence
 from tokenswift.memory import Need
-from tokenswift.sampling import Sampler
+from tokenswift.sampling.choice import Sampler
 from tokenswift.types import DraftTree, Step
 
 POLICIES = {"snapkv": "snapkv", "streaming": "recent"}

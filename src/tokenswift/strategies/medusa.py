@@ -7,11 +7,11 @@ for the newest committed token.
 from __future__ import annotations
 
 from tokenswift.config import MedusaOptions
-from tokenswift.drafting.heads import HeadTree, newest_hidden
+from tokenswift.drafters.heads import HeadTree, newest_hidden
 from tokenswift.heads.modules import Heads
 from tokenswift.interfaces import DraftModel, Sequence
 from tokenswift.memory import Need
-from tokenswift.sampling import Sampler
+from tokenswift.sampling.choice import Sampler
 from tokenswift.tree import TreeBuilder, check_tree, tree_nodes
 from tokenswift.types import DraftTree, Step
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from tokenswift.config import OPTIONS, MagicDecOptions, MedusaOptions, TokenSwiftOptions, TriForceOptions
-from tokenswift.drafting.costs import Table
-from tokenswift.drafting.registry import others
+from tokenswift.drafters.costs import Table
+from tokenswift.drafters.registry import others
 from tokenswift.heads.modules import Heads
 from tokenswift.interfaces import DraftModel, Strategy
 from tokenswift.memory import Planned
-from tokenswift.sampling import Sampler
+from tokenswift.sampling.choice import Sampler
 from tokenswift.strategies.about import ABOUT
 from tokenswift.strategies.autoregressive import Autoregressive
 from tokenswift.strategies.magicdec import MagicDec

@@ -20,23 +20,23 @@ import torch
 from torch import Tensor
 
 from tokenswift.config import TokenSwiftOptions
-from tokenswift.drafting.auto import MOST_NODES, AutoDrafter
-from tokenswift.drafting.candidates import CHAIN
-from tokenswift.drafting.chain import ModelDrafter
-from tokenswift.drafting.context import SparseContext
-from tokenswift.drafting.costs import Table
-from tokenswift.drafting.drafter import Drafter, Setting
-from tokenswift.drafting.guest import GuestDrafter
-from tokenswift.drafting.heads import HeadTree, newest_hidden
-from tokenswift.drafting.hidden import HeadGrower, HiddenDrafter
-from tokenswift.drafting.lookup import Lookup
-from tokenswift.drafting.partial import PartialDrafter
-from tokenswift.drafting.registry import others
+from tokenswift.drafters.auto import MOST_NODES, AutoDrafter
+from tokenswift.drafters.candidates import CHAIN
+from tokenswift.drafters.chain import ModelDrafter
+from tokenswift.drafters.context import SparseContext
+from tokenswift.drafters.costs import Table
+from tokenswift.drafters.drafter import Drafter, Setting
+from tokenswift.drafters.guest import GuestDrafter
+from tokenswift.drafters.heads import HeadTree, newest_hidden
+from tokenswift.drafters.hidden import HeadGrower, HiddenDrafter
+from tokenswift.drafters.lookup import Lookup
+from tokenswift.drafters.ngram import NgramTable
+from tokenswift.drafters.partial import PartialDrafter
+from tokenswift.drafters.registry import others
 from tokenswift.heads.modules import Heads
 from tokenswift.interfaces import DraftModel, KVCache, Sequence
 from tokenswift.memory import Need
-from tokenswift.ngram import NgramTable
-from tokenswift.sampling import Sampler
+from tokenswift.sampling.choice import Sampler
 from tokenswift.tree import TreeBuilder, check_tree, tree_nodes
 from tokenswift.types import DraftTree, InputError, Step
 
@@ -162,7 +162,7 @@ class TokenSwift:
 
 
 class AutoTokenSwift:
-    """TokenSwift with a tree of its own for every step: what pays, by measured costs (`drafting.auto`).
+    """TokenSwift with a tree of its own for every step: what pays, by measured costs (`drafters.auto`).
 
     Args:
         options: `config.TokenSwiftOptions`, with ``budget`` resolved; ``tree`` is not used.

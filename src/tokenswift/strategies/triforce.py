@@ -11,15 +11,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenswift.accept import accept_exact
 from tokenswift.cache.sparse import SparseCache
 from tokenswift.config import TriForceOptions
-from tokenswift.drafting.chain import ModelDrafter, chain_tree
-from tokenswift.drafting.context import SparseContext
-from tokenswift.drafting.refusal import pass_source
+from tokenswift.drafters.chain import ModelDrafter, chain_tree
+from tokenswift.drafters.context import SparseContext
+from tokenswift.drafters.refusal import pass_source
 from tokenswift.interfaces import DraftModel, Sequence
 from tokenswift.memory import Need
-from tokenswift.sampling import RefusedRow, Sampler
+from tokenswift.sampling.accept import accept_exact
+from tokenswift.sampling.choice import RefusedRow, Sampler
 from tokenswift.types import DraftTree, Step
 
 

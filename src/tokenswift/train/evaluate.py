@@ -17,8 +17,8 @@ from torch import Tensor
 
 from tokenswift.config import SamplingParams
 from tokenswift.heads.modules import Heads
-from tokenswift.noise import Noise
-from tokenswift.sampling import recent_scores
+from tokenswift.sampling.choice import recent_scores
+from tokenswift.sampling.noise import Noise
 from tokenswift.train.selftext import Backbone, continuations
 
 Tell = Callable[[int, int], None]  #: how much is done, and how much there is

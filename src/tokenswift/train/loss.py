@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tokenswift.config import SamplingParams
 from tokenswift.heads.modules import Heads
 from tokenswift.models.generic import final_norm, shaped_logits
-from tokenswift.sampling import processed, punished, temperature
+from tokenswift.sampling.choice import processed, punished, temperature
 
 Recent = Int[Tensor, "b r w"] | None  # places of the penalised tokens of each row; None: no penalty
 
@@ -126,7 +126,7 @@ class FrozenBase:
 
 
 class _Penalty(torch.autograd.Function):
-    """`sampling.repetition_penalty` in place, and its gradient where ids repeat."""
+    """`sampling.choice.repetition_penalty` in place, and its gradient where ids repeat."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, theta: float) -> Tensor:

@@ -21,7 +21,7 @@ from transformers import AttentionInterface
 from tokenswift.config import SamplingParams
 from tokenswift.models.generic import final_norm, final_norm_name, shadow_of, shaped_logits
 from tokenswift.models.rope import Rotary
-from tokenswift.sampling import recent_scores
+from tokenswift.sampling.choice import recent_scores
 from tokenswift.types import InputError
 
 ATTENTION = "tokenswift_batched"

@@ -1,0 +1,122 @@
+"""Do the compiled kernels keep the rule that a row's bits are its own affair? Asked at first use.
+
+The tests ask it of many shapes and compilers; this asks it, in milliseconds, of the library at hand on the
+machine at hand: a small random model of two layers, whose last positions run alone, all at once and in trees
+with wrong branches, on one thread and on two, in every type, compared byte by byte.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from tokenswift.backends.cpu.native import TYPES, NativeKernels
+from tokenswift.backends.cpu.weights import LayerWeights, Packed, Shape
+from tokenswift.interfaces import KVCache
+
+LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH = 2, 64, 72, 6, 2, 40  # a width that fills no tile
+BEFORE, TAIL = 501, 19  # committed keys; positions that are compared, across the end of a chunk
+WINDOW = 300  # of the second layer
+
+
+@dataclass
+class _Keys:
+    """What the kernels need of a cache."""
+
+    data: Tensor
+    length: int = BEFORE
+    ordered: bool = True
+    work: Tensor = field(default_factory=partial(torch.empty, 0, dtype=torch.uint8))
+
+
+@torch.inference_mode()
+def fault(library: ctypes.CDLL) -> str | None:
+    """What is wrong with a compiled library: the first case in which rows differ; None when all are equal."""
+    for dtype in TYPES:
+        case = _Case(dtype)
+        kernels = [NativeKernels(library, threads) for threads in (1, 2)]
+        alone = case.run(kernels[0], [[row] for row in range(TAIL)])
+        for threads, each in enumerate(kernels, 1):
+            for cuts in (range(TAIL + 1), (0, TAIL), (0, 7, TAIL)):
+                passes = [list(range(*ends)) for ends in pairwise(cuts)]
+                if not torch.equal(case.run(each, passes), alone):
+                    return f"rows in {len(passes)} passes, {dtype}, {threads} threads"
+            for steps in (3, TAIL):
+                if not torch.equal(case.tree(each, steps), alone[:steps]):
+                    return f"a tree of {2 * steps - 1} rows, {dtype}, {threads} threads"
+            rows = torch.cat([each.linear(row[None], case.head) for row in alone])
+            if not torch.equal(each.linear(alone, case.head), rows):
+                return f"a product, {dtype}, {threads} threads"
+    return None
+
+
+class _Case:
+    """The random model and text, of a type."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        made = torch.Generator().manual_seed(1)
+
+        def random(*shape: int, size: float = 2.0) -> Tensor:
+            return size * (torch.rand(shape, generator=made) - 0.5)
+
+        def weight(rows: int, columns: int) -> Packed:
+            return Packed(random(rows, columns, size=columns**-0.5).to(dtype), panels=True)
+
+        self.shape = Shape(LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH, dtype, 1e-5, WIDTH**-0.5)
+        self.weights = [
+            LayerWeights(
+                qkv=weight((HEADS + 2 * KV_HEADS) * WIDTH, HIDDEN),
+                out=weight(HIDDEN, HEADS * WIDTH),
+                gate_up=weight(2 * INNER, HIDDEN),
+                down=weight(HIDDEN, INNER),
+                norm=1 + random(HIDDEN, size=0.1),
+                mlp_norm=1 + random(HIDDEN, size=0.1),
+                qkv_bias=random((HEADS + 2 * KV_HEADS) * WIDTH),
+                window=layer * WINDOW,
+            )
+            for layer in range(LAYERS)
+        ]
+        self.head = weight(70, HIDDEN)
+        self.keys = _Keys(random(2 * LAYERS, KV_HEADS, BEFORE + 2 * TAIL, WIDTH).to(dtype))
+        self.states, self.wrong = random(TAIL, HIDDEN), random(TAIL, HIDDEN)
+        angles = random(TAIL, WIDTH // 2)
+        self.cos, self.sin = angles.cos(), angles.sin()
+
+    def run(self, kernels: NativeKernels, passes: Sequence[list[int]]) -> Tensor:
+        """States of all positions, (TAIL, D), by passes of consecutive ones."""
+        self.keys.length, found = BEFORE, []
+        for rows in passes:
+            at = slice(rows[0], rows[-1] + 1)
+            found.append(self._layers(kernels, self.states[at], self.cos[at], self.sin[at], None))
+            self.keys.length += len(rows)
+        return torch.cat(found)
+
+    def tree(self, kernels: NativeKernels, steps: int) -> Tensor:
+        """States of the first positions, (steps, D), by one tree; each has a wrong sibling before it."""
+        parents, states, places, last = [-1], [self.states[0]], [0], 0
+        for step in range(1, steps):
+            parents += [last, last]
+            states += [self.wrong[step], self.states[step]]
+            places += [step, step]
+            last = len(parents) - 1
+        self.keys.length, at = BEFORE, torch.tensor(places)
+        return self._layers(kernels, torch.stack(states), self.cos[at], self.sin[at], parents)[::2]
+
+    def _layers(
+        self,
+        kernels: NativeKernels,
+        states: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        parents: Sequence[int] | None,
+    ) -> Tensor:
+        states, keys = states.clone(), cast(KVCache, self.keys)
+        kernels.layers(kernels.body(self.shape, self.weights), states, cos, sin, keys, parents, keep=False)
+        return states

@@ -1,0 +1,119 @@
+"""The choice rule in C (cpu_choose.h): what `sampling.choice.Sampler` does in torch, on float32 on a CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from array import array
+from collections.abc import Sequence
+from ctypes import POINTER, byref, c_double, c_float, c_int, c_int32, c_long, c_uint64, c_void_p
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tokenswift.config import SamplingParams
+from tokenswift.sampling.noise import position_key
+from tokenswift.sampling.ranking import Ranked, Subset
+
+
+class _Rule(ctypes.Structure):
+    _fields_ = [
+        ("size", c_long),
+        ("ld", c_long),
+        ("ids", c_void_p),
+        ("place", c_void_p),
+        ("tail", c_void_p),
+        ("tail_size", c_long),
+        ("theta", c_float),
+        ("temperature", c_float),
+        ("top_k", c_long),
+        ("top_p", c_double),
+        ("eta", c_double),
+        ("min_p", c_float),
+        ("greedy", c_int),
+    ]
+
+
+class _Row(ctypes.Structure):
+    _fields_ = [
+        ("drop", c_long),
+        ("path", c_void_p),
+        ("path_size", c_long),
+        ("key", c_uint64),
+        ("coupled", c_int),
+        ("width", c_int),
+    ]
+
+
+class NativeRanker:
+    """Implements ``sampling.ranking.Ranker``. Keeps work space between calls, so each generation has its own.
+
+    Args:
+        library: the compiled kernels (`build.library`).
+        params: processors and seed.
+    """
+
+    def __init__(self, library: ctypes.CDLL, params: SamplingParams) -> None:
+        self._rank = library.ts_rank
+        self._rank.argtypes = [POINTER(_Rule), c_void_p, c_void_p, c_long, c_int, *[c_void_p] * 5]
+        self._rank.restype = c_long
+        self.params = params
+        self._work: dict[int, Tensor] = {}
+        p = params
+        self._rule = _Rule(
+            theta=p.repetition_penalty,
+            temperature=p.temperature,
+            top_k=p.top_k,
+            top_p=p.top_p,
+            eta=p.eta_cutoff,
+            min_p=math.log(p.min_p) if p.min_p else -math.inf,
+            greedy=p.greedy,
+        )
+
+    def rank(
+        self,
+        logits: Float[Tensor, "n S"],
+        history: list[int],
+        paths: Sequence[Sequence[int]],
+        positions: Sequence[int],
+        widths: Sequence[int],
+        coupled: bool,
+        subset: Subset | None,
+        shares: bool,
+    ) -> list[Ranked] | int:
+        """See ``sampling.ranking.Ranker.rank``."""
+        rule, window, seed = self._rule, self.params.window, self.params.seed
+        logits = logits.float().contiguous()
+        count, size = logits.shape
+        tail = array("i", history[-window:] if window else ())
+        rule.size, rule.ld = size, logits.stride(0)
+        rule.ids = rule.place = None
+        if subset is not None:
+            rule.ids, rule.place = subset.ids32.data_ptr(), subset.place.data_ptr()
+        rule.tail, rule.tail_size = tail.buffer_info()
+        known, kept = len(history), len(tail)
+        rows, held = (_Row * count)(), []
+        for row, path, position, width in zip(rows, paths, positions, widths, strict=True):
+            row.drop = max(0, kept + position - known - window)
+            if path and window:
+                tokens = array("i", path)
+                held.append(tokens)
+                row.path, row.path_size = tokens.buffer_info()
+            row.key = position_key(seed, position)
+            row.coupled, row.width = coupled, width
+        most = min(max(widths), size)
+        tokens, values = (c_int32 * (count * most))(), (c_float * (count * most))()
+        law, counts = (c_float * (count * most))() if shares else None, (c_int32 * count)()
+        work = self._work.get(size)
+        if work is None:
+            work = self._work[size] = torch.zeros(9 * size + 64, dtype=torch.uint8)
+        refused = self._rank(
+            byref(rule), logits.data_ptr(), rows, count, most, tokens, values, law, counts, work.data_ptr()
+        )
+        if refused >= 0:
+            return refused
+        return [
+            Ranked(tokens[at : at + n], values[at : at + n], law[at : at + n] if law is not None else [])
+            for at, n in zip(range(0, count * most, most), counts, strict=True)
+        ]

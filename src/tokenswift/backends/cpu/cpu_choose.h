@@ -1,0 +1,236 @@
+/* The choice rule on one row of logits: penalty, temperature, filters, noise, the best few.
+ *
+ * Same order and same meaning as sampling/choice.py: every filter is a threshold on the score. Scores are float32;
+ * masses are summed in double. Noise is made only where it can matter: a token whose score lies below the
+ * K-th best so far by d needs noise above d, hence w < exp(-d) (sampling/noise.py has the formulas).
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    long size, ld;             /* candidates a row, floats between rows */
+    const int32_t *ids;        /* token of each candidate; NULL: the candidate's number */
+    const int32_t *place;      /* candidate of each token, -1 for none; NULL: the token's number */
+    const int32_t *tail;       /* newest tokens of the text, the penalty window at most */
+    long tail_size;
+    float theta, temperature;  /* 1: off */
+    long top_k;                /* 0: off */
+    double top_p, eta;         /* 1 and 0: off */
+    float min_p;               /* logarithm; -inf: off */
+    int greedy;                /* penalty alone */
+} Rule;
+
+typedef struct {
+    long drop;                 /* oldest tokens of tail and path that are out of the window */
+    const int32_t *path;       /* drafted tokens after the text */
+    long path_size;
+    uint64_t key;              /* of the position's noise (noise.position_key) */
+    int coupled, width;        /* add noise; candidates wanted */
+} Row;
+
+static inline uint64_t mix64(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
+    return x ^ (x >> 31);
+}
+
+static inline float gumbel(uint64_t bits) {
+    return (float)-log(-log1p(-(((double)(bits >> 11) + 0.5) * 0x1p-53)));
+}
+
+static void penalise(const Rule *r, float *scores, int32_t token, char *seen) {
+    const int32_t at = r->place ? r->place[token] : token;
+    if (at < 0 || seen[at]) return;
+    seen[at] = 1;
+    scores[at] = scores[at] < 0 ? scores[at] * r->theta : scores[at] / r->theta;
+}
+
+/* Calls of penalise for all tokens of the window, and back to no token seen. */
+static void penalty(const Rule *r, const Row *row, float *scores, char *seen) {
+    const long start = row->drop < r->tail_size ? row->drop : r->tail_size;
+    for (long i = start; i < r->tail_size; i++) penalise(r, scores, r->tail[i], seen);
+    for (long i = row->drop - start; i < row->path_size; i++) penalise(r, scores, row->path[i], seen);
+    memset(seen, 0, (size_t)r->size);
+}
+
+/* The largest score; NaN where any is NaN. */
+static float largest(const float *scores, long size) {
+    enum { LANES = 32 };
+    float best[LANES];
+    int bad[LANES] = {0};
+    for (int j = 0; j < LANES; j++) best[j] = -INFINITY;
+    long i = 0;
+    for (; i + LANES <= size; i += LANES)
+        for (int j = 0; j < LANES; j++) {
+            const float s = scores[i + j];
+            best[j] = s > best[j] ? s : best[j];
+            bad[j] |= s != s;
+        }
+    for (; i < size; i++) {
+        if (scores[i] > best[0]) best[0] = scores[i];
+        bad[0] |= scores[i] != scores[i];
+    }
+    for (int j = 1; j < LANES; j++) {
+        if (best[j] > best[0]) best[0] = best[j];
+        bad[0] |= bad[j];
+    }
+    return bad[0] ? NAN : best[0];
+}
+
+/* The candidates whose score is at least cut, in their order. */
+static long survivors(const float *scores, long size, float cut, int32_t *kept) {
+    enum { LANES = 32 };
+    long count = 0, i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        int any = 0;
+        for (int j = 0; j < LANES; j++) any |= scores[i + j] >= cut;
+        if (any)
+            for (int j = 0; j < LANES; j++) {
+                kept[count] = (int32_t)(i + j);
+                count += scores[i + j] >= cut;
+            }
+    }
+    for (; i < size; i++)
+        if (scores[i] >= cut) kept[count++] = (int32_t)i;
+    return count;
+}
+
+static int descending(const void *a, const void *b) {
+    const float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+static double mass_of(const float *scores, const int32_t *kept, long count, float peak) {
+    double total = 0;
+    for (long i = 0; i < count; i++) total += exp((double)(scores[kept[i]] - peak));
+    return total;
+}
+
+/* The k-th largest score of the kept (ties stay). heap: room for k floats; its root is the least of the k best. */
+static float cut_top_k(const float *scores, const int32_t *kept, long count, long k, float *heap) {
+    for (long i = 0; i < count; i++) {
+        const float s = scores[kept[i]];
+        long at;
+        if (i < k) {
+            for (at = i; at > 0 && heap[(at - 1) / 2] > s; at = (at - 1) / 2) heap[at] = heap[(at - 1) / 2];
+        } else {
+            if (!(s > heap[0])) continue;
+            for (at = 0;;) {
+                long below = 2 * at + 1;
+                if (below >= k) break;
+                if (below + 1 < k && heap[below + 1] < heap[below]) below++;
+                if (heap[below] >= s) break;
+                heap[at] = heap[below];
+                at = below;
+            }
+        }
+        heap[at] = s;
+    }
+    return heap[0];
+}
+
+/* The score below which tokens are outside the smallest set of mass p. */
+static float cut_top_p(const float *scores, const int32_t *kept, long count, double p, float peak, float *sorted) {
+    const double wanted = p * mass_of(scores, kept, count, peak);
+    for (float depth = 8;; depth *= 4) { /* the nucleus is mostly near the peak: sort no more than that */
+        long near = 0;
+        double before = 0;
+        for (long i = 0; i < count; i++)
+            if (scores[kept[i]] >= peak - depth) sorted[near++] = scores[kept[i]];
+        qsort(sorted, (size_t)near, sizeof(float), descending);
+        for (long i = 0; i < near; i++) {
+            before += exp((double)(sorted[i] - peak));
+            if (before >= wanted) return sorted[i];
+        }
+        if (near == count) return sorted[count - 1];
+    }
+}
+
+static float cut_eta(const float *scores, const int32_t *kept, long count, double epsilon, float peak) {
+    double entropy = 0;
+    const double logarithm = log(mass_of(scores, kept, count, peak));
+    for (long i = 0; i < count; i++) {
+        const double s = scores[kept[i]] - (double)peak - logarithm;
+        if (s > -INFINITY) entropy -= exp(s) * s;
+    }
+    const double cut = 0.5 * log(epsilon) - entropy, most = log(epsilon);
+    const double at = peak + logarithm + (cut < most ? cut : most);
+    return at < peak ? (float)at : peak;
+}
+
+/* Rank each row's candidates. Per row up to `most` of: tokens, values (score plus noise), shares (of the
+ * processed law; NULL: not wanted). counts: how many there are. work: size × 9 bytes, zero at first. Returns
+ * the first row whose scores hold NaN or no finite maximum, or -1. */
+long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int most, int32_t *tokens,
+             float *values, float *shares, int32_t *counts, char *work) {
+    float *scores = (float *)work, *sorted = NULL;
+    int32_t *kept = (int32_t *)(work + r->size * 4);
+    char *seen = work + r->size * 8;
+    for (long x = 0; x < n; x++) {
+        const Row *row = rows + x;
+        memcpy(scores, logits + x * r->ld, (size_t)r->size * 4);
+        if (r->theta != 1) penalty(r, row, scores, seen);
+        if (!r->greedy && r->temperature != 1)
+            for (long i = 0; i < r->size; i++) scores[i] /= r->temperature;
+        const float peak = largest(scores, r->size);
+        if (!isfinite(peak)) return x;
+        long count;
+        float cut = r->greedy ? -INFINITY : peak + r->min_p;
+        if (!r->greedy && (r->top_k || r->top_p < 1)) {
+            count = survivors(scores, r->size, -INFINITY, kept);
+            sorted = sorted ? sorted : malloc((size_t)r->size * 4);
+            if (!sorted) return x;
+            if (r->top_k && r->top_k < count) {
+                const float at = cut_top_k(scores, kept, count, r->top_k, sorted);
+                cut = at > cut ? at : cut;
+                count = survivors(scores, r->size, at, kept);
+            }
+            if (r->top_p < 1) {
+                const float at = cut_top_p(scores, kept, count, r->top_p, peak, sorted);
+                cut = at > cut ? at : cut;
+            }
+        }
+        count = survivors(scores, r->size, cut, kept);
+        if (!r->greedy && r->eta > 0) {
+            const float at = cut_eta(scores, kept, count, r->eta, peak);
+            if (at > cut) count = survivors(scores, r->size, at, kept);
+        }
+        int32_t *token = tokens + x * most, found = 0;
+        float *value = values + x * most, *share = shares ? shares + x * most : NULL;
+        const int noisy = row->coupled && !r->greedy, width = row->width < most ? row->width : most;
+        for (long i = 0; i < count; i++) {
+            const float score = scores[kept[i]];
+            const int32_t id = r->ids ? r->ids[kept[i]] : kept[i];
+            float y = score;
+            if (noisy) {
+                const uint64_t bits = mix64((uint64_t)id * 0x9E3779B97F4A7C15ULL + row->key);
+                if (found == width) { /* w >= 2^-(z + 1) for z leading zeros */
+                    const float behind = value[width - 1] - score;
+                    if (behind > 0.6932f * (float)((bits ? __builtin_clzll(bits) : 64) + 1)) continue;
+                }
+                y += gumbel(bits);
+            }
+            if (y == -INFINITY || (found == width && !(y > value[width - 1]))) continue;
+            int at = found < width ? found++ : width - 1;
+            for (; at > 0 && value[at - 1] < y; at--) {
+                value[at] = value[at - 1];
+                token[at] = token[at - 1];
+                if (share) share[at] = share[at - 1];
+            }
+            value[at] = y;
+            token[at] = id;
+            if (share) share[at] = score;
+        }
+        counts[x] = found;
+        if (share) {
+            double total = 0;
+            for (long i = 0; i < count; i++) /* what lies further below is less than rounding */
+                if (scores[kept[i]] > peak - 25) total += exp((double)(scores[kept[i]] - peak));
+            for (int i = 0; i < found; i++) share[i] = (float)(exp((double)(share[i] - peak)) / total);
+        }
+    }
+    free(sorted);
+    return -1;
+}

@@ -1,0 +1,270 @@
+"""Which drafter drafts: measured tokens per second, with hysteresis and rare trials.
+
+A mode is a drafter's name, or *plain*, which drafts nothing but what drafts in every step. Of a drafter no
+more is known than what it offers and what came of it. A mode's rate is what its steps were expected to
+yield (the calibrated chances), corrected by what they did yield, over what they cost; costs of verify
+passes follow the context, so a mode that is not in use is judged for the text as long as it is now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenswift.drafters.costs import Costs
+from tokenswift.drafters.offer import Offer
+
+PLAIN = "plain"
+_WORDS = "plain decoding with long matches of the text"
+_SLOW = 1 / 32  # weight of a new figure in a running mean
+_PASS = 1 / 16  # the same for passes that draft
+_TRUST = 32  # steps that a mode's expectations are believed for at first
+_MARGIN = 1.02  # a mode has to be this much better to take over
+_BASELINE = 96  # steps between plain ones, which keep the price of plain decoding known
+_FIRST, _LAST = 16, 1024  # steps between trials of a mode that is not in use: at first, and at most
+_LOADED = 512  # the same for a mode that has to load its cache first
+_PROMISING = 1.05  # what such a mode must promise to be tried
+_DWELL = 16  # steps that a mode is kept for at least
+_STALE = 32  # tokens of context after which prices are computed anew
+
+
+@dataclass(slots=True)
+class _Mode:
+    """Running means of a mode's steps."""
+
+    tokens: float  # expected a step
+    rows: float
+    draft_ms: float
+    steps: int = 0
+    made: int = 0  # tokens that its steps yielded
+    drafted: int = 0  # nodes below the root, in all
+    interval: int = _FIRST
+    next_trial: int = 0
+    honesty: float = 1.0  # drafted tokens that came over those that were expected
+    judged: int = _TRUST  # steps that it was learnt from, and those that its first value counts for
+
+    def learn(self, tokens: float, rows: int, draft_ms: float) -> None:
+        weight = max(_SLOW, 1 / (self.steps + 2))
+        self.tokens += weight * (tokens - self.tokens)
+        self.rows += weight * (rows - self.rows)
+        if self.steps < 3 or draft_ms < 3 * self.draft_ms:  # a hiccup of the machine says nothing
+            self.draft_ms += weight * (draft_ms - self.draft_ms)
+        self.steps += 1
+        self.drafted += rows - 1
+
+    def judge(self, tokens: int, expected: float) -> None:
+        """Compare what a step yielded with what was expected of it."""
+        if expected > 1.05:
+            self.judged += 1
+            ratio = (tokens - 1) / (expected - 1)
+            weight = max(_SLOW / 4, 1 / self.judged) * min(1.0, expected - 1)
+            self.honesty = min(1.3, max(0.3, self.honesty + weight * (ratio - self.honesty)))
+
+
+@dataclass(slots=True)
+class Passes:
+    """Running means of a source that drafts by passes.
+
+    Attributes:
+        ms: milliseconds of a pass, with the ranking of its candidates.
+        lead: chance that the best candidate is right.
+    """
+
+    ms: float
+    lead: float
+
+    def took(self, milliseconds: float) -> None:
+        """A pass was made."""
+        self.ms += _PASS * (min(milliseconds, 3 * self.ms) - self.ms)
+
+    def led(self, chance: float) -> None:
+        """Its best candidate is right with this chance."""
+        self.lead += _PASS * (chance - self.lead)
+
+
+def first_level_ms(costs: Costs) -> float:
+    """Milliseconds of a level of draft heads, before one was made in this run."""
+    return costs.level() or 0.1 * costs.verify(1, 0)
+
+
+class Control:
+    """Chooses the mode of every step and knows all prices.
+
+    Args:
+        costs: of verify passes and levels.
+        offers: by name, what the drafters expect that have a price.
+
+    Attributes:
+        rate: tokens a millisecond that decoding reaches now.
+        row_ms, level_ms: one more row of a verify pass, one level of the heads.
+        passes: of each drafter that drafts by passes, what is known of them.
+        busy: seconds that deciding itself took: chances, trees, learning, modes (also within drafting).
+    """
+
+    def __init__(self, costs: Costs, offers: Mapping[str, Offer]) -> None:
+        self.costs, self.offers = costs, offers
+        self.level_ms = first_level_ms(costs)
+        self.busy = 0.0
+        self.modes = {PLAIN: _Mode(1.0, 1, 0.0)}
+        self.passes: dict[str, Passes] = {}
+        for name, offer in offers.items():
+            interval = _LOADED if offer.loads else _FIRST
+            self.modes[name] = _Mode(offer.tokens, offer.rows, offer.price, interval=interval)
+            if offer.pass_ms:
+                self.passes[name] = Passes(offer.pass_ms, offer.lead)
+        self.current = next((name for name in offers if name not in self.passes), PLAIN)
+        self.rate = 1.0 / costs.verify(1, 0)
+        self.row_ms = 0.0
+        self._trial: tuple[str, int] | None = None
+        self._step = self._since_plain = 0
+        self._stay = _DWELL
+        self._priced = -_STALE
+        self._prices: list[float] = []
+        self._last = (PLAIN, 1.0, 1, 0.0)
+        self.seconds = 0.0
+        self._dropped: set[str] = set()
+
+    # ---- decisions ------------------------------------------------------------------------------
+
+    def mode(self, context: int) -> str:
+        """The mode of the next step, with ``context`` tokens cached."""
+        self._step += 1
+        if abs(context - self._priced) >= _STALE or self._step % _STALE == 0:
+            self._reprice(context)
+        if self._trial is not None:
+            name, left = self._trial
+            self._trial = (name, left - 1) if left > 1 else None
+            return name
+        rates = {name: self.pace(name, context) for name in self.modes if self._open(name, context)}
+        best = max(rates, key=rates.__getitem__)
+        self._stay -= 1
+        margin = _PROMISING if self._loads(best) and not self.modes[best].steps else _MARGIN
+        better = self.current not in rates or rates[best] > margin * rates[self.current]
+        if better and self._stay < 0:
+            if self.current != best:
+                self._stay = _DWELL
+                self.modes[self.current].next_trial = self._step + self.modes[self.current].interval
+            self.current = best
+        self.rate = max(rates[self.current], rates[PLAIN])
+        for name, mode in self.modes.items():
+            if name in rates and name not in (self.current, PLAIN) and self._step >= mode.next_trial:
+                mode.next_trial = self._step + mode.interval
+                mode.interval = min(_LAST, 2 * mode.interval)
+                promising = _PROMISING if self._loads(name) else 0.8
+                if rates[name] > promising * rates[self.current]:
+                    self._trial = (name, 8 if name in self.passes else 2)
+                    return name
+        self._since_plain += 1
+        if self._since_plain >= _BASELINE:
+            self._since_plain = 0
+            return PLAIN
+        return self.current
+
+    def drop(self, name: str) -> None:
+        """Leave a mode out from the next step on."""
+        self._dropped.add(name)
+        if self.current == name:
+            self.current = PLAIN
+        if self._trial is not None and self._trial[0] == name:
+            self._trial = None
+
+    def _open(self, name: str, context: int) -> bool:
+        if name in self._dropped:
+            return False
+        offer = self.offers.get(name)
+        return offer is None or not offer.least or context > offer.least
+
+    def _loads(self, name: str) -> bool:
+        return name in self.offers and self.offers[name].loads
+
+    def pace(self, name: str, context: int) -> float:
+        """Tokens a millisecond that a mode would reach with ``context`` tokens cached."""
+        mode = self.modes[name]
+        rows = max(1, round(mode.rows))
+        extra = mode.tokens - 1
+        return (1 + extra * mode.honesty) / (mode.draft_ms + self.costs.verify(rows, context))
+
+    def uses(self, name: str) -> bool:
+        """Whether a drafter drafts now, drafted last or is on trial."""
+        trial = self._trial is not None and self._trial[0] == name
+        return self.current == name or trial or self._last[0] == name
+
+    def prices(self, context: int, most: int) -> list[float]:
+        """Milliseconds of verify passes with 0, 1, … ``most`` nodes below the root."""
+        if len(self._prices) != most + 1:
+            self._prices = [self.costs.verify(rows, context) for rows in range(1, most + 2)]
+        return self._prices
+
+    def _reprice(self, context: int) -> None:
+        self._priced, self._prices = context, []
+        self.row_ms = max(0.0, self.costs.verify(6, context) - self.costs.verify(1, context)) / 5
+
+    def plain_ms(self, context: int) -> float:
+        """Milliseconds of a plain step."""
+        return self.costs.verify(1, context)
+
+    # ---- what happened --------------------------------------------------------------------------
+
+    def drafted(self, mode: str, expected: float, rows: int, draft_ms: float) -> None:
+        """A tree was made."""
+        self._last = (mode, expected, rows, draft_ms)
+
+    def took(self, tokens: int, rows: int, context: int, milliseconds: float) -> None:
+        """It was verified and yielded ``tokens``."""
+        name, expected, made, draft_ms = self._last
+        if made == rows:  # not where the text's end cut it short
+            self.costs.observe(rows, context, milliseconds)
+        mode = self.modes[name]
+        mode.learn(expected, rows, draft_ms)
+        mode.made += tokens
+        self.seconds += (milliseconds + draft_ms) / 1000
+        mode.judge(tokens, expected)
+
+    def level_took(self, milliseconds: float) -> None:
+        """One level of the heads was evaluated."""
+        self.level_ms += _SLOW * (min(milliseconds, 3 * self.level_ms) - self.level_ms)
+
+    # ---- reports --------------------------------------------------------------------------------
+
+    def summary(self) -> str:
+        """What was used and why, in a sentence."""
+        steps = sum(mode.steps for mode in self.modes.values())
+        if not steps:
+            return "nothing was decoded"
+        used = max(self.modes, key=lambda name: self.modes[name].steps)
+        drafted = sum(mode.drafted for mode in self.modes.values())
+        words = self.offers[used].words if used in self.offers else _WORDS
+        text = f"{words} in {self.modes[used].steps / steps:.0%} of the steps, "
+        text += f"{drafted / steps:.1f} nodes a step"
+        for name, offer in self.offers.items():
+            if name == used:
+                continue
+            if offer.loads:
+                pays = self.pays_from(name)
+                text += "" if pays is None else f"; {offer.title} would pay from about {pays // 1000}K tokens"
+            elif self.modes[name].steps and (offer.given or used == PLAIN):
+                text += f"; {offer.title} did not pay"
+        return text
+
+    def pays_from(self, name: str) -> int | None:
+        """Context from which a drafter would be the fastest, to a thousand; None below 128K."""
+        if name not in self.offers or name in self._dropped:
+            return None
+        least = self.offers[name].least
+        others = [other for other in self.modes if other != name and other not in self._dropped]
+        for context in range(max(1000, -(-least // 1000) * 1000), 129_000, 1000):
+            if self.pace(name, context) > max(self.pace(other, context) for other in others):
+                return context
+        return None
+
+    def record(self) -> dict[str, Any]:
+        """Steps, tokens and nodes by mode, and the share of the time that deciding took."""
+        return {
+            "modes": {
+                name: {"steps": mode.steps, "tokens": mode.made, "nodes": mode.drafted}
+                for name, mode in self.modes.items()
+                if mode.steps
+            },
+            "controller_share": round(self.busy / self.seconds, 4) if self.seconds else 0.0,
+        }

@@ -1,0 +1,235 @@
+"""What a pass costs, by rows and context: measured once per machine and model, corrected as a run goes on.
+
+The time of a verify pass of n rows over L cached tokens is modelled as ``a_n + b_n · L``: weights,
+arithmetic and overhead once, keys and values by the token. :func:`measure` finds both from passes over
+two lengths; where others had the cores meanwhile, that serves one process and is not kept. During a run
+:class:`Costs` compares each step with its prediction: the median of the newest ratios scales all predictions
+(a busy machine, a longer context), and a row count is corrected by the median of what its steps took beside
+the steps around them, so neither single outliers nor a machine that is slow for a while make one count look
+dearer than another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import statistics
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated
+
+import msgspec
+import torch
+
+from tokenswift.backends.cpu.build import processor
+from tokenswift.files import read_small, replacing
+from tokenswift.interfaces import DraftModel
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+SHORT, LONG = 64, 2048  # cached tokens of the measured passes
+SECONDS = 2.0  # that measuring may take, about
+_RECENT = 15  # ratios that a median is taken of
+_ENOUGH = 3  # steps of a row count that correct its price
+BUSY = 0.1  # share of the measuring spent waiting for a core from which its figures are not kept
+_Rows = Annotated[int, msgspec.Meta(ge=1, le=4096)]
+_Least = Annotated[float, msgspec.Meta(ge=1e-6, le=1e7)]
+_Time = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
+
+logger = logging.getLogger("tokenswift")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Measured times in milliseconds.
+
+    Attributes:
+        rows: row counts that were measured, ascending; the first is 1.
+        fixed: a_n of each: a pass over no cached tokens, LM head included.
+        token: b_n of each: more for every cached token.
+        level: one head's level for one row, its ranking included; 0 where there are no heads.
+        waited: share of the measuring in which threads were ready to run and others had the cores, 0 to 1.
+
+    Raises:
+        ValueError: lists of different lengths or none, or row counts that do not rise from 1.
+    """
+
+    rows: tuple[_Rows, ...]
+    fixed: tuple[_Least, ...]
+    token: tuple[_Time, ...]
+    level: _Time = 0.0
+    waited: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.rows or not len(self.rows) == len(self.fixed) == len(self.token):
+            raise ValueError("lists of different lengths, or empty ones")
+        if self.rows[0] != 1 or any(low >= high for low, high in pairwise(self.rows)):
+            raise ValueError("row counts that do not rise from 1")
+
+    def verify(self, rows: int, context: int) -> float:
+        """Milliseconds of a pass of ``rows`` rows over ``context`` cached tokens, between measured row
+        counts by interpolation and beyond them in proportion."""
+        at = bisect_left(self.rows, rows)
+        if at < len(self.rows) and self.rows[at] == rows:
+            return self.fixed[at] + self.token[at] * context
+        if at == len(self.rows):
+            return (self.fixed[-1] + self.token[-1] * context) * rows / self.rows[-1]
+        low, high = self.rows[at - 1], self.rows[at]
+        share = (rows - low) / (high - low)
+        fixed = self.fixed[at - 1] + share * (self.fixed[at] - self.fixed[at - 1])
+        token = self.token[at - 1] + share * (self.token[at] - self.token[at - 1])
+        return fixed + token * context
+
+
+@torch.inference_mode()
+def measure(model: DraftModel, level: Callable[[], object] | None = None, seconds: float = SECONDS) -> Table:
+    """Time passes of the model over made-up keys; takes about ``seconds``.
+
+    All row counts are timed in turn, at least three times over, and the least of each counts: what disturbs
+    the machine for a moment makes none of them dearer than the others. Where passes take long, the larger
+    row counts are left out.
+    """
+    begun, account = perf_counter(), _ran_and_waited()
+    caches = {length: model.new_cache(length + ROWS[-1]) for length in (SHORT, LONG)}
+    for length, cache in caches.items():
+        cache.data.zero_()
+        cache.commit(tuple(range(length)))
+    best: dict[tuple[int, int], float] = {}
+    counts, levels, sweeps = list(ROWS), [0.0], 0
+    while sweeps < 3 or (sweeps < 8 and perf_counter() - begun < seconds):
+        for count in counts:
+            if not sweeps and best and perf_counter() - begun > seconds / 3:
+                break
+            for length, cache in caches.items():
+                spent = _time(lambda n=count, c=cache: _pass(model, c, n))
+                best[count, length] = min(spent, best.get((count, length), spent))
+        if level is not None:
+            levels.append(_time(level))
+        counts, sweeps = [count for count in counts if (count, LONG) in best], sweeps + 1
+    slopes = [max(0.0, (best[n, LONG] - best[n, SHORT]) / (LONG - SHORT)) for n in counts]
+    fixed = [max(best[n, SHORT] - slope * SHORT, 1e-6) for n, slope in zip(counts, slopes, strict=True)]
+    for i in range(len(counts) - 2, -1, -1):  # a wider pass that was faster shows what a narrower one takes
+        fixed[i], slopes[i] = min(fixed[i], fixed[i + 1]), min(slopes[i], slopes[i + 1])
+    level_ms = min(levels[1:], default=0.0)
+    return Table(tuple(counts), tuple(fixed), tuple(slopes), level_ms, _waited_since(account))
+
+
+def _ran_and_waited() -> tuple[float, float] | None:
+    """Seconds that threads of this process have run, and that they were ready to run while others had the
+    cores, by the system's account; None where it keeps none."""
+    ran = waited = 0
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                found = Path("/proc/self/task", thread, "schedstat").read_text(encoding="ascii").split()
+                ran, waited = ran + int(found[0]), waited + int(found[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return (ran / 1e9, waited / 1e9) if ran else None
+
+
+def _waited_since(before: tuple[float, float] | None) -> float:
+    """The share of the time since then that threads waited for a core; without an account what the load of
+    the last minute would make it."""
+    now = _ran_and_waited()
+    if before is None or now is None:
+        try:
+            load = os.getloadavg()[0]
+        except OSError:
+            return 0.0
+        return max(0.0, 1 - (os.cpu_count() or 1) / load) if load > 0 else 0.0
+    ran, waited = (max(0.0, after - then) for after, then in zip(now, before, strict=True))
+    return waited / (ran + waited) if ran + waited > 0 else 0.0
+
+
+def _pass(model: DraftModel, cache: object, rows: int) -> None:
+    tokens = torch.zeros(rows, dtype=torch.long, device=model.device)
+    positions = torch.arange(rows, device=model.device) + cache.length  # type: ignore[attr-defined]
+    parents = [-1, *([0] * (rows - 1))]
+    model.logits(model.forward(tokens, positions, cache, parents).hidden)  # type: ignore[arg-type]
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+
+
+def _time(run: Callable[[], object]) -> float:
+    """Milliseconds of a run."""
+    begun = perf_counter()
+    run()
+    return 1000 * (perf_counter() - begun)
+
+
+def kept_table(model: DraftModel, folder: Path, make: Callable[[], Table]) -> Table:
+    """The table of this model, type, device and number of threads, from ``folder`` or made now.
+
+    It is kept unless the machine was busy meanwhile. What cannot be one (a damaged file) is made again.
+    """
+    device = model.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+    shape = (model.vocab_size, model.weight_bytes, model.kv_bytes, str(model.dtype), model.kernels.name)
+    threads = torch.get_num_threads()
+    key = repr((shape, name, threads, os.cpu_count(), ROWS, SHORT, LONG, torch.__version__, 3))
+    path = folder / f"costs-{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
+    try:
+        table = msgspec.json.decode(read_small(path), type=Table)
+        if table.waited <= BUSY:
+            return table
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
+        pass  # none yet, or damaged
+    table = make()
+    if table.waited > BUSY:
+        logger.info(
+            "the costs of passes were measured on a busy machine (%.0f%% of the time others had the cores); "
+            "they are measured again at the next start",
+            100 * table.waited,
+        )
+        return table
+    try:
+        with replacing(path) as part:
+            part.write_bytes(msgspec.json.encode(table))
+    except OSError:
+        pass  # measured again next time
+    return table
+
+
+class Costs:
+    """Predicted milliseconds of one run's passes, corrected by what its steps took.
+
+    Args:
+        table: measured beforehand.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.scale = 1.0
+        self._all: deque[tuple[int, float]] = deque(maxlen=2 * _RECENT + 1)  # rows, time over prediction
+        self._by_rows: dict[int, deque[float]] = {}
+        self._factors: dict[int, float] = {}
+        self._fresh = 0
+
+    def verify(self, rows: int, context: int) -> float:
+        """A verify pass of ``rows`` nodes, with the choice of its tokens."""
+        return self.scale * self._factors.get(rows, 1.0) * self.table.verify(rows, context)
+
+    def level(self) -> float:
+        """One level of the heads."""
+        return self.scale * self.table.level
+
+    def observe(self, rows: int, context: int, milliseconds: float) -> None:
+        """Take in one step's verify pass."""
+        self._all.append((rows, milliseconds / self.table.verify(rows, context)))
+        self._fresh += 1
+        full = len(self._all) == self._all.maxlen
+        count, ratio = self._all[_RECENT if full else -1]  # with as many steps behind it as before
+        scale = statistics.median([ratio / self._factors.get(n, 1.0) for n, ratio in self._all])
+        self._by_rows.setdefault(count, deque(maxlen=_RECENT)).append(ratio / scale)
+        if self._fresh % 8 == 0 or self._fresh == 4:
+            self.scale = scale
+            for count, ratios in self._by_rows.items():
+                if len(ratios) >= _ENOUGH:
+                    self._factors[count] = min(2.0, max(0.5, statistics.median(ratios)))

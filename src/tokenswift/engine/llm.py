@@ -1,0 +1,417 @@
+"""``LLM``, the public object: ties a model, a strategy and the decode loop together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any, Unpack
+
+import torch
+
+from tokenswift.config import NEUTRAL, SamplingParams, check_threads
+from tokenswift.drafters.costs import Table, kept_table, measure
+from tokenswift.drafters.heads import level_of
+from tokenswift.engine.prefill import Prefilled
+from tokenswift.engine.request import (
+    RunOptions,
+    SamplingFields,
+    apart,
+    check_callback,
+    check_loaded,
+    check_name,
+    check_prompt,
+    check_scaling,
+    merged_sampling,
+    plain_place,
+)
+from tokenswift.engine.run import Call, Run
+from tokenswift.engine.source import FromModel, Source, open_model
+from tokenswift.engine.stream import Stream
+from tokenswift.heads.checkpoint import packaged_kinds, read_packaged, resolve_heads
+from tokenswift.heads.modules import Heads
+from tokenswift.models.draft_models import Drafters
+from tokenswift.models.load import cache_dir, sampling_of
+from tokenswift.models.rope import RopeScaling
+from tokenswift.models.target import Target, numerics_of
+from tokenswift.prompts import Prompt, default_sampling, has_template, prompt_ids, several_ids
+from tokenswift.strategies.table import STRATEGIES
+from tokenswift.types import Generation, InputError, OnProgress, Step
+
+__all__ = ["LLM", "STRATEGIES"]
+
+logger = logging.getLogger("tokenswift")
+WITHOUT_HEADS = (
+    "no draft heads fit %s, so little speed is gained; train some with: tokenswift train-heads --model %s "
+    "--data self --out heads.safetensors (then --heads heads.safetensors), or try --strategy magicdec"
+)
+
+
+class LLM:
+    """A language model that writes long text, exactly as plain decoding would.
+
+    Args:
+        model: an alias (``"smollm2-135m"``), a folder or a hub id of a transformers checkpoint.
+        dtype: "auto" (the checkpoint's), "float32", "bfloat16", "float16", or one of these of torch.
+        device: "auto" (CUDA where there is one), "cpu", "cuda", or a device of torch.
+        heads: "auto" (shipped heads that fit the model, else none), "none" or None, an adapter file, or
+            the heads themselves.
+        rope_scaling: None, "yarn:4" (four times the model's positions) or "yarn" (room for 131,072), for
+            texts beyond the model's positions.
+        on_progress: told how far loading is: ``on_progress(stage, done, total)`` with the stages "fetch"
+            (bytes), "load" (tensors) and "pack" (layers).
+        threads: CPU threads of the whole process, as ``torch.set_num_threads`` sets them; None leaves them.
+
+    An ``LLM`` is a context manager; `close` lets go of everything it made.
+
+    Raises:
+        InputError: naming the argument and what is valid.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "auto",
+        heads: str | Path | Heads | None = "auto",
+        rope_scaling: str | None = None,
+        on_progress: OnProgress | None = None,
+        threads: int | None = None,
+    ) -> None:
+        check_name(model)
+        dtype_name, device_name = plain_place(dtype, device)
+        heads = str(heads) if isinstance(heads, Path) else heads
+        check_callback("on_progress", on_progress)
+        if threads is not None:
+            torch.set_num_threads(check_threads(threads))
+        scaling = check_scaling(rope_scaling)
+        source = open_model(str(model), dtype_name, device_name, scaling, on_progress)
+        self._set_up(source, str(model), heads, scaling, on_progress)
+        self.loading = {
+            "model": str(Path(model).expanduser().absolute()) if Path(model).is_dir() else str(model),
+            "dtype": dtype_name,
+            "device": device_name,
+            "heads": heads if heads is None or isinstance(heads, str) else None,
+            "rope_scaling": rope_scaling,
+        }
+
+    @classmethod
+    def from_model(
+        cls,
+        model: Any,
+        tokenizer: Any = None,
+        heads: str | Path | Heads | None = "auto",
+        rope_scaling: str | None = None,
+    ) -> LLM:
+        """Wrap a loaded transformers model; the object itself stays as it is.
+
+        On the CPU a supported family's weights are copied in packed form: ``llm.target.copied_bytes``.
+
+        Args:
+            model: a causal LM of transformers.
+            tokenizer: its tokenizer; None: prompts are token ids, and texts are empty.
+            heads: as for ``LLM``; shipped heads are found by the model's weights.
+            rope_scaling: as for ``LLM``.
+        """
+        check_loaded(model, tokenizer)
+        llm = cls.__new__(cls)
+        name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+        scaling = check_scaling(rope_scaling)
+        llm._set_up(FromModel(model, tokenizer, scaling, take=False), name, heads, scaling)
+        return llm
+
+    def _set_up(
+        self,
+        source: Source,
+        name: str,
+        heads: str | Path | Heads | None,
+        scaling: RopeScaling | None,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        self.rope_scaling = scaling
+        self.source = source
+        self.name = name
+        self.loading: dict[str, Any] | None = None  # what makes the same ``LLM`` again; None: nobody knows
+        self.heads = resolve_heads(heads, source.host)
+        packaged = packaged_kinds(source.host)
+        automatic = isinstance(heads, str) and heads == "auto"
+        self._packaged = packaged if automatic else {}
+        self._misses_heads = automatic and self.heads is None  # until it was said
+        self._shipped: dict[str, Heads] = {}  # those of them that were asked for
+        self._lock = Lock()
+        self._costs: dict[int, Table] = {}
+        self.target: Target = source.target(on_progress)
+        self._drafters = Drafters(self.target, source.codec, is_default=bool(packaged))
+
+    @property
+    def model(self) -> Any:
+        """The transformers model, loaded at the first use of this where the weights came straight from its
+        files. Where its weights were packed for the CPU they are unpacked again. Either way they take twice
+        the memory from then on."""
+        self._check_open()
+        with self._lock:
+            self.target.give_back()
+            return self.source.model
+
+    @property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer; None: there is none."""
+        self._check_open()
+        with self._lock:
+            return self.source.tokenizer
+
+    def close(self) -> None:
+        """Let go of packed weights and draft models; the ``LLM`` cannot be used any more. A model given to
+        `from_model` is as it was before."""
+        self._shipped, self._packaged = {}, {}
+        for name in ("target", "heads", "source", "_drafters"):
+            self.__dict__.pop(name, None)
+
+    def _check_open(self) -> None:
+        if "target" not in self.__dict__:
+            raise InputError("the LLM is closed; valid: one that was not closed")
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def dtype(self) -> str:
+        """The model's dtype, e.g. "float32"."""
+        self._check_open()
+        return str(self.target.dtype).removeprefix("torch.")
+
+    @property
+    def device(self) -> str:
+        """The model's device, e.g. "cpu"."""
+        self._check_open()
+        return str(self.target.device)
+
+    def costs(self) -> Table:
+        """Measured times of passes of this model here, for automatic drafting: made at the first call (about
+        two seconds) and kept in the cache folder, by model, device, type and threads."""
+        self._check_open()
+        with self._lock:
+            threads = torch.get_num_threads()
+            if threads not in self._costs:
+                self._costs[threads] = kept_table(
+                    self.target,
+                    cache_dir() / "costs",
+                    lambda: measure(self.target, level_of(self.target, self.heads)),
+                )
+            return self._costs[threads]
+
+    def heads_of(self, kind: str) -> Heads | None:
+        """Heads of a kind for this model: those it was given, or, with ``heads="auto"``, shipped ones."""
+        self._check_open()
+        if self.heads is not None and self.heads.kind == kind:
+            return self.heads
+        with self._lock:
+            if kind in self._packaged and kind not in self._shipped:
+                heads = read_packaged(self._packaged[kind])
+                self._shipped[kind] = heads.to(dtype=self.target.dtype, device=self.target.device)
+            return self._shipped.get(kind)
+
+    def draft_model(self, wanted: Any = None) -> Target:
+        """A draft model for this target, loaded once.
+
+        Args:
+            wanted: alias, folder, hub id or a loaded transformers model; None takes the one that is
+                shipped for the default model.
+        Raises:
+            InputError: there is none, it cannot be loaded, or its vocabulary is another one.
+        """
+        self._check_open()
+        return self._drafters.get(wanted)
+
+    def draft_name(self, wanted: Any = None) -> str:
+        """The name of that draft model, as records give it."""
+        return self._drafters.name(wanted)
+
+    def warn_without_heads(self) -> None:
+        """Say once, on the logger "tokenswift", that no heads fit the model, and what can be done."""
+        self._misses_heads, misses = False, self._misses_heads
+        if misses:
+            logger.warning(WITHOUT_HEADS, self.name, shlex.quote(self.name))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether prompts can be chat messages."""
+        return has_template(self.source.codec)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt as `generate` takes it: of a text with the tokenizer's special tokens, of
+        chat messages by the model's template, up to where the answer begins."""
+        self._check_open()
+        check_prompt(prompt)
+        return prompt_ids(prompt, self.source.codec, self.target.vocab_size)
+
+    @property
+    def generation_config(self) -> Any:
+        """The model's transformers ``GenerationConfig``; None where it has none. It is the model's own: the
+        model is loaded for it, if need be."""
+        self._check_open()
+        with self._lock:
+            return getattr(self.source.model, "generation_config", None)
+
+    def model_sampling(self, **given: Unpack[SamplingFields]) -> SamplingParams:
+        """Sampling as the model's ``generation_config.json`` says (what it does not name is off).
+
+        Args:
+            given: fields of `SamplingParams` that win over the file's, e.g. ``seed=7``.
+        Raises:
+            InputError: the file names no sampling setting, or a field is out of its range.
+        """
+        taken = sampling_of(self.generation_config, self.name)
+        return SamplingParams(**{**NEUTRAL, **taken, **given})
+
+    def generate(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = 200,
+        strategy: str = "tokenswift",
+        strategy_options: Mapping[str, Any] | Any = None,
+        sampling: SamplingParams | None = None,
+        ignore_eos: bool = False,
+        stop: str | Sequence[str] = (),
+        on_step: Callable[[Step], None] | None = None,
+        **run: Unpack[RunOptions],
+    ) -> Generation:
+        """Generate up to ``max_new_tokens`` tokens.
+
+        Args:
+            prompt: text, which is continued as it is; token ids; or chat messages, which are answered:
+                ``[{"role": "user", "content": "What is the capital of France?"}]``.
+            strategy: how to draft, by name; it never changes the tokens.
+            strategy_options: a dict of options, or the strategy's ``TokenSwiftOptions(tree=(1, 3))``.
+            sampling: how tokens are chosen; default `SamplingParams()`, for chat messages with a
+                temperature of 0.2. Instead of it, its fields as keywords, the others as by default:
+                ``llm.generate(prompt, temperature=0.7, seed=3)``.
+            ignore_eos: go on after an end-of-text token.
+            stop: a string, or strings, that end the text; the text is cut before the first to appear.
+            on_step: called with each step as it happens.
+            run: ``on_loop="stop"`` ends a text that repeats itself (default "report": `Metrics.loop` says
+                so), by the sizes and counts of ``loop=LoopOptions(…)``; ``run_dir=DIR`` keeps a journal of
+                the run there, and goes on with it when DIR holds this very run already (see docs/runs.md);
+                ``drop_damaged=True`` does so from the last good record of a damaged journal;
+                ``on_progress(stage, done, total)`` is told how far the reading of the prompt is (stage
+                "prompt", in tokens).
+        Raises:
+            InputError: naming the argument, its value and what is valid.
+            RunError: the run failed on its way; the line says what was kept.
+        """
+        check_callback("on_step", on_step)
+        with self.stream(
+            prompt, max_new_tokens, strategy, strategy_options, sampling, ignore_eos, stop, **run
+        ) as stream:  # whatever on_step raises, the journal is closed
+            for step in stream:
+                if on_step is not None:
+                    on_step(step)
+            return stream.result
+
+    def stream(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = 200,
+        strategy: str = "tokenswift",
+        strategy_options: Mapping[str, Any] | Any = None,
+        sampling: SamplingParams | None = None,
+        ignore_eos: bool = False,
+        stop: str | Sequence[str] = (),
+        **run: Unpack[RunOptions],
+    ) -> Stream:
+        """The steps of `generate`, as they happen. ``step.text`` holds complete characters only.
+
+        After the last step ``stream.result`` is what `generate` would have returned (see `Stream`).
+        """
+        made = self._run(
+            prompt, max_new_tokens, strategy, strategy_options, sampling, ignore_eos, stop, **run
+        )
+        return Stream(made)
+
+    def generate_many(
+        self,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int = 200,
+        strategy: str = "tokenswift",
+        strategy_options: Mapping[str, Any] | Any = None,
+        sampling: SamplingParams | None = None,
+        ignore_eos: bool = False,
+        stop: str | Sequence[str] = (),
+        on_result: Callable[[int, Generation], None] | None = None,
+        **run: Unpack[RunOptions],
+    ) -> list[Generation]:
+        """Generate after several prompts, one after the other; the results are in their order.
+
+        Each result is what `generate` returns for its prompt alone. All prompts are checked before the
+        first is run.
+
+        Args:
+            prompts: a list, each entry as `generate` takes it (a chat is a list of messages).
+            on_result: called after each prompt with its index and its result, for progress::
+
+                llm.generate_many(prompts, on_result=lambda i, r: print(i + 1, "of", len(prompts)))
+
+        The others are `generate`'s, fields of `SamplingParams` too, the same for all prompts; no
+        ``run_dir``, which keeps one run.
+        """
+        if "run_dir" in run:
+            raise InputError("run_dir is no argument of generate_many; valid: generate, one run a folder")
+        check_callback("on_result", on_result)
+        self._check_open()
+        for i, prompt in enumerate(prompts if isinstance(prompts, list | tuple) else ()):
+            check_prompt(prompt, f"prompts[{i}]")
+        ids = several_ids(prompts, self.source.codec, self.target.vocab_size)
+        given, rest = apart(run)
+        how = {"strategy": strategy, "strategy_options": strategy_options, "ignore_eos": ignore_eos, **rest}
+        how |= {"max_new_tokens": max_new_tokens, "stop": stop}
+        settings = [merged_sampling(sampling, given, default_sampling(prompt)) for prompt in prompts]
+        for tokens in sorted(ids, key=len)[-1:]:
+            self._run(tokens, sampling=settings[0], **how)  # the longest fits, so the others do
+        results: list[Generation] = []
+        for i, tokens in enumerate(ids):
+            results.append(self.generate(tokens, sampling=settings[i], **how))
+            if on_result is not None:
+                on_result(i, results[-1])
+        return results
+
+    def prefill(self, prompt: Prompt) -> Prefilled:
+        """Run a prompt once; ``.generate(…)`` and ``.stream(…)`` of the result go on from copies of it,
+        with the arguments of this object's (but for the prompt) and the same tokens.
+
+        Raises:
+            InputError: naming the prompt's fault and what is valid.
+        """
+        self._check_open()
+        ids = self.encode(prompt)
+        self._check_room(len(ids) + 1)
+        return Prefilled(self, ids, self.target.sampler(default_sampling(prompt)))
+
+    def _run(self, *call: Any, **run: Any) -> Run:
+        self._check_open()
+        given, rest = apart(run)
+        return Run(self, Call(*call, **rest, sampling_fields=given))
+
+    def identity(self) -> dict[str, Any]:
+        """What of this ``LLM`` decides the tokens: dtype, config, weights, adapter, positions, tokenizer."""
+        factor = self.rope_scaling.factor if self.rope_scaling is not None else None
+        rope = "none" if self.rope_scaling is None else "yarn" if factor is None else f"yarn:{factor:g}"
+        return {**self.source.identity(), "rope": rope}
+
+    def numerics(self) -> dict[str, Any]:
+        """How passes are computed, and whether prefill, decoding and trees agree in every bit."""
+        return numerics_of(self.target)
+
+    def _check_room(self, tokens: int) -> None:
+        """See that ``tokens`` positions are within the model's."""
+        limit = self.target.rotary.limit
+        if limit is not None and tokens > limit:
+            raise InputError(
+                f"prompt and new tokens are {tokens} tokens; valid: up to the model's {limit} positions, "
+                f"or more with rope_scaling yarn"
+            )

@@ -1,0 +1,59 @@
+"""A prompt that was run once, and any number of generations from that state."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+from tokenswift.engine.step import prefill
+from tokenswift.engine.stream import Stream
+from tokenswift.interfaces import Sequence
+from tokenswift.sampling.choice import Sampler
+from tokenswift.types import Generation
+
+
+class Prefilled:
+    """The state after a prompt's prefill (``LLM.prefill`` makes it). Generations fork it: they neither change
+    it nor see one another, in whatever order or thread they run, and give the tokens that ``LLM.generate``
+    gives for the prompt.
+
+    Attributes:
+        tokens: the prompt.
+        seconds: time of its prefill.
+        sampling: of generations that are given none.
+    """
+
+    def __init__(self, llm: Any, tokens: list[int], sampler: Sampler) -> None:
+        self._llm, self._target = llm, llm.target
+        self.tokens, self.sampling = list(tokens), sampler.params
+        cache = self._target.new_cache(max(1, len(tokens) - 1))
+        self._sequence = Sequence(self.tokens, len(self.tokens), cache, self._target, sampler)
+        begun = perf_counter()
+        prefill(self._sequence)
+        self.seconds = perf_counter() - begun
+
+    def fork(self, capacity: int, sampler: Sampler) -> Sequence:
+        """A sequence of its own after the prompt.
+
+        Args:
+            capacity: tokens that its cache is to hold, scratch room included.
+            sampler: the choice rule of what follows.
+        """
+        base: Any = self._sequence
+        return Sequence(
+            tokens=list(self.tokens),
+            prompt_tokens=len(self.tokens),
+            cache=base.cache.fork(capacity),
+            model=self._target,
+            sampler=sampler,
+            newest=base.newest,
+            newest_row=base.newest_row,
+        )
+
+    def generate(self, *args: Any, **kwargs: Any) -> Generation:
+        """``LLM.generate`` without its prompt, from a fork; ``prefill_seconds`` is the copy's time then."""
+        return self._llm.generate(self.tokens, *args, **kwargs, prefilled=self)
+
+    def stream(self, *args: Any, **kwargs: Any) -> Stream:
+        """``LLM.stream`` without its prompt, from a fork."""
+        return self._llm.stream(self.tokens, *args, **kwargs, prefilled=self)

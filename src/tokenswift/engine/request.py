@@ -1,0 +1,204 @@
+"""The arguments of ``LLM`` and of its generations: what can be checked of them ahead of everything else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+
+from tokenswift.checks import check_text
+from tokenswift.config import (
+    ON_LOOP,
+    OPTIONS,
+    LoopOptions,
+    SamplingParams,
+    build_options,
+    check_choice,
+    check_flag,
+    check_integer,
+    given_options,
+    shown,
+)
+from tokenswift.engine.prefill import Prefilled
+from tokenswift.models.rope import RopeScaling, parse_rope_scaling
+from tokenswift.models.target import check_model
+from tokenswift.prompts import Prompt
+from tokenswift.types import InputError, OnProgress
+
+
+class SamplingFields(TypedDict, total=False):
+    """The fields of `SamplingParams` as keywords of a generation: ``llm.generate(prompt, seed=3)``."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    eta_cutoff: float
+    repetition_penalty: float
+    penalty_window: int
+    seed: int
+    greedy: bool
+
+
+class RunOptions(SamplingFields, total=False):
+    """The keywords that ``LLM.generate``, ``stream`` and ``generate_many`` take beside their arguments."""
+
+    on_loop: str
+    loop: LoopOptions | None
+    run_dir: str | os.PathLike[str] | None
+    drop_damaged: bool
+    on_progress: OnProgress | None
+
+
+def apart(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keywords of a generation: those that are fields of `SamplingParams`, and the others.
+
+    Raises:
+        InputError: a name that no generation takes.
+    """
+    sampling = [one.name for one in fields(SamplingParams)]
+    known = [one.name for one in fields(Call) if one.name != "sampling_fields"]
+    for name in given:
+        if name not in known and name not in sampling:
+            valid = ", ".join([*known[:-1], *sampling])
+            raise InputError(f"{name!r} is no argument; valid: {valid}", name)
+    chosen = {name: value for name, value in given.items() if name in sampling}
+    return chosen, {name: value for name, value in given.items() if name not in sampling}
+
+
+def merged_sampling(
+    whole: SamplingParams | None, given: Mapping[str, Any], usual: SamplingParams
+) -> SamplingParams:
+    """The sampling of a generation: ``whole``, or the ``usual`` one with the ``given`` fields over it.
+
+    Raises:
+        InputError: both are given, or a field is out of its range.
+    """
+    if whole is None:
+        return replace(usual, **given)
+    if given:
+        example = ", ".join(f"{name}={shown(value)}" for name, value in given.items())
+        raise InputError(
+            f"sampling is given beside {' and '.join(given)}; valid: either, as in "
+            f"sampling=SamplingParams({example})",
+            "sampling",
+        )
+    return whole
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of ``LLM.generate`` (which describes them), checked; numbers are Python's own.
+
+    Raises:
+        InputError: naming the argument, its value and what is valid.
+    """
+
+    prompt: Prompt
+    max_new_tokens: int = 200
+    strategy: str = "tokenswift"
+    strategy_options: Any = None  # names and values, or the strategy's dataclass
+    sampling: SamplingParams | None = None
+    ignore_eos: bool = False
+    stop: str | Sequence[str] = ()
+    on_loop: str = "report"
+    loop: LoopOptions | None = None
+    run_dir: str | os.PathLike[str] | None = None
+    drop_damaged: bool = False
+    on_progress: OnProgress | None = None
+    prefilled: Prefilled | None = None
+    sampling_fields: Mapping[str, Any] = field(default_factory=dict)  # those given by name, see `apart`
+
+    def __post_init__(self) -> None:
+        self._keep("max_new_tokens", check_integer("max_new_tokens", self.max_new_tokens, 1))
+        check_choice("on_loop", self.on_loop, ON_LOOP)
+        check_choice("strategy", self.strategy, tuple(OPTIONS))
+        _check_made("sampling", self.sampling, SamplingParams, "SamplingParams(seed=7)")
+        _check_made("loop", self.loop, LoopOptions, "LoopOptions(min_count=4)")
+        for name in ("ignore_eos", "drop_damaged"):
+            self._keep(name, check_flag(name, getattr(self, name)))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, list | tuple) or not all(isinstance(text, str) and text for text in stop):
+            raise InputError(
+                f"stop is {shown(self.stop)}; valid: text, or a list of texts, none of them empty"
+            )
+        self._keep("stop", tuple(check_text("stop", text) for text in stop))
+        check_callback("on_progress", self.on_progress)
+        if self.run_dir is not None:
+            if not isinstance(self.run_dir, str | os.PathLike):
+                raise InputError(f"run_dir is {shown(self.run_dir)}; valid: None, or the path of a folder")
+            self._keep("run_dir", Path(self.run_dir))
+
+    @property
+    def options(self) -> Any:
+        """The dataclass of the strategy's options."""
+        return build_options(OPTIONS[self.strategy], self.strategy, self.strategy_options)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The strategy's options that were given, by name."""
+        values = self.strategy_options or {}
+        return dict(values) if isinstance(values, Mapping) else given_options(values)
+
+    def sampling_over(self, usual: SamplingParams) -> SamplingParams:
+        """The sampling of this call where ``usual`` is what its prompt has by default."""
+        return merged_sampling(self.sampling, self.sampling_fields, usual)
+
+    def _keep(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+
+def _check_made(name: str, value: object, kind: type, example: str) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise InputError(f"{name} is {shown(value)}; valid: None, or an object such as {example}", name)
+
+
+def check_prompt(prompt: object, name: str = "prompt") -> None:
+    """Refuse a prefilled prompt where a prompt is wanted."""
+    if isinstance(prompt, Prefilled):
+        raise InputError(
+            f"{name} is what LLM.prefill returned; valid: a prompt, or its own generate(…) and stream(…), "
+            f"which take none",
+            name,
+        )
+
+
+def check_callback(name: str, value: object) -> None:
+    """Refuse what cannot be called; None passes."""
+    if value is not None and not callable(value):
+        raise InputError(f"{name} is {shown(value)}; valid: None, or a function", name)
+
+
+def check_name(model: object) -> None:
+    """Refuse what cannot name a model."""
+    if not isinstance(model, str | os.PathLike):
+        raise InputError(
+            f"model is of type {type(model).__name__}; valid: alias, folder or hub id "
+            f"(LLM.from_model takes a loaded model)"
+        )
+
+
+def check_loaded(model: Any, tokenizer: Any) -> None:
+    """Refuse what is no loaded model or no tokenizer."""
+    if isinstance(model, str | os.PathLike):
+        raise InputError(f"model is {str(model)!r}; valid: a loaded transformers model (LLM takes a name)")
+    check_model(model)
+    if tokenizer is not None and not callable(tokenizer):
+        raise InputError(f"tokenizer is {shown(tokenizer)}; valid: None, or a tokenizer of transformers")
+
+
+def check_scaling(wanted: Any) -> RopeScaling | None:
+    """The wish for YaRN in ``rope_scaling``."""
+    if wanted is not None and not isinstance(wanted, str):
+        raise InputError(f"rope_scaling is {shown(wanted)}; valid: None, yarn, yarn:4")
+    return parse_rope_scaling(wanted or "none")
+
+
+def plain_place(dtype: Any, device: Any) -> tuple[Any, Any]:
+    """Type and device as names, torch's own objects too."""
+    dtype = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+    return dtype, str(device) if isinstance(device, torch.device) else device

@@ -1,0 +1,92 @@
+"""``tokenswift.resume``: go on with a run from its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenswift.config import OPTIONS, LoopOptions, SamplingParams, build_options, shown
+from tokenswift.engine.llm import LLM
+from tokenswift.runs import folder as folders
+from tokenswift.runs.state import RunState
+from tokenswift.types import Generation, InputError, OnProgress, Step
+
+__all__ = ["arguments", "reload", "resume"]
+
+
+def resume(
+    run_dir: str | Path,
+    max_new_tokens: int | None = None,
+    llm: LLM | None = None,
+    on_step: Callable[[Step], None] | None = None,
+    on_loop: str | None = None,
+    drop_damaged: bool = False,
+) -> Generation:
+    """Go on with a run; a finished one is returned as it is, unless it may become longer.
+
+    Args:
+        run_dir: its folder, from ``LLM.generate(run_dir=…)`` or ``tokenswift generate --run-dir``.
+        max_new_tokens: of the whole run, counted from its prompt; None as before.
+        llm: the model, needed where the run's was given to ``LLM.from_model``; None loads it anew.
+        on_step: called with each new step.
+        on_loop: "report" or "stop"; None as before.
+        drop_damaged: go on from the last good record of a damaged journal; the rest is kept aside.
+    Raises:
+        InputError: no run, a damaged one, another process writes it, or something that decides the tokens
+            is not what it was; the line names it.
+    """
+    _, state = folders.load(Path(run_dir).expanduser())
+    call = arguments(state, max_new_tokens, on_loop)
+    if llm is not None:
+        return llm.generate(**call, run_dir=run_dir, drop_damaged=drop_damaged, on_step=on_step)
+    with reload(state) as loaded:
+        return loaded.generate(**call, run_dir=run_dir, drop_damaged=drop_damaged, on_step=on_step)
+
+
+def arguments(state: RunState, max_new_tokens: int | None, on_loop: str | None) -> dict[str, Any]:
+    """The arguments of ``LLM.generate`` that continue a run; no file is explained into again.
+
+    Raises:
+        InputError: options that its strategy does not have.
+    """
+    identity, session = state.header.identity, state.session
+    options = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in session.options.items() if k != "explain"
+    }
+    if not isinstance(options.get("draft_model"), str | None):
+        raise InputError(f"the run's draft_model is {shown(options['draft_model'])}; valid: a name")
+    build_options(OPTIONS[session.strategy], session.strategy, options)  # refused before anything is loaded
+    return {
+        "prompt": state.prompt,
+        "max_new_tokens": session.max_new_tokens if max_new_tokens is None else max_new_tokens,
+        "strategy": session.strategy,
+        "strategy_options": options,
+        "sampling": SamplingParams(**identity.sampling),  # type: ignore[arg-type]
+        "ignore_eos": session.ignore_eos,
+        "stop": tuple(identity.stop),
+        "on_loop": on_loop or session.on_loop,
+        "loop": LoopOptions(**session.loop),
+    }
+
+
+def reload(state: RunState, on_progress: OnProgress | None = None) -> LLM:
+    """The ``LLM`` of a run, loaded as it was; ``on_progress`` as of ``LLM``.
+
+    Raises:
+        InputError: it was made from a model object, or cannot be loaded any more.
+    """
+    if state.header.model is None:
+        raise InputError(
+            f"llm is not given, and the run's model {state.header.name} came from a program; valid: "
+            f"resume(run_dir, llm=LLM.from_model(…))"
+        )
+    loading = msgspec.to_builtins(state.header.model)
+    if loading["heads"] not in (None, "auto", "none"):
+        with suppress(InputError):  # heads never change the tokens: without them it is slower, that is all
+            return LLM(**loading, on_progress=on_progress)
+        loading["heads"] = "auto"
+    return LLM(**loading, on_progress=on_progress)

@@ -1,0 +1,282 @@
+"""One generation: checks its arguments, runs the decode loop, turns tokens into text, keeps the journal."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenswift.drafters.registry import mark_of, marks
+from tokenswift.engine.request import Call
+from tokenswift.engine.step import decode, prefill
+from tokenswift.engine.text import TextStream
+from tokenswift.interfaces import DraftReport
+from tokenswift.interfaces import Sequence as SequenceState
+from tokenswift.memory import check_run
+from tokenswift.metrics import Meter
+from tokenswift.prompts import default_sampling
+from tokenswift.runs.identity import versions
+from tokenswift.runs.loop import LoopGuard
+from tokenswift.runs.state import RunState
+from tokenswift.runs.writer import RunWriter, open_run
+from tokenswift.strategies.table import STRATEGIES, drafts_from
+from tokenswift.types import Generation, InputError, Metrics, Step
+
+__all__ = ["Call", "Run"]
+
+logger = logging.getLogger("tokenswift")
+
+
+class Run:
+    """One generation: everything is checked when it is made, nothing runs before it is iterated.
+
+    Args:
+        llm: the ``LLM``.
+        call: what is asked for.
+    Raises:
+        InputError: naming the argument, its value and what is valid.
+    """
+
+    def __init__(self, llm: Any, call: Call) -> None:
+        options = call.options
+        self.llm, self.call = llm, call
+        self.target = llm.target
+        usual = default_sampling(call.prompt) if call.prefilled is None else call.prefilled.sampling
+        self.sampling = call.sampling_over(usual)
+        self.prompt: list[int] = llm.encode(call.prompt)
+        llm._check_room(len(self.prompt) + call.max_new_tokens)
+        self.max_new_tokens = call.max_new_tokens
+        self.sampler = self.target.sampler(self.sampling)
+        self.strategy = STRATEGIES[call.strategy].build(llm, options, self.sampler)
+        self.heads, self.draft_source = drafts_from(llm, call.strategy, options)
+        if call.strategy == "tokenswift" and self.heads is None:
+            llm.warn_without_heads()
+        check_run(self.target, self.strategy, len(self.prompt), call.max_new_tokens)
+        self.eos: Collection[int] = () if call.ignore_eos else llm.source.end_tokens()
+        stop = tuple(call.stop)
+        self.stream = TextStream(llm.source.codec, stop)
+        self.guard = LoopGuard(call.loop)
+        self.meter = Meter()
+        self.tokens: list[int] = []
+        self.text: list[str] = []
+        self.sources: Counter[str] = Counter(dict.fromkeys(marks(), 0))
+        self.finish_reason: str | None = None
+        self.draft_passes = 0
+        self.drafting: DraftReport | None = None
+        self.before: RunState | None = None
+        self.writer: RunWriter | None = None
+        if call.run_dir is not None:
+            self.writer = open_run(Path(call.run_dir), self._identity(stop), self.prompt, call.drop_damaged)
+            if self.writer.state is not None:
+                try:
+                    self._go_on(self.writer.state)
+                except BaseException:
+                    self.writer.close()
+                    raise
+
+    # ---- the journal ----------------------------------------------------------------------------
+
+    def _identity(self, stop: tuple[str, ...]) -> dict[str, Any]:
+        """What decides the tokens (but for the prompt)."""
+        return {
+            **self.llm.identity(),
+            "sampling": asdict(self.sampling),
+            "eos": sorted(self.eos),
+            "stop": list(stop),
+            "acceptance": self.strategy.acceptance,
+        }
+
+    def _header(self) -> dict[str, Any]:
+        identity = self._identity(self.stream.stop)
+        header = {"kind": "header", "made": time.time(), "name": self.llm.name, "model": self.llm.loading}
+        return header | {"identity": identity, "prompt": self.prompt}
+
+    def _session(self) -> dict[str, Any]:
+        """What may change from one session to the next without changing the tokens."""
+        call = self.call
+        given = {k: v for k, v in call.given.items() if k != "explain" and _is_plain(v)}
+        return {
+            "kind": "session",
+            "time": time.time(),
+            "pid": os.getpid(),
+            "max_new_tokens": self.max_new_tokens,
+            "strategy": call.strategy,
+            "options": given,
+            "on_loop": call.on_loop,
+            "loop": asdict(self.guard.options),
+            "ignore_eos": call.ignore_eos,
+            "numerics": self.llm.numerics(),
+            "threads": torch.get_num_threads(),
+            "versions": versions(),
+        }
+
+    def _go_on(self, state: RunState) -> None:
+        """Take up a run where its journal ends."""
+        if self.max_new_tokens < len(state.tokens):
+            raise InputError(
+                f"max_new_tokens is {self.max_new_tokens}; the run has {len(state.tokens)} tokens already; "
+                f"valid: at least as many"
+            )
+        if max(state.tokens, default=0) >= self.target.vocab_size:
+            raise InputError(
+                f"run_dir {self.call.run_dir} holds the token id {max(state.tokens)}; valid: ids of the "
+                f"model's vocabulary, 0 to {self.target.vocab_size - 1}"
+            )
+        self.before = state
+        self.tokens, self.text = list(state.tokens), [state.text]
+        self.draft_passes = state.passes
+        self.sources.update({mark_of(letter).name: n for letter, n in Counter(state.sources).items()})
+        if state.stream is not None:
+            self.stream.restore(state.stream)
+        self.guard.restore(self.tokens, state.loop)
+        figures = [
+            (drafted, accepted, ngram, gamma) for _, drafted, accepted, ngram, gamma, _ in state.all_steps
+        ]
+        self.meter.restore(figures, state.seconds)
+        self.finish_reason = state.finished(self.max_new_tokens, self.call.on_loop)
+        if self.finish_reason is not None:
+            self.text.append(self.stream.finish())
+        else:
+            then = {"numerics": state.session.numerics, "versions": state.session.versions}
+            _warn(then, self._session(), self.strategy.acceptance)
+
+    # ---- the loop -------------------------------------------------------------------------------
+
+    def __iter__(self) -> Generator[Step]:
+        try:
+            done = self.before is not None and self.finish_reason is not None
+            if self.writer is not None and not (done and self._is_closed()):
+                self.writer.begin(self._header(), self._session())
+                if self.writer.note:
+                    logger.warning("%s", self.writer.note)
+            tail = ""
+            if done:
+                tail = self.text[-1]
+            else:
+                for step, released in self._steps():
+                    tail = released
+                    yield step
+            if self.writer is not None and not (done and self._is_closed()):
+                self.writer.finish(self.finish_reason or "length", tail, self.metrics())
+        finally:
+            if self.writer is not None:
+                self.writer.close()
+
+    def _is_closed(self) -> bool:
+        """Whether the end of the run is in its journal and its text file has its name."""
+        state, writer = self.before, self.writer
+        return (
+            state is not None and state.end is not None and writer is not None and not writer.is_unfinished()
+        )
+
+    def _steps(self) -> Iterator[tuple[Step, str]]:
+        """The steps, and the text that the end released."""
+        target, before = self.target, len(self.tokens)
+        capacity = len(self.prompt) + self.max_new_tokens + self.strategy.max_nodes
+        with self.meter.phase("prefill"):
+            if self.call.prefilled is not None and not self.tokens:
+                sequence = self.call.prefilled.fork(capacity, self.sampler)
+            else:
+                sequence = SequenceState(
+                    tokens=self.prompt + self.tokens,
+                    prompt_tokens=len(self.prompt),
+                    cache=target.new_cache(capacity),
+                    model=target,
+                    sampler=self.sampler,
+                )
+                prefill(sequence, self.call.on_progress)
+        room, passes = self.max_new_tokens - before, self.draft_passes
+        for step in decode(sequence, self.strategy, self.sampler, room, self.eos, self.meter):
+            ids, pieces = self._take(step.token_ids)
+            self.tokens += ids
+            self.draft_passes = passes + sequence.draft_passes
+            self.drafting = sequence.drafting
+            self.guard.observe(step)
+            if self.finish_reason is None and len(self.tokens) >= self.max_new_tokens:
+                self.finish_reason = "length"
+            step = replace(step, token_ids=ids, sources=step.sources[: len(ids)], text="".join(pieces))
+            self.sources.update(step.sources)
+            if self.writer is not None:
+                self._keep(self.writer, step, pieces)
+            tail = self.stream.finish() if self.finish_reason is not None else ""
+            self.text += [step.text, tail]
+            yield replace(step, text=step.text + tail), tail
+            if self.finish_reason is not None:
+                return
+
+    def _take(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], list[str]]:
+        """The tokens of a step up to the end of the text, and the text that each released."""
+        pieces: list[str] = []
+        for token in token_ids:
+            ends = token in self.eos
+            pieces.append("" if ends else self.stream.push((token,)))  # no "</s>" in the text
+            self.guard.push(token)
+            if self.stream.stopped:
+                self.finish_reason = "stop"
+            elif ends:
+                self.finish_reason = "eos"
+            elif self.guard.loop is not None and self.call.on_loop == "stop":
+                self.finish_reason = "loop"
+            if self.finish_reason is not None:
+                break
+        return tuple(token_ids[: len(pieces)]), pieces
+
+    def _keep(self, writer: RunWriter, step: Step, pieces: Sequence[str]) -> None:
+        """Hand a step to the journal, with times and passes of this process."""
+        seconds, passes = self.meter.seconds, self.draft_passes
+        if self.before is not None:
+            seconds = {k: v - self.before.seconds.get(k, 0.0) for k, v in seconds.items()}
+            passes -= self.before.passes
+        writer.add(step, pieces, seconds, passes, self.stream.state(), self.guard.first)
+
+    # ---- the result -----------------------------------------------------------------------------
+
+    def metrics(self) -> Metrics:
+        """Figures of the run so far, earlier sessions included."""
+        return self.meter.finish(self.tokens, self.draft_passes, loop=self.guard.first)
+
+    def result(self) -> Generation:
+        """The finished generation."""
+        heads = self.heads
+        return Generation(
+            token_ids=self.tokens,
+            text="".join(self.text),
+            finish_reason=self.finish_reason or "length",
+            metrics=self.metrics(),
+            prompt_tokens=len(self.prompt),
+            lossless=self.strategy.acceptance == "exact",
+            drafting=None if self.drafting is None else self.drafting.record(),
+            heads=None if heads is None else {"kind": heads.kind, "file": heads.source},
+            draft_source=self.draft_source,
+            token_sources=dict(self.sources),
+        )
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value can be written to a journal."""
+    return isinstance(value, str | int | float | None) or (
+        isinstance(value, tuple | list) and all(map(_is_plain, value))
+    )
+
+
+def _warn(then: Mapping[str, Any], now: Mapping[str, Any], acceptance: str) -> None:
+    """Say in one line why the text may differ from the uninterrupted run's."""
+    old, new = then["numerics"], now["numerics"]
+    changed = [what for what in ("device", "processor", "how", "compiler") if old.get(what) != new.get(what)]
+    changed += [k for k in ("tokenswift", "torch") if then["versions"].get(k) != now["versions"][k]]
+    if acceptance != "exact":
+        reason = "the published rule draws by what was drafted"
+    elif changed:
+        reason = f"{' and '.join(changed)} changed since"
+    elif not new["equal_bits"]:
+        reason = f"prefill and decoding may round differently ({new['how']}, {new['device']})"
+    else:
+        return
+    logger.warning("%s: the text may differ from the uninterrupted run's", reason)

@@ -1,0 +1,369 @@
+"""Logit processing and the choice rule: the argmax of processed scores plus noise keyed by position.
+
+The processors work on (n, V) float32 rows and equal transformers' processors of the same names, in
+transformers' order (penalty, temperature, top-k, top-p, min-p, eta), except for exact ties: each
+filter here is a threshold on the score, so tokens tied at the cut are all kept, whatever the sort
+order. Filtered tokens get -inf. A row's largest score always survives.
+
+The penalty is the paper's contextual one (section 3.4): it looks at the last W tokens of a row's own
+context, and that window slides along a drafted path exactly as in autoregressive decoding.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NoReturn
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tokenswift.config import SamplingParams
+from tokenswift.sampling.noise import Noise
+from tokenswift.sampling.ranking import Ranked, Ranker, Subset
+from tokenswift.types import RunError
+
+_TOP_SIZES = (256, 4096)  # how many of the best tokens top-p looks at before it sorts a whole row
+_SPARSE = 8  # on the CPU, noise is made for the survivors alone when they are fewer than V / _SPARSE
+
+
+class RefusedRow(RunError):
+    """No token can be chosen from a row of logits; its arguments are the position and what the row holds."""
+
+    def __str__(self) -> str:
+        position, found = self.args
+        return (
+            f"the model's logits for position {position} hold {found}; no token can be chosen "
+            "(try dtype float32)"
+        )
+
+
+def repetition_penalty(
+    logits: Float[Tensor, "n V"], ids: Int[Tensor, "n w"], theta: float
+) -> Float[Tensor, "n V"]:
+    """Positive logits of the given tokens ÷ θ, negative ones × θ; repeated ids count once.
+
+    Args:
+        ids: token ids to penalise, a row for each row of logits; repeat an id to pad.
+    """
+    return logits.scatter(1, ids, punished(logits.gather(1, ids), theta))
+
+
+def punished(values: Tensor, theta: float) -> Tensor:
+    """Logits of penalised tokens: positive ones ÷ θ, negative ones × θ."""
+    return torch.where(values < 0, values * theta, values / theta)
+
+
+def temperature(scores: Float[Tensor, "n V"], value: float) -> Float[Tensor, "n V"]:
+    """Scores ÷ temperature."""
+    return scores / value
+
+
+def _keep(scores: Float[Tensor, "n V"], threshold: Float[Tensor, "n 1"]) -> Float[Tensor, "n V"]:
+    """Scores with everything below the row's threshold set to -inf (NaN stays NaN)."""
+    # where() on two tensors is vectorised on the CPU, masked_fill() with a scalar is not (10 times slower)
+    return torch.where(scores < threshold, scores.new_full((), -math.inf), scores)
+
+
+def top_k(scores: Float[Tensor, "n V"], k: int) -> Float[Tensor, "n V"]:
+    """Keep the k largest scores of each row and whatever ties with the k-th."""
+    if k >= scores.shape[-1]:
+        return scores
+    return _keep(scores, scores.topk(k, dim=-1).values[:, -1:])
+
+
+def top_p(scores: Float[Tensor, "n V"], p: float) -> Float[Tensor, "n V"]:
+    """Keep each row's smallest set of most likely tokens whose probability reaches p (and ties).
+
+    A token stays when the tokens before it hold less than p. No full sort unless the nucleus has
+    more than 4,096 tokens.
+    """
+    width = scores.shape[-1]
+    peak = scores.amax(-1, keepdim=True)
+    total = (scores - peak).exp_().sum(-1, keepdim=True, dtype=torch.float64)
+    best, before = scores[:, :0], scores[:, :0]
+    for size in (*_TOP_SIZES, width):
+        best = scores.topk(min(size, width), dim=-1).values
+        mass = (best - peak).to(torch.float64).exp_() / total
+        before = mass.cumsum(-1) - mass
+        if size >= width or bool((before[:, -1] >= p).all()):
+            break
+    last = (before < p).sum(-1, keepdim=True).sub_(1).clamp_(min=0)
+    return _keep(scores, best.gather(1, last))
+
+
+def min_p(scores: Float[Tensor, "n V"], p: float) -> Float[Tensor, "n V"]:
+    """Keep tokens at least p times as likely as the row's best one."""
+    return _keep(scores, scores.amax(-1, keepdim=True) + math.log(p))
+
+
+def eta(scores: Float[Tensor, "n V"], epsilon: float) -> Float[Tensor, "n V"]:
+    """Keep tokens whose probability is at least min(ε, √ε · exp(-entropy)) (Hewitt et al. 2022)."""
+    total = scores.logsumexp(-1, keepdim=True)
+    entropy = torch.special.entr((scores - total).exp()).sum(-1, keepdim=True)
+    cut = torch.clamp(0.5 * math.log(epsilon) - entropy, max=math.log(epsilon))
+    return _keep(scores, torch.minimum(scores.amax(-1, keepdim=True), total + cut))
+
+
+def processed(scores: Float[Tensor, "n V"], params: SamplingParams) -> Float[Tensor, "n V"]:
+    """Penalised logits → log-scores up to a constant: temperature, then every filter in its order.
+
+    With ``greedy`` they stay as they are. Decoding, the text that a model writes for training, and the
+    teacher distribution all come through here.
+    """
+    p = params
+    if p.greedy:
+        return scores
+    if p.temperature != 1:
+        scores = temperature(scores, p.temperature)
+    if p.top_k:
+        scores = top_k(scores, p.top_k)
+    if p.top_p < 1:
+        scores = top_p(scores, p.top_p)
+    if p.min_p:
+        scores = min_p(scores, p.min_p)
+    if p.eta_cutoff:
+        scores = eta(scores, p.eta_cutoff)
+    return scores
+
+
+def recent_scores(
+    logits: Float[Tensor, "n V"], recent: Int[Tensor, "n L"], params: SamplingParams
+) -> Float[Tensor, "n V"]:
+    """Processed scores of rows that each have a text of their own.
+
+    Args:
+        logits: one row a text, float32.
+        recent: the end of each text, oldest token first; its last W tokens are penalised.
+    """
+    ids = recent[:, -params.window :] if params.window else recent[:, :0]
+    if ids.shape[1]:
+        logits = repetition_penalty(logits, ids, params.repetition_penalty)
+    return processed(logits, params)
+
+
+def window_ids(
+    history: list[int], paths: list[list[int]], gaps: list[int], window: int, device: torch.device
+) -> tuple[Int[Tensor, "n w"] | None, list[bool]]:
+    """The tokens that the penalty sees, row by row: the last ``window`` places before a position.
+
+    Args:
+        history: the text so far; only its tail is read.
+        paths: drafted tokens of each row, in order, after ``history``.
+        gaps: unknown tokens between a row's path and the position to predict; they hold places of
+            the window but no token.
+        window: W.
+
+    Returns:
+        ids padded with repetitions, and for each row whether its window is empty (its ids are then
+        meaningless); ids is None when every row's is.
+    """
+    tail = history[-window:]
+    if len(paths) == 1:  # the common case: one context, nothing to pad
+        known = tail + paths[0]
+        ids = known[max(0, len(known) + gaps[0] - window) :]
+        return (torch.tensor([ids], device=device), [False]) if ids else (None, [True])
+    deepest = max(map(len, paths))
+    drops, extras, empty = [], [], []
+    for path, gap in zip(paths, gaps, strict=True):
+        over = max(0, len(tail) + len(path) + gap - window)  # oldest known tokens that fall out
+        extra = path[max(0, over - len(tail)) :]
+        filler = extra[-1] if extra else tail[-1] if tail else 0
+        drops.append(min(over, len(tail)))
+        extras.append(extra + [filler] * (deepest + 1 - len(extra)))
+        empty.append(not extra and over >= len(tail))
+    if all(empty):
+        return None, empty
+    added = torch.tensor(extras, device=device)
+    if not tail:
+        return added, empty
+    shared = torch.tensor(tail, device=device).expand(len(paths), -1)
+    if any(drops):
+        places = torch.arange(len(tail), device=device)
+        shared = torch.where(places < torch.tensor(drops, device=device)[:, None], added[:, -1:], shared)
+    return torch.cat((shared, added), 1), empty
+
+
+class Sampler:
+    """The target's choice rule (implements ``interfaces.Chooser``).
+
+    For one seed the choice at a position depends on the logits and the context alone, not on when,
+    in which batch or by which strategy it is asked for.
+
+    Args:
+        params: processors, seed, and whether to decode greedily.
+        vocab_size: V.
+        device: where the logits are.
+        ranker: does the work of :meth:`rank` and :meth:`choose` where there is one; torch otherwise.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        ranker: Ranker | None = None,
+    ) -> None:
+        self.params = params
+        self.ranker = ranker
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self.noise = Noise(params.seed, vocab_size, self.device)
+        p = params
+        filtered = p.top_k or p.top_p < 1 or p.min_p or p.eta_cutoff
+        self._sparse = bool(filtered) and not p.greedy and self.device.type == "cpu"
+
+    def scores(
+        self,
+        logits: Float[Tensor, "n V"],
+        history: list[int],
+        paths: list[list[int]],
+        positions: list[int] | None = None,
+    ) -> Float[Tensor, "n V"]:
+        """Processed log-scores of each row up to a constant, float32; -inf where filtered out.
+
+        With ``greedy`` they are the penalised logits (no temperature, no filter).
+
+        Args:
+            positions: the position that each row predicts; by default the one after its context.
+        """
+        return processed(self._penalised(logits.to(torch.float32), history, paths, positions), self.params)
+
+    def _penalised(
+        self, logits: Tensor, history: list[int], paths: list[list[int]], positions: list[int] | None
+    ) -> Tensor:
+        window = self.params.window
+        if not window:
+            return logits
+        gaps = [0] * len(paths)
+        if positions is not None:
+            gaps = [at - len(history) - len(path) for at, path in zip(positions, paths, strict=True)]
+        ids, empty = window_ids(history, paths, gaps, window, self.device)
+        if ids is None:
+            return logits
+        scores = repetition_penalty(logits, ids, self.params.repetition_penalty)
+        if any(empty):
+            scores = torch.where(torch.tensor(empty, device=self.device)[:, None], logits, scores)
+        return scores
+
+    def perturbed(
+        self, logits: Float[Tensor, "n V"], history: list[int], paths: list[list[int]]
+    ) -> Float[Tensor, "n V"]:
+        """Processed scores plus the noise at each row's position; the choice is the argmax."""
+        scores = self.scores(logits, history, paths)
+        if self.params.greedy:
+            return scores
+        return scores + self._noise([len(history) + len(path) for path in paths])
+
+    def _noise(self, positions: list[int]) -> Float[Tensor, "n V"]:
+        """The noise of each row's position; the rows of one position share it."""
+        if len(set(positions)) == 1:
+            return self.noise.at(positions[0])[None]
+        return torch.stack([self.noise.at(position) for position in positions])
+
+    def choose(self, logits: Float[Tensor, "n V"], history: list[int], paths: list[list[int]]) -> list[int]:
+        """The token that follows each row's context ``history + path``.
+
+        Raises:
+            RefusedRow: the logits hold NaN or an infinite maximum.
+        """
+        positions = [len(history) + len(path) for path in paths]
+        return [ranked[0] for ranked in self.rank(logits, history, paths, positions, [1] * len(paths), True)]
+
+    def candidates(
+        self,
+        logits: Float[Tensor, "n S"],
+        history: list[int],
+        paths: list[list[int]],
+        positions: list[int],
+        widths: list[int],
+        coupled: bool,
+        subset: Subset | None = None,
+        shares: bool = True,
+    ) -> list[Ranked]:
+        """Up to ``widths[i]`` candidates for ``positions[i]``, best first, filtered tokens left out.
+
+        Args:
+            paths: known tokens of each row after ``history``; tokens between them and the position
+                are unknown, take their place in the penalty window and are not penalised.
+            coupled: rank by processed score plus the position's noise (which the target will use
+                too; Daliri et al. 2024), else by processed score.
+            subset: the tokens that the columns of ``logits`` stand for; None: all of the vocabulary.
+            shares: also find the candidates' probabilities.
+
+        Raises:
+            RefusedRow: the logits hold NaN or an infinite maximum.
+        """
+        if self.ranker is not None:
+            found = self.ranker.rank(logits, history, paths, positions, widths, coupled, subset, shares)
+            if isinstance(found, int):
+                _refuse(logits[found], positions[found])
+            return found
+        rows = logits if subset is None else subset.spread(logits)
+        scores = self.scores(rows, history, paths, positions)
+        coupled = coupled and not self.params.greedy
+        if self._sparse:
+            return [
+                self._rank_sparse(row, position, width, coupled, shares)
+                for row, position, width in zip(scores, positions, widths, strict=True)
+            ]
+        law = scores.softmax(-1) if shares else scores
+        if coupled:
+            scores = scores + self._noise(positions)
+        most = min(max(widths), scores.shape[-1])
+        if most == 1:
+            values, tokens = scores.max(-1, keepdim=True)
+        else:
+            values, tokens = scores.topk(most, dim=-1)
+        parts = tokens.tolist(), values.tolist(), law.gather(1, tokens).tolist()
+        ranked = []
+        for i, (ids, row, share, width) in enumerate(zip(*parts, widths, strict=True)):
+            if not math.isfinite(row[0]):
+                _refuse(scores[i], positions[i])
+            kept = sum(value > -math.inf for value in row[:width])
+            ranked.append(Ranked(ids[:kept], row[:kept], share[:kept] if shares else []))
+        return ranked
+
+    def rank(
+        self,
+        logits: Float[Tensor, "n V"],
+        history: list[int],
+        paths: list[list[int]],
+        positions: list[int],
+        widths: list[int],
+        coupled: bool,
+        subset: Subset | None = None,
+    ) -> list[list[int]]:
+        """The tokens of :meth:`candidates`."""
+        found = self.candidates(logits, history, paths, positions, widths, coupled, subset, shares=False)
+        return [row.tokens for row in found]
+
+    def _rank_sparse(self, row: Tensor, position: int, width: int, coupled: bool, shares: bool) -> Ranked:
+        """One row of :meth:`candidates` over the tokens that survived the filters."""
+        kept = (row != -math.inf).nonzero().squeeze(1)
+        few = 0 < kept.numel() * _SPARSE < row.numel()
+        scores = values = row[kept] if few else row
+        if coupled:
+            values = values + (self.noise.gather(position, kept) if few else self.noise.at(position))
+        if width == 1:
+            _, best = values.max(-1, keepdim=True)
+        else:
+            best = values.topk(min(width, kept.numel() or 1)).indices
+        if not math.isfinite(values[best[0]]):
+            _refuse(row, position)
+        law = scores.softmax(-1)[best].tolist() if shares else []
+        return Ranked((kept[best] if few else best).tolist(), values[best].tolist(), law)
+
+
+def finite_or_raise(best: Float[Tensor, " m"], scores: Float[Tensor, "m V"], position: int) -> None:
+    """Refuse scores of a position whose best values are not all finite.
+
+    NaN wins every maximum of torch, so NaN anywhere in a row shows up in its best value.
+    """
+    if not all(map(math.isfinite, best.tolist())):
+        _refuse(scores, position)
+
+
+def _refuse(scores: Tensor, position: int) -> NoReturn:
+    found = "NaN" if bool(scores.isnan().any()) else "no finite maximum"
+    raise RefusedRow(position, found)

@@ -1,0 +1,205 @@
+"""Rows of random shapes through compiled kernels: alone, in trees and in chunks, compared byte by byte."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.lossless.test_bits import Text, mixed
+from tests.tiny import SIZES, VOCAB, build
+from tokenswift.backends.cpu.native import NativeKernels
+from tokenswift.backends.cpu.weights import Packed
+from tokenswift.backends.torch import CHUNK
+from tokenswift.cache.full import FullCache
+from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.rope import rotary_of
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+WIDTHS = (4, 6, 8, 12, 16, 20, 32, 36, 40, 64, 64, 80, 96, 100, 128, 128, 160, 256)
+SIZES_OF_PASSES = (1, 2, 3, 4, 7, 11, 12, 13, 20, 41, 64, 65, 90)
+
+
+@dataclass
+class Tally:
+    """What a library's rows came to.
+
+    Attributes:
+        rows: compared with the same row alone.
+        wrong: how many of a case's rows differ, by what the case is.
+        digests: of the rows alone, by what the case is; equal for libraries of the same arithmetic.
+    """
+
+    rows: int = 0
+    wrong: dict[str, int] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+
+    def compare(self, case: str, found: Tensor, expected: Tensor) -> None:
+        """Count rows (the first axis) of a pass that have other bytes than the rows alone."""
+        assert found.shape == expected.shape and found.dtype == expected.dtype
+        differing = (_bytes(found) != _bytes(expected)).any(1).sum().item()
+        self.rows += len(found)
+        if differing:
+            self.wrong[case] = self.wrong.get(case, 0) + int(differing)
+
+    def keep(self, case: str, alone: Tensor) -> None:
+        """Note a case's rows alone."""
+        assert alone.isfinite().all(), case
+        self.digests[case] = hashlib.sha256(_bytes(alone).numpy().tobytes()).hexdigest()
+
+
+def _bytes(rows: Tensor) -> Tensor:
+    return rows.contiguous().view(len(rows), -1).view(torch.uint8)
+
+
+def fuzz(library: ctypes.CDLL, seeds: range, kind: type[NativeKernels] = NativeKernels) -> Tally:
+    """Attention, products and whole passes for each seed, on one thread and on two; the same cases for every
+    library."""
+    tally, both = Tally(), (kind(library, 1), kind(library, 2))
+    with torch.inference_mode():
+        for seed in seeds:
+            attention(both, seed, tally)
+            product(both, seed, tally)
+            if seed % 4 == 0:
+                passes(both, seed, tally)
+    return tally
+
+
+def attention(kernels: Sequence[NativeKernels], seed: int, tally: Tally) -> None:
+    """The last positions of a text: one at a time, in chunks, in trees with wrong branches."""
+    made = random.Random(seed)
+    dtype = DTYPES[seed % len(DTYPES)]
+    width = made.choice((made.choice(WIDTHS), made.randrange(4, 257)))
+    width += width % 2 if dtype == torch.bfloat16 else 0
+    kv_heads, group = made.choice((1, 1, 2, 3, 4)), made.choice((1, 1, 2, 3, 4, 7, 8))
+    heads, tail = kv_heads * group, made.choice(SIZES_OF_PASSES)
+    before = max(0, made.randrange(4) * CHUNK + made.choice((0, 0, -1, 1, made.randrange(-70, 30))))
+    window = made.choice((0, 0, made.randrange(1, before + tail + 20), made.randrange(1, 40)))
+    case = f"attention {seed}: {dtype}, {heads}/{kv_heads} heads × {width}, {before} + {tail}, {window} seen"
+    noise = torch.Generator().manual_seed(seed)
+    text = torch.randn(2, kv_heads, before + tail, width, generator=noise).to(dtype)
+    query = torch.randn(heads, tail, width, generator=noise)
+    cache = FullCache(1, kv_heads, width, before + tail + max(SIZES_OF_PASSES), dtype, torch.device("cpu"))
+
+    def run(first: int, rows: list[int], parents: list[int] | None) -> Tensor:
+        """Rows of the tail (-1: a wrong one) over the text up to row ``first``."""
+        start = before + first
+        cache.data.fill_(7.0)  # what a row must not see
+        cache.data[:, :, :start] = text[:, :, :start]
+        keys = text[:, :, [before + row for row in rows]]
+        wrong = torch.tensor(rows) < 0
+        keys[:, :, wrong] = torch.randn(2, kv_heads, int(wrong.sum()), width, generator=noise).to(dtype)
+        cache.data[:, :, start : start + len(rows)] = keys
+        cache._length = start
+        return made.choice(kernels).attend(query[:, rows], 0, cache, parents, width**-0.5, window)
+
+    alone = torch.cat([run(row, [row], None) for row in range(tail)])
+    tally.keep(case, alone)
+    tally.compare(f"{case}, as a whole", run(0, list(range(tail)), None), alone)
+    for row in {0, tail - 1, made.randrange(tail)}:
+        tally.compare(f"{case}, as a root", run(row, [row], [-1]), alone[row : row + 1])
+    for _ in range(2):
+        first = made.randrange(tail)
+        count = min(made.choice(SIZES_OF_PASSES), tail - first)
+        rows = list(range(first, first + count))
+        tally.compare(f"{case}, as a chunk", run(first, rows, None), alone[rows])
+        tally.compare(f"{case}, as a path", run(first, rows, list(range(-1, count - 1))), alone[rows])
+    for _ in range(3):
+        first = made.randrange(tail)
+        rows, parents = tree(made, first, tail, made.choice(SIZES_OF_PASSES))
+        right = [at for at, row in enumerate(rows) if row >= 0]
+        found = run(first, rows, parents)[right]
+        tally.compare(f"{case}, in a tree of {len(rows)}", found, alone[[rows[at] for at in right]])
+
+
+def tree(made: random.Random, first: int, tail: int, nodes: int) -> tuple[list[int], list[int]]:
+    """A random tree: each node's row of the tail (-1: a wrong one), and its parent."""
+    rows, parents, last, at = [first], [-1], 0, first
+    while len(rows) < nodes:
+        if at + 1 < tail and made.random() < 0.5:
+            at += 1
+            parents.append(last)
+            last = len(rows)
+            rows.append(at)
+        else:
+            parents.append(made.choice((last, made.randrange(max(0, len(rows) - 9), len(rows)))))
+            rows.append(-1)
+    return rows, parents
+
+
+def product(kernels: Sequence[NativeKernels], seed: int, tally: Tally) -> None:
+    """Rows of a product with a packed weight: one at a time and together."""
+    made = random.Random(seed)
+    dtype = DTYPES[seed % len(DTYPES)]
+    outputs, inner = (
+        made.choice((made.randrange(1, 100), 320)),
+        2 * made.choice((made.randrange(1, 330), 288)),
+    )
+    count, biased = made.choice(SIZES_OF_PASSES), made.random() < 0.5
+    case = f"product {seed}: {dtype}, {count} rows, {inner} to {outputs}{', bias' if biased else ''}"
+    noise = torch.Generator().manual_seed(seed)
+    weight = Packed(torch.randn(outputs, inner, generator=noise).to(dtype), panels=True)
+    bias = torch.randn(outputs, generator=noise) if biased else None
+    states = torch.randn(count, inner, generator=noise).to(dtype)
+
+    def run(rows: slice) -> Tensor:
+        return made.choice(kernels).linear(states[rows], weight, bias)
+
+    alone = torch.cat([run(slice(row, row + 1)) for row in range(count)])
+    tally.keep(case, alone)
+    for first in (0, made.randrange(count), made.randrange(count)):
+        end = count if first == 0 else made.randrange(first, count) + 1
+        tally.compare(f"{case}, {first} to {end}", run(slice(first, end)), alone[first:end])
+
+
+@cache
+def model_of(seed: int) -> Any:
+    """A tiny random model: its family, shape and type by the seed."""
+    made = random.Random(seed)
+    width, kv_heads = made.choice((4, 8, 10, 16, 24, 32, 64)), made.choice((1, 2, 3))
+    heads = kv_heads * made.choice((1, 2, 3, 4))
+    changes: dict[str, Any] = {
+        "head_dim": width,
+        "num_key_value_heads": kv_heads,
+        "num_attention_heads": heads,
+        "hidden_size": 2 * heads * made.choice((3, 4, 5, 8)),
+        "intermediate_size": 2 * made.choice((16, 33, 64, 100)),
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": made.random() < 0.5,
+    }
+    kind = made.choice(("llama", "qwen2", "qwen3", "mistral"))
+    if kind == "mistral":
+        changes["sliding_window"] = made.choice((None, 20, 200))
+    return build(kind, SIZES, seed, "eager", **changes).to(DTYPES[seed // 4 % len(DTYPES)])
+
+
+def passes(kernels: Sequence[NativeKernels], seed: int, tally: Tally) -> None:
+    """A tiny model's states and logits: one position a pass, and in chunks and trees."""
+    model = model_of(seed)
+    target = LeanTarget(model, kernels[0], rotary_of(model, None))
+    made = random.Random(seed)
+    least, tail = max(1, made.choice((0, 1, 2)) * CHUNK - made.randrange(30)), 30
+    tokens = [made.randrange(2, VOCAB) for _ in range(least + tail)]
+    case = f"passes {seed}: {model.config.model_type}, {target.dtype}, {least} + {tail}"
+    text = Text(target, tokens, VOCAB)
+    text.chain(least)
+    for _ in range(tail):
+        text.chain(1)
+    places = range(least, least + tail)
+    alone = torch.stack([text.states[place] for place in places])
+    logits = torch.cat([target.logits(row[None]) for row in alone])
+    tally.keep(case, torch.cat([alone.float(), logits], 1))
+    tally.compare(f"{case}, logits", target.logits(alone), logits)
+    for count, each in enumerate(kernels, 1):
+        target.kernels = each
+        states = mixed(target, tokens, VOCAB, least, seed + count).states
+        found = torch.stack([states[place] for place in places])
+        tally.compare(f"{case}, chunks and trees, {count} threads", found, alone)

@@ -1,0 +1,250 @@
+"""Automatic drafting: it never changes the text, takes what pays, leaves what does not, and drafts right."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.drafters.scripted import scripted_heads, scripted_model
+from tests.drafters.test_accepted import GREEDY, NOISY, PROMPT, llm_of, prompt
+from tests.tiny import VOCAB, tiny_model
+from tokenswift import LLM, InputError, SamplingParams
+from tokenswift.drafters.control import PLAIN, Control, Passes
+from tokenswift.drafters.costs import Costs, Table
+from tokenswift.drafters.guest import MODEL
+from tokenswift.drafters.hidden import HIDDEN, heads_offer
+from tokenswift.drafters.partial import PARTIAL, partial_offer
+from tokenswift.heads.modules import Heads, HeadsConfig
+
+#: rows and levels cost nothing: everything that may be right is drafted
+FREE = Table((1, 32), (1.0, 1.000001), (0.0, 0.0), 1e-6)
+#: a pass of a row takes 1 + context / 1,000, ten rows twice that; a level a tenth of a pass
+REAL = Table((1, 10, 32), (1.0, 2.0, 4.0), (1e-3, 2e-3, 4e-3), 0.1)
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LLM, "costs", lambda self: FREE)
+    monkeypatch.setattr(Costs, "observe", lambda *args: None)
+    monkeypatch.setattr(Control, "level_took", lambda *args: None)
+    monkeypatch.setattr(Passes, "took", lambda *args: None)
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "noisy"])
+@pytest.mark.parametrize(
+    "kind,options", [("conditioned", {"draft": "hidden"}), ("linear", {"draft": "hidden"})]
+)
+def test_exact_heads_are_accepted_in_full(
+    free: None, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any], sampling: str
+) -> None:
+    monkeypatch.setattr(Control, "mode", _always(HIDDEN))
+    params = GREEDY if sampling == "greedy" else NOISY
+    llm = llm_of(kind, sampling == "greedy")
+    given = {"ngrams": 0, **options}
+    steps = list(llm.stream(prompt(PROMPT), 400, strategy_options=given, sampling=params))
+    late = [step for step in steps[len(steps) // 2 :] if step.drafted][:-1]
+    assert sum(step.accepted == step.gamma for step in late) >= len(late) - 2
+    assert sum(step.accepted for step in late) > 3 * len(late)
+    assert all(source in ("head", "target") for step in steps for source in step.sources)
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "noisy"])
+@pytest.mark.parametrize("kind", ["conditioned", "linear", None])
+def test_partial_passes_are_accepted_in_full(
+    free: None, monkeypatch: pytest.MonkeyPatch, kind: str | None, sampling: str
+) -> None:
+    """A chain of passes over the partial cache, and the heads after its end."""
+    monkeypatch.setattr(Control, "mode", _always(PARTIAL))
+    params = GREEDY if sampling == "greedy" else NOISY
+    llm = llm_of(kind, sampling == "greedy")
+    given = {"ngrams": 0, "budget": 12, "sinks": 2}
+    steps = list(llm.stream(prompt(PROMPT), 300, strategy_options=given, sampling=params))
+    late = [step for step in steps[len(steps) // 2 :] if step.drafted][:-1]
+    assert sum(step.accepted == step.gamma for step in late) >= len(late) - 2
+    assert sum(step.accepted for step in late) > 4 * len(late)
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "noisy"])
+def test_a_draft_models_chain_is_accepted_in_full(
+    free: None, monkeypatch: pytest.MonkeyPatch, sampling: str
+) -> None:
+    """Also where it takes its place again after steps (a few, then hundreds) that others drafted."""
+    greedy = sampling == "greedy"
+    monkeypatch.setattr(Control, "mode", _in_turn)
+    llm, params = llm_of("conditioned", greedy), GREEDY if greedy else NOISY
+    given = {"ngrams": 0, "draft_model": scripted_model(greedy)}
+    steps = list(llm.stream(prompt(PROMPT), 900, strategy_options=given, sampling=params))
+    drafted = [step for step in steps if "chain" in step.sources]
+    late = drafted[len(drafted) // 3 :][:-1]
+    assert len(late) > 40
+    assert sum(step.accepted == step.gamma for step in late) >= len(late) - 3
+    assert sum(step.accepted for step in late) > 3 * len(late)
+    plain = llm.generate(prompt(PROMPT), 900, "autoregressive", sampling=params)
+    assert [token for step in steps for token in step.token_ids] == plain.token_ids
+
+
+def _in_turn(self: Control, context: int) -> str:
+    """The draft model in three steps of four, then seldom, then again."""
+    plain = _always(PLAIN)(self, context)
+    begun = context - PROMPT
+    drafts = self._step % 4 if begun < 200 or begun > 400 else self._step % 40 == 0
+    return _always(MODEL)(self, context) if drafts else plain
+
+
+def test_a_draft_model_goes_with_an_automatic_tree_only() -> None:
+    with pytest.raises(InputError, match="(?s)draft_model .* automatic tree"):
+        llm_of(None, True).generate([1, 2], strategy_options={"tree": (1,), "draft_model": scripted_model()})
+
+
+def test_matches_of_the_text_are_accepted(free: None) -> None:
+    llm = llm_of(None, True)
+    given = {"draft": "hidden"}
+    steps = list(llm.stream(prompt(PROMPT), 300, strategy_options=given, sampling=GREEDY))
+    late = [step for step in steps[len(steps) // 2 :] if step.drafted]
+    assert {source for step in late for source in step.sources} == {"ngram", "target"}
+    assert sum(step.accepted for step in late) > 8 * len(late)
+
+
+def _always(name: str) -> Any:
+    def mode(self: Control, context: int) -> str:
+        self._step += 1
+        self._reprice(context)
+        for known in self.passes.values():
+            known.ms = 0.01
+        self.current, self.rate = name, 1 / self.costs.verify(1, context)
+        return name
+
+    return mode
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(seed=4), SamplingParams(greedy=True, repetition_penalty=1.0)]
+)
+@pytest.mark.parametrize("count,guest", [(0, False), (3, False), (3, True)])
+def test_the_text_is_plain_decodings_whatever_is_decided(
+    monkeypatch: pytest.MonkeyPatch, sampling: SamplingParams, count: int, guest: bool
+) -> None:
+    """Modes, prices and trees at random: no token changes."""
+    rnd = random.Random(count)
+
+    def mode(self: Control, context: int) -> str:
+        self._reprice(context)
+        self.rate = rnd.choice([0.0, 0.1, 1.0, 10.0])
+        self.current = rnd.choice([name for name in self.modes if self._open(name, context)])
+        return self.current
+
+    heads = Heads(HeadsConfig("conditioned", count, 48, VOCAB, inner=8)) if count else None
+    llm = LLM.from_model(tiny_model("llama"), heads=heads)
+    text = [rnd.randrange(VOCAB) for _ in range(40)]
+    plain = llm.generate(text, 150, "autoregressive", sampling=sampling, ignore_eos=True)
+    monkeypatch.setattr(LLM, "costs", lambda self: FREE)
+    monkeypatch.setattr(Control, "mode", mode)
+    for _ in range(3):
+        options: dict[str, Any] = {"budget": 32, "sinks": 4}
+        options |= {"draft_model": tiny_model("llama", layers=1)} if guest else {}
+        auto = llm.generate(text, 150, strategy_options=options, sampling=sampling, ignore_eos=True)
+        assert auto.token_ids == plain.token_ids
+        assert auto.drafting is not None and len(auto.drafting["modes"]) == 2 + bool(count) + guest
+
+
+# ---- the controller, on scripted costs and luck ---------------------------------------------
+
+
+def simulate(
+    right: float, steps: int, context: int, rnd: random.Random, partial: float = 0.0, noise: float = 0.05
+) -> tuple[Control, list[str]]:
+    """Steps of a made-up decoder: heads right with chance ``right``, partial passes with ``partial``."""
+    costs = Costs(REAL)
+    control = Control(costs, {HIDDEN: heads_offer(costs), PARTIAL: partial_offer(costs, 500)})
+    seen = []
+    for _ in range(steps):
+        mode = control.mode(context)
+        seen.append(mode)
+        rows, chance, draft = {PLAIN: (1, 0.0, 0.0), HIDDEN: (3, right, 0.2), PARTIAL: (4, partial, 1.7)}[
+            mode
+        ]
+        tokens = 1 + (rnd.random() < chance) + (mode == PARTIAL and rnd.random() < chance)
+        expected = 1 + chance * (2 if mode == PARTIAL else 1)
+        control.drafted(mode, expected, rows, draft)
+        spent = REAL.verify(rows, context) * rnd.lognormvariate(0, noise) * (20 if rnd.random() < 0.01 else 1)
+        control.took(tokens, rows, context, spent)
+    return control, seen
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_useless_heads_are_dropped_fast_and_probed_rarely(seed: int) -> None:
+    _, seen = simulate(0.05, 2000, 300, random.Random(seed))
+    assert seen[100:].count(PLAIN) >= 0.99 * len(seen[100:])
+    assert seen[:60].count(PLAIN) > 10
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_good_heads_are_used_and_the_baseline_is_probed_rarely(seed: int) -> None:
+    control, seen = simulate(0.7, 2000, 300, random.Random(seed))
+    assert seen.count(HIDDEN) >= 0.98 * len(seen)
+    assert sum(a != b for a, b in pairwise(seen)) < 60  # trials and baselines only
+    assert control.rate == pytest.approx(1.7 / (0.2 + REAL.verify(3, 300)), rel=0.15)
+
+
+def test_partial_passes_take_over_where_they_pay() -> None:
+    rnd = random.Random(1)
+    _, short = simulate(0.4, 1500, 600, rnd, partial=0.5)
+    _, long = simulate(0.4, 1500, 8000, rnd, partial=0.5)
+    _, bad = simulate(0.4, 1500, 8000, rnd, partial=0.05)
+    assert short.count(PARTIAL) < 0.05 * len(short)
+    assert long[200:].count(PARTIAL) > 0.95 * len(long[200:])
+    assert bad[200:].count(PARTIAL) < 0.02 * len(bad[200:])
+    control, _ = simulate(0.4, 50, 600, rnd, partial=0.5)
+    assert 1000 <= (control.pays_from(PARTIAL) or 0) <= 8000
+
+
+def test_a_settled_mode_does_not_flap() -> None:
+    """At equal worth the noise alone must not switch it back and forth."""
+    even = REAL.verify(3, 300) / REAL.verify(1, 300) - 1 + 0.2 / REAL.verify(1, 300)
+    for seed in range(4):
+        _, seen = simulate(even, 3000, 300, random.Random(seed))
+        runs = sum(a != b for a, b in pairwise(seen))
+        assert runs < 150
+
+
+# ---- explanations ---------------------------------------------
+
+
+def test_explain_has_a_line_a_decision(tmp_path: Path, free: None) -> None:
+    llm = LLM.from_model(scripted_model(True), heads=scripted_heads("conditioned"))
+    path = tmp_path / "why.jsonl"
+    done = llm.generate(prompt(PROMPT), 60, strategy_options={"explain": str(path)}, sampling=GREEDY)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(lines) == done.metrics.steps and sum(line["tokens"] for line in lines) == 60
+    assert {"mode", "nodes", "expected", "spent_ms", "gained_ms", "context"} <= set(lines[0])
+    assert done.drafting is not None and done.drafting["summary"]
+    with pytest.raises(InputError, match="explain is"):
+        llm.generate([1, 2], 1, strategy_options={"explain": str(tmp_path / "no" / "why")})
+    with pytest.raises(InputError, match="explain is"):
+        llm.generate([1, 2], 1, strategy_options={"explain": str(tmp_path)})
+
+
+def test_the_published_rule_keeps_a_fixed_tree(free: None) -> None:
+    llm = llm_of("conditioned", True)
+    options = {"acceptance": "published"}
+    done = llm.generate(prompt(PROMPT), 20, strategy_options=options, sampling=replace(NOISY, seed=1))
+    assert done.drafting is None and not done.lossless
+
+
+def test_chances_are_learnt_without_drafting(free: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of candidates left out of the tree too: the outcome at their place is known."""
+    monkeypatch.setattr(Control, "mode", _always(HIDDEN))
+    monkeypatch.setattr(Control, "prices", lambda self, context, most: [1.0, 1e6])  # no row ever pays
+    options = {"ngrams": 0, "draft": "hidden"}
+    made = llm_of("conditioned", True).generate(
+        prompt(PROMPT), 200, strategy_options=options, sampling=GREEDY
+    )
+    assert made.metrics.mean_acceptance_length == 1 and made.drafting is not None
+    best = made.drafting["calibration"][-1]
+    assert best["predicted"] > 0.8 and best["observed"] > 0.95 and best["count"] > 40

@@ -1,0 +1,164 @@
+"""Incremental detokenisation: whole characters, stop strings, flat cost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from tokenswift.engine.text import TextStream
+from tokenswift.types import InputError
+
+
+def byte_level(extra: tuple[tuple[str, str], ...] = ()) -> PreTrainedTokenizerFast:
+    """One token per byte, plus a few merges: ids 0-255 are the bytes of GPT-2's alphabet, sorted."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: index for index, letter in enumerate(alphabet)}
+    for left, right in extra:
+        vocabulary[left + right] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=list(extra)))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def byte_fallback() -> PreTrainedTokenizerFast:
+    """SentencePiece style: words begin with ▁, the text's first space is dropped, bytes as <0xNN>."""
+    pieces = ["▁", "▁the", "▁cat", "s", "a", "b", "!"] + [f"<0x{byte:02X}>" for byte in range(256)]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=[], byte_fallback=True, unk_token="s")
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+TINY = byte_level((("a", "b"), ("ab", "c"), ("Ġ", "a"), ("ð", "Ł")))
+
+
+def stream_all(tokenizer: object, tokens: list[int]) -> list[str]:
+    stream = TextStream(tokenizer)
+    return [stream.push([token]) for token in tokens] + [stream.finish()]
+
+
+@given(st.lists(st.integers(0, 259), max_size=60))
+@settings(max_examples=400, deadline=None)
+def test_any_tokens_give_the_text_of_decode(tokens: list[int]) -> None:
+    assert "".join(stream_all(TINY, tokens)) == TINY.decode(tokens)
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_text_comes_out_in_complete_characters(text: str) -> None:
+    pieces = stream_all(TINY, TINY.encode(text))
+    assert "".join(pieces) == text
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+@given(st.text(max_size=40), st.integers(1, 7))
+@settings(max_examples=100, deadline=None)
+def test_the_size_of_the_pushes_does_not_matter(text: str, size: int) -> None:
+    tokens = TINY.encode(text)
+    stream = TextStream(TINY)
+    pushed = [stream.push(tokens[i : i + size]) for i in range(0, len(tokens), size)]
+    assert "".join(pushed) + stream.finish() == text
+
+
+@pytest.mark.parametrize(
+    "text", ["日本語の本", "👩‍👩‍👧 fin", "naïve – ﬁne", "a\ufffdb", "\ufffd" * 40, "  two  "]
+)
+def test_characters_split_over_tokens(text: str) -> None:
+    assert "".join(stream_all(TINY, TINY.encode(text))) == text
+
+
+def test_half_a_character_is_held_back() -> None:
+    first, second, third = TINY.encode("日")
+    stream = TextStream(TINY)
+    assert [stream.push([first]), stream.push([second]), stream.push([third])] == ["", "", "日"]
+    assert stream.push([first]) == ""
+    assert stream.finish() == "\ufffd"
+
+
+def test_sentencepiece_style_keeps_spaces_and_rare_characters() -> None:
+    tokenizer = byte_fallback()
+    the, cat, s, a = 1, 2, 3, 4
+    rare = [7 + byte for byte in "日本😀".encode()]
+    tokens = [the, cat, s, *rare, the, cat, a, *rare, 6] * 20
+    pieces = stream_all(tokenizer, tokens)
+    assert "".join(pieces) == tokenizer.decode(tokens)
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@given(
+    st.text(alphabet="abcx日", max_size=40),
+    st.lists(st.text(alphabet="abc日", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+@settings(max_examples=300, deadline=None)
+def test_stop_strings_cut_where_the_first_is_completed(text: str, stop: list[str]) -> None:
+    tokens = TINY.encode(text)
+    stream, out, used = TextStream(TINY, stop), "", 0
+    for token in tokens:
+        out += stream.push([token])
+        used += stream.used
+        assert not any(s in out for s in stop)
+    out += stream.finish()
+    grown = next((i for i in range(len(tokens) + 1) if any(s in TINY.decode(tokens[:i]) for s in stop)), None)
+    assert stream.stopped == (grown is not None)
+    if grown is None:
+        assert (out, used) == (text, len(tokens))
+    else:
+        ends = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
+        assert (out, used) == (text[: min(ends)[1]], grown)
+
+
+def test_one_push_stops_inside() -> None:
+    stream = TextStream(TINY, ("STOP",))
+    tokens = TINY.encode("go on STOP here")
+    assert stream.push(tokens) == "go on "
+    assert stream.stopped and stream.used == len(TINY.encode("go on STOP"))
+    assert stream.push(tokens) == "" and stream.used == 0 and stream.finish() == ""
+
+
+def test_what_only_began_a_stop_string_comes_out_in_the_end() -> None:
+    stream = TextStream(TINY, ("STOP",))
+    assert stream.push(TINY.encode("so ST")) == "so "
+    assert stream.finish() == "ST"
+
+
+def test_without_a_tokenizer() -> None:
+    stream = TextStream(None)
+    assert stream.push([1, 2]) == "" and stream.used == 2 and stream.finish() == ""
+    with pytest.raises(InputError, match="stop is 'x'"):
+        TextStream(None, ("x",))
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(InputError, match="stop is ''"):
+        TextStream(TINY, ("",))
+
+
+def test_the_window_that_is_decoded_again_does_not_grow() -> None:
+    tokens = TINY.encode("plain words, 日本語, and so on. ") * 700
+    stream = TextStream(TINY, ("\x00\x00",))
+    for start in range(0, len(tokens), len(tokens) // 4):
+        stream.push(tokens[start : start + len(tokens) // 4])
+        assert len(stream._window) < 64  # what is decoded again per token stays short
+
+
+@pytest.mark.model
+@given(st.lists(st.integers(0, 49151), max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_embedded_tokenizer(embedded_tokenizer: object, tokens: list[int]) -> None:
+    assert "".join(stream_all(embedded_tokenizer, tokens)) == embedded_tokenizer.decode(tokens)  # type: ignore[attr-defined]
+
+
+@pytest.mark.model
+def test_embedded_tokenizer_on_text(embedded: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(embedded)
+    text = "In 2024 she wrote: 😀 日本語, “fin”.\n\n\tCode  x = 12\n" * 5
+    tokens = tokenizer(text)["input_ids"]
+    assert "".join(stream_all(tokenizer, tokens)) == tokenizer.decode(tokens) == text

@@ -1,0 +1,118 @@
+"""Our passes (prefill, step, tree) against transformers' eager logits, for every family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tiny import FAMILIES, VOCAB, tiny_model
+from tokenswift.backends.torch import TorchKernels
+from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.generic import GenericTarget
+from tokenswift.models.rope import rotary_of
+from tokenswift.models.target import kernels, make_target
+from tokenswift.tree import TreeBuilder
+
+TOLERANCE: dict[str, Any] = {"rtol": 1e-4, "atol": 2e-5}
+WAYS = ("lean", "lean without compiled kernels", "generic")
+
+
+def _target(way: str, model: Any) -> Any:
+    if way == "generic":
+        return GenericTarget(model, kernels(), rotary_of(model))
+    return LeanTarget(model, kernels() if way == "lean" else TorchKernels(), rotary_of(model))
+
+
+def _text(length: int, seed: int = 1) -> list[int]:
+    return torch.randint(2, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def _eager(model, tokens: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("length", [1, 37, 300])
+def test_prefill_then_steps_equal_eager(
+    family: str, way: str, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LeanTarget, "prefill_chunk", 270)  # two chunks, and two chunks of attention's keys
+    model = tiny_model(family)
+    target = _target(way, model)
+    tokens = _text(length + 4)
+    expected = _eager(model, tokens)
+    cache = target.new_cache(length + 10)
+    result = target.prefill(tokens[:length], cache)
+    assert cache.length == length
+    torch.testing.assert_close(target.logits(result.hidden)[-1], expected[length - 1], **TOLERANCE)
+    for i in range(length, length + 4):
+        result = target.forward(torch.tensor([tokens[i]]), torch.tensor([i]), cache)
+        torch.testing.assert_close(target.logits(result.hidden)[0], expected[i], **TOLERANCE)
+        cache.commit((0,))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("length", [60, 255])
+def test_tree_pass_equals_eager_on_every_branch_and_after_commit(family: str, way: str, length: int) -> None:
+    model = tiny_model(family)
+    target = _target(way, model)
+    text = _text(length)
+    cache = target.new_cache(length + 60)
+    target.prefill(text[:-1], cache)
+    builder = TreeBuilder(text[-1])
+    builder.add_levels([[5], [6, 7, 8], [9, 10]])
+    builder.add_path([5, 7, 30, 31])
+    builder.add_path([40, 41])
+    tree = builder.build(gamma=4)
+
+    def run() -> torch.Tensor:
+        positions = torch.tensor(tree.depths) + len(text) - 1
+        return target.logits(target.forward(torch.tensor(tree.tokens), positions, cache, tree.parents).hidden)
+
+    logits = run()
+    for node in range(len(tree)):
+        branch = text + [tree.tokens[i] for i in tree.path(node)]
+        torch.testing.assert_close(logits[node], _eager(model, branch)[-1], **TOLERANCE)
+
+    # Commit a path whose rows are not adjacent, then go on from it.
+    nodes = (0, *tree.path(tree.tokens.index(31)))
+    assert nodes != tuple(range(len(nodes)))
+    cache.commit(nodes)
+    grown = text + [5, 7, 30, 31]
+    result = target.forward(torch.tensor([12]), torch.tensor([len(grown)]), cache)
+    torch.testing.assert_close(target.logits(result.hidden)[0], _eager(model, [*grown, 12])[-1], **TOLERANCE)
+
+
+def test_the_lean_decoder_is_taken_where_it_fits() -> None:
+    for family in FAMILIES:
+        assert isinstance(make_target(tiny_model(family)), LeanTarget)
+    odd = tiny_model("llama", hidden_act="gelu")
+    assert isinstance(make_target(odd), GenericTarget)
+
+
+def test_taken_weights_come_back_as_they_were() -> None:
+    for tied in (False, True):
+        model = tiny_model("qwen2", tie_word_embeddings=tied)
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        text = _text(12)
+        expected = _eager(model, text)
+        target = make_target(model, take=True)
+        assert isinstance(target, LeanTarget)
+        if not target.kernels.panels:
+            pytest.skip("no compiled kernels here")
+        assert target.copied_bytes == 0
+        assert model.model.layers[0].self_attn.q_proj.weight.numel() == 0
+        result = target.prefill(text, target.new_cache(12))
+        torch.testing.assert_close(target.logits(result.hidden), expected, **TOLERANCE)
+        target.give_back()
+        after = model.state_dict()
+        assert after.keys() == before.keys() and all(
+            torch.equal(after[name], before[name]) for name in before
+        )
+        assert torch.equal(_eager(model, text), expected)
+        assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied

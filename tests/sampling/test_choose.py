@@ -1,0 +1,75 @@
+"""The choice rule in C against the one in torch: same tokens, same values, whatever the processors."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tokenswift.backends.cpu.native import NativeKernels
+from tokenswift.config import SamplingParams
+from tokenswift.sampling.choice import Sampler, Subset
+from tokenswift.types import RunError
+
+V = 3000
+SETTINGS = {
+    "paper": SamplingParams(),
+    "greedy": SamplingParams(greedy=True),
+    "nothing": SamplingParams(min_p=0.0, repetition_penalty=1.0),
+    "hot": SamplingParams(min_p=0.0, temperature=1.5, repetition_penalty=1.1, penalty_window=7),
+    "top-k": SamplingParams(min_p=0.0, top_k=20, temperature=0.7, penalty_window=30),
+    "top-p": SamplingParams(min_p=0.0, top_p=0.9, penalty_window=5),
+    "narrow top-p": SamplingParams(min_p=0.02, top_p=0.2, repetition_penalty=1.0),
+    "eta": SamplingParams(min_p=0.0, eta_cutoff=2e-3),
+    "all": SamplingParams(min_p=0.01, top_p=0.95, top_k=200, eta_cutoff=1e-3, temperature=1.2),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("limited", [False, True])
+def test_same_candidates_as_torch(kernels: NativeKernels, setting: str, limited: bool) -> None:
+    rnd = random.Random(setting)
+    torch.manual_seed(rnd.randrange(1000))
+    for seed in range(6):
+        params = replace(SETTINGS[setting], seed=seed)
+        plain = Sampler(params, V)
+        native = Sampler(params, V, "cpu", kernels.ranker(params))
+        subset = Subset(torch.randperm(V)[:500], V) if limited else None
+        history = [rnd.randrange(V) for _ in range(rnd.choice([1, 6, 40]))]
+        paths = [[rnd.randrange(V) for _ in range(n)] for n in (0, 1, 3, 9)]
+        positions = [len(history) + len(path) + gap for path, gap in zip(paths, (0, 0, 2, 40), strict=True)]
+        logits = torch.randn(4, V) * rnd.choice([1, 3, 6])
+        for row, path in zip(logits, paths, strict=True):
+            row[torch.tensor([*history, *path])] += 4  # what the penalty moves decides
+        rows = logits if subset is None else logits[:, subset.ids].contiguous()
+        for coupled in (False, True):
+            args = (rows, history, paths, positions, [1, 2, 5, 40], coupled, subset)
+            for ours, theirs in zip(native.candidates(*args), plain.candidates(*args), strict=True):
+                assert ours.tokens == theirs.tokens and ours.values == theirs.values
+                assert ours.shares == pytest.approx(theirs.shares, rel=1e-4)
+        if subset is None:
+            assert native.choose(logits, history, paths) == plain.choose(logits, history, paths)
+
+
+def test_rows_do_not_depend_on_each_other(kernels: NativeKernels) -> None:
+    params = SamplingParams(min_p=0.0)
+    sampler = Sampler(params, V, "cpu", kernels.ranker(params))
+    logits = torch.randn(5, V)
+    history, paths = [3, 4, 5], [[i] for i in range(5)]
+    together = sampler.choose(logits, history, paths)
+    assert together == [sampler.choose(logits[i : i + 1], history, paths[i : i + 1])[0] for i in range(5)]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_bad_logits_are_refused(kernels: NativeKernels, value: float) -> None:
+    params = SamplingParams()
+    sampler = Sampler(params, V, "cpu", kernels.ranker(params))
+    logits = torch.randn(2, V)
+    logits[1, V - 1] = value
+    with pytest.raises(RunError, match=r"logits .*hold"):
+        sampler.choose(logits, [1], [[], []])
+    assert len(sampler.choose(logits[:1], [1], [[]])) == 1
+    with pytest.raises(RunError, match="no finite maximum"):
+        sampler.choose(torch.full((1, V), -torch.inf), [1], [[]])

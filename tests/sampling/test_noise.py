@@ -1,0 +1,193 @@
+"""The keyed noise: pinned integers, the law of the values, and the law of the winner."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import gumbel_r, kstest
+from torch import Tensor
+
+from tests.stats import chi_square
+from tokenswift.sampling.noise import Noise, gumbels_, mix64, noise_bits, position_key, uniforms_
+
+BIG = 150_000
+KNOWN = {
+    (0, 0): [
+        3746585686858627171,
+        6235967106033911276,
+        4964577235801436555,
+        8484398561613862473,
+        -8589257098032599092,
+    ],
+    (7, 1_000): [
+        -218566924334300911,
+        7731812125505219482,
+        -1097054109373065566,
+        -8020016902367901190,
+        -1316917699418378185,
+    ],
+    (2**63 - 1, 2**31): [
+        -8096242942471265679,
+        8998297849457053402,
+        2866258549773891893,
+        -8682974138156959252,
+        7165444518892265767,
+    ],
+}
+SEEDS = st.integers(0, 2**63 - 1)
+
+
+def coarse_gumbels(bits: Tensor) -> Tensor:
+    """The negative control: a 24-bit uniform u, as float32 generators make it, and -log(-log(u))."""
+    u = ((bits >> 40) & (2**24 - 1)).to(torch.float32) / 2**24
+    return -torch.log(-torch.log(u.clamp(min=2.0**-24)))
+
+
+def winners(gumbels, rounds: int) -> tuple[Tensor, int]:
+    """The largest noise at each of ``rounds`` positions; collisions among the 50 largest of each."""
+    tokens = torch.arange(BIG)
+    best, ties = [], 0
+    for position in range(rounds):
+        top = gumbels(noise_bits(1, position, tokens)).topk(50).values
+        best.append(top[0])
+        ties += 50 - len(set(top.tolist()))
+    return torch.stack(best), ties
+
+
+def test_known_answers() -> None:
+    tokens = torch.tensor([0, 1, 2, 49_151, 149_999])
+    for (seed, position), words in KNOWN.items():
+        assert noise_bits(seed, position, tokens).tolist() == words
+
+
+@given(SEEDS, st.integers(0, 2**40), st.lists(st.integers(0, 2**31), min_size=1, max_size=20))
+@settings(max_examples=100, deadline=None)
+def test_bits_are_splitmix64_in_exact_arithmetic(seed: int, position: int, ids: list[int]) -> None:
+    """The tensor arithmetic (signed, wrapping, arithmetic shifts) equals unsigned big integers."""
+    key = position_key(seed, position)
+    exact = [mix64(key + token * 0x9E3779B97F4A7C15) for token in ids]
+    got = noise_bits(seed, position, torch.tensor(ids)).tolist()
+    assert [word % 2**64 for word in got] == exact
+
+
+def test_mix64_is_the_published_splitmix64() -> None:
+    """First outputs of splitmix64 with state 1234567 (reference implementation by Vigna)."""
+    golden = 0x9E3779B97F4A7C15
+    outputs = [mix64(1234567 + i * golden) for i in range(1, 4)]
+    assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+@given(SEEDS, st.integers(0, 200_000), st.integers(1, 999))
+@settings(max_examples=20, deadline=None)
+def test_same_values_in_chunks_and_by_gather(seed: int, position: int, cut: int) -> None:
+    whole = Noise(seed, 1000).at(position)
+    tokens = torch.arange(1000)
+    parts = [noise_bits(seed, position, part) for part in (tokens[:cut], tokens[cut:])]
+    assert torch.equal(torch.cat(parts), noise_bits(seed, position, tokens))
+    assert torch.equal(torch.cat([gumbels_(part) for part in parts]), whole)
+    ids = torch.tensor([[3, 999], [cut, 3]])
+    fresh = Noise(seed, 1000)
+    assert torch.equal(fresh.gather(position, ids), whole[ids])  # made for those ids alone
+    fresh.at(position)
+    assert torch.equal(fresh.gather(position, ids), whole[ids])  # taken from the kept vector
+
+
+def test_memo_is_bounded_and_right_after_eviction() -> None:
+    noise = Noise(5, 100)
+    first = noise.at(0).clone()
+    for position in range(500):
+        noise.at(position)
+    assert len(noise._memo) <= 64
+    assert torch.equal(noise.at(0), first)
+    assert noise.at(0) is noise.at(0)
+    assert first.dtype == torch.float32 and first.shape == (100,)
+
+
+@pytest.mark.parametrize("bits", [0, 1, -1, 2**63 - 1, -(2**63)])
+def test_extreme_bits(bits: int) -> None:
+    """No NaN anywhere; -inf is possible only at the very bottom."""
+    w = uniforms_(torch.tensor([bits]))
+    assert 0 < float(w) <= 1
+    g = gumbels_(torch.tensor([bits]))
+    assert not bool(g.isnan()) and float(g) < 38
+    assert math.isfinite(float(g)) == (bits != -1)
+
+
+def test_law_of_the_values() -> None:
+    values = torch.stack([Noise(11, 20_000).at(position) for position in range(20)]).double()
+    n = values.numel()
+    assert abs(values.mean().item() - 0.5772156649) < 4 * (math.pi / math.sqrt(6 * n))
+    assert abs(values.var().item() - math.pi**2 / 6) < 4 * math.sqrt((4.4 * math.pi**4 / 36) / n)
+    assert kstest(values.flatten().numpy(), gumbel_r.cdf).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("axis", ["position", "seed", "token"])
+def test_neighbours_are_independent(axis: str) -> None:
+    """Rank correlation at lags 1 to 4 along each axis of the key, and of the squares (spread)."""
+    if axis == "seed":
+        table = torch.stack([Noise(seed, 2000).at(17) for seed in range(100)])
+    else:
+        table = torch.stack([Noise(3, 2000).at(position) for position in range(100)])
+    if axis == "token":
+        table = table.T.contiguous()
+    uniform = torch.exp(-torch.exp(-table.double())) - 0.5
+    for values in (uniform, uniform**2 - 1 / 12):
+        for lag in (1, 2, 3, 4):
+            a, b = values[:-lag].flatten(), values[lag:].flatten()
+            correlation = float((a * b).mean() / values.var())
+            assert abs(correlation) < 4.5 / math.sqrt(a.numel()), (axis, lag)
+
+
+def test_seed_and_position_do_not_commute() -> None:
+    tokens = torch.arange(50)
+    rows = {tuple(noise_bits(s, p, tokens).tolist()) for s in range(20) for p in range(20)}
+    assert len(rows) == 400
+
+
+def test_winner_is_uniform_over_the_tokens() -> None:
+    """With equal scores every token wins equally often, from seed to seed and position to position."""
+    picks = [int(Noise(seed, 40).at(position).argmax()) for seed in range(200) for position in range(30)]
+    assert chi_square(picks, {token: 1 / 40 for token in range(40)}) > 1e-4
+
+
+def test_law_of_the_maximum_at_a_large_vocabulary() -> None:
+    """The largest of V Gumbels is a Gumbel shifted by log V, and the leaders do not collide."""
+    best, ties = winners(gumbels_, rounds=300)
+    assert ties <= 2  # float32 itself makes about one in 1,000 positions
+    assert len(set(best.tolist())) == 300
+    assert kstest((best.double() - math.log(BIG)).numpy(), gumbel_r.cdf).pvalue > 1e-3
+
+
+def test_negative_control_coarse_uniforms_collide() -> None:
+    """With a 24-bit uniform the leaders collide, and no noise can exceed 16.7."""
+    best, ties = winners(coarse_gumbels, rounds=100)
+    assert ties > 10
+    assert len(set(best.tolist())) < 90
+    top = torch.tensor([-1])
+    assert float(coarse_gumbels(top)) < 16.7
+    assert float(gumbels_(~top)) > 37  # the same extreme of the fine noise: w = 2^-54
+
+
+def test_rare_token_wins_as_often_as_it_should() -> None:
+    """150,000 tokens share 2 % of the mass, one holds the rest: the many win 2 % of the time."""
+    score = math.log(0.98 / (0.02 / BIG))
+    tokens = torch.arange(BIG)
+    rounds = wins = 1000
+    for position in range(rounds):
+        alone = score + gumbels_(noise_bits(10, position, tokens[:1]))
+        wins -= bool(gumbels_(noise_bits(9, position, tokens)).max() < alone)
+    assert abs(wins - rounds * 0.02) < 4 * math.sqrt(rounds * 0.02 * 0.98)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_same_integers_and_values_on_cuda() -> None:
+    tokens = torch.arange(BIG)
+    there = noise_bits(7, 123_456, tokens.cuda()).cpu()
+    assert torch.equal(there, noise_bits(7, 123_456, tokens))
+    a, b = Noise(7, BIG).at(5), Noise(7, BIG, "cuda").at(5).cpu()
+    assert (a != b).sum() <= 5 and torch.allclose(a, b, rtol=3e-7, atol=3e-7)

@@ -1,0 +1,260 @@
+"""Logit processors against transformers, the sliding window, and the choice rule."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    EtaLogitsWarper,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from tokenswift.config import SamplingParams
+from tokenswift.sampling import choice as sampling
+from tokenswift.sampling.choice import Sampler, window_ids
+from tokenswift.types import RunError
+
+IDS = torch.zeros(1, 0, dtype=torch.long)  # transformers' filters ignore the ids
+CPU = torch.device("cpu")
+
+
+def logits_of(seed: int, rows: int, width: int, spread: float) -> Tensor:
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def same(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    assert torch.equal(ours == -math.inf, theirs == -math.inf)
+
+
+@pytest.mark.parametrize("spread", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("width", [5, 300, 9000])
+@pytest.mark.parametrize("seed", range(4))
+def test_processors_equal_transformers(seed: int, width: int, spread: float) -> None:
+    """top-p needs one look (256), two (4,096) or the whole row, depending on spread and p.
+
+    The reference of filters that sum probabilities runs in float64: its float32 sums round a token
+    at the cut to either side, by the kind of processor.
+    """
+    rows = logits_of(seed, 3, width, spread)
+    exact = rows.double()
+    ids = torch.randint(0, width, (3, 40), generator=torch.Generator().manual_seed(seed))
+    for theta in (1.2, 3.0):
+        theirs = RepetitionPenaltyLogitsProcessor(theta)(ids, rows)  # type: ignore[arg-type]
+        same(sampling.repetition_penalty(rows, ids, theta), theirs)
+    same(sampling.temperature(rows, 0.7), TemperatureLogitsWarper(0.7)(IDS, rows))  # type: ignore[arg-type]
+    for k in (1, 4, 50, 10_000):
+        same(sampling.top_k(rows, k), TopKLogitsWarper(k)(IDS, rows))  # type: ignore[arg-type]
+    for p in (0.01, 0.5, 0.9, 0.999):
+        same(sampling.top_p(rows, p), TopPLogitsWarper(p)(IDS, exact).float())  # type: ignore[arg-type]
+    for p in (0.01, 0.1, 0.9):
+        same(sampling.min_p(rows, p), MinPLogitsWarper(p)(IDS, rows))  # type: ignore[arg-type]
+    for epsilon in (2e-4, 2e-3, 0.1, 0.9):
+        same(sampling.eta(rows, epsilon), EtaLogitsWarper(epsilon)(IDS, exact).float())  # type: ignore[arg-type]
+
+
+def test_processors_in_sequence_equal_transformers() -> None:
+    """Filters after filters (rows already hold -inf), in transformers' order."""
+    params = SamplingParams(
+        temperature=1.5, top_k=60, top_p=0.95, min_p=0.08, eta_cutoff=0.06, repetition_penalty=1.3
+    )
+    chain = LogitsProcessorList(
+        [
+            RepetitionPenaltyLogitsProcessor(1.3),
+            TemperatureLogitsWarper(1.5),
+            TopKLogitsWarper(60),
+            TopPLogitsWarper(0.95),
+            MinPLogitsWarper(0.08),
+            EtaLogitsWarper(0.06),
+        ]
+    )
+    off = {
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "eta_cutoff": 0.0,
+        "repetition_penalty": 1.0,
+    }
+    matters = set()
+    for seed in range(30):
+        rows = logits_of(seed, 1, 500, 1.0 + seed % 5)
+        history = torch.randint(0, 500, (60,), generator=torch.Generator().manual_seed(seed))
+        ours = Sampler(params, 500).scores(rows, history.tolist(), [[]])
+        same(ours, chain(history[None], rows))  # type: ignore[arg-type]
+        for name, value in off.items():
+            without = Sampler(replace(params, **{name: value}), 500).scores(rows, history.tolist(), [[]])
+            if not torch.equal(without, ours):
+                matters.add(name)
+    assert matters == set(off)  # each processor changed some row
+
+
+@pytest.mark.parametrize("name, value", [("top_k", 2), ("top_p", 0.4), ("min_p", 1 - 1e-7), ("eta", 0.9)])
+def test_ties_at_the_cut_are_all_kept(name: str, value: float) -> None:
+    """Four equal best tokens: none may be dropped because of the sort order."""
+    row = torch.tensor([[1.0, 5.0, 5.0, 0.0, 5.0, 5.0, -2.0]])
+    kept = getattr(sampling, name)(row, value) > -math.inf
+    assert kept.tolist() == [[False, True, True, False, True, True, False]]
+
+
+def test_a_repeated_id_is_penalised_once_and_input_is_untouched() -> None:
+    row = torch.tensor([[2.0, -2.0, 1.0]])
+    before = row.clone()
+    out = sampling.repetition_penalty(row, torch.tensor([[0, 1, 0, 1, 1]]), 2.0)
+    assert out.tolist() == [[1.0, -4.0, 1.0]]
+    assert torch.equal(row, before)
+
+
+def naive_window(history: list[int], path: list[int], gap: int, window: int) -> set[int]:
+    """Place by place: the last ``window`` places before the position, unknown ones skipped."""
+    places: list[int | None] = [*history, *path, *[None] * gap]
+    return {token for token in places[-window:] if token is not None}
+
+
+@given(
+    st.lists(st.integers(0, 9), max_size=12),
+    st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=5), st.integers(0, 5)), min_size=1, max_size=5),
+    st.integers(1, 14),
+)
+@settings(max_examples=400, deadline=None)
+def test_windows_slide_along_each_path(history, rows, window) -> None:
+    paths, gaps = [path for path, _ in rows], [gap for _, gap in rows]
+    ids, empty = window_ids(history, paths, gaps, window, CPU)
+    for row, (path, gap) in enumerate(rows):
+        expected = naive_window(history, path, gap, window)
+        assert empty[row] == (not expected)
+        if expected:
+            assert ids is not None and set(ids[row].tolist()) == expected
+
+
+@given(st.integers(0, 1000), st.integers(1, 9), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_many_rows_equal_one_row_at_a_time(seed: int, window: int, filtered: bool) -> None:
+    """A row's choice does not depend on the rows around it: tree and autoregressive rows agree."""
+    params = SamplingParams(seed=seed, penalty_window=window, min_p=0.05 if filtered else 0.0, top_p=0.98)
+    sampler = Sampler(params, 64)
+    generator = torch.Generator().manual_seed(seed)
+    history = torch.randint(0, 64, (6,), generator=generator).tolist()
+    paths = [torch.randint(0, 64, (n % 4,), generator=generator).tolist() for n in range(8)]
+    rows = torch.randn(8, 64, generator=generator) * 2
+    together = sampler.choose(rows, history, paths)
+    perturbed = sampler.perturbed(rows, history, paths)
+    for i, path in enumerate(paths):
+        fresh = Sampler(params, 64)
+        assert fresh.choose(rows[i : i + 1], [*history, *path], [[]]) == [together[i]]
+        assert int(perturbed[i].argmax()) == together[i]
+
+
+def test_only_the_tail_of_the_history_counts() -> None:
+    sampler = Sampler(SamplingParams(penalty_window=3, repetition_penalty=2.0, greedy=True), 5)
+    row = torch.tensor([[5.0, 4.0, 3.0, 0.0, 0.0]])
+    assert sampler.choose(row, [0, 1, 2, 3], [[]]) == [0]  # token 0 has left the window
+    assert sampler.choose(row, [0, 1, 2], [[]]) == [0]  # 2.5 against 2.0 and 1.5
+    assert sampler.choose(row, [0, 2], [[]]) == [1]
+    assert sampler.choose(row, [0, 2], [[3, 3]]) == [0]  # two path tokens push token 0 out
+    assert sampler.choose(row, [0, 2], [[3]]) == [1]
+
+
+def test_greedy_ignores_temperature_filters_and_noise() -> None:
+    params = SamplingParams(greedy=True, temperature=9.0, top_k=1, min_p=0.5, seed=3)
+    sampler = Sampler(params, 100)
+    row = logits_of(0, 1, 100, 3.0)
+    history = [int(row.argmax())] * 5
+    expected = sampling.repetition_penalty(row, torch.tensor([history]), 1.2)
+    assert torch.equal(sampler.scores(row, history, [[]]), expected)
+    assert torch.equal(sampler.perturbed(row, history, [[]]), expected)
+    assert sampler.choose(row, history, [[]]) == [int(expected.argmax())]
+    best = expected[0].topk(7).indices.tolist()
+    for coupled in (True, False):
+        assert sampler.rank(row, history, [[]], [5], [7], coupled) == [best]
+
+
+@pytest.mark.parametrize("min_p", [0.0, 0.05])
+@pytest.mark.parametrize("device_like", ["sparse", "dense"])
+def test_rank_orders_by_score_or_by_score_plus_noise(min_p: float, device_like: str) -> None:
+    params = SamplingParams(min_p=min_p, penalty_window=4, seed=12)
+    sampler = Sampler(params, 400)
+    sampler._sparse = device_like == "sparse" and min_p > 0
+    rows = logits_of(5, 3, 400, 3.0)
+    history, paths, positions = [1, 2, 3, 4, 5], [[], [6, 7], [8]], [5, 8, 10]
+    for coupled in (False, True):
+        ranked = sampler.rank(rows, history, paths, positions, [3, 40, 400], coupled)
+        for i, width in enumerate((3, 40, 400)):
+            gap = positions[i] - len(history) - len(paths[i])
+            window = naive_window(history, paths[i], gap, 4)
+            scores = sampling.repetition_penalty(rows[i : i + 1], torch.tensor([sorted(window)]), 1.2)
+            if min_p:
+                scores = sampling.min_p(scores, min_p)
+            kept = int((scores > -math.inf).sum())
+            if coupled:
+                scores = scores + sampler.noise.at(positions[i])
+            expected = scores[0].topk(min(width, kept)).indices.tolist()
+            assert 1 <= len(expected) and ranked[i] == expected
+        if min_p:
+            assert len(ranked[2]) < 400  # filtered tokens are no candidates
+
+
+def test_rank_first_is_the_choice_and_survives_an_empty_window() -> None:
+    sampler = Sampler(SamplingParams(penalty_window=2, repetition_penalty=5.0, min_p=0.0), 50)
+    rows = logits_of(6, 2, 50, 1.0)
+    first = sampler.rank(rows, [1, 2], [[3], [4]], [3, 3], [4, 4], True)
+    assert [row[0] for row in first] == sampler.choose(rows, [1, 2], [[3], [4]])
+    plain = Sampler(SamplingParams(repetition_penalty=1.0, min_p=0.0), 50)
+    for gaps in ([4, 5], [4, 3]):  # two unknown tokens fill the window; mixed with a row that has one
+        ours = sampler.rank(rows, [1, 2], [[], []], gaps, [5, 5], False)
+        assert ours[0] == plain.rank(rows, [1, 2], [[], []], gaps, [5, 5], False)[0]
+    one = sampler.rank(rows[:1], [1, 2], [[]], [9], [5], False)
+    assert one[0] == plain.rank(rows[:1], [1, 2], [[]], [9], [5], False)[0]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, "all -inf"])
+@pytest.mark.parametrize(
+    "min_p, greedy, top_p", [(0.1, False, 1.0), (0, False, 1), (0, True, 1), (0.1, False, 0.9)]
+)
+def test_bad_logits_are_named(bad, min_p: float, greedy: bool, top_p: float) -> None:
+    rows = logits_of(0, 2, 100, 1.0)
+    if bad == "all -inf":
+        rows[1] = -math.inf
+    else:
+        rows[1, 17] = bad
+    sampler = Sampler(SamplingParams(min_p=min_p, greedy=greedy, top_p=top_p, eta_cutoff=0.01), 100)
+    with pytest.raises(RunError, match="NaN" if bad is math.nan else "maximum|NaN"):
+        sampler.choose(rows, [1, 2, 3], [[], [4]])
+    with pytest.raises(RunError):
+        sampler.rank(rows, [1, 2, 3], [[], [4]], [3, 4], [2, 2], False)
+    assert len(sampler.choose(rows[:1], [1, 2, 3], [[]])) == 1
+
+
+def test_low_precision_logits_are_chosen_in_float32() -> None:
+    sampler = Sampler(SamplingParams(seed=4), 200)
+    rows = logits_of(3, 1, 200, 2.0).to(torch.bfloat16)
+    assert sampler.scores(rows, [1], [[]]).dtype == torch.float32
+    assert sampler.choose(rows, [1], [[]]) == sampler.choose(rows.float(), [1], [[]])
+
+
+def test_choice_depends_on_seed_and_position_only_through_the_noise() -> None:
+    params = SamplingParams(min_p=0.0, repetition_penalty=1.0)
+    row = torch.zeros(1, 30)
+    picks = {
+        (seed, length): Sampler(SamplingParams(min_p=0.0, repetition_penalty=1.0, seed=seed), 30).choose(
+            row, [0] * length, [[]]
+        )[0]
+        for seed in range(6)
+        for length in range(1, 6)
+    }
+    assert len(set(picks.values())) > 10
+    sampler = Sampler(params, 30)
+    for length in range(1, 6):
+        expected = int(sampler.noise.at(length).argmax())
+        assert sampler.choose(row, [0] * length, [[]]) == [expected] == [picks[0, length]]

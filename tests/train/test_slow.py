@@ -1,0 +1,91 @@
+"""Training on more than files and tiny models: pg19, TensorBoard, the default model with kill and resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import tiny_model
+from tests.train.test_train import environment, full_run, losses, steps, words
+from tokenswift.heads.checkpoint import read_heads
+from tokenswift.train.options import TrainingOptions
+from tokenswift.train.trainer import last_checkpoint
+
+BOOK = words(2000)
+
+
+def test_tensorboard_files(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    (tmp_path / "t.txt").write_text(words(800))
+    training = TrainingOptions(steps=4, log_every=2, tensorboard=True, bf16=False)
+    full_run(tiny_model(), str(tmp_path / "t.txt"), tmp_path, training)
+    events = list((tmp_path / "work").rglob("events.out.tfevents.*"))
+    assert events and events[0].stat().st_size > 0
+
+
+def cli(*options: str) -> list[str]:
+    return [sys.executable, "-m", "tokenswift.cli.main", "train-heads", *options]
+
+
+def small(folder: Path, data: str) -> list[str]:
+    """A small training of the default model's heads: 4,000 tokens, 40 steps."""
+    sizes = ["--tokens", "4000", "--block", "256", "--heads", "2", "--inner", "128", "--vocabulary", "1024"]
+    times = ["--prompt", "64", "--steps", "40", "--save-every", "10", "--quiet"]
+    return cli("--data", data, "--out", str(folder / "h.safetensors"), "--work", str(folder / "work"),
+               *sizes, *times)  # fmt: skip
+
+
+def killed_after(command: list[str], found: Path, seconds: float = 300) -> None:
+    """Run a command, and kill it (-9) once a path matching the last part of ``found`` exists."""
+    process = subprocess.Popen(command, env=environment(), stdout=-3, stderr=-3)
+    deadline = time.monotonic() + seconds
+    while not list(found.parent.glob(found.name)) and time.monotonic() < deadline:
+        assert process.poll() is None, "ended before it could be killed"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_kill_and_resume_on_the_default_model(embedded: str, tmp_path: Path) -> None:
+    """Kill -9 while states are collected, and again in training: the loss ends as in an unbroken run."""
+    (tmp_path / "text.txt").write_text(" ".join(words(800, seed) for seed in range(6)))
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    for folder in (calm, killed):
+        folder.mkdir()
+    subprocess.run(small(calm, str(tmp_path / "text.txt")), env=environment(), check=True)
+    command = small(killed, str(tmp_path / "text.txt"))
+    killed_after(command, killed / "work" / "states" / "index.json")
+    collected = len(json.loads((killed / "work" / "states" / "index.json").read_text())["blocks"])
+    killed_after(command, killed / "work" / "checkpoints" / "checkpoint-20")
+    assert not (killed / "h.safetensors").exists()
+    checkpoint = last_checkpoint(killed / "work" / "checkpoints")
+    assert collected > 0 and checkpoint is not None
+    before = len(steps(killed))
+    subprocess.run(command, env=environment(), check=True)
+    done = int(checkpoint.name.rpartition("-")[2])
+    assert min(steps(killed)[before:], default=99) > done  # no step up to the checkpoint again
+    print(f"loss at the end: unbroken {losses(calm)[-1]}, killed twice {losses(killed)[-1]}")
+    assert losses(killed)[-1] == pytest.approx(losses(calm)[-1], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_text_from_nothing_on_the_default_model(embedded: str, tmp_path: Path) -> None:
+    """``--data self``: no text at all is needed."""
+    out = tmp_path / "h.safetensors"
+    command = cli("--data", "self", "--tokens", "600", "--block", "150", "--prompt", "64", "--quiet",
+                  "--steps", "3", "--heads", "2", "--inner", "64", "--vocabulary", "512",
+                  "--out", str(out))  # fmt: skip
+    subprocess.run(command, env=environment() | {"HF_HUB_OFFLINE": "1"}, check=True)
+    heads, _, notes = read_heads(out)
+    assert notes["data"] == "self" and notes["steps"] == 3 and notes["tokens"] == 4 * 149
+    assert os.path.getsize(out) > 1000 and heads is not None
