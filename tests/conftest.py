@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from tests.tiny import BYTE_FAMILIES as FAMILIES
 from tests.tiny import byte_model as tiny_model
 from tokenswift.backends.cpu import build
-from tokenswift.backends.cpu.native import NativeKernels
+from tokenswift.backends.cpu.backend import CpuBackend
 from tokenswift.models import embedded as embedded_model
 from tokenswift.models.load import cache_dir
 
@@ -67,7 +67,7 @@ OTHER = {"avx2": ("-mavx2", "-mfma", "-mf16c"), "plain C": ()}
 
 
 @pytest.fixture(scope="session", params=["native", *OTHER])
-def kernels(request: pytest.FixtureRequest) -> NativeKernels:
+def kernels(request: pytest.FixtureRequest) -> CpuBackend:
     """The compiled kernels, for each kind of processor."""
     if request.param == "avx2" and "avx2" not in build.processor():
         pytest.skip("this processor has no AVX2")
@@ -75,4 +75,4 @@ def kernels(request: pytest.FixtureRequest) -> NativeKernels:
     library = build.library(cache_dir() / "kernels", targets)
     if library is None:
         pytest.skip("no C compiler here")
-    return NativeKernels(library)
+    return CpuBackend(library)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.lossless.test_tokens import random_heads
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, memory
+from tokenswift.backends.torch import TorchBackend
 from tokenswift.cache.full import FullCache
 from tokenswift.cache.sparse import SparseCache
 from tokenswift.memory import Memory, host_memory
@@ -127,6 +127,6 @@ def test_host_memory(tmp_path: Path) -> None:
 
 
 def test_this_machine_tells() -> None:
-    found = memory.device_memory(torch.device("cpu"))
+    found = TorchBackend().memory()
     if Path("/proc/meminfo").exists():
         assert found is not None and 0 < found.free <= found.total

@@ -40,7 +40,7 @@ EXACTNESS = [
     ),
     Defect(
         "scratch memory of the kernels is shared by all sequences",
-        "backends/cpu/native.py",
+        "backends/cpu/backend.py",
         "    before, capacity = cache.length, cache.data.shape[2]\n",
         "    before, capacity = cache.length, cache.data.shape[2]\n"
         "    cache.work = _pass.__dict__.setdefault('work', torch.empty(1 << 24, dtype=torch.uint8))\n",

@@ -27,6 +27,24 @@ class Pass:
     queries: Seq[Tensor] | Tensor
 
 
+@dataclass(slots=True)
+class Segment:
+    """Rows of one text in a pass.
+
+    Attributes:
+        tokens: (m,) token ids.
+        positions: (m,) their positions.
+        cache: the text's own; the rows' entries go to its scratch.
+        parents: the row that each row follows (-1 for the root): it sees the whole cache, its ancestors and
+            itself. None is a chain, each row after the last.
+    """
+
+    tokens: Int[Tensor, " m"]
+    positions: Int[Tensor, " m"]
+    cache: KVCache
+    parents: Seq[int] | None = None
+
+
 class KVCache(Protocol):
     """Keys and values of the tokens committed so far, plus room for the pass under way.
 
@@ -78,8 +96,12 @@ class TargetModel(Protocol):
         cache: KVCache,
         parents: Seq[int] | None = None,
     ) -> Pass:
-        """Run n tokens over the cache. ``parents[i]`` is the row that token i follows (-1 for the root):
-        a token sees the whole cache, its ancestors and itself. None is a chain, each row after the last."""
+        """Run n tokens of one text over its cache; see :class:`Segment`."""
+        ...
+
+    def forward_all(self, segments: Seq[Segment]) -> list[Pass]:
+        """Run rows of several texts in one pass. Each text's part is what :meth:`forward` alone gives, bit
+        for bit where the backend's ``equal_bits`` holds."""
         ...
 
     def prefill(
@@ -106,7 +128,7 @@ class DraftModel(TargetModel, Protocol):
     """What drafting needs of a model beyond verification."""
 
     dtype: torch.dtype
-    kernels: Any
+    backend: Any
 
     def sampler(self, params: SamplingParams) -> Any:
         """The choice rule for one generation with this model."""

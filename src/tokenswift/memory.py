@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -57,8 +57,8 @@ class Sized(Protocol):
     """What the reckoning takes from a model."""
 
     vocab_size: int
-    device: torch.device
     dtype: torch.dtype
+    backend: Any
 
     @property
     def kv_bytes(self) -> int:
@@ -75,7 +75,7 @@ def check_run(model: Sized, strategy: Planned, prompt: int, max_new_tokens: int)
         InputError: they do not; one line with the largest part, the bytes needed and available, and what
             would fit.
     """
-    memory = device_memory(model.device)
+    memory = model.backend.memory()
     if memory is None:
         return
     needs = needs_of(model, strategy, prompt, max_new_tokens)
@@ -128,15 +128,6 @@ def _refuse(need: Need, nbytes: int, available: int, valid: str) -> None:
     )
 
 
-def device_memory(device: torch.device) -> Memory | None:
-    """Memory of a device; None where the system does not tell."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return Memory(free + cached, total)  # what torch keeps for itself can be had as well
-    return host_memory() if device.type == "cpu" else None
-
-
 def host_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> Memory | None:
     """Memory of the host as Linux reports it, or of the control group where that has less.
 
@@ -161,6 +152,15 @@ def host_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> Memory | None:
             continue
         found.append(Memory(max(0, most - held), most))
     return Memory(min(m.free for m in found), min(m.total for m in found))
+
+
+def resident(proc: Path = PROC) -> int:
+    """Bytes of memory that this process holds; 0 where the system does not tell."""
+    try:
+        lines = (proc / "self" / "status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS")), 0)
 
 
 def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, str, str]]:

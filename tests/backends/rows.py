@@ -15,9 +15,9 @@ from torch import Tensor
 
 from tests.lossless.test_bits import Text, mixed
 from tests.tiny import SIZES, VOCAB, build
-from tokenswift.backends.cpu.native import NativeKernels
-from tokenswift.backends.cpu.weights import Packed
+from tokenswift.backends.cpu.backend import CpuBackend
 from tokenswift.backends.torch import CHUNK
+from tokenswift.backends.weights import Packed
 from tokenswift.cache.full import FullCache
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.rope import rotary_of
@@ -59,7 +59,7 @@ def _bytes(rows: Tensor) -> Tensor:
     return rows.contiguous().view(len(rows), -1).view(torch.uint8)
 
 
-def fuzz(library: ctypes.CDLL, seeds: range, kind: type[NativeKernels] = NativeKernels) -> Tally:
+def fuzz(library: ctypes.CDLL, seeds: range, kind: type[CpuBackend] = CpuBackend) -> Tally:
     """Attention, products and whole passes for each seed, on one thread and on two; the same cases for every
     library."""
     tally, both = Tally(), (kind(library, 1), kind(library, 2))
@@ -72,7 +72,7 @@ def fuzz(library: ctypes.CDLL, seeds: range, kind: type[NativeKernels] = NativeK
     return tally
 
 
-def attention(kernels: Sequence[NativeKernels], seed: int, tally: Tally) -> None:
+def attention(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
     """The last positions of a text: one at a time, in chunks, in trees with wrong branches."""
     made = random.Random(seed)
     dtype = DTYPES[seed % len(DTYPES)]
@@ -134,7 +134,7 @@ def tree(made: random.Random, first: int, tail: int, nodes: int) -> tuple[list[i
     return rows, parents
 
 
-def product(kernels: Sequence[NativeKernels], seed: int, tally: Tally) -> None:
+def product(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
     """Rows of a product with a packed weight: one at a time and together."""
     made = random.Random(seed)
     dtype = DTYPES[seed % len(DTYPES)]
@@ -181,7 +181,7 @@ def model_of(seed: int) -> Any:
     return build(kind, SIZES, seed, "eager", **changes).to(DTYPES[seed // 4 % len(DTYPES)])
 
 
-def passes(kernels: Sequence[NativeKernels], seed: int, tally: Tally) -> None:
+def passes(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
     """A tiny model's states and logits: one position a pass, and in chunks and trees."""
     model = model_of(seed)
     target = LeanTarget(model, kernels[0], rotary_of(model, None))
@@ -199,7 +199,7 @@ def passes(kernels: Sequence[NativeKernels], seed: int, tally: Tally) -> None:
     tally.keep(case, torch.cat([alone.float(), logits], 1))
     tally.compare(f"{case}, logits", target.logits(alone), logits)
     for count, each in enumerate(kernels, 1):
-        target.kernels = each
+        target.backend = each
         states = mixed(target, tokens, VOCAB, least, seed + count).states
         found = torch.stack([states[place] for place in places])
         tally.compare(f"{case}, chunks and trees, {count} threads", found, alone)

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from tokenswift.backends.cpu import build
-from tokenswift.backends.cpu.native import NativeKernels
-from tokenswift.backends.cpu.weights import PANEL, Packed
-from tokenswift.backends.torch import CHUNK, TorchKernels
+from tokenswift.backends.cpu.backend import CpuBackend
+from tokenswift.backends.torch import CHUNK, TorchBackend
+from tokenswift.backends.weights import PANEL, Packed
 from tokenswift.cache.full import FullCache
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def test_packing_is_reversible(dtype: torch.dtype, rows: int, columns: int) -> N
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows,columns", [(70, 50), (32, 64), (5, 2), (960, 576)])
-def test_products_equal_linear(kernels: NativeKernels, dtype: torch.dtype, rows: int, columns: int) -> None:
+def test_products_equal_linear(kernels: CpuBackend, dtype: torch.dtype, rows: int, columns: int) -> None:
     weight, bias = _random(rows, columns, dtype=dtype), _random(rows, seed=3)
     packed = Packed(weight, panels=True)
     for count in (1, 2, 7, 30):
@@ -67,7 +67,7 @@ def test_products_equal_linear(kernels: NativeKernels, dtype: torch.dtype, rows:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rows_of_a_product_do_not_know_of_each_other(kernels: NativeKernels, dtype: torch.dtype) -> None:
+def test_rows_of_a_product_do_not_know_of_each_other(kernels: CpuBackend, dtype: torch.dtype) -> None:
     packed = Packed(_random(200, 1536, dtype=dtype), panels=True)
     states = _random(530, 1536, seed=5).to(dtype)
     whole = kernels.linear(states, packed)
@@ -82,9 +82,9 @@ def test_rows_of_a_product_do_not_know_of_each_other(kernels: NativeKernels, dty
 
 
 @pytest.mark.parametrize("width", [8, 48, 576])
-def test_norm(kernels: NativeKernels, width: int) -> None:
+def test_norm(kernels: CpuBackend, width: int) -> None:
     states, weight = 3 * _random(19, width), _random(width, seed=1)
-    expected = TorchKernels().norm(states, weight, 1e-5, torch.float32)
+    expected = TorchBackend().norm(states, weight, 1e-5, torch.float32)
     torch.testing.assert_close(
         kernels.norm(states, weight, 1e-5, torch.float32), expected, rtol=1e-5, atol=1e-6
     )
@@ -92,7 +92,7 @@ def test_norm(kernels: NativeKernels, width: int) -> None:
     assert torch.equal(rounded, kernels.norm(states, weight, 1e-5, torch.float32).bfloat16())
 
 
-def test_bfloat16_rounds_to_even_and_keeps_infinities(kernels: NativeKernels) -> None:
+def test_bfloat16_rounds_to_even_and_keeps_infinities(kernels: CpuBackend) -> None:
     bits = torch.randint(-(2**31), 2**31 - 1, (1000, 16), generator=torch.Generator().manual_seed(1))
     values = bits.to(torch.int32).view(torch.float32)
     values = values.where(values.abs() < 1e18, 1.0)  # the norm squares them
@@ -121,13 +121,13 @@ CASES = [
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads,kv_heads,width", [(9, 3, 64), (4, 4, 8), (8, 1, 80), (2, 2, 4), (6, 2, 128)])
 def test_attention_equals_the_torch_path(
-    kernels: NativeKernels, dtype: torch.dtype, heads: int, kv_heads: int, width: int
+    kernels: CpuBackend, dtype: torch.dtype, heads: int, kv_heads: int, width: int
 ) -> None:
     for before, rows, tree, window in CASES:
         cache = _cache(kv_heads, width, before, rows, dtype)
         query, parents = _random(heads, rows, width, seed=1), _tree(rows) if tree else None
         found = kernels.attend(query, 0, cache, parents, width**-0.5, window)
-        expected = TorchKernels().attend(query, 0, cache, parents, width**-0.5, window)
+        expected = TorchBackend().attend(query, 0, cache, parents, width**-0.5, window)
         near = 1e-2 if dtype == torch.bfloat16 else 1e-5
         torch.testing.assert_close(found, expected, rtol=near, atol=near)
 
@@ -152,7 +152,7 @@ def test_the_torch_path_equals_torchs_attention() -> None:
                 seen[row] &= torch.where(places < before, places, position) > here - window
         keys, values = (part.repeat_interleave(2, 0)[None] for part in cache.data)
         expected = F.scaled_dot_product_attention(query[None], keys, values, seen, scale=0.25)
-        found = TorchKernels().attend(query, 0, cache, parents, 0.25, window)
+        found = TorchBackend().attend(query, 0, cache, parents, 0.25, window)
         torch.testing.assert_close(found, expected[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
 
 
@@ -164,7 +164,7 @@ def row_before(parents: list[int] | None, row: int) -> int:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width,window", [(64, 0), (64, 90), (24, 0)])
 def test_a_row_of_attention_has_its_own_bits(
-    kernels: NativeKernels, dtype: torch.dtype, width: int, window: int
+    kernels: CpuBackend, dtype: torch.dtype, width: int, window: int
 ) -> None:
     """A text's last positions: one at a time, all at once, in trees with wrong branches, 1 and 2 threads."""
     total, tail = 2 * CHUNK + 40, 60
@@ -201,14 +201,14 @@ def test_a_row_of_attention_has_its_own_bits(
         torch.set_num_threads(threads)
 
 
-def test_nan_in_a_later_row_of_a_chain_reaches_no_earlier_one(kernels: NativeKernels) -> None:
+def test_nan_in_a_later_row_of_a_chain_reaches_no_earlier_one(kernels: CpuBackend) -> None:
     cache = _cache(1, 16, 40, 20, torch.float32)
     cache.data[:, :, 50] = torch.nan
     found = kernels.attend(_random(2, 20, 16), 0, cache, None, 0.25)
     assert not found[:10].isnan().any() and found[10:].isnan().all()
 
 
-def test_nan_in_another_branch_reaches_no_row(kernels: NativeKernels) -> None:
+def test_nan_in_another_branch_reaches_no_row(kernels: CpuBackend) -> None:
     cache = _cache(1, 16, 40, 5, torch.float32)
     expected = kernels.attend(_random(2, 5, 16), 0, cache, (-1, 0, 0, 1, 2), 0.25)
     cache.data[:, :, 42] = torch.nan
@@ -218,7 +218,7 @@ def test_nan_in_another_branch_reaches_no_row(kernels: NativeKernels) -> None:
     assert found[2].isnan().all() and found[4].isnan().all()
 
 
-def test_bad_parents_and_too_little_room_are_refused(kernels: NativeKernels) -> None:
+def test_bad_parents_and_too_little_room_are_refused(kernels: CpuBackend) -> None:
     cache = _cache(1, 16, 4, 3, torch.float32)
     for parents in ([-1, 1, 0], [-1, 0], [-2, 0, 0]):
         with pytest.raises(ValueError, match="parents are"):
@@ -274,8 +274,9 @@ def test_every_compiler_and_its_flags_have_a_library_of_their_own(tmp_path: Path
         pytest.skip("no C compiler here")
     for name in compilers:
         loaded = build.library(tmp_path, compiler=name)
-        assert loaded is not None and NativeKernels(loaded).build.startswith(f"{name} -O3")
-        assert "-ffp-contract=off" in NativeKernels(loaded).build
+        made = None if loaded is None else CpuBackend(loaded).build
+        assert made is not None and made.startswith(f"{name} -O3")
+        assert "-ffp-contract=off" in made
     assert len(list(tmp_path.glob("*.so"))) == len(compilers)
 
 

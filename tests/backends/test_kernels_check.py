@@ -9,8 +9,8 @@ import pytest
 
 from tests.tiny import tiny_model
 from tokenswift.backends.cpu import build, check
-from tokenswift.backends.cpu.native import NativeKernels
-from tokenswift.backends.torch import TorchKernels
+from tokenswift.backends.cpu.backend import CpuBackend
+from tokenswift.backends.torch import TorchBackend
 from tokenswift.models import target as targets
 
 #: a place in the sources, and what would make rows differ there
@@ -27,7 +27,7 @@ DEFECTS = {
         "acc[r][c] = fused(splat(x), w[c], acc[r][c]);",
         "acc[r][c] = rows > 1 ? splat(x) * w[c] + acc[r][c] : fused(splat(x), w[c], acc[r][c]);",
     ),
-    "scratch memory that threads share": ("s->work + thread * s->each", "s->work"),
+    "scratch memory that threads share": ("all->work + thread * all->each", "all->work"),
     "a wrong sibling that is seen": (
         "if (j < CHUNK) slots[j - begin] = (int32_t)(a->before + node);",
         "if (j < CHUNK) slots[j - begin] = (int32_t)(a->before + (node > 1 ? node - 1 : node));",
@@ -46,7 +46,7 @@ def _made(folder: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> 
     return library
 
 
-def test_compiled_kernels_pass(kernels: NativeKernels) -> None:
+def test_compiled_kernels_pass(kernels: CpuBackend) -> None:
     assert check.fault(kernels._lib) is None
 
 
@@ -63,19 +63,19 @@ def test_such_kernels_are_not_used_and_nothing_is_promised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     library = _made(tmp_path, monkeypatch, *DEFECTS["two roundings outside the tiles"])
-    monkeypatch.setattr(targets, "_kernels", {})
+    monkeypatch.setattr(targets, "_backends", {})
     monkeypatch.setattr(targets, "library", lambda folder: library)
     with caplog.at_level(logging.WARNING):
         target = targets.make_target(tiny_model("llama"))
-    assert isinstance(target.kernels, TorchKernels)
+    assert isinstance(target.backend, TorchBackend)
     assert [record.message[:52] for record in caplog.records] == [
         "the compiled CPU kernels give rows other bits than t"
     ]
-    assert targets.numerics_of(target)["equal_bits"] is False
+    assert target.numerics()["equal_bits"] is False
 
 
-def test_numerics_name_the_compiler_and_its_flags(kernels: NativeKernels) -> None:
+def test_numerics_name_the_compiler_and_its_flags(kernels: CpuBackend) -> None:
     target = targets.make_target(tiny_model("llama"))
-    if isinstance(target.kernels, NativeKernels):
-        made = targets.numerics_of(target)["compiler"]
+    if isinstance(target.backend, CpuBackend):
+        made = target.numerics()["compiler"]
         assert "-ffp-contract=off" in made and "version" in made

@@ -17,9 +17,9 @@ import torch
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.backends.cpu import threads as policy
-from tokenswift.backends.cpu.native import NativeKernels
+from tokenswift.backends.cpu.backend import CpuBackend
 from tokenswift.backends.cpu.threads import HOLD, LONGEST, MOST_TRIALS, RECENT, Threads
-from tokenswift.backends.cpu.weights import Packed
+from tokenswift.backends.weights import Packed
 
 # ---- how many --------------------------------------------------------------------------------------
 
@@ -102,10 +102,10 @@ def test_usable_follows_affinity_and_quota(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])
-def test_products_on_any_number_of_threads(kernels: NativeKernels, count: int) -> None:
+def test_products_on_any_number_of_threads(kernels: CpuBackend, count: int) -> None:
     made = torch.Generator().manual_seed(count)
     packed = Packed(torch.randn(1100, 600, generator=made), panels=True)
-    one, many = NativeKernels(kernels._lib, 1), NativeKernels(kernels._lib, count)
+    one, many = CpuBackend(kernels._lib, 1), CpuBackend(kernels._lib, count)
     for rows in (1, 3, 40):
         states = torch.randn(rows, 600, generator=made)
         expected = one.linear(states, packed)
@@ -113,10 +113,10 @@ def test_products_on_any_number_of_threads(kernels: NativeKernels, count: int) -
             assert torch.equal(many.linear(states, packed), expected)
 
 
-def test_threads_of_the_program_share_the_library(kernels: NativeKernels) -> None:
+def test_threads_of_the_program_share_the_library(kernels: CpuBackend) -> None:
     packed = Packed(torch.randn(700, 512, generator=torch.Generator().manual_seed(1)), panels=True)
     states = torch.randn(4, 512, generator=torch.Generator().manual_seed(2))
-    each = NativeKernels(kernels._lib, 2)
+    each = CpuBackend(kernels._lib, 2)
     expected, wrong = each.linear(states, packed), []
 
     def run() -> None:

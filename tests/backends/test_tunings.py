@@ -17,7 +17,7 @@ import torch
 
 from tests.backends.rows import Tally, fuzz
 from tests.backends.tunings import RARE, Compiler, Tuning, compile_all, compilers, sets_here
-from tokenswift.backends.cpu.native import NativeKernels
+from tokenswift.backends.cpu.backend import CpuBackend
 
 KINDS = ("gcc", "clang")
 QUICK = (
@@ -127,7 +127,7 @@ def test_tunings_of_an_instruction_set_agree(quick: Callable[[str], Any], instru
 
 
 def test_the_fuzz_finds_rows_that_know_of_their_pass(libraries: Callable[[str], Any]) -> None:
-    class Bent(NativeKernels):
+    class Bent(CpuBackend):
         def attend(self, *args: Any, **named: Any) -> torch.Tensor:
             out, parents = super().attend(*args, **named), args[3]
             return out if parents is None else torch.nextafter(out, torch.zeros_like(out))

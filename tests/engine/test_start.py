@@ -19,7 +19,7 @@ from tests.chats import chat_tokenizer
 from tests.conftest import tiny_tokenizer
 from tests.tiny import BYTES, FAMILIES, build
 from tokenswift import LLM, SamplingParams
-from tokenswift.backends.cpu.weights import PANEL, Packed
+from tokenswift.backends.weights import PANEL, Packed
 from tokenswift.engine.source import FromFiles, FromModel, cards_folder
 from tokenswift.models import card as cards
 from tokenswift.models import target as targets

@@ -18,7 +18,7 @@ from typing import Any
 import tokenswift
 from tokenswift import LLM, SamplingParams
 from tokenswift.backends.cpu import build
-from tokenswift.backends.cpu.native import NativeKernels
+from tokenswift.backends.cpu.backend import CpuBackend
 from tokenswift.models import target as targets
 from tokenswift.models.load import cache_dir
 
@@ -56,7 +56,7 @@ def use(kind: str) -> bool:
     """Run the engine on kernels of a kind; False where they cannot be compiled."""
     library = build.library(cache_dir() / "kernels", (KINDS[kind][1],))
     if library is not None:
-        targets._kernels["cpu"] = NativeKernels(library)
+        targets._backends["cpu"] = CpuBackend(library)
     return library is not None
 
 

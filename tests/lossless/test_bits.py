@@ -12,13 +12,13 @@ import torch
 import tokenswift
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM
-from tokenswift.backends.cpu.native import NativeKernels
-from tokenswift.models.target import Target, kernels, make_target
+from tokenswift.backends.cpu.backend import CpuBackend
+from tokenswift.models.target import Target, backend_for, make_target
 
 PROMPTS = Path(tokenswift.__file__).parent / "data" / "prompts"
 
 pytestmark = pytest.mark.skipif(
-    not isinstance(kernels(), NativeKernels), reason="no compiled kernels: bits are not promised"
+    not isinstance(backend_for(), CpuBackend), reason="no compiled kernels: bits are not promised"
 )
 
 

@@ -28,7 +28,7 @@ def test_all_kinds_hold_sixty_runs() -> None:
     [kind if i == 0 else pytest.param(kind, marks=pytest.mark.slow) for i, kind in enumerate(frozen.kinds())],
 )
 def test_runs_are_as_they_were(kind: str, dtype: str, embedded: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "_kernels", {})
+    monkeypatch.setattr(targets, "_backends", {})
     if not frozen.use(kind):
         pytest.skip("no C compiler here")
     expected = {name: digest for name, digest in KEPT[kind].items() if name.split()[2] == dtype}

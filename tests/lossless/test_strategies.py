@@ -14,7 +14,7 @@ from tokenswift.audit import law, toy
 from tokenswift.drafters.chain import ModelDrafter
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.rope import rotary_of
-from tokenswift.models.target import kernels
+from tokenswift.models.target import backend_for
 from tokenswift.sampling.choice import Sampler
 from tokenswift.strategies.table import STRATEGIES
 from tokenswift.types import InputError
@@ -138,7 +138,7 @@ class Positions(LeanTarget):
 
 def streaming(budget: int, sinks: int, longest: int) -> tuple[ModelDrafter, Any]:
     model = tiny_model("llama", seed=1)
-    draft = Positions(model, kernels(), rotary_of(model))
+    draft = Positions(model, backend_for(), rotary_of(model))
     sampler = Sampler(SamplingParams(), VOCAB)
     return ModelDrafter(draft, sampler, "streaming", budget, sinks, longest, coupled=True), draft
 

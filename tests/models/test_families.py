@@ -9,7 +9,7 @@ import torch
 
 from tests.tiny import SIZES, VOCAB, build
 from tokenswift import LLM, SamplingParams
-from tokenswift.models import attention
+from tokenswift.backends.torch import TorchBackend
 from tokenswift.models.generic import GenericTarget
 from tokenswift.types import InputError
 
@@ -70,12 +70,12 @@ def test_what_does_not_fit_is_refused_in_a_line(family: str) -> None:
 
 def test_a_model_whose_tree_passes_differ_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cap of the scores that the attention function does not know of."""
-    real = attention.TorchKernels.attend
+    real = TorchBackend.attend
 
     def uncapped(self: Any, *args: Any, softcap: Any = None, **kwargs: Any) -> Any:
         return real(self, *args, **kwargs)
 
-    monkeypatch.setattr(attention.TorchKernels, "attend", uncapped)
+    monkeypatch.setattr(TorchBackend, "attend", uncapped)
     model = family_model("gemma2", **GEMMA, attn_logit_softcapping=0.5)
     with pytest.raises(InputError, match="not supported: logits of chunked prefill and tree passes differ"):
         LLM.from_model(model)

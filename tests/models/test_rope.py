@@ -9,7 +9,7 @@ import torch
 
 from tests.conftest import FAMILIES, tiny_model
 from tokenswift import LLM
-from tokenswift.backends.torch import TorchKernels
+from tokenswift.backends.torch import TorchBackend
 from tokenswift.models.generic import GenericTarget
 from tokenswift.models.rope import (
     RopeScaling,
@@ -64,7 +64,7 @@ def test_extended_equals_built_so_and_the_model_stays_as_it_was(family: str) -> 
 def test_the_generic_path_is_extended_alike() -> None:
     model = plain("llama")
     rotary = rotary_of(model, RopeScaling(4.0))
-    target = GenericTarget(model, TorchKernels(), rotary)
+    target = GenericTarget(model, TorchBackend(), rotary)
     tokens = torch.arange(300) * 7 % 256
     rows = target.forward(tokens, torch.arange(300), target.new_cache(301)).hidden
     torch.testing.assert_close(target.logits(rows), ours(model, RopeScaling(4.0)), rtol=1e-4, atol=2e-5)

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.tiny import FAMILIES, VOCAB, tiny_model
-from tokenswift.backends.torch import TorchKernels
+from tokenswift.backends.torch import TorchBackend
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.generic import GenericTarget
 from tokenswift.models.rope import rotary_of
-from tokenswift.models.target import kernels, make_target
+from tokenswift.models.target import backend_for, make_target
 from tokenswift.tree import TreeBuilder
 
 TOLERANCE: dict[str, Any] = {"rtol": 1e-4, "atol": 2e-5}
@@ -21,8 +21,8 @@ WAYS = ("lean", "lean without compiled kernels", "generic")
 
 def _target(way: str, model: Any) -> Any:
     if way == "generic":
-        return GenericTarget(model, kernels(), rotary_of(model))
-    return LeanTarget(model, kernels() if way == "lean" else TorchKernels(), rotary_of(model))
+        return GenericTarget(model, backend_for(), rotary_of(model))
+    return LeanTarget(model, backend_for() if way == "lean" else TorchBackend(), rotary_of(model))
 
 
 def _text(length: int, seed: int = 1) -> list[int]:
@@ -103,7 +103,7 @@ def test_taken_weights_come_back_as_they_were() -> None:
         expected = _eager(model, text)
         target = make_target(model, take=True)
         assert isinstance(target, LeanTarget)
-        if not target.kernels.panels:
+        if not target.backend.panels:
             pytest.skip("no compiled kernels here")
         assert target.copied_bytes == 0
         assert model.model.layers[0].self_attn.q_proj.weight.numel() == 0

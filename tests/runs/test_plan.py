@@ -9,9 +9,9 @@ import pytest
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, InputError, memory
 from tokenswift.engine.run import Call, Run
-from tokenswift.memory import Memory, largest, needs_of
+from tokenswift.memory import Memory, largest, needs_of, resident
 from tokenswift.runs import plan as plans
-from tokenswift.runs.plan import Speed, expected, plan, resident
+from tokenswift.runs.plan import Speed, expected, plan
 
 OPTIONS: dict[str, Any] = {"tree": (2, 2), "ngrams": 3, "budget": 60, "sinks": 2, "draft": "partial"}
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tokenswift.backends.cpu.native import NativeKernels
+from tokenswift.backends.cpu.backend import CpuBackend
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.choice import Sampler, Subset
 from tokenswift.types import RunError
@@ -29,7 +29,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("limited", [False, True])
-def test_same_candidates_as_torch(kernels: NativeKernels, setting: str, limited: bool) -> None:
+def test_same_candidates_as_torch(kernels: CpuBackend, setting: str, limited: bool) -> None:
     rnd = random.Random(setting)
     torch.manual_seed(rnd.randrange(1000))
     for seed in range(6):
@@ -53,7 +53,7 @@ def test_same_candidates_as_torch(kernels: NativeKernels, setting: str, limited:
             assert native.choose(logits, history, paths) == plain.choose(logits, history, paths)
 
 
-def test_rows_do_not_depend_on_each_other(kernels: NativeKernels) -> None:
+def test_rows_do_not_depend_on_each_other(kernels: CpuBackend) -> None:
     params = SamplingParams(min_p=0.0)
     sampler = Sampler(params, V, "cpu", kernels.ranker(params))
     logits = torch.randn(5, V)
@@ -63,7 +63,7 @@ def test_rows_do_not_depend_on_each_other(kernels: NativeKernels) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_bad_logits_are_refused(kernels: NativeKernels, value: float) -> None:
+def test_bad_logits_are_refused(kernels: CpuBackend, value: float) -> None:
     params = SamplingParams()
     sampler = Sampler(params, V, "cpu", kernels.ranker(params))
     logits = torch.randn(2, V)

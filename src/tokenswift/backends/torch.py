@@ -1,4 +1,4 @@
-"""The kernels in plain torch: what `native` computes, by the same specification (docs/exactness.md).
+"""The reference in plain torch, on any device, by the specification of docs/exactness.md.
 
 It runs where nothing can be compiled. The order of chunks and merges is the specification's; inside a chunk
 and inside a product torch's own kernels add up, and a row's bits may depend on the other rows.
@@ -7,39 +7,30 @@ and inside a product torch's own kernels add up, and a row's bits may depend on 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from tokenswift.backends.cpu.weights import LayerWeights, Packed, Shape
-from tokenswift.config import SamplingParams
-from tokenswift.interfaces import KVCache
+from tokenswift.backends.base import Backend, Body
+from tokenswift.backends.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.interfaces import KVCache, Segment
+from tokenswift.tree import ancestor_mask
 
 CHUNK = 256  # keys of an attention chunk; CHUNK of cpu_tile.h
 
 
-@dataclass(slots=True)
-class Body:
-    """A decoder's layers."""
-
-    shape: Shape
-    weights: list[LayerWeights]
-
-
-class TorchKernels:
-    """The methods of `native.NativeKernels` in torch, on any device."""
+class TorchBackend(Backend):
+    """Torch's own operations. On an accelerator attention is torch's too, in one call a layer, whose order of
+    sums is its own."""
 
     name = "torch"
-    panels = False
-
-    def ranker(self, params: SamplingParams) -> None:
-        """None: `sampling.choice.Sampler` does it in torch."""
 
     def body(self, shape: Shape, weights: list[LayerWeights]) -> Body:
-        """The layers in the form that :meth:`layers` takes."""
+        """See :meth:`Backend.body`."""
         return Body(shape, weights)
 
     def layers(
@@ -48,15 +39,14 @@ class TorchKernels:
         states: Float[Tensor, "n D"],
         cos: Float[Tensor, "n half"],
         sin: Float[Tensor, "n half"],
-        cache: KVCache,
-        parents: Sequence[int] | None,
+        segments: Sequence[Segment],
         keep: bool = True,
-    ) -> Float[Tensor, "L H n d"]:
-        """Run a pass through all layers; see `native.NativeKernels.layers`."""
-        shape, count, start = body.shape, len(states), cache.length
-        queries = torch.empty(
-            shape.layers, shape.heads, count, shape.width, dtype=shape.active, device=states.device
-        )
+    ) -> list[Float[Tensor, "L H m d"]]:
+        """See :meth:`Backend.layers`. Products run over all rows, attention over each segment's."""
+        shape, count = body.shape, len(states)
+        ends = list(accumulate((len(segment.tokens) for segment in segments), initial=0))
+        kept: list[list[Tensor]] = [[] for _ in segments]
+        notes: dict[int, dict[Any, Any]] = {start: {} for start in ends}
         for number, layer in enumerate(body.weights):
             normed = self.norm(states, layer.norm, shape.eps, shape.active)
             qkv = self.linear(normed, layer.qkv, layer.qkv_bias)
@@ -65,16 +55,24 @@ class TorchKernels:
             if layer.query_norm is not None and layer.key_norm is not None:
                 query = self.norm(query, layer.query_norm, shape.eps, torch.float32)
                 key = self.norm(key, layer.key_norm, shape.eps, torch.float32)
-            queries[number] = turned(query, cos, sin).to(shape.active)
-            cache.data[2 * number, :, start : start + count] = turned(key, cos, sin).to(shape.dtype)
-            cache.data[2 * number + 1, :, start : start + count] = value.to(shape.dtype)
-            window = layer.window if cache.ordered else 0
-            mixed = self.attend(queries[number], number, cache, parents, shape.scale, window)
-            states += self.linear(mixed.reshape(count, -1), layer.out, layer.out_bias)
+            query, key = turned(query, cos, sin).to(shape.queries), turned(key, cos, sin)
+            mixed: list[Tensor] = []
+            for segment, own, (start, end) in zip(segments, kept, pairwise(ends), strict=True):
+                cache, rows = segment.cache, slice(start, end)
+                into = slice(cache.length, cache.length + end - start)
+                cache.data[2 * number, :, into] = key[:, rows].to(shape.keys)
+                cache.data[2 * number + 1, :, into] = value[:, rows].to(shape.keys)
+                window = layer.window if cache.ordered else 0
+                own.append(query[:, rows])
+                how = (cache, segment.parents, shape.scale, window)
+                mixed.append(self.attend(own[-1], number, *how, notes=notes[start]))
+            states += self.linear(
+                torch.cat(mixed).reshape(count, -1).to(shape.active), layer.out, layer.out_bias
+            )
             normed = self.norm(states, layer.mlp_norm, shape.eps, shape.active)
             gate, up = self.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
             states += self.linear((F.silu(gate) * up).to(shape.active), layer.down, layer.down_bias)
-        return queries
+        return [torch.stack(own if keep else own[-1:]) for own in kept]
 
     def attend(
         self,
@@ -86,15 +84,13 @@ class TorchKernels:
         window: int = 0,
         softcap: float | None = None,
         sinks: Float[Tensor, " H"] | None = None,
+        notes: dict[Any, Any] | None = None,
     ) -> Float[Tensor, "n H d"]:
-        """Attention of one layer; see `native.NativeKernels.attend`.
-
-        Args:
-            softcap: scores become ``softcap * tanh(score / softcap)`` (Gemma 2).
-            sinks: a score per head that takes part in the softmax and has no value (gpt-oss).
-        """
+        """See :meth:`Backend.attend`."""
         keys, values = cache.data[2 * layer], cache.data[2 * layer + 1]
-        active = torch.bfloat16 if keys.dtype == torch.bfloat16 else torch.float32
+        if softcap is None and sinks is None and (not self.walks or keys.dtype == torch.float64):
+            return self._attend_at_once(query, layer, cache, parents, scale, window, notes)
+        active = active_type(keys.dtype)
         heads, count, width = query.shape
         query = query.to(active).float().view(keys.shape[0], -1, count, width)
         paths = row_paths(count, parents)
@@ -132,21 +128,65 @@ class TorchKernels:
         out = (total / whole).permute(2, 0, 1, 3).reshape(count, heads, width)
         return out.to(active)
 
+    def _attend_at_once(
+        self,
+        query: Tensor,
+        layer: int,
+        cache: KVCache,
+        parents: Sequence[int] | None,
+        scale: float,
+        window: int,
+        notes: dict[Any, Any] | None,
+    ) -> Tensor:
+        """By torch's attention, the queries of a group packed as rows of their KV head, so that the cache is
+        read once and never repeated."""
+        heads, rows, width = query.shape
+        end = cache.length + rows
+        key, value = (cache.data[2 * layer + part, None, :, :end] for part in (0, 1))
+        groups = heads // key.shape[1]
+        packed = query.to(key.dtype).reshape(1, -1, groups * rows, width)
+        window, bias = window if window < end else 0, None
+        if rows > 1 or window:
+            notes = {} if notes is None else notes
+            if (window, groups) not in notes:
+                notes[window, groups] = _bias(cache, rows, parents, window, packed).repeat(groups, 1)
+            bias = notes[window, groups]
+        out = F.scaled_dot_product_attention(packed, key, value, attn_mask=bias, scale=scale)
+        return out.reshape(heads, rows, width).transpose(0, 1)
+
     def linear(
         self, states: Float[Tensor, "*m K"], weight: Packed, bias: Tensor | None = None
     ) -> Float[Tensor, "*m N"]:
-        """States times the weight's transpose, plus bias; float32."""
-        data = weight.unpack()
-        active = torch.bfloat16 if weight.dtype == torch.bfloat16 else torch.float32
-        out = F.linear(states.to(active), data.to(active)).float()
+        """See :meth:`Backend.linear`."""
+        active = active_type(weight.dtype)
+        out = F.linear(states.to(active), weight.unpack().to(active)).float()
         return out if bias is None else out + bias
 
     def norm(
         self, states: Float[Tensor, "*m D"], weight: Tensor, eps: float, dtype: torch.dtype
     ) -> Float[Tensor, "*m D"]:
-        """RMS norm of float32 states, as ``dtype``."""
+        """See :meth:`Backend.norm`."""
         states = states.float()
         return (states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + eps) * weight).to(dtype)
+
+
+def _bias(
+    cache: KVCache, rows: int, parents: Sequence[int] | None, window: int, like: Tensor
+) -> Float[Tensor, "n L"]:
+    """What is added to scores: -inf where a row does not see a key."""
+    device = like.device
+    if parents is None:
+        mask = torch.ones(rows, rows, dtype=torch.bool, device=device).tril_()
+    else:
+        mask = ancestor_mask(parents, device)
+    visible = torch.cat([mask.new_ones(rows, cache.length), mask], dim=1)
+    if window:
+        paths = row_paths(rows, parents)
+        here = torch.tensor([cache.length + len(path) - 1 for path in paths], device=device)
+        places = torch.cat([torch.arange(cache.length, device=device), here])
+        visible &= places[None, :] > here[:, None] - window
+    bias = torch.zeros(visible.shape, dtype=like.dtype, device=device)
+    return bias.masked_fill_(~visible, -torch.inf)
 
 
 def turned(

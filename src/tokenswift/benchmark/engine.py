@@ -30,12 +30,12 @@ def passes(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     turns, so that what drifts drifts for all.
 
     Raises:
-        InputError: the model does not run on our own kernels.
+        InputError: the model does not run on our own layers.
     """
     target: Any = llm.target
-    kernels = getattr(target, "kernels", None)
-    if kernels is None or not hasattr(kernels, "attend"):
-        raise InputError(f"passes are measured with our own kernels, which {config['model']} does not run on")
+    backend = target.backend
+    if target.layout is None:
+        raise InputError(f"passes are measured with our own layers, which {config['model']} does not run on")
     context = config["prefill"]
     cache = target.new_cache(context + max(ROWS))
     cache.data.normal_()
@@ -57,7 +57,7 @@ def passes(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
             works: tuple[Callable[[], object], ...] = (
                 lambda: target.forward(tokens, positions, cache, parents),  # noqa: B023
                 lambda: target.logits(hidden),  # noqa: B023
-                lambda: [kernels.attend(rows, i, cache, parents, 0.1) for i in range(target.layers)],  # noqa: B023
+                lambda: [backend.attend(rows, i, cache, parents, 0.1) for i in range(target.layers)],  # noqa: B023
             )
             for found, work in zip(taken[n], works, strict=True):
                 found += times(work, 3)

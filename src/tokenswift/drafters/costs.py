@@ -28,7 +28,6 @@ from typing import Annotated
 import msgspec
 import torch
 
-from tokenswift.backends.cpu.build import processor
 from tokenswift.files import read_small, replacing
 from tokenswift.interfaces import DraftModel
 
@@ -153,8 +152,7 @@ def _pass(model: DraftModel, cache: object, rows: int) -> None:
     positions = torch.arange(rows, device=model.device) + cache.length  # type: ignore[attr-defined]
     parents = [-1, *([0] * (rows - 1))]
     model.logits(model.forward(tokens, positions, cache, parents).hidden)  # type: ignore[arg-type]
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
+    model.backend.synchronize()
 
 
 def _time(run: Callable[[], object]) -> float:
@@ -169,9 +167,8 @@ def kept_table(model: DraftModel, folder: Path, make: Callable[[], Table]) -> Ta
 
     It is kept unless the machine was busy meanwhile. What cannot be one (a damaged file) is made again.
     """
-    device = model.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
-    shape = (model.vocab_size, model.weight_bytes, model.kv_bytes, str(model.dtype), model.kernels.name)
+    name = model.backend.processor()
+    shape = (model.vocab_size, model.weight_bytes, model.kv_bytes, str(model.dtype), model.backend.name)
     threads = torch.get_num_threads()
     key = repr((shape, name, threads, os.cpu_count(), ROWS, SHORT, LONG, torch.__version__, 3))
     path = folder / f"costs-{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"

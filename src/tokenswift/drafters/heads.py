@@ -41,7 +41,7 @@ class HeadLevels:
     def __init__(self, model: DraftModel, heads: Heads, frequent: bool) -> None:
         self.model, self.heads, self.frequent = model, heads, frequent
         self.vocabulary = DraftVocabulary(model)
-        self._steps = packed_steps(heads, model.kernels)
+        self._steps = packed_steps(heads, model.backend)
         self._base = torch.empty(0)
         self._shares: dict[int, Tensor] = {}
 

@@ -36,7 +36,7 @@ from tokenswift.heads.modules import Heads
 from tokenswift.models.draft_models import Drafters
 from tokenswift.models.load import cache_dir, sampling_of
 from tokenswift.models.rope import RopeScaling
-from tokenswift.models.target import Target, numerics_of
+from tokenswift.models.target import Target
 from tokenswift.prompts import Prompt, default_sampling, has_template, prompt_ids, several_ids
 from tokenswift.strategies.table import STRATEGIES
 from tokenswift.types import Generation, InputError, OnProgress, Step
@@ -405,7 +405,7 @@ class LLM:
 
     def numerics(self) -> dict[str, Any]:
         """How passes are computed, and whether prefill, decoding and trees agree in every bit."""
-        return numerics_of(self.target)
+        return self.target.numerics()
 
     def _check_room(self, tokens: int) -> None:
         """See that ``tokens`` positions are within the model's."""

@@ -31,7 +31,7 @@ from tokenswift.models.load import (
 )
 from tokenswift.models.rope import RopeScaling
 from tokenswift.models.stand_in import StandIn, describe
-from tokenswift.models.target import TOLERANCES, Target, check_model, kernels, kernels_key, make_target
+from tokenswift.models.target import TOLERANCES, Target, backend_for, backend_key, check_model, make_target
 from tokenswift.prompts import end_tokens
 from tokenswift.runs.identity import identity_of, tokenizer_digest, weights_digest
 from tokenswift.types import InputError, OnProgress
@@ -67,7 +67,7 @@ class Files:
 
 
 def _key(folder: Path, dtype: str, scaling: RopeScaling | None) -> str | None:
-    made = kernels_key()
+    made = backend_key()
     try:
         return None if made is None else cards.key_of(folder, dtype, scaling, made)
     except OSError:
@@ -224,7 +224,7 @@ class FromFiles:
         if on_progress is not None:
             for done in (0, len(weights.names())):  # nothing is read before it is packed
                 on_progress("load", done, len(weights.names()))
-        made = LeanTarget(weights, kernels(), self._card.rotary, on_progress=on_progress)
+        made = LeanTarget(weights, backend_for(), self._card.rotary, on_progress=on_progress)
         made.far = self._card.far
         return made
 

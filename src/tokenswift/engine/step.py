@@ -62,8 +62,7 @@ def decode(
             if strategy.acceptance == "published":
                 accepted = accept_published(tree, logits, sequence.tokens, sampler)
             else:
-                on_gpu = model.device.type == "cuda"
-                accepted = accept_exact(tree, logits, sequence.tokens, sampler, all_rows=on_gpu)
+                accepted = accept_exact(tree, logits, sequence.tokens, sampler, all_rows=not sampler.walks)
         with meter.phase("commit"):
             new, ended = _new_tokens(tree, accepted, max_new_tokens - produced, eos)
             nodes = accepted.nodes[: len(new)]  # the last new token is the next root, not cached yet

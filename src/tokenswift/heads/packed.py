@@ -6,14 +6,12 @@ enters the products as a bias.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tokenswift.backends.cpu.native import NativeKernels
-from tokenswift.backends.cpu.weights import Packed
+from tokenswift.backends.base import Backend
+from tokenswift.backends.weights import Packed
 from tokenswift.heads.conditioned import ConditionedStep
 from tokenswift.heads.modules import Heads
 
@@ -23,11 +21,11 @@ class PackedStep:
 
     Args:
         step: the step.
-        kernels: the CPU kernels.
+        backend: the model's.
     """
 
-    def __init__(self, step: ConditionedStep, kernels: NativeKernels) -> None:
-        self.kernels = kernels
+    def __init__(self, step: ConditionedStep, backend: Backend) -> None:
+        self.backend = backend
         self.width = step.linear.out_features
         self.dtype = step.linear.weight.dtype
         weight, bias = step.linear.weight.detach(), step.linear.bias.detach()
@@ -35,36 +33,36 @@ class PackedStep:
         if step.inner is not None and step.outer is not None:
             weight = torch.cat((weight, step.inner.weight.detach()))
             bias = torch.cat((bias, step.inner.bias.detach()))
-            self.outer = Packed(step.outer.weight.detach(), True)
+            self.outer = backend.pack(step.outer.weight.detach())
         state, base, embed = weight.split(self.width, dim=1)
-        self.moving = Packed(torch.cat((state, embed), dim=1), True)
-        self.fixed = Packed(base.contiguous(), True)
+        self.moving = backend.pack(torch.cat((state, embed), dim=1))
+        self.fixed = backend.pack(base.contiguous())
         self.bias = bias.float().contiguous()
         norms = (step.first_norm, step.state_norm, step.base_norm, step.embed_norm)
         self.norms = [(norm.weight.detach().float().contiguous(), norm.eps) for norm in norms]
 
     def _norm(self, which: int, states: Tensor) -> Tensor:
-        return self.kernels.norm(states, *self.norms[which], self.dtype)
+        return self.backend.norm(states, *self.norms[which], self.dtype)
 
     def begin(self, base: Float[Tensor, "1 D"]) -> Float[Tensor, " N"]:
         """What the base state adds to the first products."""
-        return self.kernels.linear(self._norm(2, base), self.fixed, self.bias)[0]
+        return self.backend.linear(self._norm(2, base), self.fixed, self.bias)[0]
 
     def level(
         self, states: Float[Tensor, "m D"], share: Tensor, embeds: Float[Tensor, "m D"], first: bool
     ) -> Float[Tensor, "m D"]:
         """The next states, float32; ``share`` from :meth:`begin`, ``first``: the states are the base's."""
         x = torch.cat((self._norm(0 if first else 1, states), self._norm(3, embeds)), dim=1)
-        made = self.kernels.linear(x, self.moving, share)
+        made = self.backend.linear(x, self.moving, share)
         if self.outer is None:
             return made
         inner = made[:, self.width :].relu_().to(self.dtype)
-        return self.kernels.linear(inner, self.outer) + made[:, : self.width]
+        return self.backend.linear(inner, self.outer) + made[:, : self.width]
 
 
-def packed_steps(heads: Heads, kernels: Any) -> list[PackedStep] | None:
-    """The heads' steps, packed once; None where the heads or the kernels are of another kind."""
-    if not heads.conditioned or not isinstance(kernels, NativeKernels) or heads.config.hidden_size % 2:
+def packed_steps(heads: Heads, backend: Backend) -> list[PackedStep] | None:
+    """The heads' steps, packed once; None where the heads or the backend are of another kind."""
+    if not heads.conditioned or not backend.panels or heads.config.hidden_size % 2:
         return None
     if next(heads.parameters()).device.type != "cpu" or heads.dtype not in (torch.float32, torch.bfloat16):
         return None
@@ -73,5 +71,5 @@ def packed_steps(heads: Heads, kernels: Any) -> list[PackedStep] | None:
     kept = heads.__dict__.get("_packed")
     if kept is None or kept[0] != state:
         steps = [layer for layer in heads.layers if isinstance(layer, ConditionedStep)]
-        kept = heads.__dict__["_packed"] = (state, [PackedStep(step, kernels) for step in steps])
+        kept = heads.__dict__["_packed"] = (state, [PackedStep(step, backend) for step in steps])
     return kept[1]

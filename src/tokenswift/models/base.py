@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from tokenswift.backends.cpu.native import NativeKernels
-from tokenswift.backends.torch import TorchKernels
+from tokenswift.backends.base import Backend
 from tokenswift.cache.full import FullCache
 from tokenswift.cache.select import OBSERVED
 from tokenswift.config import SamplingParams
-from tokenswift.interfaces import CommittingCache, KVCache, Pass
+from tokenswift.interfaces import CommittingCache, KVCache, Pass, Segment
 from tokenswift.models.rope import Rotary
 from tokenswift.sampling.choice import Sampler
 from tokenswift.types import OnProgress
+
+if TYPE_CHECKING:
+    from tokenswift.models.checkpoint import Layout
 
 
 class BaseTarget(ABC):
@@ -27,8 +30,11 @@ class BaseTarget(ABC):
         config: the transformers config.
         head: the LM head's weight, (V, D): sizes, type and device are its.
         rotary: the model's positions.
+        backend: what computes.
 
     Attributes:
+        keys: type of keys and values.
+        layout: what the lean decoder knows of the model; None where transformers' own forward runs.
         windows: sliding window of each layer in tokens, None where it sees everything.
         weight_bytes: bytes of weights that one pass reads.
         copied_bytes: bytes that copies of weights take beside the model's own.
@@ -37,16 +43,17 @@ class BaseTarget(ABC):
     """
 
     prefill_chunk: int  # rows of a prefill pass
-    kernels: NativeKernels | TorchKernels
+    layout: Layout | None = None
 
-    def __init__(self, config: Any, head: Tensor, rotary: Rotary) -> None:
-        self.config, self.rotary = config, rotary
+    def __init__(self, config: Any, head: Tensor, rotary: Rotary, backend: Backend) -> None:
+        self.config, self.rotary, self.backend = config, rotary, backend
         self.device, self.dtype = head.device, head.dtype
+        self.keys = head.dtype
         self.vocab_size, self.hidden_size = head.shape
         self.layers: int = config.num_hidden_layers
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.head_dim = head_width(config)
-        self.kv_bytes = 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+        self.kv_bytes = 2 * self.layers * self.kv_heads * self.head_dim * self.keys.itemsize
         self.weight_bytes = self.copied_bytes = 0
         self.far = float("nan")
         self.windows: list[int | None] = [None] * self.layers
@@ -60,11 +67,12 @@ class BaseTarget(ABC):
 
     def sampler(self, params: SamplingParams) -> Sampler:
         """The choice rule for one generation with this model."""
-        return Sampler(params, self.vocab_size, self.device, self.kernels.ranker(params))
+        ranker = self.backend.ranker(params)
+        return Sampler(params, self.vocab_size, self.device, ranker, self.backend.walks)
 
     def new_cache(self, capacity: int) -> FullCache:
         """An empty full cache for ``capacity`` tokens, scratch room included."""
-        return FullCache(self.layers, self.kv_heads, self.head_dim, capacity, self.dtype, self.device)
+        return self.backend.new_cache(self.layers, self.kv_heads, self.head_dim, capacity, self.keys)
 
     def give_back(self) -> None:
         """Restore the weights of the model that were taken; from then on they exist twice."""
@@ -78,7 +86,12 @@ class BaseTarget(ABC):
         self, tokens: Tensor, positions: Tensor, cache: KVCache, parents: Sequence[int] | None = None
     ) -> Pass:
         """Run n tokens over ``cache`` (see `interfaces.TargetModel`); their entries go to its scratch."""
-        return self._run(tokens, positions, cache, parents)
+        return self._run([Segment(tokens, positions, cache, parents)])[0]
+
+    @torch.inference_mode()
+    def forward_all(self, segments: Sequence[Segment]) -> list[Pass]:
+        """Run rows of several texts in one pass (see `interfaces.TargetModel`)."""
+        return self._run(segments)
 
     @torch.inference_mode()
     def prefill(
@@ -102,7 +115,7 @@ class BaseTarget(ABC):
             rows = torch.tensor(tokens[start : start + self.prefill_chunk], device=self.device)
             positions = torch.arange(cache.length, cache.length + len(rows), device=self.device)
             last = start + 2 * self.prefill_chunk > len(tokens)  # the last two chunks hold the last rows
-            result = self._run(rows, positions, cache, None, last)
+            result = self._run([Segment(rows, positions, cache)], last)[0]
             cache.commit(tuple(range(len(rows))))
             report("prompt", start + len(rows), len(tokens))
             if last:
@@ -127,15 +140,21 @@ class BaseTarget(ABC):
             self._rows = (ids, rows)
         return rows
 
+    def numerics(self) -> dict[str, Any]:
+        """How passes are computed, and whether prefill, decoding and trees agree in every bit."""
+        backend, lean = self.backend, self.layout is not None
+        how = "torch" if backend.build is None else "compiled kernels"
+        made = {} if backend.build is None else {"compiler": backend.build}
+        return {
+            "equal_bits": lean and backend.equal_bits,
+            "how": how if lean else f"transformers' own forward, attention by {how}",
+            "device": self.device.type,
+            "processor": hashlib.sha256(self.backend.processor().encode()).hexdigest()[:16],
+            **made,
+        }
+
     @abstractmethod
-    def _run(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        cache: KVCache,
-        parents: Sequence[int] | None,
-        keep: bool = True,
-    ) -> Pass:
+    def _run(self, segments: Sequence[Segment], keep: bool = True) -> list[Pass]:
         """One pass; ``keep``: its queries are wanted."""
 
     @abstractmethod

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenswift.backends.cpu.native import TYPES, NativeKernels
-from tokenswift.backends.cpu.weights import LayerWeights, Packed, Shape
-from tokenswift.backends.torch import TorchKernels
-from tokenswift.interfaces import KVCache, Pass
+from tokenswift.backends.base import Backend
+from tokenswift.backends.cpu.backend import TYPES
+from tokenswift.backends.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.interfaces import Pass, Segment
 from tokenswift.models.base import BaseTarget, head_width
-from tokenswift.models.checkpoint import EMBEDDING, HEAD, NORM, FileWeights, ModuleWeights, Weights
+from tokenswift.models.checkpoint import EMBEDDING, HEAD, NORM, FileWeights, Layout, ModuleWeights, Weights
 from tokenswift.models.rope import Rotary
 from tokenswift.types import InputError, OnProgress
 
@@ -32,6 +32,8 @@ PREFILL_CHUNK = 512  # rows of a prefill pass; the bits do not depend on it
 def unfit(model: Any) -> str | None:
     """Why the lean decoder cannot run a transformers causal LM; None when it can."""
     config = model.config
+    if model.lm_head.weight.device.type != "cpu":
+        return f"it runs on {model.lm_head.weight.device.type}"
     if config.model_type not in FAMILIES:
         return f"its type is {config.model_type}"
     if getattr(config, "hidden_act", "silu") != "silu":
@@ -67,7 +69,7 @@ class LeanTarget(BaseTarget):
 
     Args:
         source: a transformers causal LM for which :func:`unfit` is None, or the weights of its files.
-        kernels: compiled kernels or the torch path.
+        backend: compiled kernels or the torch path.
         rotary: its positions.
         take: replace the model's own weights by empty ones as they are packed, so that they exist once;
             :meth:`give_back` restores them. Otherwise the model is left alone and the packed copies cost
@@ -76,11 +78,12 @@ class LeanTarget(BaseTarget):
     """
 
     prefill_chunk = PREFILL_CHUNK
+    layout: Layout
 
     def __init__(
         self,
         source: Any,
-        kernels: NativeKernels | TorchKernels,
+        backend: Backend,
         rotary: Rotary,
         take: bool = False,
         on_progress: OnProgress | None = None,
@@ -88,8 +91,7 @@ class LeanTarget(BaseTarget):
         files = isinstance(source, FileWeights)
         self._weights: Weights = source if files else ModuleWeights(source, take)
         self.layout = layout = self._weights.layout
-        super().__init__(layout if files else source.config, self._weight(HEAD), rotary)
-        self.kernels = kernels
+        super().__init__(layout if files else source.config, self._weight(HEAD), rotary, backend)
         self.head = self._packed([HEAD])
         self._head_bias = _vector(self._weights.get("lm_head.bias"))
         self._norm, self._eps = _copied(self._weight(NORM)), layout.eps
@@ -114,11 +116,13 @@ class LeanTarget(BaseTarget):
             heads=layout.num_attention_heads,
             kv_heads=self.kv_heads,
             width=self.head_dim,
-            dtype=self.dtype,
+            weights=self.dtype,
+            keys=self.keys,
+            active=active_type(self.dtype),
             eps=layout.eps,
             scale=layout.scale,
         )
-        self.body: Any = kernels.body(shape, weights)
+        self.body: Any = backend.body(shape, weights)
         layer_bytes = sum(t.numel() * t.element_size() for w in weights for t in w.tensors())
         self.weight_bytes = layer_bytes + self.head.nbytes
 
@@ -133,8 +137,8 @@ class LeanTarget(BaseTarget):
         """Weights with the same input as the kernels read them, one below the other; counts what they take
         beside the model's own."""
         parts = [self._weight(name) for name in names]
-        packed, at = Packed(parts, self.kernels.panels), 0
-        if self._weights.copies and (self.kernels.panels or len(parts) > 1):
+        packed, at = self.backend.pack(parts), 0
+        if self._weights.copies and (self.backend.panels or len(parts) > 1):
             self.copied_bytes += packed.nbytes
         for name, part in zip(names, parts, strict=True):
             rows = slice(at, at + len(part))
@@ -182,32 +186,27 @@ class LeanTarget(BaseTarget):
 
     # ---- passes ---------------------------------------------------------------------------------
 
-    def _run(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        cache: KVCache,
-        parents: Sequence[int] | None,
-        keep: bool = True,
-    ) -> Pass:
-        states = self.embed(tokens).float()
-        cos, sin = self.rotary.angles(positions)
-        return Pass(states, self.kernels.layers(self.body, states, cos, sin, cache, parents, keep))
+    def _run(self, segments: Sequence[Segment], keep: bool = True) -> list[Pass]:
+        states = self.embed(torch.cat([segment.tokens for segment in segments])).float()
+        cos, sin = self.rotary.angles(torch.cat([segment.positions for segment in segments]))
+        queries = self.backend.layers(self.body, states, cos, sin, segments, keep)
+        parts = states.split([len(segment.tokens) for segment in segments])
+        return [Pass(*each) for each in zip(parts, queries, strict=True)]
 
     @torch.inference_mode()
     def norm(self, hidden: Tensor) -> Tensor:
         """The final norm: (n, D) → (n, D), of the type that enters products."""
-        return self.kernels.norm(hidden, self._norm, self._eps, self.body.shape.active)
+        return self.backend.norm(hidden, self._norm, self._eps, self.body.shape.active)
 
     @torch.inference_mode()
     def project(self, normed: Tensor, rows: Any = None) -> Tensor:
         """The LM head alone: (n, D) → (n, V), float32; only its ``rows`` → (n, m) when given."""
         if rows is not None:
-            return self.kernels.linear(normed, rows)
-        return self.kernels.linear(normed, self.head, self._head_bias)
+            return self.backend.linear(normed, rows)
+        return self.backend.linear(normed, self.head, self._head_bias)
 
     def _gather(self, ids: Tensor) -> Packed:
-        return Packed(self.head.take(ids), self.kernels.panels)
+        return self.backend.pack(self.head.take(ids))
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:

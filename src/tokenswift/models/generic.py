@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenswift.backends.cpu.native import NativeKernels
-from tokenswift.backends.torch import TorchKernels
-from tokenswift.interfaces import KVCache, Pass
+from tokenswift.backends.base import Backend
+from tokenswift.interfaces import Pass, Segment
 from tokenswift.models.attention import NAME, PassContext
 from tokenswift.models.base import BaseTarget
 from tokenswift.models.rope import Rotary
@@ -80,7 +79,7 @@ class GenericTarget(BaseTarget):
 
     Args:
         model: a causal LM whose attention goes through transformers' attention interface.
-        kernels: what computes attention on the CPU.
+        backend: what computes attention.
         rotary: its positions.
     Raises:
         InputError: for a model whose parts are not where they are in transformers' decoders.
@@ -88,43 +87,35 @@ class GenericTarget(BaseTarget):
 
     prefill_chunk = 256
 
-    def __init__(self, model: Any, kernels: NativeKernels | TorchKernels, rotary: Rotary) -> None:
+    def __init__(self, model: Any, backend: Backend, rotary: Rotary) -> None:
         norm = final_norm_name(model)
         shadow = shadow_of(model, rotary)
-        super().__init__(shadow.config, shadow.lm_head.weight, rotary)
+        super().__init__(shadow.config, shadow.lm_head.weight, rotary, backend)
         self.config._attn_implementation = NAME
-        self.kernels, self.body, self.lm_head = kernels, shadow.model, shadow.lm_head
+        self.body, self.lm_head = shadow.model, shadow.lm_head
         self._final = getattr(self.body, norm)
         setattr(self.body, norm, nn.Identity())  # a pass ends with the states before the final norm
         weights = (*self.body.layers.parameters(), self.lm_head.weight)
         self.weight_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
         first = torch.zeros(1, dtype=torch.long, device=self.device)
-        self.windows = self._pass(first, first, self.new_cache(1), None)[1].windows
+        self.windows = self._pass(Segment(first, first, self.new_cache(1)))[1].windows
 
     @torch.inference_mode()
-    def _pass(
-        self, tokens: Tensor, positions: Tensor, cache: KVCache, parents: Sequence[int] | None
-    ) -> tuple[Tensor, PassContext]:
-        context = PassContext(cache, positions, parents, self.kernels)
+    def _pass(self, segment: Segment) -> tuple[Tensor, PassContext]:
+        context = PassContext(segment, self.backend)
         made = self.body(
-            input_ids=tokens[None],
-            position_ids=positions[None],
-            past_key_values=cache,
+            input_ids=segment.tokens[None],
+            position_ids=segment.positions[None],
+            past_key_values=segment.cache,
             use_cache=True,
             tokenswift_pass=context,
         )
         return made.last_hidden_state[0], context
 
-    def _run(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        cache: KVCache,
-        parents: Sequence[int] | None,
-        keep: bool = True,
-    ) -> Pass:
-        hidden, context = self._pass(tokens, positions, cache, parents)
-        return Pass(hidden, context.queries)
+    def _run(self, segments: Sequence[Segment], keep: bool = True) -> list[Pass]:
+        """Each segment by a pass of its own: transformers' forward takes one text."""
+        made = [self._pass(segment) for segment in segments]
+        return [Pass(hidden, context.queries) for hidden, context in made]
 
     @torch.inference_mode()
     def norm(self, hidden: Tensor) -> Tensor:

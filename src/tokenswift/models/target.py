@@ -6,7 +6,6 @@ over a few dozen tokens must give its logits. What fails the check is not used.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from pathlib import Path
@@ -15,11 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tokenswift.backends.cpu.build import library, processor
+from tokenswift.backends.base import Backend
+from tokenswift.backends.cpu.backend import CpuBackend
+from tokenswift.backends.cpu.build import library
 from tokenswift.backends.cpu.check import fault
-from tokenswift.backends.cpu.native import NativeKernels
 from tokenswift.backends.cpu.threads import usable
-from tokenswift.backends.torch import TorchKernels
+from tokenswift.backends.torch import TorchBackend
 from tokenswift.models.decoder import PREFILL_CHUNK, LeanTarget, unfit
 from tokenswift.models.load import cache_dir, native_kernels_wanted
 from tokenswift.models.rope import RopeScaling, rotary_of
@@ -31,12 +31,11 @@ if TYPE_CHECKING:  # it imports transformers' modelling code, which takes second
 __all__ = [
     "PREFILL_CHUNK",
     "Target",
+    "backend_for",
+    "backend_key",
     "check_model",
     "distance",
-    "kernels",
-    "kernels_key",
     "make_target",
-    "numerics_of",
 ]
 
 Target: TypeAlias = "LeanTarget | GenericTarget"
@@ -48,14 +47,20 @@ PARENTS = (-1, 0, 0, 1, 3, 2)
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 logger = logging.getLogger("tokenswift")
-_kernels: dict[str, NativeKernels | TorchKernels] = {}
+_backends: dict[str, Backend] = {}
 _files: dict[str, str] = {}  # names of the libraries that they come from
 
 
-def kernels() -> NativeKernels | TorchKernels:
-    """The CPU kernels: compiled ones, or the torch path where there are none or they break the rule that a
-    row's bits are its own affair (found once a process)."""
-    if "cpu" not in _kernels:
+def backend_for(device: torch.device | str = "cpu") -> Backend:
+    """The backend of a device.
+
+    On the CPU compiled kernels, or torch where there are none or they break the rule that a row's bits are
+    its own affair (found once a process).
+    """
+    device = torch.device(device)
+    if device.type != "cpu":
+        return _backends.setdefault(str(device), TorchBackend(device))
+    if "cpu" not in _backends:
         compiled = library(cache_dir() / "kernels") if native_kernels_wanted() else None
         if compiled is not None and (found := fault(compiled)) is not None:
             logger.warning(
@@ -68,15 +73,15 @@ def kernels() -> NativeKernels | TorchKernels:
             torch.set_num_threads(usable())
         # a forked child has the memory of torch's threads and of ours, but not the threads
         os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
-        _kernels["cpu"] = TorchKernels() if compiled is None else NativeKernels(compiled)
+        _backends["cpu"] = TorchBackend() if compiled is None else CpuBackend(compiled)
         _files["cpu"] = "torch" if compiled is None else Path(compiled._name).stem
-    return _kernels["cpu"]
+    return _backends["cpu"]
 
 
-def kernels_key() -> str | None:
-    """What tells these kernels from others: the name of the compiled library, or "torch". None: they are
-    kept nowhere, so nothing can be kept about them."""
-    kernels()
+def backend_key() -> str | None:
+    """What tells the CPU's backend from others: the name of the compiled library, or "torch". None: it is
+    kept nowhere, so nothing can be kept about it."""
+    backend_for()
     name = _files.get("cpu", "")
     return name if name.startswith("kernels-") or name == "torch" else None
 
@@ -114,7 +119,7 @@ def make_target(
     check_model(model)
     name = type(model).__name__
     rotary = rotary_of(model, scaling)
-    device = model.lm_head.weight.device
+    backend = backend_for(model.lm_head.weight.device)
     cases = _cases(model.lm_head.weight.shape[0])
     try:
         expected = _expected(shadow_of(model, rotary), cases)
@@ -124,9 +129,8 @@ def make_target(
         raise InputError(f"model {name}: its own forward fails ({_line(error)})") from error
     if not bool(expected.isfinite().all()):
         raise InputError(f"model {name}: logits of its own forward hold NaN or infinite values")
-    reason = unfit(model) if device.type == "cpu" else "it runs on " + device.type
-    if reason is None:
-        target: Target = LeanTarget(model, kernels(), rotary, take, on_progress)
+    if unfit(model) is None:
+        target: Target = LeanTarget(model, backend, rotary, take, on_progress)
         far = distance(target, cases, expected)
         if far <= TOLERANCES[target.dtype]:
             target.far = far
@@ -136,7 +140,7 @@ def make_target(
             "the lean decoder differs from %s by %.1e; transformers' own forward is used", name, far
         )
     try:
-        target = GenericTarget(model, kernels() if device.type == "cpu" else TorchKernels(), rotary)
+        target = GenericTarget(model, backend, rotary)
         far = distance(target, cases, expected)
     except InputError:
         raise
@@ -192,18 +196,3 @@ def distance(target: Target, cases: list[list[int]], expected: Tensor) -> float:
     found = target.logits(target.forward(tokens, positions, cache, PARENTS).hidden)
     far = float((found - expected).norm() / expected.norm().clamp_min(1e-9))
     return far if far == far else float("inf")
-
-
-def numerics_of(target: Target) -> dict[str, Any]:
-    """How a target's passes are computed, and whether prefill, decoding and trees agree in every bit."""
-    lean = isinstance(target, LeanTarget)
-    compiled = isinstance(target.kernels, NativeKernels)
-    how = "compiled kernels" if compiled else "torch"
-    made = {"compiler": target.kernels.build} if isinstance(target.kernels, NativeKernels) else {}
-    return {
-        "equal_bits": lean and compiled,
-        "how": how if lean else f"transformers' own forward, attention by {how}",
-        "device": target.device.type,
-        "processor": hashlib.sha256(processor().encode()).hexdigest()[:16],
-        **made,
-    }

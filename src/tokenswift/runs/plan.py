@@ -10,14 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
 from tokenswift.config import shown
-from tokenswift.memory import PROC, Memory, device_memory, largest, needs_of
+from tokenswift.memory import Memory, largest, needs_of
 
 TABLES = 500  # bytes a token takes in lists, text and the n-gram table
 PROBE, REACH = 256, 8192  # tokens of text that passes are timed behind
@@ -79,15 +78,6 @@ class Plan:
     speed: Speed | None
 
 
-def resident(proc: Path = PROC) -> int:
-    """Bytes of memory that this process holds; 0 where the system does not tell."""
-    try:
-        lines = (proc / "self" / "status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS")), 0)
-
-
 def memory_parts(target: Any, strategy: Any, prompt: int, new: int) -> list[Part]:
     """The parts of a run's memory, biggest of the process first.
 
@@ -95,7 +85,7 @@ def memory_parts(target: Any, strategy: Any, prompt: int, new: int) -> list[Part
         target, strategy: of the run.
         prompt, new: tokens.
     """
-    held = resident() if target.device.type == "cpu" else torch.cuda.memory_allocated(target.device)
+    held = target.backend.held()
     nodes = strategy.max_nodes
     parts = [
         Part("weights", target.weight_bytes + target.copied_bytes),
@@ -179,7 +169,7 @@ def plan(run: Any, again: Callable[[int], Any] | None) -> Plan:
     if again is not None:
         speed = measure(again, target, prompt + new)
     parts = memory_parts(target, run.strategy, prompt, new)
-    memory = device_memory(target.device)
+    memory = target.backend.memory()
     most = largest(target, run.strategy, prompt, memory.free) if memory is not None else None
     if run.target.rotary.limit is not None and most is not None:
         most = min(most, run.target.rotary.limit - prompt)

@@ -195,6 +195,7 @@ class Sampler:
         vocab_size: V.
         device: where the logits are.
         ranker: does the work of :meth:`rank` and :meth:`choose` where there is one; torch otherwise.
+        walks: whether choosing row by row costs nothing extra, as on a CPU.
     """
 
     def __init__(
@@ -203,15 +204,17 @@ class Sampler:
         vocab_size: int,
         device: torch.device | str = "cpu",
         ranker: Ranker | None = None,
+        walks: bool = True,
     ) -> None:
         self.params = params
+        self.walks = walks
         self.ranker = ranker
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self.noise = Noise(params.seed, vocab_size, self.device)
         p = params
         filtered = p.top_k or p.top_p < 1 or p.min_p or p.eta_cutoff
-        self._sparse = bool(filtered) and not p.greedy and self.device.type == "cpu"
+        self._sparse = bool(filtered) and not p.greedy and walks
 
     def scores(
         self,

@@ -28,7 +28,7 @@ FLAGS = (
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
 )
 #: the first set that the compiler takes is used
-TARGETS = (("-march=native",), ("-mcpu=native",), ())
+TARGETS = (("-march=native",), ("-march=native", "-mno-avx512bf16"), ("-mcpu=native",), ())
 TIMEOUT = 120  # seconds for one compilation
 _DIGEST = hashlib.sha256().digest_size
 

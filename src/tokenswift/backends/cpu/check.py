@@ -1,8 +1,8 @@
 """Do the compiled kernels keep the rule that a row's bits are its own affair? Asked at first use.
 
 The tests ask it of many shapes and compilers; this asks it, in milliseconds, of the library at hand on the
-machine at hand: a small random model of two layers, whose last positions run alone, all at once and in trees
-with wrong branches, on one thread and on two, in every type, compared byte by byte.
+machine at hand: a small random model of two layers, whose last positions run alone, all at once, in trees
+with wrong branches and beside another text's, on one thread and on two, in every type, compared byte by byte.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from tokenswift.backends.cpu.native import TYPES, NativeKernels
-from tokenswift.backends.cpu.weights import LayerWeights, Packed, Shape
-from tokenswift.interfaces import KVCache
+from tokenswift.backends.cpu.backend import TYPES, CpuBackend
+from tokenswift.backends.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.interfaces import KVCache, Segment
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH = 2, 64, 72, 6, 2, 40  # a width that fills no tile
 BEFORE, TAIL = 501, 19  # committed keys; positions that are compared, across the end of a chunk
@@ -41,7 +41,7 @@ def fault(library: ctypes.CDLL) -> str | None:
     """What is wrong with a compiled library: the first case in which rows differ; None when all are equal."""
     for dtype in TYPES:
         case = _Case(dtype)
-        kernels = [NativeKernels(library, threads) for threads in (1, 2)]
+        kernels = [CpuBackend(library, threads) for threads in (1, 2)]
         alone = case.run(kernels[0], [[row] for row in range(TAIL)])
         for threads, each in enumerate(kernels, 1):
             for cuts in (range(TAIL + 1), (0, TAIL), (0, 7, TAIL)):
@@ -49,8 +49,11 @@ def fault(library: ctypes.CDLL) -> str | None:
                 if not torch.equal(case.run(each, passes), alone):
                     return f"rows in {len(passes)} passes, {dtype}, {threads} threads"
             for steps in (3, TAIL):
-                if not torch.equal(case.tree(each, steps), alone[:steps]):
+                tree, text = case.tree(each, steps)
+                if not torch.equal(tree, alone[:steps]):
                     return f"a tree of {2 * steps - 1} rows, {dtype}, {threads} threads"
+                if not torch.equal(text, alone[:steps]):
+                    return f"{steps} rows beside another text's, {dtype}, {threads} threads"
             rows = torch.cat([each.linear(row[None], case.head) for row in alone])
             if not torch.equal(each.linear(alone, case.head), rows):
                 return f"a product, {dtype}, {threads} threads"
@@ -69,7 +72,8 @@ class _Case:
         def weight(rows: int, columns: int) -> Packed:
             return Packed(random(rows, columns, size=columns**-0.5).to(dtype), panels=True)
 
-        self.shape = Shape(LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH, dtype, 1e-5, WIDTH**-0.5)
+        types = (dtype, dtype, active_type(dtype))
+        self.shape = Shape(LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH, *types, 1e-5, WIDTH**-0.5)
         self.weights = [
             LayerWeights(
                 qkv=weight((HEADS + 2 * KV_HEADS) * WIDTH, HIDDEN),
@@ -89,34 +93,46 @@ class _Case:
         angles = random(TAIL, WIDTH // 2)
         self.cos, self.sin = angles.cos(), angles.sin()
 
-    def run(self, kernels: NativeKernels, passes: Sequence[list[int]]) -> Tensor:
+    def run(self, kernels: CpuBackend, passes: Sequence[list[int]]) -> Tensor:
         """States of all positions, (TAIL, D), by passes of consecutive ones."""
         self.keys.length, found = BEFORE, []
         for rows in passes:
             at = slice(rows[0], rows[-1] + 1)
-            found.append(self._layers(kernels, self.states[at], self.cos[at], self.sin[at], None))
+            segments = [_segment(len(rows), self.keys)]
+            found.append(self._layers(kernels, self.states[at], self.cos[at], self.sin[at], segments))
             self.keys.length += len(rows)
         return torch.cat(found)
 
-    def tree(self, kernels: NativeKernels, steps: int) -> Tensor:
-        """States of the first positions, (steps, D), by one tree; each has a wrong sibling before it."""
+    def tree(self, kernels: CpuBackend, steps: int) -> tuple[Tensor, Tensor]:
+        """States of the first positions, (steps, D), by one pass: as nodes of a tree, each with a wrong
+        sibling before it, and as a chain of a second text beside the tree."""
         parents, states, places, last = [-1], [self.states[0]], [0], 0
         for step in range(1, steps):
             parents += [last, last]
             states += [self.wrong[step], self.states[step]]
             places += [step, step]
             last = len(parents) - 1
-        self.keys.length, at = BEFORE, torch.tensor(places)
-        return self._layers(kernels, torch.stack(states), self.cos[at], self.sin[at], parents)[::2]
+        self.keys.length = BEFORE
+        other = _Keys(self.keys.data.clone())
+        at, count = torch.tensor([*places, *range(steps)]), len(parents)
+        made = self._layers(
+            kernels,
+            torch.stack([*states, *self.states[:steps]]),
+            self.cos[at],
+            self.sin[at],
+            [_segment(count, self.keys, parents), _segment(steps, other)],
+        )
+        return made[:count:2], made[count:]
 
     def _layers(
-        self,
-        kernels: NativeKernels,
-        states: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        parents: Sequence[int] | None,
+        self, kernels: CpuBackend, states: Tensor, cos: Tensor, sin: Tensor, segments: Sequence[Segment]
     ) -> Tensor:
-        states, keys = states.clone(), cast(KVCache, self.keys)
-        kernels.layers(kernels.body(self.shape, self.weights), states, cos, sin, keys, parents, keep=False)
+        states = states.clone()
+        kernels.layers(kernels.body(self.shape, self.weights), states, cos, sin, segments, keep=False)
         return states
+
+
+def _segment(rows: int, keys: _Keys, parents: Sequence[int] | None = None) -> Segment:
+    """Rows of a text; the kernels do not look at tokens and positions."""
+    numbers = torch.arange(rows)
+    return Segment(numbers, numbers, cast(KVCache, keys), parents)

@@ -145,20 +145,24 @@ INLINE void turn(char *out, int type, const float *x, const float *weight, float
 }
 
 typedef struct {
-    const Attend *a;
+    const Segment *segments;
     const float *qkv, *cos, *sin, *qnorm, *knorm;
     float eps;
 } Append;
 
 static void some_heads(void *context, long from, long to, int thread) {
     const Append *p = context;
-    const Attend *a = p->a;
-    const long all = a->heads + 2 * a->kv_heads, width = a->width;
-    const int qtype = a->type == BF16 ? BF16 : F32;
+    const Segment *segment = p->segments;
+    long first = 0; /* the segment's first row */
     (void)thread;
-    for (long i = from; i < to; i++)
+    for (long row = from; row < to; row++) {
+        while (row >= first + segment->a.n) first += segment++->a.n;
+        const Attend *a = &segment->a;
+        const long all = a->heads + 2 * a->kv_heads, width = a->width, i = row - first;
+        const int qtype = a->type == BF16 ? BF16 : F32;
+        const float *c = p->cos + row * (width / 2), *s = p->sin + row * (width / 2);
         for (long h = 0; h < all; h++) {
-            const float *x = p->qkv + (i * all + h) * width, *c = p->cos + i * (width / 2), *s = p->sin + i * (width / 2);
+            const float *x = p->qkv + (row * all + h) * width;
             const long kv = h < a->heads + a->kv_heads ? h - a->heads : h - a->heads - a->kv_heads;
             const size_t place = (kv * a->capacity + a->before + i) * width * bytes_of(a->type);
             if (h < a->heads)
@@ -168,14 +172,16 @@ static void some_heads(void *context, long from, long to, int thread) {
             else
                 turn((char *)a->v + place, a->type, x, 0, p->eps, 0, 0, width);
         }
+    }
 }
 
-/* Projections (n, heads + 2 kv_heads, width) → rotated queries (heads, n, width), keys and values behind the
- * committed ones of the cache. Returns as run does. */
-static int64_t append(const Attend *a, const float *qkv, const float *cos, const float *sin, const float *qnorm,
-                      const float *knorm, float eps, int threads) {
-    Append p = {a, qkv, cos, sin, qnorm, knorm, eps};
-    return run(threads, a->n, (double)a->n * (a->heads + 2 * a->kv_heads) * a->width * 8, some_heads, &p);
+/* Projections (n, heads + 2 kv_heads, width) of all segments' rows → rotated queries (heads, n, width), keys and
+ * values behind the committed ones, of each segment. Returns as run does. */
+static int64_t append(const Segment *segments, long n, const float *qkv, const float *cos, const float *sin,
+                      const float *qnorm, const float *knorm, float eps, int threads) {
+    const Attend *a = &segments->a;
+    Append p = {segments, qkv, cos, sin, qnorm, knorm, eps};
+    return run(threads, n, (double)n * (a->heads + 2 * a->kv_heads) * a->width * 8, some_heads, &p);
 }
 
 typedef struct {
@@ -217,90 +223,105 @@ typedef struct { /* weights of a layer; biases, query and key norms may be NULL 
 
 typedef struct {
     long layers, hidden, inner, heads, kv_heads, width;
-    int type;
+    int weights, keys, active; /* types: of weights, of keys and values, of what enters a product */
     float eps, scale;
 } Shape;
 
-typedef struct {
+typedef struct { /* rows of one text, over its own cache */
     long n, before, capacity;
     const int32_t *parents; /* (n), each below its own index, -1 for a root; NULL for a chain */
-    const float *cos, *sin; /* (n, width / 2) */
     void *keys_values;      /* (2 layers, kv_heads, capacity, width) */
     void *queries;          /* out: (layers, heads, n, width), or without keep the last layer's */
+    int windows;            /* whether the layers' windows hold (cache rows stand at their positions) */
+} Rows;
+
+typedef struct {
+    long n, count;          /* rows of the pass, and the texts that they belong to, one after the other */
+    const Rows *rows;       /* (count) */
+    const float *cos, *sin; /* (n, width / 2) */
     float *states;          /* (n, hidden): embeddings in, states before the final norm out */
     char *work;
     long work_bytes;
-    int threads, keep, windows; /* windows: whether the layers' windows hold (cache rows stand at their positions) */
-    int64_t waited;             /* out: nanoseconds that the calling thread slept for others */
-    int shared;                 /* out: threads that the pass had */
+    int threads, keep;
+    int64_t waited;         /* out: nanoseconds that the calling thread slept for others */
+    int shared;             /* out: threads that the pass had */
 } Pass;
 
-static long depths(const Pass *p, int32_t *depth) {
-    long deepest = p->n - 1;
-    if (!p->parents) return deepest;
-    deepest = 0;
-    for (long i = 0; i < p->n; i++) {
-        depth[i] = p->parents[i] < 0 ? 0 : depth[p->parents[i]] + 1;
-        deepest = depth[i] > deepest ? depth[i] : deepest;
+/* A segment over its own cache; depth: room for n numbers. */
+static Segment segment_of(const Shape *m, const Rows *r, long window, int32_t *depth) {
+    Segment s = {{r->n, r->before, r->capacity, r->parents, depth, m->heads, m->kv_heads, m->width,
+                  r->windows ? window : 0, m->keys, m->active, m->scale, 0, 0, 0, 0}, r->n - 1, 0, 0, 0, 0, 0, 0};
+    if (!r->parents) return s;
+    s.deepest = 0;
+    for (long i = 0; i < r->n; i++) {
+        depth[i] = r->parents[i] < 0 ? 0 : depth[r->parents[i]] + 1;
+        s.deepest = depth[i] > s.deepest ? depth[i] : s.deepest;
     }
-    return deepest;
+    return s;
 }
 
-static Attend attend_of(const Shape *m, const Pass *p, long window, const int32_t *depth) {
-    return (Attend){p->n, p->before, p->capacity, p->parents, depth, m->heads, m->kv_heads, m->width,
-                    p->windows ? window : 0, m->type, m->scale, 0, 0, 0};
-}
+INLINE char *aligned(char *at) { return at + (64 - (uintptr_t)at % 64) % 64; }
 
 /* Runs a pass through all layers. Returns 0, or the bytes of work that it needs if there are fewer. */
 long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
-    const int type = m->type == BF16 ? BF16 : F32;
+    const int type = m->active;
     const long n = p->n, all = (m->heads + 2 * m->kv_heads) * m->width, whole = m->heads * m->width;
-    const size_t act = bytes_of(type), kv = (size_t)m->kv_heads * p->capacity * m->width * bytes_of(m->type);
-    const size_t sizes[] = {up(n * 4, 64), up(n * m->hidden * act, 64), up(n * all * 4, 64), up(n * whole * act, 64),
-                            up(n * 2 * m->inner * 4, 64), up(n * m->inner * act, 64)};
+    const size_t act = bytes_of(type), query = bytes_of(m->keys == BF16 ? BF16 : F32);
+    const size_t sizes[] = {up(p->count * sizeof(Segment), 64), up(n * 4, 64), up(n * m->hidden * act, 64), up(n * all * 4, 64),
+                            up(n * whole * act, 64), up(n * 2 * m->inner * 4, 64), up(n * m->inner * act, 64)};
     size_t need = 64;
-    for (int i = 0; i < 6; i++) need += sizes[i];
-    Attend a = attend_of(m, p, 0, 0);
-    need += attention_bytes(&a, n - 1, p->threads);
+    for (int i = 0; i < 7; i++) need += sizes[i];
+    if ((size_t)p->work_bytes < need) return (long)need; /* without what attention needs: it asks again */
+    char *at[8] = {aligned(p->work)};
+    for (int i = 0; i < 7; i++) at[i + 1] = at[i] + sizes[i];
+    Segment *segments = (Segment *)at[0];
+    int32_t *depth = (int32_t *)at[1];
+    for (long i = 0, first = 0; i < p->count; first += p->rows[i++].n) segments[i] = segment_of(m, p->rows + i, 0, depth + first);
+    need += attention_bytes(segments, p->count, p->threads);
     if ((size_t)p->work_bytes < need) return (long)need;
-    char *at[7] = {p->work + (64 - (uintptr_t)p->work % 64) % 64};
-    for (int i = 0; i < 6; i++) at[i + 1] = at[i] + sizes[i];
-    int32_t *depth = (int32_t *)at[0];
-    const long deepest = depths(p, depth);
     const int threads = p->shared = take_team(p->threads);
     int64_t waited = 0;
     for (long l = 0; l < m->layers; l++) {
         const Layer *w = layers + l;
-        a = attend_of(m, p, w->window, depth);
-        a.q = (char *)p->queries + (p->keep ? l * n * whole * act : 0);
-        a.k = (char *)p->keys_values + 2 * l * kv;
-        a.v = a.k + kv;
-        waited += norm(at[1], p->states, w->norm, n, m->hidden, m->eps, type, threads);
-        waited += linear((float *)at[2], all, at[1], m->hidden * act, w->qkv, w->qkv_bias, n, all, m->hidden, m->type, 0, threads);
-        waited += append(&a, (float *)at[2], p->cos, p->sin, w->query_norm, w->key_norm, m->eps, threads);
-        waited += attention(&a, deepest, at[3], at[6], threads);
-        waited += linear(p->states, m->hidden, at[3], whole * act, w->out, w->out_bias, n, m->hidden, whole, m->type, 1, threads);
-        waited += norm(at[1], p->states, w->mlp_norm, n, m->hidden, m->eps, type, threads);
-        waited += linear((float *)at[4], 2 * m->inner, at[1], m->hidden * act, w->gate_up, w->gate_up_bias, n, 2 * m->inner, m->hidden, m->type, 0, threads);
-        waited += swiglu(at[5], type, (float *)at[4], n, m->inner, threads);
-        waited += linear(p->states, m->hidden, at[5], m->inner * act, w->down, w->down_bias, n, m->hidden, m->inner, m->type, 1, threads);
+        for (long i = 0, first = 0; i < p->count; first += p->rows[i++].n) {
+            const Rows *r = p->rows + i;
+            const size_t kv = (size_t)m->kv_heads * r->capacity * m->width * bytes_of(m->keys);
+            Attend *a = &segments[i].a;
+            a->window = r->windows ? w->window : 0;
+            a->q = (char *)r->queries + (p->keep ? l * r->n * whole * query : 0);
+            a->k = (char *)r->keys_values + 2 * l * kv;
+            a->v = a->k + kv;
+            a->out = at[4] + first * whole * act;
+        }
+        waited += norm(at[2], p->states, w->norm, n, m->hidden, m->eps, type, threads);
+        waited += linear((float *)at[3], all, at[2], m->hidden * act, w->qkv, w->qkv_bias, n, all, m->hidden, m->weights, 0, threads);
+        waited += append(segments, n, (float *)at[3], p->cos, p->sin, w->query_norm, w->key_norm, m->eps, threads);
+        waited += attention(segments, p->count, at[7], threads);
+        waited += linear(p->states, m->hidden, at[4], whole * act, w->out, w->out_bias, n, m->hidden, whole, m->weights, 1, threads);
+        waited += norm(at[2], p->states, w->mlp_norm, n, m->hidden, m->eps, type, threads);
+        waited += linear((float *)at[5], 2 * m->inner, at[2], m->hidden * act, w->gate_up, w->gate_up_bias, n, 2 * m->inner, m->hidden, m->weights, 0, threads);
+        waited += swiglu(at[6], type, (float *)at[5], n, m->inner, threads);
+        waited += linear(p->states, m->hidden, at[6], m->inner * act, w->down, w->down_bias, n, m->hidden, m->inner, m->weights, 1, threads);
     }
     leave_team(threads);
     p->waited = waited;
     return 0;
 }
 
-/* One layer's attention over a cache that holds the pass's keys already. Returns as ts_layers does. */
-long ts_attend(const Shape *m, const Pass *p, long window, const void *q, const void *k, const void *v, void *out) {
-    int32_t *depth = (int32_t *)p->work;
-    Attend a = attend_of(m, p, window, depth);
-    const long first = up(p->n * 4, 64) + 64;
-    const size_t need = first + attention_bytes(&a, p->n - 1, p->threads);
-    if ((size_t)p->work_bytes < need) return (long)need;
-    a.q = q, a.k = k, a.v = v;
-    char *work = p->work + first;
-    const int threads = take_team(p->threads);
-    attention(&a, depths(p, depth), out, work - (uintptr_t)work % 64, threads);
+/* One layer's attention over a cache that holds the pass's keys already; layer's keys and values are k and v, the
+ * rows' own pointers are not read. Returns as ts_layers does. */
+long ts_attend(const Shape *m, const Rows *r, long window, const void *q, const void *k, const void *v, void *out,
+               char *work, long work_bytes, int threads) {
+    const size_t first = up(r->n * 4, 64);
+    size_t need = 64 + first;
+    if ((size_t)work_bytes < need) return (long)need;
+    work = aligned(work);
+    Segment s = segment_of(m, r, window, (int32_t *)work);
+    need += attention_bytes(&s, 1, threads);
+    if ((size_t)work_bytes < need) return (long)need;
+    s.a.q = q, s.a.k = k, s.a.v = v, s.a.out = out;
+    threads = take_team(threads);
+    attention(&s, 1, work + first, threads);
     leave_team(threads);
     return 0;
 }

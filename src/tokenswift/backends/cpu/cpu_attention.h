@@ -11,10 +11,11 @@ typedef struct {
     long n, before, capacity;
     const int32_t *parents, *depth; /* (n) each, or NULL for a chain */
     long heads, kv_heads, width, window; /* window: newest keys that a row sees; 0 is all */
-    int type;
+    int type, active;  /* of keys and values, and of what comes out */
     float scale;
-    const char *q;    /* (heads, n, width), bfloat16 for bfloat16 keys, else float32 */
+    const char *q;     /* (heads, n, width), bfloat16 for bfloat16 keys, else float32 */
     const char *k, *v; /* (kv_heads, capacity, width) */
+    char *out;         /* (n, heads, width) */
 } Attend;
 
 typedef struct { /* of one thread */
@@ -66,12 +67,18 @@ static Scratch scratch_at(const Attend *a, char *at) {
 #define HIGH 2, 6, 3, 7
 #endif
 
+#if defined(__clang__) || __GNUC__ >= 12
+#define INTERLEAVED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define INTERLEAVED(a, b, ...) __builtin_shuffle(a, b, (I){__VA_ARGS__})
+#endif
+
 INLINE void transpose(V x[W]) { /* interleave halves log2(W) times */
     V y[W];
     UNROLL for (int step = 1; step < W; step *= 2) {
         UNROLL for (int i = 0; i < W / 2; i++) {
-            y[2 * i] = __builtin_shufflevector(x[i], x[i + W / 2], LOW);
-            y[2 * i + 1] = __builtin_shufflevector(x[i], x[i + W / 2], HIGH);
+            y[2 * i] = INTERLEAVED(x[i], x[i + W / 2], LOW);
+            y[2 * i + 1] = INTERLEAVED(x[i], x[i + W / 2], HIGH);
         }
         UNROLL for (int i = 0; i < W; i++) x[i] = y[i];
     }
@@ -275,10 +282,10 @@ static __attribute__((noinline)) void merge(float *total, const float *acc, floa
     *whole = fused(splat(sum), splat(new), splat(*whole * old))[0];
 }
 
-static void finish(const Attend *a, const float *total, long row, long head, char *out) {
+static void finish(const Attend *a, const float *total, long row, long head) {
     const long width = a->width;
-    const int type = a->type == BF16 ? BF16 : F32;
-    char *to = out + (row * a->heads + head) * width * bytes_of(type);
+    const int type = a->active;
+    char *to = a->out + (row * a->heads + head) * width * bytes_of(type);
     for (long c = 0; c < width; c += W) {
         const int part = width - c < W ? (int)(width - c) : 0;
         V x = part ? load_part(F32, (char *)(total + c), part) : load(F32, (char *)(total + c));
@@ -297,24 +304,31 @@ static void queries_of(const Attend *a, long head, long first, long count, char 
 
 INLINE long chunks_of(const Attend *a, long depth) { return (a->before + depth) / CHUNK + 1; }
 
-static size_t attention_bytes(const Attend *a, long deepest, int threads) {
-    const size_t partial = (size_t)chunks_of(a, deepest) * a->heads * a->n * (a->width + 2) * 4;
-    return threads * scratch_bytes(a) + (a->n <= FEW ? up(partial, 64) : 0);
+/* Whether the chunks of a row are tasks of their own, merged by a second stage. */
+INLINE int is_split(const Attend *a) { return a->n <= FEW; }
+
+static size_t partial_bytes(const Attend *a, long deepest) {
+    return is_split(a) ? up(chunks_of(a, deepest) * a->heads * a->n * (a->width + 2) * 4, 64) : 0;
 }
 
+typedef struct { /* the attention of one segment: rows of one text over its own cache */
+    Attend a;
+    long deepest;   /* depth of its deepest row */
+    float *partial; /* (heads, n, chunks, width + 2), by KV head; if split */
+    long chunks, tiles, step, tasks, merges;
+} Segment;
+
 typedef struct { /* what the stages of an attention share */
-    const Attend *a;
-    char *out, *work;
-    float *partial; /* (heads, n, chunks, width + 2), by KV head */
-    size_t each;
-    long chunks, tiles, step;
+    const Segment *segments;
+    long count;
+    char *work;
+    size_t each; /* bytes of a thread's scratch */
 } Sharing;
 
-static void some_chunks(void *context, long from, long to, int thread) {
-    const Sharing *s = context;
-    const Attend *a = s->a;
+static void some_chunks(const Segment *s, long from, long to, char *scratch) {
+    const Attend *a = &s->a;
     const long width = a->width, cell = width + 2, queries = a->n * (a->heads / a->kv_heads);
-    const Scratch w = scratch_at(a, s->work + thread * s->each);
+    const Scratch w = scratch_at(a, scratch);
     long held = -1;
     for (long task = from; task < to; task++) {
         const long head = task / s->chunks, c = task % s->chunks;
@@ -328,26 +342,10 @@ static void some_chunks(void *context, long from, long to, int thread) {
     }
 }
 
-static void some_merges(void *context, long from, long to, int thread) {
-    const Sharing *s = context;
-    const Attend *a = s->a;
-    const long width = a->width, cell = width + 2, group = a->heads / a->kv_heads, queries = a->n * group;
-    (void)thread;
-    for (long r = from; r < to; r++) {
-        float *total = s->partial + r * s->chunks * cell;
-        for (long c = 1; c < s->chunks; c++) {
-            const float *next = total + c * cell;
-            merge(total, next, next[width], next[width + 1], width);
-        }
-        finish(a, total, r % queries / group, r / queries * group + r % group, s->out);
-    }
-}
-
-static void some_rows(void *context, long from, long to, int thread) {
-    const Sharing *s = context;
-    const Attend *a = s->a;
+static void some_rows(const Segment *s, long from, long to, char *scratch) {
+    const Attend *a = &s->a;
     const long width = a->width, cell = width + 2, group = a->heads / a->kv_heads;
-    const Scratch w = scratch_at(a, s->work + thread * s->each);
+    const Scratch w = scratch_at(a, scratch);
     for (long task = from; task < to; task++) {
         const long head = task % a->kv_heads, first = (s->tiles - 1 - task / a->kv_heads) * s->step;
         const long count = a->n - first < s->step ? a->n - first : s->step;
@@ -359,18 +357,68 @@ static void some_rows(void *context, long from, long to, int thread) {
                 merge(w.total + r * cell, w.acc + r * width, w.max[r], w.sum[r], width);
         }
         for (long r = 0; r < count * group; r++)
-            finish(a, w.total + r * cell, first + r / group, head * group + r % group, s->out);
+            finish(a, w.total + r * cell, first + r / group, head * group + r % group);
     }
 }
 
-/* out (n, heads, width): bfloat16 for bfloat16 keys, else float32. Returns as run does. */
-static int64_t attention(const Attend *a, long deepest, char *out, char *work, int threads) {
-    const long step = tile_of(a);
-    Sharing s = {a, out, work, NULL, scratch_bytes(a), chunks_of(a, deepest), (a->n + step - 1) / step, step};
-    const double worth = (double)a->n * (a->before + a->n) * a->heads * a->width;
-    s.partial = (float *)(work + threads * s.each);
-    if (a->n > FEW) return run(threads, s.tiles * a->kv_heads, worth, some_rows, &s);
-    const double merges = (double)a->n * a->heads * s.chunks * a->width;
-    const int64_t waited = run(threads, s.chunks * a->kv_heads, worth, some_chunks, &s);
-    return waited + run(threads, a->n * a->heads, merges, some_merges, &s);
+/* Tasks from … to - 1 of all segments, which stand one after the other. */
+static void some_tasks(void *context, long from, long to, int thread) {
+    const Sharing *all = context;
+    char *scratch = all->work + thread * all->each;
+    for (const Segment *s = all->segments; from < to; from = from > s->tasks ? from - s->tasks : 0, to -= s->tasks, s++)
+        if (from < s->tasks) (is_split(&s->a) ? some_chunks : some_rows)(s, from, to < s->tasks ? to : s->tasks, scratch);
+}
+
+static void some_merges(void *context, long from, long to, int thread) {
+    const Sharing *all = context;
+    (void)thread;
+    for (const Segment *s = all->segments; from < to; from = from > s->merges ? from - s->merges : 0, to -= s->merges, s++) {
+        const Attend *a = &s->a;
+        const long width = a->width, cell = width + 2, group = a->heads / a->kv_heads, queries = a->n * group;
+        for (long r = from; r < to && r < s->merges; r++) {
+            float *total = s->partial + r * s->chunks * cell;
+            for (long c = 1; c < s->chunks; c++) {
+                const float *next = total + c * cell;
+                merge(total, next, next[width], next[width + 1], width);
+            }
+            finish(a, total, r % queries / group, r / queries * group + r % group);
+        }
+    }
+}
+
+/* Bytes of work for segments whose `a` and `deepest` are there. */
+static size_t attention_bytes(const Segment *segments, long count, int threads) {
+    size_t each = 0, partial = 0;
+    for (const Segment *s = segments; s < segments + count; s++) {
+        const size_t mine = scratch_bytes(&s->a);
+        each = mine > each ? mine : each;
+        partial += partial_bytes(&s->a, s->deepest);
+    }
+    return threads * each + partial;
+}
+
+/* Attention of all segments, whose `a` and `deepest` are there. Returns as run does. */
+static int64_t attention(Segment *segments, long count, char *work, int threads) {
+    Sharing all = {segments, count, work, 0};
+    double worth = 0, merging = 0;
+    long tasks = 0, merges = 0;
+    for (Segment *s = segments; s < segments + count; s++) {
+        const Attend *a = &s->a;
+        const size_t mine = scratch_bytes(a);
+        all.each = mine > all.each ? mine : all.each;
+        s->step = tile_of(a);
+        s->chunks = chunks_of(a, s->deepest), s->tiles = (a->n + s->step - 1) / s->step;
+        s->tasks = (is_split(a) ? s->chunks : s->tiles) * a->kv_heads;
+        s->merges = is_split(a) ? a->n * a->heads : 0;
+        tasks += s->tasks, merges += s->merges;
+        worth += (double)a->n * (a->before + a->n) * a->heads * a->width;
+        merging += (double)s->merges * s->chunks * a->width;
+    }
+    char *partial = work + threads * all.each;
+    for (Segment *s = segments; s < segments + count; s++) {
+        s->partial = (float *)partial;
+        partial += partial_bytes(&s->a, s->deepest);
+    }
+    const int64_t waited = run(threads, tasks, worth, some_tasks, &all);
+    return waited + run(threads, merges, merging, some_merges, &all);
 }

@@ -1,4 +1,4 @@
-"""A decoder's weights as the kernels read them."""
+"""A decoder's weights as backends read them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ class Shape:
 
     Attributes:
         layers, hidden, inner, heads, kv_heads, width: L, D, the MLP's width, H, K and d.
-        dtype: of weights, keys and values: float32, bfloat16 or float16.
+        weights, keys: types of weights, and of keys and values: float32, bfloat16 or float16.
+        active: type of what enters a product: bfloat16 for bfloat16 weights, else float32.
         eps: of the norms.
         scale: of attention scores.
     """
@@ -105,14 +106,21 @@ class Shape:
     heads: int
     kv_heads: int
     width: int
-    dtype: torch.dtype
+    weights: torch.dtype
+    keys: torch.dtype
+    active: torch.dtype
     eps: float
     scale: float
 
     @property
-    def active(self) -> torch.dtype:
-        """Type of what enters a product: bfloat16 for bfloat16 weights, else float32."""
-        return torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
+    def queries(self) -> torch.dtype:
+        """Type of queries: what is multiplied with the keys."""
+        return active_type(self.keys)
+
+
+def active_type(weights: torch.dtype) -> torch.dtype:
+    """Type of what is multiplied with weights, or keys, of a type."""
+    return torch.bfloat16 if weights == torch.bfloat16 else torch.float32
 
 
 @dataclass(slots=True)

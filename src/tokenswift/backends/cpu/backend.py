@@ -1,4 +1,4 @@
-"""The compiled CPU kernels (cpu.c) on torch tensors. `reference` says in torch what they compute."""
+"""The compiled CPU kernels (cpu.c) on torch tensors. `backends.torch` says in torch what they compute."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tokenswift.backends import base
+from tokenswift.backends.base import Backend
 from tokenswift.backends.cpu.choose import NativeRanker
 from tokenswift.backends.cpu.threads import Threads
-from tokenswift.backends.cpu.weights import LayerWeights, Packed, Shape
+from tokenswift.backends.torch import TorchBackend
+from tokenswift.backends.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.config import SamplingParams
-from tokenswift.interfaces import KVCache
+from tokenswift.interfaces import KVCache, Segment
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class _Shape(ctypes.Structure):
-    _fields_ = [(name, c_long) for name in ("layers", "hidden", "inner", "heads", "kv_heads", "width")] + [
-        ("type", c_int),
-        ("eps", c_float),
-        ("scale", c_float),
+    _fields_ = [
+        *((name, c_long) for name in ("layers", "hidden", "inner", "heads", "kv_heads", "width")),
+        *((name, c_int) for name in ("weights", "keys", "active")),
+        *((name, c_float) for name in ("eps", "scale")),
     ]
 
 
@@ -38,30 +41,34 @@ class _Layer(ctypes.Structure):
     _fields_ = [(name, c_void_p) for name in (*_WEIGHTS, *_VECTORS)] + [("window", c_long)]
 
 
-class _Pass(ctypes.Structure):
+class _Rows(ctypes.Structure):
     _fields_ = [
         *((name, c_long) for name in ("n", "before", "capacity")),
-        *((name, c_void_p) for name in ("parents", "cos", "sin", "keys_values", "queries", "states", "work")),
-        ("work_bytes", c_long),
-        ("threads", c_int),
-        ("keep", c_int),
+        *((name, c_void_p) for name in ("parents", "keys_values", "queries")),
         ("windows", c_int),
+    ]
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = [
+        *((name, c_long) for name in ("n", "count")),
+        *((name, c_void_p) for name in ("rows", "cos", "sin", "states", "work")),
+        ("work_bytes", c_long),
+        *((name, c_int) for name in ("threads", "keep")),
         ("waited", c_int64),
         ("shared", c_int),
     ]
 
 
 @dataclass(slots=True)
-class Body:
+class Body(base.Body):
     """A decoder's layers, ready to run; keeps what its pointers point to."""
 
-    shape: Shape
-    weights: list[LayerWeights]
     c_shape: _Shape
     c_layers: Any
 
 
-class NativeKernels:
+class CpuBackend(Backend):
     """Kernels of a compiled library; see :func:`tokenswift.backends.cpu.build.library`.
 
     The library's work space belongs to the cache that a pass runs over, and bits do not depend on who else
@@ -75,12 +82,13 @@ class NativeKernels:
 
     name = "native"
     panels = True
+    equal_bits = True
 
     def __init__(self, library: ctypes.CDLL, threads: int | None = None) -> None:
+        super().__init__()
         self._lib = library
         self._fixed = threads
         self._threads = Threads()
-        #: compiler, flags and version that made the library
         self.build = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, "ts_build"))).decode()
         linear, norm, layers, attend = (
             getattr(library, name) for name in ("ts_linear", "ts_norm", "ts_layers", "ts_attend")
@@ -97,7 +105,7 @@ class NativeKernels:
         ]
         norm.argtypes = [c_void_p, c_void_p, c_void_p, c_long, c_long, c_float, c_int, c_int]
         layers.argtypes = [POINTER(_Shape), c_void_p, POINTER(_Pass)]
-        attend.argtypes = [POINTER(_Shape), POINTER(_Pass), c_long, *[c_void_p] * 4]
+        attend.argtypes = [POINTER(_Shape), POINTER(_Rows), c_long, *[c_void_p] * 5, c_long, c_int]
         linear.restype = norm.restype = None
         layers.restype = attend.restype = c_long
 
@@ -106,11 +114,20 @@ class NativeKernels:
         return self._fixed or self._threads.count(limit or torch.get_num_threads())
 
     def ranker(self, params: SamplingParams) -> NativeRanker:
-        """The choice rule for one generation."""
+        """The choice rule for one generation, in C."""
         return NativeRanker(self._lib, params)
 
     def body(self, shape: Shape, weights: list[LayerWeights]) -> Body:
-        """The layers in the form that :meth:`layers` takes."""
+        """See :meth:`Backend.body`.
+
+        Raises:
+            ValueError: activations of another type than products with these weights take.
+        """
+        if shape.active != active_type(shape.weights):
+            raise ValueError(
+                f"activations are {shape.active}; valid with weights of {shape.weights}: "
+                f"{active_type(shape.weights)}"
+            )
         array = (_Layer * len(weights))()
         for entry, layer in zip(array, weights, strict=True):
             for name in _WEIGHTS:
@@ -126,30 +143,35 @@ class NativeKernels:
         states: Float[Tensor, "n D"],
         cos: Float[Tensor, "n half"],
         sin: Float[Tensor, "n half"],
-        cache: KVCache,
-        parents: Sequence[int] | None,
+        segments: Sequence[Segment],
         keep: bool = True,
-    ) -> Float[Tensor, "L H n d"]:
-        """Run a pass through all layers: ``states`` (float32) from embeddings to before the final norm, in
-        place. Keys and values go behind the cache's own; returns the rotated queries (of the last layer
-        alone, (1, H, n, d), unless ``keep``)."""
-        shape, count = body.shape, len(states)
+    ) -> list[Float[Tensor, "L H m d"]]:
+        """See :meth:`Backend.layers`."""
+        shape = body.shape
         layers = shape.layers if keep else 1
-        queries = torch.empty(layers, shape.heads, count, shape.width, dtype=shape.active)
+        found: list[Tensor] = []
+        rows = (_Rows * len(segments))()
+        for entry, segment in zip(rows, segments, strict=True):
+            count = len(segment.tokens)
+            _describe(entry, segment.cache, count, segment.parents)
+            found.append(torch.empty(layers, shape.heads, count, shape.width, dtype=shape.queries))
+            entry.queries, entry.keys_values = _pointers(found[-1], segment.cache.data)
         limit = torch.get_num_threads()
-        args = _pass(cache, count, parents, self._count(limit))
-        args.keep = keep
-        args.cos, args.sin, args.states, args.queries = _pointers(cos, sin, states, queries)
-        args.keys_values = cache.data.data_ptr()
+        args = _Pass(n=len(states), count=len(segments), threads=self._count(limit), keep=keep)
+        args.rows = ctypes.addressof(rows)
+        args.cos, args.sin, args.states = _pointers(cos, sin, states)
+        cache = segments[0].cache
         begun = perf_counter()
-        need = self._lib.ts_layers(byref(body.c_shape), body.c_layers, byref(args))
-        if need:
-            _more_work(cache, args, need)
-            self._lib.ts_layers(byref(body.c_shape), body.c_layers, byref(args))
+        while True:
+            args.work, args.work_bytes = cache.work.data_ptr(), cache.work.numel()
+            need = self._lib.ts_layers(byref(body.c_shape), body.c_layers, byref(args))
+            if not need:
+                break
+            _more_work(cache, need)
         seconds = perf_counter() - begun
         if self._fixed is None:
-            self._threads.observe(count, limit, args.shared, seconds, args.waited / 1e9)
-        return queries
+            self._threads.observe(len(states), limit, args.shared, seconds, args.waited / 1e9)
+        return found
 
     def attend(
         self,
@@ -159,28 +181,33 @@ class NativeKernels:
         parents: Sequence[int] | None,
         scale: float,
         window: int = 0,
+        softcap: float | None = None,
+        sinks: Float[Tensor, " H"] | None = None,
+        notes: dict[Any, Any] | None = None,
     ) -> Float[Tensor, "n H d"]:
-        """Attention of one layer, whose keys and values of the pass stand behind the cache's own already."""
+        """See :meth:`Backend.attend`. Caps and sinks are left to torch, and so are other types of keys."""
         data = cache.data
-        shape = Shape(1, 0, 0, query.shape[0], data.shape[1], query.shape[2], data.dtype, 0.0, scale)
-        query = query.to(shape.active).contiguous()
+        if softcap is not None or sinks is not None or data.dtype not in TYPES:
+            return TorchBackend().attend(query, layer, cache, parents, scale, window, softcap, sinks)
         heads, count, width = query.shape
-        out = torch.empty(count, heads, width, dtype=shape.active)
-        args = _pass(cache, count, parents, self._count())
-        keys, values = data[2 * layer], data[2 * layer + 1]
-        rest = (c_long(window), *_pointers(query, keys, values, out))
-        c_shape = _c_shape(shape)
-        need = self._lib.ts_attend(byref(c_shape), byref(args), *rest)
-        if need:
-            _more_work(cache, args, need)
-            self._lib.ts_attend(byref(c_shape), byref(args), *rest)
+        active = active_type(data.dtype)
+        shape = Shape(1, 0, 0, heads, data.shape[1], width, data.dtype, data.dtype, active, 0.0, scale)
+        query = query.to(active).contiguous()
+        out = torch.empty(count, heads, width, dtype=active)
+        rows, c_shape = _Rows(), _c_shape(shape)
+        _describe(rows, cache, count, parents)
+        rest = (c_long(window), *_pointers(query, data[2 * layer], data[2 * layer + 1], out))
+        while need := self._lib.ts_attend(
+            byref(c_shape), byref(rows), *rest, cache.work.data_ptr(), cache.work.numel(), self._count()
+        ):
+            _more_work(cache, need)
         return out
 
     def linear(
         self, states: Float[Tensor, "n K"], weight: Packed, bias: Tensor | None = None
     ) -> Float[Tensor, "n N"]:
-        """States (of the weight's active type) times the weight's transpose, plus bias; float32."""
-        states = states.to(torch.bfloat16 if weight.dtype == torch.bfloat16 else torch.float32).contiguous()
+        """See :meth:`Backend.linear`."""
+        states = states.to(active_type(weight.dtype)).contiguous()
         out = torch.empty(len(states), weight.rows)
         self._lib.ts_linear(
             out.data_ptr(),
@@ -201,7 +228,7 @@ class NativeKernels:
     def norm(
         self, states: Float[Tensor, "n D"], weight: Tensor, eps: float, dtype: torch.dtype
     ) -> Float[Tensor, "n D"]:
-        """RMS norm of float32 states, as ``dtype``."""
+        """See :meth:`Backend.norm`."""
         states = states.float().contiguous()
         out = torch.empty(states.shape, dtype=dtype)
         self._lib.ts_norm(*_pointers(out, states, weight), *states.shape, eps, TYPES[dtype], self._count())
@@ -221,25 +248,26 @@ def _c_shape(shape: Shape) -> _Shape:
     return _Shape(*(TYPES[value] if isinstance(value, torch.dtype) else value for value in values))
 
 
-def _pass(cache: KVCache, count: int, parents: Sequence[int] | None, threads: int) -> _Pass:
+def _describe(rows: _Rows, cache: KVCache, count: int, parents: Sequence[int] | None) -> None:
+    """Fill in the rows of one text.
+
+    Raises:
+        ValueError: they do not fit the cache, or a parent is no earlier row.
+    """
     before, capacity = cache.length, cache.data.shape[2]
     if before + count > capacity:
         raise ValueError(
             f"a pass of {count} rows over {before} keys needs more room than the cache's {capacity}"
         )
-    args = _Pass(n=count, before=before, capacity=capacity, threads=threads, windows=cache.ordered)
+    rows.n, rows.before, rows.capacity, rows.windows = count, before, capacity, cache.ordered
     if parents is not None:
         if len(parents) != count or any(not -1 <= parent < row for row, parent in enumerate(parents)):
             raise ValueError(
                 f"parents are {tuple(parents)}; valid: {count} of them, each -1 or an earlier row"
             )
-        args.parents = ctypes.cast((c_int32 * count)(*parents), c_void_p)
-    args.work, args.work_bytes = cache.work.data_ptr(), cache.work.numel()
-    return args
+        rows.parents = ctypes.cast((c_int32 * count)(*parents), c_void_p)
 
 
-def _more_work(cache: KVCache, args: _Pass, need: int) -> None:
-    cache.work = torch.empty(
-        need + need // 4, dtype=torch.uint8
-    )  # with the text the need grows: not each time
-    args.work, args.work_bytes = cache.work.data_ptr(), cache.work.numel()
+def _more_work(cache: KVCache, need: int) -> None:
+    """Room for what the kernels asked for, and more: with the text the need grows, not each time."""
+    cache.work = torch.empty(need + need // 4, dtype=torch.uint8)

@@ -1,0 +1,171 @@
+"""What computes the passes of models on a device: the protocol that models, drafters and caches rely on.
+
+A backend packs weights, owns the memory of caches, runs a decoder's layers over *segments* (rows of one or
+several texts, each over its own cache with its own tree), multiplies with the LM head and ranks tokens. All
+follow one specification (docs/exactness.md). `backends.torch` is the reference, `backends.cpu` the compiled
+kernels. Which device it is, and what follows from that, is asked here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tokenswift.backends.weights import LayerWeights, Packed, Shape
+from tokenswift.cache.full import FullCache
+from tokenswift.cache.sparse import SparseCache
+from tokenswift.config import SamplingParams
+from tokenswift.interfaces import KVCache, Segment
+from tokenswift.memory import Memory, host_memory, resident
+from tokenswift.sampling.ranking import Ranker
+
+
+@dataclass(slots=True)
+class Body:
+    """A decoder's layers, ready to run; a backend adds what it needs.
+
+    Attributes:
+        shape: the layers' sizes and types.
+        weights: of each layer.
+    """
+
+    shape: Shape
+    weights: list[LayerWeights]
+
+
+class Backend(ABC):
+    """Computes on one device. It keeps nothing of a pass, so threads may share it.
+
+    Args:
+        device: where tensors are.
+
+    Attributes:
+        name: in files that are kept for this backend.
+        build: compiler, flags and version that made it; None where nothing was compiled.
+        equal_bits: whether a row's bits depend on its own context alone, so that reading a prompt, decoding
+            and checking trees agree in every bit.
+        panels: whether :meth:`pack` changes the order of numbers, so that packed weights are copies.
+        walks: whether choosing row by row costs nothing extra; otherwise rows are chosen for all at once.
+    """
+
+    name: str
+    build: str | None = None
+    equal_bits = False
+    panels = False
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.walks = self.device.type == "cpu"
+
+    # ---- memory ---------------------------------------------------------------------------------
+
+    def pack(self, weight: Tensor | Sequence[Tensor]) -> Packed:
+        """A linear layer's weight (N, K), or several that stand one below the other, as products read it."""
+        return Packed(weight, self.panels)
+
+    def new_cache(
+        self, layers: int, kv_heads: int, width: int, capacity: int, dtype: torch.dtype
+    ) -> FullCache:
+        """An empty full cache for ``capacity`` tokens, scratch room included; ``dtype``: its own."""
+        return FullCache(layers, kv_heads, width, capacity, dtype, self.device)
+
+    def partial_cache(self, full: FullCache, budget: int, sinks: int, scratch: int) -> SparseCache:
+        """An empty cache that holds a part of a full one; see `cache.sparse.SparseCache`."""
+        return SparseCache(full, budget, sinks, scratch)
+
+    def memory(self) -> Memory | None:
+        """Memory of the device; None where the system does not tell."""
+        if self.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.device)
+            cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+            return Memory(free + cached, total)  # what torch keeps for itself can be had as well
+        return host_memory() if self.device.type == "cpu" else None
+
+    def held(self) -> int:
+        """Bytes of the device's memory that this process holds."""
+        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else resident()
+
+    # ---- time -----------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def processor(self) -> str:
+        """What computes: the processor with its instruction sets, or the accelerator's name."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        from tokenswift.backends.cpu.build import processor
+
+        return processor()
+
+    # ---- passes ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def body(self, shape: Shape, weights: list[LayerWeights]) -> Any:
+        """The layers in the form that :meth:`layers` takes, a :class:`Body`."""
+
+    @abstractmethod
+    def layers(
+        self,
+        body: Any,
+        states: Float[Tensor, "n D"],
+        cos: Float[Tensor, "n half"],
+        sin: Float[Tensor, "n half"],
+        segments: Sequence[Segment],
+        keep: bool = True,
+    ) -> list[Float[Tensor, "L H m d"]]:
+        """Run a pass through all layers: ``states`` (float32) from embeddings to before the final norm, in
+        place, the segments' rows one after the other. Keys and values go behind each cache's own.
+
+        Returns:
+            The rotated queries of each segment, of its m rows; of the last layer alone, (1, H, m, d), unless
+            ``keep``.
+        Raises:
+            ValueError: a segment needs more room than its cache has, or has a parent that is no earlier row.
+        """
+
+    @abstractmethod
+    def attend(
+        self,
+        query: Float[Tensor, "H n d"],
+        layer: int,
+        cache: KVCache,
+        parents: Sequence[int] | None,
+        scale: float,
+        window: int = 0,
+        softcap: float | None = None,
+        sinks: Float[Tensor, " H"] | None = None,
+        notes: dict[Any, Any] | None = None,
+    ) -> Float[Tensor, "n H d"]:
+        """Attention of one layer, whose keys and values of the pass stand behind the cache's own already.
+
+        Args:
+            window: newest keys that a row sees, itself included; 0 is all.
+            softcap: scores become ``softcap * tanh(score / softcap)`` (Gemma 2).
+            sinks: a score per head that takes part in the softmax and has no value (gpt-oss).
+            notes: kept by who calls from one layer of a pass to the next: what is worked out once a pass.
+        """
+
+    @abstractmethod
+    def linear(
+        self, states: Float[Tensor, "*m K"], weight: Packed, bias: Tensor | None = None
+    ) -> Float[Tensor, "*m N"]:
+        """States times the weight's transpose, plus bias; float32."""
+
+    @abstractmethod
+    def norm(
+        self, states: Float[Tensor, "*m D"], weight: Tensor, eps: float, dtype: torch.dtype
+    ) -> Float[Tensor, "*m D"]:
+        """RMS norm of float32 states, as ``dtype``."""
+
+    def ranker(self, params: SamplingParams) -> Ranker | None:
+        """What ranks tokens in one generation; None leaves it to `sampling.choice.Sampler`, in torch."""
+        return None
