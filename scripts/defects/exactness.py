@@ -33,17 +33,24 @@ EXACTNESS = [
         "a product of a single row adds up in another way",
         "backends/cpu/cpu.c",
         "            if (direct) continue;",
-        "            if (n == 1)\n"
-        "                for (int c = 0; c < cols; c++) to[c] = (direct ? to : sums)[c] * 1.0000001f;\n"
+        "            if (l->n == 1)\n"
+        "                for (int c = 0; c < cols; c++) (direct ? at : sums)[c] *= 1.0000001f;\n"
         "            if (direct) continue;",
         ("tests/backends/test_kernels.py::test_rows_of_a_product_do_not_know_of_each_other",),
+    ),
+    Defect(
+        "keys of a second text stand where its rows are in the pass",
+        "backends/cpu/cpu.c",
+        "(kv * a->capacity + a->before + i) * width",
+        "(kv * a->capacity + a->before + (row < a->capacity - a->before ? row : i)) * width",
+        ("tests/backends/test_segments.py",),
     ),
     Defect(
         "scratch memory of the kernels is shared by all sequences",
         "backends/cpu/backend.py",
         "    before, capacity = cache.length, cache.data.shape[2]\n",
         "    before, capacity = cache.length, cache.data.shape[2]\n"
-        "    cache.work = _pass.__dict__.setdefault('work', torch.empty(1 << 24, dtype=torch.uint8))\n",
+        "    cache.work = _describe.__dict__.setdefault('work', torch.empty(1 << 24, dtype=torch.uint8))\n",
         ("tests/drafters/test_guest.py::test_threads_write_what_they_would_write_alone",),
     ),
     Defect(
@@ -148,7 +155,7 @@ EXACTNESS = [
     Defect(
         "draws per path used as the exact rule",
         "engine/step.py",
-        "                accepted = accept_exact(tree, logits, sequence.tokens, sampler, all_rows=on_gpu)",
+        "                accepted = accept_exact(tree, logits, sequence.tokens, sampler, all_rows=not sampler.walks)",
         "                accepted = accept_published(tree, logits, sequence.tokens, sampler)",
         (TOKENS,),
     ),

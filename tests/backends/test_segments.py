@@ -20,7 +20,7 @@ from tokenswift.interfaces import Segment
 from tokenswift.models.target import Target, make_target
 
 HEADS, KV_HEADS, WIDTH, HIDDEN, INNER = 6, 2, 40, 64, 72
-#: rows of each text (a tree where negative) and its committed keys: one row, several, more than a chunk's tile
+#: rows of each text (a tree where negative) and its committed keys
 TEXTS = ((1, 0), (5, 3), (-7, 250), (40, 511), (-20, 258), (1, 700))
 
 
@@ -67,11 +67,8 @@ class Layers:
         cache.data.copy_(self.random(*cache.data.shape))
         cache.commit(tuple(range(before)))
         numbers = torch.arange(rows)
-        return (
-            self.random(rows, HIDDEN),
-            Segment(numbers, numbers, cache, parents),
-            self.random(rows, WIDTH // 2),
-        )
+        segment = Segment(numbers, numbers, cache, parents)
+        return self.random(rows, HIDDEN), segment, self.random(rows, WIDTH // 2)
 
     def run(self, texts: Sequence[tuple[Tensor, Segment, Tensor]]) -> list[tuple[Tensor, Tensor, Tensor]]:
         """By text: states, queries, keys and values of the pass."""
@@ -128,9 +125,7 @@ def test_keys_have_a_type_of_their_own(kernels: CpuBackend, weights: torch.dtype
 
 def test_activations_of_a_type_that_products_do_not_take(kernels: CpuBackend) -> None:
     shape = Shape(1, 64, 64, 2, 2, 32, torch.bfloat16, torch.bfloat16, torch.float32, 1e-5, 1.0)
-    with pytest.raises(
-        ValueError, match="activations are torch.float32; valid with weights of torch.bfloat16"
-    ):
+    with pytest.raises(ValueError, match="activations are torch.float32; valid with"):
         kernels.body(shape, [])
 
 

@@ -52,7 +52,7 @@ def test_a_run_that_does_not_fit_is_told_what_would(llm: LLM, monkeypatch: pytes
 
 def test_the_parts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is there once: the sum is what the process holds and what the run adds."""
-    monkeypatch.setattr(plans, "resident", lambda: 50_000_000)
+    monkeypatch.setattr(memory, "resident", lambda: 50_000_000)
     run = run_of(llm, 500)
     found = plan(run, None)
     parts = {part.name: part.nbytes for part in found.parts}

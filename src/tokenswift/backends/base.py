@@ -17,12 +17,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tokenswift import memory
 from tokenswift.backends.weights import LayerWeights, Packed, Shape
 from tokenswift.cache.full import FullCache
 from tokenswift.cache.sparse import SparseCache
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache, Segment
-from tokenswift.memory import Memory, host_memory, resident
 from tokenswift.sampling.ranking import Ranker
 
 
@@ -51,6 +51,7 @@ class Backend(ABC):
         equal_bits: whether a row's bits depend on its own context alone, so that reading a prompt, decoding
             and checking trees agree in every bit.
         panels: whether :meth:`pack` changes the order of numbers, so that packed weights are copies.
+        kind: of the device, "cpu" or "cuda".
         walks: whether choosing row by row costs nothing extra; otherwise rows are chosen for all at once.
     """
 
@@ -61,7 +62,8 @@ class Backend(ABC):
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
-        self.walks = self.device.type == "cpu"
+        self.kind = self.device.type
+        self.walks = self.kind == "cpu"
 
     # ---- memory ---------------------------------------------------------------------------------
 
@@ -79,28 +81,28 @@ class Backend(ABC):
         """An empty cache that holds a part of a full one; see `cache.sparse.SparseCache`."""
         return SparseCache(full, budget, sinks, scratch)
 
-    def memory(self) -> Memory | None:
+    def memory(self) -> memory.Memory | None:
         """Memory of the device; None where the system does not tell."""
-        if self.device.type == "cuda":
+        if self.kind == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
             cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-            return Memory(free + cached, total)  # what torch keeps for itself can be had as well
-        return host_memory() if self.device.type == "cpu" else None
+            return memory.Memory(free + cached, total)  # what torch keeps for itself can be had as well
+        return memory.host_memory() if self.kind == "cpu" else None
 
     def held(self) -> int:
         """Bytes of the device's memory that this process holds."""
-        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else resident()
+        return torch.cuda.memory_allocated(self.device) if self.kind == "cuda" else memory.resident()
 
     # ---- time -----------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
         """Wait until the device has done what it was given."""
-        if self.device.type == "cuda":
+        if self.kind == "cuda":
             torch.cuda.synchronize(self.device)
 
     def processor(self) -> str:
         """What computes: the processor with its instruction sets, or the accelerator's name."""
-        if self.device.type == "cuda":
+        if self.kind == "cuda":
             return torch.cuda.get_device_name(self.device)
         from tokenswift.backends.cpu.build import processor
 

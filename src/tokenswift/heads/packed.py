@@ -64,7 +64,10 @@ def packed_steps(heads: Heads, backend: Backend) -> list[PackedStep] | None:
     """The heads' steps, packed once; None where the heads or the backend are of another kind."""
     if not heads.conditioned or not backend.panels or heads.config.hidden_size % 2:
         return None
-    if next(heads.parameters()).device.type != "cpu" or heads.dtype not in (torch.float32, torch.bfloat16):
+    if next(heads.parameters()).device != backend.device or heads.dtype not in (
+        torch.float32,
+        torch.bfloat16,
+    ):
         return None
     # training and loading move a weight's version on; tensors of inference mode have none
     state = [(id(w), None if w.is_inference() else w._version) for w in heads.parameters()]

@@ -69,7 +69,7 @@ def attention(
     cache, parents = context.segment.cache, context.segment.parents
     window = (sliding_window or 0) if cache.ordered else 0
     out = context.backend.attend(
-        query[0], layer, cache, parents, scale, window, softcap, s_aux, context.notes
+        query[0], layer, cache, parents, scale, window, softcap=softcap, sinks=s_aux, notes=context.notes
     )
     return out.to(query.dtype)[None], None
 

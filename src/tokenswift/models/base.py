@@ -148,7 +148,7 @@ class BaseTarget(ABC):
         return {
             "equal_bits": lean and backend.equal_bits,
             "how": how if lean else f"transformers' own forward, attention by {how}",
-            "device": self.device.type,
+            "device": self.backend.kind,
             "processor": hashlib.sha256(self.backend.processor().encode()).hexdigest()[:16],
             **made,
         }

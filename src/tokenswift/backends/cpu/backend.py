@@ -188,7 +188,8 @@ class CpuBackend(Backend):
         """See :meth:`Backend.attend`. Caps and sinks are left to torch, and so are other types of keys."""
         data = cache.data
         if softcap is not None or sinks is not None or data.dtype not in TYPES:
-            return TorchBackend().attend(query, layer, cache, parents, scale, window, softcap, sinks)
+            more = {"softcap": softcap, "sinks": sinks}
+            return TorchBackend().attend(query, layer, cache, parents, scale, window, **more)
         heads, count, width = query.shape
         active = active_type(data.dtype)
         shape = Shape(1, 0, 0, heads, data.shape[1], width, data.dtype, data.dtype, active, 0.0, scale)
