@@ -1,17 +1,21 @@
 """The decode loop (paper, Algorithm 1): draft, verify, choose, commit, observe.
 
 Every strategy runs through this loop, plain decoding too (its tree is the bare root). What comes out
-is decided by the target model and the acceptance rule alone; a strategy decides only how fast.
+is decided by the target model and the acceptance rule alone; a strategy decides only how fast. A step
+advances a list of texts by one verify pass over all their trees; each text is what it would be alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import replace
+from collections.abc import Sequence as Seq
+from contextlib import ExitStack
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from tokenswift.interfaces import Sequence, Strategy
+from tokenswift.interfaces import Pass, Segment, Sequence, Strategy
 from tokenswift.metrics import PREFILL, Meter
 from tokenswift.sampling.accept import accept_exact, accept_published
 from tokenswift.sampling.choice import Sampler
@@ -29,6 +33,40 @@ def prefill(sequence: Sequence, on_progress: OnProgress | None = None) -> None:
         sequence.newest, sequence.newest_row = newest, len(newest.hidden) - 1
 
 
+@dataclass(slots=True)
+class Text:
+    """A text under way, as the loop sees it.
+
+    Attributes:
+        sequence: its state, after the prompt's prefill.
+        strategy: what drafts.
+        sampler: the choice rule.
+        room: new tokens that may still come.
+        eos: token ids that end the text (the token itself is part of the output); may be empty.
+        meter: collects counts and the seconds of each phase.
+        ended: whether one of ``eos`` came.
+    """
+
+    sequence: Sequence
+    strategy: Strategy
+    sampler: Sampler
+    room: int
+    eos: Collection[int]
+    meter: Meter
+    ended: bool = False
+
+    def begin(self) -> None:
+        """The strategy's own reading of the prompt; once, before the first step."""
+        with self.meter.phase(PREFILL):
+            self.strategy.begin(self.sequence)
+        self.meter.lap()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no further token may come."""
+        return self.ended or self.room < 1
+
+
 def decode(
     sequence: Sequence,
     strategy: Strategy,
@@ -37,52 +75,77 @@ def decode(
     eos: Collection[int],
     meter: Meter,
 ) -> Iterator[Step]:
-    """Generate up to ``max_new_tokens`` tokens after a prefilled sequence, one verify pass a step.
+    """Generate up to ``max_new_tokens`` tokens after a prefilled sequence; the arguments are those of
+    :class:`Text`."""
+    text = Text(sequence, strategy, sampler, max_new_tokens, eos, meter)
+    text.begin()
+    while not text.is_done:
+        yield advance([text])[0]
 
-    Args:
-        eos: token ids that end the text (the token itself is part of the output); may be empty.
-        meter: collects counts and the seconds of each phase.
+
+def advance(texts: Seq[Text]) -> list[Step]:
+    """One step of each text, none of them done, with one verify pass for all.
+
+    The times of a step are its text's own; those of the pass count for every text in it.
     """
-    model, cache = sequence.model, sequence.cache
-    with meter.phase(PREFILL):  # a strategy's own reading of the prompt
-        strategy.begin(sequence)
-    meter.lap()
-    produced = 0
-    ended = False
-    while produced < max_new_tokens and not ended:
-        with meter.phase("draft"):
-            tree = strategy.draft(sequence)
-        with meter.phase("verify"):
-            root_position = len(sequence.tokens) - 1
-            tokens = torch.tensor(tree.tokens, device=model.device)
-            positions = torch.tensor(tree.depths, device=model.device) + root_position
-            result = model.forward(tokens, positions, cache, tree.parents)
-            logits = model.logits(result.hidden)
-        with meter.phase("choose"):
-            if strategy.acceptance == "published":
-                accepted = accept_published(tree, logits, sequence.tokens, sampler)
-            else:
-                accepted = accept_exact(tree, logits, sequence.tokens, sampler, all_rows=not sampler.walks)
-        with meter.phase("commit"):
-            new, ended = _new_tokens(tree, accepted, max_new_tokens - produced, eos)
-            nodes = accepted.nodes[: len(new)]  # the last new token is the next root, not cached yet
-            cache.commit(nodes)
-            sequence.tokens.extend(new)
-            sequence.newest, sequence.newest_row = result, nodes[-1]
-        produced += len(new)
-        taken = accepted.nodes[1 : len(new) + 1]
-        step = Step(
-            token_ids=tuple(new),
-            drafted=len(tree) - 1,
-            accepted=len(taken),
-            ngram_accepted=sum(tree.sources[node] == "ngram" for node in taken),
-            gamma=tree.gamma,
-            sources=(*(tree.sources[node] for node in taken), "target")[: len(new)],
-        )
-        with meter.phase("observe"):
-            strategy.observe(sequence, step, nodes)
-        meter.add(step)
-        yield replace(step, times=meter.lap())
+    trees: list[DraftTree] = []
+    for text in texts:
+        with text.meter.phase("draft"):
+            trees.append(text.strategy.draft(text.sequence))
+    with ExitStack() as phases:
+        for text in texts:
+            phases.enter_context(text.meter.phase("verify"))
+        verified = _verified([text.sequence for text in texts], trees)
+    return [
+        _finished(text, tree, result, logits)
+        for text, tree, (result, logits) in zip(texts, trees, verified, strict=True)
+    ]
+
+
+def _verified(sequences: Seq[Sequence], trees: Seq[DraftTree]) -> list[tuple[Pass, Tensor]]:
+    """The pass over the nodes of each tree, and their logits (n, V)."""
+    model = sequences[0].model
+    segments: list[Segment] = []
+    for sequence, tree in zip(sequences, trees, strict=True):
+        tokens = torch.tensor(tree.tokens, device=model.device)
+        positions = torch.tensor(tree.depths, device=model.device) + len(sequence.tokens) - 1
+        segments.append(Segment(tokens, positions, sequence.cache, tree.parents))
+    passes = model.forward_all(segments)
+    hidden = [each.hidden for each in passes]
+    logits = model.logits(hidden[0] if len(hidden) == 1 else torch.cat(hidden))
+    return list(zip(passes, logits.split([len(tree) for tree in trees]), strict=True))
+
+
+def _finished(text: Text, tree: DraftTree, result: Pass, logits: Tensor) -> Step:
+    """Choose, commit and observe."""
+    sequence, strategy, sampler, meter = text.sequence, text.strategy, text.sampler, text.meter
+    with meter.phase("choose"):
+        if strategy.acceptance == "published":
+            accepted = accept_published(tree, logits, sequence.tokens, sampler)
+        else:
+            accepted = accept_exact(tree, logits, sequence.tokens, sampler, all_rows=not sampler.walks)
+    with meter.phase("commit"):
+        new, text.ended = _new_tokens(tree, accepted, text.room, text.eos)
+        nodes = accepted.nodes[: len(new)]  # the last new token is the next root, not cached yet
+        sequence.cache.commit(nodes)
+        sequence.tokens.extend(new)
+        sequence.newest, sequence.newest_row = result, nodes[-1]
+        text.room -= len(new)
+    taken = accepted.nodes[1 : len(new) + 1]
+    step = Step(
+        token_ids=tuple(new),
+        drafted=len(tree) - 1,
+        accepted=len(taken),
+        ngram_accepted=sum(tree.sources[node] == "ngram" for node in taken),
+        gamma=tree.gamma,
+        sources=(*(tree.sources[node] for node in taken), "target")[: len(new)],
+        times=(times := meter.lap()),
+    )
+    with meter.phase("observe"):
+        strategy.observe(sequence, step, nodes)
+    meter.add(step)
+    times |= meter.lap()
+    return step
 
 
 def _new_tokens(
