@@ -155,8 +155,8 @@ EXACTNESS = [
     Defect(
         "draws per path used as the exact rule",
         "engine/step.py",
-        "                accepted = accept_exact(tree, logits, sequence.tokens, sampler, all_rows=not sampler.walks)",
-        "                accepted = accept_published(tree, logits, sequence.tokens, sampler)",
+        "            accepted = accept_exact(tree, logits, sequence.tokens, sampler, all_rows=not sampler.walks)",
+        "            accepted = accept_published(tree, logits, sequence.tokens, sampler)",
         (TOKENS,),
     ),
     Defect(
@@ -169,8 +169,8 @@ EXACTNESS = [
     Defect(
         "root one position too early",
         "engine/step.py",
-        "            root_position = len(sequence.tokens) - 1",
-        "            root_position = max(0, len(sequence.tokens) - 2)",
+        "        root_position = len(sequence.tokens) - 1",
+        "        root_position = max(0, len(sequence.tokens) - 2)",
         ("tests/engine/test_step.py",),
     ),
     Defect(
@@ -257,8 +257,8 @@ EXACTNESS = [
     Defect(
         "the last accepted row is not kept",
         "engine/step.py",
-        "            nodes = accepted.nodes[: len(new)]",
-        "            nodes = accepted.nodes[: max(1, len(new) - 1)]",
+        "        nodes = accepted.nodes[: len(new)]",
+        "        nodes = accepted.nodes[: max(1, len(new) - 1)]",
         ("tests/engine/test_step.py",),
     ),
     Defect(

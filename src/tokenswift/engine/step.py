@@ -107,12 +107,16 @@ def _verified(sequences: Seq[Sequence], trees: Seq[DraftTree]) -> list[tuple[Pas
     model = sequences[0].model
     segments: list[Segment] = []
     for sequence, tree in zip(sequences, trees, strict=True):
+        root_position = len(sequence.tokens) - 1
         tokens = torch.tensor(tree.tokens, device=model.device)
-        positions = torch.tensor(tree.depths, device=model.device) + len(sequence.tokens) - 1
+        positions = torch.tensor(tree.depths, device=model.device) + root_position
         segments.append(Segment(tokens, positions, sequence.cache, tree.parents))
+    if len(segments) == 1:
+        one = segments[0]
+        result = model.forward(one.tokens, one.positions, one.cache, one.parents)
+        return [(result, model.logits(result.hidden))]
     passes = model.forward_all(segments)
-    hidden = [each.hidden for each in passes]
-    logits = model.logits(hidden[0] if len(hidden) == 1 else torch.cat(hidden))
+    logits = model.logits(torch.cat([each.hidden for each in passes]))
     return list(zip(passes, logits.split([len(tree) for tree in trees]), strict=True))
 
 
