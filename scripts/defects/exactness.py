@@ -155,8 +155,8 @@ EXACTNESS = [
     Defect(
         "draws per path used as the exact rule",
         "engine/step.py",
-        "            accepted = accept_exact(tree, logits, sequence.tokens, sampler, all_rows=not sampler.walks)",
-        "            accepted = accept_published(tree, logits, sequence.tokens, sampler)",
+        "accepted = accept_exact(tree, logits, sequence.tokens, sampler, all_rows=not sampler.walks)",
+        "accepted = accept_published(tree, logits, sequence.tokens, sampler)",
         (TOKENS,),
     ),
     Defect(
