@@ -129,7 +129,7 @@ def test_store_is_whole_up_to_the_last_indexed_block(tmp_path: Path) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["linear", "conditioned", "medusa"])
 def test_loss_by_definition(kind: str, tmp_path: Path) -> None:
-    """Row by row: processed law of the base model against the penalised law of the head."""
+    """Row by row: processed distribution of the base model against the penalised distribution of the head."""
     model = tiny_model()
     store = filled(tmp_path, model, (40,))
     torch.manual_seed(2)

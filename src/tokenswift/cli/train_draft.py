@@ -18,8 +18,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "train-draft",
         help="train a small draft model for a model",
-        description="A model of a few of the target's own layers, trained to the target's next-token law as "
-        "decoding processes it. Embeddings and LM head stay the target's.",
+        description="A model of a few of the target's own layers, trained to the target's next-token "
+        "distribution as decoding processes it. Embeddings and LM head stay the target's.",
     )
     add = parser.add_argument
     add(

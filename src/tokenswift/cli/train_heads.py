@@ -58,7 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add(
         "--targets",
         metavar="NAME",
-        help="model (its own law) or text (the next token); default model",
+        help="model (its own distribution) or text (the next token); default model",
     )
     add("--start", metavar="NAME", help="ridge (closed form), or zero for linear and medusa; default ridge")
     add(

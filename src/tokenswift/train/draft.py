@@ -1,8 +1,8 @@
-"""A small draft model for a target: a few of its own layers, trained to its processed next-token law.
+"""A small draft model for a target: a few of its own layers, trained to its processed next-token chances.
 
 The student has the target's config with fewer layers. Embeddings and LM head are the target's and stay
 as they are; the layers and the final norm train. The data are a store's tokens and hidden states (the
-same that heads are trained from), so the target itself is not run again: its law at every position
+same that heads are trained from), so the target itself is not run again: its distribution at every position
 comes from the stored state. The outcome is an ordinary transformers folder, and, by :func:`pack`, a
 small file with the trained weights alone.
 """
@@ -94,7 +94,7 @@ class TextWindows(Dataset[dict[str, Tensor]]):
         }
 
 
-class DraftLesson(nn.Module):
+class DraftObjective(nn.Module):
     """A student's layers and final norm, plus the loss: a batch in, ``{"loss": …}`` out."""
 
     def __init__(self, student: Any, base: FrozenBase, sampling: SamplingParams) -> None:
@@ -162,12 +162,12 @@ def start_loss(
     student: Any, base: FrozenBase, sampling: SamplingParams, windows: Dataset[dict[str, Tensor]]
 ) -> float:
     """A student's mean loss over up to 16 windows spread over the data."""
-    lesson = DraftLesson(student, base, sampling)
+    objective = DraftObjective(student, base, sampling)
     size: int = len(windows)  # type: ignore[arg-type]
     chosen = [windows[i] for i in range(0, size, max(1, size // 16))][:16]
     device = base.device
     return float(
-        np.mean([lesson(**{k: v[None].to(device) for k, v in i.items()})["loss"].item() for i in chosen])
+        np.mean([objective(**{k: v[None].to(device) for k, v in i.items()})["loss"].item() for i in chosen])
     )
 
 
@@ -198,7 +198,7 @@ def train_draft(
         vocabulary: frequent tokens that the loss looks at; 0 for all.
         name: the target's name.
         report: takes progress lines.
-        sampling: the sampler whose law is learnt; None takes ``data``'s.
+        sampling: the sampler whose distribution is learnt; None takes ``data``'s.
         states: finished work folders of train-heads whose states are used instead of ``data``.
     Raises:
         InputError: layers out of range, too little data, ``out`` is something else, foreign states.
@@ -233,8 +233,8 @@ def train_draft(
     notes: dict[str, Any] = {"layers": layers, "from": list(pick), "start_loss": round(starts[pick], 4)}
     notes |= {"tokens": sum(s.tokens_stored for s in stores), "vocabulary": len(subset)}
     if training.epochs or training.steps:
-        lesson = DraftLesson(student, frozen, sampling)
-        notes |= train(lesson, windows, training, work, frozen.device, report, kept)
+        objective = DraftObjective(student, frozen, sampling)
+        notes |= train(objective, windows, training, work, frozen.device, report, kept)
     notes["minutes"] = round((time.monotonic() - begun) / 60, 1)
     if first_process():
         save_draft(

@@ -51,7 +51,7 @@ def states_part(model: Any, tokenizer: Any, base: HeadsBase, data: DataOptions) 
         "sequence_length": data.sequence_length,
     }
     if writes:
-        part |= {"write_batch": data.write_batch, "seed": data.seed, "sampling": law(data.sampling)}
+        part |= {"write_batch": data.write_batch, "seed": data.seed, "sampling": processing(data.sampling)}
     if data.continued:
         part["prompt"] = list(data.prompt)
     return part
@@ -65,20 +65,20 @@ def training_part(
     Args:
         stores: the hidden states, in order.
         training: how to train.
-        sampling: the sampler whose law is learnt.
+        sampling: the sampler whose distribution is learnt.
         more: further values, such as what the heads look like.
     """
     part = asdict(training)
     for name in ("save_every", "log_every", "tensorboard"):
         del part[name]
     states = [digest([store.made_from, store.tokens_stored]) for store in stores]
-    learnt = law(sampling) if training.targets == "model" else None
+    learnt = processing(sampling) if training.targets == "model" else None
     return json.loads(
         json.dumps({"states": states, "sampling": learnt, "processes": world_size(), **part, **more})
     )
 
 
-def law(sampling: SamplingParams) -> dict[str, Any]:
+def processing(sampling: SamplingParams) -> dict[str, Any]:
     """The fields of a sampler that its distribution depends on."""
     fields = asdict(sampling)
     del fields["seed"]

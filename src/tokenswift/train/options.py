@@ -49,7 +49,7 @@ class DataOptions:
             that heads see contexts of several lengths.
         write_batch: texts of ``sequence_length`` that the model writes together (fewer of longer ones).
         seed: of passages and of what the model writes.
-        sampling: how the model writes, and the law that is learnt.
+        sampling: how the model writes, and the distribution that is learnt.
     """
 
     source: str
@@ -95,7 +95,7 @@ class TrainingOptions:
         batch: windows per device and forward.
         window: positions per window.
         accumulate: batches per optimiser step.
-        targets: "model" (the processed law of the model) or "text" (the text's own next token).
+        targets: "model" (the processed distribution of the model) or "text" (the text's own next token).
         start: of heads: "ridge" (closed form) or "zero" (they repeat the model).
         held_out: share of the sequences that are not learnt from; their loss is logged.
         seed: of the data order and random starts.

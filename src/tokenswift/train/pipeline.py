@@ -195,7 +195,7 @@ def train_heads(
         vocabulary: frequent tokens that the loss looks at; 0 for all.
         name: the base model's name, for the header.
         report: takes progress lines.
-        sampling: the sampler whose law is learnt; None takes ``data``'s.
+        sampling: the sampler whose distribution is learnt; None takes ``data``'s.
         states: finished work folders of train-heads whose states are used instead of ``data``.
         coverage: share of the training text that the tokens worth drafting make up.
     Raises:
@@ -219,7 +219,7 @@ def train_heads(
     )
     frozen = frozen_base(model, subset)
     heads = started(config, stores, frozen, training, work, report)
-    lesson = Distillation(heads, frozen, sampling, training.targets)
+    objective = Distillation(heads, frozen, sampling, training.targets)
     notes: dict[str, Any] = {"data": Path(data.source).name, "continued": data.continued} if data else {}
     notes |= {"tokens": sum(s.tokens_stored for s in stores), "kind": kind, "vocabulary": len(subset)}
     if training.epochs or training.steps:
@@ -229,7 +229,7 @@ def train_heads(
             ConcatDataset([Windows(s, count, training.window, context, part[k]) for s, part in parts])
             for k in (0, 1)
         )
-        notes |= train(lesson, learnt, training, work, frozen.device, report, kept)
+        notes |= train(objective, learnt, training, work, frozen.device, report, kept)
     notes["minutes"] = round((time.monotonic() - begun) / 60, 1)
     heads.frequent = covering(found, coverage)
     notes["drafted"] = len(heads.frequent)
