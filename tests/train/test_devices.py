@@ -12,8 +12,8 @@ from tests.conftest import tiny_model
 from tests.train.test_train import D, filled, frozen
 from tokenswift.cli.main import build_parser
 from tokenswift.cli.train_heads import Plan, plan
-from tokenswift.heads.checkpoint import base_of
 from tokenswift.heads.modules import Heads
+from tokenswift.identity import base_of
 from tokenswift.train.loss import Distillation
 from tokenswift.train.options import RECIPES, TrainingOptions
 from tokenswift.train.pipeline import heads_config

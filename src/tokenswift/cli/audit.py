@@ -129,7 +129,7 @@ def _record(
 ) -> dict[str, Any]:
     import torch
 
-    from tokenswift.runs.identity import versions
+    from tokenswift.identity import versions
 
     return {
         **found,

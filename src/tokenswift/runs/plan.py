@@ -10,14 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 import torch
 
 from tokenswift.config import shown
-from tokenswift.memory import PROC, Memory, device_memory, largest, needs_of
+from tokenswift.memory import Memory, device_memory, largest, needs_of
 
 TABLES = 500  # bytes a token takes in lists, text and the n-gram table
 PROBE, REACH = 256, 8192  # tokens of text that passes are timed behind
@@ -79,13 +79,9 @@ class Plan:
     speed: Speed | None
 
 
-def resident(proc: Path = PROC) -> int:
-    """Bytes of memory that this process holds; 0 where the system does not tell."""
-    try:
-        lines = (proc / "self" / "status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS")), 0)
+def resident() -> int:
+    """Bytes of memory that this process holds."""
+    return psutil.Process().memory_info().rss
 
 
 def memory_parts(target: Any, strategy: Any, prompt: int, new: int) -> list[Part]:

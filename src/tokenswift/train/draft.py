@@ -30,14 +30,13 @@ from transformers import AutoModelForCausalLM
 
 from tokenswift.config import SamplingParams, check_integer
 from tokenswift.files import replacing
-from tokenswift.heads.checkpoint import base_of
-from tokenswift.identity import sample_of
+from tokenswift.identity import base_of, sample_of
 from tokenswift.models import draft as packed_draft
 from tokenswift.models._hf import quiet_transformers
 from tokenswift.models.made import RECORD
 from tokenswift.train.collect import Report
 from tokenswift.train.loss import FrozenBase, cross_entropy, frozen_base
-from tokenswift.train.manifest import claim, subset_digest, training_part
+from tokenswift.train.manifest import claim, training_part
 from tokenswift.train.options import DataOptions, TrainingOptions
 from tokenswift.train.pipeline import stores_of
 from tokenswift.train.processes import first_process
@@ -215,7 +214,7 @@ def train_draft(
     subset = frequent(counts(stores, base.vocab_size), vocabulary)
     claim(
         work,
-        training_part(stores, training, sampling, layers=layers, vocabulary=subset_digest(subset)),
+        training_part(stores, training, sampling, layers=layers, vocabulary=subset),
     )
     frozen = frozen_base(model, subset)
     parts = [(store, held_out(store, training.held_out)) for store in stores]

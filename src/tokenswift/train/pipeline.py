@@ -20,13 +20,14 @@ from torch.utils.data import ConcatDataset
 
 from tokenswift.config import SamplingParams, check_choice, check_integer
 from tokenswift.files import replacing
-from tokenswift.heads.checkpoint import HeadsBase, base_of, save_heads
+from tokenswift.heads.checkpoint import save_heads
 from tokenswift.heads.modules import KINDS, Heads, HeadsConfig
+from tokenswift.identity import BaseIdentity, base_of
 from tokenswift.models.generic import final_norm
 from tokenswift.train.collect import Report, fill_from_model, fill_from_text
 from tokenswift.train.data import blocks, check_amount, check_tokens, passages, prefix_of
 from tokenswift.train.loss import Distillation, FrozenBase, frozen_base, rms_eps
-from tokenswift.train.manifest import claim, states_part, subset_digest, training_part
+from tokenswift.train.manifest import claim, states_part, training_part
 from tokenswift.train.options import DataOptions, TrainingOptions
 from tokenswift.train.processes import first_process, once
 from tokenswift.train.ridge import ridge_start, zero_start
@@ -83,7 +84,7 @@ def _checked(made: Any, vocab_size: int) -> Any:
 
 
 def gather(
-    model: Any, tokenizer: Any, data: DataOptions, base: HeadsBase, work: Path, report: Report
+    model: Any, tokenizer: Any, data: DataOptions, base: BaseIdentity, work: Path, report: Report
 ) -> HiddenStore:
     """The work folder's store, filled by the first process while others wait."""
     made_from = states_part(model, tokenizer, base, data)
@@ -131,7 +132,7 @@ def stores_of(
     tokenizer: Any,
     data: DataOptions | None,
     states: Sequence[Path],
-    base: HeadsBase,
+    base: BaseIdentity,
     work: Path,
     report: Report,
 ) -> list[HiddenStore]:
@@ -144,7 +145,7 @@ def stores_of(
 
 
 def heads_config(
-    kind: str, count: int, base: HeadsBase, inner: int | None, eps: float = 1e-5, blocks: int = 1
+    kind: str, count: int, base: BaseIdentity, inner: int | None, eps: float = 1e-5, blocks: int = 1
 ) -> HeadsConfig:
     """What the heads to train look like.
 
@@ -215,7 +216,7 @@ def train_heads(
     subset = frequent(found, vocabulary)
     claim(
         work,
-        training_part(stores, training, sampling, heads=config.to_dict(), vocabulary=subset_digest(subset)),
+        training_part(stores, training, sampling, heads=config.to_dict(), vocabulary=subset),
     )
     frozen = frozen_base(model, subset)
     heads = started(config, stores, frozen, training, work, report)
