@@ -14,6 +14,7 @@ from typing import Any
 
 import jaxtyping
 from beartype import beartype
+from torch import Tensor
 
 _with_letters = jaxtyping.jaxtyped  # gives the letters of shapes one meaning within a call
 
@@ -34,9 +35,15 @@ def _watched(target: Any) -> Any:
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    known = getattr(function, "__annotations__", {})
-    shapes = {name: hint for name, hint in known.items() if "[Tensor, " in str(hint)}
-    if not shapes or getattr(function, "__wrapped__", None):
+    hints = getattr(function, "__annotations__", {})
+    shapes = {name: hint for name, hint in hints.items() if "[Tensor, " in str(hint)}
+    if not shapes or hasattr(function, "__wrapped__"):
         return function
-    function.__annotations__ = shapes
+    # a module may import what its annotations name for pyright alone
+    names = {
+        "Tensor": Tensor,
+        **vars(jaxtyping),
+        **function.__globals__,
+    }
+    function.__annotations__ = {name: eval(hint, names) for name, hint in shapes.items()}
     return _with_letters(beartype(function), typechecker=None)

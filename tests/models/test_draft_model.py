@@ -25,7 +25,7 @@ from tokenswift.train.draft import (
     start_loss,
     train_draft,
 )
-from tokenswift.train.options import TrainingOptions
+from tokenswift.train.options import Job, TrainingOptions
 from tokenswift.train.selftext import chances
 from tokenswift.train.store import HiddenStore
 from tokenswift.types import InputError, RunError
@@ -41,12 +41,12 @@ def draft_run(model: Any, folder: Path, steps: int = 4, layers: int = 1, **chang
         "training": TrainingOptions(steps=steps, save_every=2, log_every=1, lr=0.01, bf16=False),
         "out": folder / "draft",
         "work": folder / "work",
-        "layers": layers,
         "vocabulary": 128,
         "name": "tiny",
-        "report": lambda line: None,
     }
-    return train_draft(model, tiny_tokenizer(), **{**values, **changes})
+    report = changes.pop("report", lambda line: None)
+    job = Job(**{**values, **changes})
+    return train_draft(model, tiny_tokenizer(), job, report, layers=layers)
 
 
 def test_windows_stay_inside_their_blocks(tmp_path: Path) -> None:

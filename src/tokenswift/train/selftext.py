@@ -123,7 +123,7 @@ class Backbone:
         return made.last_hidden_state
 
     @torch.no_grad()
-    def logits(self, hidden: Float[Tensor, "B D"]) -> Float[Tensor, "B V"]:
+    def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """Final norm and LM head, in float32."""
         return shaped_logits(self.model.lm_head(self.norm(hidden)), self.model.config).float()
 
