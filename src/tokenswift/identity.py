@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from importlib import metadata
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from tokenswift.types import InputError
 from tokenswift.version import __version__
+
+if TYPE_CHECKING:  # the command line is there before torch is
+    from torch import Tensor
 
 SAMPLE_SIZE = 256  # values taken of a weight for a base's identity
 TOLERANCE = 0.01  # greatest relative distance of two samples of one base; a bf16 cast gives 0.002
@@ -64,6 +64,8 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 def sample_of(weight: Tensor) -> Tensor:
     """Values of a weight at fixed places, (256,) float32 on the CPU."""
+    import torch
+
     flat = weight.detach().reshape(-1)
     steps = torch.linspace(0.02, 0.98, SAMPLE_SIZE, dtype=torch.float64)
     indices = (steps * (flat.numel() - 1)).long().to(flat.device)
@@ -124,6 +126,8 @@ def base_of_weights(get: Callable[[str], Tensor | None], layers: int, name: str)
 
 
 def _base(name: str, embedding: Tensor, middle: Tensor) -> BaseIdentity:
+    import torch
+
     return BaseIdentity(
         name=os.path.basename(name.rstrip("/")) or name,
         hidden_size=embedding.shape[1],
@@ -134,6 +138,8 @@ def _base(name: str, embedding: Tensor, middle: Tensor) -> BaseIdentity:
 
 def _values(weight: Tensor) -> bytes:
     """Values of a weight at fixed places, as bytes."""
+    import torch
+
     flat = weight.detach().reshape(-1)
     starts = [(flat.numel() - RUN) * i // max(PLACES - 1, 1) for i in range(PLACES)]
     if flat.numel() <= PLACES * RUN:
@@ -212,6 +218,8 @@ def tokenizer_digest(tokenizer: Any) -> str | None:
 
 def versions() -> dict[str, str]:
     """What a run was made with."""
+    import torch
+
     return {
         "tokenswift": __version__,
         "torch": torch.__version__,
