@@ -1,13 +1,13 @@
-"""Chi-square test of observed outcomes against an exactly known law: the audit's."""
+"""Chi-square test of observed outcomes against an exactly known distribution: the audit's."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
-from tokenswift.audit import law as _law
+from tokenswift.audit import distribution as exact
 
 
-def chi_square(outcomes: Iterable[Hashable], law: Mapping[Any, float], least: float = 5.0) -> float:
-    """p-value of the outcomes under the law."""
-    return _law.chi_square(outcomes, law, least).p
+def chi_square(outcomes: Iterable[Hashable], distribution: Mapping[Any, float], least: float = 5.0) -> float:
+    """p-value of the outcomes under the distribution."""
+    return exact.chi_square(outcomes, distribution, least).p

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.lossless.test_tokens import random_heads
@@ -102,31 +104,29 @@ def test_a_budget_that_is_never_reached_needs_nothing(monkeypatch: pytest.Monkey
     llm_of().generate(PROMPT, 6, ignore_eos=True)
 
 
-def test_host_memory(tmp_path: Path) -> None:
+def test_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is available, or what the tightest control group leaves; page cache counts as free."""
-    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
-    assert host_memory(proc, groups) is None
-    (proc / "self").mkdir(parents=True)
-    (proc / "meminfo").write_text("MemTotal:   8000 kB\nMemFree:  10 kB\nMemAvailable:   5000 kB\nHuge: 0\n")
-    assert host_memory(proc, groups) == (5000 * 1024, 8000 * 1024)
-    (proc / "self" / "cgroup").write_text("0::/a/b\n")
+    own, groups = tmp_path / "own", tmp_path / "cgroup"
+    host = SimpleNamespace(available=5000 * 1024, total=8000 * 1024)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: host)
+    assert host_memory(groups, own) == (5000 * 1024, 8000 * 1024)
+    own.write_text("0::/a/b\n")
     for folder, most in ((groups, None), (groups / "a", "4096000"), (groups / "a" / "b", "max")):
         folder.mkdir(exist_ok=True)
         if most is not None:
             (folder / "memory.max").write_text(f"{most}\n")
             (folder / "memory.current").write_text("3000000\n")
             (folder / "memory.stat").write_text("anon 5\ninactive_file 1000000\n")
-    assert host_memory(proc, groups) == (4096000 - 2000000, 4096000)
-    (proc / "self" / "cgroup").write_text("5:cpu,memory:/c\n3:pids:/c\n")
+    assert host_memory(groups, own) == (4096000 - 2000000, 4096000)
+    own.write_text("5:cpu,memory:/c\n3:pids:/c\n")
     old = groups / "memory" / "c"
     old.mkdir(parents=True)
     (old / "memory.limit_in_bytes").write_text("7000000\n")
     (old / "memory.usage_in_bytes").write_text("6500000\n")
     (old / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 100000\n")
-    assert host_memory(proc, groups) == (600000, 7000000)
+    assert host_memory(groups, own) == (600000, 7000000)
 
 
 def test_this_machine_tells() -> None:
     found = TorchBackend().memory()
-    if Path("/proc/meminfo").exists():
-        assert found is not None and 0 < found.free <= found.total
+    assert found is not None and 0 < found.free <= found.total

@@ -52,9 +52,9 @@ AUDIT = [
         (REFERENCE,),
     ),
     Defect(
-        "audit: verdict ignores law p-values",
+        "audit: verdict ignores distribution p-values",
         "audit/report.py",
-        "            if test.p < LAW_LIMIT:\n",
+        "            if test.p < DISTRIBUTION_LIMIT:\n",
         "            if False:\n",
         (VERDICT,),
     ),

@@ -1,16 +1,71 @@
-"""The identity of a base model: a sample of its weights, compared with a tolerance."""
+"""What tells files, weights, models and tokenizers apart: digests, and samples that are compared.
+
+*Digests* are exact: of JSON values, of files, of sampled weights; whoever keeps one asks for its length.
+A *base model's identity* is a sample of its weights, compared with a tolerance: a cast to another type is
+the same base, a fine-tuned model is another one. *A run's identity* holds digests of everything that decides
+its tokens. Reading 16 GB of weights before every resume would take longer than the prefill, so weights are
+sampled there too: of every parameter its name, shape and type, and 64 values in four places. Training changes
+nearly every value of the parameters that it touches; a change of single values can go unnoticed.
+"""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-SAMPLE_SIZE = 256  # values taken of a weight
+from tokenswift.types import InputError
+from tokenswift.version import __version__
+
+if TYPE_CHECKING:  # the command line is there before torch is
+    from torch import Tensor
+
+SAMPLE_SIZE = 256  # values taken of a weight for a base's identity
 TOLERANCE = 0.01  # greatest relative distance of two samples of one base; a bf16 cast gives 0.002
+PLACES, RUN = 4, 16  # places of a weight that a digest looks at, and values at each
+#: parts of a config that say where a model came from or what it runs on, not what it is
+ASIDE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "_attn_implementation")
+
+
+def digest_of(value: Any, length: int = 64, default: Any = None) -> str:
+    """A SHA-256 of a JSON value, or its first ``length`` digits.
+
+    Args:
+        default: makes JSON values of others, as `json.dumps` takes it.
+    """
+    text = json.dumps(value, sort_keys=True, default=default)
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file's content.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    made = hashlib.sha256()
+    for part in parts:
+        made.update(part)
+        made.update(b"\0")
+    return made.hexdigest()[:32]
 
 
 def sample_of(weight: Tensor) -> Tensor:
     """Values of a weight at fixed places, (256,) float32 on the CPU."""
+    import torch
+
     flat = weight.detach().reshape(-1)
     steps = torch.linspace(0.02, 0.98, SAMPLE_SIZE, dtype=torch.float64)
     indices = (steps * (flat.numel() - 1)).long().to(flat.device)
@@ -20,3 +75,154 @@ def sample_of(weight: Tensor) -> Tensor:
 def distance(one: Tensor, other: Tensor) -> float:
     """Relative distance of two samples of one size; 0 for equal ones."""
     return float((one - other).norm() / one.norm().clamp_min(1e-9))
+
+
+@dataclass(frozen=True, slots=True)
+class BaseIdentity:
+    """The identity of a base model.
+
+    Attributes:
+        name: its name, for messages only.
+        hidden_size, vocab_size: D and V.
+        sample: values of its input embedding, then of a weight of its middle layer, float32.
+    """
+
+    name: str
+    hidden_size: int
+    vocab_size: int
+    sample: Tensor
+
+    def distance(self, other: BaseIdentity) -> float:
+        """Relative distance of the two samples; infinite when the shapes differ."""
+        if (self.hidden_size, self.vocab_size) != (other.hidden_size, other.vocab_size):
+            return float("inf")
+        if self.sample.shape != other.sample.shape:
+            return float("inf")
+        parts = zip(self.sample.split(SAMPLE_SIZE), other.sample.split(SAMPLE_SIZE), strict=True)
+        return max(distance(a, b) for a, b in parts)
+
+
+def base_of(model: Any, name: str | None = None) -> BaseIdentity:
+    """The identity of a loaded transformers causal LM."""
+    layers = model.base_model.layers
+    middle = next(p for p in layers[len(layers) // 2].parameters() if p.ndim == 2)
+    known = name or getattr(model.config, "_name_or_path", "") or model.config.model_type
+    return _base(str(known), model.get_input_embeddings().weight, middle)
+
+
+def base_of_weights(get: Callable[[str], Tensor | None], layers: int, name: str) -> BaseIdentity:
+    """The identity of a model of one of the lean families from its named weights, the same as
+    :func:`base_of` gives.
+
+    Args:
+        get: a weight by its name, None where there is none.
+        layers: how many the model has.
+    """
+    names = ("model.embed_tokens.weight", f"model.layers.{layers // 2}.self_attn.q_proj.weight")
+    embedding, middle = map(get, names)
+    if embedding is None or middle is None:
+        raise InputError(f"model {name} lacks one of the weights {', '.join(names)}")
+    return _base(name, embedding, middle)
+
+
+def _base(name: str, embedding: Tensor, middle: Tensor) -> BaseIdentity:
+    import torch
+
+    return BaseIdentity(
+        name=os.path.basename(name.rstrip("/")) or name,
+        hidden_size=embedding.shape[1],
+        vocab_size=embedding.shape[0],
+        sample=torch.cat((sample_of(embedding), sample_of(middle))),
+    )
+
+
+def _values(weight: Tensor) -> bytes:
+    """Values of a weight at fixed places, as bytes."""
+    import torch
+
+    flat = weight.detach().reshape(-1)
+    starts = [(flat.numel() - RUN) * i // max(PLACES - 1, 1) for i in range(PLACES)]
+    if flat.numel() <= PLACES * RUN:
+        taken = flat
+    else:
+        taken = torch.cat([flat[start : start + RUN] for start in starts])
+    return taken.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def weights_digest(named: Iterable[tuple[str, Tensor]]) -> str:
+    """A digest of sampled weights, by name and in the order of their names."""
+    return _digest(
+        part
+        for name, weight in named
+        for part in (name.encode(), str((tuple(weight.shape), str(weight.dtype))).encode(), _values(weight))
+    )
+
+
+def identity_of(model: Any) -> dict[str, Any]:
+    """The identity of a loaded transformers causal LM, before anything takes its weights.
+
+    Returns:
+        dtype, digests of config and sampled weights, and the adapter: None, or the names of the adapters
+        that PEFT attached with a digest of their settings and sampled weights.
+    """
+    config = {k: v for k, v in model.config.to_dict().items() if k not in ASIDE}
+    attached = getattr(model, "peft_config", None) or {}
+    names = [str(name) for name in attached] if isinstance(attached, Mapping) else []
+    own: list[tuple[str, Tensor]] = []
+    added: list[tuple[str, Tensor]] = []
+    for name, weight in model.named_parameters():
+        (added if _of_adapter(name, names) else own).append((name, weight))
+    adapter = None
+    if names:
+        settings = [f"{name} {_plain(attached[name])}".encode() for name in sorted(names)]
+        try:
+            active = getattr(model, "active_adapters", None)
+            active = active() if callable(active) else active
+        except ValueError:  # transformers asks for PEFT, and none is active
+            active = None
+        adapter = {
+            "names": sorted(names),
+            "digest": _digest(
+                [*settings, str(active).encode(), weights_digest(sorted(added, key=itemgetter(0))).encode()]
+            ),
+        }
+    return {
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "config": _digest([json.dumps(config, sort_keys=True, default=str).encode()]),
+        "weights": weights_digest(sorted(own, key=itemgetter(0))),
+        "adapter": adapter,
+    }
+
+
+def _of_adapter(name: str, adapters: list[str]) -> bool:
+    """Whether a parameter belongs to an adapter: PEFT names them ``….lora_A.NAME.weight``."""
+    return any(f".{adapter}." in f"{name}." for adapter in adapters)
+
+
+def _plain(settings: Any) -> str:
+    """An adapter's settings as text."""
+    if hasattr(settings, "to_dict"):
+        settings = settings.to_dict()
+    return json.dumps(settings, sort_keys=True, default=lambda value: type(value).__name__)
+
+
+def tokenizer_digest(tokenizer: Any) -> str | None:
+    """A digest of what a tokenizer does; None without one."""
+    if tokenizer is None:
+        return None
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is not None:
+        return _digest([fast.to_str().encode("utf-8", errors="surrogatepass")])
+    return _digest([json.dumps(tokenizer.get_vocab(), sort_keys=True).encode()])
+
+
+def versions() -> dict[str, str]:
+    """What a run was made with."""
+    import torch
+
+    return {
+        "tokenswift": __version__,
+        "torch": torch.__version__,
+        "transformers": metadata.version("transformers"),
+        "python": platform.python_version(),
+    }

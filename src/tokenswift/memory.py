@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import psutil
 import torch
 
 from tokenswift.config import shown
 from tokenswift.types import InputError
 
-PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+CGROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 LOGIT = 4  # bytes of a float32
 
 
@@ -128,19 +129,16 @@ def _refuse(need: Need, nbytes: int, available: int, valid: str) -> None:
     )
 
 
-def host_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> Memory | None:
-    """Memory of the host as Linux reports it, or of the control group where that has less.
+def host_memory(cgroups: Path = CGROUPS, own: Path = OWN) -> Memory:
+    """Memory of the host, or of the control group where that has less.
 
     Args:
-        proc, cgroups: where these file systems are mounted.
+        cgroups: where Linux mounts control groups.
+        own: the file that names those of this process.
     """
-    try:
-        lines = (proc / "meminfo").read_text().splitlines()
-        parts = {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines if " kB" in line}
-        found = [Memory(parts["MemAvailable"], parts["MemTotal"])]
-    except (OSError, KeyError, ValueError, IndexError):
-        return None
-    for folder, limit, used in _groups(proc, cgroups):
+    host = psutil.virtual_memory()
+    found = [Memory(host.available, host.total)]
+    for folder, limit, used in _groups(cgroups, own):
         try:
             most = int((folder / limit).read_text())  # "max" where there is none
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
@@ -154,19 +152,15 @@ def host_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> Memory | None:
     return Memory(min(m.free for m in found), min(m.total for m in found))
 
 
-def resident(proc: Path = PROC) -> int:
-    """Bytes of memory that this process holds; 0 where the system does not tell."""
-    try:
-        lines = (proc / "self" / "status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS")), 0)
+def resident() -> int:
+    """Bytes of memory that this process holds."""
+    return psutil.Process().memory_info().rss
 
 
-def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, str, str]]:
+def _groups(cgroups: Path, own: Path) -> Iterator[tuple[Path, str, str]]:
     """The control groups that bind this process: folder, file of the limit, file of the use."""
     try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
+        lines = own.read_text().splitlines()
     except OSError:
         return
     for line in lines:

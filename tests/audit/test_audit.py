@@ -1,4 +1,4 @@
-"""The audit's parts: chi-square, enumerated laws of both rules, the numeric error, near-ties."""
+"""The audit's parts: chi-square, enumerated distributions of both rules, the numeric error, near-ties."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scipy.stats import chi2
 from tests.planted import cast, prefilled, second_part_shifted
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.audit import equality, law, toy
+from tokenswift.audit import distribution, equality, toy
 from tokenswift.audit.passes import numeric_error
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.sampling.accept import accept_published
@@ -27,7 +27,7 @@ ROWS = torch.randn(4, 4, generator=torch.Generator().manual_seed(3)).softmax(-1)
 
 
 def after(path: tuple[int, ...]) -> list[float]:
-    """A law of 4 tokens that depends on the last token."""
+    """A distribution of 4 tokens that depends on the last token."""
     return ROWS[path[-1] if path else 0]
 
 
@@ -50,25 +50,25 @@ TREES = [
 @pytest.mark.parametrize("statistic,freedom", [(0.5, 1), (10.0, 10), (37.3, 22), (900.0, 33), (1.0, 200)])
 def test_survival_equals_scipy(statistic: float, freedom: int) -> None:
     expected = float(chi2.sf(statistic, freedom))
-    assert law.survival(statistic, freedom) == pytest.approx(expected, rel=1e-8)
+    assert distribution.survival(statistic, freedom) == pytest.approx(expected, rel=1e-8)
 
 
 def test_chi_square_accepts_the_true_law_and_refuses_a_wrong_one() -> None:
     generator = torch.Generator().manual_seed(1)
     true, wrong = {0: 0.5, 1: 0.3, 2: 0.2}, {0: 0.45, 1: 0.35, 2: 0.2}
     drawn = torch.multinomial(torch.tensor([0.5, 0.3, 0.2]), 8000, True, generator=generator).tolist()
-    assert law.chi_square(drawn, true).p > 1e-3
-    assert law.chi_square(drawn, wrong).p < 1e-6
-    assert law.chi_square(drawn, true).variation < 0.02
+    assert distribution.chi_square(drawn, true).p > 1e-3
+    assert distribution.chi_square(drawn, wrong).p < 1e-6
+    assert distribution.chi_square(drawn, true).variation < 0.02
 
 
 def test_chi_square_p_values_are_uniform_under_the_law() -> None:
-    """Its own calibration: over 300 samples from the law, the p-values follow their uniform law."""
+    """Its own calibration: over 300 samples from the distribution, the p-values are uniform."""
     generator = torch.Generator().manual_seed(2)
     weights = torch.tensor([0.4, 0.3, 0.2, 0.06, 0.04])
     exact = dict(enumerate(weights.double().div(weights.double().sum()).tolist()))
     values = sorted(
-        law.chi_square(torch.multinomial(weights, 400, True, generator=generator).tolist(), exact).p
+        distribution.chi_square(torch.multinomial(weights, 400, True, generator=generator).tolist(), exact).p
         for _ in range(300)
     )
     furthest = max(abs(value - (i + 0.5) / 300) for i, value in enumerate(values))
@@ -76,14 +76,14 @@ def test_chi_square_p_values_are_uniform_under_the_law() -> None:
 
 
 def test_an_excluded_outcome_gives_zero() -> None:
-    assert law.chi_square([0, 0, 1, 2], {0: 0.5, 1: 0.5}).p == 0.0
+    assert distribution.chi_square([0, 0, 1, 2], {0: 0.5, 1: 0.5}).p == 0.0
 
 
 def test_a_bad_law_or_too_few_outcomes_are_refused() -> None:
     with pytest.raises(ValueError, match="add up"):
-        law.chi_square([0], {0: 0.5})
+        distribution.chi_square([0], {0: 0.5})
     with pytest.raises(ValueError, match="too few"):
-        law.chi_square([0, 1], {0: 0.5, 1: 0.5})
+        distribution.chi_square([0, 1], {0: 0.5, 1: 0.5})
 
 
 # ---- enumeration --------------------------------------------------------------------------------
@@ -91,25 +91,25 @@ def test_a_bad_law_or_too_few_outcomes_are_refused() -> None:
 
 @pytest.mark.parametrize("tree", TREES)
 def test_the_exact_rule_has_the_target_law_without_sampling(tree: DraftTree) -> None:
-    step = law.exact_step_law(tree, after)
+    step = distribution.exact_step(tree, after)
     assert sum(step.values()) == pytest.approx(1)
-    whole = law.continued(step, after, 4)
-    target = law.joint_law(after, 4)
-    assert law.variation(whole, target) < 1e-12
+    whole = distribution.continued(step, after, 4)
+    target = distribution.joint_distribution(after, 4)
+    assert distribution.variation(whole, target) < 1e-12
 
 
 @pytest.mark.parametrize("tree", TREES[1:])
 def test_the_published_rule_has_another_law_without_sampling(tree: DraftTree) -> None:
-    step = law.published_step_law(tree, after)
+    step = distribution.published_step(tree, after)
     assert sum(step.values()) == pytest.approx(1)
-    whole = law.continued(step, after, 4)
-    assert law.variation(whole, law.joint_law(after, 4)) > 0.02
+    whole = distribution.continued(step, after, 4)
+    assert distribution.variation(whole, distribution.joint_distribution(after, 4)) > 0.02
 
 
 def test_the_published_rule_is_exact_on_a_chain() -> None:
     """One path has one draw per place: nothing to go wrong."""
-    whole = law.continued(law.published_step_law(tree_of([1, 2, 3]), after), after, 4)
-    assert law.variation(whole, law.joint_law(after, 4)) < 1e-12
+    whole = distribution.continued(distribution.published_step(tree_of([1, 2, 3]), after), after, 4)
+    assert distribution.variation(whole, distribution.joint_distribution(after, 4)) < 1e-12
 
 
 def published_steps(tree: DraftTree, seeds: int) -> list[tuple[int, ...]]:
@@ -128,9 +128,11 @@ def published_steps(tree: DraftTree, seeds: int) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("tree", TREES)
 def test_the_closed_form_is_the_law_of_the_published_code(tree: DraftTree) -> None:
     seen = published_steps(tree, 4000)
-    assert law.chi_square(seen, law.published_step_law(tree, after)).p > 1e-4
+    assert distribution.chi_square(seen, distribution.published_step(tree, after)).p > 1e-4
     if tree is not TREES[0]:
-        assert law.chi_square(seen, law.exact_step_law(tree, after)).p < 1e-6  # negative control
+        assert (
+            distribution.chi_square(seen, distribution.exact_step(tree, after)).p < 1e-6
+        )  # negative control
 
 
 def branching_tree() -> DraftTree:
@@ -146,18 +148,18 @@ def branching_tree() -> DraftTree:
 def test_the_closed_form_counts_branches_that_repeat_a_path() -> None:
     tree = branching_tree()
     seen = published_steps(tree, 6000)
-    step = law.published_step_law(tree, after)
+    step = distribution.published_step(tree, after)
     assert sum(step.values()) == pytest.approx(1)
-    assert law.first_token(step)[1] == pytest.approx(1 - (1 - after(())[1]) ** 6)
-    assert law.chi_square(seen, step).p > 1e-4
+    assert distribution.first_token(step)[1] == pytest.approx(1 - (1 - after(())[1]) ** 6)
+    assert distribution.chi_square(seen, step).p > 1e-4
     merged = replace(tree, branches=tree.branches[-1:])  # negative control: each distinct path once
-    assert law.chi_square(seen, law.published_step_law(merged, after)).p < 1e-6
+    assert distribution.chi_square(seen, distribution.published_step(merged, after)).p < 1e-6
 
 
 def test_the_closed_form_of_three_equal_leaves() -> None:
     """p = 0.3 each: .2235 for the first and the last path, .21 for the middle one, and what is left."""
     tree = tree_of([0], [1], [2])
-    found = law.published_step_law(tree, lambda tokens: [0.3, 0.3, 0.3, 0.1])
+    found = distribution.published_step(tree, lambda tokens: [0.3, 0.3, 0.3, 0.1])
     kept = {
         token: sum(p for key, p in found.items() if len(key) == 2 and key[0] == token) for token in range(3)
     }
@@ -168,13 +170,13 @@ def test_the_closed_form_of_three_equal_leaves() -> None:
 
 
 def test_steps_of_the_published_rule_are_independent() -> None:
-    """Two steps with the same tree: their joint law is made of the step's law, text by text."""
+    """Two steps with the same tree: their joint distribution is made of the step's, text by text."""
     tree = branching_tree()
 
-    def step_after(text: tuple[int, ...]) -> law.Law:
-        return law.published_step_law(tree, lambda path: after((*text, *path)))
+    def step_after(text: tuple[int, ...]) -> distribution.Distribution:
+        return distribution.published_step(tree, lambda path: after((*text, *path)))
 
-    joint: law.Law = {}
+    joint: distribution.Distribution = {}
     for first, p in step_after(()).items():
         for second, q in step_after(first).items():
             key = (len(first), *first, *second)
@@ -191,13 +193,13 @@ def test_steps_of_the_published_rule_are_independent() -> None:
             text += [*(tree.tokens[node] for node in accepted.nodes[1:]), accepted.token]
             marks.append(len(text))
         seen.append((marks[0], *text))
-    assert law.chi_square(seen, joint).p > 1e-4
+    assert distribution.chi_square(seen, joint).p > 1e-4
 
 
 def test_first_token_of_m_leaves() -> None:
     """The bias in one number: m leaves below a token of probability p accept it with 1 - (1-p)^m."""
     tree = tree_of(*([1, a, b] for a, b in itertools.product(range(3), repeat=2)))
-    found = law.first_token(law.published_step_law(tree, after))
+    found = distribution.first_token(distribution.published_step(tree, after))
     assert found[1] == pytest.approx(1 - (1 - after(())[1]) ** 9)
 
 
@@ -212,22 +214,22 @@ def test_toy_runs_follow_the_enumerated_law(family: str) -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
     assert llm.model.config.model_type == model.config.model_type and llm.target.vocab_size == toy.VOCAB
     params = toy.CASES["all"]
-    exact = toy.toy_law(llm.model, params)
+    exact = toy.toy_distribution(llm.model, params)
     plain = list(toy.outcomes(llm, "autoregressive", params, 100))
     assert list(toy.outcomes(llm, "tokenswift", params, 100)) == plain
-    assert law.chi_square(plain, exact).p > 1e-4
+    assert distribution.chi_square(plain, exact).p > 1e-4
 
 
 def test_the_toy_sees_each_processor_and_the_published_rule() -> None:
-    """Negative controls: no case passes under another case's law, nor does the published rule."""
+    """Negative controls: no case passes under another case's distribution, nor does the published rule."""
     llm = toy.toy_llm(tiny_model("llama"))
     seen = list(toy.outcomes(llm, "autoregressive", toy.CASES["no processor"], 900))
     for name, params in toy.CASES.items():
-        p = law.chi_square(seen, toy.toy_law(llm.model, params)).p
+        p = distribution.chi_square(seen, toy.toy_distribution(llm.model, params)).p
         assert p > 1e-4 if name == "no processor" else p < 1e-6, name
     for name in ("min-p", "all"):
         biased = list(toy.outcomes(llm, "tokenswift", toy.CASES[name], 150, (toy.PUBLISHED,)))
-        assert law.chi_square(biased, toy.toy_law(llm.model, toy.CASES[name])).p < 1e-6
+        assert distribution.chi_square(biased, toy.toy_distribution(llm.model, toy.CASES[name])).p < 1e-6
 
 
 # ---- divergences --------------------------------------------------------------------------------

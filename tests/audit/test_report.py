@@ -17,8 +17,8 @@ from tokenswift.audit import toy
 from tokenswift.audit.equality import Divergence
 from tokenswift.audit.passes import NumericError
 from tokenswift.audit.reference import Distance, Rounding
-from tokenswift.audit.report import Comparison, LawTest, Report
-from tokenswift.audit.run import Plan, Variant, audit, variants
+from tokenswift.audit.report import Comparison, DistributionTest, Report
+from tokenswift.audit.run import AuditOptions, Variant, audit, variants
 from tokenswift.types import InputError
 
 ROUNDING = Rounding(Distance(1e-4, 1e-5), 1e-6, 4.0)
@@ -38,8 +38,8 @@ TIE = Divergence(
     reference_shift=1e-4,
 )
 EQUAL = Comparison("medusa", 1, "greedy", 0, 32, 1.5, 0.1, None)
-LAW = LawTest("medusa", "all", 0.4, 100, 0.1, 100)
-PUBLISHED = LawTest("published rule", "all", 1e-60, 100, 0.7)
+DISTRIBUTION = DistributionTest("medusa", "all", 0.4, 100, 0.1, 100)
+PUBLISHED = DistributionTest("published rule", "all", 1e-60, 100, 0.7)
 
 
 def report() -> Report:
@@ -51,7 +51,7 @@ def report() -> Report:
         errors=[NUMBERS],
         toy_errors={"float32": NUMBERS},
         comparisons=[EQUAL, replace(EQUAL, strategy="triforce")],
-        laws=[replace(LAW, strategy="autoregressive", same=None), LAW],
+        distributions=[replace(DISTRIBUTION, strategy="autoregressive", same=None), DISTRIBUTION],
         published=[PUBLISHED],
     )
 
@@ -76,13 +76,15 @@ def test_a_report_without_findings_is_exact() -> None:
 @pytest.mark.parametrize("strategy", ["autoregressive", "medusa"])
 def test_a_law_that_is_not_followed_fails(strategy: str) -> None:
     found = report()
-    found.laws.append(LawTest(strategy, "top-k", 1e-6, 100, 0.4, None if strategy != "medusa" else 100))
-    failed(found, strategy, "law", "top-k", "1.0e-06")
+    found.distributions.append(
+        DistributionTest(strategy, "top-k", 1e-6, 100, 0.4, None if strategy != "medusa" else 100)
+    )
+    failed(found, strategy, "distribution", "top-k", "1.0e-06")
 
 
 def test_runs_that_differ_from_plain_decoding_fail_though_the_law_fits() -> None:
     found = report()
-    found.laws.append(replace(LAW, case="top-k", same=99))
+    found.distributions.append(replace(DISTRIBUTION, case="top-k", same=99))
     failed(found, "medusa", "1 of 100", "top-k")
 
 
@@ -153,14 +155,16 @@ def test_a_window_beyond_every_text_is_audited(monkeypatch: pytest.MonkeyPatch, 
         )
     model = cast(tiny_model("mistral-sliding", sliding_window=4096), torch.bfloat16)
     greedy = {"greedy": SamplingParams(greedy=True)}
-    found = audit(LLM.from_model(model), Plan(variants("autoregressive", {}), [[5, 6, 7]], greedy, 8, 1, 100))
+    found = audit(
+        LLM.from_model(model), AuditOptions(variants("autoregressive", {}), [[5, 6, 7]], greedy, 8, 1, 100)
+    )
     assert set(found.toy_errors) == {"float32", "bfloat16"}
-    assert "all, long prompt" in {test.case for test in found.laws}
+    assert "all, long prompt" in {test.case for test in found.distributions}
     toys = [text for text in found.failures if "toy model, long prompt" in text]
     assert len(toys) == (2 if ignored else 0)
     if ignored:
-        laws = [text for text in found.failures if "does not follow the law" in text]
-        assert any("all, long prompt" in text for text in laws)
+        distributions = [text for text in found.failures if "does not follow the distribution" in text]
+        assert any("all, long prompt" in text for text in distributions)
     else:
         assert found.headline == "exact"
 
@@ -209,7 +213,7 @@ def test_an_audit_names_what_it_could_not_run() -> None:
     llm.generate = generate  # type: ignore[method-assign]
     prompts: list = [[5, 6, 7], [i % VOCAB for i in range(20)]]
     known = [v for v in variants("all", {}) if v.label != "tokenswift"]  # it may find that nothing pays
-    plan = Plan(known, prompts, {"greedy": SamplingParams(greedy=True)}, 8, 1, 0, True)
+    plan = AuditOptions(known, prompts, {"greedy": SamplingParams(greedy=True)}, 8, 1, 0, True)
     found = audit(llm, plan)
     assert set(found.skipped) == {"medusa", "triforce", "magicdec"}
     assert any(c.strategy == "magicdec" for c in found.comparisons)
@@ -224,10 +228,10 @@ def test_a_strategy_that_drafted_nothing_was_not_run() -> None:
     busy = Variant("busy", "magicdec", {"budget": 64})
     plain = Variant("plain", "autoregressive")
     settings = {"prompts": [[5, 6, 7]], "samplings": {"greedy": SamplingParams(greedy=True)}, "tokens": 8}
-    found = audit(llm, Plan([idle, busy, plain], **settings, law_samples=0))
+    found = audit(llm, AuditOptions([idle, busy, plain], **settings, toy_runs=0))
     assert found.skipped == {"idle": "it drafted nothing on these texts; it may draft from: none"}
     assert found.strategies == ["busy", "plain"] and found.headline == "exact; not run: idle"
     drafted = {c.strategy: c.drafted for c in found.comparisons}
     assert drafted["idle"] == drafted["plain"] == 0 < drafted["busy"]
-    alone = audit(llm, Plan([idle], **settings, law_samples=0))
+    alone = audit(llm, AuditOptions([idle], **settings, toy_runs=0))
     assert alone.failures == ["nothing was compared"] and alone.headline == "NOT EXACT"

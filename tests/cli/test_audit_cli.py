@@ -12,7 +12,7 @@ from tests.cli.conftest import Call
 from tokenswift.audit.run import shipped_prompts, split_prompts
 from tokenswift.cli import options
 
-SHORT = ("--tokens", "12", "--law-samples", "100")
+SHORT = ("--tokens", "12", "--toy-runs", "100")
 
 
 @pytest.fixture
@@ -43,14 +43,20 @@ def test_an_exact_model_passes(cli: Call, tiny: Path, prompts: Path) -> None:
     texts = [row for row in record["comparisons"] if row["strategy"] == "tokenswift"]
     assert len(texts) == 2 * (2 + 1)  # two seeds with sampling and one greedy text, two prompts
     assert all(row["tokens"] == 12 for row in texts)
-    assert {row["case"] for row in record["laws"]} >= {"top-k", "penalty", "all", "yours", "all, long prompt"}
-    assert all(row["p"] > 1e-5 for row in record["laws"])
+    assert {row["case"] for row in record["distributions"]} >= {
+        "top-k",
+        "penalty",
+        "all",
+        "yours",
+        "all, long prompt",
+    }
+    assert all(row["p"] > 1e-5 for row in record["distributions"])
     assert all(row["p"] < 1e-6 for row in record["published"])
     assert record["dtype"] == "float32" and record["versions"]["torch"]
 
 
 def test_the_published_rule_fails_the_audit(cli: Call, tiny: Path, prompts: Path) -> None:
-    arguments = ("--tree", "1,3,3,3", "--draft", "partial", "--acceptance", "published", "--law-samples", "0")
+    arguments = ("--tree", "1,3,3,3", "--draft", "partial", "--acceptance", "published", "--toy-runs", "0")
     done = cli(
         "audit",
         "--model",
@@ -71,7 +77,7 @@ def test_the_published_rule_fails_the_audit(cli: Call, tiny: Path, prompts: Path
 
 def test_bfloat16_runs_and_is_exact_up_to_near_ties(cli: Call, tiny: Path, prompts: Path) -> None:
     done = cli(
-        "audit", "--model", tiny, "--prompts", prompts, "--dtype", "bfloat16", "--law-samples", "0", "--quiet"
+        "audit", "--model", tiny, "--prompts", prompts, "--dtype", "bfloat16", "--toy-runs", "0", "--quiet"
     )
     assert done.code == 0 and done.err == "", done
     assert "bfloat16" in done.out and "Verdict: exact" in done.out
@@ -79,7 +85,7 @@ def test_bfloat16_runs_and_is_exact_up_to_near_ties(cli: Call, tiny: Path, promp
 
 def test_bfloat16_and_self_speculation_are_no_false_alarm(cli: Call, tiny: Path, prompts: Path) -> None:
     """However near one-row passes come to transformers' own: here some equal it bit for bit."""
-    arguments = ("--dtype", "bfloat16", "--tokens", "100", "--strategy", "magicdec", "--law-samples", "0")
+    arguments = ("--dtype", "bfloat16", "--tokens", "100", "--strategy", "magicdec", "--toy-runs", "0")
     done = cli("audit", "--model", tiny, "--prompts", prompts, *arguments)
     assert done.code == 0 and "Verdict: exact" in done.out, done
 
@@ -96,7 +102,7 @@ def test_small_windows_are_exact(
     cli: Call, tiny_folder: Callable[..., Path], prompts: Path, family: str, dtype: str
 ) -> None:
     model = tiny_folder(family, **WINDOWS[family])
-    arguments = ("--dtype", dtype, "--tokens", "40", "--law-samples", "0", "--json", "a.json")
+    arguments = ("--dtype", dtype, "--tokens", "40", "--toy-runs", "0", "--json", "a.json")
     done = cli("audit", "--model", model, "--prompts", prompts, *arguments)
     assert done.code == 0 and "Verdict: exact" in done.out, done
     record = json.loads(Path("a.json").read_text(encoding="utf-8"))
@@ -110,8 +116,8 @@ def test_small_windows_are_exact(
         (("--tokens", "x"), ("--tokens is 'x'", "integer")),
         (("--seeds", "0"), ("--seeds is 0",)),
         (("--seeds", "2", "--seed", str(2**63 - 1)), ("--seeds is 2",)),
-        (("--law-samples", "-1"), ("--law-samples is -1",)),
-        (("--law-samples", "5"), ("--law-samples is 5", "at least 100")),
+        (("--toy-runs", "-1"), ("--toy-runs is -1",)),
+        (("--toy-runs", "5"), ("--toy-runs is 5", "at least 100")),
         (("--strategy", "magic"), ("--strategy is 'magic'", "all", "tokenswift")),
         (("--strategy", "autoregressive", "--tree", "1,1"), ("--tree", "autoregressive")),
         (("--budget", "3"), ("--budget is 3",)),
@@ -149,7 +155,7 @@ def test_prompts_are_split_at_lines_of_dashes() -> None:
 def test_prompts_are_shortened_to_the_models_positions(cli: Call, tiny: Path) -> None:
     """The shipped prompts are longer than a small model's positions; that is said before anything runs."""
     done = cli("audit", "--model", tiny, "--strategy", "magicdec", "--max-new-tokens", "8",
-               "--law-samples", "0", "--json", "a.json")  # fmt: skip
+               "--toy-runs", "0", "--json", "a.json")  # fmt: skip
     assert done.code == 0, done
     short = [line for line in done.err.splitlines() if "shortened to its first 248 tokens" in line]
     assert short and "the model has 256 positions, and 8 tokens are written" in short[0]

@@ -28,7 +28,8 @@ from tokenswift import (
     resume,
 )
 from tokenswift.config import CHAT_TEMPERATURE
-from tokenswift.heads.checkpoint import base_of, save_heads
+from tokenswift.heads.checkpoint import save_heads
+from tokenswift.identity import base_of
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TREE = {"tree": (2, 1), "ngrams": 2}

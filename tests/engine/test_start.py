@@ -21,6 +21,7 @@ from tests.tiny import BYTES, FAMILIES, build
 from tokenswift import LLM, SamplingParams
 from tokenswift.backends.weights import PANEL, Packed
 from tokenswift.engine.source import FromFiles, FromModel, cards_folder
+from tokenswift.identity import digest_of
 from tokenswift.models import card as cards
 from tokenswift.models import target as targets
 from tokenswift.models.decoder import LeanTarget
@@ -158,7 +159,7 @@ def damaged(change: Callable[[dict[str, Any]], object], sealed: bool) -> Callabl
         kept = json.loads(path.read_text())
         change(kept["card"])
         if sealed:
-            kept["digest"] = cards._digest(kept["card"])
+            kept["digest"] = digest_of(kept["card"])
         path.write_text(json.dumps(kept))
 
     return damage

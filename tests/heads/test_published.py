@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import tiny_model
-from tokenswift.heads.checkpoint import base_of, load_heads, resolve_heads, save_heads
+from tokenswift.heads.checkpoint import load_heads, resolve_heads, save_heads
 from tokenswift.heads.modules import Heads, HeadsConfig
 from tokenswift.heads.published import checkpoint_folder, export_checkpoint, import_checkpoint
+from tokenswift.identity import base_of
 from tokenswift.types import InputError
 
 D, V = 32, 260

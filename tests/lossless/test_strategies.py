@@ -1,4 +1,4 @@
-"""Every strategy against plain decoding: token equality, the joint law, and what each must accept."""
+"""Every strategy against plain decoding: token equality, joint distribution, what each must accept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from tests.lossless.test_tokens import _default, _prompt, random_heads, same
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.audit import law, toy
+from tokenswift.audit import distribution, toy
 from tokenswift.drafters.chain import ModelDrafter
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.rope import rotary_of
@@ -116,12 +116,12 @@ def test_probability_candidates_are_right_less_often() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["medusa", "triforce", "magicdec"])
-def test_joint_law_of_three_tokens(strategy: str) -> None:
+def test_joint_distribution_of_three_tokens(strategy: str) -> None:
     """All processors at once; TokenSwift's is among the audit's tests, more in ``tokenswift audit``."""
     llm = toy.toy_llm(tiny_model("llama"), strategy)
     params = toy.CASES["all"]
     seen = list(toy.outcomes(llm, strategy, params, 300))
-    assert law.chi_square(seen, toy.toy_law(llm.model, params)).p > 1e-4
+    assert distribution.chi_square(seen, toy.toy_distribution(llm.model, params)).p > 1e-4
 
 
 class Positions(LeanTarget):

@@ -17,7 +17,7 @@ from tokenswift.models import draft as packed_draft
 from tokenswift.models import embedded
 from tokenswift.models.load import load
 from tokenswift.train.draft import (
-    DraftLesson,
+    DraftObjective,
     TextWindows,
     layer_picks,
     make_student,
@@ -25,7 +25,7 @@ from tokenswift.train.draft import (
     start_loss,
     train_draft,
 )
-from tokenswift.train.options import TrainingOptions
+from tokenswift.train.options import Job, TrainingOptions
 from tokenswift.train.selftext import chances
 from tokenswift.train.store import HiddenStore
 from tokenswift.types import InputError, RunError
@@ -41,12 +41,12 @@ def draft_run(model: Any, folder: Path, steps: int = 4, layers: int = 1, **chang
         "training": TrainingOptions(steps=steps, save_every=2, log_every=1, lr=0.01, bf16=False),
         "out": folder / "draft",
         "work": folder / "work",
-        "layers": layers,
         "vocabulary": 128,
         "name": "tiny",
-        "report": lambda line: None,
     }
-    return train_draft(model, tiny_tokenizer(), **{**values, **changes})
+    report = changes.pop("report", lambda line: None)
+    job = Job(**{**values, **changes})
+    return train_draft(model, tiny_tokenizer(), job, report, layers=layers)
 
 
 def test_windows_stay_inside_their_blocks(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_windows_stay_inside_their_blocks(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_loss_by_definition(tmp_path: Path) -> None:
-    """Position by position: the target's processed law against the student's penalised one."""
+    """Position by position: the target's processed distribution against the student's penalised one."""
     model = tiny_model()
     store = filled(tmp_path, model, (56,))
     student = make_student(model, (1,)).eval()
@@ -77,7 +77,7 @@ def test_loss_by_definition(tmp_path: Path) -> None:
     batch = {k: torch.stack([i[k] for i in items]) for k in items[0]}
     sampling = SamplingParams(repetition_penalty=1.5)
     base = frozen(model)
-    got = DraftLesson(student, base, sampling)(**batch)["loss"]
+    got = DraftObjective(student, base, sampling)(**batch)["loss"]
 
     tokens, bits = store.arrays()
     text = torch.from_numpy(tokens.astype("int64"))
@@ -107,8 +107,8 @@ def test_only_layers_and_norm_learn() -> None:
     student = make_student(tiny_model(tie_word_embeddings=True), (0,))
     learning = {name for name, parameter in student.named_parameters() if parameter.requires_grad}
     assert learning and all(name.startswith(("model.layers.0.", "model.norm.")) for name in learning)
-    lesson = DraftLesson(student, frozen(tiny_model()), SamplingParams())
-    assert {name.partition(".")[0] for name in lesson.state_dict()} == {"layers", "norm"}
+    objective = DraftObjective(student, frozen(tiny_model()), SamplingParams())
+    assert {name.partition(".")[0] for name in objective.state_dict()} == {"layers", "norm"}
 
 
 def test_layers_to_start_from() -> None:

@@ -152,7 +152,7 @@ def test_published_never_draws_a_filtered_token() -> None:
 
 
 def test_published_draws_of_two_depths_are_independent() -> None:
-    """A chain 1 → 1 under uniform laws over four tokens: both accepted once in 16 runs, not in 4."""
+    """A chain 1 → 1 under uniform distributions over four tokens: both accepted once in 16 runs, not in 4."""
     builder = TreeBuilder(0)
     builder.add_path([1, 1])
     tree = builder.build(2)

@@ -1,4 +1,4 @@
-"""The keyed noise: pinned integers, the law of the values, and the law of the winner."""
+"""The keyed noise: pinned integers, the distribution of the values, and the distribution of the winner."""
 
 from __future__ import annotations
 

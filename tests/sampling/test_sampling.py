@@ -193,7 +193,8 @@ def test_rank_orders_by_score_or_by_score_plus_noise(min_p: float, device_like: 
         for i, width in enumerate((3, 40, 400)):
             gap = positions[i] - len(history) - len(paths[i])
             window = naive_window(history, paths[i], gap, 4)
-            scores = sampling.repetition_penalty(rows[i : i + 1], torch.tensor([sorted(window)]), 1.2)
+            seen = torch.tensor([sorted(window)], dtype=torch.long)
+            scores = sampling.repetition_penalty(rows[i : i + 1], seen, 1.2)
             if min_p:
                 scores = sampling.min_p(scores, min_p)
             kept = int((scores > -math.inf).sum())

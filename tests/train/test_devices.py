@@ -11,11 +11,11 @@ import torch
 from tests.conftest import tiny_model
 from tests.train.test_train import D, filled, frozen
 from tokenswift.cli.main import build_parser
-from tokenswift.cli.train_heads import Plan, plan
-from tokenswift.heads.checkpoint import base_of
+from tokenswift.cli.train_heads import job_of
 from tokenswift.heads.modules import Heads
+from tokenswift.identity import base_of
 from tokenswift.train.loss import Distillation
-from tokenswift.train.options import RECIPES, TrainingOptions
+from tokenswift.train.options import RECIPES, Job, TrainingOptions
 from tokenswift.train.pipeline import heads_config
 from tokenswift.train.processes import local_device, once
 from tokenswift.train.ridge import zero_start
@@ -39,9 +39,9 @@ def ranks(monkeypatch: pytest.MonkeyPatch, world: int, rank: int, local: int) ->
         monkeypatch.setenv(name, str(value))
 
 
-def planned(*options: str) -> Plan:
+def planned(*options: str) -> Job:
     parser, _ = build_parser()
-    return plan(parser.parse_args(["train-heads", "--out", "h", "--dtype", "float32", *options]))
+    return job_of(parser.parse_args(["train-heads", "--out", "h", "--dtype", "float32", *options]))
 
 
 def test_every_process_takes_the_device_of_its_local_rank(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,9 +125,9 @@ def test_options_reach_where_they_belong(tmp_path: Path) -> None:
     made = planned(*options)
     assert made.data is not None and made.data.prompt == (32, 64) and made.data.continued
     assert (made.data.write_batch, made.training.batch) == (6, 2)
-    assert made.data.seed == made.training.seed == made.sampling.seed == 5
+    assert made.data.seed == made.training.seed == made.learnt.seed == 5
     assert made.data.sampling == made.sampling
-    assert (made.sampling.top_p, made.sampling.top_k, made.sampling.penalty_window) == (0.9, 7, 99)
+    assert (made.learnt.top_p, made.learnt.top_k, made.learnt.penalty_window) == (0.9, 7, 99)
     for bad, message in (("64,32", "ascending"), ("90", "prompt is 90")):
         with pytest.raises(InputError, match=message):
             planned("--data", str(tmp_path), "--continued", "--block", "100", "--prompt", bad)

@@ -11,7 +11,8 @@ import torch
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.train.test_train import full_run, words
 from tokenswift.config import SamplingParams
-from tokenswift.heads.checkpoint import base_of, load_heads
+from tokenswift.heads.checkpoint import load_heads
+from tokenswift.identity import base_of
 from tokenswift.train import collect, pipeline
 from tokenswift.train.loss import Distillation
 from tokenswift.train.manifest import states_part, training_part
@@ -142,7 +143,7 @@ def test_a_manifest_holds_what_matters(text: str, tmp_path: Path) -> None:
     assert own == states(continued=True, sampling=SamplingParams(seed=4))
 
     def training(sampling: Any = None, **changes: Any) -> dict[str, Any]:
-        return training_part([], TrainingOptions(**changes), sampling or SamplingParams())
+        return training_part([], TrainingOptions(**changes), sampling or SamplingParams(), torch.arange(9))
 
     same = {"save_every": 7, "log_every": 3}
     assert training() == training(**same)

@@ -21,7 +21,7 @@ from tokenswift.heads.checkpoint import load_heads, read_heads
 from tokenswift.heads.modules import Heads, HeadsConfig
 from tokenswift.train.data import read_texts
 from tokenswift.train.loss import Distillation, FrozenBase
-from tokenswift.train.options import DataOptions, TrainingOptions
+from tokenswift.train.options import DataOptions, Job, TrainingOptions
 from tokenswift.train.pipeline import train_heads
 from tokenswift.train.ridge import ridge_start
 from tokenswift.train.selftext import Backbone, BatchCache, chances, continuations
@@ -129,7 +129,7 @@ def test_store_is_whole_up_to_the_last_indexed_block(tmp_path: Path) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["linear", "conditioned", "medusa"])
 def test_loss_by_definition(kind: str, tmp_path: Path) -> None:
-    """Row by row: processed law of the base model against the penalised law of the head."""
+    """Row by row: processed distribution of the base model against the penalised distribution of the head."""
     model = tiny_model()
     store = filled(tmp_path, model, (40,))
     torch.manual_seed(2)
@@ -218,17 +218,19 @@ def full_run(
     return train_heads(
         model,
         tokenizer or tiny_tokenizer(),
-        options(source, **changes),
-        training,
-        out=folder / "h.safetensors",
-        work=folder / "work",
+        Job(
+            options(source, **changes),
+            training,
+            folder / "h.safetensors",
+            folder / "work",
+            vocabulary,
+            "tiny",
+        ),
+        lambda line: None,
         kind=kind,
         count=2,
         inner=inner,
         blocks=blocks,
-        vocabulary=vocabulary,
-        name="tiny",
-        report=lambda line: None,
     )
 
 

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from tokenswift.engine.llm import LLM
-from tokenswift.models.generic import shadow_of
+from tokenswift.models.generic import shared_copy
 from tokenswift.models.rope import rotary_of
 
 #: How many times further from the reference than transformers' own pass a sound pass may be. Sums are kept
@@ -124,7 +124,7 @@ def reference_rows(llm: LLM, text: Sequence[int], places: Sequence[int]) -> tupl
     """
     model = llm.model
     if llm.rope_scaling is not None:
-        model = shadow_of(model, rotary_of(model, llm.rope_scaling))
+        model = shared_copy(model, rotary_of(model, llm.rope_scaling))
     low = next(p.dtype for p in model.parameters() if p.is_floating_point())
     high = torch.float32 if low in (torch.bfloat16, torch.float16) else torch.float64
     ids = torch.tensor([list(text)], device=llm.target.device)

@@ -10,7 +10,7 @@ from tokenswift.audit.equality import Divergence
 from tokenswift.audit.passes import NumericError
 from tokenswift.audit.reference import Distance
 
-LAW_LIMIT = 1e-5  # a law this unlikely is refused; some thirty tests are made in an audit
+DISTRIBUTION_LIMIT = 1e-5  # a distribution this unlikely is refused; some thirty tests are made in an audit
 BIAS_LIMIT = 1e-6  # the published rule has to fail at least this clearly
 
 
@@ -40,8 +40,8 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class LawTest:
-    """Whole runs on the toy model against its enumerated law.
+class DistributionTest:
+    """Whole runs on the toy model against its enumerated distribution.
 
     Attributes:
         same: runs whose tokens equal plain decoding's with the same seed (None: not compared).
@@ -73,8 +73,8 @@ class Report:
     errors: list[NumericError] = field(default_factory=list)
     toy_errors: dict[str, NumericError] = field(default_factory=dict)
     comparisons: list[Comparison] = field(default_factory=list)
-    laws: list[LawTest] = field(default_factory=list)
-    published: list[LawTest] = field(default_factory=list)
+    distributions: list[DistributionTest] = field(default_factory=list)
+    published: list[DistributionTest] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     shortened: dict[int, int] = field(default_factory=dict)
     seconds: float = 0.0
@@ -112,9 +112,11 @@ class Report:
                     f"passes are off by {_both(error.one_row)}, tree passes by {_both(error.tree)}; rounding "
                     f"explains {_both(error.rounding.allowed)} (greatest, median over positions)"
                 )
-        for test in self.laws:
-            if test.p < LAW_LIMIT:
-                found.append(f"{test.strategy} does not follow the law ({test.case}, p = {test.p:.1e})")
+        for test in self.distributions:
+            if test.p < DISTRIBUTION_LIMIT:
+                found.append(
+                    f"{test.strategy} does not follow the distribution ({test.case}, p = {test.p:.1e})"
+                )
             if test.same is not None and test.same < test.samples:
                 found.append(
                     f"{test.strategy} differs from plain decoding in {test.samples - test.same} of "
@@ -123,7 +125,7 @@ class Report:
         for test in self.published:
             if test.p >= BIAS_LIMIT:
                 found.append(
-                    f"the published rule passed the test of the law ({test.case}, p = {test.p:.1e}): "
+                    f"the published rule passed the distribution's test ({test.case}, p = {test.p:.1e}): "
                     f"the test is too weak to prove anything"
                 )
         if all(c.strategy in self.skipped for c in self.comparisons):
@@ -143,6 +145,7 @@ class Report:
         made["near_ties"] = len(self.near_ties)
         made["tokens_compared"] = sum(c.tokens for c in self.comparisons)
         made["failures"] = self.failures
+        made["laws"] = made["distributions"]  # its earlier name
         made["exact"] = not self.failures
         return _finite(made)
 
@@ -155,8 +158,8 @@ class Report:
             f"Toy model in {dtype}, prompt of two prefill chunks. {_numeric(dtype, [error])}"
             for dtype, error in self.toy_errors.items()
         ]
-        if self.laws:
-            blocks.append(self._laws())
+        if self.distributions:
+            blocks.append(self._distributions())
         blocks += [f"Not run: {name} ({why})" for name, why in self.skipped.items()]
         blocks += [
             f"Prompt {number} was shortened to its first {tokens} tokens (the model's positions)"
@@ -194,10 +197,10 @@ class Report:
             )
         else:
             text += "every token is the one that plain decoding writes"
-        if self.laws:
+        if self.distributions:
             text += (
-                f". On a toy model of the same family whole runs follow the exact law "
-                f"(smallest p of {len(self.laws)} tests: {min(t.p for t in self.laws):.2g})"
+                f". On a toy model of the same family whole runs follow the exact distribution "
+                f"(smallest p of {len(self.distributions)} tests: {min(t.p for t in self.distributions):.2g})"
             )
         if self.published:
             text += f"; the published rule fails the same test (p ≤ {max(t.p for t in self.published):.0e})"
@@ -227,14 +230,15 @@ class Report:
             rows.append((*key, *map(str, counts), f"{length:.2f}"))
         return "Tokens against plain decoding, same seeds\n" + table(rows)
 
-    def _laws(self) -> str:
+    def _distributions(self) -> str:
         rows: list[tuple[str, ...]] = [("strategy", "case", "runs", "p", "total variation", "same as plain")]
-        for test in [*self.laws, *self.published]:
+        for test in [*self.distributions, *self.published]:
             same = "–" if test.same is None else f"{test.same} of {test.samples}"
             p = f"{test.p:.3f}" if test.p >= 0.001 else f"{test.p:.0e}"
             rows.append((test.strategy, test.case, str(test.samples), p, f"{test.variation:.3f}", same))
-        return "Law of the next 3 tokens on a toy model of the same family, against enumeration\n" + table(
-            rows
+        return (
+            "Distribution of the next 3 tokens on a toy model of the same family, against enumeration\n"
+            + table(rows)
         )
 
     def _shown(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The audit itself: token equality and near-ties on the user's model, laws on a toy of its family."""
+"""The audit itself: token equality and near-ties on the user's model, distributions on a toy one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from tokenswift.audit import toy
+from tokenswift.audit.distribution import chi_square
 from tokenswift.audit.equality import Plain, account, first_difference, plain_text
-from tokenswift.audit.law import chi_square
 from tokenswift.audit.passes import NumericError, numeric_error
-from tokenswift.audit.report import Comparison, LawTest, Report
+from tokenswift.audit.report import Comparison, DistributionTest, Report
 from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM, STRATEGIES
 from tokenswift.types import InputError, Step
@@ -28,7 +28,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "triforce": {"budget": 64, "draft_budget": 64},
     "magicdec": {"budget": 64},
 }
-#: Plain decoding's law is tested with this many times the runs of a strategy, whose runs must equal it.
+#: Plain decoding's runs on the toy model for each run of a strategy, whose runs must equal them.
 DRAFTED = 5
 PUBLISHED_CASES = ("no processor", "min-p", "all")
 
@@ -74,7 +74,7 @@ def shipped_prompts() -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AuditOptions:
     """What an audit runs.
 
     Attributes:
@@ -82,8 +82,8 @@ class Plan:
         tokens: new tokens per text.
         seeds: texts per prompt and sampling (one for greedy decoding), from the sampling's seed on.
         samplings: name → parameters.
-        law_samples: runs of plain decoding per case on the toy model (strategies: a fifth, at least 100);
-            0 leaves the laws out.
+        toy_runs: runs of plain decoding per case on the toy model (strategies: a fifth, at least 100);
+            0 leaves the toy model out.
         tolerate: skip a strategy that cannot run here, instead of raising.
     """
 
@@ -92,174 +92,178 @@ class Plan:
     samplings: dict[str, SamplingParams]
     tokens: int = 64
     seeds: int = 1
-    law_samples: int = 500
+    toy_runs: int = 500
     tolerate: bool = False
 
 
-def audit(llm: LLM, plan: Plan, say: Callable[[str], None] = lambda line: None) -> Report:
-    """Run the plan; ``say`` gets a line of progress now and then.
+def audit(llm: LLM, options: AuditOptions, say: Callable[[str], None] = lambda line: None) -> Report:
+    """Make the audit; ``say`` gets a line of progress now and then.
 
     Raises:
         InputError: a prompt, a number of new tokens or a strategy that the model cannot run.
     """
     started = time.monotonic()
-    report = Report(llm.name, llm.dtype, llm.device)
-    prompts = fitting(llm, plan, report, say)
-    _compare(llm, plan, prompts, report, say)
-    _leave_unused(plan, report)
-    if plan.law_samples:
-        _laws(llm, plan, report, say)
-    report.seconds = time.monotonic() - started
-    return report
+    work = _Audit(llm, options, say, Report(llm.name, llm.dtype, llm.device))
+    work.compare()
+    work.leave_unused()
+    if options.toy_runs:
+        work.test_distributions()
+    work.report.seconds = time.monotonic() - started
+    return work.report
 
 
-def fitting(llm: LLM, plan: Plan, report: Report, say: Callable[[str], None]) -> list[list[int]]:
-    """The prompts as token ids, each cut to what leaves room for the plan's new tokens in the model's
-    positions; says which were.
+@dataclass(frozen=True, slots=True)
+class _Audit:
+    """An audit under way."""
 
-    Raises:
-        InputError: a prompt that is none, or as many new tokens as positions.
-    """
-    limit = llm.target.rotary.limit
-    if limit is not None and plan.tokens >= limit:
-        raise InputError(
-            f"max_new_tokens is {plan.tokens}; valid: at most {limit - 1} (the model has {limit} positions)",
-            "max_new_tokens",
-        )
-    found = []
-    for number, prompt in enumerate(plan.prompts, 1):
-        ids = llm.encode(prompt)
-        if limit is not None and len(ids) + plan.tokens > limit:
-            say(
-                f"prompt {number} of {len(plan.prompts)} has {len(ids)} tokens, shortened to its first "
-                f"{limit - plan.tokens} tokens: the model has {limit} positions, and {plan.tokens} tokens "
-                f"are written"
+    llm: LLM
+    options: AuditOptions
+    say: Callable[[str], None]
+    report: Report
+
+    def fitting(self) -> list[list[int]]:
+        """The prompts as token ids, each cut to what leaves room for the new tokens in the model's
+        positions; says which were.
+
+        Raises:
+            InputError: a prompt that is none, or as many new tokens as positions.
+        """
+        limit, new = self.llm.target.rotary.limit, self.options.tokens
+        if limit is not None and new >= limit:
+            raise InputError(
+                f"max_new_tokens is {new}; valid: at most {limit - 1} (the model has {limit} positions)",
+                "max_new_tokens",
             )
-            ids = ids[: limit - plan.tokens]
-            report.shortened[number] = len(ids)
-        found.append(ids)
-    return found
+        found = []
+        for number, prompt in enumerate(self.options.prompts, 1):
+            ids = self.llm.encode(prompt)
+            if limit is not None and len(ids) + new > limit:
+                self.say(
+                    f"prompt {number} of {len(self.options.prompts)} has {len(ids)} tokens, shortened to its "
+                    f"first {limit - new} tokens: the model has {limit} positions, and {new} tokens are "
+                    f"written"
+                )
+                ids = ids[: limit - new]
+                self.report.shortened[number] = len(ids)
+            found.append(ids)
+        return found
 
+    def compare(self) -> None:
+        """Every prompt with every sampling, seed and variant against plain decoding."""
+        options = self.options
+        for number, ids in enumerate(self.fitting(), 1):
+            error: NumericError | None = None
+            for name, params in options.samplings.items():
+                for seed in range(params.seed, params.seed + (1 if params.greedy else options.seeds)):
+                    where = f"prompt {number} of {len(options.prompts)}, {name}, seed {seed}"
+                    self.say(f"{where}: plain decoding")
+                    plain = plain_text(self.llm, ids, options.tokens, replace(params, seed=seed))
+                    if error is None:
+                        self.say(f"{where}: numeric error")
+                        error = numeric_error(self.llm, ids, plain.tokens, plain.kept)
+                        self.report.errors.append(error)
+                    for variant in options.variants:
+                        if variant.label not in self.report.skipped:
+                            self._one(
+                                f"{where}: {variant.label}", variant, plain, (number, name, seed), error
+                            )
 
-def _compare(
-    llm: LLM, plan: Plan, prompts: list[list[int]], report: Report, say: Callable[[str], None]
-) -> None:
-    for number, ids in enumerate(prompts, 1):
-        error: NumericError | None = None
-        for name, params in plan.samplings.items():
-            for seed in range(params.seed, params.seed + (1 if params.greedy else plan.seeds)):
-                where = f"prompt {number} of {len(plan.prompts)}, {name}, seed {seed}"
-                say(f"{where}: plain decoding")
-                plain = plain_text(llm, ids, plan.tokens, replace(params, seed=seed))
-                if error is None:
-                    say(f"{where}: numeric error")
-                    error = numeric_error(llm, ids, plain.tokens, plain.kept)
-                    report.errors.append(error)
-                for variant in plan.variants:
-                    if variant.label not in report.skipped:
-                        _one(llm, plan, report, say, variant, plain, (number, name, seed), error)
+    def _one(
+        self, where: str, variant: Variant, plain: Plain, key: tuple[int, str, int], error: NumericError
+    ) -> None:
+        """One text by a variant; ``key``: number of the prompt, name of the sampling, seed."""
+        llm, new = self.llm, self.options.tokens
+        start = time.monotonic()
+        drafted = 0
 
+        def count(step: Step) -> None:
+            nonlocal drafted
+            drafted += step.drafted
 
-def _leave_unused(plan: Plan, report: Report) -> None:
-    """A strategy that drafted nothing ran the passes of plain decoding, so its tokens say nothing of it: it
-    counts as not run."""
-    for variant in plan.variants:
-        rows = [c for c in report.comparisons if c.strategy == variant.label]
-        if variant.strategy != BASELINE and rows and not any(c.drafted for c in rows):
-            report.skipped[variant.label] = (
-                f"it drafted nothing on these texts; it may draft from: {rows[0].draft_source}"
+        try:
+            got = llm.generate(
+                plain.prompt,
+                new,
+                variant.strategy,
+                variant.options,
+                plain.params,
+                ignore_eos=True,
+                on_step=count,
             )
-
-
-def _one(
-    llm: LLM,
-    plan: Plan,
-    report: Report,
-    say: Callable[[str], None],
-    variant: Variant,
-    plain: Plain,
-    key: tuple[int, str, int],
-    error: NumericError,
-) -> None:
-    where = f"prompt {key[0]} of {len(plan.prompts)}, {key[1]}, seed {key[2]}: {variant.label}"
-    start = time.monotonic()
-    drafted = 0
-
-    def count(step: Step) -> None:
-        nonlocal drafted
-        drafted += step.drafted
-
-    try:
-        got = llm.generate(
-            plain.prompt,
-            plan.tokens,
-            variant.strategy,
-            variant.options,
-            plain.params,
-            ignore_eos=True,
-            on_step=count,
+        except InputError as refused:
+            if not self.options.tolerate:
+                raise
+            self.report.skipped[variant.label] = str(refused)
+            self.say(f"{where}: not run ({refused})")
+            return
+        seconds = time.monotonic() - start
+        place = first_difference(plain.tokens, got.token_ids)
+        if place is None:
+            self.say(f"{where}: {new} tokens equal, {seconds:.1f} s")
+        else:
+            self.say(f"{where}: differs at new token {place}, looking into it")
+        found = account(llm, plain, variant.strategy, variant.options, got.token_ids, error)
+        self.report.comparisons.append(
+            Comparison(
+                variant.label,
+                *key,
+                tokens=new if place is None else place,
+                length=got.metrics.mean_acceptance_length,
+                seconds=seconds,
+                divergence=found,
+                drafted=drafted,
+                draft_source=got.draft_source,
+                heads=got.heads,
+            )
         )
-    except InputError as refused:
-        if not plan.tolerate:
-            raise
-        report.skipped[variant.label] = str(refused)
-        say(f"{where}: not run ({refused})")
-        return
-    seconds = time.monotonic() - start
-    place = first_difference(plain.tokens, got.token_ids)
-    if place is None:
-        say(f"{where}: {plan.tokens} tokens equal, {seconds:.1f} s")
-    else:
-        say(f"{where}: differs at new token {place}, looking into it")
-    found = account(llm, plain, variant.strategy, variant.options, got.token_ids, error)
-    report.comparisons.append(
-        Comparison(
-            variant.label,
-            *key,
-            tokens=plan.tokens if place is None else place,
-            length=got.metrics.mean_acceptance_length,
-            seconds=seconds,
-            divergence=found,
-            drafted=drafted,
-            draft_source=got.draft_source,
-            heads=got.heads,
-        )
-    )
 
+    def leave_unused(self) -> None:
+        """A strategy that drafted nothing ran the passes of plain decoding, so its tokens say nothing of it:
+        it counts as not run."""
+        for variant in self.options.variants:
+            rows = [c for c in self.report.comparisons if c.strategy == variant.label]
+            if variant.strategy != BASELINE and rows and not any(c.drafted for c in rows):
+                self.report.skipped[variant.label] = (
+                    f"it drafted nothing on these texts; it may draft from: {rows[0].draft_source}"
+                )
 
-def _laws(llm: LLM, plan: Plan, report: Report, say: Callable[[str], None]) -> None:
-    say("toy model: numeric error after a long prompt")
-    for dtype in dict.fromkeys((torch.float32, llm.target.dtype)):
-        report.toy_errors[str(dtype).removeprefix("torch.")] = toy.toy_error(llm.model, dtype)
-    say("toy model: enumerating laws")
-    small = toy.toy_llm(llm.model)
-    medusa = toy.toy_llm(llm.model, "medusa")
-    cases = {case: (params, toy.PROMPT) for case, params in toy.CASES.items()}
-    own = next((p for p in plan.samplings.values() if not p.greedy), None)
-    if own is not None:
-        cases["yours"] = own, toy.PROMPT
-    cases["all, long prompt"] = toy.CASES["all"], toy.LONG_PROMPT
-    strategies = list(dict.fromkeys(v.strategy for v in plan.variants if v.label not in report.skipped))
-    for number, (case, (params, prompt)) in enumerate(cases.items()):
-        first = number * plan.law_samples  # seeds of its own for every case: the tests are independent
-        law = toy.toy_law(small.model, params, prompt)
-        if len(law) < 2:
-            continue  # the filters leave one text: token equality says it all
-        plain = list(toy.outcomes(small, BASELINE, params, plan.law_samples, first=first, prompt=prompt))
-        for strategy in [BASELINE, *strategies]:
-            runs = plan.law_samples if strategy == BASELINE else max(100, plan.law_samples // DRAFTED)
-            say(f"toy model, {case}: {runs} runs of {strategy}")
-            seen, same = plain, None
-            if strategy != BASELINE:
-                drafting = medusa if strategy == "medusa" else small
-                seen = list(toy.outcomes(drafting, strategy, params, runs, first=first, prompt=prompt))
-                same = sum(a == b for a, b in zip(plain, seen, strict=False))
-            fit = chi_square(seen, law)
-            report.laws.append(LawTest(strategy, case, fit.p, fit.samples, fit.variation, same))
-    for case in PUBLISHED_CASES:
-        say(f"toy model, {case}: the published rule")
-        runs = max(100, plan.law_samples // 3)
-        params = toy.CASES[case]
-        seen = list(toy.outcomes(small, "tokenswift", params, runs, (toy.PUBLISHED,)))
-        fit = chi_square(seen, toy.toy_law(small.model, params))
-        report.published.append(LawTest("published rule", case, fit.p, fit.samples, fit.variation))
+    def test_distributions(self) -> None:
+        """Whole runs on toy models against their enumerated distributions."""
+        model, report, most = self.llm.model, self.report, self.options.toy_runs
+        self.say("toy model: numeric error after a long prompt")
+        for dtype in dict.fromkeys((torch.float32, self.llm.target.dtype)):
+            report.toy_errors[str(dtype).removeprefix("torch.")] = toy.toy_error(model, dtype)
+        self.say("toy model: enumerating distributions")
+        small = toy.toy_llm(model)
+        medusa = toy.toy_llm(model, "medusa")
+        cases = {case: (params, toy.PROMPT) for case, params in toy.CASES.items()}
+        own = next((p for p in self.options.samplings.values() if not p.greedy), None)
+        if own is not None:
+            cases["yours"] = own, toy.PROMPT
+        cases["all, long prompt"] = toy.CASES["all"], toy.LONG_PROMPT
+        ran = [v for v in self.options.variants if v.label not in report.skipped]
+        for number, (case, (params, prompt)) in enumerate(cases.items()):
+            first = number * most  # seeds of its own for every case: the tests are independent
+            expected = toy.toy_distribution(small.model, params, prompt)
+            if len(expected) < 2:
+                continue  # the filters leave one text: token equality says it all
+            plain = list(toy.outcomes(small, BASELINE, params, most, first=first, prompt=prompt))
+            for strategy in [BASELINE, *dict.fromkeys(v.strategy for v in ran)]:
+                runs = most if strategy == BASELINE else max(100, most // DRAFTED)
+                self.say(f"toy model, {case}: {runs} runs of {strategy}")
+                seen, same = plain, None
+                if strategy != BASELINE:
+                    drafting = medusa if strategy == "medusa" else small
+                    seen = list(toy.outcomes(drafting, strategy, params, runs, first=first, prompt=prompt))
+                    same = sum(a == b for a, b in zip(plain, seen, strict=False))
+                fit = chi_square(seen, expected)
+                test = DistributionTest(strategy, case, fit.p, fit.samples, fit.variation, same)
+                report.distributions.append(test)
+        for case in PUBLISHED_CASES:
+            self.say(f"toy model, {case}: the published rule")
+            params = toy.CASES[case]
+            seen = list(toy.outcomes(small, "tokenswift", params, max(100, most // 3), (toy.PUBLISHED,)))
+            fit = chi_square(seen, toy.toy_distribution(small.model, params))
+            report.published.append(
+                DistributionTest("published rule", case, fit.p, fit.samples, fit.variation)
+            )

@@ -1,7 +1,7 @@
-"""The law of whole runs on a toy model of the audited model's family.
+"""The distribution of whole runs on a toy model of the audited model's family.
 
 The toy is built from the model's own classes and config, shrunk to a vocabulary of 6, so that the
-joint law of its next tokens can be enumerated: with transformers' own forward pass and processors,
+joint distribution of its next tokens can be enumerated: with transformers' own forward pass and processors,
 a code path that shares nothing with this library. Whole runs of ``LLM.generate`` must follow it.
 """
 
@@ -23,8 +23,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from tokenswift.audit.distribution import Distribution, Tokens, joint_distribution
 from tokenswift.audit.equality import plain_text
-from tokenswift.audit.law import Law, Tokens, joint_law
 from tokenswift.audit.passes import NumericError, numeric_error
 from tokenswift.config import OPTIONS, SamplingParams
 from tokenswift.engine.llm import LLM
@@ -185,9 +185,9 @@ def distribution_after(
     return after
 
 
-def toy_law(model: Any, params: SamplingParams, prompt: Tokens = PROMPT) -> Law:
-    """The joint law of the :data:`LENGTH` tokens after ``prompt``, enumerated."""
-    return joint_law(distribution_after(model, params, prompt), LENGTH)
+def toy_distribution(model: Any, params: SamplingParams, prompt: Tokens = PROMPT) -> Distribution:
+    """The joint distribution of the :data:`LENGTH` tokens after ``prompt``, enumerated."""
+    return joint_distribution(distribution_after(model, params, prompt), LENGTH)
 
 
 def toy_error(model: Any, dtype: torch.dtype, prompt: Tokens = LONG_PROMPT) -> NumericError:

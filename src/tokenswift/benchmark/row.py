@@ -14,9 +14,9 @@ from tokenswift.benchmark.race import COLUMNS, Side, figures, race
 from tokenswift.config import OPTIONS, SamplingParams, build_options
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.stream import Stream
+from tokenswift.identity import weights_digest
 from tokenswift.models.rope import parse_rope_scaling
 from tokenswift.report.figures import repeats
-from tokenswift.runs.identity import weights_digest
 from tokenswift.strategies.table import drafts_from
 
 Progress = Callable[[float], None]

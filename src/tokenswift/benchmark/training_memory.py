@@ -125,7 +125,7 @@ def training(model: Any, count: int) -> dict[str, float]:
     copies, base = peak_of(lambda: FrozenBase(model, torch.arange(vocab)))
     heads = Heads(HeadsConfig("conditioned", count, width, vocab, 1024))
     weights = sum(p.nbytes for p in heads.parameters()) / 1e9
-    lesson = Distillation(heads, base, SamplingParams())
+    objective = Distillation(heads, base, SamplingParams())
     rows, context = 128, SamplingParams().penalty_window
     batch = {
         "tokens": torch.zeros(4, context + rows + count, dtype=torch.long),
@@ -135,7 +135,7 @@ def training(model: Any, count: int) -> dict[str, float]:
 
     def step() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = lesson(**batch)["loss"]
+            loss = objective(**batch)["loss"]
         loss.backward()
 
     step_gb, _ = peak_of(step)

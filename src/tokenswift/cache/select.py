@@ -43,7 +43,7 @@ def select(
     budget: int,
     sinks: int,
     chunk: int = 8,
-) -> list[Int[Tensor, "K n"]]:
+) -> list[Int[Tensor, "K s"]]:
     """Positions per layer for a :class:`~tokenswift.cache.sparse.SparseCache`; all of a text that fits.
 
     Args:

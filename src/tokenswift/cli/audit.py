@@ -22,16 +22,16 @@ def add_parser(subparsers: Any) -> None:
         "audit",
         help="prove that strategies write what plain decoding writes",
         description="Compare strategies with plain decoding, token by token, on this model, dtype and "
-        "device; weigh every difference against the measured rounding error; test the law of the output on a "
-        "toy model of the same family, and the published rule with it. Tables and verdict go to standard "
-        "output, progress to standard error.",
+        "device; weigh every difference against the measured rounding error; test the distribution of the "
+        "output on a toy model of the same family, and the published rule with it. Tables and verdict go to "
+        "standard output, progress to standard error.",
         epilog="Exit codes: 0 exact, 1 not exact or the run failed, 2 bad input, 130 interrupted.",
     )
     for name, default, text in (
         ("max-new-tokens", 32, "new tokens per text, at least 1"),
         ("seeds", 1, "texts per prompt with sampling, at least 1, from --seed on"),
         (
-            "law-samples",
+            "toy-runs",
             300,
             "runs of plain decoding per case on the toy model (strategies: a fifth), at least 100, or 0",
         ),
@@ -43,7 +43,8 @@ def add_parser(subparsers: Any) -> None:
             metavar="N",
             help=f"{text}; default: %(default)s",
         )
-    parser.add_argument("--tokens", type=options.integer, dest="max_new_tokens", help=argparse.SUPPRESS)
+    for earlier, name in (("--tokens", "max_new_tokens"), ("--law-samples", "toy_runs")):
+        parser.add_argument(earlier, type=options.integer, dest=name, help=argparse.SUPPRESS)
     parser.add_argument(
         "--prompts",
         metavar="FILE",
@@ -65,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
     """Audit; cheap checks come before the model is loaded."""
     check_integer("max_new_tokens", args.max_new_tokens, 1)
     check_integer("seeds", args.seeds, 1)
-    check_integer("law_samples", args.law_samples, 0)
-    if 0 < args.law_samples < 100:
-        raise InputError(f"law_samples is {args.law_samples}; valid: at least 100, or 0")
+    check_integer("toy_runs", args.toy_runs, 0)
+    if 0 < args.toy_runs < 100:
+        raise InputError(f"toy_runs is {args.toy_runs}; valid: at least 100, or 0")
     sampling = options.sampling_from(args)
     if sampling.seed + args.seeds > 2**63:
         raise InputError(f"seeds is {args.seeds}; valid: up to 2^63 - 1 together with --seed")
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"prompts {args.prompts} holds no text; valid: a UTF-8 file with prompts")
 
     logger.info("auditing %s", args.model)
-    from tokenswift.audit.run import Plan, audit, shipped_prompts, split_prompts, variants
+    from tokenswift.audit.run import AuditOptions, audit, shipped_prompts, split_prompts, variants
 
     prompts = shipped_prompts() if text is None else split_prompts(text)
     llm = options.load_model(args)
@@ -89,16 +90,16 @@ def run(args: argparse.Namespace) -> int:
     samplings = {"greedy": replace(sampling, greedy=True)}
     if not sampling.greedy:
         samplings = {"sampling": sampling, **samplings}
-    plan = Plan(
+    audited = AuditOptions(
         variants=variants(args.strategy, given),
         prompts=list(prompts),
         samplings=samplings,
         tokens=args.max_new_tokens,
         seeds=args.seeds,
-        law_samples=args.law_samples,
+        toy_runs=args.toy_runs,
         tolerate=args.strategy == "all",
     )
-    report = audit(llm, plan, logger.info)
+    report = audit(llm, audited, logger.info)
     if record != STDOUT:
         print(report.text(), flush=True)
     if record is not None:
@@ -128,7 +129,7 @@ def _record(
 ) -> dict[str, Any]:
     import torch
 
-    from tokenswift.runs.identity import versions
+    from tokenswift.identity import versions
 
     return {
         **found,

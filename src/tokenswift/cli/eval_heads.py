@@ -70,7 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     options.add_model_options(parser)
     add_json_option(parser, "write the figures there")
     add("--quiet", action="store_true", help="nothing on standard error except errors")
-    options.add_sampling_options(parser, "sampling (of both laws, the model's text and the noise)")
+    options.add_sampling_options(parser, "sampling (of both distributions, the model's text and the noise)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     record = check_record(args.json, options.inputs_of(args))
     llm = options.load_model(args)
 
-    from tokenswift.heads.checkpoint import base_of
+    from tokenswift.identity import base_of
     from tokenswift.train.data import passages, prefix_of
     from tokenswift.train.evaluate import head_rates, own_text
     from tokenswift.train.selftext import Backbone

@@ -290,7 +290,7 @@ def record_of(
     """The JSON record of a run (``docs/cli.md`` describes the fields)."""
     import torch
 
-    from tokenswift.runs.identity import versions
+    from tokenswift.identity import versions
 
     metrics = asdict(result.metrics)
     return {

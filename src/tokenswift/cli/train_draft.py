@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenswift.cli.options import DEFAULT_MODEL, integer
 from tokenswift.cli.output import check_folder, check_writable
-from tokenswift.cli.train_heads import add_training_options, keeping, load_base, plan
+from tokenswift.cli.train_heads import add_training_options, job_of, keeping, load_base
 
 logger = logging.getLogger("tokenswift")
 
@@ -18,8 +18,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "train-draft",
         help="train a small draft model for a model",
-        description="A model of a few of the target's own layers, trained to the target's next-token law as "
-        "decoding processes it. Embeddings and LM head stay the target's.",
+        description="A model of a few of the target's own layers, trained to the target's next-token "
+        "distribution as decoding processes it. Embeddings and LM head stay the target's.",
     )
     add = parser.add_argument
     add(
@@ -50,25 +50,12 @@ def run(args: argparse.Namespace) -> int:
     check_folder("--out", args.out)
     check_out(args.out)
     check_writable("--pack", args.pack, renamed=True)
-    made = plan(args)
-    with keeping(made.work):
-        loaded, made = load_base(args, made)
+    job = job_of(args)
+    with keeping(job.work):
+        loaded, job = load_base(args, job)
         from tokenswift.train.draft import pack, train_draft
 
-        notes = train_draft(
-            loaded.model,
-            loaded.tokenizer,
-            made.data,
-            made.training,
-            out=args.out,
-            work=made.work,
-            layers=args.layers,
-            vocabulary=made.vocabulary,
-            name=Path(args.model).name,
-            report=logger.info,
-            sampling=made.sampling,
-            states=args.states,
-        )
+        notes = train_draft(loaded.model, loaded.tokenizer, job, logger.info, layers=args.layers)
     logger.info("wrote %s: %s", args.out, ", ".join(f"{k} {v}" for k, v in notes.items()))
     if args.pack is not None and first_process():
         pack(args.out, args.pack)

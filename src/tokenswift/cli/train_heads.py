@@ -6,7 +6,7 @@ import argparse
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from tokenswift.types import RunError
 if TYPE_CHECKING:
     from tokenswift.config import SamplingParams
     from tokenswift.models.load import Loaded
-    from tokenswift.train.options import DataOptions, TrainingOptions
+    from tokenswift.train.options import DataOptions, Job, TrainingOptions
 
 logger = logging.getLogger("tokenswift")
 
@@ -58,7 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add(
         "--targets",
         metavar="NAME",
-        help="model (its own law) or text (the next token); default model",
+        help="model (its own distribution) or text (the next token); default model",
     )
     add("--start", metavar="NAME", help="ridge (closed form), or zero for linear and medusa; default ridge")
     add(
@@ -169,29 +169,7 @@ def lengths(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"is {text!r}; valid: integers such as 256,1024") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The common options, checked.
-
-    Attributes:
-        data: where states come from; None without --data.
-        training: how to train.
-        sampling: the sampler whose distribution is learnt.
-        dtype, device: of the model in this process.
-        vocabulary: frequent tokens in the loss, 0 for all.
-        work: folder for states and checkpoints.
-    """
-
-    data: DataOptions | None
-    training: TrainingOptions
-    sampling: SamplingParams
-    dtype: str
-    device: str
-    vocabulary: int
-    work: Path
-
-
-def plan(args: argparse.Namespace) -> Plan:
+def job_of(args: argparse.Namespace) -> Job:
     """Check the common options and the places to write to; those not given come from the recipe, then from
     the place to run. Says what is about to be done before anything heavy is imported.
 
@@ -201,7 +179,7 @@ def plan(args: argparse.Namespace) -> Plan:
     from tokenswift.config import check_choice
     from tokenswift.models.load import check_name, check_place, check_place_names, native_bfloat16
     from tokenswift.train.data import check_source
-    from tokenswift.train.options import RECIPES
+    from tokenswift.train.options import RECIPES, Job
     from tokenswift.train.processes import local_device
     from tokenswift.types import InputError
 
@@ -224,8 +202,9 @@ def plan(args: argparse.Namespace) -> Plan:
     dtype = args.dtype
     if dtype == "auto":
         dtype = "bfloat16" if native_bfloat16(device) else "float32"
-    made = _options(args, sampling, cuda=device != "cpu", bf16=dtype == "bfloat16")
-    return Plan(*made[:2], sampling, dtype, device, made[2], work)
+    data, training, vocabulary = _options(args, sampling, cuda=device != "cpu", bf16=dtype == "bfloat16")
+    name = Path(args.model).name
+    return Job(data, training, args.out, work, vocabulary, name, sampling, tuple(args.states), dtype, device)
 
 
 def _options(
@@ -253,15 +232,15 @@ def _options(
     return data, TrainingOptions(**of(TrainingOptions)), chosen["loss_vocabulary"]
 
 
-def load_base(args: argparse.Namespace, made: Plan) -> tuple[Loaded, Plan]:
-    """The model to train for, and the plan with its sampling where that is asked for."""
+def load_base(args: argparse.Namespace, job: Job) -> tuple[Loaded, Job]:
+    """The model to train for, and the job with its sampling where that is asked for."""
     from tokenswift.models.load import load
 
     with Stages(args.quiet) as stages:
-        loaded = load(args.model, dtype=made.dtype, device=made.device, on_progress=stages)
-    sampling = options.model_sampling(args, made.sampling, loaded)
-    data = None if made.data is None else replace(made.data, sampling=sampling)
-    return loaded, replace(made, sampling=sampling, data=data)
+        loaded = load(args.model, dtype=job.dtype, device=job.device, on_progress=stages)
+    sampling = options.model_sampling(args, job.learnt, loaded)
+    data = None if job.data is None else replace(job.data, sampling=sampling)
+    return loaded, replace(job, sampling=sampling, data=data)
 
 
 @contextmanager
@@ -299,27 +278,20 @@ def run(args: argparse.Namespace) -> int:
     check_integer("blocks", args.blocks, 1, "at least 1 residual block")
     check_number("coverage", args.coverage, "above 0, at most 1", 0 < args.coverage <= 1)
     check_writable("--out", args.out, renamed=True)
-    made = plan(args)
-    with keeping(made.work):
-        loaded, made = load_base(args, made)
+    job = job_of(args)
+    with keeping(job.work):
+        loaded, job = load_base(args, job)
         from tokenswift.train.pipeline import train_heads
 
         notes = train_heads(
             loaded.model,
             loaded.tokenizer,
-            made.data,
-            made.training,
-            out=args.out,
-            work=made.work,
+            job,
+            logger.info,
             kind=kind,
             count=count,
             inner=args.inner,
             blocks=args.blocks,
-            vocabulary=made.vocabulary,
-            name=Path(args.model).name,
-            report=logger.info,
-            sampling=made.sampling,
-            states=args.states,
             coverage=args.coverage,
         )
     logger.info("wrote %s: %s", args.out, ", ".join(f"{k} {v}" for k, v in notes.items()))

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from tokenswift.sampling.ranking import Ranked
 
 #: features of a candidate: 1, lead over the next one (the best) or distance behind the best (the others),
-#: its logarithm, the share under the draft's law, depth below the root of its source, logarithm of the rank
+#: its logarithm, its share in the draft, depth below the root of its source, logarithm of the rank
 FEATURES = 6
 BINS = 10
 _LOGS = [math.log(at + 1.0) for at in range(64)]

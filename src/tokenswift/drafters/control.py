@@ -41,7 +41,7 @@ class _Mode:
     drafted: int = 0  # nodes below the root, in all
     interval: int = _FIRST
     next_trial: int = 0
-    honesty: float = 1.0  # drafted tokens that came over those that were expected
+    bias: float = 1.0  # drafted tokens that came over those that were expected
     judged: int = _TRUST  # steps that it was learnt from, and those that its first value counts for
 
     def learn(self, tokens: float, rows: int, draft_ms: float) -> None:
@@ -59,7 +59,7 @@ class _Mode:
             self.judged += 1
             ratio = (tokens - 1) / (expected - 1)
             weight = max(_SLOW / 4, 1 / self.judged) * min(1.0, expected - 1)
-            self.honesty = min(1.3, max(0.3, self.honesty + weight * (ratio - self.honesty)))
+            self.bias = min(1.3, max(0.3, self.bias + weight * (ratio - self.bias)))
 
 
 @dataclass(slots=True)
@@ -183,7 +183,7 @@ class Control:
         mode = self.modes[name]
         rows = max(1, round(mode.rows))
         extra = mode.tokens - 1
-        return (1 + extra * mode.honesty) / (mode.draft_ms + self.costs.verify(rows, context))
+        return (1 + extra * mode.bias) / (mode.draft_ms + self.costs.verify(rows, context))
 
     def uses(self, name: str) -> bool:
         """Whether a drafter drafts now, drafted last or is on trial."""

@@ -17,12 +17,12 @@ from tokenswift.drafters.registry import mark_of, marks
 from tokenswift.engine.request import Call
 from tokenswift.engine.step import decode, prefill
 from tokenswift.engine.text import TextStream
+from tokenswift.identity import versions
 from tokenswift.interfaces import DraftReport
 from tokenswift.interfaces import Sequence as SequenceState
 from tokenswift.memory import check_run
 from tokenswift.metrics import Meter
 from tokenswift.prompts import default_sampling
-from tokenswift.runs.identity import versions
 from tokenswift.runs.loop import LoopGuard
 from tokenswift.runs.state import RunState
 from tokenswift.runs.writer import RunWriter, open_run

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from tokenswift.heads.checkpoint import HeadsHost, base_of_weights, host_of
+from tokenswift.heads.checkpoint import HeadsHost, host_of
 from tokenswift.heads.published import holds_heads
+from tokenswift.identity import base_of_weights, identity_of, tokenizer_digest, weights_digest
 from tokenswift.models import card as cards
 from tokenswift.models.card import Card
 from tokenswift.models.checkpoint import HEAD, FileWeights
@@ -33,7 +34,6 @@ from tokenswift.models.rope import RopeScaling
 from tokenswift.models.stand_in import StandIn, describe
 from tokenswift.models.target import TOLERANCES, Target, backend_for, backend_key, check_model, make_target
 from tokenswift.prompts import end_tokens
-from tokenswift.runs.identity import identity_of, tokenizer_digest, weights_digest
 from tokenswift.types import InputError, OnProgress
 
 
@@ -182,7 +182,7 @@ class FromFiles:
         self._stand_in: Any = None
         if card.tokenizer is not None:
             self._stand_in = StandIn(files.folder, **card.tokenizer, real=lambda: self.tokenizer)
-        base = base_of_weights(self._weights, card.layout.num_hidden_layers, files.folder.name)
+        base = base_of_weights(self._weights.get, card.layout.num_hidden_layers, files.folder.name)
         self.host = HeadsHost(base, self._weights.dtype, self._weights.device, str(files.folder))
 
     @property

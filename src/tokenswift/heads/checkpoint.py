@@ -11,12 +11,11 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,75 +25,11 @@ from torch import Tensor
 from tokenswift.config import shown
 from tokenswift.files import replacing
 from tokenswift.heads.modules import Heads, HeadsConfig
-from tokenswift.identity import SAMPLE_SIZE, TOLERANCE, distance, sample_of
+from tokenswift.identity import TOLERANCE, BaseIdentity, base_of
 from tokenswift.types import InputError
 
 FORMAT_VERSION = 1
 METADATA_KEY = "tokenswift_heads"
-
-
-@dataclass(frozen=True, slots=True)
-class HeadsBase:
-    """The identity of a base model.
-
-    Attributes:
-        name: its name, for messages only.
-        hidden_size, vocab_size: D and V.
-        sample: values of its input embedding, then of a weight of its middle layer, float32.
-    """
-
-    name: str
-    hidden_size: int
-    vocab_size: int
-    sample: Tensor
-
-    def distance(self, other: HeadsBase) -> float:
-        """Relative distance of the two samples; infinite when the shapes differ."""
-        if (self.hidden_size, self.vocab_size) != (other.hidden_size, other.vocab_size):
-            return float("inf")
-        if self.sample.shape != other.sample.shape:
-            return float("inf")
-        parts = zip(self.sample.split(SAMPLE_SIZE), other.sample.split(SAMPLE_SIZE), strict=True)
-        return max(distance(a, b) for a, b in parts)
-
-
-def base_of(model: Any, name: str | None = None) -> HeadsBase:
-    """The identity of a loaded transformers causal LM."""
-    layers = model.base_model.layers
-    middle = next(p for p in layers[len(layers) // 2].parameters() if p.ndim == 2)
-    known = name or getattr(model.config, "_name_or_path", "") or model.config.model_type
-    return _base(str(known), model.get_input_embeddings().weight, middle)
-
-
-def base_of_weights(weights: Named, layers: int, name: str) -> HeadsBase:
-    """The identity of a model of one of the lean families from its named weights, the same as
-    :func:`base_of` gives.
-
-    Args:
-        layers: L.
-    """
-    names = ("model.embed_tokens.weight", f"model.layers.{layers // 2}.self_attn.q_proj.weight")
-    embedding, middle = (weights.get(name) for name in names)
-    if embedding is None or middle is None:
-        raise InputError(f"model {name} lacks one of the weights {', '.join(names)}")
-    return _base(name, embedding, middle)
-
-
-def _base(name: str, embedding: Tensor, middle: Tensor) -> HeadsBase:
-    return HeadsBase(
-        name=os.path.basename(name.rstrip("/")) or name,
-        hidden_size=embedding.shape[1],
-        vocab_size=embedding.shape[0],
-        sample=torch.cat((sample_of(embedding), sample_of(middle))),
-    )
-
-
-class Named(Protocol):
-    """Weights by name."""
-
-    def get(self, name: str) -> Tensor | None:
-        """One of them."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +43,7 @@ class HeadsHost:
         model: the transformers model, where it is loaded.
     """
 
-    base: HeadsBase
+    base: BaseIdentity
     dtype: torch.dtype
     device: torch.device
     place: str
@@ -123,7 +58,7 @@ def host_of(model: Any) -> HeadsHost:
     return HeadsHost(base_of(model), model.dtype, model.device, str(place), model)
 
 
-def check_base(heads: str, wanted: HeadsBase, model: HeadsBase) -> None:
+def check_base(heads: str, wanted: BaseIdentity, model: BaseIdentity) -> None:
     """Raise :class:`InputError` unless heads made for ``wanted`` fit ``model``."""
     mine = f"hidden size {wanted.hidden_size}, vocabulary {wanted.vocab_size}"
     theirs = f"hidden size {model.hidden_size}, vocabulary {model.vocab_size}"
@@ -142,7 +77,7 @@ def check_base(heads: str, wanted: HeadsBase, model: HeadsBase) -> None:
 def save_heads(
     heads: Heads,
     path: str | Path,
-    base: HeadsBase,
+    base: BaseIdentity,
     dtype: torch.dtype = torch.bfloat16,
     notes: dict[str, Any] | None = None,
 ) -> None:
@@ -185,7 +120,7 @@ def _reason(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def read_heads(path: str | Path) -> tuple[Heads, HeadsBase, dict[str, Any]]:
+def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
     """A heads file's content: float32 heads on the CPU, their base's identity, their notes."""
     path = Path(path)
     if not path.is_file():
@@ -225,7 +160,7 @@ def read_heads(path: str | Path) -> tuple[Heads, HeadsBase, dict[str, Any]]:
         heads.frequent = frequent.long()
     heads.calibration = _calibration(header.get("calibration"), path)
     heads.source = str(path)
-    base = HeadsBase(str(header.get("base", "?")), config.hidden_size, config.vocab_size, sample.float())
+    base = BaseIdentity(str(header.get("base", "?")), config.hidden_size, config.vocab_size, sample.float())
     return heads, base, notes
 
 
@@ -321,7 +256,7 @@ def packaged_kinds(model: Any) -> dict[str, Traversable]:
             ):
                 continue
             sample = file.get_tensor("base.sample").float()
-        base = HeadsBase(str(header.get("base")), identity.hidden_size, identity.vocab_size, sample)
+        base = BaseIdentity(str(header.get("base")), identity.hidden_size, identity.vocab_size, sample)
         if base.distance(identity) <= TOLERANCE:
             found.setdefault(config["kind"], entry)
     return found

@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tokenswift.heads.checkpoint import HeadsBase, base_of, build_heads, check_base
+from tokenswift.heads.checkpoint import build_heads, check_base
 from tokenswift.heads.modules import Heads, HeadsConfig
-from tokenswift.identity import sample_of
+from tokenswift.identity import BaseIdentity, base_of, sample_of
 from tokenswift.types import InputError
 
 PREFIX = "model.medusa_layers."
@@ -146,7 +146,7 @@ def holds_heads(folder: str | Path) -> bool:
         return False
 
 
-def import_checkpoint(folder: str | Path, model: Any = None) -> tuple[Heads, HeadsBase]:
+def import_checkpoint(folder: str | Path, model: Any = None) -> tuple[Heads, BaseIdentity]:
     """Heads and their base's identity from a published checkpoint.
 
     Args:
@@ -171,7 +171,7 @@ def _wanted(config: dict[str, Any]) -> re.Pattern[str]:
     return re.compile(f"^({re.escape(PREFIX)}.*|{re.escape(EMBEDDING)}|{re.escape(_middle(config))})$")
 
 
-def _import_tokenswift(folder: Path, config: dict[str, Any], model: Any) -> tuple[Heads, HeadsBase]:
+def _import_tokenswift(folder: Path, config: dict[str, Any], model: Any) -> tuple[Heads, BaseIdentity]:
     tensors, middle = read_tensors(folder, _wanted(config)), _middle(config)
     heads = {k.removeprefix(PREFIX): v for k, v in tensors.items() if k.startswith(PREFIX)}
     if not heads:
@@ -189,7 +189,7 @@ def _import_tokenswift(folder: Path, config: dict[str, Any], model: Any) -> tupl
     name = str(config.get("_name_or_path") or folder.resolve().name).rstrip("/").rpartition("/")[2]
     if EMBEDDING in tensors and middle in tensors:
         sample = torch.cat((sample_of(tensors[EMBEDDING]), sample_of(tensors[middle])))
-        base = HeadsBase(name, width, vocabulary, sample)
+        base = BaseIdentity(name, width, vocabulary, sample)
         if model is not None:
             check_base(f"in {folder}", base, base_of(model))
         return built, base
@@ -201,7 +201,7 @@ def _import_tokenswift(folder: Path, config: dict[str, Any], model: Any) -> tupl
     return built, base
 
 
-def _import_medusa(folder: Path, config: dict[str, Any], model: Any) -> tuple[Heads, HeadsBase]:
+def _import_medusa(folder: Path, config: dict[str, Any], model: Any) -> tuple[Heads, BaseIdentity]:
     if model is None:
         raise InputError(f"--checkpoint {folder} holds Medusa heads only; name their base with --model")
     raw = read_tensors(folder, re.compile(r"^(medusa_head\.)?\d+\.\d+\."))

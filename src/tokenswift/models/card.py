@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from tokenswift.files import replacing
+from tokenswift.identity import digest_of
 from tokenswift.models.checkpoint import Layout
 from tokenswift.models.rope import Rotary
 from tokenswift.version import __version__
@@ -40,7 +41,7 @@ TYPES = ("float32", "bfloat16", "float16")
 #: packages whose version a card depends on
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "jinja2")
 #: whose sources are part of the key: how models are read and run
-SOURCES = ("models", "backends", "backends/cpu", "heads", "runs")
+SOURCES = ("", "models", "backends", "backends/cpu", "heads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def read(folder: Path, key: str) -> Card | None:
     path = folder / f"{key}.json"
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        if kept["digest"] != _digest(kept["card"]) or kept["key"] != key:
+        if kept["digest"] != digest_of(kept["card"]) or kept["key"] != key:
             return None
         made = _checked(kept["card"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -134,15 +135,11 @@ def write(folder: Path, key: str, card: Card) -> None:
     said = json.loads(json.dumps(asdict(card)))
     with suppress(OSError):
         with replacing(folder / f"{key}.json") as part:
-            text = json.dumps({"key": key, "card": said, "digest": _digest(said)})
+            text = json.dumps({"key": key, "card": said, "digest": digest_of(said)})
             part.write_text(text + "\n", encoding="utf-8")
         there = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
         for path in there[MOST:]:
             path.unlink()
-
-
-def _digest(card: Any) -> str:
-    return hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()
 
 
 def _checked(said: dict[str, Any]) -> Card:

@@ -7,7 +7,6 @@ strategies with a draft model load it like any other checkpoint.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import shutil
@@ -15,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from tokenswift.identity import TOLERANCE, distance, file_digest, sample_of
 from tokenswift.models import embedded
 from tokenswift.models.made import RECORD, fault, write_record
 from tokenswift.types import InputError, OnProgress, RunError
@@ -47,7 +47,7 @@ def ensure(cache: Path, on_progress: OnProgress | None = None) -> Path:
         raise InputError(f"model {NAME} is not part of this installation; train one with train-draft")
     folder = cache / NAME
     with resources.as_file(entry) as packed:
-        digest = hashlib.sha256(packed.read_bytes()).hexdigest()
+        digest = file_digest(packed)
         if not is_whole(folder, digest):
             with embedded.making(folder, NEED):
                 if not is_whole(folder, digest):  # another process may have made it while we waited
@@ -93,8 +93,6 @@ def build(packed: Path, target: Path, folder: Path, record: dict[str, Any]) -> N
     """
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import save_file
-
-    from tokenswift.identity import TOLERANCE, distance, sample_of
 
     try:
         with safe_open(packed, framework="pt") as file:

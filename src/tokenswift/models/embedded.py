@@ -11,7 +11,6 @@ folder with the final name is whole, and what an interruption left is removed by
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import io
 import logging
@@ -25,6 +24,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
 
 from tokenswift.models._hf import quiet_transformers
 from tokenswift.models.made import fault, write_record
@@ -81,8 +82,16 @@ def making(folder: Path, need: str) -> Iterator[None]:
     cache = folder.parent
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with _lock(folder.with_name(folder.name + ".lock")):
+        lock = FileLock(f"{folder}.lock")  # the system releases it when its holder dies
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            logger.warning("another process is making the model %s; waiting for it", folder.name)
+            lock.acquire()
+        try:
             yield
+        finally:
+            lock.release()
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise RunError(_no_space(cache, need)) from error
@@ -289,19 +298,6 @@ def _tokenizer(gguf: Path) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         **{f"{ours}_token": tokens[value(f"ggml.{theirs}_token_id")] for theirs, ours in named.items()},
     )
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """An exclusive lock between processes; the system releases it when its holder dies."""
-    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-    with open(number, "r+b", buffering=0) as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logger.warning("another process is making the model %s; waiting for it", path.stem)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _sync(folder: Path, files: bool = True) -> None:

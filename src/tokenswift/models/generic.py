@@ -1,6 +1,6 @@
 """Any causal LM through transformers' own forward, with our attention and caches.
 
-A *shadow* of the model is made: a copy of its modules that shares every tensor, with a config of its own. The
+A *shared copy* of the model is made: its modules over the same tensors, with a config of its own. The
 user's object is never touched, and passes share nothing but weights, so threads may run them side by side.
 """
 
@@ -24,7 +24,7 @@ from tokenswift.types import InputError
 NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
 
 
-def shadow_of(model: Any, rotary: Rotary) -> Any:
+def shared_copy(model: Any, rotary: Rotary) -> Any:
     """A copy of a causal LM that shares its tensors, in evaluation mode, with the positions of ``rotary``.
 
     Raises:
@@ -32,18 +32,18 @@ def shadow_of(model: Any, rotary: Rotary) -> Any:
     """
     shared: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
     try:
-        shadow = copy.deepcopy(model, shared)
+        copied = copy.deepcopy(model, shared)
     except Exception as error:  # modules may hold anything
         raise InputError(
             f"model {type(model).__name__} cannot be copied ({error}); valid: plain modules"
         ) from error
     if rotary.config is not model.config:
-        body, config = shadow.model, copy.deepcopy(rotary.config)
-        for module in shadow.modules():
+        body, config = copied.model, copy.deepcopy(rotary.config)
+        for module in copied.modules():
             if getattr(module, "config", None) is not None:
                 module.config = config
         body.rotary_emb = type(body.rotary_emb)(config=config).to(body.rotary_emb.inv_freq.device)
-    return shadow.eval()
+    return copied.eval()
 
 
 def final_norm_name(model: Any) -> str:
@@ -89,10 +89,10 @@ class GenericTarget(BaseTarget):
 
     def __init__(self, model: Any, backend: Backend, rotary: Rotary) -> None:
         norm = final_norm_name(model)
-        shadow = shadow_of(model, rotary)
-        super().__init__(shadow.config, shadow.lm_head.weight, rotary, backend)
+        copied = shared_copy(model, rotary)
+        super().__init__(copied.config, copied.lm_head.weight, rotary, backend)
         self.config._attn_implementation = NAME
-        self.body, self.lm_head = shadow.model, shadow.lm_head
+        self.body, self.lm_head = copied.model, copied.lm_head
         self._final = getattr(self.body, norm)
         setattr(self.body, norm, nn.Identity())  # a pass ends with the states before the final norm
         weights = (*self.body.layers.parameters(), self.lm_head.weight)

@@ -288,7 +288,7 @@ def check_memory(name: str, needed: int, wide: bool) -> None:
     from tokenswift.memory import host_memory
 
     memory = host_memory()
-    if memory is not None and needed > memory.free:
+    if needed > memory.free:
         smaller = ", or dtype bfloat16" if wide else ""
         raise InputError(
             f"model {name} needs {needed:,} bytes of memory for its weights, {memory.free:,} bytes are "

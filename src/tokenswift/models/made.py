@@ -6,7 +6,6 @@ or else the same content. What fails is made anew.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import Any
 import msgspec
 
 from tokenswift.files import read_small, replacing
+from tokenswift.identity import file_digest
 
 RECORD = "tokenswift.json"
 
@@ -79,12 +79,7 @@ def fault(folder: Path, sha256: str, version: int) -> str | None:
 
 def _entry(path: Path) -> _File:
     found = path.stat()
-    return _File(found.st_size, found.st_mtime_ns, _digest(path))
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return _File(found.st_size, found.st_mtime_ns, file_digest(path))
 
 
 def _times_fit(path: Path, file: _File) -> bool:
@@ -98,7 +93,7 @@ def _times_fit(path: Path, file: _File) -> bool:
 def _fits(path: Path, file: _File) -> bool:
     try:
         return _times_fit(path, file) or (
-            path.is_file() and path.stat().st_size == file.size and _digest(path) == file.sha256
+            path.is_file() and path.stat().st_size == file.size and file_digest(path) == file.sha256
         )
     except (OSError, ValueError):
         return False

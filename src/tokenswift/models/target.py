@@ -114,7 +114,7 @@ def make_target(
     Raises:
         InputError: a model that cannot run here, in one line that says why.
     """
-    from tokenswift.models.generic import GenericTarget, shadow_of
+    from tokenswift.models.generic import GenericTarget, shared_copy
 
     check_model(model)
     name = type(model).__name__
@@ -122,7 +122,7 @@ def make_target(
     backend = backend_for(model.lm_head.weight.device)
     cases = _cases(model.lm_head.weight.shape[0])
     try:
-        expected = _expected(shadow_of(model, rotary), cases)
+        expected = _expected(shared_copy(model, rotary), cases)
     except InputError:
         raise
     except Exception as error:  # the model's own code; whatever it trips over, the user sees one line
@@ -173,11 +173,11 @@ def _cases(vocab: int) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def _expected(shadow: Any, cases: list[list[int]]) -> Tensor:
+def _expected(shared: Any, cases: list[list[int]]) -> Tensor:
     """Logits after each case by the model's own forward, (cases, V) float32."""
-    device = shadow.lm_head.weight.device
+    device = shared.lm_head.weight.device
     rows = [
-        shadow(input_ids=torch.tensor([case], device=device), use_cache=False).logits[0, -1] for case in cases
+        shared(input_ids=torch.tensor([case], device=device), use_cache=False).logits[0, -1] for case in cases
     ]
     return torch.stack(rows).float()
 

@@ -46,10 +46,10 @@ def repetition_penalty(
     Args:
         ids: token ids to penalise, a row for each row of logits; repeat an id to pad.
     """
-    return logits.scatter(1, ids, punished(logits.gather(1, ids), theta))
+    return logits.scatter(1, ids, penalised(logits.gather(1, ids), theta))
 
 
-def punished(values: Tensor, theta: float) -> Tensor:
+def penalised(values: Tensor, theta: float) -> Tensor:
     """Logits of penalised tokens: positive ones ÷ θ, negative ones × θ."""
     return torch.where(values < 0, values * theta, values / theta)
 
@@ -310,7 +310,7 @@ class Sampler:
                 self._rank_sparse(row, position, width, coupled, shares)
                 for row, position, width in zip(scores, positions, widths, strict=True)
             ]
-        law = scores.softmax(-1) if shares else scores
+        distribution = scores.softmax(-1) if shares else scores
         if coupled:
             scores = scores + self._noise(positions)
         most = min(max(widths), scores.shape[-1])
@@ -318,7 +318,7 @@ class Sampler:
             values, tokens = scores.max(-1, keepdim=True)
         else:
             values, tokens = scores.topk(most, dim=-1)
-        parts = tokens.tolist(), values.tolist(), law.gather(1, tokens).tolist()
+        parts = tokens.tolist(), values.tolist(), distribution.gather(1, tokens).tolist()
         ranked = []
         for i, (ids, row, share, width) in enumerate(zip(*parts, widths, strict=True)):
             if not math.isfinite(row[0]):
@@ -354,8 +354,8 @@ class Sampler:
             best = values.topk(min(width, kept.numel() or 1)).indices
         if not math.isfinite(values[best[0]]):
             _refuse(row, position)
-        law = scores.softmax(-1)[best].tolist() if shares else []
-        return Ranked((kept[best] if few else best).tolist(), values[best].tolist(), law)
+        distribution = scores.softmax(-1)[best].tolist() if shares else []
+        return Ranked((kept[best] if few else best).tolist(), values[best].tolist(), distribution)
 
 
 def finite_or_raise(best: Float[Tensor, " m"], scores: Float[Tensor, "m V"], position: int) -> None:

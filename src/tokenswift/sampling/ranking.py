@@ -16,7 +16,7 @@ class Ranked(NamedTuple):
     Attributes:
         tokens: token ids.
         values: scores that decide, noise included where it was asked for.
-        shares: probabilities under the row's processed law.
+        shares: probabilities under the row's processed distribution.
     """
 
     tokens: list[int]

@@ -77,7 +77,7 @@ def filled(options: Any) -> Any:
 
 
 def _tokenswift(llm: Resources, options: TokenSwiftOptions, sampler: Sampler) -> Planning:
-    if options.tree is None and options.acceptance == "exact":  # the published rule's law is its tree's
+    if options.tree is None and options.acceptance == "exact":  # published: by its tree
         if options.budget is None:
             options = replace(options, budget=max(AUTO_BUDGET, options.sinks + 1))
         guest = None if options.draft_model is None else llm.draft_model(options.draft_model)

@@ -1,8 +1,8 @@
-"""A small draft model for a target: a few of its own layers, trained to its processed next-token law.
+"""A small draft model for a target: a few of its own layers, trained to its processed next-token chances.
 
 The student has the target's config with fewer layers. Embeddings and LM head are the target's and stay
 as they are; the layers and the final norm train. The data are a store's tokens and hidden states (the
-same that heads are trained from), so the target itself is not run again: its law at every position
+same that heads are trained from), so the target itself is not run again: its distribution at every position
 comes from the stored state. The outcome is an ordinary transformers folder, and, by :func:`pack`, a
 small file with the trained weights alone.
 """
@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,24 +24,21 @@ from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, Dataset
+from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM
 
 from tokenswift.config import SamplingParams, check_integer
 from tokenswift.files import replacing
-from tokenswift.heads.checkpoint import base_of
 from tokenswift.identity import sample_of
 from tokenswift.models import draft as packed_draft
 from tokenswift.models._hf import quiet_transformers
 from tokenswift.models.made import RECORD
 from tokenswift.train.collect import Report
-from tokenswift.train.loss import FrozenBase, cross_entropy, frozen_base
-from tokenswift.train.manifest import claim, subset_digest, training_part
-from tokenswift.train.options import DataOptions, TrainingOptions
-from tokenswift.train.pipeline import stores_of
+from tokenswift.train.loss import FrozenBase, cross_entropy
+from tokenswift.train.options import Job
+from tokenswift.train.pipeline import Pipeline
 from tokenswift.train.processes import first_process
-from tokenswift.train.store import Block, HiddenStore, held_out
-from tokenswift.train.vocabulary import counts, frequent
+from tokenswift.train.store import Block, HiddenStore
 from tokenswift.types import InputError, RunError
 
 WINDOW = 256  # tokens that the student reads at once
@@ -94,7 +90,7 @@ class TextWindows(Dataset[dict[str, Tensor]]):
         }
 
 
-class DraftLesson(nn.Module):
+class DraftObjective(nn.Module):
     """A student's layers and final norm, plus the loss: a batch in, ``{"loss": …}`` out."""
 
     def __init__(self, student: Any, base: FrozenBase, sampling: SamplingParams) -> None:
@@ -162,84 +158,44 @@ def start_loss(
     student: Any, base: FrozenBase, sampling: SamplingParams, windows: Dataset[dict[str, Tensor]]
 ) -> float:
     """A student's mean loss over up to 16 windows spread over the data."""
-    lesson = DraftLesson(student, base, sampling)
+    objective = DraftObjective(student, base, sampling)
     size: int = len(windows)  # type: ignore[arg-type]
     chosen = [windows[i] for i in range(0, size, max(1, size // 16))][:16]
     device = base.device
     return float(
-        np.mean([lesson(**{k: v[None].to(device) for k, v in i.items()})["loss"].item() for i in chosen])
+        np.mean([objective(**{k: v[None].to(device) for k, v in i.items()})["loss"].item() for i in chosen])
     )
 
 
-def train_draft(
-    model: Any,
-    tokenizer: Any,
-    data: DataOptions | None,
-    training: TrainingOptions,
-    *,
-    out: Path,
-    work: Path,
-    layers: int,
-    vocabulary: int,
-    name: str,
-    report: Report,
-    sampling: SamplingParams | None = None,
-    states: Sequence[Path] = (),
-) -> dict[str, Any]:
+def train_draft(model: Any, tokenizer: Any, job: Job, report: Report, *, layers: int) -> dict[str, Any]:
     """The whole way; returns the notes that are also written to the folder's ``tokenswift.json``.
 
     Args:
-        model, tokenizer: the loaded target; its weights stay as they are.
-        data: where hidden states come from (None with ``states``).
-        training: how to train.
-        out: the transformers folder to write.
-        work: folder for hidden states, checkpoints and the CSV log.
+        model, tokenizer, job, report: see `pipeline.Pipeline`.
         layers: layers of the student, from 1 to the target's.
-        vocabulary: frequent tokens that the loss looks at; 0 for all.
-        name: the target's name.
-        report: takes progress lines.
-        sampling: the sampler whose law is learnt; None takes ``data``'s.
-        states: finished work folders of train-heads whose states are used instead of ``data``.
     Raises:
-        InputError: layers out of range, too little data, ``out`` is something else, foreign states.
+        InputError: layers out of range, too little data, ``job.out`` is something else, foreign states.
         RunError: the loss is not finite, the disk is full.
     """
-    from tokenswift.train.trainer import train
-
     picks = layer_picks(layers, len(model.base_model.layers))
-    packed_draft.check_out(out)
-    base = base_of(model, name)
-    begun = time.monotonic()
-    sampling = sampling or (data.sampling if data is not None else SamplingParams())
-    stores = stores_of(model, tokenizer, data, states, base, work, report)
-    subset = frequent(counts(stores, base.vocab_size), vocabulary)
-    claim(
-        work,
-        training_part(stores, training, sampling, layers=layers, vocabulary=subset_digest(subset)),
-    )
-    frozen = frozen_base(model, subset)
-    parts = [(store, held_out(store, training.held_out)) for store in stores]
-    windows, kept = (
-        ConcatDataset([TextWindows(s, WINDOW, sampling.window, part[k]) for s, part in parts]) for k in (0, 1)
-    )
+    packed_draft.check_out(job.out)
+    sampling = job.learnt
+    line = Pipeline(model, tokenizer, job, report, layers=layers)
+    windows, kept = line.windows(lambda store, part: TextWindows(store, WINDOW, sampling.window, part))
     if len(windows) == 0:
         raise InputError("the training data has no text long enough to learn from")
-    torch.manual_seed(training.seed)
-    starts = {pick: start_loss(make_student(model, pick), frozen, sampling, windows) for pick in picks}
+    torch.manual_seed(job.training.seed)
+    starts = {pick: start_loss(make_student(model, pick), line.frozen, sampling, windows) for pick in picks}
     pick = min(picks, key=lambda p: starts[p])
     for which, loss in starts.items():
         report(f"start from the target's layers {', '.join(map(str, which))}: loss {loss:.4f}")
     student = make_student(model, pick)
     notes: dict[str, Any] = {"layers": layers, "from": list(pick), "start_loss": round(starts[pick], 4)}
-    notes |= {"tokens": sum(s.tokens_stored for s in stores), "vocabulary": len(subset)}
-    if training.epochs or training.steps:
-        lesson = DraftLesson(student, frozen, sampling)
-        notes |= train(lesson, windows, training, work, frozen.device, report, kept)
-    notes["minutes"] = round((time.monotonic() - begun) / 60, 1)
+    notes |= line.notes() | line.train(DraftObjective(student, line.frozen, sampling), windows, kept)
+    notes["minutes"] = line.minutes
     if first_process():
-        save_draft(
-            student, tokenizer, out, {"name": out.name, "target": base.name, "notes": notes}, model.dtype
-        )
+        record = {"name": job.out.name, "target": line.base.name, "notes": notes}
+        save_draft(student, tokenizer, job.out, record, model.dtype)
     return notes
 
 

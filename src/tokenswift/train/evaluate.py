@@ -2,7 +2,7 @@
 
 - *top-1, top-3*: the text's next token is among the head's likeliest (no processing).
 - *match, match-3*: the head's candidates under the target's own noise hold the token that the target
-  chooses with that noise, both laws processed as in decoding. What acceptance is made of.
+  chooses with that noise, both distributions processed as in decoding. What acceptance is made of.
 Each head is given the text's true tokens before the one it predicts.
 """
 
@@ -64,7 +64,7 @@ def head_rates(
         backbone: the base model.
         heads: the heads, on its device.
         texts: token ids.
-        sampling: the processing of both laws, and the seed of the noise.
+        sampling: the processing of both distributions, and the seed of the noise.
         learn: first position of each text that counts.
         positions: how many places to look at.
         tell: told how many were looked at.

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tokenswift.config import SamplingParams
 from tokenswift.heads.modules import Heads
 from tokenswift.models.generic import final_norm, shaped_logits
-from tokenswift.sampling.choice import processed, punished, temperature
+from tokenswift.sampling.choice import penalised, processed, temperature
 
 Recent = Int[Tensor, "b r w"] | None  # places of the penalised tokens of each row; None: no penalty
 
@@ -134,7 +134,7 @@ class _Penalty(torch.autograd.Function):
         ctx.save_for_backward(ids, seen < 0)
         ctx.theta = theta
         ctx.mark_dirty(logits)
-        return logits.scatter_(1, ids, punished(seen, theta))
+        return logits.scatter_(1, ids, penalised(seen, theta))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -8,7 +8,6 @@ equals an unbroken one. Paths, progress, how often checkpoints are written and t
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -18,11 +17,12 @@ import torch
 
 from tokenswift.config import SamplingParams
 from tokenswift.files import replacing
+from tokenswift.identity import digest_of
 from tokenswift.train.processes import first_process, world_size
 from tokenswift.types import InputError, RunError
 
 if TYPE_CHECKING:
-    from tokenswift.heads.checkpoint import HeadsBase
+    from tokenswift.identity import BaseIdentity
     from tokenswift.train.options import DataOptions, TrainingOptions
     from tokenswift.train.store import HiddenStore
 
@@ -30,12 +30,7 @@ if TYPE_CHECKING:
 VERSION = 2
 
 
-def digest(value: Any) -> str:
-    """A short hash of a JSON value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def states_part(model: Any, tokenizer: Any, base: HeadsBase, data: DataOptions) -> dict[str, Any]:
+def states_part(model: Any, tokenizer: Any, base: BaseIdentity, data: DataOptions) -> dict[str, Any]:
     """What hidden states depend on. Batches, seed and sampling count only where the model writes."""
     from tokenswift.train.data import fingerprint, prefix_of
 
@@ -44,52 +39,52 @@ def states_part(model: Any, tokenizer: Any, base: HeadsBase, data: DataOptions) 
         "version": VERSION,
         "base": [base.vocab_size, base.hidden_size, round(float(base.sample.abs().sum()), 1)],
         "dtype": str(model.dtype),
-        "tokenizer": digest([sorted(tokenizer.get_vocab().items()), prefix_of(tokenizer)]),
+        "tokenizer": digest_of([sorted(tokenizer.get_vocab().items()), prefix_of(tokenizer)], 16),
         "data": fingerprint(data.source),
         "continued": data.continued,
         "tokens": data.tokens,
         "sequence_length": data.sequence_length,
     }
     if writes:
-        part |= {"write_batch": data.write_batch, "seed": data.seed, "sampling": law(data.sampling)}
+        part |= {"write_batch": data.write_batch, "seed": data.seed, "sampling": processing(data.sampling)}
     if data.continued:
         part["prompt"] = list(data.prompt)
     return part
 
 
 def training_part(
-    stores: list[HiddenStore], training: TrainingOptions, sampling: SamplingParams, **more: Any
+    stores: list[HiddenStore],
+    training: TrainingOptions,
+    sampling: SamplingParams,
+    vocabulary: torch.Tensor,
+    **more: Any,
 ) -> dict[str, Any]:
     """What losses and weights depend on.
 
     Args:
         stores: the hidden states, in order.
         training: how to train.
-        sampling: the sampler whose law is learnt.
+        sampling: the sampler whose distribution is learnt.
+        vocabulary: ids of the tokens in the loss.
         more: further values, such as what the heads look like.
     """
-    part = asdict(training)
+    part = asdict(training) | {"vocabulary": digest_of(vocabulary.tolist(), 16)}
     for name in ("save_every", "log_every", "tensorboard"):
         del part[name]
-    states = [digest([store.made_from, store.tokens_stored]) for store in stores]
-    learnt = law(sampling) if training.targets == "model" else None
+    states = [digest_of([store.made_from, store.tokens_stored], 16) for store in stores]
+    learnt = processing(sampling) if training.targets == "model" else None
     return json.loads(
         json.dumps({"states": states, "sampling": learnt, "processes": world_size(), **part, **more})
     )
 
 
-def law(sampling: SamplingParams) -> dict[str, Any]:
+def processing(sampling: SamplingParams) -> dict[str, Any]:
     """The fields of a sampler that its distribution depends on."""
     fields = asdict(sampling)
     del fields["seed"]
     if not sampling.window:
         del fields["penalty_window"]
     return fields
-
-
-def subset_digest(subset: torch.Tensor) -> str:
-    """A hash of token ids."""
-    return digest(subset.tolist())
 
 
 def refuse_other(work: Path, known: dict[str, Any], mine: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from tokenswift.config import SamplingParams, check_choice, check_integer, check_number
@@ -49,7 +50,7 @@ class DataOptions:
             that heads see contexts of several lengths.
         write_batch: texts of ``sequence_length`` that the model writes together (fewer of longer ones).
         seed: of passages and of what the model writes.
-        sampling: how the model writes, and the law that is learnt.
+        sampling: how the model writes, and the distribution that is learnt.
     """
 
     source: str
@@ -95,7 +96,7 @@ class TrainingOptions:
         batch: windows per device and forward.
         window: positions per window.
         accumulate: batches per optimiser step.
-        targets: "model" (the processed law of the model) or "text" (the text's own next token).
+        targets: "model" (the processed distribution of the model) or "text" (the text's own next token).
         start: of heads: "ridge" (closed form) or "zero" (they repeat the model).
         held_out: share of the sequences that are not learnt from; their loss is logged.
         seed: of the data order and random starts.
@@ -137,3 +138,36 @@ class TrainingOptions:
         check_number("beta2", self.beta2, "between 0 and 1", 0 < self.beta2 < 1)
         if self.tensorboard and not any(map(find_spec, ("tensorboard", "tensorboardX"))):
             raise InputError("--tensorboard needs the package tensorboard; pip install tensorboard")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A training: what is learnt from, how, and where its parts lie.
+
+    Attributes:
+        data: where hidden states come from; None with ``states``.
+        training: how to train.
+        out: the file or folder to write.
+        work: folder for hidden states, checkpoints and the CSV log.
+        vocabulary: frequent tokens that the loss looks at; 0 for all.
+        name: the base model's, for the outcome's header.
+        sampling: the sampler whose distribution is learnt; None takes ``data``'s.
+        states: finished work folders of train-heads whose states are used instead of ``data``.
+        dtype, device: of the base model in this process.
+    """
+
+    data: DataOptions | None
+    training: TrainingOptions
+    out: Path
+    work: Path
+    vocabulary: int
+    name: str
+    sampling: SamplingParams | None = None
+    states: tuple[Path, ...] = ()
+    dtype: str = "auto"
+    device: str = "auto"
+
+    @property
+    def learnt(self) -> SamplingParams:
+        """The sampler whose distribution is learnt."""
+        return self.sampling or (self.data.sampling if self.data is not None else SamplingParams())

@@ -9,29 +9,31 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from torch.utils.data import ConcatDataset
+from torch import nn
+from torch.utils.data import ConcatDataset, Dataset
 
-from tokenswift.config import SamplingParams, check_choice, check_integer
+from tokenswift.config import check_choice, check_integer
 from tokenswift.files import replacing
-from tokenswift.heads.checkpoint import HeadsBase, base_of, save_heads
+from tokenswift.heads.checkpoint import save_heads
 from tokenswift.heads.modules import KINDS, Heads, HeadsConfig
+from tokenswift.identity import BaseIdentity, base_of
 from tokenswift.models.generic import final_norm
 from tokenswift.train.collect import Report, fill_from_model, fill_from_text
 from tokenswift.train.data import blocks, check_amount, check_tokens, passages, prefix_of
-from tokenswift.train.loss import Distillation, FrozenBase, frozen_base, rms_eps
-from tokenswift.train.manifest import claim, states_part, subset_digest, training_part
-from tokenswift.train.options import DataOptions, TrainingOptions
+from tokenswift.train.loss import Distillation, frozen_base, rms_eps
+from tokenswift.train.manifest import claim, states_part, training_part
+from tokenswift.train.options import DataOptions, Job
 from tokenswift.train.processes import first_process, once
 from tokenswift.train.ridge import ridge_start, zero_start
 from tokenswift.train.selftext import Backbone
-from tokenswift.train.store import HiddenStore, Windows, held_out
+from tokenswift.train.store import Block, HiddenStore, Windows, held_out
 from tokenswift.train.vocabulary import counts, covering, frequent
 from tokenswift.types import InputError
 
@@ -83,7 +85,7 @@ def _checked(made: Any, vocab_size: int) -> Any:
 
 
 def gather(
-    model: Any, tokenizer: Any, data: DataOptions, base: HeadsBase, work: Path, report: Report
+    model: Any, tokenizer: Any, data: DataOptions, base: BaseIdentity, work: Path, report: Report
 ) -> HiddenStore:
     """The work folder's store, filled by the first process while others wait."""
     made_from = states_part(model, tokenizer, base, data)
@@ -126,25 +128,66 @@ def finished_store(folder: Path, model: Any) -> HiddenStore:
     return store
 
 
-def stores_of(
-    model: Any,
-    tokenizer: Any,
-    data: DataOptions | None,
-    states: Sequence[Path],
-    base: HeadsBase,
-    work: Path,
-    report: Report,
-) -> list[HiddenStore]:
-    """The hidden states to learn from: of finished work folders, or of ``data``."""
-    if states:
-        return [finished_store(folder, model) for folder in states]
-    if data is None:
-        raise InputError("data is None; valid: DataOptions, or states")
-    return [gather(model, tokenizer, data, base, work, report)]
+class Pipeline:
+    """What training heads and training a draft model have in common: states, the loss's tokens, the loop.
+
+    Args:
+        model, tokenizer: the loaded base; it stays as it is.
+        job: what to learn from, how, and where.
+        report: takes progress lines.
+        more: what else the outcome depends on; a work folder of other values is refused.
+
+    Attributes:
+        base: the model's identity.
+        stores: the hidden states, in order.
+        counts: how often each token occurs in them.
+        subset: the tokens that the loss looks at.
+        frozen: the parts of the model that the loss needs.
+
+    Raises:
+        InputError: too little data, foreign states, a work folder of another training.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, job: Job, report: Report, **more: Any) -> None:
+        self.job, self.report, self._begun = job, report, time.monotonic()
+        self.base = base_of(model, job.name)
+        if job.states:
+            self.stores = [finished_store(folder, model) for folder in job.states]
+        elif job.data is not None:
+            self.stores = [gather(model, tokenizer, job.data, self.base, job.work, report)]
+        else:
+            raise InputError("data is None; valid: DataOptions, or states")
+        self.counts = counts(self.stores, self.base.vocab_size)
+        self.subset = frequent(self.counts, job.vocabulary)
+        claim(job.work, training_part(self.stores, job.training, job.learnt, self.subset, **more))
+        self.frozen = frozen_base(model, self.subset)
+
+    def windows(self, cut: Callable[[HiddenStore, list[Block]], Dataset[Any]]) -> list[ConcatDataset[Any]]:
+        """What ``cut`` makes of blocks of each store: items to learn from, and those held out."""
+        parts = [(store, held_out(store, self.job.training.held_out)) for store in self.stores]
+        return [ConcatDataset([cut(store, part[k]) for store, part in parts]) for k in (0, 1)]
+
+    def train(self, objective: nn.Module, learnt: Any, kept: Any) -> dict[str, Any]:
+        """Train as the job says, and the figures of it; none where it asks for the start alone."""
+        from tokenswift.train.trainer import train
+
+        job = self.job
+        if not (job.training.epochs or job.training.steps):
+            return {}
+        return train(objective, learnt, job.training, job.work, self.frozen.device, self.report, kept)
+
+    def notes(self) -> dict[str, Any]:
+        """What was learnt from, for the outcome's header."""
+        return {"tokens": sum(s.tokens_stored for s in self.stores), "vocabulary": len(self.subset)}
+
+    @property
+    def minutes(self) -> float:
+        """Minutes since the beginning."""
+        return round((time.monotonic() - self._begun) / 60, 1)
 
 
 def heads_config(
-    kind: str, count: int, base: HeadsBase, inner: int | None, eps: float = 1e-5, blocks: int = 1
+    kind: str, count: int, base: BaseIdentity, inner: int | None, eps: float = 1e-5, blocks: int = 1
 ) -> HeadsConfig:
     """What the heads to train look like.
 
@@ -167,100 +210,60 @@ def heads_config(
 def train_heads(
     model: Any,
     tokenizer: Any,
-    data: DataOptions | None,
-    training: TrainingOptions,
+    job: Job,
+    report: Report,
     *,
-    out: Path,
-    work: Path,
     kind: str,
     count: int,
     inner: int | None,
     blocks: int = 1,
-    vocabulary: int,
-    name: str,
-    report: Report,
-    sampling: SamplingParams | None = None,
-    states: Sequence[Path] = (),
     coverage: float = 0.92,
 ) -> dict[str, Any]:
     """The whole way; returns the notes that are also written to the file's header.
 
     Args:
-        model, tokenizer: the loaded base; it stays as it is.
-        data: where hidden states come from (None with ``states``).
-        training: how to train.
-        out: the heads file to write.
-        work: folder for hidden states, checkpoints and the CSV log.
+        model, tokenizer, job, report: see :class:`Pipeline`.
         kind, count, inner, blocks: which heads; see :func:`heads_config`.
-        vocabulary: frequent tokens that the loss looks at; 0 for all.
-        name: the base model's name, for the header.
-        report: takes progress lines.
-        sampling: the sampler whose law is learnt; None takes ``data``'s.
-        states: finished work folders of train-heads whose states are used instead of ``data``.
         coverage: share of the training text that the tokens worth drafting make up.
     Raises:
         InputError: an option out of range, too little data, a work folder of another training.
         RunError: the loss is not finite, the disk is full.
     """
-    from tokenswift.train.trainer import train
-
+    data, training = job.data, job.training
     if kind == "conditioned" and training.start == "zero":
         raise InputError("start is 'zero', which conditioned heads have not; valid: ridge")
-    base = base_of(model, name)
-    begun = time.monotonic()
-    sampling = sampling or (data.sampling if data is not None else SamplingParams())
-    config = heads_config(kind, count, base, inner, rms_eps(final_norm(model)), blocks)
-    stores = stores_of(model, tokenizer, data, states, base, work, report)
-    found = counts(stores, base.vocab_size)
-    subset = frequent(found, vocabulary)
-    claim(
-        work,
-        training_part(stores, training, sampling, heads=config.to_dict(), vocabulary=subset_digest(subset)),
-    )
-    frozen = frozen_base(model, subset)
-    heads = started(config, stores, frozen, training, work, report)
-    lesson = Distillation(heads, frozen, sampling, training.targets)
+    config = heads_config(kind, count, base_of(model), inner, rms_eps(final_norm(model)), blocks)
+    line = Pipeline(model, tokenizer, job, report, heads=config.to_dict())
+    heads = started(config, line)
+    context = job.learnt.window if training.targets == "model" else 0
+    learnt, kept = line.windows(lambda store, part: Windows(store, count, training.window, context, part))
+    objective = Distillation(heads, line.frozen, job.learnt, training.targets)
     notes: dict[str, Any] = {"data": Path(data.source).name, "continued": data.continued} if data else {}
-    notes |= {"tokens": sum(s.tokens_stored for s in stores), "kind": kind, "vocabulary": len(subset)}
-    if training.epochs or training.steps:
-        context = sampling.window if training.targets == "model" else 0
-        parts = [(store, held_out(store, training.held_out)) for store in stores]
-        learnt, kept = (
-            ConcatDataset([Windows(s, count, training.window, context, part[k]) for s, part in parts])
-            for k in (0, 1)
-        )
-        notes |= train(lesson, learnt, training, work, frozen.device, report, kept)
-    notes["minutes"] = round((time.monotonic() - begun) / 60, 1)
-    heads.frequent = covering(found, coverage)
+    notes |= {"kind": kind, **line.notes(), **line.train(objective, learnt, kept), "minutes": line.minutes}
+    heads.frequent = covering(line.counts, coverage)
     notes["drafted"] = len(heads.frequent)
     if first_process():
-        save_heads(heads.eval(), out, base, notes=notes)
+        save_heads(heads.eval(), job.out, line.base, notes=notes)
     return notes
 
 
-def started(
-    config: HeadsConfig,
-    stores: list[HiddenStore],
-    base: FrozenBase,
-    training: TrainingOptions,
-    work: Path,
-    report: Report,
-) -> Heads:
+def started(config: HeadsConfig, line: Pipeline) -> Heads:
     """Heads at their start, on the base's device: made once, then read from the work folder."""
-    path = work / "start.safetensors"
+    training, frozen = line.job.training, line.frozen
+    path = line.job.work / "start.safetensors"
 
     def make() -> None:
-        report(f"start of {config.count} {config.kind} heads: {training.start}")
+        line.report(f"start of {config.count} {config.kind} heads: {training.start}")
         torch.manual_seed(training.seed)
-        heads = Heads(config).to(base.device)
+        heads = Heads(config).to(frozen.device)
         if training.start == "zero":
-            zero_start(heads, base)
+            zero_start(heads, frozen)
         else:
-            ridge_start(heads, stores, base)
+            ridge_start(heads, line.stores, frozen)
         with replacing(path) as part:
             save_file({k: v.cpu().contiguous() for k, v in heads.state_dict().items()}, part)
 
     once(path.exists, make)
     heads = Heads(config)
     heads.load_state_dict(load_file(path))
-    return heads.to(base.device)
+    return heads.to(frozen.device)

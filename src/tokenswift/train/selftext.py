@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from tokenswift.config import SamplingParams
-from tokenswift.models.generic import final_norm, final_norm_name, shadow_of, shaped_logits
+from tokenswift.models.generic import final_norm, final_norm_name, shaped_logits, shared_copy
 from tokenswift.models.rope import Rotary
 from tokenswift.sampling.choice import recent_scores
 from tokenswift.types import InputError
@@ -97,14 +97,14 @@ AttentionInterface.register(ATTENTION, _attention)
 class Backbone:
     """A transformers causal LM run for its hidden states *before* the final norm.
 
-    It works on a shadow that shares the model's tensors; the model itself is not touched.
+    It works on a copy that shares the model's tensors; the model itself is not touched.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        shadow = shadow_of(model, Rotary(None, 1.0, None, model.config))
-        shadow.config._attn_implementation = ATTENTION
-        self.body, self.norm = shadow.base_model, final_norm(model)
+        copied = shared_copy(model, Rotary(None, 1.0, None, model.config))
+        copied.config._attn_implementation = ATTENTION
+        self.body, self.norm = copied.base_model, final_norm(model)
         setattr(self.body, final_norm_name(model), torch.nn.Identity())
 
     @torch.no_grad()
@@ -123,7 +123,7 @@ class Backbone:
         return made.last_hidden_state
 
     @torch.no_grad()
-    def logits(self, hidden: Float[Tensor, "B D"]) -> Float[Tensor, "B V"]:
+    def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """Final norm and LM head, in float32."""
         return shaped_logits(self.model.lm_head(self.norm(hidden)), self.model.config).float()
 

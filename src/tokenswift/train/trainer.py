@@ -129,7 +129,7 @@ def arguments(options: TrainingOptions, work: Path, device: torch.device) -> Tra
 
 
 def train(
-    lesson: nn.Module,
+    objective: nn.Module,
     data: Any,
     options: TrainingOptions,
     work: Path,
@@ -137,14 +137,14 @@ def train(
     report: Report,
     held_out: Any = None,
 ) -> dict[str, float]:
-    """Train a lesson in place; goes on from the last checkpoint in ``work`` if there is one.
+    """Train an objective in place; goes on from the last checkpoint in ``work`` if there is one.
 
     Args:
-        lesson: a module that turns a batch into ``{"loss": …}``; its parameters are what is trained.
+        objective: a module that turns a batch into ``{"loss": …}``; its parameters are what is trained.
         data: a dataset of that module's arguments (without the batch dimension), with a length.
         options: how to train.
         work: folder for checkpoints and log.csv.
-        device: where the lesson lies.
+        device: where the objective lies.
         report: takes progress lines.
         held_out: a dataset whose loss is logged beside.
     """
@@ -154,9 +154,9 @@ def train(
     args = arguments(options, work, device)
     measure = None
     if held_out is not None and len(held_out):
-        measure = partial(mean_loss, lesson, held_out, options, device)
+        measure = partial(mean_loss, objective, held_out, options, device)
     log = _Log(work / "log.csv", measure, options.save_every, report)
-    trainer = _Trainer(model=lesson, args=args, train_dataset=data, callbacks=[log])
+    trainer = _Trainer(model=objective, args=args, train_dataset=data, callbacks=[log])
     trainer.remove_callback(PrinterCallback)
     last = last_checkpoint(work / "checkpoints")
     if last is not None:
@@ -181,14 +181,14 @@ def train(
 
 
 @torch.no_grad()
-def mean_loss(lesson: nn.Module, data: Any, options: TrainingOptions, device: torch.device) -> float:
-    """The loss of a lesson as it is, over up to :data:`HELD_OUT` items spread over the data."""
+def mean_loss(objective: nn.Module, data: Any, options: TrainingOptions, device: torch.device) -> float:
+    """The loss of an objective as it is, over up to :data:`HELD_OUT` items spread over the data."""
     chosen = range(0, len(data), -(-len(data) // HELD_OUT))
     total = 0.0
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=options.bf16):
         for i in chosen:
             item = {name: value[None].to(device) for name, value in data[i].items()}
-            total += float(lesson(**item)["loss"])
+            total += float(objective(**item)["loss"])
     return total / len(chosen)
 
 

@@ -1,9 +1,9 @@
-"""Exact laws on tiny vocabularies, and the test of observed outcomes against one.
+"""Exact distributions on tiny vocabularies, and the test of observed outcomes against one.
 
-Two ways to show that a rule is lossless. *Enumeration*, where no chance is left: :func:`exact_step_law`
-runs the real acceptance rule over every sequence of target choices, :func:`published_step_law` is the
-closed form of the published rule. *Sampling*: :func:`chi_square` compares whole runs with a law that
-:func:`joint_law` enumerated.
+Two ways to show that a rule is lossless. *Enumeration*, where no chance is left: :func:`exact_step`
+runs the real acceptance rule over every sequence of target choices, :func:`published_step` is the
+closed form of the published rule. *Sampling*: :func:`chi_square` compares whole runs with a distribution that
+:func:`joint_distribution` enumerated.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tokenswift.tree import published_paths
 from tokenswift.types import DraftTree
 
 Tokens = tuple[int, ...]
-Law = dict[Tokens, float]
+Distribution = dict[Tokens, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How well observed outcomes fit a law.
+    """How well observed outcomes fit a distribution.
 
     Attributes:
-        p: p-value of the chi-square test; 0 when an outcome occurred that the law excludes.
+        p: p-value of the chi-square test; 0 when an outcome occurred that the distribution excludes.
         statistic, freedom: chi-square and its degrees of freedom (0 and 0 for an excluded outcome).
         samples: outcomes observed.
-        variation: total variation between the observed frequencies and the law. Not 0 for a perfect
+        variation: total variation between the observed frequencies and the distribution. Not 0 for a perfect
             match either: sampling alone leaves about √(cells ÷ (2π · samples)).
     """
 
@@ -50,28 +50,30 @@ def survival(statistic: float, freedom: int) -> float:
     return float(torch.special.gammaincc(half[0], half[1]))
 
 
-def chi_square(outcomes: Iterable[Hashable], law: Mapping[Any, float], least: float = 5.0) -> Fit:
-    """Pearson's chi-square test of outcomes against an exactly known law.
+def chi_square(outcomes: Iterable[Hashable], distribution: Mapping[Any, float], least: float = 5.0) -> Fit:
+    """Pearson's chi-square test of outcomes against an exactly known distribution.
 
     Cells are pooled, rarest first, until each has an expected count of at least ``least``. An
-    outcome that the law excludes gives p = 0.
+    outcome that the distribution excludes gives p = 0.
 
     Raises:
-        ValueError: the law does not add up to 1, or too few outcomes for a test.
+        ValueError: the distribution does not add up to 1, or too few outcomes for a test.
     """
     counts = Counter(outcomes)
     total = sum(counts.values())
-    if abs(sum(law.values()) - 1) > 1e-6:
-        raise ValueError(f"the law's probabilities add up to {sum(law.values())}; valid: 1")
-    seen_or_possible = {**dict.fromkeys(counts), **dict.fromkeys(law)}
+    if abs(sum(distribution.values()) - 1) > 1e-6:
+        raise ValueError(f"the distribution's probabilities add up to {sum(distribution.values())}; valid: 1")
+    seen_or_possible = {**dict.fromkeys(counts), **dict.fromkeys(distribution)}
     variation = (
-        0.5 * sum(abs(counts[o] / total - law.get(o, 0.0)) for o in seen_or_possible) if total else 0.0
+        0.5 * sum(abs(counts[o] / total - distribution.get(o, 0.0)) for o in seen_or_possible)
+        if total
+        else 0.0
     )
-    if any(law.get(outcome, 0.0) <= 0.0 for outcome in counts):
+    if any(distribution.get(outcome, 0.0) <= 0.0 for outcome in counts):
         return Fit(0.0, 0.0, 0, total, variation)
     cells: list[tuple[float, int]] = []
     expected, observed = 0.0, 0
-    for outcome, probability in sorted(law.items(), key=lambda item: item[1]):
+    for outcome, probability in sorted(distribution.items(), key=lambda item: item[1]):
         expected += probability * total
         observed += counts[outcome]
         if expected >= least:
@@ -85,41 +87,45 @@ def chi_square(outcomes: Iterable[Hashable], law: Mapping[Any, float], least: fl
     return Fit(survival(statistic, len(cells) - 1), statistic, len(cells) - 1, total, variation)
 
 
-def joint_law(after: Callable[[Tokens], Sequence[float]], length: int) -> Law:
+def joint_distribution(after: Callable[[Tokens], Sequence[float]], length: int) -> Distribution:
     """Probability of every continuation of ``length`` tokens.
 
     Args:
         after: the distribution of the token after some continuation, one probability per token id.
     """
-    law: Law = {(): 1.0}
+    distribution: Distribution = {(): 1.0}
     for _ in range(length):
-        law = {
+        distribution = {
             (*tokens, token): probability * p
-            for tokens, probability in law.items()
+            for tokens, probability in distribution.items()
             for token, p in enumerate(after(tokens))
             if p > 0
         }
-    return law
+    return distribution
 
 
-def first_token(law: Mapping[Tokens, float]) -> dict[int, float]:
-    """The law of the first token alone."""
+def first_token(distribution: Mapping[Tokens, float]) -> dict[int, float]:
+    """The distribution of the first token alone."""
     found: dict[int, float] = {}
-    for tokens, probability in law.items():
+    for tokens, probability in distribution.items():
         found[tokens[0]] = found.get(tokens[0], 0.0) + probability
     return found
 
 
 def variation(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
-    """Total variation between two laws."""
+    """Total variation between two distributions."""
     return 0.5 * sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in {**one, **other})
 
 
-def continued(law: Mapping[Tokens, float], after: Callable[[Tokens], Sequence[float]], length: int) -> Law:
-    """A step's law (of one token or more) carried on by plain decoding to exactly ``length`` tokens."""
-    full: Law = {}
-    for tokens, probability in law.items():
-        rest = joint_law(lambda more, start=tokens: after((*start, *more)), max(0, length - len(tokens)))
+def continued(
+    distribution: Mapping[Tokens, float], after: Callable[[Tokens], Sequence[float]], length: int
+) -> Distribution:
+    """A step's distribution (of one token or more) carried on by plain decoding to ``length`` tokens."""
+    full: Distribution = {}
+    for tokens, probability in distribution.items():
+        rest = joint_distribution(
+            lambda more, start=tokens: after((*start, *more)), max(0, length - len(tokens))
+        )
         for more, p in rest.items():
             key = (*tokens, *more)[:length]
             full[key] = full.get(key, 0.0) + probability * p
@@ -145,15 +151,15 @@ class _Script:
         raise NotImplementedError
 
 
-def exact_step_law(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) -> Law:
-    """The law of one step's tokens under the exact rule, without sampling.
+def exact_step(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) -> Distribution:
+    """The distribution of one step's tokens under the exact rule, without sampling.
 
     `sampling.accept.accept_exact` itself is run over every sequence of choices that the target can make. A
     walk meets one node per position and the noise of different positions is independent, so a sequence's
     probability is the product of its choices'.
     """
     logits = torch.zeros(len(tree), 1)
-    law: Law = {}
+    distribution: Distribution = {}
     open_: list[tuple[Tokens, float]] = [((), 1.0)]
     while open_:
         answers, probability = open_.pop()
@@ -166,12 +172,12 @@ def exact_step_law(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) 
                     open_.append(((*answers, token), probability * p))
             continue
         tokens = (*(tree.tokens[node] for node in accepted.nodes[1:]), accepted.token)
-        law[tokens] = law.get(tokens, 0.0) + probability
-    return law
+        distribution[tokens] = distribution.get(tokens, 0.0) + probability
+    return distribution
 
 
-def published_step_law(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) -> Law:
-    """The law of one step's tokens under the published rule, in closed form.
+def published_step(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) -> Distribution:
+    """The distribution of one step's tokens under the published rule, in closed form.
 
     The draws of different paths are independent. Path i stops after l matches with some token; it then
     wins as the first of the tied paths where every path before it has fewer matches and every path after
@@ -194,7 +200,7 @@ def published_step_law(tree: DraftTree, after: Callable[[Tokens], Sequence[float
         """Probability that each of these paths has fewer than ``length`` matches."""
         return math.prod(1.0 - (chances[length] if length < len(chances) else 0.0) for chances in chosen)
 
-    law: Law = {}
+    distribution: Distribution = {}
     for i, path in enumerate(paths):
         before, behind = reach[:i], reach[i + 1 :]
         for length in range(len(path) + 1):
@@ -205,5 +211,5 @@ def published_step_law(tree: DraftTree, after: Callable[[Tokens], Sequence[float
                 matched = length < len(path) and token == path[length]
                 if p > 0 and wins > 0 and not matched:
                     key = (*path[:length], token)
-                    law[key] = law.get(key, 0.0) + wins * p
-    return law
+                    distribution[key] = distribution.get(key, 0.0) + wins * p
+    return distribution

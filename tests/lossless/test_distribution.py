@@ -1,8 +1,8 @@
-"""The law of the output, against exact enumeration, for every processor and several drafters.
+"""The distribution of the output, against exact enumeration, for every processor and several drafters.
 
-A toy model (a table of random logits for each of the last two tokens) has a known joint law of its
+A toy model (a table of random logits for each of the last two tokens) has a known joint distribution of its
 first three tokens. It is enumerated with transformers' processors, a code path of its own. The exact
-rule must reproduce that law and, seed by seed, the very tokens of autoregressive decoding; the
+rule must reproduce that distribution and, seed by seed, the very tokens of autoregressive decoding; the
 published rule must fail the same test.
 """
 
@@ -63,7 +63,7 @@ def logits_after(context: tuple[int, ...]) -> Tensor:
     return TABLE[context[-2], context[-1]]
 
 
-def law_after(context: tuple[int, ...], params: SamplingParams) -> Tensor:
+def distribution_after(context: tuple[int, ...], params: SamplingParams) -> Tensor:
     """The exact processed distribution after a context, by transformers' processors."""
     window = torch.tensor([context[-params.penalty_window :]])
     row = logits_after(context)[None]
@@ -84,17 +84,17 @@ def law_after(context: tuple[int, ...], params: SamplingParams) -> Tensor:
     return row[0].double().softmax(-1)
 
 
-def joint_law(params: SamplingParams) -> dict[tuple[int, ...], float]:
+def joint_distribution(params: SamplingParams) -> dict[tuple[int, ...], float]:
     """Probability of every continuation of LENGTH tokens."""
-    law: dict[tuple[int, ...], float] = {(): 1.0}
+    distribution: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(LENGTH):
         longer = {}
-        for tokens, probability in law.items():
-            for token, p in enumerate(law_after((*PROMPT, *tokens), params).tolist()):
+        for tokens, probability in distribution.items():
+            for token, p in enumerate(distribution_after((*PROMPT, *tokens), params).tolist()):
                 if p > 0:
                     longer[(*tokens, token)] = probability * p
-        law = longer
-    return law
+        distribution = longer
+    return distribution
 
 
 # Drafters: each proposes a tree from the text so far (and may use the target's choice rule).
@@ -180,21 +180,21 @@ def plain_decoding(case: str, seed: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_trees_give_the_exact_law_and_the_tokens_of_plain_decoding(case: str) -> None:
-    """Every drafter in turn, 3,000 seeds: equal token by token, and the joint law is the target's."""
+    """Every drafter in turn, 3,000 seeds: equal token by token, their joint distribution the target's."""
     outcomes = []
     for seed in range(3000):
         tokens = generate(params_of(case, seed), DRAFTERS[seed % len(DRAFTERS)])
         assert tokens == plain_decoding(case, seed), (case, seed)
         outcomes.append(tokens)
-    assert chi_square(outcomes, joint_law(params_of(case, 0))) > 1e-4
+    assert chi_square(outcomes, joint_distribution(params_of(case, 0))) > 1e-4
 
 
-def test_the_cases_have_different_laws() -> None:
-    """Each processor changes the law enough for the test to see it: no case is vacuous."""
+def test_the_cases_have_different_distributions() -> None:
+    """Each processor changes the distribution enough for the test to see it: no case is vacuous."""
     outcomes = [plain_decoding("plain", seed) for seed in range(3000)]
     for case in CASES:
         if case != "plain":
-            assert chi_square(outcomes, joint_law(params_of(case, 0))) < 1e-6, case
+            assert chi_square(outcomes, joint_distribution(params_of(case, 0))) < 1e-6, case
 
 
 def test_a_window_that_does_not_slide_fails() -> None:
@@ -217,25 +217,25 @@ def test_a_window_that_does_not_slide_fails() -> None:
 def test_the_published_rule_fails(case: str) -> None:
     """Negative control: independent draws per path are not lossless, with the same test."""
     outcomes = [generate(params_of(case, seed), wide_draft, accept_published) for seed in range(3000)]
-    assert chi_square(outcomes, joint_law(params_of(case, 0))) < 1e-6
+    assert chi_square(outcomes, joint_distribution(params_of(case, 0))) < 1e-6
 
 
 def test_the_published_rule_is_sound_on_a_bare_root() -> None:
-    """Without a tree its draws follow the law: the failure above is the rule's, not the draws'."""
+    """Without a tree its draws follow the distribution: the failure above is the rule's, not the draws'."""
     outcomes = [generate(params_of("min_p", seed), no_draft, accept_published) for seed in range(3000)]
-    assert chi_square(outcomes, joint_law(params_of("min_p", 0))) > 1e-4
+    assert chi_square(outcomes, joint_distribution(params_of("min_p", 0))) > 1e-4
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_enumerated_distribution_of_every_node(case: str) -> None:
     """No sampling: the processed scores of all nodes of a full tree, with windows sliding along the
-    paths, are the exact conditional distributions; so the law is exact up to the noise's."""
+    paths, are the exact conditional distributions; so the distribution is exact up to the noise's."""
     params = params_of(case, 0)
     text = list(PROMPT)
     paths = [list(p) for n in range(LENGTH) for p in itertools.product(range(VOCAB), repeat=n)]
     logits = torch.stack([logits_after((*text, *path)) for path in paths])
     ours = Sampler(params, VOCAB).scores(logits, text, paths).double().softmax(-1)
-    exact = torch.stack([law_after((*text, *path), params) for path in paths])
+    exact = torch.stack([distribution_after((*text, *path), params) for path in paths])
     torch.testing.assert_close(ours, exact, rtol=1e-5, atol=1e-7)
     assert torch.equal(ours == 0, exact == 0)
 
@@ -292,7 +292,7 @@ def test_every_tree_and_every_choice_rule_enumerated(all_rows: bool) -> None:
 
 def test_published_bias_has_the_predicted_size() -> None:
     """m leaves below one token accept it with probability 1 - (1-p)^m, enumerated and simulated."""
-    p = float(law_after(PROMPT, params_of("plain", 0)).max())
+    p = float(distribution_after(PROMPT, params_of("plain", 0)).max())
     m, runs = 9, 2000
     hits = sum(
         generate(params_of("plain", seed), wide_draft, accept_published)[0]

@@ -1,0 +1,49 @@
+"""Shapes are checked while tests run: every tensor that crosses a function of the package with an annotated
+shape is compared with it (jaxtyping and beartype). ``TOKENSWIFT_SHAPES=0`` leaves it out, to time tests.
+
+Only shapes are looked at: protocols, and the stand-ins that tests use for them, are pyright's. Functions
+without an annotated shape stay as they are, so that tests take little longer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from inspect import isclass
+from typing import Any
+
+import jaxtyping
+from beartype import beartype
+from torch import Tensor
+
+_with_letters = jaxtyping.jaxtyped  # gives the letters of shapes one meaning within a call
+
+
+def install() -> None:
+    """Watch the package, which nobody may have imported yet."""
+    if os.environ.get("TOKENSWIFT_SHAPES") != "0":
+        jaxtyping.jaxtyped = lambda **_: _watched  # what the hook puts above every function and class
+        jaxtyping.install_import_hook("tokenswift", None)
+
+
+def _watched(target: Any) -> Any:
+    if not isclass(target):
+        return _checked(target)
+    if "__init__" in vars(target):  # a dataclass's
+        target.__init__ = _checked(target.__init__)
+    return target
+
+
+def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    hints = getattr(function, "__annotations__", {})
+    shapes = {name: hint for name, hint in hints.items() if "[Tensor, " in str(hint)}
+    if not shapes or hasattr(function, "__wrapped__"):
+        return function
+    # a module may import what its annotations name for pyright alone
+    names = {
+        "Tensor": Tensor,
+        **vars(jaxtyping),
+        **function.__globals__,
+    }
+    function.__annotations__ = {name: eval(hint, names) for name, hint in shapes.items()}
+    return _with_letters(beartype(function), typechecker=None)
