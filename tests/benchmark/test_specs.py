@@ -86,12 +86,14 @@ def test_figures_of_the_paper_as_published() -> None:
         return next(entry for entry in entries if wanted.items() <= entry.items())
 
     assert (
-        find("table3", way="TokenSwift", model="LLaMA3.1-8b", prefill=4096, point=100_000)["speedup"] == 3.27
+        find("table3", variant="TokenSwift", model="LLaMA3.1-8b", prefill=4096, point=100_000)["speedup"]
+        == 3.27
     )
     assert (
-        find("table3", way="Medusa", model="YaRN-LLaMA2-7b-128k", prefill=2048, point=20_000)["alpha"] == 0.43
+        find("table3", variant="Medusa", model="YaRN-LLaMA2-7b-128k", prefill=2048, point=20_000)["alpha"]
+        == 0.43
     )
-    assert find("table4", way="Qwen2.5-14B", point=100_000)["plain_minutes"] == 474.6
+    assert find("table4", variant="Qwen2.5-14B", point=100_000)["plain_minutes"] == 474.6
     assert find("table5", cache="partial", point=40_000) == {
         "cache": "partial", "point": 40_000, "alpha": 0.16, "speedup": 1.03
     }  # fmt: skip
@@ -104,12 +106,12 @@ def test_figures_of_the_paper_as_published() -> None:
 SPEC: dict[str, Any] = {
     "title": "A test",
     "settings": {"budget": 99, "prefill": 50, "points": [10, 20], "ngrams": 3},
-    "ways": [
+    "variants": [
         {"name": "one", "tree": "1,2", "ngrams": 4},
         {"name": "two", "strategy": "medusa", "min_p": [0.0, 0.5]},
     ],
     "presets": {
-        "smoke": {"prefill": 60, "ways": {"two": {"prefill": 70}}},
+        "smoke": {"prefill": 60, "variants": {"two": {"prefill": 70}}},
         "cpu": {"only": ["one"], "texts": 2},
     },
 }
@@ -120,7 +122,7 @@ def rows(preset: str = "smoke", **given: Any) -> list[dict[str, Any]]:
 
 
 def test_what_goes_over_what() -> None:
-    """Spec, way, preset, preset's way, command line; an option reaches the strategies that have it."""
+    """Spec, variant, preset, its variant, command line; an option reaches the strategies that have it."""
     one, *two = rows()
     assert one["options"] == {"tree": [1, 2], "ngrams": 4, "budget": 99} and one["prefill"] == 60
     assert [config["prefill"] for config in two] == [70, 70]

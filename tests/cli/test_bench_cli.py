@@ -29,7 +29,7 @@ RUN = ("bench", "run", "table5")
         ((*RUN, "--heads", "none.safetensors"), "--heads is 'none.safetensors': no such file"),
         ((*RUN, "--threads", "0"), "--threads is 0; valid: an integer of at least 1"),
         ((*RUN, "--prompts", "no-folder"), "--prompts is 'no-folder'; valid: shipped, pg19, or a folder"),
-        ((*RUN, "--way", "Medusa"), "--way is 'Medusa'; valid: TokenSwift, k = 0"),
+        ((*RUN, "--variant", "Medusa"), "--variant is 'Medusa'; valid: TokenSwift, k = 0"),
         (("bench", "report"), "--results is 'bench-results': no such folder"),
     ],
 )

@@ -40,11 +40,19 @@ def test_measured_on_the_default_model(cli: Call, name: str) -> None:
 def test_a_row_names_the_heads_that_it_used(cli: Call) -> None:
     """Medusa's rows Medusa's heads, MagicDec's none, and all the weights of the model."""
     done = cli(
-        "bench", "run", "strategies", "--way", "Medusa", "--way", "MagicDec, SnapKV", "--way", "TokenSwift"
+        "bench",
+        "run",
+        "strategies",
+        "--variant",
+        "Medusa",
+        "--variant",
+        "MagicDec, SnapKV",
+        "--variant",
+        "TokenSwift",
     )
     assert done.code == 0, done.err
-    rows = {row["config"]["way"]: row for row in read_rows(Path("bench-results"))}
-    kinds = {way: row["heads"] and row["heads"]["kind"] for way, row in rows.items()}
+    rows = {row["config"]["variant"]: row for row in read_rows(Path("bench-results"))}
+    kinds = {variant: row["heads"] and row["heads"]["kind"] for variant, row in rows.items()}
     assert kinds == {"Medusa": "medusa", "MagicDec, SnapKV": None, "TokenSwift": "conditioned"}
     assert all(len(row["weights"]) >= 16 for row in rows.values())
     assert rows["Medusa"]["heads"]["weights"] != rows["TokenSwift"]["heads"]["weights"]

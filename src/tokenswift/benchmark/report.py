@@ -94,8 +94,8 @@ def make(specs: Sequence[Spec], rows: Sequence[Row], said: dict[str, str], plot:
 INTRO = (
     "Every figure comes from rows of JSON that hold the whole configuration, versions, machine, commit, "
     "seeds and raw times. Plain decoding is measured with every row, in the same process, in turns with it, "
-    "from the same prefilled state; × is its time over the way's. α and β are accepted drafted tokens over "
-    "γ × steps, all and those of n-grams. ± is a standard deviation over prompts and seeds. The column "
+    "from the same prefilled state; × is its time over the variant's. α and β are accepted drafted tokens "
+    "over γ × steps, all and those of n-grams. ± is a standard deviation over prompts and seeds. The column "
     "“published” holds the paper's figures nearest to a line; what differs from the line stands in brackets."
 )
 

@@ -41,7 +41,7 @@ NAMES: dict[str, tuple[str, int]] = {
 }
 #: setting → its head in tables
 HEADS = {
-    "way": "strategy",
+    "variant": "strategy",
     "point": "new tokens",
     "prefill": "prefill",
     "ngrams": "k",
@@ -210,7 +210,7 @@ def lines(spec: Spec, rows: Sequence[Row]) -> list[Line]:
 def published(spec: Spec, line: Line) -> tuple[dict[str, float], dict[str, Any]] | None:
     """The paper's figures nearest to a line: the figures, and labels that differ; None if there are none.
 
-    Names must be equal (a way's may go on behind a comma); of numbers the nearest counts, by their ratio.
+    Names must be equal (a variant's may go on behind a comma); of numbers the nearest counts, by their ratio.
     """
     table = spec.data.get("published")
     if not table:

@@ -75,13 +75,14 @@ def add_parser(subparsers: Any) -> None:
         "budget=256; values with commas make rows for each; may be given several times",
     )
     running.add_argument(
-        "--way",
+        "--variant",
         action="append",
         default=[],
         metavar="NAME",
-        help="only this of what a table compares, such as TokenSwift; may be given several times; "
+        help="only this variant of what a table compares, such as TokenSwift; may be given several times; "
         "default: all",
     )
+    running.add_argument("--way", action="append", dest="variant", help=argparse.SUPPRESS)  # its earlier name
     _results(running, "rows go there, and those there already are not measured again")
     running.add_argument("--dry-run", action="store_true", help="say which rows would be measured, and end")
     running.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
@@ -125,7 +126,7 @@ def run_list(args: argparse.Namespace) -> int:
     for spec in found:
         print(f"{spec.name:{width}}  {spec.title}")
         counts = ", ".join(f"{preset} {len(spec.rows(preset, {}))}" for preset in specs.PRESETS)
-        own = f"rows: {counts}" if spec.data.get("ways") else f"rows of {', '.join(spec.sources[1:])}"
+        own = f"rows: {counts}" if spec.data.get("variants") else f"rows of {', '.join(spec.sources[1:])}"
         print(f"{'':{width}}  {spec.group}; {own}")
     return 0
 
@@ -143,24 +144,24 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
     if args.threads is not None:
         check_integer("threads", args.threads, 1)
     made: dict[str, Job] = {}
-    ways: set[str] = set()
+    variants: set[str] = set()
     for spec in specs.chosen(args.specs):
         for source in (spec, *(specs.load(name) for name in spec.sources[1:])):
             for config in source.rows(args.preset, given):
-                ways.add(config["way"])
-                if args.way and config["way"] not in args.way:
+                variants.add(config["variant"])
+                if args.variant and config["variant"] not in args.variant:
                     continue
                 parts = [(key, value_of(config, key)) for key in source.told_apart]
                 label = ", ".join(
-                    shown(value) if key == "way" else f"{key} {shown(value)}"
+                    shown(value) if key == "variant" else f"{key} {shown(value)}"
                     for key, value in parts
                     if source.of_paper or value is not None
                 )
                 job = Job(source.name, source.kind, args.preset, config, label)
                 made.setdefault(job.key, job)
-    for name in args.way:
-        if name not in ways:
-            raise InputError(f"way is {name!r}; valid: {', '.join(sorted(ways))}")
+    for name in args.variant:
+        if name not in variants:
+            raise InputError(f"variant is {name!r}; valid: {', '.join(sorted(variants))}")
     return list(made.values())
 
 
@@ -241,7 +242,7 @@ def run_report(args: argparse.Namespace) -> int:
 
 
 #: settings that are options of a part
-OPTIONS = ("preset", "model", "dtype", "device", "heads", "threads", "prompts", "set", "way", "results")
+OPTIONS = ("preset", "model", "dtype", "device", "heads", "threads", "prompts", "set", "variant", "results")
 PARTS = {"list": run_list, "run": run_rows, "report": run_report}
 
 
