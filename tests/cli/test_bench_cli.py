@@ -51,7 +51,7 @@ def test_pg19_without_the_hub(cli: Call, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_list(cli: Call) -> None:
     shown = cli("bench", "list").out
-    assert "table7           Shapes of the tree" in shown and "rows of table15" in shown
+    assert "\ntable7            Shapes of the tree" in shown and "rows of table15" in shown
     found = {entry["name"]: entry for entry in json.loads(cli("bench", "list", "--json").out)}
     assert len(found) == 36 and found["table7"]["rows"]["smoke"] == 3
 

@@ -15,6 +15,7 @@ from tokenswift import LLM, SamplingParams
 from tokenswift.report.figures import bins, repeats, resumed_at
 from tokenswift.report.page import page
 from tokenswift.report.plots import Line, number, plot, ticks
+from tokenswift.report.render import render
 from tokenswift.runs import folder as folders
 from tokenswift.runs.state import RunState
 
@@ -166,12 +167,10 @@ def test_bins_add_up(state: RunState) -> None:
 
 
 def test_plots() -> None:
-    html = plot(
-        "Speed", [10, 20, 30], [Line("a", [1.0, None, 3.0]), Line("b<c", [0.5, 0.5, 12.0])], "t", [15]
-    )
-    reader = read(html)
+    lines = [Line("a", [1.0, None, 3.0]), Line("b<c", [0.5, 0.5, 12.0])]
+    reader = read(render("plot.html", plot=plot("Speed", [10, 20, 30], lines, "t", [15])))
     cells = "".join(reader.text["tbody"])
-    assert cells.startswith("101") and "–" in cells and "b<c" in "".join(reader.text["th"])
+    assert cells.lstrip().startswith("101") and "–" in cells and "b<c" in "".join(reader.text["th"])
     curve = next(
         a["d"] for t, a in reader.seen if t == "path" and a.get("class") == "line l0" and a["d"] != "M1 5H33"
     )

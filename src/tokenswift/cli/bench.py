@@ -15,6 +15,8 @@ from tokenswift.benchmark.settings import KINDS, parse, value_of
 from tokenswift.benchmark.tables import shown
 from tokenswift.cli import options
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_text
+from tokenswift.cli.progress import Line, duration, is_live
+from tokenswift.cli.tables import table
 from tokenswift.config import check_integer
 from tokenswift.types import InputError, RunError
 
@@ -122,12 +124,12 @@ def run_list(args: argparse.Namespace) -> int:
         write_text(target, json.dumps(records, ensure_ascii=False) + "\n")
     if target == STDOUT:
         return 0
-    width = max(len(spec.name) for spec in found)
+    rows = []
     for spec in found:
-        print(f"{spec.name:{width}}  {spec.title}")
-        counts = ", ".join(f"{preset} {len(spec.rows(preset, {}))}" for preset in specs.PRESETS)
-        own = f"rows: {counts}" if spec.data.get("variants") else f"rows of {', '.join(spec.sources[1:])}"
-        print(f"{'':{width}}  {spec.group}; {own}")
+        counts = ", ".join(str(len(spec.rows(preset, {}))) for preset in specs.PRESETS)
+        own = counts if spec.data.get("variants") else f"rows of {', '.join(spec.sources[1:])}"
+        rows.append((spec.name, spec.title, spec.group, own))
+    print(table(rows, ("name", "what it shows", "group", f"rows ({', '.join(specs.PRESETS)})")))
     return 0
 
 
@@ -268,22 +270,20 @@ class Rows:
 
     def __init__(self, quiet: bool) -> None:
         self.quiet = quiet
-        self.live = not quiet and sys.stderr.isatty()
+        self._line = Line("live" if not quiet and is_live(sys.stderr) else "none")
         self._head = ""
-        self._shown = 0.0
 
     def begin(self, job: Job, number: int, total: int, left: float | None) -> None:
         """A row begins."""
-        eta = "" if left is None else f", {_time(left)} left"
+        eta = "" if left is None else f", ETA {duration(left)}"
         self._head = f"[{number}/{total}{eta}] {job}"
+        self._line.begin()
         self.progress(0.0)
 
     def progress(self, share: float) -> None:
         """So much of it is done."""
-        now = time.monotonic()
-        if self.live and (now - self._shown > 0.2 or not share):
-            self._shown = now
-            print(f"\r\x1b[K{self._head} {share:.0%}", end="", file=sys.stderr, flush=True)
+        if self._line.due(time.monotonic()):
+            self._line.show(f"{share:.0%} {self._head}", share)
 
     def end(self, job: Job, word: str, seconds: float) -> None:
         """A row has ended."""
@@ -293,9 +293,4 @@ class Rows:
 
     def clear(self) -> None:
         """Take the live line away."""
-        if self.live:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+        self._line.clear()

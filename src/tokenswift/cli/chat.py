@@ -24,6 +24,7 @@ from tokenswift.cli.keys import Editor, Typed
 from tokenswift.cli.output import TextSink, check_writable
 from tokenswift.cli.progress import Stages, add_verbose_option
 from tokenswift.cli.signals import Interrupted, Signals
+from tokenswift.cli.tables import table
 from tokenswift.config import check_integer
 from tokenswift.models.rope import parse_rope_scaling
 from tokenswift.types import Generation, InputError, RunError, Step
@@ -179,8 +180,7 @@ class Chat:
         elif command[1] == "/load":
             self.load(command[2] or "")
         elif command[1] == "/help":
-            width = max(map(len, COMMANDS))
-            logger.info("%s", "\n".join([*(f"{k.ljust(width)}  {v}" for k, v in COMMANDS.items()), KEYS]))
+            logger.info("%s\n%s", table(COMMANDS.items()), KEYS)
         else:
             raise InputError(f"{command[1]} is no command; valid: {', '.join(COMMANDS)}")
         return True

@@ -15,6 +15,7 @@ from tokenswift.cli.escapes import add_raw_output_option
 from tokenswift.cli.generate import stream
 from tokenswift.cli.output import TextSink, check_writable, record_of, write_json
 from tokenswift.cli.progress import Progress, add_verbose_option
+from tokenswift.cli.tables import table
 from tokenswift.config import SamplingParams, check_integer
 from tokenswift.types import Generation, InputError, RunError
 
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     if args.peer != "none" and args.max_new_tokens > 1:
         logger.info("transformers' generate, %d tokens", min(args.max_new_tokens, PEER_TOKENS))
         peer = generate_rate(llm, llm.encode(prompt), min(args.max_new_tokens, PEER_TOKENS), sampling)
-    print("\n" + table(results, peer))
+    print("\n" + shown(results, peer))
     drafting = results["tokenswift"].drafting
     if drafting is not None:
         print(f"drafting: {drafting['summary']}")
@@ -117,33 +118,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def table(results: dict[str, Generation], peer: float | None = None) -> str:
+def shown(results: dict[str, Generation], peer: float | None = None) -> str:
     """Figures of the runs, a row each; the speed-up is against the first. ``peer``: transformers' tokens a
     second."""
     head = ("strategy", "tokens/s", "speed-up", "α", "mean acceptance length", "passes")
     base = next(iter(results.values())).metrics.tokens_per_second
-    rows: list[tuple[str, ...]] = [head]
+
+    def cells(name: str, rate: float, *more: str) -> tuple[str, ...]:
+        return (name, f"{rate:.1f}", f"{rate / base:.2f}" if base else "–", *more)
+
+    rows = []
     for name, result in results.items():
         m = result.metrics
-        speed_up = f"{m.tokens_per_second / base:.2f}" if base else "–"
         alpha = f"{m.acceptance_rate:.2f}" if name != "autoregressive" else "–"
-        rows.append(
-            (
-                name,
-                f"{m.tokens_per_second:.1f}",
-                speed_up,
-                alpha,
-                f"{m.mean_acceptance_length:.2f}",
-                str(m.steps),
-            )
-        )
+        more = (alpha, f"{m.mean_acceptance_length:.2f}", str(m.steps))
+        rows.append(cells(name, m.tokens_per_second, *more))
     if peer is not None:
-        speed_up = f"{peer / base:.2f}" if base else "–"
-        rows.append(("transformers generate", f"{peer:.1f}", speed_up, "–", "1.00", "–"))
-    size = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    lines = [
-        "  ".join([row[0].ljust(size[0])] + [c.rjust(w) for c, w in zip(row[1:], size[1:], strict=True)])
-        for row in rows
-    ]
-    lines.insert(1, "-" * len(lines[0]))
-    return "\n".join(lines)
+        rows.append(cells("transformers generate", peer, "–", "1.00", "–"))
+    return table(rows, head, right=range(1, 6))

@@ -10,6 +10,7 @@ from typing import Any
 from tokenswift.cli import options
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.cli.progress import Stages
+from tokenswift.cli.tables import table
 from tokenswift.config import OPTIONS, SamplingParams, build_options, check_integer
 from tokenswift.types import InputError, Step
 
@@ -123,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
             made = _generated(llm, prompts, args.max_new_tokens, strategy_options, sampling, stages)
             result["acceptance"] = made
     if record != STDOUT:
-        print(table(result), flush=True)
+        print(shown(result), flush=True)
     if record is not None:
         write_json(record, result)
     return 0
@@ -158,12 +159,14 @@ def _generated(
     return found
 
 
-def table(result: dict[str, Any]) -> str:
-    """The figures as plain text."""
-    lines = [f"{'text':<6} {'head':>4}  " + "  ".join(f"{c:>6}" for c in COLUMNS)]
-    for source in ("text", "own"):
-        for i, row in enumerate(result[source], 1):
-            lines.append(f"{source:<6} {i:>4}  " + "  ".join(f"{row[c]:>6.3f}" for c in COLUMNS))
+def shown(result: dict[str, Any]) -> str:
+    """The figures as text."""
+    rates = [
+        (source, str(i), *(f"{row[column]:.3f}" for column in COLUMNS))
+        for source in ("text", "own")
+        for i, row in enumerate(result[source], 1)
+    ]
+    lines = [table(rates, ("text", "head", *COLUMNS), right=range(1, 6))]
     for draft, row in result["acceptance"].items():
         lines.append(
             f"draft {draft}: mean acceptance length {row['mean_acceptance_length']:.2f}, "
