@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tokenswift.benchmark import drafts, engine, machine, ngram, peer, roofline
+from tokenswift.benchmark import drafts, engine, load, machine, ngram, peer, roofline
 from tokenswift.benchmark.paired import COLUMNS, Side, figures, paired_run
 from tokenswift.benchmark.prompts import Prompt, prompt
 from tokenswift.config import OPTIONS, SamplingParams, build_options
@@ -35,7 +35,7 @@ APART: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "training-memory": _training_memory,
 }
 #: kinds that draft nothing
-UNDRAFTED = ("machine", "draft", "passes", "prefill")
+UNDRAFTED = ("machine", "draft", "passes", "prefill", "load")
 #: kinds that measure a model otherwise than by decoding beside plain decoding
 OTHERS: dict[str, Callable[[LLM, dict[str, Any]], dict[str, Any]]] = {
     "machine": roofline.measure,
@@ -43,6 +43,7 @@ OTHERS: dict[str, Callable[[LLM, dict[str, Any]], dict[str, Any]]] = {
     "passes": engine.passes,
     "prefill": engine.prefill,
     "bookkeeping": engine.bookkeeping,
+    "load": load.measure,
     "nodes": drafts.nodes,
     "calibration": drafts.calibration,
 }
