@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tokenswift.cli import options
+from tokenswift.cli.declare import add_options
 from tokenswift.cli.generate import add_call_options, call_from, with_model
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.cli.progress import duration
@@ -31,7 +32,7 @@ def add_parser(subparsers: Any) -> None:
     group = parser.add_argument_group("results")
     group.add_argument("--no-measure", action="store_true", help="memory alone; takes no time")
     add_json_option(group)
-    group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
+    add_options(group, options.Quiet)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from contextlib import suppress
-from typing import IO, Any
+from typing import IO
 
 from tokenswift.cli.escapes import one_place
 from tokenswift.types import Generation, Loop, Step
@@ -238,17 +238,6 @@ def loop_words(loop: Loop) -> str:
     if loop.sign == "pattern":
         return f"the text repeats itself from token {loop.start} on ({loop.size} tokens again and again)"
     return f"the text repeats itself from token {loop.start} on (its n-grams are nearly always accepted)"
-
-
-def add_verbose_option(parser: Any) -> None:
-    """--verbose, of every command that writes text.
-
-    Args:
-        parser: an argparse parser or group.
-    """
-    parser.add_argument(
-        "-v", "--verbose", action="store_true", help="figures of drafting too: passes, acceptance, sources"
-    )
 
 
 def summary(result: Generation, verbose: bool = False) -> str:
