@@ -101,6 +101,12 @@ def test_every_token_is_there_once_and_marked(state: RunState) -> None:
     assert "a <run>" in "".join(reader.text["h1"])
 
 
+def test_what_strangers_wrote_is_text(state: RunState) -> None:
+    html = page(state, "{{ 7 * 7 }}<script>'\"\x1b")
+    assert "<script" not in html and "\x1b" not in html
+    assert "{{ 7 * 7 }}<script>'\"\ufffd" in "".join(read(html).text["h1"])
+
+
 def test_the_page_needs_nothing_else(state: RunState) -> None:
     """No scripts and no addresses: the policy in the page forbids them as well."""
     html = page(state, "run")
