@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from tokenswift.cli.declare import add_options, check_options, option, texts_of
+from tokenswift.cli.generate import Prompt
 from tokenswift.cli.main import Parser, build_parser, subparsers_of
+from tokenswift.cli.options import DEFAULT_MODEL, Model
+from tokenswift.cli.prompting import Chat
+from tokenswift.config import CHAT_TEMPERATURE, LoopOptions
 from tokenswift.types import InputError
 
 
@@ -87,3 +91,13 @@ def test_every_option_says_what_it_is() -> None:
         for action in found._actions:
             if action.help != argparse.SUPPRESS and not isinstance(action, argparse._SubParsersAction):
                 assert len(action.help or "") > 5, f"{command} {action.dest}"
+
+
+def test_docstrings_name_the_defaults_of_the_code() -> None:
+    """Where a text says a value that stands elsewhere too."""
+    assert f"temperature {CHAT_TEMPERATURE} unless" in texts_of(Chat)["chat"]
+    assert f"default: {DEFAULT_MODEL}," in texts_of(Model)["model"]
+    loops = LoopOptions()
+    words = f"{loops.min_tokens} tokens together at least; default: {loops.min_pattern_size},"
+    words += f"{loops.max_pattern_size},{loops.min_count}"
+    assert words in texts_of(Prompt)["loop_patterns"]
