@@ -31,7 +31,7 @@ def headline(rows: list[Row]) -> Table:
     mine = next(
         part
         for part in found
-        if (part[0]["config"]["way"], part[0]["dtype"], part[0]["config"]["prefill"])
+        if (part[0]["config"]["variant"], part[0]["dtype"], part[0]["config"]["prefill"])
         == ("transformers", "float32", 1024)
     )
     line = columns.view(mine, "")
@@ -64,8 +64,8 @@ def expect(rows: list[Row]) -> Table:
     """Automatic drafting over plain decoding by kind of text: range of medians over texts and contexts."""
     lines = columns.views(specs.load("speed"), rows)
     body = []
-    for way, name in TEXTS.items():
-        found = [line for line in lines if line["way"] == way]
+    for variant, name in TEXTS.items():
+        found = [line for line in lines if line["variant"] == variant]
         least, most = (f"{pick(line['speedup'] for line in found):.1f}" for pick in (min, max))
         contexts, dtypes = (sorted({line[key] for line in found}) for key in ("prefill", "dtype"))
         between = " to ".join(f"{n:,}" for n in dict.fromkeys((contexts[0], contexts[-1])))

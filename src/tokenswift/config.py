@@ -59,16 +59,16 @@ class SamplingParams:
     """How the next token is chosen. The defaults are the paper's setting for LLaMA3.1-8b (Table 10).
 
     Attributes:
-        temperature: from 1e-30 to 1e30 (so that float32 holds the quotients); logits are divided by it.
-            0 is greedy decoding: ``SamplingParams(temperature=0)`` equals ``SamplingParams(greedy=True)``.
-        top_k: keep the k best tokens; 0 keeps all.
-        top_p: in (0, 1]; keep the smallest set with at least this mass; 1 keeps all.
-        min_p: in [0, 1); drop tokens less likely than ``min_p`` times the best; 0 keeps all.
-        eta_cutoff: in [0, 1); η-sampling's ε; 0 switches it off.
-        repetition_penalty: θ from 1 to 1e30 (the paper's contextual penalty); 1 switches it off.
-        penalty_window: W ≥ 1, the number of newest tokens that the penalty looks at.
-        seed: ≥ 0; the noise is a pure function of (seed, position, token id).
-        greedy: take the argmax after the penalty; no noise and no filter, whatever the other fields say.
+        temperature: logits are divided by it, from 1e-30 to 1e30; 0 is greedy decoding
+        top_k: keep the k likeliest tokens; 0 keeps all
+        top_p: in (0, 1]: keep the smallest set of tokens with this probability; 1 keeps all
+        min_p: in [0, 1): drop tokens less likely than this share of the best; 0 keeps all
+        eta_cutoff: in [0, 1): epsilon of eta sampling; 0 is off
+        repetition_penalty: theta, from 1 to 1e30: penalty of tokens in the window; 1 is off
+        penalty_window: W, at least 1: newest tokens that the penalty looks at
+        seed: 0 or more: same seed, same text, whatever the strategy; the noise is a pure function of it, the
+            position and the token
+        greedy: take the likeliest token, after the penalty; no noise, and no filter, whatever else is given
     """
 
     temperature: float = 1.0

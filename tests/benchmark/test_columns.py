@@ -11,7 +11,10 @@ from tokenswift.benchmark.specs import Spec
 
 
 def spec(**table: Any) -> Spec:
-    given = {"by": ["way"], "columns": [["a", "{way}"], ["×", "{speedup:.1f} {least:.1f}–{most:.1f}"]]}
+    given = {
+        "by": ["variant"],
+        "columns": [["a", "{variant}"], ["×", "{speedup:.1f} {least:.1f}–{most:.1f}"]],
+    }
     return Spec("mine", {"title": "A test", "group": "ours", "table": {**given, **table}})
 
 
@@ -51,7 +54,7 @@ def test_what_all_rows_share_stands_below_a_table_once() -> None:
             row(str(i), machine=machine, dtype=dtype, commit=commit)
             for i, (machine, dtype, commit) in enumerate(sources)
         ]
-        table = spec(columns=[["a", "{way}"]], **{"from": ["machine", "dtype", "commit"]})
+        table = spec(columns=[["a", "{variant}"]], **{"from": ["machine", "dtype", "commit"]})
         return columns.table(table, rows).markdown()
 
     one, other = ("M, 2 threads", "float32", "c1"), ("M, 2 threads", "float32", "c2+")

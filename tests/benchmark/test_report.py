@@ -16,10 +16,17 @@ from tokenswift.types import InputError
 ROOT = Path(__file__).parents[2]
 
 
-def row(way: str = "TokenSwift", text: int = 0, seed: int = 0, **more: Any) -> dict[str, Any]:
+def row(variant: str = "TokenSwift", text: int = 0, seed: int = 0, **more: Any) -> dict[str, Any]:
     """A row of a spec with figures at 100 and 200 new tokens."""
     figures = {"alpha": more.pop("alpha", 0.5), "speedup": more.pop("speedup", 1.0)}
-    config = {"way": way, "text": text, "seed": seed, "model": "m", "prefill": 2000, "prompts": "shipped"}
+    config = {
+        "variant": variant,
+        "text": text,
+        "seed": seed,
+        "model": "m",
+        "prefill": 2000,
+        "prompts": "shipped",
+    }
     config |= {"options": {}, "sampling": {"seed": seed, "repetition_penalty": 1.2}, **more.pop("config", {})}
     given: dict[str, Any] = {"spec": "mine", "kind": "decode", "preset": "cpu", "config": config}
     given |= {"dtype": "float32", "device": "cpu", "machine": "a processor", "commit": "abc", "date": "now"}
@@ -34,11 +41,11 @@ SPEC = Spec(
         "title": "A <test>",
         "claim": "it | holds",
         "differs": "nothing",
-        "table": {"by": ["way", "prefill"], "figures": ["alpha", "speedup"]},
-        "plot": {"x": "point", "y": ["alpha", "speedup"], "series": ["way"]},
+        "table": {"by": ["variant", "prefill"], "figures": ["alpha", "speedup"]},
+        "plot": {"x": "point", "y": ["alpha", "speedup"], "series": ["variant"]},
         "published": {
             "note": "a paper",
-            "columns": ["way", "prefill", "point", "alpha", "speedup"],
+            "columns": ["variant", "prefill", "point", "alpha", "speedup"],
             "rows": [
                 ["TokenSwift", 2048, 20_000, 0.64, 1.87],
                 ["TokenSwift", 2000, 100, 0.6, 1.8],
@@ -51,7 +58,7 @@ SPEC = Spec(
 
 
 def test_means_spreads_and_published_figures() -> None:
-    """Two seeds of one way (1 and 3: mean 2, deviation √2), one row of another without published figures."""
+    """Two seeds of one variant (1 and 3: mean 2, deviation √2), a row of another without published ones."""
     found = [row(speedup=1.0), row(seed=1, speedup=3.0, identical=False), row("other", lossless=False)]
     found.append(row("elsewhere", spec="another"))
     (group,) = tables.groups(SPEC, found)
@@ -109,8 +116,8 @@ def test_other_conditions_are_another_table() -> None:
 
 def test_rows_of_other_specs() -> None:
     """A figure that shows some rows of a table."""
-    spec = Spec("figure9", {"title": "t", "rows_of": ["mine"], "where": {"way": ["b"]}})
-    assert [r["config"]["way"] for r in tables.mine(spec, [row("a"), row("b")])] == ["b"]
+    spec = Spec("figure9", {"title": "t", "rows_of": ["mine"], "where": {"variant": ["b"]}})
+    assert [r["config"]["variant"] for r in tables.mine(spec, [row("a"), row("b")])] == ["b"]
 
 
 def test_markdown_and_page() -> None:

@@ -20,7 +20,7 @@ from tokenswift.benchmark.runner import ROWS, Job, read_rows
 from tokenswift.benchmark.specs import Spec
 from tokenswift.types import InputError
 
-DATA: dict[str, Any] = {"title": "A test", "ways": [{"name": "one"}, {"name": "two", "ngrams": 3}]}
+DATA: dict[str, Any] = {"title": "A test", "variants": [{"name": "one"}, {"name": "two", "ngrams": 3}]}
 
 
 class Watcher:
@@ -54,7 +54,7 @@ def test_a_crash_costs_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [why for _, why in done.failed] == ["its process ended with code 9", "ValueError: bad"] * 2
     rows = read_rows(tmp_path)
     assert len({row["made"] for row in rows}) == 4  # a process each
-    assert [(row["config"]["way"], row["config"]["text"]) for row in rows] == [
+    assert [(row["config"]["variant"], row["config"]["text"]) for row in rows] == [
         ("one", 0), ("one", 4), ("two", 0), ("two", 4)
     ]  # fmt: skip
     assert watcher.told[:3] == [(1, 10, True), 0.5, "done"] and (2, 10, False) in watcher.told
@@ -94,13 +94,13 @@ sinks = 4
 tree = "2,2"
 draft = "partial"
 texts = 2
-[[ways]]
+[[variants]]
 name = "fixed"
-[[ways]]
+[[variants]]
 name = "sparse"
 strategy = "magicdec"
 gamma = 2
-[[ways]]
+[[variants]]
 name = "published"
 acceptance = "published"
 """
@@ -138,13 +138,13 @@ def test_killed_and_started_again(tiny_folder: Callable[..., Path], tmp_path: Pa
     assert sorted(row["key"] for row in rows) == sorted(expected) and len(set(expected)) == 6
     assert str(tmp_path) not in file.read_text()  # no places of this machine
     for row in rows:
-        exact = row["config"]["way"] != "published"
+        exact = row["config"]["variant"] != "published"
         assert row["lossless"] is exact and (row["identical"] or not exact)
         assert set(row["figures"]) == {"8", "24"} and row["figures"]["24"]["length"] >= 1
         assert (
             row["machine"] and row["versions"]["torch"] and row["date"] and row["reached"] == "by generating"
         )
-        assert row["raw"]["plain"]["curve"][-1][0] == row["raw"]["way"]["curve"][-1][0] == 24
+        assert row["raw"]["plain"]["curve"][-1][0] == row["raw"]["variant"]["curve"][-1][0] == 24
     names = {row["config"]["text"]: row["prompt"]["digest"] for row in rows}
     assert len(set(names.values())) == 2  # two prompts
 
@@ -155,9 +155,9 @@ def test_lengths_reached_by_text(tiny_folder: Callable[..., Path]) -> None:
 
     given = {"model": str(tiny_folder()), "prefill": 30, "points": [60, 90], "reach": "text", "measured": 10}
     _, second = Spec(
-        "mine", {"title": "A test", "ways": [{"name": "plain", "strategy": "autoregressive"}]}
+        "mine", {"title": "A test", "variants": [{"name": "plain", "strategy": "autoregressive"}]}
     ).rows("smoke", given)
     made = measure("decode", second)
     assert made["reached"] == "by prefilled text" and made["context"] == "110 tokens prefilled, 10 generated"
     assert list(made["figures"]) == ["90"] and made["prompt"]["tokens"] == 110
-    assert made["raw"]["way"]["curve"][-1][0] == 10
+    assert made["raw"]["variant"]["curve"][-1][0] == 10

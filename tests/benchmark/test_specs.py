@@ -19,8 +19,19 @@ from tokenswift.types import InputError
 PAPER = [*(f"table{n}" for n in (*range(1, 9), *range(10, 17))), "figure1", "figure3", "figure4", "figure5-6"]
 
 OURS = [
-    *("acceptance", "attention", "bookkeeping", "calibration", "decoding", "memory", "ngram", "nodes"),
-    *("passes", "peers", "prefill", "rivals", "shares", "speed", "strategies", "training-memory", "trees"),
+    *("acceptance", "attention", "bookkeeping", "calibration", "decoding", "load", "memory", "ngram"),
+    *(
+        "nodes",
+        "passes",
+        "peers",
+        "prefill",
+        "rivals",
+        "shares",
+        "speed",
+        "strategies",
+        "training-memory",
+        "trees",
+    ),
 ]
 
 
@@ -28,7 +39,7 @@ def test_every_table_and_figure_is_there() -> None:
     assert specs.names() == [*PAPER, *OURS]
     assert [spec.name for spec in specs.chosen(())] == PAPER
     assert [spec.name for spec in specs.chosen(["peers", "table3"])] == ["peers", "table3"]
-    assert len(specs.chosen(["engine"])) == 7
+    assert len(specs.chosen(["engine"])) == 8
     assert specs.load("figure5-6").label == "Figures 5 and 6" and specs.load("table12").label == "Table 12"
 
 
@@ -86,12 +97,14 @@ def test_figures_of_the_paper_as_published() -> None:
         return next(entry for entry in entries if wanted.items() <= entry.items())
 
     assert (
-        find("table3", way="TokenSwift", model="LLaMA3.1-8b", prefill=4096, point=100_000)["speedup"] == 3.27
+        find("table3", variant="TokenSwift", model="LLaMA3.1-8b", prefill=4096, point=100_000)["speedup"]
+        == 3.27
     )
     assert (
-        find("table3", way="Medusa", model="YaRN-LLaMA2-7b-128k", prefill=2048, point=20_000)["alpha"] == 0.43
+        find("table3", variant="Medusa", model="YaRN-LLaMA2-7b-128k", prefill=2048, point=20_000)["alpha"]
+        == 0.43
     )
-    assert find("table4", way="Qwen2.5-14B", point=100_000)["plain_minutes"] == 474.6
+    assert find("table4", variant="Qwen2.5-14B", point=100_000)["plain_minutes"] == 474.6
     assert find("table5", cache="partial", point=40_000) == {
         "cache": "partial", "point": 40_000, "alpha": 0.16, "speedup": 1.03
     }  # fmt: skip
@@ -104,12 +117,12 @@ def test_figures_of_the_paper_as_published() -> None:
 SPEC: dict[str, Any] = {
     "title": "A test",
     "settings": {"budget": 99, "prefill": 50, "points": [10, 20], "ngrams": 3},
-    "ways": [
+    "variants": [
         {"name": "one", "tree": "1,2", "ngrams": 4},
         {"name": "two", "strategy": "medusa", "min_p": [0.0, 0.5]},
     ],
     "presets": {
-        "smoke": {"prefill": 60, "ways": {"two": {"prefill": 70}}},
+        "smoke": {"prefill": 60, "variants": {"two": {"prefill": 70}}},
         "cpu": {"only": ["one"], "texts": 2},
     },
 }
@@ -120,7 +133,7 @@ def rows(preset: str = "smoke", **given: Any) -> list[dict[str, Any]]:
 
 
 def test_what_goes_over_what() -> None:
-    """Spec, way, preset, preset's way, command line; an option reaches the strategies that have it."""
+    """Spec, variant, preset, its variant, command line; an option reaches the strategies that have it."""
     one, *two = rows()
     assert one["options"] == {"tree": [1, 2], "ngrams": 4, "budget": 99} and one["prefill"] == 60
     assert [config["prefill"] for config in two] == [70, 70]

@@ -29,7 +29,7 @@ RUN = ("bench", "run", "table5")
         ((*RUN, "--heads", "none.safetensors"), "--heads is 'none.safetensors': no such file"),
         ((*RUN, "--threads", "0"), "--threads is 0; valid: an integer of at least 1"),
         ((*RUN, "--prompts", "no-folder"), "--prompts is 'no-folder'; valid: shipped, pg19, or a folder"),
-        ((*RUN, "--way", "Medusa"), "--way is 'Medusa'; valid: TokenSwift, k = 0"),
+        ((*RUN, "--variant", "Medusa"), "--variant is 'Medusa'; valid: TokenSwift, k = 0"),
         (("bench", "report"), "--results is 'bench-results': no such folder"),
     ],
 )
@@ -51,9 +51,9 @@ def test_pg19_without_the_hub(cli: Call, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_list(cli: Call) -> None:
     shown = cli("bench", "list").out
-    assert "table7           Shapes of the tree" in shown and "rows of table15" in shown
+    assert "\ntable7            Shapes of the tree" in shown and "rows of table15" in shown
     found = {entry["name"]: entry for entry in json.loads(cli("bench", "list", "--json").out)}
-    assert len(found) == 36 and found["table7"]["rows"]["smoke"] == 3
+    assert len(found) == 37 and found["table7"]["rows"]["smoke"] == 3
 
 
 def test_measured_and_reported(cli: Call, tiny_folder: Callable[..., Path], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import unicodedata
 from pathlib import Path
@@ -111,7 +112,7 @@ def test_resume(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_demo(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     argv = ("demo", "--model", roomy, "--max-new-tokens", "120", "--peer", "none", "--quiet")
-    texts = [done.out.partition("strategy ")[0] for done in three_ways(cli, monkeypatch, *argv)]
+    texts = [re.split("(?:\x1b\\[1m)?strategy ", done.out)[0] for done in three_ways(cli, monkeypatch, *argv)]
     check(*texts)
 
 

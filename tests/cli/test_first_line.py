@@ -53,7 +53,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "eval-heads": ("--model model --data text.txt", "loading model\n"),
     "import-heads": ("--checkpoint model --out h", "reading model\n"),
     "completion": ("bash", "# AUTO"),
-    "bench": ("list", "table1 "),
+    "bench": ("list", "name "),
 }
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.cli.conftest import Call, Stream
 from tokenswift.cli import output as output_module
 from tokenswift.cli.output import TextSink, check_writable, write_json
-from tokenswift.cli.progress import Progress, duration, summary, way
+from tokenswift.cli.progress import Progress, duration, mode_of, summary
 from tokenswift.engine.llm import LLM
 from tokenswift.types import Generation, InputError, Metrics, RunError, Step
 
@@ -181,11 +181,11 @@ def test_check_writable_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("err", "out", "expected"), [(0, 0, "plain"), (0, 1, "plain"), (1, 0, "live"), (1, 1, "title")]
 )
-def test_progress_way(
+def test_progress_by_place(
     monkeypatch: pytest.MonkeyPatch, clock: list[float], err: int, out: int, expected: str
 ) -> None:
     stderr, stdout = Stream(bool(err)), Stream(bool(out))
-    assert way(stderr, stdout) == expected  # type: ignore[arg-type]
+    assert mode_of(stderr, stdout) == expected  # type: ignore[arg-type]
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", stderr)
         patch.setattr(sys, "stdout", stdout)

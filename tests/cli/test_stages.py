@@ -15,7 +15,7 @@ import pytest
 from tests.cli.conftest import Stream
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM
-from tokenswift.cli.progress import Progress, Stages, way
+from tokenswift.cli.progress import Progress, Stages, mode_of
 from tokenswift.models.decoder import PREFILL_CHUNK
 from tokenswift.models.generic import GenericTarget
 
@@ -32,10 +32,12 @@ def test_a_live_line_with_the_time_left(monkeypatch: pytest.MonkeyPatch, clock: 
     stages("prompt", 0, 6120)
     clock[0] += 4
     stages("prompt", 1024, 6120)
-    assert stream.text == (
-        "\rreading the prompt: 0 of 6,120 tokens, ETA ?\x1b[K"
-        "\rreading the prompt: 1,024 of 6,120 tokens, ETA 0:20\x1b[K"
+    assert re.sub("\x1b\\[[0-9;]*m|[━╸╺]", "", stream.text) == (
+        "\r\x1b[2K reading the prompt: 0 of 6,120 tokens, ETA ?"
+        "\r\x1b[2K reading the prompt: 1,024 of 6,120 tokens, ETA 0:20"
     )
+    bars = [line.count("━") + line.count("╸") + line.count("╺") for line in stream.text.split("\r")[1:]]
+    assert bars == [16, 16]
     stages("prompt", 6120, 6120)
     assert stream.text.endswith("\r\x1b[K")
     ended = stream.text
@@ -71,7 +73,7 @@ def test_quiet_stages(monkeypatch: pytest.MonkeyPatch, clock: list[float], termi
 def test_no_escape_codes(monkeypatch: pytest.MonkeyPatch, clock: list[float], name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     both = Stream(True), Stream(True)
-    assert way(*both) == "none" and way(Stream(True), Stream(False)) == "plain"  # type: ignore[arg-type]
+    assert mode_of(*both) == "none" and mode_of(Stream(True), Stream(False)) == "plain"  # type: ignore[arg-type]
     stages, stream = stages_on(monkeypatch, terminal=True)
     for done in range(40):
         stages("prompt", done, 40)
@@ -141,5 +143,5 @@ def test_on_a_terminal_of_its_own(tiny: Path, term: str) -> None:
     assert done.returncode == 0 and text.startswith(f"loading {tiny}\r\n")
     assert ("reading the prompt: 0 of 10 tokens" in text) == ("\x1b" in text) == (term == "xterm")
     assert b"\x1b" not in done.stdout
-    rest = re.sub(r"\r[^\r\n]*\x1b\[K", "", text)  # what a live line covers is gone
+    rest = re.sub(r"\r\x1b\[2K[^\r\n]*(?=\r)|\r\x1b\[K", "", text)  # what a live line covers is gone
     assert "\x1b" not in rest and "4 tokens in " in rest.splitlines()[-1]

@@ -16,7 +16,7 @@ def test_the_list_names_every_strategy_option_and_paper(cli: Call) -> None:
     assert outcome.code == 0 and outcome.err == ""
     for name, entry in STRATEGIES.items():
         assert f"{name}\n  {entry.summary}" in outcome.out
-    for words in ("arXiv 2502.18890", "--gamma", "--draft-model", "default: auto", "needs: nothing"):
+    for words in ("arXiv 2502.18890", "--gamma", "--draft-model", "option  ", "needs  nothing"):
         assert words in outcome.out
 
 

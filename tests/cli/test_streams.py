@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.conftest import on_a_terminal
 from tokenswift.cli.output import TextSink
-from tokenswift.cli.progress import Progress, way
+from tokenswift.cli.progress import Progress, mode_of
 
 LENGTH = "--max-new-tokens 40 --raw --ignore-eos --device cpu"
 #: ``tokenswift`` whose progress lines are all old enough to be shown
@@ -98,11 +98,11 @@ def test_one_terminal_for_both(tiny: Path, tmp_path: Path) -> None:
     assert end.removeprefix(b"\n").startswith(b"40 tokens in ")
 
 
-def test_the_way_by_places(tmp_path: Path) -> None:
+def test_the_mode_by_places(tmp_path: Path) -> None:
     with (tmp_path / "a").open("w") as one, (tmp_path / "b").open("w") as other:
         with os.fdopen(os.dup(one.fileno()), "w") as same:
-            assert way(one, same) == "none"
-        assert way(one, other) == "plain"
+            assert mode_of(one, same) == "none"
+        assert mode_of(one, other) == "plain"
 
 
 def test_a_log_line_in_the_middle_of_the_text_begins_a_line(

@@ -15,6 +15,7 @@ from tokenswift import LLM, SamplingParams
 from tokenswift.report.figures import bins, repeats, resumed_at
 from tokenswift.report.page import page
 from tokenswift.report.plots import Line, number, plot, ticks
+from tokenswift.report.render import render
 from tokenswift.runs import folder as folders
 from tokenswift.runs.state import RunState
 
@@ -100,6 +101,12 @@ def test_every_token_is_there_once_and_marked(state: RunState) -> None:
     assert "a <run>" in "".join(reader.text["h1"])
 
 
+def test_what_strangers_wrote_is_text(state: RunState) -> None:
+    html = page(state, "{{ 7 * 7 }}<script>'\"\x1b")
+    assert "<script" not in html and "\x1b" not in html
+    assert "{{ 7 * 7 }}<script>'\"\ufffd" in "".join(read(html).text["h1"])
+
+
 def test_the_page_needs_nothing_else(state: RunState) -> None:
     """No scripts and no addresses: the policy in the page forbids them as well."""
     html = page(state, "run")
@@ -166,12 +173,10 @@ def test_bins_add_up(state: RunState) -> None:
 
 
 def test_plots() -> None:
-    html = plot(
-        "Speed", [10, 20, 30], [Line("a", [1.0, None, 3.0]), Line("b<c", [0.5, 0.5, 12.0])], "t", [15]
-    )
-    reader = read(html)
+    lines = [Line("a", [1.0, None, 3.0]), Line("b<c", [0.5, 0.5, 12.0])]
+    reader = read(render("plot.html", plot=plot("Speed", [10, 20, 30], lines, "t", [15])))
     cells = "".join(reader.text["tbody"])
-    assert cells.startswith("101") and "–" in cells and "b<c" in "".join(reader.text["th"])
+    assert cells.lstrip().startswith("101") and "–" in cells and "b<c" in "".join(reader.text["th"])
     curve = next(
         a["d"] for t, a in reader.seen if t == "path" and a.get("class") == "line l0" and a["d"] != "M1 5H33"
     )

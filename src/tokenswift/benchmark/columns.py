@@ -83,7 +83,7 @@ def views(spec: Spec, rows: Iterable[Row]) -> list[dict[str, Any]]:
     """The lines of a spec's table, in its order."""
     wanted = spec.data["table"]
     made = [view(part, wanted.get("of", "speedup")) for part in newest(spec, rows)]
-    made = [line for line in made if wanted.get("needs", "way") in line]
+    made = [line for line in made if wanted.get("needs", "variant") in line]
     return sorted(made, key=lambda line: [line[key] for key in wanted.get("sort", ())])
 
 
@@ -130,7 +130,7 @@ def groups(spec: Spec, rows: Iterable[Row]) -> list[Group]:
     with the lines of its plot."""
     if spec.of_paper:
         return by_conditions(spec, rows)
-    plot = spec.data.get("plot", {"x": "way", "series": []})
+    plot = spec.data.get("plot", {"x": "variant", "series": []})
     lines: dict[str, Line] = {}
     shown = [row for part in newest(spec, rows) for row in part]
     for row in shown:

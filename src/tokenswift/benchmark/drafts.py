@@ -109,7 +109,7 @@ def nodes(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
 
 def calibration(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     """Predicted against observed chances, of first candidates or of all, as the variant's name says."""
-    first = config["way"].startswith("first")
+    first = config["variant"].startswith("first")
     seen: list[tuple[float, bool]] = []
     learn = Calibration.learn
 

@@ -97,14 +97,14 @@ def measure(llm: LLM, config: dict[str, Any], ids: list[int]) -> dict[str, Any]:
     Raises:
         InputError: no such peer, or llama.cpp's model or package is missing.
     """
-    from tokenswift.benchmark.race import figures, race  # not at the top: torch comes with it
+    from tokenswift.benchmark.paired import figures, paired_run  # not at the top: torch comes with it
 
     name, new = config["peer"], config["points"][-1]
     check_choice("peer", name, (*PEERS, "llama.cpp"))
     params = SamplingParams(**config["sampling"])
     options = {k: tuple(v) if isinstance(v, list) else v for k, v in config["options"].items()}
     theirs = _llama(config["gguf"], ids, new, params) if name == "llama.cpp" else None
-    sides = race(llm.prefill(ids), config["strategy"], options, params, [new])
+    sides = paired_run(llm.prefill(ids), config["strategy"], options, params, [new])
     ours = figures(*sides, new)
     if theirs is None:
         if name == "look-up":  # an entry of its times stands for a step of several tokens

@@ -149,7 +149,7 @@ def _name(line: Line, series: Sequence[str]) -> str:
     """A series in words."""
     parts = [
         shown(line.labels.get(key))
-        if key == "way"
+        if key == "variant"
         else f"{HEADS.get(key, key)} {shown(line.labels.get(key))}"
         for key in series
     ]

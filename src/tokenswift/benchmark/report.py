@@ -6,14 +6,13 @@ import re
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from tokenswift.benchmark import columns, tables
 from tokenswift.benchmark.specs import Spec
 from tokenswift.benchmark.tables import Group, Row, Table
+from tokenswift.report.render import render
 from tokenswift.types import InputError
 
 NOTES = "notes.toml"
@@ -94,13 +93,10 @@ def make(specs: Sequence[Spec], rows: Sequence[Row], said: dict[str, str], plot:
 INTRO = (
     "Every figure comes from rows of JSON that hold the whole configuration, versions, machine, commit, "
     "seeds and raw times. Plain decoding is measured with every row, in the same process, in turns with it, "
-    "from the same prefilled state; × is its time over the way's. α and β are accepted drafted tokens over "
-    "γ × steps, all and those of n-grams. ± is a standard deviation over prompts and seeds. The column "
+    "from the same prefilled state; × is its time over the variant's. α and β are accepted drafted tokens "
+    "over γ × steps, all and those of n-grams. ± is a standard deviation over prompts and seeds. The column "
     "“published” holds the paper's figures nearest to a line; what differs from the line stands in brackets."
 )
-
-
-# ---- Markdown ---------------------------------------------------------------------------------------
 
 
 def markdown(report: Report, title: str, pictures: str | None, command: str = "") -> str:
@@ -110,37 +106,50 @@ def markdown(report: Report, title: str, pictures: str | None, command: str = ""
         pictures: folder of the pictures, as links name it; None: no pictures.
         command: what makes this file, for a comment at its top.
     """
-    out = [f"<!-- made by `{command}`; do not edit -->\n"] if command else []
-    out += [f"# {title}\n", INTRO + "\n", *([report.summary + "\n"] if report.summary else [])]
-    empty = [part.spec.label for part in report.parts if not part.groups]
-    for part in report.parts:
-        if part.groups:
-            out += _markdown_part(part, pictures)
-    if empty:
-        out.append(f"No rows yet: {', '.join(empty)}.\n")
-    return "\n".join(out)
+    return render("bench.md", **_view(report, title), pictures=pictures, command=command)
 
 
-def _markdown_part(part: Part, pictures: str | None) -> list[str]:
+def html(report: Report, title: str) -> str:
+    """The report as one page: no scripts, no requests; pictures stand in it."""
+    view = _view(report, title)
+    for part in view["parts"]:
+        for group in part["groups"]:
+            svg = report.pictures.get(f"{group['name']}.svg")
+            group["picture"] = svg and _inline(
+                svg.decode(), f"{part['label']}: {part['title']}", group["name"]
+            )
+    return render("bench.html", **view)
+
+
+def _view(report: Report, title: str) -> dict[str, Any]:
+    """What both forms of a report show."""
+    return {
+        "title": title,
+        "intro": INTRO,
+        "summary": report.summary,
+        "parts": [_part(part) for part in report.parts if part.groups],
+        "empty": ", ".join(part.spec.label for part in report.parts if not part.groups),
+    }
+
+
+def _part(part: Part) -> dict[str, Any]:
     spec = part.spec
-    out = [f"## {spec.label}. {spec.title}\n"]
-    if spec.of_paper:
-        out.append(f"The paper: {spec.data.get('claim', '')}.\n")
-    for group, name in part.groups:
-        if spec.of_paper:
-            out.append(f"Ours: {group.about}.\n")
-        out.append(_table(spec, group).markdown())
-        if name and pictures is not None:
-            out.append(f"![{spec.label}: {spec.title}]({pictures}/{name}.svg)\n")
-        if spec.kind == "text":
-            out += [f"{head}\n\n> {_markdown_text(stretches)}\n" for head, stretches in texts(group)]
-    if note := spec.data.get("published", {}).get("note"):
-        out.append(f"Published: {note}.\n")
-    if spec.of_paper:
-        out.append(f"What differs and why: {_differs(part)}.\n")
-    if part.note:
-        out.append(f"What it says: {part.note}\n")
-    return out
+    return {
+        **{name: getattr(spec, name) for name in ("name", "label", "title", "of_paper")},
+        "claim": spec.data.get("claim", ""),
+        "published": spec.data.get("published", {}).get("note"),
+        "differs": _differs(part),
+        "note": part.note,
+        "groups": [
+            {
+                "about": group.about,
+                "name": name,
+                "table": _table(spec, group),
+                "texts": texts(group) if spec.kind == "text" else [],
+            }
+            for group, name in part.groups
+        ],
+    }
 
 
 def _table(spec: Spec, group: Group) -> Table:
@@ -170,17 +179,6 @@ def _differs(part: Part) -> str:
             "rows of the preset smoke show that everything runs; their texts are too short to say more"
         )
     return "; ".join(words) or "nothing"
-
-
-def _markdown_text(stretches: list[tuple[str, bool]]) -> str:
-    made = []
-    for text, repeated in stretches:
-        plain = re.sub(r"([\\`*_{}\[\]<>#|~!])", r"\\\1", " ".join(text.split()))
-        made.append(f"**{plain}**" if repeated and plain else plain)
-    return " ".join(made)
-
-
-# ---- shared -----------------------------------------------------------------------------------------
 
 
 def draft_cells(spec: Spec, group: Group) -> list[list[str]]:
@@ -213,67 +211,15 @@ def texts(group: Group) -> list[tuple[str, list[tuple[str, bool]]]]:
     return made
 
 
-# ---- HTML -------------------------------------------------------------------------------------------
-
-
-def html(report: Report, title: str) -> str:
-    """The report as one page: no scripts, no requests; pictures stand in it."""
-    style = (resources.files("tokenswift") / "benchmark" / "page.css").read_text(encoding="utf-8")
-    shown = [part for part in report.parts if part.groups]
-    links = "".join(f'<li><a href="#{part.spec.name}">{escape(part.spec.label)}</a></li>' for part in shown)
-    empty = [part.spec.label for part in report.parts if not part.groups]
-    body = "".join(_html_part(part, report.pictures) for part in shown)
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{style}</style></head><body>"
-        f"<header><h1>{escape(title)}</h1><p>{escape(INTRO)}</p>"
-        + (f"<p>{escape(report.summary)}</p>" if report.summary else "")
-        + f'</header><nav aria-label="Tables and figures"><ul>{links}</ul></nav><main>{body}'
-        + (f"<p>No rows yet: {escape(', '.join(empty))}.</p>" if empty else "")
-        + "</main></body></html>\n"
-    )
-
-
-def _html_part(part: Part, pictures: dict[str, bytes]) -> str:
-    spec = part.spec
-    out = [f'<section aria-labelledby="{spec.name}"><h2 id="{spec.name}">{escape(spec.label)}. ']
-    out.append(f"{escape(spec.title)}</h2>")
-    if spec.of_paper:
-        out.append(f"<p><b>The paper:</b> {escape(spec.data.get('claim', ''))}.</p>")
-    for group, name in part.groups:
-        if spec.of_paper:
-            out.append(f'<p class="about">Ours: {escape(group.about)}.</p>')
-        out.append(_table(spec, group).html())
-        if name:
-            picture = _inline(pictures[f"{name}.svg"].decode(), f"{spec.label}: {spec.title}", name)
-            out.append(f"<figure>{picture}</figure>")
-        if spec.kind == "text":
-            out += [
-                f"<h3>{escape(head)}</h3><p class=text>{_html_text(cut)}</p>" for head, cut in texts(group)
-            ]
-    if note := spec.data.get("published", {}).get("note"):
-        out.append(f'<p class="about">Published: {escape(note)}.</p>')
-    if spec.of_paper:
-        out.append(f"<p><b>What differs and why:</b> {escape(_differs(part))}.</p>")
-    if part.note:
-        out.append(f"<p><b>What it says:</b> {escape(part.note)}</p>")
-    return "".join([*out, "</section>"])
-
-
-def _html_text(stretches: list[tuple[str, bool]]) -> str:
-    return "".join(f"<mark>{escape(t)}</mark>" if repeated else escape(t) for t, repeated in stretches)
-
-
-def _inline(svg: str, title: str, name: str) -> str:
+def _inline(svg: str, title: str, name: str) -> Any:
     """A picture's own element; its ids made the page's own, so that pictures do not share them."""
+    from markupsafe import Markup, escape
+
     element = svg[svg.index("<svg") :]
     element = re.sub(r'\bid="', f'id="{name}-', element)
     element = re.sub(r'href="#', f'href="#{name}-', element)
     element = re.sub(r"url\(#", f"url(#{name}-", element)
-    return element.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
+    return Markup(element.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1))
 
 
 def write(report: Report, out: Path, title: str) -> list[Path]:

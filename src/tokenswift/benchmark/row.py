@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from tokenswift.benchmark import drafts, engine, machine, ngram, peer, roofline
+from tokenswift.benchmark import drafts, engine, load, machine, ngram, peer, roofline
+from tokenswift.benchmark.paired import COLUMNS, Side, figures, paired_run
 from tokenswift.benchmark.prompts import Prompt, prompt
-from tokenswift.benchmark.race import COLUMNS, Side, figures, race
 from tokenswift.config import OPTIONS, SamplingParams, build_options
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.stream import Stream
@@ -35,7 +35,7 @@ APART: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "training-memory": _training_memory,
 }
 #: kinds that draft nothing
-UNDRAFTED = ("machine", "draft", "passes", "prefill")
+UNDRAFTED = ("machine", "draft", "passes", "prefill", "load")
 #: kinds that measure a model otherwise than by decoding beside plain decoding
 OTHERS: dict[str, Callable[[LLM, dict[str, Any]], dict[str, Any]]] = {
     "machine": roofline.measure,
@@ -43,6 +43,7 @@ OTHERS: dict[str, Callable[[LLM, dict[str, Any]], dict[str, Any]]] = {
     "passes": engine.passes,
     "prefill": engine.prefill,
     "bookkeeping": engine.bookkeeping,
+    "load": load.measure,
     "nodes": drafts.nodes,
     "calibration": drafts.calibration,
 }
@@ -117,31 +118,31 @@ def _decode(llm: LLM, config: dict[str, Any], keep: bool, on_progress: Progress)
     begun = _prompt(llm, config, length)
     base = llm.prefill(begun.ids)
     params, options = SamplingParams(**config["sampling"]), _options(config)
-    plain, way = race(base, config["strategy"], options, params, measured, on_progress)
+    plain, variant = paired_run(base, config["strategy"], options, params, measured, on_progress)
     exact = options.get("acceptance", "exact") == "exact"
-    found = {str(point): figures(plain, way, at) for point, at in zip(points, measured, strict=True)}
-    drafting = _whole(way, found[str(points[-1])])
+    found = {str(point): figures(plain, variant, at) for point, at in zip(points, measured, strict=True)}
+    drafting = _whole(variant, found[str(points[-1])])
     return {
         **_named(begun),
         "context": f"{len(begun.ids)} tokens prefilled, {measured[-1]} generated",
         "reached": "by prefilled text" if config["reach"] == "text" else "by generating",
         "prefill_seconds": round(base.seconds, 4),
         "lossless": exact,
-        "identical": plain.tokens == way.tokens,
-        "digest": hashlib.sha256(" ".join(map(str, way.tokens)).encode()).hexdigest()[:16],
+        "identical": plain.tokens == variant.tokens,
+        "digest": hashlib.sha256(" ".join(map(str, variant.tokens)).encode()).hexdigest()[:16],
         "figures": found,
-        "raw": {"columns": COLUMNS, "plain": _raw(plain), "way": _raw(way)},
+        "raw": {"columns": COLUMNS, "plain": _raw(plain), "variant": _raw(variant)},
         **({"drafting": drafting} if drafting else {}),
-        **({"stretches": _stretches(llm, way.tokens)} if keep else {}),
+        **({"stretches": _stretches(llm, variant.tokens)} if keep else {}),
     }
 
 
-def _whole(way: Side, last: dict[str, Any]) -> dict[str, Any] | None:
+def _whole(variant: Side, last: dict[str, Any]) -> dict[str, Any] | None:
     """Add to the last point's figures those of the whole run alone; what automatic drafting says of it."""
-    if not isinstance(way.steps, Stream):
+    if not isinstance(variant.steps, Stream):
         return None
-    done, total = way.steps.result, sum(way.phases.values())
-    last |= {f"share_{name}": round(seconds / total, 4) for name, seconds in way.phases.items()}
+    done, total = variant.steps.result, sum(variant.phases.values())
+    last |= {f"share_{name}": round(seconds / total, 4) for name, seconds in variant.phases.items()}
     last["draft_passes"] = round(done.metrics.draft_passes / done.metrics.steps, 3)
     if done.drafting and "controller_share" in done.drafting:
         last["share_deciding"] = done.drafting["controller_share"]

@@ -61,7 +61,8 @@ class Job:
 
     def __str__(self) -> str:
         config = self.config
-        return f"{self.spec}: {self.label or config['way']}, text {config['text'] + 1}, seed {config['seed']}"
+        label = self.label or config["variant"]
+        return f"{self.spec}: {label}, text {config['text'] + 1}, seed {config['seed']}"
 
 
 @dataclass(slots=True)

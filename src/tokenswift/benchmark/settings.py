@@ -16,7 +16,7 @@ from tokenswift.types import InputError
 REACHES = ("generate", "text")
 #: kinds of measurements; the first three have a row for each prompt and seed
 KINDS = (
-    *("decode", "text", "peer", "machine", "draft", "passes", "prefill", "memory", "bookkeeping"),
+    *("decode", "text", "peer", "machine", "draft", "passes", "prefill", "memory", "bookkeeping", "load"),
     *("nodes", "calibration", "ngram", "training-memory"),
 )
 #: kind → settings that it alone has, with their defaults
@@ -25,11 +25,12 @@ OWN: dict[str, dict[str, Any]] = {
     "passes": {"rounds": 3},
     "prefill": {"rounds": 4},
     "bookkeeping": {"rounds": 2, "contexts": [1024, 65536]},
+    "load": {"rounds": 5, "warm": 64},
     "nodes": {"nodes": 8, "texts": 1, "seeds": 1},
     "calibration": {"texts": 1, "seeds": 1},
     "training-memory": {"block": 8192, "batch": 1, "count": 3},
 }
-#: what a spec, a way, a preset or ``--set`` may say, with the values of what nobody says
+#: what a spec, a variant, a preset or ``--set`` may say, with the values of what nobody says
 DEFAULTS: dict[str, Any] = {
     "model": "smollm2-135m",
     "dtype": "auto",
@@ -102,12 +103,12 @@ def axes(settings: Mapping[str, Any]) -> list[tuple[str, list[Any]]]:
 
 
 def resolve(
-    way: str, settings: Mapping[str, Any], text: int, seed: int, kind: str = "decode"
+    variant: str, settings: Mapping[str, Any], text: int, seed: int, kind: str = "decode"
 ) -> dict[str, Any]:
     """The full configuration of one row.
 
     Args:
-        way: its name in tables.
+        variant: its name in tables.
         settings: one value a key; what a strategy has no use for is left out.
         text: which of the prompts, from 0.
         kind: how it is measured.
@@ -140,7 +141,7 @@ def resolve(
     build_options(OPTIONS[strategy], strategy, options)
     named = ("model", "dtype", "device", "heads", "rope_scaling", "threads", "prompts", "prefill", "sampler")
     return {
-        "way": way,
+        "variant": variant,
         "strategy": strategy,
         "options": {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()},
         **{k: merged[k] for k in named},

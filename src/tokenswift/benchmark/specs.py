@@ -4,11 +4,12 @@
 
     title, kind, claim, differs   what it shows; kind is decode, text, machine or draft; the paper's claim;
                                   how this measurement differs from the paper's
-    rows_of, where                instead of ways: show rows of other specs, those with these values
+    rows_of, where                instead of variants: show rows of other specs, those with these values
     [settings]                    values of `settings.DEFAULTS`, of sampling parameters, of strategy options;
                                   several values of one setting make rows for each
-    [[ways]]                      name, and settings of its own: what is compared
-    [presets.smoke], .cpu, .gpu   settings over both; only = names of ways; [presets.P.ways.NAME] for one
+    [[variants]]                  name, and settings of its own: what is compared
+    [presets.smoke], .cpu, .gpu   settings over both; only = names of variants;
+                                  [presets.P.variants.NAME] for one
     group                         "paper", or a name under which specs of our own are asked for together
     [table]                       by: settings that tell lines apart; figures: see `tables.NAMES`; or, in
                                   specs of our own, columns, sort, from, of, best, tried and needs: see
@@ -61,7 +62,7 @@ class Spec:
     @property
     def by(self) -> list[str]:
         """The settings that tell its lines apart, the length aside."""
-        return list(self.data.get("table", {}).get("by", ["way"]))
+        return list(self.data.get("table", {}).get("by", ["variant"]))
 
     @property
     def told_apart(self) -> list[str]:
@@ -106,19 +107,19 @@ class Spec:
         """
         check_choice("preset", preset, PRESETS)
         chosen = self.data.get("presets", {}).get(preset, {})
-        own = {key: value for key, value in chosen.items() if key not in ("only", "ways")}
+        own = {key: value for key, value in chosen.items() if key not in ("only", "variants")}
         made: list[dict[str, Any]] = []
-        for way in self.data.get("ways", ()):
-            if "only" in chosen and way["name"] not in chosen["only"]:
+        for variant in self.data.get("variants", ()):
+            if "only" in chosen and variant["name"] not in chosen["only"]:
                 continue
-            mine = {key: value for key, value in way.items() if key != "name"}
-            more = chosen.get("ways", {}).get(way["name"], {})
+            mine = {key: value for key, value in variant.items() if key != "name"}
+            more = chosen.get("variants", {}).get(variant["name"], {})
             made += self._rows_of(
-                way["name"], {**self.data.get("settings", {}), **mine, **own, **more, **given}
+                variant["name"], {**self.data.get("settings", {}), **mine, **own, **more, **given}
             )
         return made
 
-    def _rows_of(self, way: str, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _rows_of(self, variant: str, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         strategy = settings.get("strategy", DEFAULTS["strategy"])
         used = {k: v for k, v in settings.items() if k not in OPTION or strategy in OPTION[k]}
         if used.get("reach") == "text":
@@ -129,7 +130,7 @@ class Spec:
             one = {**used, **{key: value for (key, _), value in zip(several, values, strict=True)}}
             counts = [_count(one, key) if self.kind in KINDS[:3] else 1 for key in ("texts", "seeds")]
             for text, seed in product(*map(range, counts)):
-                made.append(resolve(way, one, text, seed, self.kind))
+                made.append(resolve(variant, one, text, seed, self.kind))
         return made
 
 
@@ -200,8 +201,8 @@ def _checked(name: str, text: str) -> Spec:
 def _settings_of(data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Every group of settings in a spec."""
     yield data.get("settings", {})
-    for way in data.get("ways", ()):
-        yield {key: value for key, value in way.items() if key != "name"}
+    for variant in data.get("variants", ()):
+        yield {key: value for key, value in variant.items() if key != "name"}
     for preset in data.get("presets", {}).values():
-        yield {key: value for key, value in preset.items() if key not in ("only", "ways")}
-        yield from preset.get("ways", {}).values()
+        yield {key: value for key, value in preset.items() if key not in ("only", "variants")}
+        yield from preset.get("variants", {}).values()

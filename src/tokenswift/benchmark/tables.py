@@ -7,7 +7,6 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
 from tokenswift.benchmark.settings import value_of
@@ -41,7 +40,7 @@ NAMES: dict[str, tuple[str, int]] = {
 }
 #: setting → its head in tables
 HEADS = {
-    "way": "strategy",
+    "variant": "strategy",
     "point": "new tokens",
     "prefill": "prefill",
     "ngrams": "k",
@@ -67,20 +66,6 @@ class Table:
         rows = [self.head, ["---"] * len(self.head), *self.body]
         lines = ("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
         return "".join(lines) + (f"\n{self.below}\n" if self.below else "")
-
-    def html(self) -> str:
-        """As HTML."""
-        heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in self.head)
-        rows = "".join(
-            f'<tr><th scope="row">{escape(row[0])}</th>'
-            + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
-            + "</tr>"
-            for row in self.body
-        )
-        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
-        return f'<div class="wide" tabindex="0">{table}</div>' + (
-            f"<p>{escape(self.below)}</p>" if self.below else ""
-        )
 
 
 @dataclass(slots=True)
@@ -210,7 +195,7 @@ def lines(spec: Spec, rows: Sequence[Row]) -> list[Line]:
 def published(spec: Spec, line: Line) -> tuple[dict[str, float], dict[str, Any]] | None:
     """The paper's figures nearest to a line: the figures, and labels that differ; None if there are none.
 
-    Names must be equal (a way's may go on behind a comma); of numbers the nearest counts, by their ratio.
+    Names must be equal (a variant's may go on behind a comma); of numbers the nearest counts, by their ratio.
     """
     table = spec.data.get("published")
     if not table:

@@ -9,6 +9,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from tokenswift.cli import options
+from tokenswift.cli.declare import integer
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.config import OPTIONS, build_options, check_integer
 from tokenswift.types import InputError, RunError
@@ -38,13 +39,13 @@ def add_parser(subparsers: Any) -> None:
     ):
         parser.add_argument(
             f"--{name}",
-            type=options.integer,
+            type=integer,
             default=default,
             metavar="N",
             help=f"{text}; default: %(default)s",
         )
     for earlier, name in (("--tokens", "max_new_tokens"), ("--law-samples", "toy_runs")):
-        parser.add_argument(earlier, type=options.integer, dest=name, help=argparse.SUPPRESS)
+        parser.add_argument(earlier, type=integer, dest=name, help=argparse.SUPPRESS)
     parser.add_argument(
         "--prompts",
         metavar="FILE",

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,81 @@ from tokenswift.benchmark.runner import Job, Outcome, read_rows
 from tokenswift.benchmark.settings import KINDS, parse, value_of
 from tokenswift.benchmark.tables import shown
 from tokenswift.cli import options
+from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_text
-from tokenswift.config import check_integer
+from tokenswift.cli.progress import Line, duration, is_live
+from tokenswift.cli.tables import table
 from tokenswift.types import InputError, RunError
 
 RESULTS = "bench-results"
-SPECS = "names or groups that bench list shows; default: paper, all tables and figures of it"
+
+
+@dataclass(frozen=True)
+class Specs:
+    """Which tables and figures.
+
+    Attributes:
+        specs: names or groups that bench list shows; default: paper, all tables and figures of it
+    """
+
+    specs: list[str] = option((), "SPEC", place=True, nargs="*")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What goes over a spec and its preset; each has a default there.
+
+    Attributes:
+        preset: sizes: smoke (minutes in all, nothing else needed), cpu (up to an hour a table) or gpu (the
+            paper's)
+        model: alias, folder or hub id; default: the preset's
+        dtype: auto, float32, bfloat16 or float16; default: the preset's
+        device: auto, cpu or cuda; default: auto
+        heads: draft heads: a file, auto or none; default: auto
+        threads: CPU threads; default: torch's own
+        prompts: texts to go on from: a folder of .txt files, pg19 (from the hub) or shipped; default: the
+            preset's
+        set: a setting over spec and preset, such as texts=2, seeds=3, points=100,200, reach=text or
+            budget=256; values with commas make rows for each; may be given several times
+        variant: only this variant of what a table compares, such as TokenSwift; may be given several times;
+            default: all
+    """
+
+    preset: str = option("smoke", "P")
+    model: str | None = option(None, "M")
+    dtype: str | None = option(None, "T")
+    device: str | None = option(None, "D")
+    heads: str | None = option(None, "PATH")
+    threads: int | None = option(None, least=1)
+    prompts: str | None = option(None, "FOLDER")
+    set: list[str] = option((), "KEY=VALUE", action="append")
+    variant: list[str] = option((), "NAME", action="append", earlier="--way")
+
+
+@dataclass(frozen=True)
+class Results:
+    """Where rows are.
+
+    Attributes:
+        results: rows are read from there
+    """
+
+    results: str = option(RESULTS, "FOLDER")
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a report is.
+
+    Attributes:
+        out: the report goes there; default: beside the rows
+        title: what stands at its top
+        no_plots: tables alone (no matplotlib needed)
+    """
+
+    out: str | None = option(None, "FOLDER")
+    title: str = option("Results", "TEXT")
+    no_plots: bool = option(False)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -43,64 +113,22 @@ def add_parser(subparsers: Any) -> None:
         "Each row runs in a process of its own, beside plain decoding. A runner that was stopped goes on "
         "where it was.",
     )
-    running.add_argument("specs", nargs="*", metavar="SPEC", help=SPECS)
-    running.add_argument(
-        "--preset",
-        default="smoke",
-        metavar="P",
-        help="sizes: smoke (minutes in all, nothing else needed), cpu (up to an hour a table) or gpu (the "
-        "paper's); default: %(default)s",
-    )
-    running.add_argument("--model", metavar="M", help="alias, folder or hub id; default: the preset's")
-    running.add_argument(
-        "--dtype", metavar="T", help="auto, float32, bfloat16 or float16; default: the preset's"
-    )
-    running.add_argument("--device", metavar="D", help="auto, cpu or cuda; default: auto")
-    running.add_argument("--heads", metavar="PATH", help="draft heads: a file, auto or none; default: auto")
-    running.add_argument(
-        "--threads", type=options.integer, metavar="N", help="CPU threads; default: torch's own"
-    )
-    running.add_argument(
-        "--prompts",
-        metavar="FOLDER",
-        help="texts to go on from: a folder of .txt files, pg19 (from the hub) or shipped; default: the "
-        "preset's",
-    )
-    running.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a setting over spec and preset, such as texts=2, seeds=3, points=100,200, reach=text or "
-        "budget=256; values with commas make rows for each; may be given several times",
-    )
-    running.add_argument(
-        "--way",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only this of what a table compares, such as TokenSwift; may be given several times; "
-        "default: all",
-    )
-    _results(running, "rows go there, and those there already are not measured again")
+    add_options(running, Specs)
+    add_options(running, Settings)
+    there = "rows go there, and those there already are not measured again"
+    add_options(running, Results, texts={"results": there})
     running.add_argument("--dry-run", action="store_true", help="say which rows would be measured, and end")
-    running.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
+    add_options(running, options.Quiet)
     reporting = parts.add_parser(
         "report",
         help="make a report",
         description="Make a report of the rows: report.md, report.html, and plots as SVG and PNG.",
     )
-    reporting.add_argument("specs", nargs="*", metavar="SPEC", help=SPECS)
-    _results(reporting, "rows are read from there")
-    reporting.add_argument("--out", metavar="FOLDER", help="the report goes there; default: beside the rows")
-    reporting.add_argument("--title", default="Results", metavar="TEXT", help="default: %(default)s")
-    reporting.add_argument("--no-plots", action="store_true", help="tables alone (no matplotlib needed)")
+    add_options(reporting, Specs)
+    add_options(reporting, Results)
+    add_options(reporting, Page)
     for part in (listing, running, reporting):
         part.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-
-
-def _results(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument("--results", default=RESULTS, metavar="FOLDER", help=f"{text}; default: %(default)s")
 
 
 def run_list(args: argparse.Namespace) -> int:
@@ -121,12 +149,12 @@ def run_list(args: argparse.Namespace) -> int:
         write_text(target, json.dumps(records, ensure_ascii=False) + "\n")
     if target == STDOUT:
         return 0
-    width = max(len(spec.name) for spec in found)
+    rows = []
     for spec in found:
-        print(f"{spec.name:{width}}  {spec.title}")
-        counts = ", ".join(f"{preset} {len(spec.rows(preset, {}))}" for preset in specs.PRESETS)
-        own = f"rows: {counts}" if spec.data.get("ways") else f"rows of {', '.join(spec.sources[1:])}"
-        print(f"{'':{width}}  {spec.group}; {own}")
+        counts = ", ".join(str(len(spec.rows(preset, {}))) for preset in specs.PRESETS)
+        own = counts if spec.data.get("variants") else f"rows of {', '.join(spec.sources[1:])}"
+        rows.append((spec.name, spec.title, spec.group, own))
+    print(table(rows, ("name", "what it shows", "group", f"rows ({', '.join(specs.PRESETS)})")))
     return 0
 
 
@@ -140,27 +168,26 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
     for name in ("model", "dtype", "device", "heads", "threads", "prompts"):
         if getattr(args, name) is not None:
             given[name] = getattr(args, name)
-    if args.threads is not None:
-        check_integer("threads", args.threads, 1)
+    check_options(args, Settings)
     made: dict[str, Job] = {}
-    ways: set[str] = set()
+    variants: set[str] = set()
     for spec in specs.chosen(args.specs):
         for source in (spec, *(specs.load(name) for name in spec.sources[1:])):
             for config in source.rows(args.preset, given):
-                ways.add(config["way"])
-                if args.way and config["way"] not in args.way:
+                variants.add(config["variant"])
+                if args.variant and config["variant"] not in args.variant:
                     continue
                 parts = [(key, value_of(config, key)) for key in source.told_apart]
                 label = ", ".join(
-                    shown(value) if key == "way" else f"{key} {shown(value)}"
+                    shown(value) if key == "variant" else f"{key} {shown(value)}"
                     for key, value in parts
                     if source.of_paper or value is not None
                 )
                 job = Job(source.name, source.kind, args.preset, config, label)
                 made.setdefault(job.key, job)
-    for name in args.way:
-        if name not in ways:
-            raise InputError(f"way is {name!r}; valid: {', '.join(sorted(ways))}")
+    for name in args.variant:
+        if name not in variants:
+            raise InputError(f"variant is {name!r}; valid: {', '.join(sorted(variants))}")
     return list(made.values())
 
 
@@ -241,7 +268,7 @@ def run_report(args: argparse.Namespace) -> int:
 
 
 #: settings that are options of a part
-OPTIONS = ("preset", "model", "dtype", "device", "heads", "threads", "prompts", "set", "way", "results")
+OPTIONS = (*(one.name for one in fields(Settings)), "results")
 PARTS = {"list": run_list, "run": run_rows, "report": run_report}
 
 
@@ -267,22 +294,20 @@ class Rows:
 
     def __init__(self, quiet: bool) -> None:
         self.quiet = quiet
-        self.live = not quiet and sys.stderr.isatty()
+        self._line = Line("live" if not quiet and is_live(sys.stderr) else "none")
         self._head = ""
-        self._shown = 0.0
 
     def begin(self, job: Job, number: int, total: int, left: float | None) -> None:
         """A row begins."""
-        eta = "" if left is None else f", {_time(left)} left"
+        eta = "" if left is None else f", ETA {duration(left)}"
         self._head = f"[{number}/{total}{eta}] {job}"
+        self._line.begin()
         self.progress(0.0)
 
     def progress(self, share: float) -> None:
         """So much of it is done."""
-        now = time.monotonic()
-        if self.live and (now - self._shown > 0.2 or not share):
-            self._shown = now
-            print(f"\r\x1b[K{self._head} {share:.0%}", end="", file=sys.stderr, flush=True)
+        if self._line.due(time.monotonic()):
+            self._line.show(f"{share:.0%} {self._head}", share)
 
     def end(self, job: Job, word: str, seconds: float) -> None:
         """A row has ended."""
@@ -292,9 +317,4 @@ class Rows:
 
     def clear(self) -> None:
         """Take the live line away."""
-        if self.live:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+        self._line.clear()

@@ -14,17 +14,19 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenswift.cli import conversation, options, prompting
+from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.errors import option_names, with_option_name
-from tokenswift.cli.escapes import add_raw_output_option
+from tokenswift.cli.generate import Length
 from tokenswift.cli.keys import Editor, Typed
 from tokenswift.cli.output import TextSink, check_writable
-from tokenswift.cli.progress import Stages, add_verbose_option
+from tokenswift.cli.progress import Stages
 from tokenswift.cli.signals import Interrupted, Signals
-from tokenswift.config import check_integer
+from tokenswift.cli.tables import table
 from tokenswift.models.rope import parse_rope_scaling
 from tokenswift.types import Generation, InputError, RunError, Step
 
@@ -38,7 +40,24 @@ COMMANDS = {
 KEYS = (
     "Enter sends, Alt-Enter begins a new line, Ctrl-C stops an answer, arrow up brings back earlier messages"
 )
+#: what options of other commands are here
+TEXTS = {
+    "system": "instructions that stand before the conversation; default: the template's own",
+    "max_new_tokens": "tokens of an answer at most, at least 1",
+}
 logger = logging.getLogger("tokenswift")
+
+
+@dataclass(frozen=True)
+class History:
+    """What is kept of the keyboard.
+
+    Attributes:
+        history: where lines typed in a terminal are kept for the next chat, or none; default: chat-history
+            in the cache folder
+    """
+
+    history: str | None = option(None, "FILE")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -52,40 +71,19 @@ def add_parser(subparsers: Any) -> None:
         epilog=f"In the chat: {'; '.join(f'{name}: {text}' for name, text in COMMANDS.items())}. Exit codes: "
         "0 done, 1 the run failed, 2 bad input, 129, 143 hung up, terminated.",
     )
-    prompting.add_system_option(parser)
-    parser.add_argument(
-        "--max-new-tokens",
-        type=options.integer,
-        default=1024,
-        metavar="N",
-        help="tokens of an answer at most, at least 1; default: %(default)s",
-    )
-    parser.add_argument(
-        "--rope-scaling",
-        default="none",
-        metavar="R",
-        help="for conversations beyond the model's positions: yarn, yarn:4 or none (see generate); default: "
-        "%(default)s",
-    )
-    parser.add_argument(
-        "--history",
-        metavar="FILE",
-        help="where lines typed in a terminal are kept for the next chat, or none; default: chat-history in "
-        "the cache folder",
-    )
+    add_options(parser, prompting.System, texts=TEXTS)
+    add_options(parser, Length, texts=TEXTS, max_new_tokens=1024)
+    add_options(parser, History)
     options.add_model_options(parser)
     options.add_strategy_options(parser)
-    options.add_sampling_options(parser, "sampling (the same for every strategy)")
-    group = parser.add_argument_group("results")
-    add_raw_output_option(group)
-    add_verbose_option(group)
-    group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
+    options.add_sampling_options(parser)
+    add_options(parser.add_argument_group("results"), options.Shown)
     parser.set_defaults(options=option_names(parser))
 
 
 def run(args: argparse.Namespace) -> int:
     """Load the model, then answer until the input ends; cheap checks come first."""
-    check_integer("max_new_tokens", args.max_new_tokens, 1)
+    check_options(args, Length)
     sampling = options.sampling_from(args)
     parse_rope_scaling(args.rope_scaling)
     options.check_model_options(args)
@@ -179,8 +177,7 @@ class Chat:
         elif command[1] == "/load":
             self.load(command[2] or "")
         elif command[1] == "/help":
-            width = max(map(len, COMMANDS))
-            logger.info("%s", "\n".join([*(f"{k.ljust(width)}  {v}" for k, v in COMMANDS.items()), KEYS]))
+            logger.info("%s\n%s", table(COMMANDS.items()), KEYS)
         else:
             raise InputError(f"{command[1]} is no command; valid: {', '.join(COMMANDS)}")
         return True

@@ -5,22 +5,41 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from tokenswift.benchmark.peer import generate_rate
 from tokenswift.cli import options
-from tokenswift.cli.escapes import add_raw_output_option
+from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.generate import stream
 from tokenswift.cli.output import TextSink, check_writable, record_of, write_json
-from tokenswift.cli.progress import Progress, add_verbose_option
-from tokenswift.config import SamplingParams, check_integer
+from tokenswift.cli.progress import Progress
+from tokenswift.cli.tables import table
+from tokenswift.config import SamplingParams
 from tokenswift.types import Generation, InputError, RunError
 
 STRATEGIES = ("autoregressive", "tokenswift")
 PEER_TOKENS = 128  # that transformers writes: enough to tell its speed
 logger = logging.getLogger("tokenswift")
+
+
+@dataclass(frozen=True)
+class Demo(options.Shown):
+    """What is compared.
+
+    Attributes:
+        out: folder for autoregressive.json and tokenswift.json
+        max_new_tokens: tokens to write, at least 1
+        seed: 0 or more
+        peer: transformers or none: also time transformers' generate
+    """
+
+    out: str = option("demo", "DIR")
+    max_new_tokens: int = option(512, earlier="--tokens", least=1)
+    seed: int = option(0)
+    peer: str = option("transformers", choices=("transformers", "none"))
 
 
 def add_parser(subparsers: Any) -> None:
@@ -32,38 +51,13 @@ def add_parser(subparsers: Any) -> None:
         "seed; print both, a table, and whether every token is the same (exit code 1 if not). The table's "
         "last row is transformers' own generate with the same sampling (its texts are others).",
     )
-    parser.add_argument(
-        "--out",
-        default="demo",
-        metavar="DIR",
-        help="folder for autoregressive.json and tokenswift.json; default: %(default)s",
-    )
-    parser.add_argument(
-        "--max-new-tokens",
-        type=options.integer,
-        default=512,
-        metavar="N",
-        help="tokens to write, at least 1; default: %(default)s",
-    )
-    parser.add_argument("--tokens", type=options.integer, dest="max_new_tokens", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--seed", type=options.integer, default=0, metavar="N", help="0 or more; default: %(default)s"
-    )
-    parser.add_argument(
-        "--peer",
-        default="transformers",
-        choices=("transformers", "none"),
-        help="also time transformers' generate; default: %(default)s",
-    )
-    add_raw_output_option(parser)
-    add_verbose_option(parser)
-    parser.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
+    add_options(parser, Demo)
     options.add_model_options(parser, dtype="float32")
 
 
 def run(args: argparse.Namespace) -> int:
     """Generate twice, compare, keep both records."""
-    check_integer("max_new_tokens", args.max_new_tokens, 1)
+    check_options(args, Demo)
     sampling = SamplingParams(seed=args.seed)
     options.check_model_options(args)
     folder = Path(args.out).expanduser()
@@ -100,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     if args.peer != "none" and args.max_new_tokens > 1:
         logger.info("transformers' generate, %d tokens", min(args.max_new_tokens, PEER_TOKENS))
         peer = generate_rate(llm, llm.encode(prompt), min(args.max_new_tokens, PEER_TOKENS), sampling)
-    print("\n" + table(results, peer))
+    print("\n" + shown(results, peer))
     drafting = results["tokenswift"].drafting
     if drafting is not None:
         print(f"drafting: {drafting['summary']}")
@@ -117,33 +111,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def table(results: dict[str, Generation], peer: float | None = None) -> str:
+def shown(results: dict[str, Generation], peer: float | None = None) -> str:
     """Figures of the runs, a row each; the speed-up is against the first. ``peer``: transformers' tokens a
     second."""
     head = ("strategy", "tokens/s", "speed-up", "α", "mean acceptance length", "passes")
     base = next(iter(results.values())).metrics.tokens_per_second
-    rows: list[tuple[str, ...]] = [head]
+
+    def cells(name: str, rate: float, *more: str) -> tuple[str, ...]:
+        return (name, f"{rate:.1f}", f"{rate / base:.2f}" if base else "–", *more)
+
+    rows = []
     for name, result in results.items():
         m = result.metrics
-        speed_up = f"{m.tokens_per_second / base:.2f}" if base else "–"
         alpha = f"{m.acceptance_rate:.2f}" if name != "autoregressive" else "–"
-        rows.append(
-            (
-                name,
-                f"{m.tokens_per_second:.1f}",
-                speed_up,
-                alpha,
-                f"{m.mean_acceptance_length:.2f}",
-                str(m.steps),
-            )
-        )
+        more = (alpha, f"{m.mean_acceptance_length:.2f}", str(m.steps))
+        rows.append(cells(name, m.tokens_per_second, *more))
     if peer is not None:
-        speed_up = f"{peer / base:.2f}" if base else "–"
-        rows.append(("transformers generate", f"{peer:.1f}", speed_up, "–", "1.00", "–"))
-    size = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    lines = [
-        "  ".join([row[0].ljust(size[0])] + [c.rjust(w) for c, w in zip(row[1:], size[1:], strict=True)])
-        for row in rows
-    ]
-    lines.insert(1, "-" * len(lines[0]))
-    return "\n".join(lines)
+        rows.append(cells("transformers generate", peer, "–", "1.00", "–"))
+    return table(rows, head, right=range(1, 6))

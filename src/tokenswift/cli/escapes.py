@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import IO, Any
+from typing import IO
 
 #: control characters but line end and tab, DEL, C1; what turns the direction of writing; separators that are
 #: line ends to some; deprecated, annotation and tag characters, which hide text
 COMMANDING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-
-
-def add_raw_output_option(parser: Any) -> None:
-    """--raw-output, of every command that shows a model's text.
-
-    Args:
-        parser: an argparse parser or group.
-    """
-    parser.add_argument(
-        "--raw-output",
-        action="store_true",
-        help="let control characters and escape sequences in the text reach a terminal; default: they are "
-        "shown there, as \\u001b and the like (files and pipes get the text as it is)",
-    )
 
 
 def visible(text: str) -> str:

@@ -4,26 +4,48 @@ from __future__ import annotations
 
 import argparse
 import logging
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tokenswift.cli import options
+from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.cli.progress import Stages
-from tokenswift.config import OPTIONS, SamplingParams, build_options, check_integer
+from tokenswift.cli.tables import table
+from tokenswift.config import OPTIONS, SamplingParams, build_options
 from tokenswift.types import InputError, Step
 
 logger = logging.getLogger("tokenswift")
-#: option, its least value, its default, what it is
-NUMBERS = (
-    ("positions", 16, 500, "places to look at per text sort"),
-    ("context", 16, 512, "tokens of a text that is looked at"),
-    ("count", 0, 4, "prompts to generate from; 0 skips it"),
-    ("prompt_tokens", 16, 1500, "tokens of a prompt"),
-    ("max_new_tokens", 16, 200, "new tokens per prompt"),
-)
 FIGURES = ("mean_acceptance_length", "acceptance_rate", "ngram_acceptance_rate", "tokens_per_second")
 COLUMNS = ("top1", "top3", "match", "match3")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is looked at.
+
+    Attributes:
+        data: held-out text: a file, JSONL or a folder
+        positions: places to look at per text sort, at least 16
+        context: tokens of a text that is looked at, at least 16
+        count: prompts to generate from, at least 0; 0 skips it
+        prompt_tokens: tokens of a prompt, at least 16
+        max_new_tokens: new tokens per prompt, at least 16
+        tree: tree of the generation; default: 1,3,3,3
+        ngrams: n-gram branches
+        budget: tokens in the partial KV cache
+    """
+
+    data: str = option(metavar="PATH")
+    positions: int = option(500, least=16)
+    context: int = option(512, least=16)
+    count: int = option(4, earlier="--prompts", least=0)
+    prompt_tokens: int = option(1500, earlier="--prompt", least=16)
+    max_new_tokens: int = option(200, least=16)
+    tree: tuple[int, ...] = option((1, 3, 3, 3))
+    ngrams: int = option(20, "K")
+    budget: int = option(512, "B")
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -34,42 +56,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Per head: top-1 and top-3 accuracy, and the coupled match rate, "
         "on the data and on the model's own continuations; then the mean acceptance length by source.",
     )
-    add = parser.add_argument
-    add("--data", required=True, metavar="PATH", help="held-out text: a file, JSONL or a folder")
-    for name, least, default, text in NUMBERS:
-        add(
-            f"--{name.replace('_', '-')}",
-            type=options.integer,
-            default=default,
-            metavar="N",
-            help=f"{text}, at least {least}; default: %(default)s",
-        )
-    add("--prompts", type=options.integer, dest="count", help=argparse.SUPPRESS)  # earlier names
-    add("--prompt", type=options.integer, dest="prompt_tokens", help=argparse.SUPPRESS)
-    add(
-        "--tree",
-        type=options.widths,
-        default=(1, 3, 3, 3),
-        metavar="W,W,…",
-        help="tree of the generation; default: 1,3,3,3",
-    )
-    add(
-        "--ngrams",
-        type=options.integer,
-        default=20,
-        metavar="K",
-        help="n-gram branches; default: %(default)s",
-    )
-    add(
-        "--budget",
-        type=options.integer,
-        default=512,
-        metavar="B",
-        help="tokens in the partial KV cache; default: %(default)s",
-    )
+    add_options(parser, Sizes)
     options.add_model_options(parser)
     add_json_option(parser, "write the figures there")
-    add("--quiet", action="store_true", help="nothing on standard error except errors")
+    add_options(parser, options.Quiet)
     options.add_sampling_options(parser, "sampling (of both distributions, the model's text and the noise)")
 
 
@@ -77,8 +67,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print the table."""
     from tokenswift.train.data import check_source
 
-    for name, least, _, _ in NUMBERS:
-        check_integer(name, getattr(args, name), least)
+    check_options(args, Sizes)
     sampling = options.sampling_from(args)
     strategy_options = {"tree": args.tree, "ngrams": args.ngrams, "budget": args.budget}
     build_options(OPTIONS["tokenswift"], "tokenswift", strategy_options)
@@ -123,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
             made = _generated(llm, prompts, args.max_new_tokens, strategy_options, sampling, stages)
             result["acceptance"] = made
     if record != STDOUT:
-        print(table(result), flush=True)
+        print(shown(result), flush=True)
     if record is not None:
         write_json(record, result)
     return 0
@@ -158,12 +147,14 @@ def _generated(
     return found
 
 
-def table(result: dict[str, Any]) -> str:
-    """The figures as plain text."""
-    lines = [f"{'text':<6} {'head':>4}  " + "  ".join(f"{c:>6}" for c in COLUMNS)]
-    for source in ("text", "own"):
-        for i, row in enumerate(result[source], 1):
-            lines.append(f"{source:<6} {i:>4}  " + "  ".join(f"{row[c]:>6.3f}" for c in COLUMNS))
+def shown(result: dict[str, Any]) -> str:
+    """The figures as text."""
+    rates = [
+        (source, str(i), *(f"{row[column]:.3f}" for column in COLUMNS))
+        for source in ("text", "own")
+        for i, row in enumerate(result[source], 1)
+    ]
+    lines = [table(rates, ("text", "head", *COLUMNS), right=range(1, 6))]
     for draft, row in result["acceptance"].items():
         lines.append(
             f"draft {draft}: mean acceptance length {row['mean_acceptance_length']:.2f}, "

@@ -6,12 +6,13 @@ import argparse
 import logging
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.cli import options, prompting
+from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.errors import is_out_of_memory
-from tokenswift.cli.escapes import add_raw_output_option
 from tokenswift.cli.output import (
     STDOUT,
     TextSink,
@@ -23,10 +24,10 @@ from tokenswift.cli.output import (
     write_json,
 )
 from tokenswift.cli.preset import add_preset_option, apply_preset
-from tokenswift.cli.progress import Progress, add_verbose_option
+from tokenswift.cli.progress import Progress
 from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.cli.streams import STANDARD_OUTPUT
-from tokenswift.config import ON_LOOP, LoopOptions, check_choice, check_integer
+from tokenswift.config import ON_LOOP, LoopOptions, check_choice
 from tokenswift.models.rope import parse_rope_scaling
 from tokenswift.prompts import is_chat
 from tokenswift.types import Generation, InputError, RunError, Step
@@ -35,6 +36,67 @@ if TYPE_CHECKING:
     from tokenswift.runs.state import RunState
 
 logger = logging.getLogger("tokenswift")
+
+
+@dataclass(frozen=True)
+class Loops:
+    """Texts that repeat themselves.
+
+    Attributes:
+        on_loop: when the text repeats itself: report (go on and say so) or stop
+    """
+
+    on_loop: str = option("report", "W")
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a text becomes, and how far the model's positions reach.
+
+    Attributes:
+        max_new_tokens: tokens to write at most, at least 1
+        rope_scaling: for texts beyond the model's positions: yarn (room for 131,072 tokens), yarn:4 (four
+            times the positions) or none
+    """
+
+    max_new_tokens: int = option(200, least=1)
+    rope_scaling: str = option("none", "R")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is gone on from, and where the text ends.
+
+    Attributes:
+        prompt: text to answer, or to go on from (see --raw); - reads standard input
+        prompt_file: UTF-8 file with text to go on from; - reads standard input
+        prompt_ids: token ids instead of text, 0 or more each
+        ignore_eos: go on after an end-of-text token
+        stop: end before this text, which is left out; may be given several times; default: none
+        loop_patterns: what repeating means: COUNT copies of a pattern of MIN to MAX tokens, 160 tokens
+            together at least; default: 1,512,3
+    """
+
+    prompt: str | None = option(None, "PROMPT", place=True, nargs="?")
+    prompt_file: str | None = option(None, "F")
+    prompt_ids: list[int] | None = option(None, "1,2,3", type=options.token_ids)
+    ignore_eos: bool = option(False)
+    stop: list[str] = option((), "TEXT", action="append")
+    loop_patterns: tuple[int, ...] | None = option(None, "MIN,MAX,COUNT")
+
+
+@dataclass(frozen=True)
+class Results(options.Shown):
+    """What a run leaves behind.
+
+    Attributes:
+        run_dir: keep a journal of the run there, so that resume DIR can go on with it; a folder that holds
+            this very run already is gone on with
+        output: write the text there too, as it comes
+    """
+
+    run_dir: str | None = option(None, "DIR")
+    output: str | None = option(None, "FILE")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -48,82 +110,18 @@ def add_parser(subparsers: Any) -> None:
     )
     add_call_options(parser)
     group = parser.add_argument_group("results")
-    group.add_argument(
-        "--run-dir",
-        metavar="DIR",
-        help="keep a journal of the run there, so that resume DIR can go on with it; a folder that holds "
-        "this very run already is gone on with",
-    )
-    group.add_argument("--output", metavar="FILE", help="write the text there too, as it comes")
+    add_options(group, Results)
     add_json_option(group, "write one record there: tokens, text, figures, versions")
-    add_raw_output_option(group)
-    add_verbose_option(group)
-    group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
 
 
 def add_call_options(parser: argparse.ArgumentParser) -> None:
     """What is to be written and how: prompt, length, model, strategy, sampling."""
-    parser.add_argument(
-        "prompt",
-        nargs="?",
-        metavar="PROMPT",
-        help="text to answer, or to go on from (see --raw); - reads standard input",
-    )
-    parser.add_argument(
-        "--prompt-file", metavar="F", help="UTF-8 file with text to go on from; - reads standard input"
-    )
-    parser.add_argument(
-        "--prompt-ids",
-        type=options.token_ids,
-        metavar="1,2,3",
-        help="token ids instead of text, 0 or more each",
-    )
-    prompting.add_chat_options(parser)
-    parser.add_argument(
-        "--max-new-tokens",
-        type=options.integer,
-        default=200,
-        metavar="N",
-        help="tokens to write at most, at least 1; default: %(default)s",
-    )
-    parser.add_argument("--ignore-eos", action="store_true", help="go on after an end-of-text token")
-    parser.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end before this text, which is left out; may be given several times; default: none",
-    )
-    parser.add_argument(
-        "--rope-scaling",
-        default="none",
-        metavar="R",
-        help="for texts beyond the model's positions: yarn (room for 131,072 tokens), yarn:4 (four times "
-        "the positions) or none; default: %(default)s",
-    )
+    for kind in (Prompt, prompting.Chat, prompting.System, Length, Loops):
+        add_options(parser, kind)
     options.add_model_options(parser)
     options.add_strategy_options(parser)
     options.add_sampling_options(parser)
     add_preset_option(parser)
-    add_loop_option(parser)
-    parser.add_argument(
-        "--loop-patterns",
-        type=options.widths,
-        metavar="MIN,MAX,COUNT",
-        help="what repeating means: COUNT copies of a pattern of MIN to MAX tokens, 160 tokens together at "
-        "least; default: 1,512,3",
-    )
-
-
-def add_loop_option(parser: argparse.ArgumentParser, default: str | None = "report") -> None:
-    """--on-loop."""
-    parser.add_argument(
-        "--on-loop",
-        default=default,
-        metavar="W",
-        help="when the text repeats itself: report (go on and say so) or stop; "
-        f"default: {default or 'as before'}",
-    )
 
 
 def _run_dir(name: str | None) -> tuple[Path | None, RunState | None]:
@@ -160,7 +158,7 @@ def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]
     checked. :func:`with_model` does the rest."""
     prompting.check_chat_options(args)
     prompt = options.prompt_from(args)
-    check_integer("max_new_tokens", args.max_new_tokens, 1)
+    check_options(args, Length)
     apply_preset(args)
     sampling = options.sampling_from(args)
     parse_rope_scaling(args.rope_scaling)

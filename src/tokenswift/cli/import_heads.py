@@ -4,14 +4,36 @@ from __future__ import annotations
 
 import argparse
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenswift.cli import options
+from tokenswift.cli.declare import add_options, option
 from tokenswift.cli.output import check_folder, check_writable
 from tokenswift.cli.progress import Stages
 from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
+
+
+@dataclass(frozen=True)
+class Conversion(options.Quiet):
+    """What is converted.
+
+    Attributes:
+        checkpoint: folder or hub id to import
+        out: heads file to write
+        model: the base model: checked against the checkpoint's; Medusa heads need it
+        heads: heads file to export
+        export: folder to write in the published layout, with the base model's tokenizer: good for --model too
+    """
+
+    checkpoint: str | None = option(None, "M")
+    out: Path | None = option(None)
+    model: str | None = option(None, "M")
+    heads: str | None = option(None, "PATH")
+    export: Path | None = option(None, "DIR")
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -22,22 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Reads a checkpoint in TokenSwift's published layout, or Medusa-1 heads. With --export, "
         "writes linear heads and their base model as a checkpoint in the published layout.",
     )
-    add = parser.add_argument
-    add("--checkpoint", metavar="M", help="folder or hub id to import")
-    add("--out", type=Path, metavar="FILE", help="heads file to write")
-    add(
-        "--model",
-        metavar="M",
-        help="the base model: checked against the checkpoint's; Medusa heads need it",
-    )
-    add("--heads", metavar="PATH", help="heads file to export")
-    add(
-        "--export",
-        type=Path,
-        metavar="DIR",
-        help="folder to write in the published layout, with the base model's tokenizer: good for --model too",
-    )
-    add("--quiet", action="store_true", help="nothing on standard error except errors")
+    add_options(parser, Conversion)
 
 
 def run(args: argparse.Namespace) -> int:

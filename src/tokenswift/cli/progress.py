@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from contextlib import suppress
-from typing import IO, Any
+from typing import IO
 
 from tokenswift.cli.escapes import one_place
 from tokenswift.types import Generation, Loop, Step
@@ -37,8 +37,68 @@ ENDINGS = {
     "loop": "stopped, it began to repeat itself",
 }
 READING_SECONDS = 1.0  # that a prompt takes to be worth a word
+BAR = 16  # columns of a live line's bar
 PAUSES = {"plain": PLAIN_SECONDS, "live": LIVE_SECONDS, "title": LIVE_SECONDS}
 TITLE, PUSH_TITLE, POP_TITLE = "\x1b]2;{}\x07", "\x1b[22;2t", "\x1b[23;2t"
+
+
+class Line:
+    """One line on standard error that says how far something is, and changes as it goes on.
+
+    Args:
+        mode: "live" (a bar and the line, over the line before), "title" (of the terminal), "plain" (a new
+            line, every ten seconds) or "none".
+    """
+
+    def __init__(self, mode: str) -> None:
+        self.mode, self._out = mode, sys.stderr
+        self._on_screen = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Something begins: worth a line at once, or a plain one in ten seconds."""
+        self._shown = time.monotonic() if self.mode == "plain" else 0.0
+
+    def due(self, now: float) -> bool:
+        """Whether the line is old enough for another; whoever asks shows it then."""
+        if self.mode == "none" or now - self._shown < PAUSES[self.mode]:
+            return False
+        self._shown = now
+        return True
+
+    def show(self, text: str, share: float) -> None:
+        """Show a line; ``share`` of all is done."""
+        if self.mode == "live":
+            self._draw(text, share)
+        elif self.mode == "title":
+            self._out.write(("" if self._on_screen else PUSH_TITLE) + TITLE.format(text))
+        else:
+            self._out.write(text + "\n")
+        self._on_screen = self.mode != "plain"
+        self._out.flush()
+
+    def _draw(self, text: str, share: float) -> None:
+        from rich.console import Console
+        from rich.control import Control
+        from rich.live_render import LiveRender
+        from rich.progress_bar import ProgressBar
+        from rich.segment import ControlType
+        from rich.table import Table
+        from rich.text import Text
+
+        console = Console(file=self._out, highlight=False)
+        line = Table.grid(padding=(0, 1))
+        line.add_row(ProgressBar(1.0, share, width=BAR), Text(text, no_wrap=True, overflow="ellipsis"))
+        over = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
+        console.print(over, LiveRender(line), end="")
+
+    def clear(self) -> None:
+        """Take the live line or the title away (also after an error)."""
+        if self._on_screen:
+            with suppress(OSError):  # the terminal may be gone
+                self._out.write("\r\x1b[K" if self.mode == "live" else POP_TITLE)
+                self._out.flush()
+        self._on_screen = False
 
 
 class Stages:
@@ -51,27 +111,21 @@ class Stages:
     """
 
     def __init__(self, quiet: bool = False) -> None:
-        self._out = sys.stderr
-        self._way = "none" if quiet else "live" if is_live(sys.stderr) else "plain"
+        self._line = Line("none" if quiet else "live" if is_live(sys.stderr) else "plain")
         self._stage = ""
-        self._started = self._shown = 0.0
+        self._started = 0.0
         self._first = 0
-        self._on_screen = False
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
         if stage != self._stage:
             self.end()
             self._stage, self._started, self._first = stage, now, done
-            self._shown = now if self._way == "plain" else 0.0
+            self._line.begin()
         if done >= total:
             self.end()
-        elif self._way != "none" and now - self._shown >= PAUSES[self._way]:
-            self._shown = now
-            line = self.line(stage, done, total, now)
-            self._out.write(f"\r{line}\x1b[K" if self._way == "live" else line + "\n")
-            self._out.flush()
-            self._on_screen = self._way == "live"
+        elif self._line.due(now):
+            self._line.show(self.line(stage, done, total, now), done / total)
 
     def line(self, stage: str, done: int, total: int, now: float) -> str:
         """What is done and the time left, on one line."""
@@ -82,11 +136,8 @@ class Stages:
 
     def end(self) -> None:
         """Take the live line away; what is told next is a new stage."""
-        if self._on_screen:
-            with suppress(OSError):  # the terminal may be gone
-                self._out.write("\r\x1b[K")
-                self._out.flush()
-        self._on_screen, self._stage = False, ""
+        self._line.clear()
+        self._stage = ""
 
     def __enter__(self) -> Stages:
         return self
@@ -112,15 +163,12 @@ class Progress:
     def __init__(
         self, total: int, quiet: bool = False, label: str = "", done: int = 0, verbose: bool = False
     ) -> None:
-        self._verbose = verbose
+        self._verbose, self._quiet = verbose, quiet
         self._total, self._label = total, f"{label}: " if label else ""
-        self._out = sys.stderr
-        self._quiet = quiet
-        self._way = "none" if quiet else way(sys.stderr, sys.stdout)
+        self._line = Line("none" if quiet else mode_of(sys.stderr, sys.stdout))
         self.stages = Stages(quiet)
-        self._started = self._shown = time.monotonic()
+        self._started = time.monotonic()
         self._first = 0
-        self._on_screen = False
         self.tokens = self._done = done
         self.steps = self.accepted = self.gamma = 0
 
@@ -134,9 +182,8 @@ class Progress:
         self.tokens += len(step.token_ids)
         self.accepted += step.accepted
         self.gamma += step.gamma
-        if self._way != "none" and now - self._shown >= PAUSES[self._way]:
-            self._shown = now
-            self._show(self.line(now))
+        if self._line.due(now):
+            self._line.show(self.line(now), self.tokens / self._total)
 
     def line(self, now: float) -> str:
         """Tokens, rate and the time left, on one line; tokens a pass and acceptance when verbose."""
@@ -154,26 +201,12 @@ class Progress:
     def end(self) -> None:
         """Take the live line or the title away (also after an error)."""
         self.stages.end()
-        if self._on_screen:
-            with suppress(OSError):  # the terminal may be gone
-                self._out.write("\r\x1b[K" if self._way == "live" else POP_TITLE)
-                self._out.flush()
-            self._on_screen = False
+        self._line.clear()
 
     def summary(self, result: Generation) -> None:
         """Print the figures of a finished run."""
         if not self._quiet:
-            print(self._label + summary(result, self._verbose), file=self._out, flush=True)
-
-    def _show(self, line: str) -> None:
-        if self._way == "live":
-            self._out.write(f"\r{line}\x1b[K")
-        elif self._way == "title":
-            self._out.write(("" if self._on_screen else PUSH_TITLE) + TITLE.format(line))
-        else:
-            self._out.write(line + "\n")
-        self._on_screen = self._way != "plain"
-        self._out.flush()
+            print(self._label + summary(result, self._verbose), file=sys.stderr, flush=True)
 
 
 def is_live(stream: IO[str]) -> bool:
@@ -182,7 +215,7 @@ def is_live(stream: IO[str]) -> bool:
     return stream.isatty() and not plain
 
 
-def way(err: IO[str], out: IO[str]) -> str:
+def mode_of(err: IO[str], out: IO[str]) -> str:
     """ "plain", "live", "title" or "none", see the module."""
     if not err.isatty():
         return "none" if one_place(out, err) else "plain"
@@ -205,17 +238,6 @@ def loop_words(loop: Loop) -> str:
     if loop.sign == "pattern":
         return f"the text repeats itself from token {loop.start} on ({loop.size} tokens again and again)"
     return f"the text repeats itself from token {loop.start} on (its n-grams are nearly always accepted)"
-
-
-def add_verbose_option(parser: Any) -> None:
-    """--verbose, of every command that writes text.
-
-    Args:
-        parser: an argparse parser or group.
-    """
-    parser.add_argument(
-        "-v", "--verbose", action="store_true", help="figures of drafting too: passes, acceptance, sources"
-    )
 
 
 def summary(result: Generation, verbose: bool = False) -> str:

@@ -7,38 +7,39 @@ ids are continued. ``--raw``, ``--chat`` and ``--system`` say otherwise. Light: 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from tokenswift.cli.declare import option
 from tokenswift.config import CHAT_TEMPERATURE, SamplingParams
 from tokenswift.types import InputError
 
 
-def add_chat_options(parser: argparse.ArgumentParser) -> None:
-    """--raw, --chat, --system."""
-    parser.add_argument(
-        "--raw",
-        action="store_true",
-        help="continue PROMPT as it is; default: it is answered, through the model's chat template, where "
-        "the model has one",
-    )
-    parser.add_argument(
-        "--chat",
-        action="store_true",
-        help="have the prompt answered, from a file or standard input too; default: those are continued as "
-        f"they are. Answers are sampled at temperature {CHAT_TEMPERATURE} unless --temperature or "
-        "--sampling is given",
-    )
-    add_system_option(parser, "; the prompt is answered then, as with --chat")
+@dataclass(frozen=True)
+class Chat:
+    """Whether a prompt is answered.
+
+    Attributes:
+        raw: continue PROMPT as it is; default: it is answered, through the model's chat template, where the
+            model has one
+        chat: have the prompt answered, from a file or standard input too; default: those are continued as
+            they are. Answers are sampled at temperature 0.2 unless --temperature or --sampling is given
+    """
+
+    raw: bool = option(False)
+    chat: bool = option(False)
 
 
-def add_system_option(parser: argparse.ArgumentParser, more: str = "") -> None:
-    """--system."""
-    parser.add_argument(
-        "--system",
-        metavar="TEXT",
-        help=f"instructions that stand before the conversation{more}; default: the template's own",
-    )
+@dataclass(frozen=True)
+class System:
+    """What stands before a conversation.
+
+    Attributes:
+        system: instructions that stand before the conversation; a prompt is answered then, as with --chat;
+            default: the template's own
+    """
+
+    system: str | None = option(None, "TEXT")
 
 
 def check_chat_options(args: argparse.Namespace) -> None:

@@ -7,6 +7,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from tokenswift.cli import options
+from tokenswift.cli.declare import add_options
 from tokenswift.cli.output import check_apart, check_writable, files_of_run, write_text
 
 logger = logging.getLogger("tokenswift")
@@ -21,9 +23,9 @@ def add_parser(subparsers: Any) -> None:
         "and acceptance against length, cost by phase, and the text, each token marked by its source, "
         "repeats highlighted. The page needs no network and no scripts.",
     )
-    parser.add_argument("run_dir", metavar="DIR", help="the run's folder")
+    add_options(parser, options.RunDir)
     parser.add_argument("--output", metavar="FILE", help="the page; default: report.html in the folder")
-    parser.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
+    add_options(parser, options.Quiet)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.escapes import add_raw_output_option
-from tokenswift.cli.generate import add_loop_option, stream
+from tokenswift.cli.declare import add_options, check_options, option
+from tokenswift.cli.generate import Loops, stream
 from tokenswift.cli.output import (
     STDOUT,
     TextSink,
@@ -19,10 +20,27 @@ from tokenswift.cli.output import (
     record_of,
     write_json,
 )
-from tokenswift.cli.progress import Progress, Stages, add_verbose_option
-from tokenswift.config import check_integer, check_threads
+from tokenswift.cli.progress import Progress, Stages
+from tokenswift.config import check_threads
 
 logger = logging.getLogger("tokenswift")
+
+
+#: here the default is what the run had
+LOOP = "when the text repeats itself: report (go on and say so) or stop; default: as before"
+
+
+@dataclass(frozen=True)
+class Longer:
+    """How a run goes on.
+
+    Attributes:
+        max_new_tokens: tokens of the whole run at most, counted from its prompt; default: as before
+        drop_damaged: of a damaged journal take what is good, and keep the rest in a file beside it
+    """
+
+    max_new_tokens: int | None = option(None, least=1)
+    drop_damaged: bool = option(False)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -36,37 +54,19 @@ def add_parser(subparsers: Any) -> None:
         epilog="Exit codes: 0 done (also when there was nothing left to do), 1 the run failed, 2 bad input, "
         "129, 130, 143 hung up, interrupted, terminated (the run is kept).",
     )
-    parser.add_argument("run_dir", metavar="DIR", help="the run's folder")
-    parser.add_argument(
-        "--max-new-tokens",
-        type=options.integer,
-        metavar="N",
-        help="tokens of the whole run at most, counted from its prompt; default: as before",
-    )
-    add_loop_option(parser, None)
-    parser.add_argument(
-        "--drop-damaged",
-        action="store_true",
-        help="of a damaged journal take what is good, and keep the rest in a file beside it",
-    )
-    parser.add_argument(
-        "--threads",
-        type=options.integer,
-        metavar="N",
-        help="CPU threads, at least 1; default: torch's own choice",
-    )
+    add_options(parser, options.RunDir)
+    add_options(parser, Longer)
+    add_options(parser, Loops, unset=True, texts={"on_loop": LOOP})
+    add_options(parser, options.Model, only=("threads",))
     add_json_option(parser, "write one record there, as generate does")
-    add_raw_output_option(parser)
-    add_verbose_option(parser)
-    parser.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
+    add_options(parser, options.Shown)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check the journal before anything is loaded; then go on."""
     from tokenswift.runs import folder as folders
 
-    if args.max_new_tokens is not None:
-        check_integer("max_new_tokens", args.max_new_tokens, 1)
+    check_options(args, Longer)
     if args.threads is not None:
         check_threads(args.threads)
     record = check_record(args.json, files_of_run(args.run_dir))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_text
+from tokenswift.cli.tables import table
 from tokenswift.types import InputError
 
 COLUMNS = ("run", "state", "tokens", "of", "tokens/s", "a pass", "model", "strategy", "last written")
@@ -42,32 +43,26 @@ def run(args: argparse.Namespace) -> int:
     if record is not None:
         write_text(record, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     if record != STDOUT:
-        print(table(rows) if rows else f"no runs in {folder}", flush=True)
+        print(shown(rows) if rows else f"no runs in {folder}", flush=True)
     return 0
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """The runs as aligned columns; what is no letter of a name is not passed on to the terminal."""
-    cells: list[list[str]] = [list(COLUMNS)]
-    for row in rows:
-        if "tokens" not in row:
-            cells.append([row["run"], row["state"], *[""] * (len(COLUMNS) - 2)])
-            continue
-        cells.append(
-            [
-                row["run"],
-                row["state"],
-                str(row["tokens"]),
-                str(row["max_new_tokens"]),
-                f"{row['tokens_per_second']:.1f}",
-                f"{row['tokens_a_pass']:.2f}",
-                f"{row['model']} ({row['dtype']})",
-                row["strategy"],
-                row["written"],
-            ]
+def shown(rows: list[dict[str, Any]]) -> str:
+    """The runs as a table; of what cannot be read only name and state."""
+    cells = [
+        (
+            row["run"],
+            row["state"],
+            str(row["tokens"]),
+            str(row["max_new_tokens"]),
+            f"{row['tokens_per_second']:.1f}",
+            f"{row['tokens_a_pass']:.2f}",
+            f"{row['model']} ({row['dtype']})",
+            row["strategy"],
+            row["written"],
         )
-    cells = [["".join(c if c.isprintable() else "?" for c in cell) for cell in line] for line in cells]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells]
-    lines.insert(1, "-" * len(lines[0]))
-    return "\n".join(lines)
+        if "tokens" in row
+        else (row["run"], row["state"])
+        for row in rows
+    ]
+    return table(cells, COLUMNS, right=range(2, 6))

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenswift.cli.options import shown_default
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
+from tokenswift.cli.tables import table
 from tokenswift.config import OPTIONS
 from tokenswift.strategies.about import ABOUT
 from tokenswift.types import InputError
@@ -55,10 +56,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text(record: dict[str, Any]) -> str:
-    lines = [record["name"], f"  {record['summary']}", f"  needs: {record['needs']}"]
+    about = [("needs", record["needs"])]
     if record["paper"] != "none":
-        lines.append(f"  paper: {record['paper']}")
-    for option in record["options"]:
-        name = option["name"].replace("_", "-")
-        lines.append(f"  --{name}: {option['help']}; default: {option['shown']}")
+        about.append(("paper", record["paper"]))
+    lines = [record["name"], table([(record["summary"],)], indent=2), table(about, indent=2)]
+    options = [(f"--{o['name'].replace('_', '-')}", o["help"], o["shown"]) for o in record["options"]]
+    if options:
+        lines.append(table(options, ("option", "what it is", "default"), indent=2))
     return "\n".join(lines)

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tokenswift.cli import options
+from tokenswift.cli.declare import add_options
 from tokenswift.cli.output import STDOUT, TextSink, check_apart, check_writable, files_of_run, write_text
 
 logger = logging.getLogger("tokenswift")
@@ -23,11 +25,11 @@ def add_parser(subparsers: Any) -> None:
         "The model is not needed; of a run that is not finished it is the text so far.",
         epilog="Exit codes: 0 done, 1 the text could not be written, 2 bad input.",
     )
-    parser.add_argument("run_dir", metavar="DIR", help="the run's folder")
+    add_options(parser, options.RunDir)
     parser.add_argument(
         "--output", metavar="FILE", help="write the text there; default, and -: to standard output"
     )
-    parser.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
+    add_options(parser, options.Quiet)
 
 
 def run(args: argparse.Namespace) -> int:

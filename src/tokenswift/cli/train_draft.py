@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import argparse
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
-from tokenswift.cli.options import DEFAULT_MODEL, integer
+from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.output import check_folder, check_writable
-from tokenswift.cli.train_heads import add_training_options, job_of, keeping, load_base
+from tokenswift.cli.train_heads import Base, add_training_options, job_of, keeping, load_base
 
 logger = logging.getLogger("tokenswift")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Which model is trained.
+
+    Attributes:
+        out: model folder to write, with the target's tokenizer: good for --draft-model and --model
+        layers: layers of the draft model
+        pack: also write the trained weights alone to a file
+    """
+
+    out: Path = option(metavar="DIR")
+    layers: int = option(2, least=1)
+    pack: Path | None = option(None)
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -21,32 +37,17 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="A model of a few of the target's own layers, trained to the target's next-token "
         "distribution as decoding processes it. Embeddings and LM head stay the target's.",
     )
-    add = parser.add_argument
-    add(
-        "--model",
-        default=DEFAULT_MODEL,
-        metavar="M",
-        help="alias, folder or hub id of the target model; default: %(default)s",
-    )
-    add(
-        "--out",
-        required=True,
-        type=Path,
-        metavar="DIR",
-        help="model folder to write, with the target's tokenizer: good for --draft-model and --model",
-    )
-    add("--layers", type=integer, default=2, metavar="N", help="layers of the draft model (default 2)")
-    add("--pack", type=Path, metavar="FILE", help="also write the trained weights alone to a file")
+    add_options(parser, Base, texts={"model": "alias, folder or hub id of the target model"})
+    add_options(parser, Draft)
     add_training_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train and write the model folder."""
-    from tokenswift.config import check_integer
     from tokenswift.models.draft import check_out
     from tokenswift.train.processes import first_process
 
-    check_integer("layers", args.layers, 1)
+    check_options(args, Draft)
     check_folder("--out", args.out)
     check_out(args.out)
     check_writable("--pack", args.pack, renamed=True)

@@ -6,159 +6,24 @@ import argparse
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.cli import options
-from tokenswift.cli.options import DEFAULT_MODEL, add_sampling_options, integer, number, sampling_from
+from tokenswift.cli.declare import add_options, check_options, option
+from tokenswift.cli.options import DEFAULT_MODEL, add_sampling_options, sampling_from
 from tokenswift.cli.output import check_apart, check_folder, check_writable
 from tokenswift.cli.progress import Stages
 from tokenswift.cli.signals import Interrupted, Signals
-from tokenswift.types import RunError
+from tokenswift.train.options import RECIPES, DataOptions, Job, TrainingOptions
+from tokenswift.types import InputError, RunError
 
 if TYPE_CHECKING:
     from tokenswift.config import SamplingParams
     from tokenswift.models.load import Loaded
-    from tokenswift.train.options import DataOptions, Job, TrainingOptions
 
 logger = logging.getLogger("tokenswift")
-
-
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the subcommand."""
-    parser = subparsers.add_parser("train-heads", help="train draft heads for a model")
-    add = parser.add_argument
-    add(
-        "--model",
-        default=DEFAULT_MODEL,
-        metavar="M",
-        help="alias, folder or hub id of the base model; default: %(default)s",
-    )
-    add("--out", required=True, type=Path, metavar="FILE", help="heads file to write")
-    add(
-        "--recipe",
-        default="own",
-        metavar="NAME",
-        help="own, or paper (its heads, loss and Table 9's settings; needs a large GPU); other options "
-        "given win; default: %(default)s",
-    )
-    add(
-        "--kind",
-        choices=("linear", "conditioned", "medusa"),
-        metavar="NAME",
-        help="sort of heads: linear, conditioned or medusa (default conditioned)",
-    )
-    add("--num-heads", type=integer, metavar="N", help="number of heads (default 3)")
-    add("--heads", type=integer, dest="num_heads", help=argparse.SUPPRESS)  # its earlier name
-    add(
-        "--inner", metavar="N", type=integer, help="hidden layer of conditioned heads; 0: none (default 1024)"
-    )
-    add("--blocks", metavar="N", type=integer, default=1, help="residual blocks of Medusa heads (default 1)")
-    add(
-        "--targets",
-        metavar="NAME",
-        help="model (its own distribution) or text (the next token); default model",
-    )
-    add("--start", metavar="NAME", help="ridge (closed form), or zero for linear and medusa; default ridge")
-    add(
-        "--coverage",
-        type=number,
-        default=0.92,
-        metavar="X",
-        help="tokens worth drafting: the most frequent ones that make up this share of the training text; "
-        "default: %(default)s",
-    )
-    add_training_options(parser)
-
-
-def add_training_options(parser: argparse.ArgumentParser) -> None:
-    """What train-heads and train-draft have in common: the data and the training."""
-    add = parser.add_argument_group("data").add_argument
-    add("--data", metavar="PATH", help="a text or JSONL file, a folder of them, self, or pg19")
-    add(
-        "--states",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="FOLDER",
-        help="finished work folders of train-heads, instead of --data",
-    )
-    add(
-        "--continued",
-        action="store_true",
-        default=None,
-        help="learn from the model's continuations of the data",
-    )
-    add("--tokens", metavar="N", type=integer, help="tokens to learn from (default 300,000; CUDA 4,000,000)")
-    add(
-        "--sequence-length",
-        "--block",
-        dest="sequence_length",
-        type=integer,
-        metavar="N",
-        help="tokens run through the model at once (default 768; CUDA 8192)",
-    )
-    add(
-        "--prompt-lengths",
-        type=lengths,
-        default=(256,),
-        metavar="N,N,…",
-        help="tokens of a passage before the model goes on; several for contexts of several lengths "
-        "(default 256)",
-    )
-    add("--prompt", type=lengths, dest="prompt_lengths", help=argparse.SUPPRESS)  # its earlier name
-    add(
-        "--write-batch",
-        type=integer,
-        metavar="N",
-        help="texts that the model writes together (default 48; CUDA 32)",
-    )
-    add = parser.add_argument_group("training").add_argument
-    add("--epochs", metavar="X", type=number, help="passes over the data; 0: the start alone (default 3)")
-    add("--steps", metavar="N", type=integer, help="optimiser steps instead of epochs")
-    add("--batch", metavar="N", type=integer, help="windows per device and forward (default 4)")
-    add("--window", metavar="N", type=integer, help="positions per window (default 128)")
-    add("--accumulate", metavar="N", type=integer, help="batches per optimiser step (default 1)")
-    add("--lr", metavar="X", type=number, help="peak learning rate (default 0.001)")
-    add("--weight-decay", type=number, metavar="X", help="AdamW's (default 0.01)")
-    add("--beta2", type=number, metavar="X", help="AdamW's (default 0.98)")
-    add("--warmup", metavar="N", type=integer, help="steps until the peak (default 30)")
-    add(
-        "--loss-vocabulary",
-        type=integer,
-        metavar="N",
-        help="frequent tokens in the loss; 0: all (default 4096; CUDA all)",
-    )
-    add("--vocabulary", type=integer, dest="loss_vocabulary", help=argparse.SUPPRESS)  # its earlier name
-    add(
-        "--held-out",
-        type=number,
-        metavar="X",
-        help="share of the sequences whose loss is only logged (default 0.02)",
-    )
-    add("--save-every", type=integer, metavar="N", help="steps between checkpoints (default 200)")
-    add(
-        "--work",
-        type=Path,
-        metavar="DIR",
-        help="folder for states, checkpoints and log.csv (default OUT.work)",
-    )
-    add(
-        "--dtype",
-        metavar="T",
-        default="auto",
-        help="bfloat16, float32, or auto: what the hardware has",
-    )
-    add(
-        "--device",
-        metavar="D",
-        default="auto",
-        help="auto, cpu, cuda (torchrun: each its own) or cuda:N",
-    )
-    add("--tensorboard", action="store_true", help="also write TensorBoard logs to the work folder")
-    add("--quiet", action="store_true", help="no progress lines")
-    add_sampling_options(parser, "sampling (what the model writes, and the distribution that is learnt)")
 
 
 def lengths(text: str) -> tuple[int, ...]:
@@ -167,6 +32,110 @@ def lengths(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"is {text!r}; valid: integers such as 256,1024") from None
+
+
+@dataclass(frozen=True)
+class Base:
+    """Which model is trained for.
+
+    Attributes:
+        model: alias, folder or hub id of the base model
+    """
+
+    model: str = option(DEFAULT_MODEL, "M")
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Which heads are trained.
+
+    Attributes:
+        out: heads file to write
+        recipe: own, or paper (its heads, loss and Table 9's settings; needs a large GPU); other options
+            given win
+        kind: sort of heads: linear, conditioned or medusa (default conditioned)
+        num_heads: number of heads (default 3)
+        inner: hidden layer of conditioned heads; 0: none (default 1024)
+        blocks: residual blocks of Medusa heads
+        coverage: tokens worth drafting: the most frequent ones that make up this share of the training text
+    """
+
+    out: Path = option(metavar="FILE")
+    recipe: str = option("own")
+    kind: str | None = option(None, choices=("linear", "conditioned", "medusa"))
+    num_heads: int | None = option(None, earlier="--heads")
+    inner: int | None = option(None, least=0, valid="at least 0 (0: no hidden layer)")
+    blocks: int = option(1, least=1, valid="at least 1 residual block")
+    coverage: float = option(0.92)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where the hidden states come from.
+
+    Attributes:
+        data: a text or JSONL file, a folder of them, self, or pg19
+        states: finished work folders of train-heads, instead of --data
+        continued: learn from the model's continuations of the data
+        tokens: tokens to learn from (default 300,000; CUDA 4,000,000)
+        sequence_length: tokens run through the model at once (default 768; CUDA 8192)
+        prompt_lengths: tokens of a passage before the model goes on; several for contexts of several lengths
+            (default 256)
+        write_batch: texts that the model writes together (default 48; CUDA 32)
+    """
+
+    data: str | None = option(None, "PATH")
+    states: list[Path] = option((), "FOLDER", type=Path, nargs="+")
+    continued: bool | None = option(None)
+    tokens: int | None = option(None)
+    sequence_length: int | None = option(None, earlier="--block")
+    prompt_lengths: tuple[int, ...] = option((256,), "N,N,…", type=lengths, earlier="--prompt")
+    write_batch: int | None = option(None)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where training runs, and what it leaves.
+
+    Attributes:
+        loss_vocabulary: frequent tokens in the loss; 0: all (default 4096; CUDA all)
+        work: folder for states, checkpoints and log.csv (default OUT.work)
+        dtype: bfloat16, float32, or auto: what the hardware has
+        device: auto, cpu, cuda (torchrun: each its own) or cuda:N
+        quiet: no progress lines
+    """
+
+    loss_vocabulary: int | None = option(None, earlier="--vocabulary")
+    work: Path | None = option(None, "DIR")
+    dtype: str = option("auto", "T")
+    device: str = option("auto", "D")
+    quiet: bool = option(False)
+
+
+#: of `train.options.TrainingOptions`, what the command line has, of heads and of any model
+OF_HEADS = ("targets", "start")
+OF_ALL = (
+    *("epochs", "steps", "lr", "weight_decay", "beta2", "warmup", "batch", "window", "accumulate"),
+    *("held_out", "save_every", "tensorboard"),
+)
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser("train-heads", help="train draft heads for a model")
+    add_options(parser, Base)
+    add_options(parser, Heads)
+    add_options(parser, TrainingOptions, only=OF_HEADS, unset=True)
+    add_training_options(parser)
+
+
+def add_training_options(parser: argparse.ArgumentParser) -> None:
+    """What train-heads and train-draft have in common: the data and the training."""
+    add_options(parser.add_argument_group("data"), Data)
+    group = parser.add_argument_group("training")
+    add_options(group, TrainingOptions, only=OF_ALL, unset=True)
+    add_options(group, Place)
+    add_sampling_options(parser, "sampling (what the model writes, and the distribution that is learnt)")
 
 
 def job_of(args: argparse.Namespace) -> Job:
@@ -179,9 +148,7 @@ def job_of(args: argparse.Namespace) -> Job:
     from tokenswift.config import check_choice
     from tokenswift.models.load import check_name, check_place, check_place_names, native_bfloat16
     from tokenswift.train.data import check_source
-    from tokenswift.train.options import RECIPES, Job
     from tokenswift.train.processes import local_device
-    from tokenswift.types import InputError
 
     if (args.data is None) == (not args.states):
         raise InputError("--data or --states is needed, and not both: where the hidden states come from")
@@ -212,7 +179,6 @@ def _options(
 ) -> tuple[DataOptions | None, TrainingOptions, int]:
     """Data, training and the loss's vocabulary on a place to run."""
     from tokenswift.config import check_integer
-    from tokenswift.train.options import RECIPES, DataOptions, TrainingOptions
 
     place = {
         "tokens": 4_000_000 if cuda else 300_000,
@@ -267,15 +233,12 @@ def keeping(work: Path) -> Iterator[None]:
 def run(args: argparse.Namespace) -> int:
     """Train and write the heads file."""
     from tokenswift.config import check_integer, check_number
-    from tokenswift.train.options import RECIPES
 
     recipe = RECIPES.get(args.recipe, {})
     kind = args.kind or recipe.get("kind", "conditioned")
     count = args.num_heads if args.num_heads is not None else recipe.get("heads", 3)
     check_integer("num_heads", count, 1)
-    if args.inner is not None:
-        check_integer("inner", args.inner, 0, "at least 0 (0: no hidden layer)")
-    check_integer("blocks", args.blocks, 1, "at least 1 residual block")
+    check_options(args, Heads)
     check_number("coverage", args.coverage, "above 0, at most 1", 0 < args.coverage <= 1)
     check_writable("--out", args.out, renamed=True)
     job = job_of(args)

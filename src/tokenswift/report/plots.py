@@ -1,15 +1,19 @@
-"""Line plots as inline SVG. Lines differ by dashes and marks as well as colour; numbers are in a table."""
+"""Line plots as inline SVG, which ``templates/parts.html`` draws.
+
+Lines differ by dashes and marks as well as colour; numbers are in a table.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from typing import Any
 
 WIDTH, HEIGHT = 720, 250
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 14, 38
-DASHES = ("", "7 4", "2 3")
+#: a dot of each line, around its middle
+DOTS = ("m-2 0a2 2 0 1 0 4 0a2 2 0 1 0 -4 0", "m-2 -2h4v4h-4z", "m0 -3l3 5h-6z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +36,8 @@ def ticks(top: float, most: int = 5) -> list[float]:
 
 def plot(
     title: str, places: Sequence[int], lines: Sequence[Line], unit: str, marks: Sequence[int] = ()
-) -> str:
-    """A figure: the plot, and its numbers as a table that opens on demand.
+) -> dict[str, Any]:
+    """A figure: where everything of the plot stands, and its numbers.
 
     Args:
         title: of the figure.
@@ -42,76 +46,55 @@ def plot(
         unit: of the values.
         marks: places of vertical lines (where the run was resumed).
     """
-    right = ticks(places[-1] if places else 1)
+    across = ticks(places[-1] if places else 1)
     known = [value for line in lines for value in line.values if value is not None]
     up = ticks(max(known, default=1.0))
 
     def x(place: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * place / right[-1]
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * place / across[-1], 1)
 
     def y(value: float) -> float:
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / up[-1]
+        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / up[-1], 1)
 
-    parts = [f'<path class="grid" d="M{LEFT} {y(v):.1f}H{WIDTH - RIGHT}"/>' for v in up]
-    parts += [f'<text x="{LEFT - 6}" y="{y(v) + 4:.1f}" text-anchor="end">{number(v)}</text>' for v in up]
-    parts += [
-        f'<text x="{min(x(v), WIDTH - 30):.1f}" y="{HEIGHT - 20}" text-anchor="middle">{number(v)}</text>'
-        for v in right
-    ]
-    parts.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 4}" text-anchor="middle">new tokens</text>')
-    parts += [f'<path class="mark" d="M{x(place):.1f} {TOP}V{HEIGHT - BOTTOM}"/>' for place in marks]
-    for i, line in enumerate(lines):
-        parts += [_curve(places, line.values, i, x, y)]
-    alt = f"{title}: " + "; ".join(_words(line, unit) for line in lines)
-    keys = "".join(
-        f'<span class="key"><svg width="34" height="10" aria-hidden="true"><path class="line l{i}" '
-        f'stroke-dasharray="{DASHES[i]}" d="M1 5H33"/></svg> {escape(line.name)}</span>'
-        for i, line in enumerate(lines)
-    )
-    if marks:
-        keys += '<span class="key"><svg width="10" height="12" aria-hidden="true"><path class="mark" '
-        keys += 'd="M5 0V12"/></svg> resumed</span>'
-    head = "".join(f"<th scope=col>{escape(line.name)}</th>" for line in lines)
-    rows = "".join(
-        f"<tr><th scope=row>{place:,}</th>" + "".join(f"<td>{number(v)}</td>" for v in values) + "</tr>"
-        for place, *values in zip(places, *(line.values for line in lines), strict=True)
-    )
-    return (
-        f"<figure><figcaption>{escape(title)} <small>({escape(unit)})</small></figcaption>"
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(alt)}">{"".join(parts)}</svg>'
-        f'<p class="keys">{keys}</p><details><summary>Numbers: {escape(title.lower())}</summary>'
-        f'<div class="wide" tabindex="0" role="region" aria-label="Numbers: {escape(title)}"><table>'
-        f"<thead><tr><th scope=col>up to token</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-        f"</details></figure>"
-    )
+    return {
+        "title": title,
+        "unit": unit,
+        "words": f"{title}: " + "; ".join(_words(line, unit) for line in lines),
+        "width": WIDTH,
+        "height": HEIGHT,
+        "left": LEFT,
+        "middle": (LEFT + WIDTH) / 2,
+        "right": WIDTH - RIGHT,
+        "top": TOP,
+        "bottom": HEIGHT - BOTTOM,
+        "up": [(y(value), number(value)) for value in up],
+        "across": [(min(x(value), WIDTH - 30), number(value)) for value in across],
+        "marks": [x(place) for place in marks],
+        "curves": [
+            _curve(
+                DOTS[i],
+                line.name,
+                [(x(a), b if b is None else y(b)) for a, b in zip(places, line.values, strict=True)],
+            )
+            for i, line in enumerate(lines)
+        ],
+        "head": ["up to token", *(line.name for line in lines)],
+        "rows": [
+            (f"{place:,}", *map(number, values))
+            for place, *values in zip(places, *(line.values for line in lines), strict=True)
+        ],
+    }
 
 
-def _curve(
-    places: Sequence[int],
-    values: Sequence[float | None],
-    i: int,
-    x: Callable[[float], float],
-    y: Callable[[float], float],
-) -> str:
-    """A line with marks; broken where a value is unknown."""
-    path, pen, points = "", "M", []
-    for place, value in zip(places, values, strict=True):
-        if value is None:
-            pen = "M"
-            continue
-        path += f"{pen}{x(place):.1f} {y(value):.1f}"
-        pen = "L"
-        points.append((x(place), y(value)))
-    dots = ""
-    for a, b in points:
-        if i == 0:
-            dots += f"M{a - 2:.1f} {b:.1f}a2 2 0 1 0 4 0a2 2 0 1 0 -4 0"
-        elif i == 1:
-            dots += f"M{a - 2:.1f} {b - 2:.1f}h4v4h-4z"
-        else:
-            dots += f"M{a:.1f} {b - 3:.1f}l3 5h-6z"
-    dash = f'stroke-dasharray="{DASHES[i]}"'
-    return f'<path class="line l{i}" {dash} d="{path}"/><path class="dot l{i}" d="{dots}"/>'
+def _curve(dot: str, name: str, points: Sequence[tuple[float, float | None]]) -> dict[str, str]:
+    """Paths of a line, broken where a value is unknown, and of its dots."""
+    path, dots, pen = "", "", "M"
+    for x, y in points:
+        if y is not None:
+            path += f"{pen}{x} {y}"
+            dots += f"M{x} {y}{dot}"
+        pen = "M" if y is None else "L"
+    return {"name": name, "path": path, "dots": dots}
 
 
 def _words(line: Line, unit: str) -> str:

@@ -1,4 +1,4 @@
-"""A way beside plain decoding: whose tokens, whose times, and figures by hand."""
+"""A variant beside plain decoding: whose tokens, whose times, and figures by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, SamplingParams
-from tokenswift.benchmark.race import Side, figures, race, turns
+from tokenswift.benchmark.paired import Side, figures, paired_run, turns
 from tokenswift.metrics import distinct
 from tokenswift.types import Step
 
@@ -27,18 +27,18 @@ def test_a_race_writes_the_tokens_of_generate() -> None:
     prompt = list(range(60, 100))
     shares: list[float] = []
     options = {"tree": (2, 2), "draft": "partial", "budget": 24, "sinks": 3, "ngrams": 2}
-    plain, way = race(llm.prefill(prompt), "tokenswift", options, params, [30, 70], shares.append)
+    plain, variant = paired_run(llm.prefill(prompt), "tokenswift", options, params, [30, 70], shares.append)
     expected = llm.generate(prompt, 70, "autoregressive", sampling=params, ignore_eos=True)
     got = llm.generate(prompt, 70, "tokenswift", options, params, ignore_eos=True)
-    assert plain.tokens == way.tokens == expected.token_ids
-    last = way.at(70)
+    assert plain.tokens == variant.tokens == expected.token_ids
+    last = variant.at(70)
     assert (last["tokens"], last["steps"]) == (70, got.metrics.steps)
     assert last["accepted"] / last["gamma"] == pytest.approx(got.metrics.acceptance_rate)
     assert plain.at(70)["steps"] == 70 and plain.at(30)["steps"] == 30
-    assert last["seconds"] == pytest.approx(sum(way.phases.values()), abs=1e-4)
-    assert shares[-1] == 1.0 and len(shares) == len(plain.curve) == len(way.curve)
-    figure = figures(plain, way, 70)
-    assert figure["d2"] == pytest.approx(distinct(way.tokens, 2), abs=1e-6)
+    assert last["seconds"] == pytest.approx(sum(variant.phases.values()), abs=1e-4)
+    assert shares[-1] == 1.0 and len(shares) == len(plain.curve) == len(variant.curve)
+    figure = figures(plain, variant, 70)
+    assert figure["d2"] == pytest.approx(distinct(variant.tokens, 2), abs=1e-6)
     assert figure["alpha"] == pytest.approx(got.metrics.acceptance_rate, abs=1e-6)
     assert figure["beta"] == pytest.approx(got.metrics.ngram_acceptance_rate, abs=1e-6)
 
@@ -57,10 +57,10 @@ def side(steps: list[tuple[int, float, int, int]], ends: list[int]) -> Side:
 
 
 def test_figures_by_hand() -> None:
-    """Plain 2 s a token; the way 3 tokens in 3 s, then 1 in 1 s, then 2 in 1 s."""
+    """Plain 2 s a token; the variant 3 tokens in 3 s, then 1 in 1 s, then 2 in 1 s."""
     plain = side([(1, 2.0, 0, 0)] * 6, [3, 6])
-    way = side([(3, 3.0, 2, 1), (1, 1.0, 0, 0), (2, 1.0, 1, 0)], [3, 6])
-    early, late = figures(plain, way, 3), figures(plain, way, 6)
+    variant = side([(3, 3.0, 2, 1), (1, 1.0, 0, 0), (2, 1.0, 1, 0)], [3, 6])
+    early, late = figures(plain, variant, 3), figures(plain, variant, 6)
     assert (early["speedup"], early["alpha"], early["beta"], early["length"]) == (2.0, 0.5, 0.25, 3.0)
     assert (
         late["speedup"] == 2.4 and late["alpha"] == 0.25 and late["length"] == 2.0 and late["nodes"] == 10.0

@@ -1,7 +1,8 @@
-"""A way to decode beside plain decoding: from the same state, in turns of some tokens, in one process.
+"""A paired run: a strategy beside plain decoding, from the same state, in turns of some tokens.
 
-The two take turns through the whole text, first one ahead, then the other, so that whatever slows the machine
-down slows both. Times are those that steps know of themselves; nothing else is counted.
+Both run in one process and take turns through the whole text, first one ahead, then the other, so that
+whatever slows the machine down slows both. Times are those that steps know of themselves; nothing else is
+counted.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Side:
         return dict(zip(COLUMNS, entry, strict=True))
 
 
-def race(
+def paired_run(
     base: Prefilled,
     strategy: str,
     options: dict[str, Any],
@@ -70,7 +71,7 @@ def race(
     points: list[int],
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> tuple[Side, Side]:
-    """Decode plainly and by a strategy; (plain, the way).
+    """Decode plainly and by a strategy; (plain, the variant).
 
     Args:
         base: the state that both go on from.
@@ -100,11 +101,11 @@ def turns(points: list[int]) -> list[int]:
     return sorted({*range(size, points[-1], size), *points})
 
 
-def figures(plain: Side, way: Side, point: int) -> dict[str, Any]:
+def figures(plain: Side, variant: Side, point: int) -> dict[str, Any]:
     """What tables show of a run's first so many new tokens (definitions: `metrics`)."""
-    slow, fast = plain.at(point), way.at(point)
+    slow, fast = plain.at(point), variant.at(point)
     seconds = slow["seconds"] / slow["tokens"], fast["seconds"] / fast["tokens"]
-    several = [distinct(way.tokens[:point], n) for n in (1, 2, 3, 4)]
+    several = [distinct(variant.tokens[:point], n) for n in (1, 2, 3, 4)]
     made: dict[str, Any] = {
         "alpha": fast["accepted"] / fast["gamma"] if fast["gamma"] else 0.0,
         "beta": fast["ngram_accepted"] / fast["gamma"] if fast["gamma"] else 0.0,
