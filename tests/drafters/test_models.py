@@ -20,7 +20,7 @@ from tests.drafters.test_reference import (
 )
 from tests.tiny import tiny_model
 from tokenswift import LLM
-from tokenswift.drafters.chain import ModelDrafter
+from tokenswift.drafters.model import ModelContext
 from tokenswift.types import DraftTree
 
 
@@ -83,7 +83,7 @@ def test_a_draft_model_that_caught_up_knows_the_text(lag: int) -> None:
     model = LLM.from_model(small_model()).target
     rows = []
     for known in (30, len(text)):
-        drafter = ModelDrafter(model, sampler, "streaming", 256, 4, 5, True)
+        drafter = ModelContext(model, sampler, "streaming", 256, 4, 5, True)
         drafter.begin(text[:known])
         assert drafter.catch_up(text) == (known == 30)
         rows.append([drafter.row(text, path) for path in ((), (1,), (1, 2))])

@@ -16,9 +16,18 @@ from tests.drafters.test_accepted import GREEDY, NOISY, PROMPT
 from tests.drafters.test_auto import REAL, _always
 from tokenswift import LLM, InputError, RunError, SamplingParams
 from tokenswift.drafters import registry
-from tokenswift.drafters.control import Control
-from tokenswift.drafters.costs import Costs
-from tokenswift.drafters.drafter import Candidates, Mark, Offer, Outcome, Ranked, Setting, Source
+from tokenswift.drafters.auto.control import Control
+from tokenswift.drafters.auto.prices import Costs
+from tokenswift.drafters.drafter import (
+    Candidates,
+    Mark,
+    Need,
+    Offer,
+    Outcome,
+    Ranked,
+    Setting,
+    Source,
+)
 from tokenswift.interfaces import Sequence
 from tokenswift.report.page import page
 from tokenswift.runs import folder as folders
@@ -38,6 +47,9 @@ class Pairs:
         self.refusals = Source("counts of pairs")
         self.followers: dict[tuple[int, int], dict[int, int]] = {}
         self.known = 0
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        return [Need("pairs", "installed", 100 * text)]
 
     def begin(self, sequence: Sequence) -> None:
         self._read(sequence.tokens)
@@ -97,14 +109,14 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.fixture
 def priced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs are those of a table and drafting takes next to nothing, whatever the clock says."""
-    drafted = Control.drafted
+    took = Control.took
     monkeypatch.setattr(LLM, "costs", lambda self: REAL)
     monkeypatch.setattr(Costs, "observe", lambda *args: None)
 
-    def at_no_cost(self: Control, mode: str, expected: float, rows: int, milliseconds: float) -> None:
-        drafted(self, mode, expected, rows, 0.01)
+    def at_no_cost(self: Control, tokens: int, rows: int, context: int, *milliseconds: float) -> None:
+        took(self, tokens, rows, context, milliseconds[0], 0.01)
 
-    monkeypatch.setattr(Control, "drafted", at_no_cost)
+    monkeypatch.setattr(Control, "took", at_no_cost)
 
 
 def is_used(done: Any) -> bool:
@@ -236,7 +248,7 @@ class Idle:
 @pytest.mark.parametrize(
     "name,line",
     [
-        ("Idle", "has no begin; valid: a class with the methods"),
+        ("Idle", "has no needs; valid: a class with the methods"),
         ("Unmarked", "has no mark; valid: "),
         ("Missing", "has AttributeError .*; valid: a class that can be imported"),
         ("Taken", "has the name 'head'; valid: "),

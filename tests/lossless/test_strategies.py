@@ -11,7 +11,7 @@ from tests.lossless.test_tokens import _default, _prompt, random_heads, same
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.audit import law, toy
-from tokenswift.drafters.chain import ModelDrafter
+from tokenswift.drafters.model import ModelContext
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.rope import rotary_of
 from tokenswift.models.target import kernels
@@ -136,11 +136,11 @@ class Positions(LeanTarget):
         return super()._run(tokens, positions, *rest)
 
 
-def streaming(budget: int, sinks: int, longest: int) -> tuple[ModelDrafter, Any]:
+def streaming(budget: int, sinks: int, longest: int) -> tuple[ModelContext, Any]:
     model = tiny_model("llama", seed=1)
     draft = Positions(model, kernels(), rotary_of(model))
     sampler = Sampler(SamplingParams(), VOCAB)
-    return ModelDrafter(draft, sampler, "streaming", budget, sinks, longest, coupled=True), draft
+    return ModelContext(draft, sampler, "streaming", budget, sinks, longest, coupled=True), draft
 
 
 @pytest.mark.parametrize(("budget", "sinks", "longest"), [(16, 4, 3), (40, 0, 8), (9, 2, 3), (4, 1, 1)])

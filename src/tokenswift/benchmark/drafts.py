@@ -20,10 +20,10 @@ from typing import Any
 from tokenswift.benchmark.prompts import prompt
 from tokenswift.config import SamplingParams
 from tokenswift.drafters import auto
-from tokenswift.drafters.calibration import Calibration
-from tokenswift.drafters.control import Control
-from tokenswift.drafters.costs import Costs, Table
-from tokenswift.drafters.hidden import HIDDEN
+from tokenswift.drafters.auto.chances import Calibration
+from tokenswift.drafters.auto.control import Control
+from tokenswift.drafters.auto.prices import Costs, Table
+from tokenswift.drafters.heads import HIDDEN
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.tree import tree_nodes

@@ -21,6 +21,7 @@ from tokenswift.config import (
     check_flag,
     check_integer,
     given_options,
+    settled,
     shown,
 )
 from tokenswift.engine.prefill import Prefilled
@@ -100,7 +101,7 @@ class Call:
 
     prompt: Prompt
     max_new_tokens: int = 200
-    strategy: str = "tokenswift"
+    strategy: str = "auto"
     strategy_options: Any = None  # names and values, or the strategy's dataclass
     sampling: SamplingParams | None = None
     ignore_eos: bool = False
@@ -112,11 +113,16 @@ class Call:
     on_progress: OnProgress | None = None
     prefilled: Prefilled | None = None
     sampling_fields: Mapping[str, Any] = field(default_factory=dict)  # those given by name, see `apart`
+    renamed: bool = field(default=False, init=False)  # "tokenswift" was asked for, and "auto" is what runs
 
     def __post_init__(self) -> None:
         self._keep("max_new_tokens", check_integer("max_new_tokens", self.max_new_tokens, 1))
         check_choice("on_loop", self.on_loop, ON_LOOP)
         check_choice("strategy", self.strategy, tuple(OPTIONS))
+        strategy, options = settled(self.strategy, self.strategy_options)
+        if strategy != self.strategy:
+            for name, value in (("strategy", strategy), ("strategy_options", options), ("renamed", True)):
+                self._keep(name, value)
         _check_made("sampling", self.sampling, SamplingParams, "SamplingParams(seed=7)")
         _check_made("loop", self.loop, LoopOptions, "LoopOptions(min_count=4)")
         for name in ("ignore_eos", "drop_damaged"):

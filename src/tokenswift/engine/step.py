@@ -7,7 +7,6 @@ is decided by the target model and the acceptance rule alone; a strategy decides
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 
 import torch
 
@@ -79,11 +78,13 @@ def decode(
             ngram_accepted=sum(tree.sources[node] == "ngram" for node in taken),
             gamma=tree.gamma,
             sources=(*(tree.sources[node] for node in taken), "target")[: len(new)],
+            times=(times := meter.lap()),
         )
         with meter.phase("observe"):
             strategy.observe(sequence, step, nodes)
         meter.add(step)
-        yield replace(step, times=meter.lap())
+        times |= meter.lap()
+        yield step
 
 
 def _new_tokens(
