@@ -390,15 +390,26 @@ def build_options(kind: type[T], strategy: str, values: Mapping[str, Any] | T | 
     return kind(**(values or {}))
 
 
+#: is said once where the strategy that is asked for has another name
+RENAMED = "strategy tokenswift without --tree is strategy auto, which runs; the paper's has --tree 1,3,3,3"
+    "strategy tokenswift without a tree is strategy auto now, which runs; the paper's has --tree 1,3,3,3"
+)
+
+
 def settled(strategy: str, values: Any) -> tuple[str, Any]:
-    """A strategy and checked options; ``tokenswift`` without a tree, and with the exact rule, is ``auto``.
+    """A strategy and its options: a fixed tree, or the published rule, makes ``auto`` the paper's method,
+    and ``tokenswift`` without either is ``auto``.
 
     Raises:
         InputError: as :func:`build_options` has it.
     """
-    options = build_options(OPTIONS[strategy], strategy, values)
-    if not isinstance(options, TokenSwiftOptions) or options.tree or options.acceptance != "exact":
-        return strategy, options
+    if strategy not in ("auto", "tokenswift"):
+        return strategy, build_options(OPTIONS[strategy], strategy, values)
+    if type(values) is AutoOptions:
+        return "auto", values
+    options = build_options(TokenSwiftOptions, strategy, values)
+    if options.tree is not None or options.acceptance != "exact":
+        return "tokenswift", options
     return "auto", AutoOptions(**{f.name: getattr(options, f.name) for f in fields(AutoOptions)})
 
 

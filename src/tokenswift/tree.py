@@ -30,8 +30,8 @@ class CandidateTree:
 
     Attributes:
         tokens, parents, depths, sources: of each node, as in :class:`DraftTree`.
-        given: chance that the target chooses the node's token, given that it chose its parent's; 0.98 at most,
-            also of what nobody gave a chance.
+        given: chance that the target chooses the node's token, given that it chose its parent's; at most
+            0.98, also of what nobody gave a chance.
         branches: the last node of each n-gram branch.
     """
 

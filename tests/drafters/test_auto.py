@@ -97,7 +97,7 @@ def _in_turn(self: Control, context: int) -> str:
 
 
 def test_a_draft_model_goes_with_an_automatic_tree_only() -> None:
-    with pytest.raises(InputError, match="(?s)draft_model .* automatic tree"):
+    with pytest.raises(InputError, match="(?s)draft_model .* beside a fixed tree"):
         llm_of(None, True).generate([1, 2], strategy_options={"tree": (1,), "draft_model": scripted_model()})
 
 

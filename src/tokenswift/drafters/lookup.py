@@ -302,14 +302,12 @@ class Ngrams:
 
     def propose(self, sequence: Sequence, candidates: Candidates) -> None:
         """The best branches."""
-        start = candidates.copies_from
-        for followers in self._branches(
-            sequence, candidates.tree.tokens[start], candidates.tree.depths[start]
-        ):
+        tree, start = candidates.tree, candidates.copies_from
+        for followers in self._branches(sequence, tree.tokens[start], tree.depths[start]):
             node = start
             for token in followers:
                 node = candidates.add(node, token)
-            candidates.tree.branches.append(node)
+            tree.branches.append(node)
 
     def _branches(self, sequence: Sequence, start: int, depth: int) -> list[Followers]:
         """The best n-grams after the token ``start``, which stands ``depth`` places after the root."""

@@ -1,4 +1,4 @@
-"""A strategy as a recipe: its drafters, how the tree is formed, and the rule; here with trees of fixed widths."""
+"""A strategy as a recipe: drafters, how the tree is formed, and the rule; here with trees of fixed widths."""
 
 from __future__ import annotations
 

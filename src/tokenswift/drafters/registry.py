@@ -26,14 +26,8 @@ OWN = (
     Mark("chain", "c", "chain"),
 )
 HEAD, NGRAM, CHAIN = OWN[1:]
-_MODES = (
-    "plain",
-    "hidden",
-    "partial",
-    "model",
-    "lookup",
-    "ngrams",
-)  # names that are taken besides those of OWN
+#: names that are taken besides those of OWN
+_MODES = ("plain", "hidden", "partial", "model", "lookup", "ngrams", "checked")
 _NAME, _LETTER = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z"), re.compile(r"[A-Z]\Z")
 _COLOUR = re.compile(r"#[0-9a-fA-F]{6}\Z")
 

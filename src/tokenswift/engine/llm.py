@@ -12,7 +12,7 @@ from typing import Any, Unpack
 
 import torch
 
-from tokenswift.config import NEUTRAL, SamplingParams, check_threads
+from tokenswift.config import NEUTRAL, RENAMED, SamplingParams, check_threads
 from tokenswift.drafters.auto.prices import Table, kept_table, measure
 from tokenswift.drafters.heads import level_of
 from tokenswift.engine.prefill import Prefilled
@@ -48,7 +48,6 @@ WITHOUT_HEADS = (
     "no draft heads fit %s, so little speed is gained; train some with: tokenswift train-heads --model %s "
     "--data self --out heads.safetensors (then --heads heads.safetensors), or try --strategy magicdec"
 )
-RENAMED = "strategy tokenswift without a tree is strategy auto now, which runs; the paper's is --tree 1,3,3,3"
 
 
 class LLM:

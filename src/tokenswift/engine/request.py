@@ -121,8 +121,9 @@ class Call:
         check_choice("strategy", self.strategy, tuple(OPTIONS))
         strategy, options = settled(self.strategy, self.strategy_options)
         if strategy != self.strategy:
-            for name, value in (("strategy", strategy), ("strategy_options", options), ("renamed", True)):
-                self._keep(name, value)
+            self._keep("renamed", strategy == "auto")
+            self._keep("strategy", strategy)
+            self._keep("strategy_options", options)
         _check_made("sampling", self.sampling, SamplingParams, "SamplingParams(seed=7)")
         _check_made("loop", self.loop, LoopOptions, "LoopOptions(min_count=4)")
         for name in ("ignore_eos", "drop_damaged"):
