@@ -392,8 +392,6 @@ def build_options(kind: type[T], strategy: str, values: Mapping[str, Any] | T | 
 
 #: is said once where the strategy that is asked for has another name
 RENAMED = "strategy tokenswift without --tree is strategy auto, which runs; the paper's has --tree 1,3,3,3"
-    "strategy tokenswift without a tree is strategy auto now, which runs; the paper's has --tree 1,3,3,3"
-)
 
 
 def settled(strategy: str, values: Any) -> tuple[str, Any]:

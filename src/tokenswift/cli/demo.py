@@ -18,7 +18,7 @@ from tokenswift.cli.progress import Progress, add_verbose_option
 from tokenswift.config import SamplingParams, check_integer
 from tokenswift.types import Generation, InputError, RunError
 
-STRATEGIES = ("autoregressive", "tokenswift")
+STRATEGIES = ("autoregressive", "auto")
 PEER_TOKENS = 128  # that transformers writes: enough to tell its speed
 logger = logging.getLogger("tokenswift")
 
@@ -95,13 +95,13 @@ def run(args: argparse.Namespace) -> int:
         path = files[name]
         if path is not None:
             write_json(path, record_of(llm, results[name], name, {}, sampling))
-    same = results["autoregressive"].token_ids == results["tokenswift"].token_ids
+    same = results["autoregressive"].token_ids == results["auto"].token_ids
     peer = None
     if args.peer != "none" and args.max_new_tokens > 1:
         logger.info("transformers' generate, %d tokens", min(args.max_new_tokens, PEER_TOKENS))
         peer = generate_rate(llm, llm.encode(prompt), min(args.max_new_tokens, PEER_TOKENS), sampling)
     print("\n" + table(results, peer))
-    drafting = results["tokenswift"].drafting
+    drafting = results["auto"].drafting
     if drafting is not None:
         print(f"drafting: {drafting['summary']}")
     print(f"identical: {'yes' if same else 'no'}")
