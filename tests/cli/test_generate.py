@@ -35,7 +35,7 @@ def test_record_text_and_output(cli: Call, tiny: Path, tmp_path: Path) -> None:
     named = "model strategy seed sampling prompt_tokens token_ids text finish_reason steps acceptance_rate "
     named += "ngram_acceptance_rate mean_acceptance_length tokens_per_second seconds distinct versions device"
     assert set(named.split()) <= set(record)
-    assert record["model"] == str(tiny) and record["strategy"] == "auto" and record["seed"] == 5
+    assert record["model"] == str(tiny) and record["strategy"] == "tokenswift" and record["seed"] == 5
     assert record["strategy_options"] == {"tree": [1, 2], "ngrams": 2}
     assert record["prompt_tokens"] == 5 and len(record["token_ids"]) == 12 and len(record["distinct"]) == 4
     assert record["finish_reason"] == "length" and record["lossless"] is True
@@ -254,10 +254,9 @@ def roomy(tiny_folder: Callable[..., Path]) -> Path:
 def test_demo(cli: Call, roomy: Path, tmp_path: Path) -> None:
     done = cli("demo", "--model", roomy, "--tokens", "16", "--out", "results")
     assert done.code == 0, done.err
-    assert done.files == ["autoregressive.json", "results", "tokenswift.json"]
+    assert done.files == ["auto.json", "autoregressive.json", "results"]
     records = [
-        json.loads((tmp_path / "cwd/results" / f"{n}.json").read_text())
-        for n in ("autoregressive", "auto")
+        json.loads((tmp_path / "cwd/results" / f"{n}.json").read_text()) for n in ("autoregressive", "auto")
     ]
     assert records[0]["token_ids"] == records[1]["token_ids"] and len(records[0]["token_ids"]) == 16
     assert "identical: yes" in done.out and "mean acceptance length" in done.out

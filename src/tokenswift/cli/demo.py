@@ -1,4 +1,4 @@
-"""``tokenswift demo``: the same text by plain decoding and by TokenSwift, and transformers beside them."""
+"""``tokenswift demo``: the same text by plain decoding and with drafts, and transformers beside them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "demo",
         help="compare plain decoding and TokenSwift on one text",
-        description="Continue the shipped story twice, by plain decoding and by TokenSwift, with the same "
+        description="Continue the shipped story twice, by plain decoding and with drafts, with the same "
         "seed; print both, a table, and whether every token is the same (exit code 1 if not). The table's "
         "last row is transformers' own generate with the same sampling (its texts are others).",
     )
@@ -36,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
         "--out",
         default="demo",
         metavar="DIR",
-        help="folder for autoregressive.json and tokenswift.json; default: %(default)s",
+        help="folder for autoregressive.json and auto.json; default: %(default)s",
     )
     parser.add_argument(
         "--max-new-tokens",
