@@ -16,7 +16,6 @@ from tokenswift.config import (
     OPTIONS,
     LoopOptions,
     SamplingParams,
-    build_options,
     check_choice,
     check_flag,
     check_integer,
@@ -143,13 +142,15 @@ class Call:
     @property
     def options(self) -> Any:
         """The dataclass of the strategy's options."""
-        return build_options(OPTIONS[self.strategy], self.strategy, self.strategy_options)
+        return settled(self.strategy, self.strategy_options)[1]
 
     @property
     def given(self) -> dict[str, Any]:
         """The strategy's options that were given, by name."""
         values = self.strategy_options or {}
-        return dict(values) if isinstance(values, Mapping) else given_options(values)
+        if not isinstance(values, Mapping):
+            return given_options(values)
+        return {name: value for name, value in values.items() if hasattr(self.options, name)}
 
     def sampling_over(self, usual: SamplingParams) -> SamplingParams:
         """The sampling of this call where ``usual`` is what its prompt has by default."""
