@@ -15,6 +15,7 @@ from tests.drafters.scripted import VOCAB, prompt, scripted_model
 from tests.drafters.test_accepted import GREEDY, NOISY, PROMPT
 from tests.drafters.test_auto import REAL, _always
 from tokenswift import LLM, InputError, RunError, SamplingParams
+from tokenswift.config import AutoOptions
 from tokenswift.drafters import registry
 from tokenswift.drafters.auto.control import Control
 from tokenswift.drafters.auto.prices import Costs
@@ -31,6 +32,7 @@ from tokenswift.drafters.drafter import (
 from tokenswift.interfaces import Sequence
 from tokenswift.report.page import page
 from tokenswift.runs import folder as folders
+from tokenswift.strategies.table import STRATEGIES
 
 # ---- the drafter: all that a package of its own would hold ----
 
@@ -141,6 +143,10 @@ def test_it_is_used_and_named_everywhere(install: Any, priced: None, tmp_path: P
     assert is_used(done)
     assert done.token_sources["pairs"] == 120 - done.token_sources["target"]
     assert done.draft_source == "pair of <tokens>"
+    # the memory plan
+    options = AutoOptions(ngrams=0, draft="hidden")
+    planned = STRATEGIES["auto"].build(llm, options, llm.target.sampler(GREEDY))
+    assert Need("pairs", "installed", 17_000) in planned.needs(170, 1)
     # control, calibration
     assert done.drafting["modes"]["pairs"]["steps"] > 0.8 * done.metrics.steps
     assert done.drafting["summary"].startswith("counts of pairs in ")
