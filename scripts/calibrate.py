@@ -1,4 +1,4 @@
-"""Fit the weights of `drafting.calibration` for heads from what they predict on held-out text.
+"""Fit the weights of `drafters.auto.chances` for heads from what they predict on held-out text.
 
     python scripts/calibrate.py HEADS TEXTS OUT [--model M] [--tokens N]
 
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tokenswift import LLM, SamplingParams
-from tokenswift.drafters.calibration import features
+from tokenswift.drafters.auto.chances import features
 from tokenswift.drafters.heads import HeadLevels
 from tokenswift.heads.checkpoint import read_heads, save_heads
 from tokenswift.sampling.choice import Ranked

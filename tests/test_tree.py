@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tokenswift.tree import (
     MAX_NODES,
-    TreeBuilder,
+    CandidateTree,
     ancestor_mask,
     check_tree,
     children,
@@ -22,10 +22,10 @@ PATHS = st.lists(st.tuples(st.lists(TOKENS, max_size=5), st.booleans()), max_siz
 
 
 def build(paths: list[tuple[list[int], bool]]) -> DraftTree:
-    builder = TreeBuilder(9)
+    builder = CandidateTree(9)
     for tokens, ngram in paths:
         builder.add_path(tokens, "ngram" if ngram else "head")
-    return builder.build(gamma=5)
+    return builder.build()
 
 
 @given(PATHS)
@@ -66,9 +66,9 @@ def test_children_invert_parents(paths) -> None:
 
 
 def test_levels_are_a_product() -> None:
-    builder = TreeBuilder(0)
+    builder = CandidateTree(0)
     builder.add_levels([[7], [1, 2, 3], [4, 5, 6], [1, 2, 3]])
-    tree = builder.build(gamma=4)
+    tree = builder.build()
     assert len(tree) == 41 == tree_nodes((1, 3, 3, 3))
     assert [tree.depths.count(d) for d in range(5)] == [1, 1, 3, 9, 27]
     paths = {tuple(tree.tokens[i] for i in tree.path(n)) for n in range(len(tree)) if tree.depths[n] == 4}
@@ -77,14 +77,14 @@ def test_levels_are_a_product() -> None:
 
 
 def test_levels_skip_ngram_branches_and_claim_shared_nodes() -> None:
-    builder = TreeBuilder(0)
+    builder = CandidateTree(0)
     builder.add_path([7, 1, 8, 8])
     builder.add_path([5, 5])
-    builder.add_levels([[7], [1, 2]])
-    builder.add_levels([[3]])  # continues below the product's last level
-    builder.add_levels([[], [6]])  # an empty level ends it
+    last = builder.add_levels([[7], [1, 2]])
+    last = builder.add_levels([[3]], last)
+    assert builder.add_levels([[], [6]], last) == last  # an empty level ends it
     builder.add_path([7, 2, 3, 4])
-    tree = builder.build(gamma=3)
+    tree = builder.build()
     nodes = {
         tuple(tree.tokens[i] for i in tree.path(n)): tree.sources[n] == "ngram" for n in range(1, len(tree))
     }
@@ -94,11 +94,11 @@ def test_levels_skip_ngram_branches_and_claim_shared_nodes() -> None:
 
 
 def test_child_returns_the_same_node_and_add_path_its_last() -> None:
-    builder = TreeBuilder(0)
-    node = builder.child(0, 3)
-    assert builder.child(0, 3, "ngram") == node and builder.sources[node] == "head"
+    builder = CandidateTree(0)
+    node = builder.add(0, 3)
+    assert builder.add(0, 3, "ngram") == node and builder.sources[node] == "head"
     last = builder.add_path([4, 5], parent=node)
-    assert builder.parents[last] == builder.child(node, 4) and builder.depths[last] == 3
+    assert builder.parents[last] == builder.add(node, 4) and builder.depths[last] == 3
     assert builder.add_path([], parent=last) == last
     assert len(builder) == 4
     builder.add_levels([[3, 3]])
@@ -106,7 +106,7 @@ def test_child_returns_the_same_node_and_add_path_its_last() -> None:
 
 
 def test_bare_root() -> None:
-    tree = TreeBuilder(5).build(gamma=0)
+    tree = CandidateTree(5).build()
     assert tree == DraftTree((5,), (-1,), (0,), ("target",), 0)
     assert ancestor_mask(tree.parents).tolist() == [[True]] and children(tree) == [{}]
 

@@ -182,10 +182,10 @@ EXACTNESS = [
     ),
     Defect(
         "draft pass commits to the full cache",
-        "strategies/tokenswift.py",
-        "        sequence.draft_passes += 1\n        return result.hidden",
-        "        sequence.draft_passes += 1\n        sequence.cache.commit((0,))\n"
-        "        return result.hidden",
+        "drafters/partial.py",
+        "            hidden = model.forward(token, position, cache).hidden\n",
+        "            hidden = model.forward(token, position, cache).hidden\n"
+        "            sequence.cache.commit((0,))\n",
         (TOKENS,),
     ),
     Defect(

@@ -206,19 +206,14 @@ class NoOptions:
 
 @named_errors
 @dataclass(frozen=True, slots=True)
-class TokenSwiftOptions:
-    """Options of the ``tokenswift`` strategy; None chooses by device. Each field says what it means."""
+class AutoOptions:
+    """Options of the ``auto`` strategy; None chooses by device. Each field says what it means."""
 
-    tree: tuple[int, ...] | None = option(
-        None, "candidates per level, such as 1,3,3,3; auto: every step what pays, by measured costs", "W,W,…"
-    )
     ngrams: int | None = option(None, "n-gram branches of a fixed tree; 0: none, nor long matches", "K")
-    ngram_count: int | None = option(None, "fixed tree: draft n-grams seen this often, at least 1")
     budget: int | None = option(None, "tokens in the partial KV cache, more than --sinks", "B")
     sinks: int = _sinks()
     cache: str = option("dynamic", "cache of the draft: dynamic, partial (selected once) or full", "NAME")
     candidates: str = _coupled()
-    acceptance: str = _acceptance()
     draft: str = option(
         "auto", "partial (a pass over the partial cache), hidden (no extra pass) or auto", "NAME"
     )
@@ -227,24 +222,39 @@ class TokenSwiftOptions:
     explain: Any = option(None, "with an automatic tree: write one line of JSON for each decision", "FILE")
 
     def __post_init__(self) -> None:
-        check_widths(self)
-        if self.draft_model is not None and (self.tree is not None or self.acceptance != "exact"):
-            raise InputError(
-                "draft_model is given beside a fixed tree; valid: an automatic tree, or strategy triforce or "
-                "magicdec"
-            )
         if self.ngrams is not None:
             _whole(self, "ngrams", 0, most=MAX_NODES // 4)  # four tokens each
-        if self.ngram_count is not None:
-            _whole(self, "ngram_count", 1)
         _whole(self, "sinks", 0)
         if self.budget is not None:
             check_budget(self, "budget")
         check_choice("cache", self.cache, ("full", "partial", "dynamic"))
         check_choice("candidates", self.candidates, ("coupled", "probability"))
-        check_choice("acceptance", self.acceptance, ("exact", "published"))
         check_choice("draft", self.draft, ("auto", "partial", "hidden"))
         check_choice("vocabulary", self.vocabulary, ("frequent", "full"))
+
+
+@named_errors
+@dataclass(frozen=True, slots=True)
+class TokenSwiftOptions(AutoOptions):
+    """Options of the ``tokenswift`` strategy. Without a tree, and with the exact rule, they are options of
+    ``auto``: what ``tokenswift`` ran before that had a name of its own (see `settled`)."""
+
+    tree: tuple[int, ...] | None = option(
+        None, "candidates per level, such as 1,3,3,3; auto: strategy auto", "W,W,…"
+    )
+    ngram_count: int | None = option(None, "fixed tree: draft n-grams seen this often, at least 1")
+    acceptance: str = _acceptance()
+
+    def __post_init__(self) -> None:
+        AutoOptions.__post_init__(self)
+        check_widths(self)
+        if self.ngram_count is not None:
+            _whole(self, "ngram_count", 1)
+        check_choice("acceptance", self.acceptance, ("exact", "published"))
+        if self.draft_model is not None and (self.tree is not None or self.acceptance != "exact"):
+            raise InputError(
+                "draft_model is given beside a fixed tree; valid: strategy auto, triforce or magicdec"
+            )
 
 
 @named_errors
@@ -310,6 +320,7 @@ class TriForceOptions:
 
 #: strategy → kind of its options
 OPTIONS: dict[str, type] = {
+    "auto": AutoOptions,
     "autoregressive": NoOptions,
     "tokenswift": TokenSwiftOptions,
     "medusa": MedusaOptions,
@@ -377,6 +388,27 @@ def build_options(kind: type[T], strategy: str, values: Mapping[str, Any] | T | 
             valid = ", ".join(known) or "none"
             raise InputError(f"{shown(name)} is no option of strategy {strategy}; valid: {valid}")
     return kind(**(values or {}))
+
+
+#: is said once where the strategy that is asked for has another name
+RENAMED = "strategy tokenswift without --tree is strategy auto, which runs; the paper's has --tree 1,3,3,3"
+
+
+def settled(strategy: str, values: Any) -> tuple[str, Any]:
+    """A strategy and its options: a fixed tree, or the published rule, makes ``auto`` the paper's method,
+    and ``tokenswift`` without either is ``auto``.
+
+    Raises:
+        InputError: as :func:`build_options` has it.
+    """
+    if strategy not in ("auto", "tokenswift"):
+        return strategy, build_options(OPTIONS[strategy], strategy, values)
+    if type(values) is AutoOptions:
+        return "auto", values
+    options = build_options(TokenSwiftOptions, strategy, values)
+    if options.tree is not None or options.acceptance != "exact":
+        return "tokenswift", options
+    return "auto", AutoOptions(**{f.name: getattr(options, f.name) for f in fields(AutoOptions)})
 
 
 def given_options(options: Any) -> dict[str, Any]:

@@ -205,7 +205,6 @@ class Sequence:
         newest: the pass that committed the newest cached token (None before any), and
         newest_row: that token's row in it.
         draft_passes: extra passes that the strategy made (it counts them itself).
-        drafting: an automatic drafter's account of itself, where there is one.
     """
 
     tokens: list[int]
@@ -216,19 +215,6 @@ class Sequence:
     newest: Pass | None = None
     newest_row: int = 0
     draft_passes: int = 0
-    drafting: DraftReport | None = None
-
-
-class DraftReport(Protocol):
-    """What an automatic drafter says of a run."""
-
-    def summary(self) -> str:
-        """What was used and why, in a sentence."""
-        ...
-
-    def record(self) -> dict[str, Any]:
-        """Figures, ready for JSON."""
-        ...
 
 
 class Strategy(Protocol):
@@ -251,5 +237,6 @@ class Strategy(Protocol):
         ...
 
     def observe(self, sequence: Sequence, step: Step, nodes: tuple[int, ...]) -> None:
-        """Called after a step was committed: ``nodes`` of the step's tree were kept."""
+        """Called after a step was committed: ``nodes`` of the step's tree were kept. ``step.times`` holds its
+        seconds up to here, and later those of this call too."""
         ...

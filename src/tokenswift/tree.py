@@ -2,7 +2,8 @@
 
 Tree attention (paper section 3.2; Medusa, Cai et al. 2024): all candidates are verified in one pass,
 each node seeing the text and its own ancestors. Candidates of heads and n-gram branches share one
-trie, so no prefix is verified twice.
+trie, so no prefix is verified twice. Trees of fixed widths are built whole; of candidates with chances,
+automatic drafting takes the part that is worth its rows.
 """
 
 from __future__ import annotations
@@ -16,82 +17,131 @@ from torch import Tensor
 from tokenswift.config import MAX_NODES, tree_nodes
 from tokenswift.types import DraftTree, InputError
 
+_SURE = 0.98  # no candidate counts as more certain than this
 _VALID = "auto, or integers of at least 1 separated by commas, such as 1,3,3,3"
 
 
-class TreeBuilder:
-    """Collects drafted tokens below a root; equal prefixes share their nodes.
+class CandidateTree:
+    """Candidates below a root; equal prefixes share their nodes. Node 0 is the root, and parents stand before
+    their children.
 
     Args:
-        root_token: id of the newest token of the text.
+        root: id of the newest token of the text.
+
+    Attributes:
+        tokens, parents, depths, sources: of each node, as in :class:`DraftTree`.
+        given: chance that the target chooses the node's token, given that it chose its parent's; at most
+            0.98, also of what nobody gave a chance.
+        branches: the last node of each n-gram branch.
     """
 
-    __slots__ = ("tokens", "parents", "depths", "sources", "_branches", "_children", "_level")
+    __slots__ = ("tokens", "parents", "depths", "sources", "given", "branches", "_below")
 
-    def __init__(self, root_token: int) -> None:
-        self.tokens = [root_token]
-        self.parents = [-1]
-        self.depths = [0]
-        self.sources = ["target"]
-        self._branches: list[int] = []
-        self._children: list[dict[int, int]] = [{}]
-        self._level = [0]  # nodes of the deepest level that add_levels has made
+    def __init__(self, root: int) -> None:
+        self.tokens, self.parents, self.depths = [root], [-1], [0]
+        self.sources, self.given = ["target"], [1.0]
+        self.branches: list[int] = []
+        self._below: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def child(self, parent: int, token: int, source: str = "head") -> int:
+    def add(self, parent: int, token: int, source: str = "head", chance: float = 1.0) -> int:
         """The node of ``token`` below the node ``parent``, made if it is not there yet.
 
-        A node counts as an n-gram's only while nothing else has proposed it.
+        What two sources propose is likelier. A node counts as an n-gram's only while nothing else has
+        proposed it.
         """
-        siblings = self._children[parent]
-        node = siblings.get(token)
+        key = (parent, token)
+        node = self._below.get(key)
         if node is not None:
+            self.given[node] = min(_SURE, 1.0 - (1.0 - self.given[node]) * (1.0 - chance))
             if self.sources[node] == "ngram":
                 self.sources[node] = source
             return node
-        node = siblings[token] = len(self.tokens)
+        node = self._below[key] = len(self.tokens)
         self.tokens.append(token)
         self.parents.append(parent)
         self.depths.append(self.depths[parent] + 1)
         self.sources.append(source)
-        self._children.append({})
+        self.given.append(min(_SURE, chance))
         return node
 
-    def add_levels(self, levels: Sequence[Sequence[int]]) -> None:
-        """Add one level of candidates after another: every node of a level gets all of the next's.
-
-        Only nodes of this product are continued, not n-gram branches. A further call continues
-        below the last level of the call before. An empty level ends the product.
-        """
+    def add_levels(self, levels: Sequence[Sequence[int]], nodes: Sequence[int] = (0,)) -> list[int]:
+        """Add one level of candidates after another below ``nodes``: every node of a level gets all of the
+        next's. An empty level ends the product. Returns the nodes of the last level."""
+        last = list(nodes)
         for candidates in levels:
             if not candidates:
-                return
-            below = (self.child(parent, token) for parent in self._level for token in candidates)
-            self._level = list(dict.fromkeys(below))
+                break
+            last = list(dict.fromkeys(self.add(parent, token) for parent in last for token in candidates))
+        return last
 
     def add_path(self, tokens: Sequence[int], source: str = "ngram", parent: int = 0) -> int:
         """Add a path of tokens below ``parent`` (the root by default); return its last node."""
         for token in tokens:
-            parent = self.child(parent, token, source)
+            parent = self.add(parent, token, source)
         if source == "ngram" and tokens:
-            self._branches.append(parent)
+            self.branches.append(parent)
         return parent
 
-    def build(self, gamma: int) -> DraftTree:
-        """The finished tree.
+    def path(self, node: int) -> list[int]:
+        """Tokens from below the root down to ``node``."""
+        made: list[int] = []
+        while node > 0:
+            made.append(self.tokens[node])
+            node = self.parents[node]
+        return made[::-1]
+
+    def chance(self, node: int) -> float:
+        """Chance that the whole path to ``node`` is the target's choice."""
+        found = 1.0
+        while node > 0:
+            found *= self.given[node]
+            node = self.parents[node]
+        return found
+
+    def select(self, costs: Sequence[float], rate: float) -> tuple[list[int], float]:
+        """The nodes that are worth their rows, in order of their numbers, and the sum of their chances.
+
+        Likelier nodes come first, which keeps parents before children; of these prefixes the one with the
+        greatest ``sum of chances - rate · cost`` is taken: what a renewal process with that long-run rate
+        gains most by.
 
         Args:
-            gamma: γ, the greatest depth that the drafter aimed at (see :class:`DraftTree`).
+            costs: ``costs[n]`` is the time of a pass with n nodes below the root; it bounds n.
+            rate: tokens per unit of that time that decoding yields now.
         """
+        chances = [1.0]
+        for parent, given in zip(self.parents[1:], self.given[1:], strict=True):
+            chances.append(chances[parent] * given)
+        order = sorted(range(1, len(chances)), key=chances.__getitem__, reverse=True)[: len(costs) - 1]
+        best, most, total, expected = 0, -rate * costs[0], 0.0, 0.0
+        for count, node in enumerate(order, 1):
+            total += chances[node]
+            value = total - rate * costs[count]
+            if value > most:
+                best, most, expected = count, value, total
+        return sorted(order[:best]), expected
+
+    def build(self, nodes: Sequence[int] | None = None) -> DraftTree:
+        """The finished tree, γ its depth.
+
+        Args:
+            nodes: what is kept below the root (closed under parents, ascending); None: all of it, and the
+                branches.
+        """
+        below = range(1, len(self)) if nodes is None else nodes
+        kept = [0, *below]
+        place = {node: i for i, node in enumerate(kept)}
+        depths = tuple(self.depths[node] for node in kept)
         return DraftTree(
-            tuple(self.tokens),
-            tuple(self.parents),
-            tuple(self.depths),
-            tuple(self.sources),
-            gamma,
-            tuple(self._branches),
+            tokens=tuple(self.tokens[node] for node in kept),
+            parents=(-1, *(place[self.parents[node]] for node in below)),
+            depths=depths,
+            sources=tuple(self.sources[node] for node in kept),
+            gamma=max(depths),
+            branches=tuple(self.branches) if nodes is None else (),
         )
 
 

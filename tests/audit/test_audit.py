@@ -20,7 +20,7 @@ from tokenswift.audit.passes import numeric_error
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.sampling.accept import accept_published
 from tokenswift.sampling.choice import Sampler
-from tokenswift.tree import TreeBuilder
+from tokenswift.tree import CandidateTree
 from tokenswift.types import DraftTree
 
 ROWS = torch.randn(4, 4, generator=torch.Generator().manual_seed(3)).softmax(-1).tolist()
@@ -32,10 +32,10 @@ def after(path: tuple[int, ...]) -> list[float]:
 
 
 def tree_of(*paths: list[int]) -> DraftTree:
-    builder = TreeBuilder(0)
+    builder = CandidateTree(0)
     for path in paths:
         builder.add_path(path, "head")
-    return builder.build(max(map(len, paths), default=0))
+    return builder.build()
 
 
 TREES = [
@@ -137,12 +137,12 @@ def test_the_closed_form_is_the_law_of_the_published_code(tree: DraftTree) -> No
 
 def branching_tree() -> DraftTree:
     """Tree paths and branches together; one branch repeats a path of the tree, one is a prefix of it."""
-    builder = TreeBuilder(0)
+    builder = CandidateTree(0)
     builder.add_levels([[1], [2, 0, 1]])
     builder.add_path([1, 2])
     builder.add_path([1])
     builder.add_path([1, 3, 2])
-    return builder.build(3)
+    return builder.build()
 
 
 def test_the_closed_form_counts_branches_that_repeat_a_path() -> None:

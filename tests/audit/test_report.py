@@ -212,19 +212,19 @@ def test_an_audit_names_what_it_could_not_run() -> None:
 
     llm.generate = generate  # type: ignore[method-assign]
     prompts: list = [[5, 6, 7], [i % VOCAB for i in range(20)]]
-    known = [v for v in variants("all", {}) if v.label != "tokenswift"]  # it may find that nothing pays
+    known = [v for v in variants("all", {}) if v.label != "auto"]  # it may find that nothing pays
     plan = AuditOptions(known, prompts, {"greedy": SamplingParams(greedy=True)}, 8, 1, 0, True)
     found = audit(llm, plan)
     assert set(found.skipped) == {"medusa", "triforce", "magicdec"}
     assert any(c.strategy == "magicdec" for c in found.comparisons)
     assert found.headline == "exact; not run: medusa, triforce, magicdec"
-    assert found.strategies == ["tokenswift, paper's tree"] and len(found.passed) == 2
+    assert found.strategies == ["tokenswift"] and len(found.passed) == 2
 
 
 def test_a_strategy_that_drafted_nothing_was_not_run() -> None:
     """Its passes are those of plain decoding: equal tokens would be no proof of anything."""
     llm = LLM.from_model(tiny_model("llama"), heads=None)
-    idle = Variant("idle", "tokenswift", {"draft": "hidden", "ngrams": 0})  # no heads, no text: nothing to do
+    idle = Variant("idle", "auto", {"draft": "hidden", "ngrams": 0})  # no heads, no text: nothing to do
     busy = Variant("busy", "magicdec", {"budget": 64})
     plain = Variant("plain", "autoregressive")
     settings = {"prompts": [[5, 6, 7]], "samplings": {"greedy": SamplingParams(greedy=True)}, "tokens": 8}

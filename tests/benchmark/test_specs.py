@@ -177,7 +177,7 @@ def test_settings_of_the_command_line() -> None:
 @pytest.mark.parametrize(
     "given, line",
     [
-        ({"strategy": "fast"}, "strategy is 'fast'; valid: autoregressive, tokenswift"),
+        ({"strategy": "fast"}, "strategy is 'fast'; valid: auto, autoregressive, tokenswift"),
         ({"sampler": "none"}, "preset is 'none'; valid: llama3.1-8b"),
         ({"min_p": 2.0}, "min_p is 2.0; valid: in [0, 1)"),
         ({"points": [20, 10]}, "points is [20, 10]; valid: rising numbers"),

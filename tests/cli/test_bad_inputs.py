@@ -297,7 +297,11 @@ def refuse(cli: Call, tiny: Path) -> Callable[..., str]:
 def _started(err: str) -> bool:
     """True when the model was loaded first, which leaves three more lines on standard error."""
     lines = err.splitlines()
-    told = len(lines) == 4 and lines[1].endswith("on cpu, tokenswift") and lines[2].startswith("prompt: ")
+    told = (
+        len(lines) == 4
+        and lines[1].endswith(("on cpu, auto", "on cpu, tokenswift"))
+        and lines[2].startswith("prompt: ")
+    )
     return told and lines[3].startswith("error: ")
 
 

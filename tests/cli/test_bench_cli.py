@@ -20,7 +20,7 @@ RUN = ("bench", "run", "table5")
         (("bench", "run", "table9"), "spec is 'table9'; valid: table1, table2"),
         (("bench", "run", "none.toml"), "spec none.toml cannot be read"),
         ((*RUN, "--preset", "huge"), "--preset is 'huge'; valid: smoke, cpu, gpu"),
-        ((*RUN, "--set", "strategy=fast"), "strategy is 'fast'; valid: autoregressive, tokenswift"),
+        ((*RUN, "--set", "strategy=fast"), "strategy is 'fast'; valid: auto, autoregressive, tokenswift"),
         ((*RUN, "--set", "nonsense=1"), "--set: 'nonsense' is no setting; valid: model"),
         ((*RUN, "--set", "budget=8"), "budget is 8; valid: more than the 16 sink tokens"),
         ((*RUN, "--model", "no-such-model"), "--model is 'no-such-model': unknown name; valid: smollm2-135m"),

@@ -45,7 +45,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "text": ("run --output t.txt", "t.txt, 4 tokens"),
     "plan": ("hi --model model", "loading model\n"),
     "report": ("run", "run/report.html, "),
-    "strategies": ("", "autoregressive\n"),
+    "strategies": ("", "auto\n"),
     "demo": ("--model model", "loading model\n"),
     "audit": ("--model model", "auditing model\n"),
     "train-heads": ("--model model --data self --out h", "loading model\n"),

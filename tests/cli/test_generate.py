@@ -254,10 +254,9 @@ def roomy(tiny_folder: Callable[..., Path]) -> Path:
 def test_demo(cli: Call, roomy: Path, tmp_path: Path) -> None:
     done = cli("demo", "--model", roomy, "--tokens", "16", "--out", "results")
     assert done.code == 0, done.err
-    assert done.files == ["autoregressive.json", "results", "tokenswift.json"]
+    assert done.files == ["auto.json", "autoregressive.json", "results"]
     records = [
-        json.loads((tmp_path / "cwd/results" / f"{n}.json").read_text())
-        for n in ("autoregressive", "tokenswift")
+        json.loads((tmp_path / "cwd/results" / f"{n}.json").read_text()) for n in ("autoregressive", "auto")
     ]
     assert records[0]["token_ids"] == records[1]["token_ids"] and len(records[0]["token_ids"]) == 16
     assert "identical: yes" in done.out and "mean acceptance length" in done.out
@@ -269,7 +268,7 @@ def test_demo_says_when_the_texts_differ(cli: Call, roomy: Path, monkeypatch: py
 
     def other(self: LLM, *args: Any, **kwargs: Any) -> Generation:
         result = real(self, *args, **kwargs)
-        if kwargs["strategy"] == "tokenswift":
+        if kwargs["strategy"] == "auto":
             result.token_ids[3] ^= 1
         return result
 

@@ -29,7 +29,9 @@ def test_one_strategy_as_json(cli: Call) -> None:
 
 def test_an_unknown_strategy(cli: Call) -> None:
     outcome = cli("strategies", "hydra")
-    assert outcome.code == 2 and "strategy is 'hydra'; valid: autoregressive, tokenswift" in outcome.error
+    assert (
+        outcome.code == 2 and "strategy is 'hydra'; valid: auto, autoregressive, tokenswift" in outcome.error
+    )
 
 
 def test_the_same_text_by_every_strategy_without_heads(cli: Call, tiny: Path) -> None:
@@ -43,6 +45,22 @@ def test_the_same_text_by_every_strategy_without_heads(cli: Call, tiny: Path) ->
     ):
         got = cli("generate", "hello there", *model, "--strategy", *argv)
         assert (got.code, got.out) == (0, plain.out), argv
+
+
+def test_the_old_name_of_automatic_drafting(cli: Call, tiny: Path) -> None:
+    """``--strategy tokenswift`` without a tree runs ``auto`` and says so; with one it is the paper's."""
+    model = ("--model", tiny, "--heads", "none", "--max-new-tokens", "12", "--ignore-eos", "--json", "-")
+    found = {}
+    for argv in (
+        (),
+        ("--strategy", "tokenswift"),
+        ("--strategy", "tokenswift", "--tree", "1,2"),
+        ("--tree", "2"),
+    ):
+        got = cli("generate", "hello there", *model, *argv)
+        assert got.code == 0, got.err
+        found[argv] = json.loads(got.out)["strategy"], got.err.count("is strategy auto, which runs")
+    assert list(found.values()) == [("auto", 0), ("auto", 1), ("tokenswift", 0), ("tokenswift", 0)]
 
 
 @pytest.mark.parametrize(

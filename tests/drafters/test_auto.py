@@ -15,10 +15,10 @@ from tests.drafters.scripted import scripted_heads, scripted_model
 from tests.drafters.test_accepted import GREEDY, NOISY, PROMPT, llm_of, prompt
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, InputError, SamplingParams
-from tokenswift.drafters.control import PLAIN, Control, Passes
-from tokenswift.drafters.costs import Costs, Table
-from tokenswift.drafters.guest import MODEL
-from tokenswift.drafters.hidden import HIDDEN, heads_offer
+from tokenswift.drafters.auto.control import PLAIN, Control, Drafted
+from tokenswift.drafters.auto.prices import Costs, Table
+from tokenswift.drafters.heads import HIDDEN, heads_offer
+from tokenswift.drafters.model import MODEL
 from tokenswift.drafters.partial import PARTIAL, partial_offer
 from tokenswift.heads.modules import Heads, HeadsConfig
 
@@ -32,8 +32,7 @@ REAL = Table((1, 10, 32), (1.0, 2.0, 4.0), (1e-3, 2e-3, 4e-3), 0.1)
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LLM, "costs", lambda self: FREE)
     monkeypatch.setattr(Costs, "observe", lambda *args: None)
-    monkeypatch.setattr(Control, "level_took", lambda *args: None)
-    monkeypatch.setattr(Passes, "took", lambda *args: None)
+    monkeypatch.setattr(Control, "_price", lambda *args: None)
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "noisy"])
@@ -98,7 +97,7 @@ def _in_turn(self: Control, context: int) -> str:
 
 
 def test_a_draft_model_goes_with_an_automatic_tree_only() -> None:
-    with pytest.raises(InputError, match="(?s)draft_model .* automatic tree"):
+    with pytest.raises(InputError, match="(?s)draft_model .* beside a fixed tree"):
         llm_of(None, True).generate([1, 2], strategy_options={"tree": (1,), "draft_model": scripted_model()})
 
 
@@ -171,9 +170,9 @@ def simulate(
         ]
         tokens = 1 + (rnd.random() < chance) + (mode == PARTIAL and rnd.random() < chance)
         expected = 1 + chance * (2 if mode == PARTIAL else 1)
-        control.drafted(mode, expected, rows, draft)
+        control.drafted(Drafted(mode, expected, rows))
         spent = REAL.verify(rows, context) * rnd.lognormvariate(0, noise) * (20 if rnd.random() < 0.01 else 1)
-        control.took(tokens, rows, context, spent)
+        control.took(tokens, rows, context, spent, draft)
     return control, seen
 
 

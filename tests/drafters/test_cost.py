@@ -13,7 +13,7 @@ from tests.lossless.test_tokens import random_heads
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.config import build_options
-from tokenswift.drafters import ngram
+from tokenswift.drafters import lookup
 from tokenswift.engine.step import decode, prefill
 from tokenswift.interfaces import Sequence
 from tokenswift.metrics import Meter
@@ -76,14 +76,15 @@ def test_many_ngrams_of_one_token_are_not_all_ranked(monkeypatch: pytest.MonkeyP
         ranked.append(len(held))
         return sorted(held, **how)
 
-    monkeypatch.setattr(ngram, "sorted", counting, raising=False)
+    monkeypatch.setattr(lookup, "sorted", counting, raising=False)
     llm = LLM.from_model(tiny_model("llama"))
     options = build_options(STRATEGIES["tokenswift"].options, "tokenswift", {"ngrams": 40, "tree": (1,)})
     params = SamplingParams(repetition_penalty=1.0)
     strategy: Any = STRATEGIES["tokenswift"].build(llm, options, Sampler(params, VOCAB))
+    table = strategy.ngrams[0].table
     for start in range(0, 4000, 40):
         text = [token for i in range(start, start + 40) for token in (2, 3 + i % 89, 3 + i // 89, 5)]
-        strategy.table.extend(text)
-        assert len(strategy.table.lookup(2, 160)) == min(160, start + 40)
-    assert len(strategy.table._entries[2].counts) > 3900
+        table.extend(text)
+        assert len(table.lookup(2, 160)) == min(160, start + 40)
+    assert len(table._entries[2].counts) > 3900
     assert 160 <= max(ranked) <= 2 * 160, max(ranked)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from tests.tiny import tiny_model
 from tokenswift import LLM
-from tokenswift.drafters import costs
-from tokenswift.drafters.control import Control
-from tokenswift.drafters.costs import BUSY, Costs, Table, kept_table, measure
-from tokenswift.drafters.guest import MODEL, guest_offer
-from tokenswift.drafters.hidden import HIDDEN, heads_offer
+from tokenswift.drafters.auto import prices
+from tokenswift.drafters.auto.control import Control, Drafted
+from tokenswift.drafters.auto.prices import BUSY, Costs, Table, kept_table, measure
+from tokenswift.drafters.heads import HIDDEN, heads_offer
+from tokenswift.drafters.model import MODEL, model_offer
 from tokenswift.drafters.partial import PARTIAL, partial_offer
 
 TABLE = Table((1, 2, 4, 8), (10.0, 11.0, 13.0, 21.0), (0.01, 0.01, 0.02, 0.04), 0.5)
@@ -142,12 +142,12 @@ def test_a_file_of_any_content_gives_a_table_that_can_be_used(
         for rows in (1, 2, 5, 40):
             assert 0 < prices.verify(rows, context) < math.inf
             prices.observe(rows, context, 3.0)
-    offers = {HIDDEN: heads_offer(prices), PARTIAL: partial_offer(prices, 100), MODEL: guest_offer(1.0)}
+    offers = {HIDDEN: heads_offer(prices), PARTIAL: partial_offer(prices, 100), MODEL: model_offer(1.0)}
     control = Control(prices, offers)
     for _ in range(3):
         name = control.mode(500)
-        control.drafted(name, 1.5, 2, 0.1)
-        control.took(2, 2, 500, 2.0)
+        control.drafted(Drafted(name, 1.5, 2, passes=1, levels=1))
+        control.took(2, 2, 500, 2.0, 0.1)
     assert 0 < control.rate < math.inf
 
 
@@ -181,12 +181,12 @@ def test_measuring_says_how_long_it_waited_for_a_core(
 ) -> None:
     """By the system's own account of threads that could run and did not."""
     clock = iter([(1.0, 5.0), (1.0 + 3 * (1 - share), 5.0 + 3 * share)])
-    monkeypatch.setattr(costs, "_ran_and_waited", lambda: next(clock))
+    monkeypatch.setattr(prices, "_ran_and_waited", lambda: next(clock))
     assert measure(llm.target, seconds=0.0).waited == pytest.approx(share)
 
 
 def test_without_that_account_the_load_tells(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    monkeypatch.setattr(costs, "_ran_and_waited", lambda: None)
+    monkeypatch.setattr(prices, "_ran_and_waited", lambda: None)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     for load, waited in ((0.3, 0.0), (4.0, 0.0), (8.0, 0.5)):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 9.0, 9.0))
@@ -194,9 +194,9 @@ def test_without_that_account_the_load_tells(monkeypatch: pytest.MonkeyPatch, ll
 
 
 def test_the_account_is_of_all_threads() -> None:
-    found = costs._ran_and_waited()
+    found = prices._ran_and_waited()
     if found is None:
         pytest.skip("this system keeps no account")
     sum(i * i for i in range(200_000))
-    after = costs._ran_and_waited()
+    after = prices._ran_and_waited()
     assert after is not None and after[0] > found[0] and after[1] >= found[1] >= 0

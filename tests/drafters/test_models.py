@@ -20,7 +20,7 @@ from tests.drafters.test_reference import (
 )
 from tests.tiny import tiny_model
 from tokenswift import LLM
-from tokenswift.drafters.chain import ModelDrafter
+from tokenswift.drafters.model import ModelContext
 from tokenswift.types import DraftTree
 
 
@@ -79,11 +79,10 @@ def test_a_draft_model_that_caught_up_knows_the_text(lag: int) -> None:
     """Its logits are those of a model that read the text at once."""
     made = torch.Generator().manual_seed(lag)
     text = torch.randint(VOCAB, (30 + lag,), generator=made).tolist()
-    sampler = LLM.from_model(model_of()).target.sampler(SAMPLINGS["greedy"])
     model = LLM.from_model(small_model()).target
     rows = []
     for known in (30, len(text)):
-        drafter = ModelDrafter(model, sampler, "streaming", 256, 4, 5, True)
+        drafter = ModelContext(model, "streaming", 256, 4, 5)
         drafter.begin(text[:known])
         assert drafter.catch_up(text) == (known == 30)
         rows.append([drafter.row(text, path) for path in ((), (1,), (1, 2))])

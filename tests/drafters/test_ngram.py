@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenswift.drafters import ngram
-from tokenswift.drafters.ngram import NgramTable
+from tokenswift.drafters import lookup
+from tokenswift.drafters.lookup import NgramTable
 
 TEXT = st.lists(st.integers(0, 3), max_size=60)
 
@@ -62,7 +62,7 @@ def noisy_text(length: int, seed: int = 0) -> list[int]:
 @pytest.mark.parametrize("asking", [1, 7, 1000, 10**9])
 def test_pruning_is_exact_and_independent_of_lookups(asking: int, monkeypatch) -> None:
     """More n-grams than the candidate set holds: still the exact ranking, however often asked."""
-    monkeypatch.setattr(ngram, "_BEST", 8)
+    monkeypatch.setattr(lookup, "_BEST", 8)
     text = noisy_text(6000)
     table = NgramTable(16)
     for step, start in enumerate(range(0, len(text), 6)):
@@ -120,4 +120,4 @@ def test_lookup_work_does_not_grow_with_the_text() -> None:
             table.extend(noisy_text(400, seed * 1000 + start))
             table.lookup(0, 20)
         sizes.append(len(table._entries[0].top))
-    assert max(sizes) < 2 * ngram._BEST < len(table._entries[0].counts)
+    assert max(sizes) < 2 * lookup._BEST < len(table._entries[0].counts)

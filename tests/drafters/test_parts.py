@@ -13,55 +13,55 @@ import pytest
 
 from tests.tiny import tiny_model
 from tokenswift import LLM
-from tokenswift.drafters.calibration import Calibration, features
-from tokenswift.drafters.costs import Costs, Table, kept_table, measure
-from tokenswift.drafters.growth import Growth
-from tokenswift.drafters.reuse import MOST, Reuse
+from tokenswift.drafters.auto.chances import Calibration, features
+from tokenswift.drafters.auto.prices import Costs, Table, kept_table, measure
+from tokenswift.drafters.lookup import MOST, Matches
 from tokenswift.sampling.choice import Ranked
+from tokenswift.tree import CandidateTree
 
-# ---- growth ---------------------------------------------
+# ---- candidate trees ---------------------------------------------
 
 
-def _random_growth(rnd: random.Random, nodes: int) -> Growth:
-    growth = Growth(0)
-    while len(growth) <= nodes:
-        growth.add(rnd.randrange(len(growth)), rnd.randrange(30), rnd.random(), "head")
-    return growth
+def _random_tree(rnd: random.Random, nodes: int) -> CandidateTree:
+    tree = CandidateTree(0)
+    while len(tree) <= nodes:
+        tree.add(rnd.randrange(len(tree)), rnd.randrange(30), "head", rnd.random())
+    return tree
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_selection_is_the_best_of_all_trees(seed: int) -> None:
     """Against every subset that is closed under parents, for prices that rise ever faster."""
     rnd = random.Random(seed)
-    growth = _random_growth(rnd, 9)
-    costs = [1 + 0.05 * n + 0.01 * n * n for n in range(len(growth))]
+    tree = _random_tree(rnd, 9)
+    costs = [1 + 0.05 * n + 0.01 * n * n for n in range(len(tree))]
     rate = rnd.choice([0.5, 1.0, 3.0])
-    chosen, expected = growth.select(costs, rate)
-    assert expected == pytest.approx(sum(growth.chance(node) for node in chosen))
+    chosen, expected = tree.select(costs, rate)
+    assert expected == pytest.approx(sum(tree.chance(node) for node in chosen))
     best = -math.inf
-    for size in range(len(growth)):
-        for nodes in combinations(range(1, len(growth)), size):
-            if all(growth.parents[node] in (0, *nodes) for node in nodes):
-                best = max(best, sum(map(growth.chance, nodes)) - rate * costs[size])
+    for size in range(len(tree)):
+        for nodes in combinations(range(1, len(tree)), size):
+            if all(tree.parents[node] in (0, *nodes) for node in nodes):
+                best = max(best, sum(map(tree.chance, nodes)) - rate * costs[size])
     assert expected - rate * costs[len(chosen)] == pytest.approx(best)
-    tree = growth.build(chosen)
-    assert len(tree) == len(chosen) + 1 and tree.gamma == max(tree.depths)
+    made = tree.build(chosen)
+    assert len(made) == len(chosen) + 1 and made.gamma == max(made.depths)
     for place, node in enumerate(chosen, 1):
-        assert [tree.tokens[i] for i in tree.path(place)] == growth.path(node)
+        assert [made.tokens[i] for i in made.path(place)] == tree.path(node)
 
 
 def test_no_more_nodes_than_there_are_prices() -> None:
-    growth = _random_growth(random.Random(1), 20)
-    chosen, _ = growth.select([1.0, 1.0, 1.0, 1.0], 0.001)
+    tree = _random_tree(random.Random(1), 20)
+    chosen, _ = tree.select([1.0, 1.0, 1.0, 1.0], 0.001)
     assert len(chosen) == 3
 
 
 def test_two_sources_of_one_token_make_it_likelier() -> None:
-    growth = Growth(7)
-    first = growth.add(0, 5, 0.5, "ngram")
-    assert growth.add(0, 5, 0.5, "head") == first and growth.given[first] == pytest.approx(0.75)
-    assert growth.sources[first] == "head" and growth.add(first, 5, 1.0, "ngram") != first
-    assert growth.chance(2) < 0.75
+    tree = CandidateTree(7)
+    first = tree.add(0, 5, "ngram", 0.5)
+    assert tree.add(0, 5, "head", 0.5) == first and tree.given[first] == pytest.approx(0.75)
+    assert tree.sources[first] == "head" and tree.add(first, 5, "ngram") != first
+    assert tree.chance(2) < 0.75
 
 
 # ---- calibration ---------------------------------------------
@@ -104,9 +104,9 @@ def test_a_greater_lead_is_a_greater_chance() -> None:
 
 
 def test_the_longest_match_decides() -> None:
-    reuse = Reuse(penalised=False)
-    reuse.extend([1, 2, 3, 4, 5, 9, 9, 3, 4, 5, 8, 8, 2, 3, 4, 5])
-    assert [token for token, _ in reuse.predict()][:3] == [
+    matches = Matches(penalised=False)
+    matches.extend([1, 2, 3, 4, 5, 9, 9, 3, 4, 5, 8, 8, 2, 3, 4, 5])
+    assert [token for token, _ in matches.predict()][:3] == [
         9,
         9,
         3,
@@ -114,37 +114,37 @@ def test_the_longest_match_decides() -> None:
 
 
 def test_a_loop_goes_on_beyond_the_text() -> None:
-    reuse = Reuse(penalised=False)
-    reuse.extend([7, 1, 2, 3, 1, 2, 3])
-    assert [token for token, _ in reuse.predict()] == [([1, 2, 3] * MOST)[i] for i in range(MOST)]
+    matches = Matches(penalised=False)
+    matches.extend([7, 1, 2, 3, 1, 2, 3])
+    assert [token for token, _ in matches.predict()] == [([1, 2, 3] * MOST)[i] for i in range(MOST)]
 
 
 def test_no_match_no_prediction() -> None:
-    reuse = Reuse(penalised=True)
-    assert reuse.predict() == []
-    reuse.extend([1, 2, 3, 4])
-    assert reuse.predict() == [] and reuse.learn([5]) == []
+    matches = Matches(penalised=True)
+    assert matches.predict() == []
+    matches.extend([1, 2, 3, 4])
+    assert matches.predict() == [] and matches.learn([5]) == []
 
 
 def test_a_match_goes_on_behind_a_token_that_differs() -> None:
-    reuse = Reuse(penalised=False)
-    reuse.extend([1, 2, 3, 4, 5, 6, 7, 8, 50, 51, 1, 2, 3, 40])
-    assert [token for token, _ in reuse.predict()][:4] == [5, 6, 7, 8]
-    reuse.extend([41, 42])
-    assert reuse.predict() == [], "three in a row: given up"
+    matches = Matches(penalised=False)
+    matches.extend([1, 2, 3, 4, 5, 6, 7, 8, 50, 51, 1, 2, 3, 40])
+    assert [token for token, _ in matches.predict()][:4] == [5, 6, 7, 8]
+    matches.extend([41, 42])
+    assert matches.predict() == [], "three in a row: given up"
 
 
 def test_tokens_that_were_new_are_doubted_and_votes_count() -> None:
     """Lines that differ in one place: (1, 2, 3, N, 4, 5)."""
-    reuse = Reuse(penalised=False)
+    matches = Matches(penalised=False)
     for number in range(20, 26):
-        reuse.extend([1, 2, 3, number, 4, 5])
-    reuse.extend([1, 2, 3])
-    made = reuse.predict()
+        matches.extend([1, 2, 3, number, 4, 5])
+    matches.extend([1, 2, 3])
+    made = matches.predict()
     assert [token for token, _ in made][:4] == [25, 4, 5, 1]
     chances = [chance for _, chance in made]
     assert chances[0] < 0.4 * chances[1] and chances[0] < 0.4 * chances[2]
-    other = Reuse(penalised=False)
+    other = Matches(penalised=False)
     for _ in range(6):
         other.extend([1, 2, 3, 25, 4, 5])
     other.extend([1, 2, 3])
@@ -153,12 +153,12 @@ def test_tokens_that_were_new_are_doubted_and_votes_count() -> None:
 
 def test_chances_of_matches_follow_their_luck() -> None:
     for right in (True, False):
-        reuse = Reuse(penalised=False)
-        reuse.extend([1, 2, 3, 4] * 3)
+        matches = Matches(penalised=False)
+        matches.extend([1, 2, 3, 4] * 3)
         for _ in range(80):
-            (token, _), *_ = reuse.predict()
-            reuse.learn([token if right else token + 50])
-        chance = reuse.predict()[0][1]
+            (token, _), *_ = matches.predict()
+            matches.learn([token if right else token + 50])
+        chance = matches.predict()[0][1]
         assert chance > 0.9 if right else chance < 0.1
 
 

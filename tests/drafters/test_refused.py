@@ -17,12 +17,10 @@ from tests.drafters.test_accepted import GREEDY, NOISY, PROMPT, SMALL
 from tests.drafters.test_auto import FREE, _always
 from tokenswift import LLM, InputError, RunError, SamplingParams
 from tokenswift.cache.sparse import SparseCache
-from tokenswift.drafters.chain import ModelDrafter
-from tokenswift.drafters.control import Control
-from tokenswift.drafters.costs import measure
-from tokenswift.drafters.guest import MODEL
-from tokenswift.drafters.heads import HeadLevels, level_of
-from tokenswift.drafters.hidden import HIDDEN
+from tokenswift.drafters.auto.control import Control
+from tokenswift.drafters.auto.prices import measure
+from tokenswift.drafters.heads import HIDDEN, HeadLevels, level_of
+from tokenswift.drafters.model import MODEL, ModelContext
 from tokenswift.drafters.partial import PARTIAL
 from tokenswift.heads.modules import Heads
 from tokenswift.models.decoder import LeanTarget
@@ -145,14 +143,14 @@ def test_draft_models(
 
 def watch(monkeypatch: pytest.MonkeyPatch, late: int) -> list[int]:
     """Draft models give NaN after ``late`` passes; what is returned has an entry for each pass."""
-    real, rows = ModelDrafter.row, []
+    real, rows = ModelContext.row, []
 
-    def row(self: ModelDrafter, text: list[int], ahead: Any) -> torch.Tensor:
+    def row(self: ModelContext, text: list[int], ahead: Any) -> torch.Tensor:
         rows.append(len(text))
         found = real(self, text, ahead)
         return found if len(rows) <= late else found * torch.nan
 
-    monkeypatch.setattr(ModelDrafter, "row", row)
+    monkeypatch.setattr(ModelContext, "row", row)
     return rows
 
 

@@ -15,13 +15,24 @@ from tests.drafters.scripted import VOCAB, prompt, scripted_model
 from tests.drafters.test_accepted import GREEDY, NOISY, PROMPT
 from tests.drafters.test_auto import REAL, _always
 from tokenswift import LLM, InputError, RunError, SamplingParams
+from tokenswift.config import AutoOptions
 from tokenswift.drafters import registry
-from tokenswift.drafters.control import Control
-from tokenswift.drafters.costs import Costs
-from tokenswift.drafters.drafter import Candidates, Mark, Offer, Outcome, Ranked, Setting, Source
+from tokenswift.drafters.auto.control import Control
+from tokenswift.drafters.auto.prices import Costs
+from tokenswift.drafters.drafter import (
+    Candidates,
+    Mark,
+    Need,
+    Offer,
+    Outcome,
+    Ranked,
+    Setting,
+    Source,
+)
 from tokenswift.interfaces import Sequence
 from tokenswift.report.page import page
 from tokenswift.runs import folder as folders
+from tokenswift.strategies.table import STRATEGIES
 
 # ---- the drafter: all that a package of its own would hold ----
 
@@ -38,6 +49,9 @@ class Pairs:
         self.refusals = Source("counts of pairs")
         self.followers: dict[tuple[int, int], dict[int, int]] = {}
         self.known = 0
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        return [Need("pairs", "installed", 100 * text)]
 
     def begin(self, sequence: Sequence) -> None:
         self._read(sequence.tokens)
@@ -97,14 +111,14 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.fixture
 def priced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs are those of a table and drafting takes next to nothing, whatever the clock says."""
-    drafted = Control.drafted
+    took = Control.took
     monkeypatch.setattr(LLM, "costs", lambda self: REAL)
     monkeypatch.setattr(Costs, "observe", lambda *args: None)
 
-    def at_no_cost(self: Control, mode: str, expected: float, rows: int, milliseconds: float) -> None:
-        drafted(self, mode, expected, rows, 0.01)
+    def at_no_cost(self: Control, tokens: int, rows: int, context: int, *milliseconds: float) -> None:
+        took(self, tokens, rows, context, milliseconds[0], 0.01)
 
-    monkeypatch.setattr(Control, "drafted", at_no_cost)
+    monkeypatch.setattr(Control, "took", at_no_cost)
 
 
 def is_used(done: Any) -> bool:
@@ -129,6 +143,10 @@ def test_it_is_used_and_named_everywhere(install: Any, priced: None, tmp_path: P
     assert is_used(done)
     assert done.token_sources["pairs"] == 120 - done.token_sources["target"]
     assert done.draft_source == "pair of <tokens>"
+    # the memory plan
+    options = AutoOptions(ngrams=0, draft="hidden")
+    planned = STRATEGIES["auto"].build(llm, options, llm.target.sampler(GREEDY))
+    assert Need("pairs", "installed", 17_000) in planned.needs(170, 1)
     # control, calibration
     assert done.drafting["modes"]["pairs"]["steps"] > 0.8 * done.metrics.steps
     assert done.drafting["summary"].startswith("counts of pairs in ")
@@ -236,7 +254,7 @@ class Idle:
 @pytest.mark.parametrize(
     "name,line",
     [
-        ("Idle", "has no begin; valid: a class with the methods"),
+        ("Idle", "has no needs; valid: a class with the methods"),
         ("Unmarked", "has no mark; valid: "),
         ("Missing", "has AttributeError .*; valid: a class that can be imported"),
         ("Taken", "has the name 'head'; valid: "),

@@ -13,7 +13,7 @@ from tokenswift.engine.step import decode, prefill
 from tokenswift.interfaces import KVCache, Pass, Sequence
 from tokenswift.metrics import Meter
 from tokenswift.sampling.choice import Sampler
-from tokenswift.tree import TreeBuilder
+from tokenswift.tree import CandidateTree
 from tokenswift.types import DraftTree, Step
 
 VOCAB = 10
@@ -92,10 +92,10 @@ class Scripted:
     def draft(self, sequence: Sequence) -> DraftTree:
         right = self.script[len(self.steps) % len(self.script)]
         root = sequence.tokens[-1]
-        builder = TreeBuilder(root)
-        builder.child(0, (root + 5) % VOCAB)  # a wrong sibling first, so that rows must be compacted
+        builder = CandidateTree(root)
+        builder.add(0, (root + 5) % VOCAB)  # a wrong sibling first, so that rows must be compacted
         builder.add_path([(root + 1 + i + (i >= right)) % VOCAB for i in range(self.depth)])
-        return builder.build(self.depth)
+        return builder.build()
 
     def observe(self, sequence: Sequence, step: Step, nodes: tuple[int, ...]) -> None:
         self.steps.append(step)

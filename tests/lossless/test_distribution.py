@@ -29,7 +29,7 @@ from tests.stats import chi_square
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.accept import accept_exact, accept_published
 from tokenswift.sampling.choice import Sampler
-from tokenswift.tree import TreeBuilder, children
+from tokenswift.tree import CandidateTree, children
 from tokenswift.types import Accepted, DraftTree
 
 VOCAB = 6
@@ -101,37 +101,37 @@ def joint_distribution(params: SamplingParams) -> dict[tuple[int, ...], float]:
 
 
 def no_draft(text: list[int], sampler: Sampler) -> DraftTree:
-    return TreeBuilder(text[-1]).build(0)
+    return CandidateTree(text[-1]).build()
 
 
 def bad_draft(text: list[int], sampler: Sampler) -> DraftTree:
     """Mostly a repetition of one fixed token, right only by accident."""
-    builder = TreeBuilder(text[-1])
+    builder = CandidateTree(text[-1])
     builder.add_path([5, 5, 5])
     builder.add_path([2, 0])
-    return builder.build(3)
+    return builder.build()
 
 
 def arbitrary_draft(text: list[int], sampler: Sampler) -> DraftTree:
     """Random paths; a function of the text, and of the noise's seed to vary from run to run."""
     generator = torch.Generator().manual_seed(hash((*text, sampler.params.seed)) % 2**31)
-    builder = TreeBuilder(text[-1])
+    builder = CandidateTree(text[-1])
     lengths = torch.randint(0, 4, (6,), generator=generator).tolist()
     for length in lengths:
         builder.add_path(torch.randint(0, VOCAB, (length,), generator=generator).tolist())
-    return builder.build(3)
+    return builder.build()
 
 
 def full_draft(text: list[int], sampler: Sampler) -> DraftTree:
     """Every token to depth 2: nothing is ever missing."""
-    builder = TreeBuilder(text[-1])
+    builder = CandidateTree(text[-1])
     builder.add_levels([list(range(VOCAB))] * 2)
-    return builder.build(2)
+    return builder.build()
 
 
 def coupled_draft(text: list[int], sampler: Sampler) -> DraftTree:
     """A perfect drafter: the target's own logits, ranked with the target's own noise."""
-    builder = TreeBuilder(text[-1])
+    builder = CandidateTree(text[-1])
     layer: list[tuple[int, list[int]]] = [(0, [])]
     for width in (1, 2):
         below = []
@@ -139,17 +139,17 @@ def coupled_draft(text: list[int], sampler: Sampler) -> DraftTree:
             logits = logits_after((*text, *path))[None]
             position = len(text) + len(path)
             for token in sampler.rank(logits, text, [path], [position], [width], True)[0]:
-                below.append((builder.child(node, token), [*path, token]))
+                below.append((builder.add(node, token), [*path, token]))
         layer = below
-    return builder.build(2)
+    return builder.build()
 
 
 def wide_draft(text: list[int], sampler: Sampler) -> DraftTree:
     """The shape of the paper's tree, from the target's probabilities (for the published rule)."""
     first = int(logits_after(tuple(text)).argmax())
-    builder = TreeBuilder(text[-1])
+    builder = CandidateTree(text[-1])
     builder.add_levels([[first], [0, 2, 4], [1, 3, 5]])
-    return builder.build(3)
+    return builder.build()
 
 
 DRAFTERS = [bad_draft, arbitrary_draft, full_draft, coupled_draft, wide_draft]
@@ -258,13 +258,13 @@ def binary_trees() -> list[DraftTree]:
     found = []
     sides = [None, (), (0,), (1,), (0, 1)]
     for left, right in itertools.product(sides, repeat=2):
-        builder = TreeBuilder(0)
+        builder = CandidateTree(0)
         for token, below in ((0, left), (1, right)):
             if below is not None:
-                node = builder.child(0, token)
+                node = builder.add(0, token)
                 for deeper in below:
-                    builder.child(node, deeper)
-        found.append(builder.build(2))
+                    builder.add(node, deeper)
+        found.append(builder.build())
     return found
 
 

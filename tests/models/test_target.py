@@ -13,7 +13,7 @@ from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.generic import GenericTarget
 from tokenswift.models.rope import rotary_of
 from tokenswift.models.target import backend_for, make_target
-from tokenswift.tree import TreeBuilder
+from tokenswift.tree import CandidateTree
 
 TOLERANCE: dict[str, Any] = {"rtol": 1e-4, "atol": 2e-5}
 WAYS = ("lean", "lean without compiled kernels", "generic")
@@ -64,11 +64,11 @@ def test_tree_pass_equals_eager_on_every_branch_and_after_commit(family: str, wa
     text = _text(length)
     cache = target.new_cache(length + 60)
     target.prefill(text[:-1], cache)
-    builder = TreeBuilder(text[-1])
+    builder = CandidateTree(text[-1])
     builder.add_levels([[5], [6, 7, 8], [9, 10]])
     builder.add_path([5, 7, 30, 31])
     builder.add_path([40, 41])
-    tree = builder.build(gamma=4)
+    tree = builder.build()
 
     def run() -> torch.Tensor:
         positions = torch.tensor(tree.depths) + len(text) - 1

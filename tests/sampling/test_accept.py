@@ -14,7 +14,7 @@ from torch import Tensor
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.accept import accept_exact, accept_published
 from tokenswift.sampling.choice import Sampler
-from tokenswift.tree import TreeBuilder, published_paths
+from tokenswift.tree import CandidateTree, published_paths
 from tokenswift.types import Accepted, DraftTree, RunError
 
 GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)
@@ -22,11 +22,11 @@ GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)
 
 def example() -> DraftTree:
     """0:9 → 1:1 → 2:2 → 3:3, and branches 4:5 below node 1, 5:7 below the root."""
-    builder = TreeBuilder(9)
+    builder = CandidateTree(9)
     builder.add_path([1, 2, 3], "head")
     builder.add_path([1, 5])
     builder.add_path([7])
-    return builder.build(3)
+    return builder.build()
 
 
 def answers(tokens: list[int], width: int = 10) -> Tensor:
@@ -102,9 +102,9 @@ def test_tokens_ahead_of_the_text_count_like_text() -> None:
 def test_the_window_slides_in_the_exact_rule_and_not_in_the_published_one() -> None:
     """Token 1 is worth 5, token 2 is worth 3; θ = 2. After drafting 1, only a sliding window
     penalises it."""
-    builder = TreeBuilder(0)
+    builder = CandidateTree(0)
     builder.add_path([1, 1])
-    tree = builder.build(2)
+    tree = builder.build()
     logits = torch.tensor([[0.0, 5.0, 3.0]]).repeat(3, 1)
     sampler = Sampler(SamplingParams(greedy=True, repetition_penalty=2.0, penalty_window=1), 3)
     assert accept_exact(tree, logits, [0], sampler) == Accepted((0, 1), 2)
@@ -127,9 +127,9 @@ def test_published_draws_are_keyed_by_seed_position_and_leaf() -> None:
 def test_published_accepts_once_per_leaf() -> None:
     """Three leaves of equal tokens' probability 1/4 each below one certain token: independent draws
     per leaf give 1 - (3/4)^3 for a match, not 3/4 as one shared draw would."""
-    builder = TreeBuilder(0)
+    builder = CandidateTree(0)
     builder.add_levels([[1], [0, 1, 2]])
-    tree = builder.build(2)
+    tree = builder.build()
     logits = torch.zeros(len(tree), 4)
     logits[0, 1] = 1000.0
     depth = 0
@@ -142,7 +142,7 @@ def test_published_accepts_once_per_leaf() -> None:
 
 
 def test_published_never_draws_a_filtered_token() -> None:
-    tree = TreeBuilder(0).build(0)
+    tree = CandidateTree(0).build()
     logits = torch.tensor([[0.0, 3.0, -5.0, 2.9, -5.0]])
     drawn = set()
     for seed in range(300):
@@ -153,9 +153,9 @@ def test_published_never_draws_a_filtered_token() -> None:
 
 def test_published_draws_of_two_depths_are_independent() -> None:
     """A chain 1 → 1 under uniform distributions over four tokens: both accepted once in 16 runs, not in 4."""
-    builder = TreeBuilder(0)
+    builder = CandidateTree(0)
     builder.add_path([1, 1])
-    tree = builder.build(2)
+    tree = builder.build()
     runs = 2000
     both = 0
     for seed in range(runs):
@@ -181,10 +181,10 @@ def _near(count: int, runs: int, p: float) -> bool:
 def test_published_ties_go_to_the_first_or_the_last_path() -> None:
     """Three leaves of p = 0.3: of tied paths the first or the last wins, each half of the time, so the
     middle one wins less often than they do (0.21 against 0.2235). The first always: .30, .21, .15."""
-    builder = TreeBuilder(9)
+    builder = CandidateTree(9)
     builder.add_levels([[0, 1, 2]])
     runs = 6000
-    counts = _published_runs(builder.build(1), [0.3, 0.3, 0.3, 0.1], runs)
+    counts = _published_runs(builder.build(), [0.3, 0.3, 0.3, 0.1], runs)
     kept = Counter[int]()
     for outcome, count in counts.items():
         kept[outcome.nodes[-1]] += count
@@ -198,11 +198,11 @@ def test_published_tree_and_ngram_paths_are_drawn_separately() -> None:
     """A branch that repeats a path of the tree is a second chance for it; so is one that is its prefix."""
     runs = 3000
     for branch, p in ((None, 0.25), ([1, 2], 1 - 0.75**2), ([1], 1 - 0.75**2)):
-        builder = TreeBuilder(9)
+        builder = CandidateTree(9)
         builder.add_levels([[1], [2]])
         if branch is not None:
             builder.add_path(branch)
-        tree = builder.build(2)
+        tree = builder.build()
         assert len(tree) == 3 and "ngram" not in tree.sources
         counts = _published_runs(tree, [0.25] * 4, runs)
         assert _near(sum(n for outcome, n in counts.items() if len(outcome.nodes) > 1), runs, p)
@@ -210,12 +210,12 @@ def test_published_tree_and_ngram_paths_are_drawn_separately() -> None:
 
 def test_published_paths_stand_in_the_published_order() -> None:
     """The tree's leaves, the deepest and worst ranked first; then the branches in the order of retrieval."""
-    builder = TreeBuilder(9)
+    builder = CandidateTree(9)
     builder.add_levels([[1], [4, 2], [5, 3]])
     builder.add_path([1, 7, 8])
     builder.add_path([1, 4])
     builder.add_path([1, 2, 3])
-    tree = builder.build(3)
+    tree = builder.build()
     tokens = [[tree.tokens[node] for node in path] for path in published_paths(tree)]
     assert tokens == [
         [9, 1, 2, 3],
@@ -226,8 +226,8 @@ def test_published_paths_stand_in_the_published_order() -> None:
         [9, 1, 4],
         [9, 1, 2, 3],
     ]
-    assert published_paths(TreeBuilder(9).build(0)) == [[0]]
-    uneven = TreeBuilder(9)
+    assert published_paths(CandidateTree(9).build()) == [[0]]
+    uneven = CandidateTree(9)
     uneven.add_path([1], "head")
     uneven.add_path([2, 3], "head")
-    assert published_paths(uneven.build(2)) == [[0, 2, 3], [0, 1]]
+    assert published_paths(uneven.build()) == [[0, 2, 3], [0, 1]]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tokenswift.audit.reference import Distance, Rounding, far, measure_rounding
 from tokenswift.engine.llm import LLM
-from tokenswift.tree import TreeBuilder, tree_nodes
+from tokenswift.tree import CandidateTree, tree_nodes
 
 #: Shapes of the tree passes that the error is measured with: siblings at each depth after the root.
 SHAPES: tuple[tuple[int, ...], ...] = ((1, 1, 1), (1, 3, 3, 3))
@@ -156,20 +156,20 @@ def forced_passes(
         target.prefill(prompt[:-1], cache)
     text, done = list(prompt), 0
     while done < len(tokens):
-        builder = TreeBuilder(text[-1])
+        builder = CandidateTree(text[-1])
         levels = []
         for depth, width in enumerate(widths):
             true = tokens[done + depth] if done + depth < len(tokens) else 0
             wrong = [(true + 1 + k) % vocab for k in range(width - 1)]
             levels.append([*wrong, true])
         builder.add_levels(levels)
-        tree = builder.build(len(widths))
+        tree = builder.build()
         positions = torch.tensor(tree.depths, device=target.device) + len(text) - 1
         nodes = torch.tensor(tree.tokens, device=target.device)
         logits = target.logits(target.forward(nodes, positions, cache, tree.parents).hidden)
         walk = [0]
         for depth in range(min(len(widths), len(tokens) - done)):
-            walk.append(builder.child(walk[-1], tokens[done + depth]))
+            walk.append(builder.add(walk[-1], tokens[done + depth]))
         for depth, node in enumerate(walk[: len(tokens) - done]):
             yield done + depth, logits[node]
         # all but the last node: a step also ends with a token that is not cached yet

@@ -43,16 +43,15 @@ class Variant:
 
 
 def variants(strategy: str, options: dict[str, Any]) -> list[Variant]:
-    """What to audit: one strategy or "all". Without options TokenSwift is also run with the paper's tree,
-    and partial caches are smaller than the text."""
+    """What to audit: one strategy or "all". TokenSwift has the paper's tree where none is given, and without
+    options partial caches are smaller than the text."""
     names = [name for name in STRATEGIES if name != BASELINE] if strategy == "all" else [strategy]
-    found = [
-        Variant(name, name, toy.options_of(name, options) if options else SMALL.get(name, {}))
-        for name in names
-    ]
-    if not options and "tokenswift" in names:
-        found.append(Variant("tokenswift, paper's tree", "tokenswift", PAPER))
-    return found
+    return [Variant(name, name, _options_of(name, options)) for name in names]
+
+
+def _options_of(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    given = toy.options_of(name, options) if options else SMALL.get(name, {})
+    return {**PAPER, **given} if name == "tokenswift" and not given.get("tree") else given
 
 
 def split_prompts(text: str) -> list[str]:

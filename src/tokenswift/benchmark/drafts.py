@@ -19,11 +19,11 @@ from typing import Any
 
 from tokenswift.benchmark.prompts import prompt
 from tokenswift.config import SamplingParams
-from tokenswift.drafters import auto
-from tokenswift.drafters.calibration import Calibration
-from tokenswift.drafters.control import Control
-from tokenswift.drafters.costs import Costs, Table
-from tokenswift.drafters.hidden import HIDDEN
+from tokenswift.drafters.auto import recipe
+from tokenswift.drafters.auto.chances import Calibration
+from tokenswift.drafters.auto.control import Control
+from tokenswift.drafters.auto.prices import Costs, Table
+from tokenswift.drafters.heads import HIDDEN
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.tree import tree_nodes
@@ -52,7 +52,7 @@ def pretend(llm: LLM, nodes: int) -> None:
     table = Table((1, nodes + 1, nodes + 2), (1.0, 1.0 + 1e-9, 1e12), (0.0, 0.0, 0.0), 1e-9)
     llm.costs = lambda: table  # type: ignore[method-assign]
     Costs.observe = lambda *_: None  # type: ignore[method-assign]
-    Control.level_took = lambda *_: None  # type: ignore[method-assign]
+    Control._price = lambda *_: None  # type: ignore[method-assign]
 
     def mode(self: Control, context: int) -> str:
         self._reprice(context)
@@ -80,9 +80,7 @@ def nodes(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     def tokens_a_step(more: dict[str, Any], seeds: range, new: int) -> tuple[float, float]:
         """Mean tokens a step and nodes a step."""
         runs = [
-            state.generate(
-                new, "tokenswift", shared | more, SamplingParams(seed=seed), ignore_eos=True
-            ).metrics
+            state.generate(new, "auto", shared | more, SamplingParams(seed=seed), ignore_eos=True).metrics
             for state in states
             for seed in seeds
         ]
@@ -121,12 +119,12 @@ def calibration(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
         learn(self, source, made, chances, tokens, right)
 
     Calibration.learn = watched  # type: ignore[method-assign]
-    auto._YOUNG = 1 << 30  # every step is learnt from, so that more is seen
+    recipe._YOUNG = 1 << 30  # every step is learnt from, so that more is seen
     names, states = _states(llm, config)
     for state in states:
         for seed in range(config["seeds"]):
             new, params = config["points"][-1], SamplingParams(seed=seed)
-            state.generate(new, "tokenswift", {}, params, ignore_eos=True)
+            state.generate(new, "auto", {}, params, ignore_eos=True)
     seen.sort()
     figures: dict[str, dict[str, float]] = {}
     for number, (low, high) in enumerate(pairwise(len(seen) * i // 10 for i in range(11)), 1):

@@ -139,7 +139,7 @@ def memory(config: dict[str, Any]) -> dict[str, Any]:
     over.set()
     watching.join()
     del base
-    heads = llm.heads if config["strategy"] == "tokenswift" else None
+    heads = llm.heads if config["strategy"] in ("auto", "tokenswift") else None
     weights, target = llm.target.weight_bytes, llm.target
     if heads is not None and heads.frequent is not None:
         weights += sum(p.numel() * p.element_size() for p in heads.parameters())

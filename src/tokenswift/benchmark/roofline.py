@@ -23,7 +23,7 @@ def measure(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     device, dtype = target.device, target.dtype
     block = torch.zeros(READ // 4, device=device)
     bandwidth = READ / best(block.sum)
-    side = SIDE["cuda" if device.type == "cuda" else "cpu"]
+    side = SIDE[target.backend.kind]
     square = torch.randn(side, side, device=device, dtype=dtype)
     flops = 2 * side**3 / best(lambda: square @ square)
     cache = target.new_cache(context + 1)

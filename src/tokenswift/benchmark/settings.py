@@ -9,7 +9,7 @@ from dataclasses import Field, asdict, fields
 from pathlib import Path
 from typing import Any
 
-from tokenswift.config import OPTIONS, SamplingParams, build_options, check_choice, check_integer, shown
+from tokenswift.config import OPTIONS, SamplingParams, check_choice, check_integer, settled, shown
 from tokenswift.sampling.presets import FIELDS, sampler
 from tokenswift.types import InputError
 
@@ -45,7 +45,7 @@ DEFAULTS: dict[str, Any] = {
     "points": [64],  # new tokens at which figures are taken; the last ends the run
     "reach": "generate",  # how a point's length is reached: the text is generated, or prefilled
     "measured": 128,  # with reach = "text": tokens generated at the end of each point's length
-    "strategy": "tokenswift",
+    "strategy": "auto",  # with a tree, or the published rule: tokenswift
     "sampler": "llama3.1-8b",
 }
 #: strategy option → the strategies that have it
@@ -116,8 +116,7 @@ def resolve(
         InputError: naming the setting and what is valid.
     """
     merged = {**DEFAULTS, **settings}
-    strategy = merged["strategy"]
-    check_choice("strategy", strategy, tuple(OPTIONS))
+    check_choice("strategy", merged["strategy"], tuple(OPTIONS))
     check_choice("reach", merged["reach"], REACHES)
     for key in ("texts", "seeds", "prefill", "measured"):
         check_integer(key, merged[key], 1)
@@ -135,10 +134,7 @@ def resolve(
         raise InputError(f"points is {shown(points)}; valid: rising numbers of new tokens")
     sampling = {**sampler(merged["sampler"]), **{k: merged[k] for k in FIELDS if k in merged}}
     params = SamplingParams(**sampling, seed=seed)
-    options = {k: merged[k] for k in OPTION if k in merged and strategy in OPTION[k]}
-    if "tree" in options:
-        options["tree"] = _tree(options["tree"])
-    build_options(OPTIONS[strategy], strategy, options)
+    strategy, options = _strategy(merged)
     named = ("model", "dtype", "device", "heads", "rope_scaling", "threads", "prompts", "prefill", "sampler")
     return {
         "variant": variant,
@@ -153,6 +149,20 @@ def resolve(
         "seed": seed,
         **own,
     }
+
+
+def takes(strategy: str, option: str) -> bool:
+    """Whether a strategy's setting may stand beside an option: with a tree, ``auto`` is ``tokenswift``."""
+    return ("tokenswift" if strategy == "auto" else strategy) in OPTION[option]
+
+
+def _strategy(merged: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The strategy that runs, and those of its options that are set."""
+    options = {k: merged[k] for k in OPTION if k in merged and takes(merged["strategy"], k)}
+    if "tree" in options:
+        options["tree"] = _tree(options["tree"])
+    strategy, _ = settled(merged["strategy"], options)
+    return strategy, {k: v for k, v in options.items() if strategy in OPTION[k]}
 
 
 def _tree(text: Any) -> Any:

@@ -30,7 +30,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tokenswift.benchmark.settings import DEFAULTS, KINDS, OPTION, axes, check_keys, resolve
+from tokenswift.benchmark.settings import DEFAULTS, KINDS, OPTION, axes, check_keys, resolve, takes
 from tokenswift.config import OPTIONS, check_choice, shown
 from tokenswift.types import InputError
 
@@ -121,7 +121,7 @@ class Spec:
 
     def _rows_of(self, variant: str, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         strategy = settings.get("strategy", DEFAULTS["strategy"])
-        used = {k: v for k, v in settings.items() if k not in OPTION or strategy in OPTION[k]}
+        used = {k: v for k, v in settings.items() if k not in OPTION or takes(strategy, k)}
         if used.get("reach") == "text":
             used["points"] = [[point] for point in used.get("points", DEFAULTS["points"])]
         several = [*axes(used), *([("points", used["points"])] if used.get("reach") == "text" else [])]
@@ -194,7 +194,7 @@ def _checked(name: str, text: str) -> Spec:
     check_choice(f"kind of spec {name}", spec.kind, KINDS)
     for part in _settings_of(data):
         check_keys(part, f"spec {name}")
-        check_choice("strategy", part.get("strategy", "tokenswift"), tuple(OPTIONS))
+        check_choice("strategy", part.get("strategy", "auto"), tuple(OPTIONS))
     return spec
 
 

@@ -1,4 +1,4 @@
-"""``tokenswift demo``: the same text by plain decoding and by TokenSwift, and transformers beside them."""
+"""``tokenswift demo``: the same text by plain decoding and with drafts, and transformers beside them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tokenswift.cli.tables import table
 from tokenswift.config import SamplingParams
 from tokenswift.types import Generation, InputError, RunError
 
-STRATEGIES = ("autoregressive", "tokenswift")
+STRATEGIES = ("autoregressive", "auto")
 PEER_TOKENS = 128  # that transformers writes: enough to tell its speed
 logger = logging.getLogger("tokenswift")
 
@@ -30,7 +30,7 @@ class Demo(options.Shown):
     """What is compared.
 
     Attributes:
-        out: folder for autoregressive.json and tokenswift.json
+        out: folder for autoregressive.json and auto.json
         max_new_tokens: tokens to write, at least 1
         seed: 0 or more
         peer: transformers or none: also time transformers' generate
@@ -47,7 +47,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "demo",
         help="compare plain decoding and TokenSwift on one text",
-        description="Continue the shipped story twice, by plain decoding and by TokenSwift, with the same "
+        description="Continue the shipped story twice, by plain decoding and with drafts, with the same "
         "seed; print both, a table, and whether every token is the same (exit code 1 if not). The table's "
         "last row is transformers' own generate with the same sampling (its texts are others).",
     )
@@ -89,13 +89,13 @@ def run(args: argparse.Namespace) -> int:
         path = files[name]
         if path is not None:
             write_json(path, record_of(llm, results[name], name, {}, sampling))
-    same = results["autoregressive"].token_ids == results["tokenswift"].token_ids
+    same = results["autoregressive"].token_ids == results["auto"].token_ids
     peer = None
     if args.peer != "none" and args.max_new_tokens > 1:
         logger.info("transformers' generate, %d tokens", min(args.max_new_tokens, PEER_TOKENS))
         peer = generate_rate(llm, llm.encode(prompt), min(args.max_new_tokens, PEER_TOKENS), sampling)
     print("\n" + shown(results, peer))
-    drafting = results["tokenswift"].drafting
+    drafting = results["auto"].drafting
     if drafting is not None:
         print(f"drafting: {drafting['summary']}")
     print(f"identical: {'yes' if same else 'no'}")

@@ -13,7 +13,7 @@ from tokenswift.cli.ahead import check_drafts, check_there
 from tokenswift.cli.declare import add_option, add_options, option
 from tokenswift.cli.output import check_writable
 from tokenswift.cli.progress import Stages
-from tokenswift.config import NEUTRAL, OPTIONS, SamplingParams, build_options, check_choice, check_threads
+from tokenswift.config import NEUTRAL, OPTIONS, RENAMED, SamplingParams, check_choice, check_threads, settled
 from tokenswift.models.load import check_name, check_place_names
 from tokenswift.types import InputError
 
@@ -126,7 +126,7 @@ def add_strategy_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("strategy (changes the speed, never the text, unless marked)")
     group.add_argument(
         "--strategy",
-        default="tokenswift",
+        default="auto",
         metavar="S",
         help=f"{', '.join(OPTIONS)} (see tokenswift strategies); default: %(default)s",
     )
@@ -206,7 +206,12 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(args, name) for name in STRATEGY if getattr(args, name) is not None}
     if args.strategy not in OPTIONS:
         raise InputError(f"strategy is {args.strategy!r}; valid: {', '.join(OPTIONS)}")
-    build_options(OPTIONS[args.strategy], args.strategy, given)
+    strategy, _ = settled(args.strategy, given)
+    if (args.strategy, strategy) == ("tokenswift", "auto"):
+        logger.info(RENAMED)
+    args.strategy = strategy
+    known = [option.name for option in fields(OPTIONS[strategy])]
+    given = {name: value for name, value in given.items() if name in known}
     check_writable("--explain", given.get("explain"))
     if given.get("draft_model") is not None:
         try:

@@ -1,76 +1,67 @@
-"""What drafters propose in one step: candidates in one tree, each with the chance that it is right."""
+"""What drafters propose in one step: candidates in one tree.
+
+Here the tree has fixed widths, as published methods have it: every place gets so many candidates, all of them
+are continued, and nobody asks what they cost. Automatic drafting puts chances and prices in the place of the
+widths (`auto.candidates`); drafters cannot tell the two apart.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import torch
+from torch import Tensor
 
-from tokenswift.drafters.calibration import Calibration
-from tokenswift.drafters.control import Control
-from tokenswift.drafters.growth import Growth
 from tokenswift.drafters.refusal import Source
 from tokenswift.interfaces import Sequence
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import Ranked, Subset
+from tokenswift.tree import CandidateTree
 from tokenswift.types import RunError
 
 if TYPE_CHECKING:
     from tokenswift.drafters.drafter import Drafter
 
-WIDTH = 4  # candidates of a place
-CHAIN = 6  # passes in one step that only draft
-
-
-class _Ranking(NamedTuple):
-    """A ranking below a node, to be learnt from: its kind, features, chances and tokens."""
-
-    node: int
-    kind: str
-    features: list[tuple[float, ...]]
-    chances: list[float]
-    tokens: list[int]
+Below = list[tuple[int, float]]  # candidates below a node: their nodes, and the chances of their whole paths
 
 
 class Candidates:
-    """The candidates of one step. Nodes are numbered; node 0 is the root, the newest token of the text.
+    """The candidates of one step. Nodes are numbered; node 0 is the root, the newest token.
 
     Args:
-        text: the text so far, root included.
+        sequence: the text so far, root included.
         sampler: the target's choice rule.
         coupled: rank with the target's noise.
-        calibration: makes chances of rankings.
-        control: knows rate and prices.
+        widths: candidates of a place, by its depth.
+        most: passes at most in which a drafter goes along one path; by default one for each depth.
+        ahead: tokens after the text that are not committed yet; the last of them is then the root.
 
     Attributes:
-        growth: the tree of candidates.
-        loading: seconds of drafting that are no price of a step, such as the selection of a cache.
+        tree: the candidates.
+        copies_from: the node behind which copies of the text go on.
+        passes, levels: made so far, by models and by draft heads.
+        loaded: whether a drafter did work that is no price of a step, such as the selection of a cache.
         ranked: sources that were ranked from, by name.
     """
 
     def __init__(
-        self, text: list[int], sampler: Sampler, coupled: bool, calibration: Calibration, control: Control
+        self,
+        sequence: Sequence,
+        sampler: Sampler,
+        coupled: bool,
+        widths: tuple[int, ...] = (),
+        most: int | None = None,
+        ahead: list[int] | None = None,
     ) -> None:
-        self.text, self.sampler, self.coupled = text, sampler, coupled
-        self.calibration, self.control = calibration, control
-        self.growth = Growth(text[-1])
-        self.loading = 0.0
+        self.sequence, self.text = sequence, sequence.tokens
+        self.sampler, self.coupled, self.widths = sampler, coupled, widths
+        self.most = len(widths) if most is None else most
+        self.ahead = ahead or []
+        self.tree = CandidateTree(self.ahead[-1] if ahead else self.text[-1])
+        self.copies_from = self.passes = self.levels = 0
+        self.loaded = False
         self.ranked: dict[str, Source] = {}
-        self._rankings: list[_Ranking] = []
-        self._told: list[tuple[int, int, float]] = []  # parent, token, chance of candidates with their own
         self._drafter: Drafter | None = None
-
-    @property
-    def rate(self) -> float:
-        """Tokens a millisecond that decoding reaches now: what takes t ms has to bring ``rate · t``."""
-        return self.control.rate
-
-    @property
-    def row_ms(self) -> float:
-        """Milliseconds of one more row of a verify pass."""
-        return self.control.row_ms
 
     @property
     def drafter(self) -> Drafter:
@@ -83,37 +74,36 @@ class Candidates:
             raise ValueError("no drafter proposes now")
         return self._drafter
 
-    def ask(self, drafter: Drafter, sequence: Sequence) -> None:
+    def ask(self, drafter: Drafter) -> None:
         """Let a drafter propose.
 
         Raises:
             RunError: what it proposed is no token.
         """
-        self._drafter, before = drafter, len(self.growth)
-        drafter.propose(sequence, self)
-        size = sequence.model.vocab_size
-        for token in self.growth.tokens[before:]:
+        self._drafter, before = drafter, len(self.tree)
+        drafter.propose(self.sequence, self)
+        size = self.sequence.model.vocab_size
+        for token in self.tree.tokens[before:]:
             if not 0 <= token < size:
                 raise RunError(
                     f"the drafter {drafter.name} proposed the token {token}; valid: 0 to {size - 1}"
                 )
 
+    # ---- what drafters call ---------------------------------------------------------------------
+
     def path(self, node: int) -> list[int]:
-        """Tokens from below the root down to ``node``."""
-        return self.growth.path(node)
+        """Tokens that follow the text, down to ``node``."""
+        return [*self.ahead, *self.tree.path(node)]
 
     def chance(self, node: int) -> float:
         """Chance that the target chooses the node's token, given that it chose its parent's."""
-        return self.growth.given[node]
+        return self.tree.given[node]
 
-    def add(self, parent: int, token: int, chance: float) -> int:
+    def add(self, parent: int, token: int, chance: float = 1.0) -> int:
         """The node of ``token`` below ``parent``, with a chance that the drafter itself knows."""
-        self._told.append((parent, token, chance))
-        return self.growth.add(parent, token, chance, self.drafter.mark.name)
+        return self.tree.add(parent, token, self.drafter.mark.name, chance)
 
-    def offer(
-        self, node: int, ranked: Ranked, level: int = 0, kind: str | None = None
-    ) -> list[tuple[int, float]]:
+    def offer(self, node: int, ranked: Ranked, level: int = 0, kind: str | None = None) -> Below:
         """Add a ranking's candidates below ``node``, with chances that are learnt from what came of others.
 
         Args:
@@ -123,27 +113,19 @@ class Candidates:
         Returns:
             Node and chance of the whole path of each, in the order of the ranking.
         """
-        kind = self.drafter.name if kind is None else kind
-        chances, made = self.calibration.chances(kind, ranked, level)
-        self._rankings.append(_Ranking(node, kind, made, chances, ranked.tokens))
-        growth, mark = self.growth, self.drafter.mark.name
-        above = growth.chance(node)
-        below = []
-        for token, chance in zip(ranked.tokens, chances, strict=True):
-            child = growth.add(node, token, chance, mark)
-            below.append((child, above * growth.given[child]))
-        return below
+        return [(self.add(node, token), 1.0) for token in ranked.tokens]
 
     def rank(
         self,
         nodes: list[int],
-        logits: torch.Tensor,
+        logits: Tensor,
         level: int = 0,
         subset: Subset | None = None,
         kind: str | None = None,
         refusals: Source | None = None,
-    ) -> list[list[tuple[int, float]]]:
-        """Rank logits (n, S) by the choice rule and :meth:`offer` the best below each of n ``nodes``.
+    ) -> list[Below]:
+        """Rank logits (n, S), or (1, S) for all of n ``nodes``, by the choice rule and :meth:`offer` the best
+        below each node.
 
         A row that no token can be chosen from has no candidates.
 
@@ -151,65 +133,73 @@ class Candidates:
             subset: what the columns stand for; None: token ids.
             refusals: counts such rows; the drafter's own by default.
         """
-        text = self.text
-        of = self.drafter.refusals if refusals is None else refusals
-        self.ranked[of.name] = of
-        paths = [self.growth.path(node) for node in nodes]
-        positions = [len(text) + len(path) for path in paths]
-        found = of.candidates(
-            self.sampler, logits, text, paths, positions, [WIDTH] * len(nodes), self.coupled, subset
-        )
-        begun = perf_counter()
-        below = [self.offer(node, row, level, kind) for node, row in zip(nodes, found, strict=True)]
-        self.control.busy += perf_counter() - begun
-        return below
+        found = self._rankings(nodes[: len(logits)], logits, subset, refusals, shares=False)
+        if len(found) < len(nodes):
+            found *= len(nodes)
+        return [self.offer(node, row, level, kind) for node, row in zip(nodes, found, strict=True)]
+
+    def go_on(self, below: list[Below], level: int) -> tuple[list[int], list[int]]:
+        """Which candidates of a level the next level continues.
+
+        Args:
+            below: from :meth:`rank`.
+            level: of the heads, counted from 0.
+        Returns:
+            Their nodes, and for each the number of its parent's row.
+        """
+        self.levels += 1
+        grown = [(node, row) for row, children in enumerate(below) for node, _ in children]
+        if not grown or self.tree.depths[grown[0][0]] == len(self.widths):
+            return [], []
+        return [node for node, _ in grown], [row for _, row in grown]
 
     def chain(
         self,
-        sequence: Sequence,
-        run: Callable[[list[int]], torch.Tensor],
+        run: Callable[[list[int]], Tensor],
         subset: Subset | None = None,
         kind: str | None = None,
-        most: int = CHAIN,
-    ) -> tuple[int, float]:
-        """Candidates by one pass after another while the next promises more than it costs.
+        most: int | None = None,
+    ) -> list[int]:
+        """Candidates by one pass after another along the best path.
 
         Args:
-            run: a path below the root → logits (1, S) of what follows it.
+            run: tokens after the text → logits (1, S) of what follows them.
             most: passes at most.
         Returns:
-            The likeliest path's last node and its chance; chance 0 where nothing was ranked.
+            The nodes below which levels of heads may go on.
         """
-        control, known = self.control, self.control.passes[self.drafter.name]
-        node, chance = 0, 1.0
-        for done in range(most):
-            begun = perf_counter()
-            logits = run(self.growth.path(node))
-            sequence.draft_passes += 1
-            below = self.rank([node], logits, done, subset, kind)[0]
-            known.took(1000 * (perf_counter() - begun))
+        nodes = [0]
+        for done in range(self.most if most is None else min(most, self.most)):
+            if self.drafter.refusals.dropped:
+                return []
+            self.passes += 1
+            below = self.rank(nodes[:1], run(self.path(nodes[0])), done, subset, kind)[0]
             if not below:
-                return node, 0.0
-            node, chance = below[0]
-            known.led(self.growth.given[node])
-            if chance * known.lead < control.rate * (known.ms + control.row_ms):
-                break
-        return node, chance
+                return []
+            nodes = [node for node, _ in below]
+            self.copies_from = self.copies_from or nodes[0]
+        return nodes if self.tree.depths[nodes[0]] < len(self.widths) else []
 
-    def learn(self, new: list[int], rankings: bool) -> None:
-        """Take in the tokens that came; ``rankings``: learn from rankings, too."""
-        for node, kind, made, chances, tokens in self._rankings if rankings else ():
-            right = self._came(node, new)
-            if right is not None:
-                self.calibration.learn(kind, made, chances, tokens, right)
-        for parent, token, chance in self._told:
-            right = self._came(parent, new)
-            if right is not None:
-                self.calibration.reliability.add(chance, token == right)
+    # ---- what forms of a tree differ in ---------------------------------------------------------
 
-    def _came(self, node: int, new: list[int]) -> int | None:
-        """The token that came where ``node``'s path had come; None where it had not."""
-        depth = self.growth.depths[node]
-        if depth < len(new) and self.growth.path(node) == new[:depth]:
-            return new[depth]
-        return None
+    def _width(self, node: int) -> int:
+        """Candidates wanted below a node."""
+        return self.widths[self.tree.depths[node]]
+
+    def _rankings(
+        self,
+        nodes: list[int],
+        logits: Tensor,
+        subset: Subset | None,
+        refusals: Source | None,
+        shares: bool,
+    ) -> list[Ranked]:
+        """The best of each row of logits, one row a node."""
+        of = self.drafter.refusals if refusals is None else refusals
+        self.ranked[of.name] = of
+        paths = [self.path(node) for node in nodes]
+        positions = [len(self.text) + len(path) for path in paths]
+        widths = [self._width(node) for node in nodes]
+        return of.candidates(
+            self.sampler, logits, self.text, paths, positions, widths, self.coupled, subset, shares
+        )

@@ -1,9 +1,9 @@
-"""What drafts: the protocol that automatic drafting knows its sources by, and what it says and hears.
+"""What drafts: the protocol by which strategies know their sources, and what it says and hears.
 
 A drafter of another package is one class: a ``mark``, a constructor that takes a :class:`Setting`, and the
 methods of :class:`Drafter`; an entry point of the group ``tokenswift.drafters`` makes it known (see
-docs/drafting.md). It proposes; whether what it proposes is drafted follows from chances and prices, and no
-token can depend on it.
+docs/drafting.md). It proposes; whether what it proposes is drafted follows from widths, or from chances and
+prices, and no token can depend on it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from tokenswift.drafters.auto.prices import Costs
 from tokenswift.drafters.candidates import Candidates
-from tokenswift.drafters.costs import Costs
 from tokenswift.drafters.offer import Offer, Outcome
 from tokenswift.drafters.refusal import Source
 from tokenswift.interfaces import DraftModel, Sequence
+from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import Ranked
 from tokenswift.types import Mark
 
-__all__ = ["Candidates", "Costs", "Drafter", "Mark", "Offer", "Outcome", "Ranked", "Setting", "Source"]
+__all__ = [
+    "Candidates",
+    "Costs",
+    "Drafter",
+    "Mark",
+    "Need",
+    "Offer",
+    "Outcome",
+    "Ranked",
+    "Setting",
+    "Source",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +59,18 @@ class Drafter(Protocol):
     """
 
     name: str
-    refusals: Source
+
+    @property
+    def refusals(self) -> Source: ...
 
     @property
     def mark(self) -> Mark:
         """Name, letter and colours of its tokens."""
+        ...
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """Memory that it will hold in a run of up to ``text`` tokens, and that nodes beside the tree's take;
+        ``row``: bytes of one node."""
         ...
 
     def begin(self, sequence: Sequence) -> None:
@@ -59,7 +78,7 @@ class Drafter(Protocol):
         ...
 
     def offer(self, costs: Costs) -> Offer | None:
-        """What it expects, once after :meth:`begin`; None where it has no part in this run."""
+        """What it expects, once after :meth:`begin`; None where it has no part in automatic drafting."""
         ...
 
     def propose(self, sequence: Sequence, candidates: Candidates) -> None:

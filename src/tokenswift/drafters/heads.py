@@ -1,4 +1,4 @@
-"""Trees of candidates from the LM head and draft heads: the drafting that TokenSwift and Medusa share."""
+"""Draft heads: their logits, level by level, and the drafter that ends in them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ import torch
 from torch import Tensor
 
 from tokenswift.config import SamplingParams
-from tokenswift.drafters.refusal import heads_source, pass_source
+from tokenswift.drafters.auto.prices import Costs
+from tokenswift.drafters.candidates import Candidates
+from tokenswift.drafters.offer import Offer, Outcome
+from tokenswift.drafters.refusal import heads_source
+from tokenswift.drafters.registry import HEAD
 from tokenswift.drafters.vocabulary import DraftVocabulary, draft_vocabulary
 from tokenswift.heads.modules import Heads
 from tokenswift.heads.packed import packed_steps
 from tokenswift.interfaces import DraftModel, Sequence
-from tokenswift.sampling.choice import RefusedRow, Sampler, Subset
-from tokenswift.tree import TreeBuilder
+from tokenswift.memory import Need
+from tokenswift.sampling.choice import RefusedRow, Subset
+
+HIDDEN = "hidden"
+DEPTH = 8  # levels of heads in automatic drafting
 
 
 def newest_hidden(sequence: Sequence) -> Tensor:
@@ -103,112 +110,67 @@ def level_of(model: DraftModel, heads: Heads | None) -> Callable[[], object] | N
     return level
 
 
-class HeadTree:
-    """Grows a tree of given widths from one hidden state.
+def heads_offer(costs: Costs) -> Offer:
+    """What heads from the verified state expect."""
+    return Offer("heads from the verified state", "the heads", 1.5, 3, 2 * costs.level())
+
+
+class HeadDrafter:
+    """Levels of draft heads, on the state that the last verify pass left, or below another drafter's passes.
+
+    Heads that see the drafted token before theirs (*conditioned*) are evaluated for every place; of the
+    others a level has one row, for all its places.
 
     Args:
         model: the target.
-        heads: draft heads, or None (the LM head alone).
-        sampler: the target's choice rule, which coupled candidates share.
-        widths: candidates per level.
-        coupled: rank candidates with the target's noise.
-        frequent: let the heads draft frequent tokens and the prompt's only, where they name them.
+        heads: draft heads.
+        frequent: let them draft frequent tokens and the prompt's only, where they name them.
+        depth: levels at most; None: one for each head.
 
     Attributes:
-        source, backbone: whether rows of the heads, and of the LM head, can be chosen from; heads that were
-            dropped draft nothing, and a level that was refused ends the tree.
+        refusals: whether their rows can be chosen from; heads that were left out draft nothing.
     """
 
-    def __init__(
-        self,
-        model: DraftModel,
-        heads: Heads | None,
-        sampler: Sampler,
-        widths: tuple[int, ...],
-        coupled: bool,
-        frequent: bool,
-    ) -> None:
-        self.model, self.heads, self.sampler = model, heads, sampler
-        self.widths, self.coupled = widths, coupled
-        self.levels = None if heads is None else HeadLevels(model, heads, frequent)
-        self.source, self.backbone = heads_source("" if heads is None else heads.source), pass_source()
+    name, mark = HIDDEN, HEAD
 
-    def begin(self, tokens: list[int]) -> None:
-        """Settle which tokens the heads may draft, from the prompt."""
-        if self.levels is not None:
-            self.levels.begin(tokens)
+    def __init__(self, model: DraftModel, heads: Heads, frequent: bool, depth: int | None = None) -> None:
+        self.heads, self.levels = heads, HeadLevels(model, heads, frequent)
+        self.depth = heads.count if depth is None else depth
+        self.refusals = heads_source(heads.source)
+        self._begun: Sequence | None = None
 
-    def grow(self, builder: TreeBuilder, sequence: Sequence, base: Tensor, backbone: bool) -> int:
-        """Add the tree below the builder's root; returns γ, its depth.
+    def begin(self, sequence: Sequence) -> None:
+        """Settle which tokens may be drafted, from the prompt; once, whoever asks."""
+        if self._begun is not sequence:
+            self._begun = sequence
+            self.levels.begin(sequence.tokens)
 
-        Args:
-            base: hidden state (1, D) that the heads start from.
-            backbone: it is the root's own state, so the LM head drafts the first level; otherwise it is
-                that of the token before the root, and the first head does.
-        """
-        heads = 0 if self.heads is None or self.source.dropped else self.heads.count
-        depth = min(len(self.widths), backbone + heads)
-        if self.heads is not None and self.heads.conditioned:
-            return self._conditioned(builder, sequence, base, backbone, depth)
-        return self._parallel(builder, sequence, base, backbone, depth)
+    def needs(self, text: int, row: int) -> list[Need]:
+        """Nothing beside the tree's rows."""
+        return []
 
-    def _parallel(
-        self, builder: TreeBuilder, sequence: Sequence, base: Tensor, backbone: bool, depth: int
-    ) -> int:
-        """Heads that do not look at drafted tokens: every level has one ranking, shared by all its nodes;
-        its penalty window follows the best path."""
-        states = base if self.levels is None else self.levels.start(base)
-        levels: list[list[int]] = []
-        for level in range(depth):
-            best = [candidates[0] for candidates in levels]
-            head = level - backbone
-            states, logits, subset = self._logits(head, states, [0])
-            ranked = self._rank(sequence, logits, [best], level, subset, head)
-            if not ranked[0]:
-                break
-            levels += ranked
-        builder.add_levels(levels)
-        return len(levels)
+    def offer(self, costs: Costs) -> Offer:
+        """Two levels from the verified state."""
+        return heads_offer(costs)
 
-    def _conditioned(
-        self, builder: TreeBuilder, sequence: Sequence, base: Tensor, backbone: bool, depth: int
-    ) -> int:
-        """Heads that see the token drafted before theirs: level by level, node by node."""
-        states = base if self.levels is None else self.levels.start(base)
-        nodes, paths = [0], [[]]  # the frontier: node, drafted tokens above it
-        for level in range(depth):
-            last = [path[-1] if path else sequence.tokens[-1] for path in paths]
-            head = level - backbone
-            states, logits, subset = self._logits(head, states, last)
-            grown: list[tuple[int, list[int], int]] = []
-            for row, candidates in enumerate(self._rank(sequence, logits, paths, level, subset, head)):
-                for token in candidates:
-                    grown.append((builder.child(nodes[row], token), [*paths[row], token], row))
-            if not grown:
-                return level
-            nodes, paths = [node for node, _, _ in grown], [path for _, path, _ in grown]
-            states = states[[row for _, _, row in grown]]
-        return depth
+    def propose(self, sequence: Sequence, candidates: Candidates) -> None:
+        """Levels below the root."""
+        if sequence.newest is not None:
+            self.grow(candidates, [0], newest_hidden(sequence), HIDDEN)
 
-    def _logits(self, head: int, states: Tensor, last: list[int]) -> tuple[Tensor, Tensor, Subset | None]:
-        """A head's states and logits, and what the columns stand for; head -1 is the LM head."""
-        if head < 0 or self.levels is None:
-            return states, self.model.logits(states), None
-        states, logits = self.levels.level(head, states, last)
-        return states, logits, self.levels.subset
+    def grow(self, candidates: Candidates, nodes: list[int], base: Tensor, kind: str) -> None:
+        """Levels below ``nodes``, from the hidden state (1, D), as long as the candidates ask for them."""
+        levels, states, head = self.levels, self.levels.start(base), 0
+        if self.heads.conditioned:
+            states = states[[0] * len(nodes)]
+        while head < self.depth and nodes and not self.refusals.dropped:
+            last = [candidates.tree.tokens[node] for node in nodes[: len(states)]]
+            states, logits = levels.level(head, states, last)
+            below = candidates.rank(nodes, logits, head, levels.subset, kind, self.refusals)
+            nodes, rows = candidates.go_on(below, head)
+            if self.heads.conditioned:
+                states = states[rows]
+            head += 1
 
-    def _rank(
-        self,
-        sequence: Sequence,
-        logits: Tensor,
-        paths: list[list[int]],
-        level: int,
-        subset: Subset | None,
-        head: int,
-    ) -> list[list[int]]:
-        """Candidates for ``level`` (0 is the root's child), one list per row of a ``head``'s logits."""
-        positions, widths = [len(sequence.tokens) + level] * len(paths), [self.widths[level]] * len(paths)
-        source = self.backbone if head < 0 else self.source
-        return source.rank(
-            self.sampler, logits, sequence.tokens, paths, positions, widths, self.coupled, subset
-        )
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+        """Nothing to learn."""

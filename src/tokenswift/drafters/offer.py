@@ -45,11 +45,11 @@ class Outcome:
     Attributes:
         tokens: its new tokens, which end the text.
         nodes: how many tokens it committed to the cache.
-        milliseconds: what verifying took.
+        times: seconds of the step by phase, as far as it has come (see `types.Step`).
         in_use: whether this drafter drafts now, drafted last or is on trial.
     """
 
     tokens: list[int]
     nodes: int
-    milliseconds: float
+    times: Mapping[str, float]
     in_use: bool

@@ -2,72 +2,174 @@
 
 from __future__ import annotations
 
-from time import perf_counter
-
 import torch
 
+from tokenswift.cache.full import FullCache
+from tokenswift.cache.select import select, useful
+from tokenswift.cache.sparse import SparseCache
+from tokenswift.drafters.auto.prices import Costs
 from tokenswift.drafters.candidates import Candidates
-from tokenswift.drafters.context import SparseContext
-from tokenswift.drafters.control import first_level_ms
-from tokenswift.drafters.costs import Costs
-from tokenswift.drafters.heads import newest_hidden
-from tokenswift.drafters.hidden import HeadGrower
+from tokenswift.drafters.heads import HeadDrafter, newest_hidden
 from tokenswift.drafters.offer import Offer, Outcome
 from tokenswift.drafters.refusal import pass_source
 from tokenswift.drafters.registry import HEAD
-from tokenswift.interfaces import DraftModel, Sequence
+from tokenswift.interfaces import DraftModel, KVCache, Sequence
+from tokenswift.memory import Need
+from tokenswift.types import Mark
 
 PARTIAL = "partial"
 
 
-class PartialDrafter:
-    """Passes along the likeliest path while it is likely enough.
+class SparseContext:
+    """Selects from the full cache, takes in what is committed, and selects anew when it is due.
 
     Args:
         model: the target.
-        context: its partial cache.
-        grower: the heads, or None.
+        policy: one of `cache.select.POLICIES`.
+        budget, sinks: B and S of the sparse cache; where every layer has a sliding window, of a larger
+            B only what windows and sinks can fill.
+        scratch: rows of draft passes per step.
+        refresh: new tokens after which the selection is made again; None: when they have replaced all
+            of it; 0: never.
+        frozen: take in nothing after the first selection.
+        chunk: tokens of a chunk (policy "chunks").
+
+    Attributes:
+        wanted, budget: B as asked for, and as it is used.
     """
 
-    name, mark = PARTIAL, HEAD
+    def __init__(
+        self,
+        model: DraftModel,
+        policy: str,
+        budget: int,
+        sinks: int,
+        scratch: int,
+        refresh: int | None = None,
+        frozen: bool = False,
+        chunk: int = 8,
+    ) -> None:
+        self.model = model
+        self.policy = policy
+        self.wanted, self.budget = budget, useful(budget, model.windows, sinks)
+        self.sinks, self.scratch = sinks, scratch
+        self.refresh, self.frozen, self.chunk = refresh, frozen, chunk
+        self.sparse: SparseCache | None = None
 
-    def __init__(self, model: DraftModel, context: SparseContext, grower: HeadGrower | None) -> None:
-        self.model, self.context, self.grower = model, context, grower
+    @property
+    def selections(self) -> int:
+        """Selections made so far; 0 without a cache."""
+        return 0 if self.sparse is None else self.sparse.selections
+
+    def cache(self, sequence: Sequence) -> SparseCache:
+        """The sparse cache to draft over, without draft rows.
+
+        Raises:
+            ValueError: nothing was committed yet.
+        """
+        full, newest = cast(FullCache, sequence.cache), sequence.newest
+        if newest is None:
+            raise ValueError("a sparse cache is selected from a full cache that holds tokens")
+        if self.sparse is None:
+            self.sparse = self.model.backend.partial_cache(full, self.budget, self.sinks, self.scratch)
+        if self._due():
+            row, windows = sequence.newest_row, self.model.windows
+            queries = newest.queries
+            chosen = select(self.policy, full, queries, row, windows, self.budget, self.sinks, self.chunk)
+            self.sparse.load(full, chosen)
+        self.sparse.rewind()
+        return self.sparse
+
+    def _due(self) -> bool:
+        sparse = self.sparse
+        if sparse is None or not sparse.selections:
+            return True
+        if self.frozen or self.refresh == 0:
+            return False
+        return sparse.exhausted if self.refresh is None else sparse.replaced >= self.refresh
+
+    def observe(self, sequence: Sequence, committed: int) -> None:
+        """Take in the last ``committed`` tokens of the full cache."""
+        full = cast(FullCache, sequence.cache)
+        if self.sparse is not None and not self.frozen:
+            self.sparse.rewind()
+            self.sparse.append(full, full.length - committed, full.length)
+
+
+class PartialDrafter:
+    """Passes of the target along the best path, over the partial cache.
+
+    Args:
+        model: the target.
+        context: its partial cache; None: the full cache is drafted over.
+        heads: go on below the last pass; None: nothing does.
+        mark: of its tokens.
+        least: while the full cache holds fewer tokens, it is drafted over itself.
+    """
+
+    name = PARTIAL
+
+    def __init__(
+        self,
+        model: DraftModel,
+        context: SparseContext | None,
+        heads: HeadDrafter | None = None,
+        mark: Mark = HEAD,
+        least: int = 0,
+    ) -> None:
+        self.model, self.context, self.heads = model, context, heads
+        self.mark, self.least = mark, least
         self.refusals = pass_source()
 
     def begin(self, sequence: Sequence) -> None:
         """Settle which tokens the heads may draft, from the prompt."""
-        if self.grower is not None:
-            self.grower.begin(sequence)
+        if self.heads is not None:
+            self.heads.begin(sequence)
 
-    def offer(self, costs: Costs) -> Offer:
+    def needs(self, text: int, row: int) -> list[Need]:
+        """The partial cache, which is made once the text is longer than the budget."""
+        if self.context is None:
+            return []
+        rows = self.context.budget + self.context.scratch
+        return [Need("budget", self.context.wanted, rows * self.model.kv_bytes, sure=text > self.least)]
+
+    def offer(self, costs: Costs) -> Offer | None:
         """A pass and a level."""
-        return partial_offer(costs, self.context.budget)
+        return None if self.context is None else partial_offer(costs, self.context.budget)
 
     def propose(self, sequence: Sequence, candidates: Candidates) -> None:
         """A chain, and levels of the heads below its end."""
-        begun, before = perf_counter(), self.context.selections
-        cache = self.context.cache(sequence)
-        if self.context.selections != before:  # once in many steps: no price of a step
-            candidates.loading = perf_counter() - begun
+        if sequence.newest is None or self.refusals.dropped:
+            return
+        cache, sparse = self._cache(sequence, candidates)
         model, start, hidden = self.model, len(sequence.tokens) - 1, newest_hidden(sequence)
 
         def run(path: list[int]) -> torch.Tensor:
             nonlocal hidden
+            if path and sparse is not None:
+                sparse.grow(1)  # the pass before is context of this one
             token = torch.tensor([path[-1] if path else sequence.tokens[-1]], device=model.device)
             position = torch.tensor([start + len(path)], device=model.device)
             hidden = model.forward(token, position, cache).hidden
-            cache.grow(1)
             return model.logits(hidden)
 
-        node, chance = candidates.chain(sequence, run, kind="backbone")
-        control, grower = candidates.control, self.grower
-        worth = control.rate * (control.level_ms + control.row_ms)
-        if grower is not None and chance * grower.best[0] > worth:
-            grower.grow(candidates, node, hidden, "after")
+        nodes = candidates.chain(run, kind="backbone")
+        if nodes and self.heads is not None:
+            self.heads.grow(candidates, nodes, hidden, "after")
+
+    def _cache(self, sequence: Sequence, candidates: Candidates) -> tuple[KVCache, SparseCache | None]:
+        """What to draft over, also as the sparse cache that it is."""
+        if self.context is None or sequence.cache.length < self.least:
+            return sequence.cache, None
+        before = self.context.selections
+        cache = self.context.cache(sequence)
+        candidates.loaded |= self.context.selections != before  # once in many steps: no price of a step
+        return cache, cache
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """Keep the cache in step with the text while it is used; drop it otherwise."""
+        if self.context is None:
+            return
         if outcome.in_use:
             self.context.observe(sequence, outcome.nodes)
         else:
@@ -82,7 +184,7 @@ def partial_offer(costs: Costs, budget: int) -> Offer:
         "the partial pass",
         tokens=2.1,
         rows=4,
-        price=pass_ms + first_level_ms(costs),
+        price=pass_ms + costs.level(),
         pass_ms=pass_ms,
         lead=0.85,
         least=budget,

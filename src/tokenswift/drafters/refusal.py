@@ -64,37 +64,6 @@ class Source:
                 found.append(Ranked([], [], []))
         return found
 
-    def rank(
-        self,
-        sampler: Sampler,
-        logits: Tensor,
-        history: list[int],
-        paths: list[list[int]],
-        positions: list[int],
-        widths: list[int],
-        coupled: bool,
-        subset: Subset | None = None,
-    ) -> list[list[int]]:
-        """The tokens of :meth:`candidates`."""
-        found = self.candidates(
-            sampler, logits, history, paths, positions, widths, coupled, subset, shares=False
-        )
-        return [row.tokens for row in found]
-
-    def best(
-        self,
-        sampler: Sampler,
-        row: Tensor,
-        text: list[int],
-        path: list[int],
-        coupled: bool,
-        subset: Subset | None,
-    ) -> int | None:
-        """The best token to follow ``text`` and ``path``, from logits (1, S); None where they are refused."""
-        at = len(text) + len(path)
-        found = self.rank(sampler, row, text, [path], [at], [1], coupled, subset)[0]
-        return found[0] if found else None
-
     def note(self, error: RefusedRow) -> None:
         """Take in that a row was refused; the first one is said on the logger ``tokenswift``."""
         self.refused += 1

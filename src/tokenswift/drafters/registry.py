@@ -26,7 +26,8 @@ OWN = (
     Mark("chain", "c", "chain"),
 )
 HEAD, NGRAM, CHAIN = OWN[1:]
-_MODES = ("plain", "hidden", "partial", "model", "lookup")  # names that are taken besides those of OWN
+#: names that are taken besides those of OWN
+_MODES = ("plain", "hidden", "partial", "model", "lookup", "ngrams", "checked")
 _NAME, _LETTER = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z"), re.compile(r"[A-Z]\Z")
 _COLOUR = re.compile(r"#[0-9a-fA-F]{6}\Z")
 
@@ -87,7 +88,7 @@ def _load(point: EntryPoint) -> type[Any]:
         raise _wrong(point, f"{type(error).__name__} ({what})", "a class that can be imported") from error
     if not isinstance(drafter, type) or not isinstance(getattr(drafter, "mark", None), Mark):
         raise _wrong(point, "no mark", "a class whose attribute mark is a tokenswift.types.Mark")
-    for method in ("begin", "offer", "propose", "observe"):
+    for method in ("needs", "begin", "offer", "propose", "observe"):
         if not callable(getattr(drafter, method, None)):
             raise _wrong(
                 point, f"no {method}", "a class with the methods of tokenswift.drafters.drafter.Drafter"

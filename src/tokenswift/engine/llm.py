@@ -12,8 +12,8 @@ from typing import Any, Unpack
 
 import torch
 
-from tokenswift.config import NEUTRAL, SamplingParams, check_threads
-from tokenswift.drafters.costs import Table, kept_table, measure
+from tokenswift.config import NEUTRAL, RENAMED, SamplingParams, check_threads
+from tokenswift.drafters.auto.prices import Table, kept_table, measure
 from tokenswift.drafters.heads import level_of
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.engine.request import (
@@ -140,6 +140,7 @@ class LLM:
         automatic = isinstance(heads, str) and heads == "auto"
         self._packaged = packaged if automatic else {}
         self._misses_heads = automatic and self.heads is None  # until it was said
+        self._said_renamed = False
         self._shipped: dict[str, Heads] = {}  # those of them that were asked for
         self._lock = Lock()
         self._costs: dict[int, Table] = {}
@@ -239,6 +240,12 @@ class LLM:
         if misses:
             logger.warning(WITHOUT_HEADS, self.name, shlex.quote(self.name))
 
+    def say_renamed(self) -> None:
+        """Say once, on the logger "tokenswift", that "tokenswift" without a tree has a name of its own."""
+        self._said_renamed, said = True, self._said_renamed
+        if not said:
+            logger.info(RENAMED)
+
     @property
     def has_chat_template(self) -> bool:
         """Whether prompts can be chat messages."""
@@ -274,7 +281,7 @@ class LLM:
         self,
         prompt: Prompt,
         max_new_tokens: int = 200,
-        strategy: str = "tokenswift",
+        strategy: str = "auto",
         strategy_options: Mapping[str, Any] | Any = None,
         sampling: SamplingParams | None = None,
         ignore_eos: bool = False,
@@ -287,7 +294,8 @@ class LLM:
         Args:
             prompt: text, which is continued as it is; token ids; or chat messages, which are answered:
                 ``[{"role": "user", "content": "What is the capital of France?"}]``.
-            strategy: how to draft, by name; it never changes the tokens.
+            strategy: how to draft, by name; it never changes the tokens. "auto" drafts what pays;
+                "tokenswift" without a tree means "auto", too.
             strategy_options: a dict of options, or the strategy's ``TokenSwiftOptions(tree=(1, 3))``.
             sampling: how tokens are chosen; default `SamplingParams()`, for chat messages with a
                 temperature of 0.2. Instead of it, its fields as keywords, the others as by default:
@@ -318,7 +326,7 @@ class LLM:
         self,
         prompt: Prompt,
         max_new_tokens: int = 200,
-        strategy: str = "tokenswift",
+        strategy: str = "auto",
         strategy_options: Mapping[str, Any] | Any = None,
         sampling: SamplingParams | None = None,
         ignore_eos: bool = False,
@@ -338,7 +346,7 @@ class LLM:
         self,
         prompts: Sequence[Prompt],
         max_new_tokens: int = 200,
-        strategy: str = "tokenswift",
+        strategy: str = "auto",
         strategy_options: Mapping[str, Any] | Any = None,
         sampling: SamplingParams | None = None,
         ignore_eos: bool = False,

@@ -16,11 +16,11 @@ from tokenswift.config import (
     OPTIONS,
     LoopOptions,
     SamplingParams,
-    build_options,
     check_choice,
     check_flag,
     check_integer,
     given_options,
+    settled,
     shown,
 )
 from tokenswift.engine.prefill import Prefilled
@@ -100,7 +100,7 @@ class Call:
 
     prompt: Prompt
     max_new_tokens: int = 200
-    strategy: str = "tokenswift"
+    strategy: str = "auto"
     strategy_options: Any = None  # names and values, or the strategy's dataclass
     sampling: SamplingParams | None = None
     ignore_eos: bool = False
@@ -112,11 +112,17 @@ class Call:
     on_progress: OnProgress | None = None
     prefilled: Prefilled | None = None
     sampling_fields: Mapping[str, Any] = field(default_factory=dict)  # those given by name, see `apart`
+    renamed: bool = field(default=False, init=False)  # "tokenswift" was asked for, and "auto" is what runs
 
     def __post_init__(self) -> None:
         self._keep("max_new_tokens", check_integer("max_new_tokens", self.max_new_tokens, 1))
         check_choice("on_loop", self.on_loop, ON_LOOP)
         check_choice("strategy", self.strategy, tuple(OPTIONS))
+        strategy, options = settled(self.strategy, self.strategy_options)
+        if strategy != self.strategy:
+            self._keep("renamed", strategy == "auto")
+            self._keep("strategy", strategy)
+            self._keep("strategy_options", options)
         _check_made("sampling", self.sampling, SamplingParams, "SamplingParams(seed=7)")
         _check_made("loop", self.loop, LoopOptions, "LoopOptions(min_count=4)")
         for name in ("ignore_eos", "drop_damaged"):
@@ -136,13 +142,15 @@ class Call:
     @property
     def options(self) -> Any:
         """The dataclass of the strategy's options."""
-        return build_options(OPTIONS[self.strategy], self.strategy, self.strategy_options)
+        return settled(self.strategy, self.strategy_options)[1]
 
     @property
     def given(self) -> dict[str, Any]:
         """The strategy's options that were given, by name."""
         values = self.strategy_options or {}
-        return dict(values) if isinstance(values, Mapping) else given_options(values)
+        if not isinstance(values, Mapping):
+            return given_options(values)
+        return {name: value for name, value in values.items() if hasattr(self.options, name)}
 
     def sampling_over(self, usual: SamplingParams) -> SamplingParams:
         """The sampling of this call where ``usual`` is what its prompt has by default."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tokenswift.config import OPTIONS, LoopOptions, SamplingParams, build_options, shown
+from tokenswift.config import LoopOptions, SamplingParams, settled, shown
 from tokenswift.engine.llm import LLM
 from tokenswift.runs import folder as folders
 from tokenswift.runs.state import RunState
@@ -59,7 +59,7 @@ def arguments(state: RunState, max_new_tokens: int | None, on_loop: str | None) 
     }
     if not isinstance(options.get("draft_model"), str | None):
         raise InputError(f"the run's draft_model is {shown(options['draft_model'])}; valid: a name")
-    build_options(OPTIONS[session.strategy], session.strategy, options)  # refused before anything is loaded
+    settled(session.strategy, options)  # refused before anything is loaded
     return {
         "prompt": state.prompt,
         "max_new_tokens": session.max_new_tokens if max_new_tokens is None else max_new_tokens,

@@ -18,7 +18,6 @@ from tokenswift.engine.request import Call
 from tokenswift.engine.step import decode, prefill
 from tokenswift.engine.text import TextStream
 from tokenswift.identity import versions
-from tokenswift.interfaces import DraftReport
 from tokenswift.interfaces import Sequence as SequenceState
 from tokenswift.memory import check_run
 from tokenswift.metrics import Meter
@@ -56,7 +55,9 @@ class Run:
         self.sampler = self.target.sampler(self.sampling)
         self.strategy = STRATEGIES[call.strategy].build(llm, options, self.sampler)
         self.heads, self.draft_source = drafts_from(llm, call.strategy, options)
-        if call.strategy == "tokenswift" and self.heads is None:
+        if call.renamed:
+            llm.say_renamed()
+        if call.strategy in ("auto", "tokenswift") and self.heads is None:
             llm.warn_without_heads()
         check_run(self.target, self.strategy, len(self.prompt), call.max_new_tokens)
         self.eos: Collection[int] = () if call.ignore_eos else llm.source.end_tokens()
@@ -69,7 +70,6 @@ class Run:
         self.sources: Counter[str] = Counter(dict.fromkeys(marks(), 0))
         self.finish_reason: str | None = None
         self.draft_passes = 0
-        self.drafting: DraftReport | None = None
         self.before: RunState | None = None
         self.writer: RunWriter | None = None
         if call.run_dir is not None:
@@ -197,7 +197,6 @@ class Run:
             ids, pieces = self._take(step.token_ids)
             self.tokens += ids
             self.draft_passes = passes + sequence.draft_passes
-            self.drafting = sequence.drafting
             self.guard.observe(step)
             if self.finish_reason is None and len(self.tokens) >= self.max_new_tokens:
                 self.finish_reason = "length"
@@ -252,7 +251,7 @@ class Run:
             metrics=self.metrics(),
             prompt_tokens=len(self.prompt),
             lossless=self.strategy.acceptance == "exact",
-            drafting=None if self.drafting is None else self.drafting.record(),
+            drafting=self.strategy.report(),
             heads=None if heads is None else {"kind": heads.kind, "file": heads.source},
             draft_source=self.draft_source,
             token_sources=dict(self.sources),

@@ -165,7 +165,7 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
 
 
 def _calibration(found: Any, path: Path) -> dict[str, list[list[float]]] | None:
-    """The weights of `drafters.calibration` that a header holds: two lists of six numbers for each source."""
+    """The weights of `drafters.auto.chances` that a header holds: two lists of six numbers a source."""
     if found is None:
         return None
     try:

@@ -94,7 +94,7 @@ class Heads(nn.Module):
 
     Attributes:
         frequent: token ids worth drafting, most of the training text; None: the whole vocabulary.
-        calibration: weights of `drafters.calibration` that fit these heads; None: the library's.
+        calibration: weights of `drafters.auto.chances` that fit these heads; None: the library's.
         source: where they come from (a file, a folder, "… (shipped)"); "" when a program made them.
         conditioned: a head needs the embedding of the token drafted before its own.
     """

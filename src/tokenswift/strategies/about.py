@@ -18,13 +18,18 @@ class About(NamedTuple):
 
 
 ABOUT: dict[str, About] = {
+    "auto": About(
+        "the default: every step drafts what pays, from whatever can draft here",
+        "nothing; draft heads make it faster (shipped for the default model)",
+        "none",
+    ),
     "autoregressive": About(
         "plain decoding: one token a pass; the baseline of every ratio",
         "nothing",
         "none",
     ),
     "tokenswift": About(
-        "draft heads over a dynamic partial KV cache, n-grams of the text, tree verification",
+        "the paper's method: draft heads over a dynamic partial KV cache, n-grams, a fixed tree",
         "draft heads (shipped for the default model); works without them, slower",
         "Wu et al. 2025, TokenSwift, arXiv 2502.18890",
     ),

@@ -1,75 +1,34 @@
-"""Chains of drafted tokens: one token after another, from any model over any cache.
+"""A draft model: a small model with the target's tokenizer, over a sparse cache of its own.
 
-With coupled candidates (Daliri et al. 2024) the drafting model chooses with the noise that the target
-will use at the same position, so it guesses right wherever both would choose alike.
+With coupled candidates (Daliri et al. 2024) it chooses with the noise that the target will use at the same
+position, so it guesses right wherever both would choose alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 
 import torch
 from torch import Tensor
 
 from tokenswift.cache.select import select
 from tokenswift.cache.sparse import SparseCache
-from tokenswift.drafters.refusal import Source, model_source
+from tokenswift.drafters.auto.prices import Costs
+from tokenswift.drafters.candidates import Candidates
+from tokenswift.drafters.offer import Offer, Outcome
+from tokenswift.drafters.refusal import model_source
+from tokenswift.drafters.registry import CHAIN
 from tokenswift.drafters.vocabulary import DraftVocabulary, draft_vocabulary
-from tokenswift.interfaces import DraftModel
-from tokenswift.sampling.choice import Sampler
+from tokenswift.interfaces import DraftModel, Sequence
+from tokenswift.memory import Need
 from tokenswift.sampling.ranking import Subset
-from tokenswift.tree import TreeBuilder
-from tokenswift.types import DraftTree
+
+MODEL = "model"
+_LAG = 3  # tokens without slots that a step leaves at most: the newest, and two accepted undrafted
 
 
-def chain_tree(root: int, tokens: list[int]) -> DraftTree:
-    """The tree of a single path below ``root``."""
-    builder = TreeBuilder(root)
-    builder.add_path(tokens, "chain")
-    return builder.build(len(tokens))
-
-
-def draft_chain(
-    model: DraftModel,
-    vocabulary: DraftVocabulary,
-    cache: SparseCache,
-    source: Source,
-    sampler: Sampler,
-    text: list[int],
-    fresh: list[int],
-    position: int,
-    length: int,
-    coupled: bool,
-) -> list[int]:
-    """Draft ``length`` tokens after ``text``, a pass each (fewer where one is refused); their rows stay in
-    the cache as draft rows.
-
-    Args:
-        vocabulary: what may be drafted.
-        source: asks for the tokens.
-        text: the committed text; read only as far as the penalty window reaches.
-        cache: holds the text but its last tokens,
-        fresh: which are run first, in one pass, the first at ``position``.
-        coupled: choose with the target's noise.
-    """
-    drafted: list[int] = []
-    for _ in range(length):
-        tokens = torch.tensor(fresh, device=model.device)
-        positions = torch.arange(position, position + len(fresh), device=model.device)
-        result = model.forward(tokens, positions, cache)
-        cache.grow(len(fresh))
-        position += len(fresh)
-        row = vocabulary.logits(result.hidden[-1:])
-        token = source.best(sampler, row, text, drafted, coupled, vocabulary.subset)
-        if token is None:
-            break
-        drafted = [*drafted, token]
-        fresh = [token]
-    return drafted
-
-
-class ModelDrafter:
-    """A standalone draft model with a sparse cache of its own.
+class ModelContext:
+    """A draft model and its sparse cache, kept in step with the text.
 
     With ``kv`` "streaming" (StreamingLLM) the cache holds sinks and a window of recent tokens, and the
     model's positions stay below B: it runs as if the text were B tokens long, however long it is. Of
@@ -82,30 +41,22 @@ class ModelDrafter:
 
     Args:
         model: the draft model; same tokenizer as the target.
-        sampler: the target's choice rule.
         kv: "streaming" or "snapkv".
         budget, sinks: B and S of its cache, draft rows included (streaming) or not (snapkv).
         longest: tokens that may be drafted and run before they are committed.
-        coupled: draft with the target's noise.
         frequent: token ids that may be drafted besides the prompt's; None for all.
-
-    Attributes:
-        source: whether its rows can be chosen from; once it is dropped, nothing is drafted.
     """
 
     def __init__(
         self,
         model: DraftModel,
-        sampler: Sampler,
         kv: str,
         budget: int,
         sinks: int,
         longest: int,
-        coupled: bool,
         frequent: Tensor | None = None,
     ) -> None:
-        self.model, self.sampler = model, sampler
-        self.kv, self.coupled = kv, coupled
+        self.model, self.kv = model, kv
         self.budget = min([budget, *(w for w in model.windows if w is not None)])
         self.slots = self.budget
         if kv == "streaming":
@@ -115,7 +66,6 @@ class ModelDrafter:
         self.sinks = min(sinks, self.slots - 1)
         self.longest = longest
         self.frequent = frequent
-        self.source = model_source()
         self.vocabulary: DraftVocabulary | None = None
         self._cache: SparseCache | None = None
         self._known = 0  # tokens of the text that have slots
@@ -134,7 +84,7 @@ class ModelDrafter:
             run = known[: self.sinks] + known[len(known) - (self.slots - self.sinks) :]
         self._known, self._shift = len(known), len(known) - len(run)
         full = self.model.new_cache(max(1, len(run)))
-        cache = SparseCache(full, self.slots, self.sinks, self.longest + 2)
+        cache = self.model.backend.partial_cache(full, self.slots, self.sinks, self.longest + 2)
         if run:
             last = self.model.prefill(run, full)
             policy = "snapkv" if self.kv == "snapkv" else "recent"
@@ -144,31 +94,12 @@ class ModelDrafter:
         self._cache = cache
         self._keep_place()
 
-    def chain(self, text: list[int], length: int, ahead: Sequence[int] = ()) -> list[int]:
-        """Draft ``length`` tokens (fewer where a small budget has no room, or a row is refused) after
-        ``text`` and ``ahead``.
-
-        Args:
-            text: the committed text; read from the last token that has a slot on, and as far as the
-                penalty window reaches.
-            ahead: tokens after it that are not committed yet.
-        """
-        drafted: list[int] = []
-        for _ in range(0 if self.source.dropped else min(length, self.passes(text, ahead))):
-            path = [*ahead, *drafted]
-            row = self.row(text, path)
-            token = self.source.best(self.sampler, row, text, path, self.coupled, self.subset)
-            if token is None:
-                break
-            drafted.append(token)
-        return drafted
-
     @property
     def subset(self) -> Subset | None:
         """The tokens that may be drafted; None for all."""
         return None if self.vocabulary is None else self.vocabulary.subset
 
-    def passes(self, text: list[int], ahead: Sequence[int] = ()) -> int:
+    def passes(self, text: list[int], ahead: Seq[int] = ()) -> int:
         """How many passes, one token longer each, there are positions for after ``text`` and ``ahead``; at
         least 1."""
         if self.kv != "streaming":
@@ -176,7 +107,7 @@ class ModelDrafter:
         return max(1, self.budget + 1 - (len(text) + len(ahead) - self._shift))
 
     @torch.inference_mode()
-    def row(self, text: list[int], ahead: Sequence[int]) -> Tensor:
+    def row(self, text: list[int], ahead: Seq[int]) -> Tensor:
         """Logits (1, S) of what follows ``text`` and ``ahead``; draft rows that agree with them are used
         again, the others are run in one pass.
 
@@ -198,10 +129,10 @@ class ModelDrafter:
 
     def catch_up(self, tokens: list[int]) -> bool:
         """Take in text that was written while this model did not draft; whether there was any."""
-        lagged = len(tokens) - self._known > 2  # the newest token, and one that was accepted undrafted
+        lagged = len(tokens) - self._known > _LAG
         if len(tokens) - self._known > 8 * self.longest:
             self.begin(tokens)
-        while len(tokens) - self._known > 2:
+        while len(tokens) - self._known > _LAG:
             part = tokens[: self._known + self.longest + 1]
             self.row(part, ())
             self.observe(part)
@@ -210,7 +141,7 @@ class ModelDrafter:
     @torch.inference_mode()
     def observe(self, tokens: list[int]) -> None:
         """Settle the draft rows that became part of the committed text (its last token is the root)."""
-        if self._cache is None or self.source.dropped:
+        if self._cache is None:
             return
         kept = _common(self._drafted, tokens[self._known : -1])
         self._cache.settle(kept, self._known)
@@ -243,3 +174,56 @@ def _common(one: list[int], other: list[int]) -> int:
             break
         count += 1
     return count
+
+
+class ModelDrafter:
+    """Passes of a draft model along the best path.
+
+    Args:
+        context: the draft model, over its own cache.
+        target: the model that it drafts for.
+        asked: the option that sets its cache's size, and the value, as errors name them.
+
+    Attributes:
+        refusals: whether its rows can be chosen from; once it is left out, nothing is drafted.
+    """
+
+    name, mark = MODEL, CHAIN
+
+    def __init__(self, context: ModelContext, target: DraftModel, asked: tuple[str, object]) -> None:
+        self.context, self.target, self.asked = context, target, asked
+        self.refusals = model_source()
+
+    def begin(self, sequence: Sequence) -> None:
+        """Run the prompt."""
+        self.context.begin(sequence.tokens)
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """Its cache."""
+        context = self.context
+        return [Need(*self.asked, (context.slots + context.longest + 2) * context.model.kv_bytes)]
+
+    def offer(self, costs: Costs) -> Offer:
+        """Two passes, at the target's price by the byte of weights."""
+        return model_offer(costs.verify(1, 0) * self.context.model.weight_bytes / self.target.weight_bytes)
+
+    def propose(self, sequence: Sequence, candidates: Candidates) -> None:
+        """A chain."""
+        if self.refusals.dropped:
+            return
+        context, text = self.context, sequence.tokens
+        candidates.loaded |= context.catch_up(text)
+        most = context.passes(text, candidates.ahead)
+        candidates.chain(lambda path: context.row(text, path), context.subset, most=most)
+
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+        """Settle the draft rows that became text."""
+        if not self.refusals.dropped:
+            self.context.observe(sequence.tokens)
+
+
+def model_offer(pass_ms: float) -> Offer:
+    """What a draft model expects whose passes take about so many milliseconds."""
+    return Offer(
+        "the draft model", "the draft model", 2.1, 3, 2 * pass_ms, pass_ms=pass_ms, lead=0.6, given=True
+    )

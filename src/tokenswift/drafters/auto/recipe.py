@@ -1,11 +1,11 @@
-"""Automatic drafting: each step drafts what pays, from whatever is there, or nothing.
+"""Trees by chance and price: each step drafts what pays, from whatever is there, or nothing.
 
 A step is worth ``tokens - rate · time``, with the rate that decoding reaches now; every decision asks
-whether it adds to that. Candidates come from drafters (`drafter`): those that cost nothing propose in every
-step, and one of the others, or none (*plain*), as follows from what their steps have brought (`control`);
-what is not in use is tried rarely. The best part of the candidates by chance and cost becomes the tree
-(`growth`). Of the drafters no more is known here than their names, the tokens that they expect and their
-prices. The text cannot depend on any of this, only the time can.
+whether it adds to that. Candidates come from drafters: those that cost nothing propose in every step, and one
+of the others, or none (*plain*), as follows from what their steps have brought (`control`); what is not in
+use is tried rarely. The best part of the candidates by chance and cost becomes the tree
+(`tree.CandidateTree.select`). Of the drafters no more is known here than their names, the tokens that they
+expect and their prices; times come with the steps. The text cannot depend on any of this, only the time can.
 """
 
 from __future__ import annotations
@@ -14,57 +14,64 @@ import json
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-from tokenswift.drafters.calibration import Calibration
-from tokenswift.drafters.candidates import Candidates
-from tokenswift.drafters.control import Control
-from tokenswift.drafters.costs import Costs, Table
+from tokenswift.drafters.auto.candidates import PricedCandidates
+from tokenswift.drafters.auto.chances import Calibration
+from tokenswift.drafters.auto.control import Control, Drafted
+from tokenswift.drafters.auto.prices import Costs, Table
 from tokenswift.drafters.drafter import Drafter
 from tokenswift.drafters.offer import Offer, Outcome
 from tokenswift.drafters.refusal import Source
 from tokenswift.interfaces import Sequence
+from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
-from tokenswift.types import DraftTree, RunError, Step
+from tokenswift.types import DraftTree, InputError, RunError, Step
 
 MOST_NODES = 31  # below the root
 _YOUNG = 64  # steps that are all learnt from
 
 
-class AutoDrafter:
-    """Grows a tree a step and decides what from.
+class ByChance:
+    """Drafting of what pays.
 
     Args:
         drafters: what may draft, in the order in which they are asked and named.
         sampler: the target's choice rule.
+        coupled: rank candidates with the target's noise.
         table: gives the measured costs, when the run begins.
         priors: weights that chances start from, by kind of ranking, where better ones than the library's are
             known.
-        coupled: rank with the target's noise.
         explain: a file to write one line a decision to, as JSON; None for none.
+    Raises:
+        InputError: that file cannot be written.
     """
+
+    name, acceptance = "", "exact"
+    max_nodes = MOST_NODES + 1
 
     def __init__(
         self,
         drafters: Seq[Drafter],
         sampler: Sampler,
-        table: Callable[[], Table],
-        priors: Mapping[str, Seq[Seq[float]]] | None,
         coupled: bool,
-        explain: Path | None,
+        table: Callable[[], Table],
+        priors: Mapping[str, Seq[Seq[float]]] | None = None,
+        explain: str | None = None,
     ) -> None:
-        self.drafters, self.sampler = list(drafters), sampler
-        self.coupled, self.explain = coupled, explain
+        self.drafters, self.sampler, self.coupled = list(drafters), sampler, coupled
+        self.explain = None if explain is None else Path(explain)
+        if self.explain and (self.explain.is_dir() or not self.explain.absolute().parent.is_dir()):
+            raise InputError(f"explain is {str(explain)!r}; valid: a file in a folder that is there")
         self.calibration = Calibration(priors)
         self._table = table
         self._control: Control | None = None
         self._free: list[Drafter] = []  # propose in every step
         self._priced: dict[str, Drafter] = {}
-        self._candidates: Candidates | None = None
+        self._candidates: PricedCandidates | None = None
         self._ranked: dict[str, Source] = {}
         self._record: dict[str, Any] = {}
-        self._draft_seconds = self._mark = 0.0
+        self._before: Step | None = None
         self._steps = 0
 
     @property
@@ -77,6 +84,11 @@ class AutoDrafter:
         if self._control is None:
             raise ValueError("begin was not called")
         return self._control
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """The widest tree's rows, and what the drafters hold (see `memory.Planned`)."""
+        own = Need("tree", "auto", self.max_nodes * row)
+        return [own, *(need for drafter in self.drafters for need in drafter.needs(text, row))]
 
     def begin(self, sequence: Sequence) -> None:
         """Let the drafters read the prompt, and hear what they offer."""
@@ -96,34 +108,31 @@ class AutoDrafter:
         self._control = Control(costs, offers)
         if self.explain is not None:
             _write(self.explain, "w", "")
-        sequence.drafting = self
 
     # ---- a step ---------------------------------------------------------------------------------
 
     def draft(self, sequence: Sequence) -> DraftTree:
         """The tree of this step; the bare root where nothing pays."""
-        begun = perf_counter()
         control, length = self.control, len(sequence.tokens) - 1
+        if self._before is not None:
+            control.observed(1000 * self._before.times.get("observe", 0.0))
         mode = control.mode(length)
-        made = Candidates(sequence.tokens, self.sampler, self.coupled, self.calibration, control)
+        made = PricedCandidates(sequence, self.sampler, self.coupled, self.calibration, control)
         self._candidates = made
         for drafter in self._free:
-            made.ask(drafter, sequence)
-        spent = perf_counter()
+            made.ask(drafter)
         if mode in self._priced and sequence.newest is not None:
-            made.ask(self._priced[mode], sequence)
-        self._draft_seconds = perf_counter() - spent
+            made.ask(self._priced[mode])
+        sequence.draft_passes += made.passes
         self._leave_out(made)
-        nodes, expected = made.growth.select(control.prices(length, MOST_NODES), control.rate)
-        tree = made.growth.build(nodes)
-        control.drafted(mode, 1 + expected, len(tree), 1000 * (self._draft_seconds - made.loading))
+        nodes, expected = made.tree.select(control.prices(length, MOST_NODES), control.rate)
+        tree = made.tree.build(nodes)
+        control.drafted(Drafted(mode, 1 + expected, len(tree), made.passes, made.levels, made.loaded))
         self._record = {"context": length, "mode": mode, "nodes": len(nodes), "depth": tree.gamma}
-        self._record |= {"expected": 1 + expected, "draft_ms": 1000 * self._draft_seconds}
-        self._mark = perf_counter()
-        control.busy += self._mark - begun - self._draft_seconds
+        self._record |= {"expected": 1 + expected}
         return tree
 
-    def _leave_out(self, made: Candidates) -> None:
+    def _leave_out(self, made: PricedCandidates) -> None:
         """Drop the drafters whose rows are refused again and again."""
         self._ranked |= made.ranked
         for drafter in self.drafters:
@@ -133,36 +142,36 @@ class AutoDrafter:
                     self._free.remove(drafter)
 
     def observe(self, sequence: Sequence, step: Step, nodes: tuple[int, ...]) -> None:
-        """Learn from the step: chances from its outcome, costs from its time."""
-        now = perf_counter()
-        milliseconds = 1000 * (now - self._mark)
-        length, new = len(sequence.tokens) - 1, list(step.token_ids)
-        control = self.control
-        control.took(len(new), step.drafted + 1, length - len(new), milliseconds)
+        """Learn from the step: chances from its outcome, costs from its times."""
+        spent = {name: 1000 * seconds for name, seconds in step.times.items()}
+        draft_ms = spent.pop("draft", 0.0)
+        verify_ms = sum(spent.values())
+        control, new = self.control, list(step.token_ids)
+        length = len(sequence.tokens) - 1
+        control.took(len(new), step.drafted + 1, length - len(new), verify_ms, draft_ms)
+        self._before = step
         self._steps += 1
         if self._candidates is not None:  # what is known well is learnt from every fourth step
             self._candidates.learn(new, rankings=self._steps <= _YOUNG or self._steps % 4 == 0)
         for drafter in self.drafters:
-            drafter.observe(sequence, Outcome(new, len(nodes), milliseconds, control.uses(drafter.name)))
+            drafter.observe(sequence, Outcome(new, len(nodes), step.times, control.uses(drafter.name)))
         if self.explain is not None:
-            spent = milliseconds + self._record["draft_ms"]
-            plain = control.plain_ms(length)
-            self._record |= {"tokens": len(new), "spent_ms": spent, "gained_ms": len(new) * plain - spent}
+            both, plain = verify_ms + draft_ms, control.plain_ms(length)
+            self._record |= {"draft_ms": draft_ms, "tokens": len(new), "spent_ms": both}
+            self._record |= {"gained_ms": len(new) * plain - both}
             line = {k: round(v, 4) if isinstance(v, float) else v for k, v in self._record.items()}
             _write(self.explain, "a", json.dumps(line) + "\n")
-        control.busy += perf_counter() - now
 
     # ---- what it did ----------------------------------------------------------------------------
 
-    def summary(self) -> str:
-        """What was used and why, in a sentence."""
+    def report(self) -> dict[str, Any] | None:
+        """Figures, ready for JSON: what was used and why in a sentence, shares of modes, reliability of the
+        chances, the share of deciding; None before the run has begun."""
+        if self._control is None:
+            return None
         left_out = [source.name for source in self._ranked.values() if source.dropped]
-        return self.control.summary() + "".join(f"; {name} were left out" for name in left_out)
-
-    def record(self) -> dict[str, Any]:
-        """Figures for a JSON record: shares of modes, reliability of the chances, the drafter's own time."""
         return {
-            "summary": self.summary(),
+            "summary": self.control.summary() + "".join(f"; {name} were left out" for name in left_out),
             **self.control.record(),
             "calibration": self.calibration.reliability.rows(),
             "weights": self.calibration.weights(),

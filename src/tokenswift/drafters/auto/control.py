@@ -4,6 +4,9 @@ A mode is a drafter's name, or *plain*, which drafts nothing but what drafts in 
 more is known than what it offers and what came of it. A mode's rate is what its steps were expected to
 yield (the calibrated chances), corrected by what they did yield, over what they cost; costs of verify
 passes follow the context, so a mode that is not in use is judged for the text as long as it is now.
+
+There is no clock here: steps bring their times. What a pass or a level that drafts takes follows from the
+drafting time of its steps, less what drafting takes in plain ones.
 """
 
 from __future__ import annotations
@@ -12,16 +15,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenswift.drafters.costs import Costs
+from tokenswift.drafters.auto.prices import Costs
 from tokenswift.drafters.offer import Offer
 
 PLAIN = "plain"
 _WORDS = "plain decoding with long matches of the text"
 _SLOW = 1 / 32  # weight of a new figure in a running mean
-_PASS = 1 / 16  # the same for passes that draft
+_PASS = 1 / 16  # the same for passes and levels that draft
+_CHANCE = 0.35  # of a level's best candidate, before anything is known
+_OFF = 3.0  # a step that took this many times what was expected says no more: a hiccup of the machine
 _TRUST = 32  # steps that a mode's expectations are believed for at first
+_LEVELS = 8  # levels of heads whose best candidates are told apart
 _MARGIN = 1.02  # a mode has to be this much better to take over
 _BASELINE = 96  # steps between plain ones, which keep the price of plain decoding known
+_BEGINNING = 8  # steps before the first of them
 _FIRST, _LAST = 16, 1024  # steps between trials of a mode that is not in use: at first, and at most
 _LOADED = 512  # the same for a mode that has to load its cache first
 _PROMISING = 1.05  # what such a mode must promise to be tried
@@ -44,11 +51,11 @@ class _Mode:
     bias: float = 1.0  # drafted tokens that came over those that were expected
     judged: int = _TRUST  # steps that it was learnt from, and those that its first value counts for
 
-    def learn(self, tokens: float, rows: int, draft_ms: float) -> None:
+    def learn(self, tokens: float, rows: int, draft_ms: float | None) -> None:
         weight = max(_SLOW, 1 / (self.steps + 2))
         self.tokens += weight * (tokens - self.tokens)
         self.rows += weight * (rows - self.rows)
-        if self.steps < 3 or draft_ms < 3 * self.draft_ms:  # a hiccup of the machine says nothing
+        if draft_ms is not None and (self.steps < 3 or draft_ms < _OFF * self.draft_ms):
             self.draft_ms += weight * (draft_ms - self.draft_ms)
         self.steps += 1
         self.drafted += rows - 1
@@ -74,18 +81,29 @@ class Passes:
     ms: float
     lead: float
 
-    def took(self, milliseconds: float) -> None:
-        """A pass was made."""
-        self.ms += _PASS * (min(milliseconds, 3 * self.ms) - self.ms)
-
     def led(self, chance: float) -> None:
         """Its best candidate is right with this chance."""
         self.lead += _PASS * (chance - self.lead)
 
 
-def first_level_ms(costs: Costs) -> float:
-    """Milliseconds of a level of draft heads, before one was made in this run."""
-    return costs.level() or 0.1 * costs.verify(1, 0)
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A tree that was made.
+
+    Attributes:
+        mode: who drafted.
+        expected: tokens that the step is expected to yield.
+        rows: nodes, the root included.
+        passes, levels: that were made for it.
+        loaded: its drafting time is no price of a step.
+    """
+
+    mode: str = PLAIN
+    expected: float = 1.0
+    rows: int = 1
+    passes: int = 0
+    levels: int = 0
+    loaded: bool = False
 
 
 class Control:
@@ -99,13 +117,12 @@ class Control:
         rate: tokens a millisecond that decoding reaches now.
         row_ms, level_ms: one more row of a verify pass, one level of the heads.
         passes: of each drafter that drafts by passes, what is known of them.
-        busy: seconds that deciding itself took: chances, trees, learning, modes (also within drafting).
     """
 
     def __init__(self, costs: Costs, offers: Mapping[str, Offer]) -> None:
         self.costs, self.offers = costs, offers
-        self.level_ms = first_level_ms(costs)
-        self.busy = 0.0
+        self.level_ms = costs.level()
+        self._leads = [_CHANCE] * (_LEVELS + 1)
         self.modes = {PLAIN: _Mode(1.0, 1, 0.0)}
         self.passes: dict[str, Passes] = {}
         for name, offer in offers.items():
@@ -117,12 +134,12 @@ class Control:
         self.rate = 1.0 / costs.verify(1, 0)
         self.row_ms = 0.0
         self._trial: tuple[str, int] | None = None
-        self._step = self._since_plain = 0
+        self._step, self._since_plain = 0, _BASELINE - _BEGINNING
         self._stay = _DWELL
         self._priced = -_STALE
         self._prices: list[float] = []
-        self._last = (PLAIN, 1.0, 1, 0.0)
-        self.seconds = 0.0
+        self._last = Drafted()
+        self._steps_ms = self._observed_ms = 0.0
         self._dropped: set[str] = set()
 
     # ---- decisions ------------------------------------------------------------------------------
@@ -188,7 +205,7 @@ class Control:
     def uses(self, name: str) -> bool:
         """Whether a drafter drafts now, drafted last or is on trial."""
         trial = self._trial is not None and self._trial[0] == name
-        return self.current == name or trial or self._last[0] == name
+        return self.current == name or trial or self._last.mode == name
 
     def prices(self, context: int, most: int) -> list[float]:
         """Milliseconds of verify passes with 0, 1, … ``most`` nodes below the root."""
@@ -206,24 +223,47 @@ class Control:
 
     # ---- what happened --------------------------------------------------------------------------
 
-    def drafted(self, mode: str, expected: float, rows: int, draft_ms: float) -> None:
+    def drafted(self, tree: Drafted) -> None:
         """A tree was made."""
-        self._last = (mode, expected, rows, draft_ms)
+        self._last = tree
 
-    def took(self, tokens: int, rows: int, context: int, milliseconds: float) -> None:
-        """It was verified and yielded ``tokens``."""
-        name, expected, made, draft_ms = self._last
-        if made == rows:  # not where the text's end cut it short
-            self.costs.observe(rows, context, milliseconds)
-        mode = self.modes[name]
-        mode.learn(expected, rows, draft_ms)
+    def took(self, tokens: int, rows: int, context: int, verify_ms: float, draft_ms: float) -> None:
+        """It was drafted and verified in these times and yielded ``tokens``."""
+        last = self._last
+        if last.rows == rows:  # not where the text's end cut it short
+            self.costs.observe(rows, context, verify_ms)
+        mode = self.modes[last.mode]
+        mode.learn(last.expected, rows, None if last.loaded else draft_ms)
         mode.made += tokens
-        self.seconds += (milliseconds + draft_ms) / 1000
-        mode.judge(tokens, expected)
+        self._steps_ms += verify_ms + draft_ms
+        mode.judge(tokens, last.expected)
+        if not last.loaded:
+            self._price(last, draft_ms)
 
-    def level_took(self, milliseconds: float) -> None:
-        """One level of the heads was evaluated."""
-        self.level_ms += _SLOW * (min(milliseconds, 3 * self.level_ms) - self.level_ms)
+    def _price(self, last: Drafted, draft_ms: float) -> None:
+        """Correct what a pass and a level take by what a step's drafting took more than a plain one's."""
+        plain, known = self.modes[PLAIN], self.passes.get(last.mode)
+        expected = last.levels * self.level_ms + (last.passes * known.ms if known else 0.0)
+        if not plain.steps or not expected:
+            return
+        ratio = min(_OFF, max(1 / _OFF, (draft_ms - plain.draft_ms) / expected))
+        if last.levels:
+            self.level_ms *= 1 + _PASS * (ratio - 1)
+        if known and last.passes:
+            known.ms *= 1 + _PASS * (ratio - 1)
+
+    def observed(self, milliseconds: float) -> None:
+        """Learning from the step before took so long."""
+        self._observed_ms += milliseconds
+
+    def lead(self, level: int) -> float:
+        """Chance of the best candidate of a level of heads, counted from 0."""
+        return self._leads[min(level, _LEVELS)]
+
+    def led(self, level: int, chance: float) -> None:
+        """The best candidates of a level have this chance in the mean."""
+        level = min(level, _LEVELS)
+        self._leads[level] += _PASS * (chance - self._leads[level])
 
     # ---- reports --------------------------------------------------------------------------------
 
@@ -259,12 +299,15 @@ class Control:
         return None
 
     def record(self) -> dict[str, Any]:
-        """Steps, tokens and nodes by mode, and the share of the time that deciding took."""
+        """Steps, tokens and nodes by mode, and the share of the time that deciding took: learning, and what
+        drafting takes in plain steps too."""
+        steps = sum(mode.steps for mode in self.modes.values())
+        deciding = self._observed_ms + steps * self.modes[PLAIN].draft_ms
         return {
             "modes": {
                 name: {"steps": mode.steps, "tokens": mode.made, "nodes": mode.drafted}
                 for name, mode in self.modes.items()
                 if mode.steps
             },
-            "controller_share": round(self.busy / self.seconds, 4) if self.seconds else 0.0,
+            "controller_share": round(deciding / (self._steps_ms + self._observed_ms), 4) if steps else 0.0,
         }

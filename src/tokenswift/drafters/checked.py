@@ -1,0 +1,108 @@
+"""Two levels of speculation: what another drafter drafts is checked by the target over its partial cache."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenswift.cache.sparse import SparseCache
+from tokenswift.drafters.auto.prices import Costs
+from tokenswift.drafters.candidates import Candidates
+from tokenswift.drafters.drafter import Drafter
+from tokenswift.drafters.offer import Outcome
+from tokenswift.drafters.partial import SparseContext
+from tokenswift.drafters.refusal import Source, pass_source
+from tokenswift.drafters.registry import CHAIN
+from tokenswift.interfaces import DraftModel, Sequence
+from tokenswift.memory import Need
+from tokenswift.sampling.accept import accept_exact
+from tokenswift.sampling.choice import RefusedRow, Sampler
+
+
+class CheckedDrafter:
+    """A chain that another drafter wrote and the target, over its partial cache, would write itself.
+
+    Args:
+        model: the target.
+        context: its partial cache.
+        inner: drafts for it.
+        sampler: the target's choice rule.
+        step: tokens that ``inner`` drafts at a time.
+        least: tokens of the chain, one more at most; fewer where a row of one of the two is refused, none
+            once either is left out.
+    """
+
+    name, mark = "checked", CHAIN
+
+    def __init__(
+        self,
+        model: DraftModel,
+        context: SparseContext,
+        inner: Drafter,
+        sampler: Sampler,
+        step: int,
+        least: int,
+    ) -> None:
+        self.model, self.context, self.inner, self.sampler = model, context, inner, sampler
+        self.step, self.least = step, least
+        self.passes = pass_source()
+
+    @property
+    def refusals(self) -> Source:
+        """Of the target's rows over its partial cache; of the inner drafter's once that is left out."""
+        return self.inner.refusals if self.inner.refusals.dropped else self.passes
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """Both caches."""
+        size = (self.context.budget + self.context.scratch) * self.model.kv_bytes
+        return [Need("budget", self.context.wanted, size), *self.inner.needs(text, row)]
+
+    def begin(self, sequence: Sequence) -> None:
+        """Let the inner drafter read the prompt."""
+        self.inner.begin(sequence)
+
+    def offer(self, costs: Costs) -> None:
+        """No part of automatic drafting, which asks drafters one by one."""
+
+    def propose(self, sequence: Sequence, candidates: Candidates) -> None:
+        """The chain, in parts."""
+        if sequence.newest is None or self.refusals.dropped:
+            return
+        chain: list[int] = []
+        cache = self.context.cache(sequence)
+        while len(chain) < self.least and not self.refusals.dropped:
+            part = self._part(sequence, candidates, cache, chain)
+            if not part:
+                break
+            chain += part
+        node = 0
+        for token in chain:
+            node = candidates.add(node, token)
+
+    def _part(
+        self, sequence: Sequence, candidates: Candidates, cache: SparseCache, chain: list[int]
+    ) -> list[int]:
+        """What follows the text and ``chain``: drafted, checked over the partial cache, kept as far as the
+        target chooses it itself (nothing where it cannot choose)."""
+        text = sequence.tokens
+        widths = (1,) * min(self.step, self.least - len(chain))
+        inner = Candidates(sequence, self.sampler, candidates.coupled, widths, ahead=chain)
+        inner.ask(self.inner)
+        tree = inner.tree.build()
+        tokens = torch.tensor(tree.tokens, device=self.model.device)
+        positions = torch.tensor(tree.depths, device=self.model.device) + len(text) + len(chain) - 1
+        result = self.model.forward(tokens, positions, cache)
+        logits = self.model.logits(result.hidden)
+        candidates.passes += 1
+        try:
+            accepted = accept_exact(tree, logits, text, self.sampler, not self.sampler.walks, ahead=chain)
+        except RefusedRow as error:
+            self.passes.note(error)
+            return []
+        cache.grow(len(accepted.nodes))
+        return [*(tree.tokens[node] for node in accepted.nodes[1:]), accepted.token]
+
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+        """Keep both caches in step with the text."""
+        if not self.refusals.dropped:
+            self.inner.observe(sequence, outcome)
+            self.context.observe(sequence, outcome.nodes)

@@ -1,0 +1,42 @@
+"""What strategies are made from."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from tokenswift.drafters.auto.prices import Table
+from tokenswift.heads.modules import Heads
+from tokenswift.interfaces import DraftModel
+
+#: what the papers' methods draft where nothing is given: the setting of TokenSwift's paper
+PAPER_TREE, PAPER_NGRAMS, PAPER_BUDGET = (1, 3, 3, 3), 20, 4096
+
+
+class Resources(Protocol):
+    """What strategies take from the ``LLM``."""
+
+    target: Any
+    heads: Heads | None
+
+    def heads_of(self, kind: str) -> Heads | None:
+        """Heads of a kind, if there are any for this model."""
+        ...
+
+    def costs(self) -> Table:
+        """Measured times of passes."""
+        ...
+
+    def draft_name(self, wanted: Any) -> str:
+        """The name of a draft model."""
+        ...
+
+    def draft_model(self, wanted: Any) -> DraftModel:
+        """A draft model by name, or the one that goes with the default model; InputError if none fits."""
+        ...
+
+
+def frequent(llm: Resources) -> Tensor | None:
+    """Token ids that a draft model may draft besides the prompt's: those that the heads name; None: all."""
+    return None if llm.heads is None else llm.heads.frequent
