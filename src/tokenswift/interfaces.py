@@ -128,7 +128,7 @@ class DraftModel(TargetModel, Protocol):
     """What drafting needs of a model beyond verification."""
 
     dtype: torch.dtype
-    backend: Any
+    backend: Any  # `backends.base.Backend`
 
     def sampler(self, params: SamplingParams) -> Any:
         """The choice rule for one generation with this model."""

@@ -130,9 +130,9 @@ class Positions(LeanTarget):
         super().__init__(*args)
         self.seen: list[int] = []
 
-    def _run(self, tokens: Any, positions: Any, *rest: Any) -> Any:
-        self.seen += positions.tolist()
-        return super()._run(tokens, positions, *rest)
+    def _run(self, segments: Any, keep: bool = True) -> Any:
+        self.seen += [at for segment in segments for at in segment.positions.tolist()]
+        return super()._run(segments, keep)
 
 
 def streaming(budget: int, sinks: int, longest: int) -> tuple[ModelContext, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from tokenswift.cache.full import FullCache
@@ -70,15 +72,17 @@ class SparseContext:
         full, newest = cast(FullCache, sequence.cache), sequence.newest
         if newest is None:
             raise ValueError("a sparse cache is selected from a full cache that holds tokens")
-        if self.sparse is None:
-            self.sparse = self.model.backend.partial_cache(full, self.budget, self.sinks, self.scratch)
+        sparse = self.sparse
+        if sparse is None:
+            sparse = self.model.backend.partial_cache(full, self.budget, self.sinks, self.scratch)
+            self.sparse = sparse
         if self._due():
             row, windows = sequence.newest_row, self.model.windows
             queries = newest.queries
             chosen = select(self.policy, full, queries, row, windows, self.budget, self.sinks, self.chunk)
-            self.sparse.load(full, chosen)
-        self.sparse.rewind()
-        return self.sparse
+            sparse.load(full, chosen)
+        sparse.rewind()
+        return sparse
 
     def _due(self) -> bool:
         sparse = self.sparse
