@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ class Pass:
     """
 
     hidden: Float[Tensor, "n D"]
-    queries: Seq[Tensor] | Tensor
+    queries: Sequence[Tensor] | Tensor
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Segment:
     tokens: Int[Tensor, " m"]
     positions: Int[Tensor, " m"]
     cache: KVCache
-    parents: Seq[int] | None = None
+    parents: Sequence[int] | None = None
 
 
 class KVCache(Protocol):
@@ -94,12 +94,12 @@ class TargetModel(Protocol):
         tokens: Int[Tensor, " n"],
         positions: Int[Tensor, " n"],
         cache: KVCache,
-        parents: Seq[int] | None = None,
+        parents: Sequence[int] | None = None,
     ) -> Pass:
         """Run n tokens of one text over its cache; see :class:`Segment`."""
         ...
 
-    def forward_all(self, segments: Seq[Segment]) -> list[Pass]:
+    def forward_all(self, segments: Sequence[Segment]) -> list[Pass]:
         """Run rows of several texts in one pass. Each text's part is what :meth:`forward` alone gives, bit
         for bit where the backend's ``equal_bits`` holds."""
         ...
@@ -194,7 +194,7 @@ class Chooser(Protocol):
 
 
 @dataclass(slots=True)
-class Sequence:
+class TokenSequence:
     """The state of one generation, shared by the loop and the strategy.
 
     Attributes:
@@ -228,15 +228,15 @@ class Strategy(Protocol):
         """Upper bound of a tree's nodes: scratch room that the full cache must have."""
         ...
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: TokenSequence) -> None:
         """Called once, after the prompt's prefill."""
         ...
 
-    def draft(self, sequence: Sequence) -> DraftTree:
+    def draft(self, sequence: TokenSequence) -> DraftTree:
         """The tree to verify in this step; its root is ``sequence.tokens[-1]``."""
         ...
 
-    def observe(self, sequence: Sequence, step: Step, nodes: tuple[int, ...]) -> None:
+    def observe(self, sequence: TokenSequence, step: Step, nodes: tuple[int, ...]) -> None:
         """Called after a step was committed: ``nodes`` of the step's tree were kept. ``step.times`` holds its
         seconds up to here, and later those of this call too."""
         ...

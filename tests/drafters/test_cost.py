@@ -15,7 +15,7 @@ from tokenswift import LLM, SamplingParams
 from tokenswift.config import build_options
 from tokenswift.drafters import lookup
 from tokenswift.engine.step import decode, prefill
-from tokenswift.interfaces import Sequence
+from tokenswift.interfaces import TokenSequence
 from tokenswift.metrics import Meter
 from tokenswift.sampling.choice import Sampler
 from tokenswift.strategies.table import STRATEGIES
@@ -58,7 +58,7 @@ def test_a_step_reads_no_more_of_the_text_than_the_penalty_window(case: int) -> 
     drafter = entry.build(llm, build_options(entry.options, strategy, options), sampler)
     text = Watched(prompt)
     cache = llm.target.new_cache(300 + 40 + drafter.max_nodes)
-    sequence = Sequence(text, len(text), cache, llm.target, sampler)
+    sequence = TokenSequence(text, len(text), cache, llm.target, sampler)
     prefill(sequence)
     meter = Meter()
     for number, _ in enumerate(decode(sequence, drafter, sampler, 40, (), meter)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from tokenswift.cache.sparse import SparseCache
 from tokenswift.config import OPTIONS
 from tokenswift.engine.step import decode, prefill
 from tokenswift.heads.modules import Heads, HeadsConfig
-from tokenswift.interfaces import Sequence
+from tokenswift.interfaces import TokenSequence
 from tokenswift.metrics import Meter
 from tokenswift.sampling.choice import Sampler
 from tokenswift.strategies.table import STRATEGIES
@@ -54,15 +54,15 @@ class Watched:
         self.max_nodes = strategy.max_nodes
         self.drafts: list[tuple[list[int], DraftTree]] = []
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: TokenSequence) -> None:
         self.strategy.begin(sequence)
 
-    def draft(self, sequence: Sequence) -> DraftTree:
+    def draft(self, sequence: TokenSequence) -> DraftTree:
         tree = self.strategy.draft(sequence)
         self.drafts.append((list(sequence.tokens), tree))
         return tree
 
-    def observe(self, sequence: Sequence, step: Step, nodes: tuple[int, ...]) -> None:
+    def observe(self, sequence: TokenSequence, step: Step, nodes: tuple[int, ...]) -> None:
         self.strategy.observe(sequence, step, nodes)
 
 
@@ -72,14 +72,14 @@ def drafts(
     options: dict[str, Any],
     params: SamplingParams,
     new: int,
-    prompt: Seq[int] = PROMPT,
+    prompt: Sequence[int] = PROMPT,
 ) -> list[tuple[list[int], DraftTree]]:
     """The trees of a whole run, each with the text before it."""
     sampler = Sampler(params, VOCAB)
     made = STRATEGIES[strategy].build(llm, OPTIONS[strategy](**options), sampler)
     watched = Watched(made)
     cache = llm.target.new_cache(len(prompt) + new + watched.max_nodes)
-    sequence = Sequence(list(prompt), len(prompt), cache, llm.target, sampler)
+    sequence = TokenSequence(list(prompt), len(prompt), cache, llm.target, sampler)
     with torch.inference_mode():
         prefill(sequence)
         list(decode(sequence, watched, sampler, new, (), Meter()))

@@ -29,7 +29,7 @@ from tokenswift.drafters.drafter import (
     Setting,
     Source,
 )
-from tokenswift.interfaces import Sequence
+from tokenswift.interfaces import TokenSequence
 from tokenswift.report.page import page
 from tokenswift.runs import folder as folders
 from tokenswift.strategies.table import STRATEGIES
@@ -53,13 +53,13 @@ class Pairs:
     def needs(self, text: int, row: int) -> list[Need]:
         return [Need("pairs", "installed", 100 * text)]
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: TokenSequence) -> None:
         self._read(sequence.tokens)
 
     def offer(self, costs: Costs) -> Offer:
         return Offer("counts of pairs", "the counts of pairs", tokens=2.0, rows=4, price=0.01)
 
-    def propose(self, sequence: Sequence, candidates: Candidates) -> None:
+    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         node, text = 0, sequence.tokens
         for level in range(self.ahead):
             before, newest = (text + candidates.path(node))[-2:]
@@ -73,7 +73,7 @@ class Pairs:
             below = candidates.offer(node, Ranked(tokens, shares, shares), level)
             node = below[0][0]
 
-    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
         self._read(sequence.tokens)
 
     def _read(self, text: list[int]) -> None:
@@ -235,7 +235,7 @@ class Beyond(Pairs):
     mark = Mark("beyond", "B", "tokens beyond the vocabulary")
     name = mark.name
 
-    def propose(self, sequence: Sequence, candidates: Candidates) -> None:
+    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         candidates.add(0, self.vocab_size, 0.5)
 
 

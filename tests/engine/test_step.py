@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tokenswift.config import SamplingParams
 from tokenswift.engine.step import decode, prefill
-from tokenswift.interfaces import KVCache, Pass, Sequence
+from tokenswift.interfaces import KVCache, Pass, TokenSequence
 from tokenswift.metrics import Meter
 from tokenswift.sampling.choice import Sampler
 from tokenswift.tree import CandidateTree
@@ -86,10 +86,10 @@ class Scripted:
         self.steps: list[Step] = []
         self.nodes: list[tuple[int, ...]] = []
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: TokenSequence) -> None:
         self.begun = True
 
-    def draft(self, sequence: Sequence) -> DraftTree:
+    def draft(self, sequence: TokenSequence) -> DraftTree:
         right = self.script[len(self.steps) % len(self.script)]
         root = sequence.tokens[-1]
         builder = CandidateTree(root)
@@ -97,7 +97,7 @@ class Scripted:
         builder.add_path([(root + 1 + i + (i >= right)) % VOCAB for i in range(self.depth)])
         return builder.build()
 
-    def observe(self, sequence: Sequence, step: Step, nodes: tuple[int, ...]) -> None:
+    def observe(self, sequence: TokenSequence, step: Step, nodes: tuple[int, ...]) -> None:
         self.steps.append(step)
         self.nodes.append(nodes)
 
@@ -105,7 +105,7 @@ class Scripted:
 def run(strategy: Scripted, prompt: list[int], new: int, eos: tuple[int, ...] = ()):
     model, cache = Counting(), ListCache()
     sampler = Sampler(GREEDY, VOCAB)
-    sequence = Sequence(list(prompt), len(prompt), cache, model, sampler)  # type: ignore[arg-type]
+    sequence = TokenSequence(list(prompt), len(prompt), cache, model, sampler)  # type: ignore[arg-type]
     meter = Meter()
     prefill(sequence)
     steps = list(decode(sequence, strategy, sampler, new, eos, meter))
@@ -159,14 +159,14 @@ def test_every_step_knows_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
 
     class Slow(Scripted):
-        def begin(self, sequence: Sequence) -> None:
+        def begin(self, sequence: TokenSequence) -> None:
             clock[0] += 100.0
 
-        def draft(self, sequence: Sequence) -> DraftTree:
+        def draft(self, sequence: TokenSequence) -> DraftTree:
             clock[0] += 10.0 * (1 + len(self.steps))
             return super().draft(sequence)
 
-        def observe(self, sequence: Sequence, step: Step, nodes: tuple[int, ...]) -> None:
+        def observe(self, sequence: TokenSequence, step: Step, nodes: tuple[int, ...]) -> None:
             clock[0] += 1.0
             super().observe(sequence, step, nodes)
 

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.engine.step import Text, advance, prefill
-from tokenswift.interfaces import Sequence
+from tokenswift.interfaces import TokenSequence
 from tokenswift.metrics import Meter
 from tokenswift.strategies.table import STRATEGIES
 from tokenswift.types import Step
@@ -29,7 +29,7 @@ def text_of(llm: LLM, prompt: list[int], new: int, strategy: str, options: dict[
     entry = STRATEGIES[strategy]
     made = entry.build(llm, entry.options(**options), sampler)
     cache = llm.target.new_cache(len(prompt) + new + made.max_nodes)
-    sequence = Sequence(list(prompt), len(prompt), cache, llm.target, sampler)
+    sequence = TokenSequence(list(prompt), len(prompt), cache, llm.target, sampler)
     prefill(sequence)
     text = Text(sequence, made, sampler, new, (), Meter())
     text.begin()

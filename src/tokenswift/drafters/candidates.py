@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from tokenswift.drafters.refusal import Source
-from tokenswift.interfaces import Sequence
+from tokenswift.interfaces import TokenSequence
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import Ranked, Subset
 from tokenswift.tree import CandidateTree
@@ -46,7 +46,7 @@ class Candidates:
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequence: TokenSequence,
         sampler: Sampler,
         coupled: bool,
         widths: tuple[int, ...] = (),

@@ -12,7 +12,7 @@ from tokenswift.drafters.offer import Outcome
 from tokenswift.drafters.partial import SparseContext
 from tokenswift.drafters.refusal import Source, pass_source
 from tokenswift.drafters.registry import CHAIN
-from tokenswift.interfaces import DraftModel, Sequence
+from tokenswift.interfaces import DraftModel, TokenSequence
 from tokenswift.memory import Need
 from tokenswift.sampling.accept import accept_exact
 from tokenswift.sampling.choice import RefusedRow, Sampler
@@ -56,14 +56,14 @@ class CheckedDrafter:
         size = (self.context.budget + self.context.scratch) * self.model.kv_bytes
         return [Need("budget", self.context.wanted, size), *self.inner.needs(text, row)]
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: TokenSequence) -> None:
         """Let the inner drafter read the prompt."""
         self.inner.begin(sequence)
 
     def offer(self, costs: Costs) -> None:
         """No part of automatic drafting, which asks drafters one by one."""
 
-    def propose(self, sequence: Sequence, candidates: Candidates) -> None:
+    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """The chain, in parts."""
         if sequence.newest is None or self.refusals.dropped:
             return
@@ -79,7 +79,7 @@ class CheckedDrafter:
             node = candidates.add(node, token)
 
     def _part(
-        self, sequence: Sequence, candidates: Candidates, cache: SparseCache, chain: list[int]
+        self, sequence: TokenSequence, candidates: Candidates, cache: SparseCache, chain: list[int]
     ) -> list[int]:
         """What follows the text and ``chain``: drafted, checked over the partial cache, kept as far as the
         target chooses it itself (nothing where it cannot choose)."""
@@ -101,7 +101,7 @@ class CheckedDrafter:
         cache.grow(len(accepted.nodes))
         return [*(tree.tokens[node] for node in accepted.nodes[1:]), accepted.token]
 
-    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
         """Keep both caches in step with the text."""
         if not self.refusals.dropped:
             self.inner.observe(sequence, outcome)

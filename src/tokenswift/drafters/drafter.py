@@ -15,7 +15,7 @@ from tokenswift.drafters.auto.prices import Costs
 from tokenswift.drafters.candidates import Candidates
 from tokenswift.drafters.offer import Offer, Outcome
 from tokenswift.drafters.refusal import Source
-from tokenswift.interfaces import DraftModel, Sequence
+from tokenswift.interfaces import DraftModel, TokenSequence
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import Ranked
@@ -73,7 +73,7 @@ class Drafter(Protocol):
         ``row``: bytes of one node."""
         ...
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: TokenSequence) -> None:
         """The prompt is there."""
         ...
 
@@ -81,10 +81,10 @@ class Drafter(Protocol):
         """What it expects, once after :meth:`begin`; None where it has no part in automatic drafting."""
         ...
 
-    def propose(self, sequence: Sequence, candidates: Candidates) -> None:
+    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """Add candidates for the tokens that may follow ``sequence.tokens``, each with a chance."""
         ...
 
-    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
         """A step was verified, whoever drafted it; ``sequence`` holds its tokens."""
         ...

@@ -17,7 +17,7 @@ from tokenswift.drafters.registry import HEAD
 from tokenswift.drafters.vocabulary import DraftVocabulary, draft_vocabulary
 from tokenswift.heads.modules import Heads
 from tokenswift.heads.packed import packed_steps
-from tokenswift.interfaces import DraftModel, Sequence
+from tokenswift.interfaces import DraftModel, TokenSequence
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import RefusedRow, Subset
 
@@ -25,7 +25,7 @@ HIDDEN = "hidden"
 DEPTH = 8  # levels of heads in automatic drafting
 
 
-def newest_hidden(sequence: Sequence) -> Tensor:
+def newest_hidden(sequence: TokenSequence) -> Tensor:
     """Hidden state (1, D) that the last verify pass left for the newest committed token.
 
     Raises:
@@ -137,9 +137,9 @@ class HeadDrafter:
         self.heads, self.levels = heads, HeadLevels(model, heads, frequent)
         self.depth = heads.count if depth is None else depth
         self.refusals = heads_source(heads.source)
-        self._begun: Sequence | None = None
+        self._begun: TokenSequence | None = None
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: TokenSequence) -> None:
         """Settle which tokens may be drafted, from the prompt; once, whoever asks."""
         if self._begun is not sequence:
             self._begun = sequence
@@ -153,7 +153,7 @@ class HeadDrafter:
         """Two levels from the verified state."""
         return heads_offer(costs)
 
-    def propose(self, sequence: Sequence, candidates: Candidates) -> None:
+    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """Levels below the root."""
         if sequence.newest is not None:
             self.grow(candidates, [0], newest_hidden(sequence), HIDDEN)
@@ -172,5 +172,5 @@ class HeadDrafter:
                 states = states[rows]
             head += 1
 
-    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
         """Nothing to learn."""

@@ -40,7 +40,7 @@ from tokenswift.drafters.candidates import Candidates
 from tokenswift.drafters.offer import Offer, Outcome
 from tokenswift.drafters.refusal import Source
 from tokenswift.drafters.registry import NGRAM
-from tokenswift.interfaces import Sequence
+from tokenswift.interfaces import TokenSequence
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 
@@ -246,7 +246,7 @@ class PromptLookup:
         self.matches = Matches(penalised)
         self.refusals = Source("matches of the text")
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: TokenSequence) -> None:
         """Read the prompt."""
         self.matches.extend(sequence.tokens)
 
@@ -258,13 +258,13 @@ class PromptLookup:
         """It costs nothing."""
         return Offer("long matches of the text", "the text", tokens=1.0, rows=1, price=0.0)
 
-    def propose(self, sequence: Sequence, candidates: Candidates) -> None:
+    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """One path."""
         node = 0
         for token, chance in self.matches.predict():
             node = candidates.add(node, token, chance)
 
-    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
         """Read on."""
         self.matches.learn(outcome.tokens)
         self.matches.extend(outcome.tokens)
@@ -289,7 +289,7 @@ class Ngrams:
         self.table = NgramTable(delay=sampler.params.window, length=LENGTH, most=self.pool)
         self.refusals = Source("n-grams of the text")
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: TokenSequence) -> None:
         """Read the prompt."""
         self.table.extend(sequence.tokens)
 
@@ -300,7 +300,7 @@ class Ngrams:
     def offer(self, costs: Costs) -> None:
         """Branches without chances are no part of automatic drafting."""
 
-    def propose(self, sequence: Sequence, candidates: Candidates) -> None:
+    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """The best branches."""
         tree, start = candidates.tree, candidates.copies_from
         for followers in self._branches(sequence, tree.tokens[start], tree.depths[start]):
@@ -309,7 +309,7 @@ class Ngrams:
                 node = candidates.add(node, token)
             tree.branches.append(node)
 
-    def _branches(self, sequence: Sequence, start: int, depth: int) -> list[Followers]:
+    def _branches(self, sequence: TokenSequence, start: int, depth: int) -> list[Followers]:
         """The best n-grams after the token ``start``, which stands ``depth`` places after the root."""
         found = [entry for entry in self.table.lookup(start, self.pool) if entry[1] >= self.least]
         if len(found) <= self.count:
@@ -322,6 +322,6 @@ class Ngrams:
         best = score.topk(self.count).indices.tolist()
         return [found[i][0] for i in best]
 
-    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
         """Read on."""
         self.table.extend(outcome.tokens)

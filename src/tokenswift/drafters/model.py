@@ -6,7 +6,7 @@ position, so it guesses right wherever both would choose alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from tokenswift.drafters.offer import Offer, Outcome
 from tokenswift.drafters.refusal import model_source
 from tokenswift.drafters.registry import CHAIN
 from tokenswift.drafters.vocabulary import DraftVocabulary, draft_vocabulary
-from tokenswift.interfaces import DraftModel, Sequence
+from tokenswift.interfaces import DraftModel, TokenSequence
 from tokenswift.memory import Need
 from tokenswift.sampling.ranking import Subset
 
@@ -99,7 +99,7 @@ class ModelContext:
         """The tokens that may be drafted; None for all."""
         return None if self.vocabulary is None else self.vocabulary.subset
 
-    def passes(self, text: list[int], ahead: Seq[int] = ()) -> int:
+    def passes(self, text: list[int], ahead: Sequence[int] = ()) -> int:
         """How many passes, one token longer each, there are positions for after ``text`` and ``ahead``; at
         least 1."""
         if self.kv != "streaming":
@@ -107,7 +107,7 @@ class ModelContext:
         return max(1, self.budget + 1 - (len(text) + len(ahead) - self._shift))
 
     @torch.inference_mode()
-    def row(self, text: list[int], ahead: Seq[int]) -> Tensor:
+    def row(self, text: list[int], ahead: Sequence[int]) -> Tensor:
         """Logits (1, S) of what follows ``text`` and ``ahead``; draft rows that agree with them are used
         again, the others are run in one pass.
 
@@ -194,7 +194,7 @@ class ModelDrafter:
         self.context, self.target, self.asked = context, target, asked
         self.refusals = model_source()
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: TokenSequence) -> None:
         """Run the prompt."""
         self.context.begin(sequence.tokens)
 
@@ -207,7 +207,7 @@ class ModelDrafter:
         """Two passes, at the target's price by the byte of weights."""
         return model_offer(costs.verify(1, 0) * self.context.model.weight_bytes / self.target.weight_bytes)
 
-    def propose(self, sequence: Sequence, candidates: Candidates) -> None:
+    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """A chain."""
         if self.refusals.dropped:
             return
@@ -216,7 +216,7 @@ class ModelDrafter:
         most = context.passes(text, candidates.ahead)
         candidates.chain(lambda path: context.row(text, path), context.subset, most=most)
 
-    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
         """Settle the draft rows that became text."""
         if not self.refusals.dropped:
             self.context.observe(sequence.tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -35,7 +35,7 @@ class Offer:
     least: int = 0
     loads: bool = False
     given: bool = False
-    priors: Mapping[str, Seq[Seq[float]]] = field(default_factory=dict)
+    priors: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from tokenswift.drafters.heads import HeadDrafter, newest_hidden
 from tokenswift.drafters.offer import Offer, Outcome
 from tokenswift.drafters.refusal import pass_source
 from tokenswift.drafters.registry import HEAD
-from tokenswift.interfaces import DraftModel, KVCache, Sequence
+from tokenswift.interfaces import DraftModel, KVCache, TokenSequence
 from tokenswift.memory import Need
 from tokenswift.types import Mark
 
@@ -63,7 +63,7 @@ class SparseContext:
         """Selections made so far; 0 without a cache."""
         return 0 if self.sparse is None else self.sparse.selections
 
-    def cache(self, sequence: Sequence) -> SparseCache:
+    def cache(self, sequence: TokenSequence) -> SparseCache:
         """The sparse cache to draft over, without draft rows.
 
         Raises:
@@ -92,7 +92,7 @@ class SparseContext:
             return False
         return sparse.exhausted if self.refresh is None else sparse.replaced >= self.refresh
 
-    def observe(self, sequence: Sequence, committed: int) -> None:
+    def observe(self, sequence: TokenSequence, committed: int) -> None:
         """Take in the last ``committed`` tokens of the full cache."""
         full = cast(FullCache, sequence.cache)
         if self.sparse is not None and not self.frozen:
@@ -125,7 +125,7 @@ class PartialDrafter:
         self.mark, self.least = mark, least
         self.refusals = pass_source()
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: TokenSequence) -> None:
         """Settle which tokens the heads may draft, from the prompt."""
         if self.heads is not None:
             self.heads.begin(sequence)
@@ -141,7 +141,7 @@ class PartialDrafter:
         """A pass and a level."""
         return None if self.context is None else partial_offer(costs, self.context.budget)
 
-    def propose(self, sequence: Sequence, candidates: Candidates) -> None:
+    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """A chain, and levels of the heads below its end."""
         if sequence.newest is None or self.refusals.dropped:
             return
@@ -161,7 +161,7 @@ class PartialDrafter:
         if nodes and self.heads is not None:
             self.heads.grow(candidates, nodes, hidden, "after")
 
-    def _cache(self, sequence: Sequence, candidates: Candidates) -> tuple[KVCache, SparseCache | None]:
+    def _cache(self, sequence: TokenSequence, candidates: Candidates) -> tuple[KVCache, SparseCache | None]:
         """What to draft over, also as the sparse cache that it is."""
         if self.context is None or sequence.cache.length < self.least:
             return sequence.cache, None
@@ -170,7 +170,7 @@ class PartialDrafter:
         candidates.loaded |= self.context.selections != before  # once in many steps: no price of a step
         return cache, cache
 
-    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
         """Keep the cache in step with the text while it is used; drop it otherwise."""
         if self.context is None:
             return

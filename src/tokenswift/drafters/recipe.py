@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import Any
 
 from tokenswift.config import tree_nodes
 from tokenswift.drafters.candidates import Candidates
 from tokenswift.drafters.drafter import Drafter
 from tokenswift.drafters.offer import Outcome
-from tokenswift.interfaces import Sequence
+from tokenswift.interfaces import TokenSequence
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.types import DraftTree, Step
@@ -32,7 +32,7 @@ class FixedWidths:
 
     def __init__(
         self,
-        drafters: Seq[Drafter],
+        drafters: Sequence[Drafter],
         sampler: Sampler,
         coupled: bool,
         widths: tuple[int, ...],
@@ -59,16 +59,16 @@ class FixedWidths:
         own = Need(*self.option, self.nodes * row)
         return [own, *(need for drafter in self.drafters for need in drafter.needs(text, row))]
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: TokenSequence) -> None:
         """Let the drafters read the prompt."""
         for drafter in self.drafters:
             drafter.begin(sequence)
 
-    def asked(self, sequence: Sequence) -> Seq[Drafter]:
+    def asked(self, sequence: TokenSequence) -> Sequence[Drafter]:
         """Who proposes in this step."""
         return self.drafters
 
-    def draft(self, sequence: Sequence) -> DraftTree:
+    def draft(self, sequence: TokenSequence) -> DraftTree:
         """The step's tree."""
         candidates = Candidates(sequence, self.sampler, self.coupled, self.widths, self.most)
         for drafter in self.asked(sequence):
@@ -76,7 +76,7 @@ class FixedWidths:
         sequence.draft_passes += candidates.passes
         return candidates.tree.build()
 
-    def observe(self, sequence: Sequence, step: Step, nodes: tuple[int, ...]) -> None:
+    def observe(self, sequence: TokenSequence, step: Step, nodes: tuple[int, ...]) -> None:
         """Let the drafters read on."""
         tokens = list(step.token_ids)
         for drafter in self.drafters:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenswift.engine.step import prefill
 from tokenswift.engine.stream import Stream
-from tokenswift.interfaces import Sequence
+from tokenswift.interfaces import TokenSequence
 from tokenswift.sampling.choice import Sampler
 from tokenswift.types import Generation
 
@@ -27,12 +27,12 @@ class Prefilled:
         self._llm, self._target = llm, llm.target
         self.tokens, self.sampling = list(tokens), sampler.params
         cache = self._target.new_cache(max(1, len(tokens) - 1))
-        self._sequence = Sequence(self.tokens, len(self.tokens), cache, self._target, sampler)
+        self._sequence = TokenSequence(self.tokens, len(self.tokens), cache, self._target, sampler)
         begun = perf_counter()
         prefill(self._sequence)
         self.seconds = perf_counter() - begun
 
-    def fork(self, capacity: int, sampler: Sampler) -> Sequence:
+    def fork(self, capacity: int, sampler: Sampler) -> TokenSequence:
         """A sequence of its own after the prompt.
 
         Args:
@@ -40,7 +40,7 @@ class Prefilled:
             sampler: the choice rule of what follows.
         """
         base: Any = self._sequence
-        return Sequence(
+        return TokenSequence(
             tokens=list(self.tokens),
             prompt_tokens=len(self.tokens),
             cache=base.cache.fork(capacity),

@@ -18,7 +18,7 @@ from tokenswift.engine.request import Call
 from tokenswift.engine.step import decode, prefill
 from tokenswift.engine.text import TextStream
 from tokenswift.identity import versions
-from tokenswift.interfaces import Sequence as SequenceState
+from tokenswift.interfaces import TokenSequence
 from tokenswift.memory import check_run
 from tokenswift.metrics import Meter
 from tokenswift.prompts import default_sampling
@@ -184,7 +184,7 @@ class Run:
             if self.call.prefilled is not None and not self.tokens:
                 sequence = self.call.prefilled.fork(capacity, self.sampler)
             else:
-                sequence = SequenceState(
+                sequence = TokenSequence(
                     tokens=self.prompt + self.tokens,
                     prompt_tokens=len(self.prompt),
                     cache=target.new_cache(capacity),

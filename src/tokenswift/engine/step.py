@@ -7,22 +7,21 @@ advances a list of texts by one verify pass over all their trees; each text is w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tokenswift.interfaces import Pass, Segment, Sequence, Strategy
+from tokenswift.interfaces import Pass, Segment, Strategy, TokenSequence
 from tokenswift.metrics import PREFILL, Meter
 from tokenswift.sampling.accept import accept_exact, accept_published
 from tokenswift.sampling.choice import Sampler
 from tokenswift.types import Accepted, DraftTree, OnProgress, Step
 
 
-def prefill(sequence: Sequence, on_progress: OnProgress | None = None) -> None:
+def prefill(sequence: TokenSequence, on_progress: OnProgress | None = None) -> None:
     """Run the prompt, all but its last token (the first root), into the full cache.
 
     ``on_progress`` is told of the stage "prompt", in tokens.
@@ -47,7 +46,7 @@ class Text:
         ended: whether one of ``eos`` came.
     """
 
-    sequence: Sequence
+    sequence: TokenSequence
     strategy: Strategy
     sampler: Sampler
     room: int
@@ -68,7 +67,7 @@ class Text:
 
 
 def decode(
-    sequence: Sequence,
+    sequence: TokenSequence,
     strategy: Strategy,
     sampler: Sampler,
     max_new_tokens: int,
@@ -83,7 +82,7 @@ def decode(
         yield advance([text])[0]
 
 
-def advance(texts: Seq[Text]) -> list[Step]:
+def advance(texts: Sequence[Text]) -> list[Step]:
     """One step of each text, none of them done, with one verify pass for all.
 
     The times of a step are its text's own; those of the pass count for every text in it.
@@ -102,7 +101,7 @@ def advance(texts: Seq[Text]) -> list[Step]:
     ]
 
 
-def _verified(sequences: Seq[Sequence], trees: Seq[DraftTree]) -> list[tuple[Pass, Tensor]]:
+def _verified(sequences: Sequence[TokenSequence], trees: Sequence[DraftTree]) -> list[tuple[Pass, Tensor]]:
     """The pass over the nodes of each tree, and their logits (n, V)."""
     model = sequences[0].model
     segments: list[Segment] = []

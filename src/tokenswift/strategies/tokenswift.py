@@ -18,7 +18,7 @@ from tokenswift.drafters.heads import HeadDrafter
 from tokenswift.drafters.lookup import LENGTH, Ngrams
 from tokenswift.drafters.partial import PartialDrafter, SparseContext
 from tokenswift.drafters.recipe import FixedWidths
-from tokenswift.interfaces import Sequence
+from tokenswift.interfaces import TokenSequence
 from tokenswift.sampling.choice import Sampler
 from tokenswift.strategies.resources import PAPER_BUDGET, PAPER_NGRAMS, PAPER_TREE, Resources
 from tokenswift.tree import check_tree
@@ -58,7 +58,7 @@ class TokenSwift(FixedWidths):
         """Upper bound of the tree's nodes: the heads' and the branches'."""
         return self.nodes + sum(ngrams.count * LENGTH for ngrams in self.ngrams)
 
-    def asked(self, sequence: Sequence) -> list[Drafter]:
+    def asked(self, sequence: TokenSequence) -> list[Drafter]:
         """The paper's Algorithm 1, lines 4 to 7: what drafts the tree, then the n-grams."""
         total = sequence.cache.length
         pays = total > self.budget and total * self.target.kv_bytes > self.target.weight_bytes

@@ -11,7 +11,7 @@ from tokenswift.drafters.auto.chances import Calibration
 from tokenswift.drafters.auto.control import Control
 from tokenswift.drafters.candidates import Below, Candidates
 from tokenswift.drafters.refusal import Source
-from tokenswift.interfaces import Sequence
+from tokenswift.interfaces import TokenSequence
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import Ranked, Subset
 
@@ -41,7 +41,7 @@ class PricedCandidates(Candidates):
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequence: TokenSequence,
         sampler: Sampler,
         coupled: bool,
         calibration: Calibration,

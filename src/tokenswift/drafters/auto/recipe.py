@@ -11,8 +11,7 @@ expect and their prices; times come with the steps. The text cannot depend on an
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from tokenswift.drafters.auto.prices import Costs, Table
 from tokenswift.drafters.drafter import Drafter
 from tokenswift.drafters.offer import Offer, Outcome
 from tokenswift.drafters.refusal import Source
-from tokenswift.interfaces import Sequence
+from tokenswift.interfaces import TokenSequence
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.types import DraftTree, InputError, RunError, Step
@@ -52,11 +51,11 @@ class ByChance:
 
     def __init__(
         self,
-        drafters: Seq[Drafter],
+        drafters: Sequence[Drafter],
         sampler: Sampler,
         coupled: bool,
         table: Callable[[], Table],
-        priors: Mapping[str, Seq[Seq[float]]] | None = None,
+        priors: Mapping[str, Sequence[Sequence[float]]] | None = None,
         explain: str | None = None,
     ) -> None:
         self.drafters, self.sampler, self.coupled = list(drafters), sampler, coupled
@@ -90,7 +89,7 @@ class ByChance:
         own = Need("tree", "auto", self.max_nodes * row)
         return [own, *(need for drafter in self.drafters for need in drafter.needs(text, row))]
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: TokenSequence) -> None:
         """Let the drafters read the prompt, and hear what they offer."""
         costs = Costs(self._table())
         offers: dict[str, Offer] = {}
@@ -111,7 +110,7 @@ class ByChance:
 
     # ---- a step ---------------------------------------------------------------------------------
 
-    def draft(self, sequence: Sequence) -> DraftTree:
+    def draft(self, sequence: TokenSequence) -> DraftTree:
         """The tree of this step; the bare root where nothing pays."""
         control, length = self.control, len(sequence.tokens) - 1
         if self._before is not None:
@@ -141,7 +140,7 @@ class ByChance:
                 if drafter in self._free:
                     self._free.remove(drafter)
 
-    def observe(self, sequence: Sequence, step: Step, nodes: tuple[int, ...]) -> None:
+    def observe(self, sequence: TokenSequence, step: Step, nodes: tuple[int, ...]) -> None:
         """Learn from the step: chances from its outcome, costs from its times."""
         spent = {name: 1000 * seconds for name, seconds in step.times.items()}
         draft_ms = spent.pop("draft", 0.0)
