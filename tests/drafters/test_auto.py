@@ -113,7 +113,7 @@ def test_matches_of_the_text_are_accepted(free: None) -> None:
 def _always(name: str) -> Any:
     def mode(self: Control, context: int) -> str:
         self._step += 1
-        self._reprice(context)
+        self.reprice(context)
         for known in self.passes.values():
             known.ms = 0.01
         self.current, self.rate = name, 1 / self.costs.verify(1, context)
@@ -133,7 +133,7 @@ def test_the_text_is_plain_decodings_whatever_is_decided(
     rnd = random.Random(count)
 
     def mode(self: Control, context: int) -> str:
-        self._reprice(context)
+        self.reprice(context)
         self.rate = rnd.choice([0.0, 0.1, 1.0, 10.0])
         self.current = rnd.choice([name for name in self.modes if self._open(name, context)])
         return self.current

@@ -55,7 +55,7 @@ def pretend(llm: LLM, nodes: int) -> None:
     Control._price = lambda *_: None  # type: ignore[method-assign]
 
     def mode(self: Control, context: int) -> str:
-        self._reprice(context)
+        self.reprice(context)
         self.rate = 1.0
         return HIDDEN
 
@@ -119,7 +119,7 @@ def calibration(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
         learn(self, source, made, chances, tokens, right)
 
     Calibration.learn = watched  # type: ignore[method-assign]
-    recipe._YOUNG = 1 << 30  # every step is learnt from, so that more is seen
+    recipe.YOUNG = 1 << 30  # every step is learnt from, so that more is seen
     names, states = _states(llm, config)
     for state in states:
         for seed in range(config["seeds"]):

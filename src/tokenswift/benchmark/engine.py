@@ -39,7 +39,7 @@ def passes(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     context = config["prefill"]
     cache = target.new_cache(context + max(ROWS))
     cache.data.normal_()
-    cache._length = context
+    cache.commit(tuple(range(context)))
     block = torch.ones(1 << 28)
 
     def bandwidth() -> float:
@@ -177,7 +177,7 @@ def bookkeeping(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     def fill(tokens: list[int], cache: Any, *more: Any) -> Any:
         """Random keys instead of a prefill, and real states for the last tokens."""
         cache.data.normal_()
-        cache._length = len(tokens) - REAL
+        cache.commit(tuple(range(len(tokens) - REAL)))
         return real["prefill"](tokens[-REAL:], cache, *more)
 
     for name in ("forward", "logits", "project"):

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     record = check_record(args.json, options.inputs_of(args))
     given = _strategy_options(args)
 
-    text = None if args.prompts is None else options._read(args.prompts, "--prompts")
+    text = None if args.prompts is None else options.read_named(args.prompts, "--prompts")
     if text is not None and not text.replace("---", "").strip():
         raise InputError(f"prompts {args.prompts} holds no text; valid: a UTF-8 file with prompts")
 

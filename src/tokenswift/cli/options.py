@@ -270,15 +270,15 @@ def prompt_from(args: argparse.Namespace) -> str | list[int]:
     if args.prompt_ids is not None:
         prompt: str | list[int] = args.prompt_ids
     elif args.prompt_file is not None:
-        prompt = _read(args.prompt_file, "--prompt-file")
+        prompt = read_named(args.prompt_file, "--prompt-file")
     else:
-        prompt = _read("-", "PROMPT") if args.prompt == "-" else args.prompt
+        prompt = read_named("-", "PROMPT") if args.prompt == "-" else args.prompt
     if not prompt:
         raise InputError(f"{names[0]} is empty; valid: at least one token")
     return prompt
 
 
-def _read(name: str, option: str) -> str:
+def read_named(name: str, option: str) -> str:
     """The UTF-8 text of a file, or of standard input: without a byte order mark, CRLF as LF, and without
     the one line end that shells and editors put at the end."""
     if name == "-" and sys.stdin is None:

@@ -397,7 +397,7 @@ class LLM:
         """
         self._check_open()
         ids = self.encode(prompt)
-        self._check_room(len(ids) + 1)
+        self.check_room(len(ids) + 1)
         return Prefilled(self, ids, self.target.sampler(default_sampling(prompt)))
 
     def _run(self, *call: Any, **run: Any) -> Run:
@@ -415,7 +415,7 @@ class LLM:
         """How passes are computed, and whether prefill, decoding and trees agree in every bit."""
         return self.target.numerics()
 
-    def _check_room(self, tokens: int) -> None:
+    def check_room(self, tokens: int) -> None:
         """See that ``tokens`` positions are within the model's."""
         limit = self.target.rotary.limit
         if limit is not None and tokens > limit:

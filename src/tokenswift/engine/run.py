@@ -50,7 +50,7 @@ class Run:
         usual = default_sampling(call.prompt) if call.prefilled is None else call.prefilled.sampling
         self.sampling = call.sampling_over(usual)
         self.prompt: list[int] = llm.encode(call.prompt)
-        llm._check_room(len(self.prompt) + call.max_new_tokens)
+        llm.check_room(len(self.prompt) + call.max_new_tokens)
         self.max_new_tokens = call.max_new_tokens
         self.sampler = self.target.sampler(self.sampling)
         self.strategy = STRATEGIES[call.strategy].build(llm, options, self.sampler)

@@ -146,7 +146,7 @@ def _pass(target: Any, length: int, rows: int, repeats: int = REPEATS) -> float:
     """Seconds of a pass of some rows behind a text of a length (made up: only its size matters)."""
     cache = target.new_cache(length + rows)
     cache.data.normal_()
-    cache._length = length
+    cache.commit(tuple(range(length)))
     tokens = torch.arange(rows, device=target.device) % target.vocab_size
     positions = torch.arange(length, length + rows, device=target.device)
     taken = []

@@ -148,7 +148,7 @@ class Control:
         """The mode of the next step, with ``context`` tokens cached."""
         self._step += 1
         if abs(context - self._priced) >= _STALE or self._step % _STALE == 0:
-            self._reprice(context)
+            self.reprice(context)
         if self._trial is not None:
             name, left = self._trial
             self._trial = (name, left - 1) if left > 1 else None
@@ -213,7 +213,7 @@ class Control:
             self._prices = [self.costs.verify(rows, context) for rows in range(1, most + 2)]
         return self._prices
 
-    def _reprice(self, context: int) -> None:
+    def reprice(self, context: int) -> None:
         self._priced, self._prices = context, []
         self.row_ms = max(0.0, self.costs.verify(6, context) - self.costs.verify(1, context)) / 5
 

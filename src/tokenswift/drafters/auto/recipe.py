@@ -28,7 +28,7 @@ from tokenswift.sampling.choice import Sampler
 from tokenswift.types import DraftTree, InputError, RunError, Step
 
 MOST_NODES = 31  # below the root
-_YOUNG = 64  # steps that are all learnt from
+YOUNG = 64  # steps that are all learnt from
 
 
 class ByChance:
@@ -151,7 +151,7 @@ class ByChance:
         self._before = step
         self._steps += 1
         if self._candidates is not None:  # what is known well is learnt from every fourth step
-            self._candidates.learn(new, rankings=self._steps <= _YOUNG or self._steps % 4 == 0)
+            self._candidates.learn(new, rankings=self._steps <= YOUNG or self._steps % 4 == 0)
         for drafter in self.drafters:
             drafter.observe(sequence, Outcome(new, len(nodes), step.times, control.uses(drafter.name)))
         if self.explain is not None:
