@@ -214,6 +214,7 @@ class Control:
         return self._prices
 
     def reprice(self, context: int) -> None:
+        """Take the prices of passes at a context, in tokens, from the measured costs."""
         self._priced, self._prices = context, []
         self.row_ms = max(0.0, self.costs.verify(6, context) - self.costs.verify(1, context)) / 5
 
