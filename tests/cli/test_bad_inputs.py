@@ -163,7 +163,7 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
     "runs": [("none", "no such folder"), ("--json full .", "--json full cannot be written")],
     "report": [("full", "full"), ("none", "none")],
     "text": [("none", "none"), ("full", "full")],
-    "strategies": [("magic", "'magic'; valid: autoregressive"), ("--json full", "--json full cannot")],
+    "strategies": [("magic", "'magic'; valid: auto, autoregressive"), ("--json full", "--json full cannot")],
     "demo": [
         ("--out prompt.txt", "--out is 'prompt.txt'"),
         ("--max-new-tokens 0", "--max-new-tokens is 0"),
