@@ -1,6 +1,6 @@
 """Mutation checks: plant known defects one at a time and see that the tests catch every one.
 
-    python scripts/mutations.py [--only WORD] [--list]
+    python scripts/mutations.py [--only WORD] [--shard K/N] [--list]
 
 Each defect is an exact replacement of text in a temporary copy of ``src``; the tests named with it run
 against that copy. A replacement that no longer matches, or tests that fail without any defect, are
@@ -77,9 +77,12 @@ def run_tests(copy: Path, tests: tuple[str, ...]) -> tuple[bool, str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", default="", help="defects whose name or file contains this")
+    parser.add_argument("--shard", default="1/1", metavar="K/N", help="of N parts of them, the K-th")
     parser.add_argument("--list", action="store_true", help="name the defects and stop")
     args = parser.parse_args()
     defects = [defect for defect in DEFECTS if args.only in defect.name or args.only in defect.file]
+    part, parts = (int(number) for number in args.shard.split("/"))
+    defects = defects[part - 1 :: parts]
     if args.list:
         print("\n".join(defect.name for defect in defects))
         return 0
