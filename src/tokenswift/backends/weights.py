@@ -46,10 +46,15 @@ class Packed:
         return self.data.numel() * self.data.element_size()
 
     def take(self, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
-        """Some rows of the weight."""
+        """Some rows of the weight.
+
+        Panels are indexed by numpy: torch would start its threads for it, which then spin beside ours.
+        """
         if not self.panels:
             return self.data[ids]
-        return self.data[ids // PANEL, :, ids % PANEL].reshape(len(ids), self.columns)
+        at = ids.numpy()
+        rows = _numbers(self.data, self.data.shape[-1])[at // PANEL, :, at % PANEL, 0]
+        return torch.from_numpy(rows).view(self.dtype)
 
     def unpack(self) -> Float[Tensor, "N K"]:
         """The weight as it was."""

@@ -27,6 +27,7 @@ from tokenswift.types import InputError, OnProgress
 #: model types that the lean decoder runs
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 PREFILL_CHUNK = 512  # rows of a prefill pass; the bits do not depend on it
+BLOCK = 4096  # positions whose angles are computed together
 
 
 def unfit(model: Any) -> str | None:
@@ -123,6 +124,7 @@ class LeanTarget(BaseTarget):
             scale=layout.scale,
         )
         self.body: Any = backend.body(shape, weights)
+        self._table = rotary.angles(torch.arange(BLOCK))
         layer_bytes = sum(t.numel() * t.element_size() for w in weights for t in w.tensors())
         self.weight_bytes = layer_bytes + self.head.nbytes
 
@@ -188,10 +190,23 @@ class LeanTarget(BaseTarget):
 
     def _run(self, segments: Sequence[Segment], keep: bool = True) -> list[Pass]:
         states = self.embed(torch.cat([segment.tokens for segment in segments])).float()
-        cos, sin = self.rotary.angles(torch.cat([segment.positions for segment in segments]))
+        cos, sin = self._turns(torch.cat([segment.positions for segment in segments]))
         queries = self.backend.layers(self.body, states, cos, sin, segments, keep)
         parts = states.split([len(segment.tokens) for segment in segments])
         return [Pass(*each) for each in zip(parts, queries, strict=True)]
+
+    def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of positions, (n, d / 2) each, from a table that grows by whole blocks.
+
+        Each is computed once, and taken out by numpy: torch would start its threads for these few numbers,
+        which then spin beside ours.
+        """
+        at, table = positions.numpy(), self._table
+        while len(table[0]) <= at.max():
+            more = self.rotary.angles(torch.arange(len(table[0]), len(table[0]) + BLOCK))
+            table = (torch.cat([table[0], more[0]]), torch.cat([table[1], more[1]]))
+        self._table = table
+        return torch.from_numpy(table[0].numpy()[at]), torch.from_numpy(table[1].numpy()[at])
 
     @torch.inference_mode()
     def norm(self, hidden: Tensor) -> Tensor:
