@@ -1,0 +1,113 @@
+"""What a low-bit number format is: blocks of whole numbers with scales, as GGUF files hold them.
+
+All formats here are one arithmetic. A weight is ``scale · u + least``: ``u`` is a whole number without sign of
+a few bits, ``scale`` and ``least`` belong to a group of neighbours in a row. Scale times number has at most 24
+bits, so the product is exact in float32 and a fused multiply-add gives the very value of the unpacked
+checkpoint. A format's file says how its blocks hold these numbers, and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float16, Integer, UInt8
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The numbers of rows (N, K) of a weight; G groups and B blocks a row.
+
+    Attributes:
+        u: whole numbers, below ``2 ** bits``.
+        scale: of each block.
+        least: of each block; None where the format has an offset instead.
+        fine: factor of the scale of each group; None where a block is one group.
+        fine_least: factor of the least of each group.
+    """
+
+    u: UInt8[Tensor, "N K"]
+    scale: Float16[Tensor, "N B"]
+    least: Float16[Tensor, "N B"] | None = None
+    fine: Integer[Tensor, "N G"] | None = None
+    fine_least: Integer[Tensor, "N G"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A number format.
+
+    Attributes:
+        name: as users write it.
+        code: of GGUF's list of types.
+        block, nbytes: weights of a block, and the bytes that it takes.
+        bits: of the whole numbers.
+        split: the numbers of rows of blocks, (N, bytes of a row) → :class:`Numbers`.
+        group: weights that share a scale: a block, or a part of it.
+        offset: what is taken from each whole number; 0 where a least value is added.
+        encode: quantises float32 rows (N, K), K a multiple of the block; None where nothing writes the format.
+    """
+
+    name: str
+    code: int
+    block: int
+    nbytes: int
+    bits: int
+    split: Callable[[Tensor], Numbers]
+    group: int = 32
+    offset: int = 0
+    encode: Callable[[Tensor], Tensor] | None = None
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a row of K weights.
+
+        Raises:
+            ValueError: K is no multiple of the block.
+        """
+        if columns % self.block:
+            raise ValueError(
+                f"a {self.name} weight has {columns} columns; valid: a multiple of {self.block}"
+            )
+        return columns // self.block * self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A weight (N, K) as a file holds it.
+
+    Attributes:
+        format: of its blocks.
+        blocks: (N, bytes of a row).
+    """
+
+    format: Format
+    blocks: UInt8[Tensor, "N R"]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return len(self.blocks), self.blocks.shape[1] // self.format.nbytes * self.format.block
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def decode(self) -> Float[Tensor, "N K"]:
+        """The weight in float32: what every kernel computes with."""
+        numbers = self.format.split(self.blocks)
+        scale, least = scales(self.format, numbers)
+        u = numbers.u.unflatten(1, (-1, self.format.group)).float()
+        return torch.addcmul(least[..., None], scale[..., None], u).flatten(1)
+
+
+def scales(format: Format, numbers: Numbers) -> tuple[Float[Tensor, "N G"], Float[Tensor, "N G"]]:
+    """Scale and least value of each group, float32; both are exact."""
+    groups = format.block // format.group
+    scale = numbers.scale.float().repeat_interleave(groups, 1)
+    if numbers.fine is not None:
+        scale = scale * numbers.fine
+    if numbers.least is None:
+        return scale, -format.offset * scale
+    least = numbers.least.float().repeat_interleave(groups, 1)
+    return scale, least if numbers.fine_least is None else least * numbers.fine_least
