@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift import memory
@@ -24,6 +24,7 @@ from tokenswift.cache.sparse import SparseCache
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache, Segment
 from tokenswift.sampling.ranking import Ranker
+from tokenswift.weights.format import Stored
 
 
 @dataclass(slots=True)
@@ -67,9 +68,18 @@ class Backend(ABC):
 
     # ---- memory ---------------------------------------------------------------------------------
 
-    def pack(self, weight: Tensor | Sequence[Tensor]) -> Packed:
-        """A linear layer's weight (N, K), or several that stand one below the other, as products read it."""
-        return Packed(weight, self.panels)
+    def pack(
+        self, weight: Tensor | Stored | Sequence[Tensor | Stored], dtype: torch.dtype | None = None
+    ) -> Packed:
+        """A linear layer's weight (N, K), or several that stand one below the other, as products read it.
+
+        ``dtype``: of its values in products; by default the tensors' own, float32 for low-bit formats.
+        """
+        return Packed(weight, self.panels, dtype)
+
+    def take(self, weight: Packed, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
+        """Some rows of a packed weight, of the type of its products."""
+        return weight.take(ids)
 
     def new_cache(
         self, layers: int, kv_heads: int, width: int, capacity: int, dtype: torch.dtype
@@ -158,9 +168,16 @@ class Backend(ABC):
 
     @abstractmethod
     def linear(
-        self, states: Float[Tensor, "*m K"], weight: Packed, bias: Tensor | None = None
+        self,
+        states: Float[Tensor, "*m K"],
+        weight: Packed,
+        bias: Tensor | None = None,
+        active: torch.dtype | None = None,
     ) -> Float[Tensor, "*m N"]:
-        """States times the weight's transpose, plus bias; float32."""
+        """States times the weight's transpose, plus bias; float32.
+
+        ``active``: int8 to multiply whole numbers, with a weight that is stored in few bits.
+        """
 
     @abstractmethod
     def norm(

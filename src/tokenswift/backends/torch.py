@@ -47,9 +47,11 @@ class TorchBackend(Backend):
         ends = list(accumulate((len(segment.tokens) for segment in segments), initial=0))
         kept: list[list[Tensor]] = [[] for _ in segments]
         notes: dict[int, dict[Any, Any]] = {start: {} for start in ends}
+        whole = shape.active == torch.int8
+        active = torch.float32 if whole else shape.active  # the products turn them into whole numbers
         for number, layer in enumerate(body.weights):
-            normed = self.norm(states, layer.norm, shape.eps, shape.active)
-            qkv = self.linear(normed, layer.qkv, layer.qkv_bias)
+            normed = self.norm(states, layer.norm, shape.eps, active)
+            qkv = self.linear(normed, layer.qkv, layer.qkv_bias, shape.active)
             heads = qkv.view(count, -1, shape.width).transpose(0, 1)
             query, key, value = heads.split([shape.heads, shape.kv_heads, shape.kv_heads])
             if layer.query_norm is not None and layer.key_norm is not None:
@@ -66,12 +68,12 @@ class TorchBackend(Backend):
                 own.append(query[:, rows])
                 how = (cache, segment.parents, shape.scale, window)
                 mixed.append(self.attend(own[-1], number, *how, notes=notes[start]))
-            states += self.linear(
-                torch.cat(mixed).reshape(count, -1).to(shape.active), layer.out, layer.out_bias
-            )
-            normed = self.norm(states, layer.mlp_norm, shape.eps, shape.active)
-            gate, up = self.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-            states += self.linear((F.silu(gate) * up).to(shape.active), layer.down, layer.down_bias)
+            mixes = torch.cat(mixed).reshape(count, -1).to(active)
+            states += self.linear(mixes, layer.out, layer.out_bias, shape.active)
+            normed = self.norm(states, layer.mlp_norm, shape.eps, active)
+            gate, up = self.linear(normed, layer.gate_up, layer.gate_up_bias, shape.active).chunk(2, dim=-1)
+            inner = (F.silu(gate) * up).to(active)
+            states += self.linear(inner, layer.down, layer.down_bias, shape.active)
         return [torch.stack(own if keep else own[-1:]) for own in kept]
 
     def attend(
@@ -155,9 +157,15 @@ class TorchBackend(Backend):
         return out.reshape(heads, rows, width).transpose(0, 1)
 
     def linear(
-        self, states: Float[Tensor, "*m K"], weight: Packed, bias: Tensor | None = None
+        self,
+        states: Float[Tensor, "*m K"],
+        weight: Packed,
+        bias: Tensor | None = None,
+        active: torch.dtype | None = None,
     ) -> Float[Tensor, "*m N"]:
-        """See :meth:`Backend.linear`."""
+        """See :meth:`Backend.linear`. Whole numbers are those of `quantised`, summed in float32."""
+        if active == torch.int8:
+            states = quantised(states)
         active = active_type(weight.dtype)
         out = F.linear(states.to(active), weight.unpack().to(active)).float()
         return out if bias is None else out + bias
@@ -187,6 +195,15 @@ def _bias(
         visible &= places[None, :] > here[:, None] - window
     bias = torch.zeros(visible.shape, dtype=like.dtype, device=device)
     return bias.masked_fill_(~visible, -torch.inf)
+
+
+def quantised(states: Float[Tensor, "*m K"]) -> Float[Tensor, "*m K"]:
+    """What whole numbers of 8 bits stand for: groups of 32, each with the scale of its largest."""
+    width = states.shape[-1]
+    groups = F.pad(states.float(), (0, -width % 32)).unflatten(-1, (-1, 32))
+    most = groups.abs().amax(-1, keepdim=True)
+    whole = torch.where(most > 0, groups * (127.0 / most), 0.0).round()
+    return (whole * (most / 127.0)).flatten(-2)[..., :width]
 
 
 def turned(

@@ -11,42 +11,103 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.backends.pages import large_empty
+from tokenswift.weights.format import Format, Stored, values_of
+from tokenswift.weights.panels import PANEL, numbers_of, panels_of
 
-PANEL = 32  # rows of a weight side by side; NR of cpu_tile.h
+#: types of products in which low-bit weights stay as they are
+STORED_IN = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows of a packed weight, which have one format.
+
+    Attributes:
+        data: their numbers, in panels or as a matrix.
+        rows: how many.
+        format: low-bit format; None: numbers of the tensor's own type.
+    """
+
+    data: Tensor
+    rows: int
+    format: Format | None = None
+
+    def values(self, panels: bool, columns: int) -> Float[Tensor, "N K"]:
+        """The rows as they were."""
+        if self.format is not None:
+            return values_of(self.format, numbers_of(self.format, self.data, self.rows))
+        if not panels:
+            return self.data
+        return self.data.transpose(1, 2).reshape(-1, columns)[: self.rows].contiguous()
 
 
 class Packed:
     """A linear layer's weight (N, K), cut into panels of :data:`PANEL` of its rows for the CPU kernels.
 
     Inside a panel the numbers stand in the order in which a product reads them: (K, 32) for float32 and
-    float16, (K / 2, 32, 2) for bfloat16. Rows beyond N are 0. Without ``panels`` the matrix stays as it is,
-    for the torch path.
+    float16, (K / 2, 32, 2) for bfloat16, as `weights.panels` says for low-bit formats. Rows beyond N are 0.
+    Without ``panels`` the matrix is dense, for the torch path.
 
     Args:
-        weight: (N, K), K even, or several weights that stand one below the other in it; shared when it is one
-            and not packed, else copied.
+        weight: (N, K), K even, or several weights that stand one below the other in it; a tensor is shared
+            when it is alone and not packed, else copied. What is stored in few bits stays so in panels, where
+            products are in float32 or bfloat16.
         panels: whether to pack.
+        dtype: of the weight's values in products; by default that of the tensors, float32 without any.
+
+    Attributes:
+        parts: the rows, in order.
+        native: what the kernels keep beside it.
     """
 
-    def __init__(self, weight: Float[Tensor, "N K"] | Sequence[Tensor], panels: bool) -> None:
-        parts = [part.detach() for part in ([weight] if isinstance(weight, Tensor) else weight)]
+    def __init__(
+        self,
+        weight: Tensor | Stored | Sequence[Tensor | Stored],
+        panels: bool,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        given = [weight] if isinstance(weight, Tensor | Stored) else weight
+        parts = [part.detach() if isinstance(part, Tensor) else part for part in given]
         self.rows, self.columns = sum(map(len, parts)), parts[0].shape[1]
         self.panels = panels
-        self.dtype = parts[0].dtype
-        if panels:
-            if self.columns % 2:
-                raise ValueError(f"a weight has {self.columns} columns; valid: an even number")
-            self.data = _panels(parts, self.rows)
-        else:
-            self.data = (torch.cat(parts) if len(parts) > 1 else parts[0]).contiguous()
+        own = next((part.dtype for part in parts if isinstance(part, Tensor)), torch.float32)
+        self.dtype = dtype or own
+        self.native: Any = None
+        if panels and self.columns % 2:
+            raise ValueError(f"a weight has {self.columns} columns; valid: an even number")
+        runs = _runs(parts) if panels and self.dtype in STORED_IN else []
+        if any(_rows(run) % PANEL for run in runs[:-1]) or not any(isinstance(run, Stored) for run in runs):
+            runs = [[_dense(part, self.dtype) for part in parts]]
+        self.parts = [self._part(run) for run in runs]
+
+    def _part(self, run: Stored | list[Tensor]) -> Part:
+        if isinstance(run, Stored):
+            made = panels_of(run)
+            data = large_empty(*made.shape, dtype=torch.uint8)
+            data.copy_(made)
+            return Part(data, len(run), run.format)
+        rows = _rows(run)
+        if self.panels:
+            return Part(_panels([part.to(self.dtype) for part in run], rows), rows)
+        return Part((torch.cat(run) if len(run) > 1 else run[0]).contiguous(), rows)
+
+    @property
+    def data(self) -> Tensor:
+        """The numbers of the first part, mostly the only one."""
+        return self.parts[0].data
 
     @property
     def nbytes(self) -> int:
         """Bytes that the weight takes."""
-        return self.data.numel() * self.data.element_size()
+        return sum(part.data.numel() * part.data.element_size() for part in self.parts)
+
+    @property
+    def stored(self) -> bool:
+        """Whether all of it is in low-bit formats."""
+        return all(part.format is not None for part in self.parts)
 
     def take(self, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
-        """Some rows of the weight.
+        """Some rows of a weight of one part without a low-bit format; see `Backend.take`.
 
         Panels are indexed by numpy: torch would start its threads for it, which then spin beside ours.
         """
@@ -57,10 +118,30 @@ class Packed:
         return torch.from_numpy(rows).view(self.dtype)
 
     def unpack(self) -> Float[Tensor, "N K"]:
-        """The weight as it was."""
-        if not self.panels:
-            return self.data
-        return self.data.transpose(1, 2).reshape(-1, self.columns)[: self.rows].contiguous()
+        """The weight as it was, of the type of products."""
+        return torch.cat([part.values(self.panels, self.columns).to(self.dtype) for part in self.parts])
+
+
+def _rows(run: Stored | list[Tensor]) -> int:
+    return len(run) if isinstance(run, Stored) else sum(map(len, run))
+
+
+def _dense(part: Tensor | Stored, dtype: torch.dtype) -> Tensor:
+    return part if isinstance(part, Tensor) else part.decode().to(dtype)
+
+
+def _runs(parts: Sequence[Tensor | Stored]) -> list[Stored | list[Tensor]]:
+    """Neighbours of one format together."""
+    runs: list[Stored | list[Tensor]] = []
+    for part in parts:
+        last = runs[-1] if runs else None
+        if isinstance(part, Stored) and isinstance(last, Stored) and last.format is part.format:
+            runs[-1] = Stored(part.format, torch.cat((last.blocks, part.blocks)))
+        elif isinstance(part, Tensor) and isinstance(last, list):
+            last.append(part)
+        else:
+            runs.append(part if isinstance(part, Stored) else [part])
+    return runs
 
 
 def _panels(parts: Sequence[Tensor], rows: int) -> Tensor:
@@ -99,8 +180,10 @@ class Shape:
 
     Attributes:
         layers, hidden, inner, heads, kv_heads, width: L, D, the MLP's width, H, K and d.
-        weights, keys: types of weights, and of keys and values: float32, bfloat16 or float16.
-        active: type of what enters a product: bfloat16 for bfloat16 weights, else float32.
+        weights, keys: types of weights as products take them, and of keys and values: float32, bfloat16 or
+            float16.
+        active: type of what enters a product: bfloat16 for bfloat16 weights, else float32; int8 (groups of
+            32 whole numbers with a scale) where all weights are stored in few bits.
         eps: of the norms.
         scale: of attention scores.
     """
@@ -161,6 +244,6 @@ class LayerWeights:
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Packed):
-                yield value.data
+                yield from (part.data for part in value.parts)
             elif isinstance(value, Tensor):
                 yield value

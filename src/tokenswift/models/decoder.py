@@ -221,12 +221,12 @@ class LeanTarget(BaseTarget):
         return self.backend.linear(normed, self.head, self._head_bias)
 
     def _gather(self, ids: Tensor) -> Packed:
-        return self.backend.pack(self.head.take(ids))
+        return self.backend.pack(self.backend.take(self.head, ids))
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings: (n,) → (n, D)."""
-        return self.head.take(tokens) if self._embedding is None else self._embedding[tokens]
+        return self.backend.take(self.head, tokens) if self._embedding is None else self._embedding[tokens]
 
 
 def release_free_memory() -> None:

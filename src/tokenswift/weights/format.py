@@ -1,8 +1,8 @@
 """What a low-bit number format is: blocks of whole numbers with scales, as GGUF files hold them.
 
-All formats here are one arithmetic. A weight is ``scale · u + least``: ``u`` is a whole number without sign of
-a few bits, ``scale`` and ``least`` belong to a group of neighbours in a row. Scale times number has at most 24
-bits, so the product is exact in float32 and a fused multiply-add gives the very value of the unpacked
+All formats here are one arithmetic. A weight is ``scale · u + least``: ``u`` is a whole number of a few bits
+without sign, ``scale`` and ``least`` belong to a group of neighbours in a row. Scale times number has at most
+24 bits, so the product is exact in float32 and a fused multiply-add gives the very value of the unpacked
 checkpoint. A format's file says how its blocks hold these numbers, and no more.
 """
 
@@ -47,7 +47,7 @@ class Format:
         split: the numbers of rows of blocks, (N, bytes of a row) → :class:`Numbers`.
         group: weights that share a scale: a block, or a part of it.
         offset: what is taken from each whole number; 0 where a least value is added.
-        encode: quantises float32 rows (N, K), K a multiple of the block; None where nothing writes the format.
+        encode: quantises float32 rows (N, K), K a multiple of the block; None: nothing here writes it.
     """
 
     name: str
@@ -67,9 +67,7 @@ class Format:
             ValueError: K is no multiple of the block.
         """
         if columns % self.block:
-            raise ValueError(
-                f"a {self.name} weight has {columns} columns; valid: a multiple of {self.block}"
-            )
+            raise ValueError(f"a {self.name} weight has {columns} columns; valid: a multiple of {self.block}")
         return columns // self.block * self.nbytes
 
 
@@ -95,19 +93,23 @@ class Stored:
 
     def decode(self) -> Float[Tensor, "N K"]:
         """The weight in float32: what every kernel computes with."""
-        numbers = self.format.split(self.blocks)
-        scale, least = scales(self.format, numbers)
-        u = numbers.u.unflatten(1, (-1, self.format.group)).float()
-        return torch.addcmul(least[..., None], scale[..., None], u).flatten(1)
+        return values_of(self.format, self.format.split(self.blocks))
 
 
-def scales(format: Format, numbers: Numbers) -> tuple[Float[Tensor, "N G"], Float[Tensor, "N G"]]:
+def values_of(form: Format, numbers: Numbers) -> Float[Tensor, "N K"]:
+    """The weights that numbers stand for, float32."""
+    scale, least = scales(form, numbers)
+    u = numbers.u.unflatten(1, (-1, form.group)).float()
+    return torch.addcmul(least[..., None], scale[..., None], u).flatten(1)
+
+
+def scales(form: Format, numbers: Numbers) -> tuple[Float[Tensor, "N G"], Float[Tensor, "N G"]]:
     """Scale and least value of each group, float32; both are exact."""
-    groups = format.block // format.group
+    groups = form.block // form.group
     scale = numbers.scale.float().repeat_interleave(groups, 1)
     if numbers.fine is not None:
         scale = scale * numbers.fine
     if numbers.least is None:
-        return scale, -format.offset * scale
+        return scale, -form.offset * scale
     least = numbers.least.float().repeat_interleave(groups, 1)
     return scale, least if numbers.fine_least is None else least * numbers.fine_least

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_float, c_int, c_int32, c_int64, c_long, c_void_p
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.backends import base
@@ -22,23 +22,38 @@ from tokenswift.backends.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache, Segment
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of weights, keys and values
+_ACTIVE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 3}  # of what enters a product
+_LOW = 16  # a low-bit format: this and GGUF's number of it
+_GROUP = 48  # bytes of 32 activations as whole numbers
 
 
 class _Shape(ctypes.Structure):
     _fields_ = [
         *((name, c_long) for name in ("layers", "hidden", "inner", "heads", "kv_heads", "width")),
-        *((name, c_int) for name in ("weights", "keys", "active")),
+        *((name, c_int) for name in ("keys", "active")),
         *((name, c_float) for name in ("eps", "scale")),
     ]
 
 
+class _Part(ctypes.Structure):
+    _fields_ = [("data", c_void_p), ("rows", c_long), ("format", c_int)]
+
+
+class _Weight(ctypes.Structure):
+    _fields_ = [("parts", c_void_p), ("bias", c_void_p)]
+
+
 _WEIGHTS = ("qkv", "out", "gate_up", "down")
-_VECTORS = ("norm", "mlp_norm", "qkv_bias", "out_bias", "gate_up_bias", "down_bias", "query_norm", "key_norm")
+_VECTORS = ("norm", "mlp_norm", "query_norm", "key_norm")
 
 
 class _Layer(ctypes.Structure):
-    _fields_ = [(name, c_void_p) for name in (*_WEIGHTS, *_VECTORS)] + [("window", c_long)]
+    _fields_ = [
+        *((name, _Weight) for name in _WEIGHTS),
+        *((name, c_void_p) for name in _VECTORS),
+        ("window", c_long),
+    ]
 
 
 class _Rows(ctypes.Structure):
@@ -90,23 +105,15 @@ class CpuBackend(Backend):
         self._fixed = threads
         self._threads = Threads()
         self.build = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, "ts_build"))).decode()
-        linear, norm, layers, attend = (
-            getattr(library, name) for name in ("ts_linear", "ts_norm", "ts_layers", "ts_attend")
-        )
-        linear.argtypes = [
-            c_void_p,
-            c_long,
-            c_void_p,
-            c_long,
-            c_void_p,
-            c_void_p,
-            *[c_long] * 3,
-            *[c_int] * 3,
-        ]
+        names = ("ts_linear", "ts_take", "ts_norm", "ts_layers", "ts_attend")
+        linear, take, norm, layers, attend = (getattr(library, name) for name in names)
+        rows = (c_void_p, c_long, c_void_p, c_long)
+        linear.argtypes = [*rows, POINTER(_Weight), *[c_long] * 3, c_int, c_int, c_void_p, c_int]
+        take.argtypes = [c_void_p, POINTER(_Weight), c_void_p, c_long, c_long]
         norm.argtypes = [c_void_p, c_void_p, c_void_p, c_long, c_long, c_float, c_int, c_int]
         layers.argtypes = [POINTER(_Shape), c_void_p, POINTER(_Pass)]
         attend.argtypes = [POINTER(_Shape), POINTER(_Rows), c_long, *[c_void_p] * 5, c_long, c_int]
-        linear.restype = norm.restype = None
+        linear.restype = take.restype = norm.restype = None
         layers.restype = attend.restype = c_long
 
     def _count(self, limit: int | None = None) -> int:
@@ -123,15 +130,14 @@ class CpuBackend(Backend):
         Raises:
             ValueError: activations of another type than products with these weights take.
         """
-        if shape.active != active_type(shape.weights):
-            raise ValueError(
-                f"activations are {shape.active}; valid with weights of {shape.weights}: "
-                f"{active_type(shape.weights)}"
-            )
+        packed = [getattr(layer, name) for layer in weights for name in _WEIGHTS]
+        valid = [active_type(shape.weights)] + [torch.int8] * all(weight.stored for weight in packed)
+        if shape.active not in valid:
+            raise ValueError(f"activations are {shape.active}; valid with these weights: {valid}")
         array = (_Layer * len(weights))()
         for entry, layer in zip(array, weights, strict=True):
             for name in _WEIGHTS:
-                setattr(entry, name, getattr(layer, name).data.data_ptr())
+                setattr(entry, name, _weight(getattr(layer, name), getattr(layer, f"{name}_bias")))
             for name in _VECTORS:
                 setattr(entry, name, _pointer(getattr(layer, name)))
             entry.window = layer.window
@@ -205,26 +211,42 @@ class CpuBackend(Backend):
         return out
 
     def linear(
-        self, states: Float[Tensor, "n K"], weight: Packed, bias: Tensor | None = None
+        self,
+        states: Float[Tensor, "n K"],
+        weight: Packed,
+        bias: Tensor | None = None,
+        active: torch.dtype | None = None,
     ) -> Float[Tensor, "n N"]:
         """See :meth:`Backend.linear`."""
-        states = states.to(active_type(weight.dtype)).contiguous()
+        whole = active == torch.int8
+        states = states.to(torch.float32 if whole else active_type(weight.dtype)).contiguous()
         out = torch.empty(len(states), weight.rows)
+        work = torch.empty(len(states), -(-weight.columns // 32) * _GROUP if whole else 0, dtype=torch.uint8)
         self._lib.ts_linear(
             out.data_ptr(),
             weight.rows,
             states.data_ptr(),
             states.stride(0) * states.element_size(),
-            weight.data.data_ptr(),
-            _pointer(bias),
+            byref(_weight(weight, bias)),
             len(states),
             weight.rows,
             weight.columns,
-            TYPES[weight.dtype],
+            _ACTIVE[torch.int8 if whole else states.dtype],
             0,
+            work.data_ptr(),
             self._count(),
         )
         return out
+
+    def take(self, weight: Packed, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
+        """See :meth:`Backend.take`."""
+        if all(part.format is None for part in weight.parts):
+            return weight.take(ids)
+        if not weight.stored:
+            return weight.unpack()[ids]
+        out, ids = torch.empty(len(ids), weight.columns), ids.long().contiguous()
+        self._lib.ts_take(out.data_ptr(), byref(_weight(weight)), ids.data_ptr(), *out.shape)
+        return out.to(weight.dtype)
 
     def norm(
         self, states: Float[Tensor, "n D"], weight: Tensor, eps: float, dtype: torch.dtype
@@ -236,6 +258,16 @@ class CpuBackend(Backend):
         return out
 
 
+def _weight(packed: Packed, bias: Tensor | None = None) -> _Weight:
+    """A weight for the kernels; its list of parts is made once."""
+    if packed.native is None:
+        packed.native = (_Part * len(packed.parts))()
+        for entry, part in zip(packed.native, packed.parts, strict=True):
+            entry.data, entry.rows = part.data.data_ptr(), part.rows
+            entry.format = TYPES[packed.dtype] if part.format is None else _LOW + part.format.code
+    return _Weight(ctypes.addressof(packed.native), _pointer(bias))
+
+
 def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
@@ -245,8 +277,8 @@ def _pointers(*tensors: Tensor) -> tuple[int, ...]:
 
 
 def _c_shape(shape: Shape) -> _Shape:
-    values = [getattr(shape, field.name) for field in fields(shape)]
-    return _Shape(*(TYPES[value] if isinstance(value, torch.dtype) else value for value in values))
+    sizes = (shape.layers, shape.hidden, shape.inner, shape.heads, shape.kv_heads, shape.width)
+    return _Shape(*sizes, TYPES[shape.keys], _ACTIVE[shape.active], shape.eps, shape.scale)
 
 
 def _describe(rows: _Rows, cache: KVCache, count: int, parents: Sequence[int] | None) -> None:

@@ -20,7 +20,7 @@ import tempfile
 from importlib import resources
 from pathlib import Path
 
-SOURCES = ("cpu.c", "cpu_attention.h", "cpu_tile.h", "cpu_team.h", "cpu_choose.h")
+SOURCES = ("cpu.c", "cpu_attention.h", "cpu_tile.h", "cpu_team.h", "cpu_choose.h", "cpu_low.h")
 COMPILERS = ("cc", "gcc", "clang")
 #: no contraction: what is rounded once is written as such (`fused` in cpu_tile.h), whatever the tuning
 FLAGS = (

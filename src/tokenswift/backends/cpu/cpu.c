@@ -7,11 +7,12 @@
  * tiles, and how many threads share the work decides only who computes an element, never in which order.
  * Nor does a compiler decide what is rounded: see `fused`.
  *
- * Types of weights, keys and values: float32, bfloat16, float16. Activations that enter a product are
- * float32, or bfloat16 where the weights are; sums, scores and the residual stream are float32.
+ * Types of keys and values: float32, bfloat16, float16; of weights these and the formats of cpu_low.h. What
+ * enters a product is float32, bfloat16 or groups of whole numbers; sums, scores and the residual stream are float32.
  */
 #include "cpu_attention.h"
 #include "cpu_choose.h"
+#include "cpu_low.h"
 
 #ifndef TS_BUILD
 #define TS_BUILD ""
@@ -21,61 +22,156 @@ const char ts_build[] = TS_BUILD ", version " __VERSION__;
 
 /* ---- products with packed weights ---------------------------------------------------------------- */
 
+typedef struct { /* rows of a weight in one format: a type, or one of FORMATS */
+    const char *data;
+    long rows; /* of all parts but the last a multiple of NR */
+    int format;
+} Part;
+
+typedef struct { /* (N, K), packed; bias (N) or NULL */
+    const Part *parts;
+    const float *bias;
+} Weight;
+
 typedef struct {
     float *out;
     long ldo;
     const char *x;
-    long ldx;
-    const char *packed;
-    const float *bias;
+    size_t ldx;
+    Weight w;
     long n, N, K;
-    int type, add;
+    int active, add;
 } Linear;
+
+#define MANY 96 /* rows that share what is made of a panel */
+
+/* Rows r .. r + rows of panel p: sums (rows, NR), plus bias, plus what out held if add. */
+INLINE void put(const Linear *l, long p, long r, int rows, const float *sums) {
+    const int cols = l->N - p * NR < NR ? (int)(l->N - p * NR) : NR;
+    float *at = l->out + r * l->ldo + p * NR;
+    for (int i = 0; i < rows; i++)
+        for (int c = 0; c < cols; c += W) {
+            const int part = cols - c < W ? cols - c : 0;
+            const char *more = (const char *)(l->w.bias + p * NR + c);
+            char *to = (char *)(at + i * l->ldo + c);
+            V y = load(F32, (char *)(sums + i * NR + c));
+            if (l->w.bias) y += part ? load_part(F32, more, part) : load(F32, more);
+            if (l->add) y = (part ? load_part(F32, to, part) : load(F32, to)) + y;
+            if (part) store_part(F32, to, y, part);
+            else store(F32, to, y);
+        }
+}
+
+static void dense_panel(const Linear *l, long p, const char *panel, int format) {
+    const int how = format == BF16 ? PAIRS : format == F16 ? ROWS_F16 : ROWS_F32;
+    const size_t ldb = format == F16 ? NR * 2 : NR * 4;
+    const int direct = l->N - p * NR >= NR && !l->w.bias && !l->add;
+    for (long r = 0; r < l->n; r += MR) {
+        const int rows = l->n - r < MR ? (int)(l->n - r) : MR;
+        float sums[MR * NR];
+        any_tile(how, rows, l->x + r * l->ldx, l->ldx, panel, ldb, panel, l->K,
+                 direct ? l->out + r * l->ldo + p * NR : sums, direct ? (size_t)l->ldo : NR, 0);
+        if (!direct) put(l, p, r, rows, sums);
+    }
+}
+
+/* A panel of low format: weights are made in registers for a few rows, for more part by part. */
+static void low_panel(const Linear *l, long p, const char *panel, int format) {
+    float sums[MANY * NR];
+    if (format > F16 && (l->active == I8 || l->n <= FEW_ROWS)) {
+        const LowTile tile = low_tile_of(format, l->active);
+        const int most = l->active == I8 ? INT_ROWS : FEW_ROWS;
+        for (long r = 0; r < l->n; r += most) {
+            const int rows = l->n - r < most ? (int)(l->n - r) : most;
+            tile(rows, l->x + r * l->ldx, l->ldx, panel, l->K, sums);
+            put(l, p, r, rows, sums);
+        }
+        return;
+    }
+    const int pairs = l->active == BF16;
+    _Alignas(64) char made[PART * NR * 4];
+    for (long first = 0; first < l->n; first += MANY) {
+        const int rows = l->n - first < MANY ? (int)(l->n - first) : MANY;
+        for (long k = 0; k < l->K; k += PART) {
+            const long to = l->K - k < PART ? l->K : k + PART;
+            decode_any(format, panel, k, to, pairs, made);
+            for (int r = 0; r < rows; r += MR)
+                any_tile(pairs ? PAIRS : ROWS_F32, rows - r < MR ? rows - r : MR,
+                         l->x + (first + r) * l->ldx + k * (pairs ? 2 : 4), l->ldx, made, NR * 4, made, to - k,
+                         sums + r * NR, NR, k > 0);
+        }
+        put(l, p, first, rows, sums);
+    }
+}
 
 static void some_panels(void *context, long from, long to, int thread) {
     const Linear *l = context;
-    const int how = l->type == BF16 ? PAIRS : l->type == F16 ? ROWS_F16 : ROWS_F32;
-    const size_t ldb = l->type == F16 ? NR * 2 : NR * 4, panel = (size_t)l->K * NR * bytes_of(l->type);
-    const long ldo = l->ldo;
+    const Part *part = l->w.parts;
+    long first = 0; /* the part's first panel */
     (void)thread;
     for (long p = from; p < to; p++) {
-        const int cols = l->N - p * NR < NR ? (int)(l->N - p * NR) : NR;
-        for (long r = 0; r < l->n; r += MR) {
-            const int rows = l->n - r < MR ? (int)(l->n - r) : MR, direct = cols == NR && !l->bias && !l->add;
-            float sums[MR * NR], *at = l->out + r * ldo + p * NR;
-            any_tile(how, rows, l->x + r * l->ldx, (size_t)l->ldx, l->packed + p * panel, ldb, l->packed + p * panel,
-                     l->K, direct ? at : sums, direct ? (size_t)ldo : NR);
-            if (direct) continue;
-            for (int i = 0; i < rows; i++)
-                for (int c = 0; c < cols; c += W) {
-                    const int part = cols - c < W ? cols - c : 0;
-                    const char *more = (const char *)(l->bias + p * NR + c);
-                    char *to = (char *)(at + i * ldo + c);
-                    V y = load(F32, (char *)(sums + i * NR + c));
-                    if (l->bias) y += part ? load_part(F32, more, part) : load(F32, more);
-                    if (l->add) y = (part ? load_part(F32, to, part) : load(F32, to)) + y;
-                    if (part) store_part(F32, to, y, part);
-                    else store(F32, to, y);
-                }
-        }
+        while (p >= first + (part->rows + NR - 1) / NR) first += (part++->rows + NR - 1) / NR;
+        const char *panel = part->data + (p - first) * panel_bytes(part->format, l->K);
+        if (part->format <= F16 && (part->format == BF16) == (l->active == BF16)) dense_panel(l, p, panel, part->format);
+        else low_panel(l, p, panel, part->format);
     }
 }
 
 /* out (n, N) float32, ldo floats apart = x (n, K) times the transpose of the weight (N, K), plus bias (N) or
  * nothing, plus what out held if add. Packed weights: panels of NR columns; inside, for float32 and float16
- * (K, NR), for bfloat16 (K / 2, NR, 2); columns beyond N are 0. x: ldx bytes apart; bfloat16 for bfloat16
- * weights, else float32. K is even. Returns as run does. */
-static int64_t linear(float *out, long ldo, const void *x, long ldx, const void *packed, const float *bias, long n,
-                      long N, long K, int type, int add, int threads) {
-    Linear l = {out, ldo, x, ldx, packed, bias, n, N, K, type, add};
+ * (K, NR), for bfloat16 (K / 2, NR, 2), for FORMATS as cpu_low.h says; columns beyond N are 0. x: ldx bytes apart,
+ * of the type active: float32, bfloat16 or groups of whole numbers (I8: all parts are of FORMATS). K is even.
+ * Returns as run does. */
+static int64_t linear(float *out, long ldo, const void *x, size_t ldx, const Weight *w, long n, long N, long K, int active,
+                      int add, int threads) {
+    Linear l = {out, ldo, x, ldx, *w, n, N, K, active, add};
     return run(threads, (N + NR - 1) / NR, (double)n * N * K, some_panels, &l);
 }
 
-void ts_linear(float *out, long ldo, const void *x, long ldx, const void *packed, const float *bias, long n,
-               long N, long K, int type, int add, int threads) {
+typedef struct {
+    char *out;
+    const float *x;
+    long width;
+} Quantise;
+
+static void some_groups(void *context, long from, long to, int thread) {
+    const Quantise *q = context;
+    (void)thread;
+    for (long i = from; i < to; i++) quantise((Group *)(q->out + i * row_of_groups(q->width)), q->x + i * q->width, q->width);
+}
+
+/* Rows (n, width) float32 as groups. Returns as run does. */
+static int64_t quantised(char *out, const float *x, long n, long width, int threads) {
+    Quantise q = {out, x, width};
+    return run(threads, n, (double)n * width * 8, some_groups, &q);
+}
+
+/* work: for active I8, room for x as groups, whose rows are float32 then. */
+void ts_linear(float *out, long ldo, const void *x, long ldx, const Weight *w, long n, long N, long K, int active,
+               int add, char *work, int threads) {
     threads = take_team((double)n * N * K < SMALL ? 1 : threads);
-    linear(out, ldo, x, ldx, packed, bias, n, N, K, type, add, threads);
+    if (active == I8) {
+        quantised(work, x, n, K, threads);
+        x = work, ldx = row_of_groups(K);
+    }
+    linear(out, ldo, x, ldx, w, n, N, K, active, add, threads);
     leave_team(threads);
+}
+
+/* out (n, K) float32 = rows of a weight of low formats. */
+void ts_take(float *out, const Weight *w, const int64_t *ids, long n, long K) {
+    _Alignas(64) float made[PART * NR];
+    for (long i = 0; i < n; i++) {
+        const Part *part = w->parts;
+        long row = ids[i];
+        while (row >= part->rows) row -= part++->rows;
+        const char *panel = part->data + row / NR * panel_bytes(part->format, K);
+        for (long k = 0; k < K; k += PART) {
+            const long to = K - k < PART ? K : k + PART;
+            decode_any(part->format, panel, k, to, 0, (char *)made);
+            for (long j = k; j < to; j++) out[i * K + j] = made[(j - k) * NR + row % NR];
+        }
+    }
 }
 
 /* ---- norms, rotary embedding, SwiGLU ----------------------------------------------------------------- */
@@ -109,8 +205,16 @@ typedef struct {
 static void some_norms(void *context, long from, long to, int thread) {
     const Norm *m = context;
     (void)thread;
-    for (long i = from; i < to; i++)
-        norm_row(m->out + i * m->width * bytes_of(m->type), m->type, m->x + i * m->width, m->weight, m->width, m->eps);
+    for (long i = from; i < to; i++) {
+        const float *x = m->x + i * m->width;
+        float whole[m->type == I8 ? m->width : 1];
+        if (m->type != I8) {
+            norm_row(m->out + i * m->width * bytes_of(m->type), m->type, x, m->weight, m->width, m->eps);
+            continue;
+        }
+        norm_row((char *)whole, F32, x, m->weight, m->width, m->eps);
+        quantise((Group *)(m->out + i * row_of_groups(m->width)), whole, m->width);
+    }
 }
 
 /* out (n, width) of the type = RMS norm of x (n, width) float32. Returns as run does. */
@@ -194,17 +298,22 @@ typedef struct {
 static void some_gates(void *context, long from, long to, int thread) {
     const Gate *g = context;
     const long width = g->width;
+    const int type = g->type == I8 ? F32 : g->type;
+    float whole[g->type == I8 ? width : 1];
     (void)thread;
-    for (long i = from; i < to; i++)
+    for (long i = from; i < to; i++) {
+        char *out = g->type == I8 ? (char *)whole : g->out + i * width * bytes_of(type);
         for (long c = 0; c < width; c += W) {
             const int part = width - c < W ? (int)(width - c) : 0;
             const char *gate = (const char *)(g->x + i * 2 * width + c), *lift = gate + width * 4;
-            char *at = g->out + (i * width + c) * bytes_of(g->type);
+            char *at = out + c * bytes_of(type);
             V x = part ? load_part(F32, gate, part) : load(F32, gate), u = part ? load_part(F32, lift, part) : load(F32, lift);
             V y = x / (vexp(-x) + 1.0f) * u;
-            if (part) store_part(g->type, at, y, part);
-            else store(g->type, at, y);
+            if (part) store_part(type, at, y, part);
+            else store(type, at, y);
         }
+        if (g->type == I8) quantise((Group *)(g->out + i * row_of_groups(width)), whole, width);
+    }
 }
 
 /* out (n, width) = silu(gate) * up, with both side by side in x (n, 2, width). Returns as run does. */
@@ -215,15 +324,15 @@ static int64_t swiglu(char *out, int type, const float *x, long n, long width, i
 
 /* ---- the layers of a model ---------------------------------------------------------------------------- */
 
-typedef struct { /* weights of a layer; biases, query and key norms may be NULL */
-    const void *qkv, *out, *gate_up, *down; /* packed */
-    const float *norm, *mlp_norm, *qkv_bias, *out_bias, *gate_up_bias, *down_bias, *query_norm, *key_norm;
+typedef struct { /* weights of a layer; query and key norms may be NULL */
+    Weight qkv, out, gate_up, down;
+    const float *norm, *mlp_norm, *query_norm, *key_norm;
     long window;
 } Layer;
 
 typedef struct {
     long layers, hidden, inner, heads, kv_heads, width;
-    int weights, keys, active; /* types: of weights, of keys and values, of what enters a product */
+    int keys, active; /* types: of keys and values, of what enters a product */
     float eps, scale;
 } Shape;
 
@@ -250,7 +359,7 @@ typedef struct {
 /* A segment over its own cache; depth: room for n numbers. */
 static Segment segment_of(const Shape *m, const Rows *r, long window, int32_t *depth) {
     Segment s = {{r->n, r->before, r->capacity, r->parents, depth, m->heads, m->kv_heads, m->width,
-                  r->windows ? window : 0, m->keys, m->active, m->scale, 0, 0, 0, 0}, r->n - 1, 0, 0, 0, 0, 0, 0};
+                  r->windows ? window : 0, m->keys, m->active == I8 ? F32 : m->active, m->scale, 0, 0, 0, 0}, r->n - 1, 0, 0, 0, 0, 0, 0};
     if (!r->parents) return s;
     s.deepest = 0;
     for (long i = 0; i < r->n; i++) {
@@ -262,18 +371,22 @@ static Segment segment_of(const Shape *m, const Rows *r, long window, int32_t *d
 
 INLINE char *aligned(char *at) { return at + (64 - (uintptr_t)at % 64) % 64; }
 
+/* Bytes of a row that enters a product. */
+INLINE size_t row_bytes(int type, long width) { return type == I8 ? row_of_groups(width) : width * bytes_of(type); }
+
 /* Runs a pass through all layers. Returns 0, or the bytes of work that it needs if there are fewer. */
 long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
     const int type = m->active;
     const long n = p->n, all = (m->heads + 2 * m->kv_heads) * m->width, whole = m->heads * m->width;
-    const size_t act = bytes_of(type), query = bytes_of(m->keys == BF16 ? BF16 : F32);
-    const size_t sizes[] = {up(p->count * sizeof(Segment), 64), up(n * 4, 64), up(n * m->hidden * act, 64), up(n * all * 4, 64),
-                            up(n * whole * act, 64), up(n * 2 * m->inner * 4, 64), up(n * m->inner * act, 64)};
+    const size_t hidden = row_bytes(type, m->hidden), heads = row_bytes(type, whole), inner = row_bytes(type, m->inner);
+    const size_t found = whole * bytes_of(type == I8 ? F32 : type), query = bytes_of(m->keys == BF16 ? BF16 : F32);
+    const size_t sizes[] = {up(p->count * sizeof(Segment), 64), up(n * 4, 64), up(n * hidden, 64), up(n * all * 4, 64),
+                            up(n * found, 64), up(n * 2 * m->inner * 4, 64), up(n * inner, 64), type == I8 ? up(n * heads, 64) : 0};
     size_t need = 64;
-    for (int i = 0; i < 7; i++) need += sizes[i];
+    for (int i = 0; i < 8; i++) need += sizes[i];
     if ((size_t)p->work_bytes < need) return (long)need; /* without what attention needs: it asks again */
-    char *at[8] = {aligned(p->work)};
-    for (int i = 0; i < 7; i++) at[i + 1] = at[i] + sizes[i];
+    char *at[9] = {aligned(p->work)};
+    for (int i = 0; i < 8; i++) at[i + 1] = at[i] + sizes[i];
     Segment *segments = (Segment *)at[0];
     int32_t *depth = (int32_t *)at[1];
     for (long i = 0, first = 0; i < p->count; first += p->rows[i++].n) segments[i] = segment_of(m, p->rows + i, 0, depth + first);
@@ -291,17 +404,18 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
             a->q = (char *)r->queries + (p->keep ? l * r->n * whole * query : 0);
             a->k = (char *)r->keys_values + 2 * l * kv;
             a->v = a->k + kv;
-            a->out = at[4] + first * whole * act;
+            a->out = at[4] + first * found;
         }
         waited += norm(at[2], p->states, w->norm, n, m->hidden, m->eps, type, threads);
-        waited += linear((float *)at[3], all, at[2], m->hidden * act, w->qkv, w->qkv_bias, n, all, m->hidden, m->weights, 0, threads);
+        waited += linear((float *)at[3], all, at[2], hidden, &w->qkv, n, all, m->hidden, type, 0, threads);
         waited += append(segments, n, (float *)at[3], p->cos, p->sin, w->query_norm, w->key_norm, m->eps, threads);
-        waited += attention(segments, p->count, at[7], threads);
-        waited += linear(p->states, m->hidden, at[4], whole * act, w->out, w->out_bias, n, m->hidden, whole, m->weights, 1, threads);
+        waited += attention(segments, p->count, at[8], threads);
+        if (type == I8) waited += quantised(at[7], (float *)at[4], n, whole, threads);
+        waited += linear(p->states, m->hidden, type == I8 ? at[7] : at[4], heads, &w->out, n, m->hidden, whole, type, 1, threads);
         waited += norm(at[2], p->states, w->mlp_norm, n, m->hidden, m->eps, type, threads);
-        waited += linear((float *)at[5], 2 * m->inner, at[2], m->hidden * act, w->gate_up, w->gate_up_bias, n, 2 * m->inner, m->hidden, m->weights, 0, threads);
+        waited += linear((float *)at[5], 2 * m->inner, at[2], hidden, &w->gate_up, n, 2 * m->inner, m->hidden, type, 0, threads);
         waited += swiglu(at[6], type, (float *)at[5], n, m->inner, threads);
-        waited += linear(p->states, m->hidden, at[6], m->inner * act, w->down, w->down_bias, n, m->hidden, m->inner, m->weights, 1, threads);
+        waited += linear(p->states, m->hidden, at[6], inner, &w->down, n, m->hidden, m->inner, type, 1, threads);
     }
     leave_team(threads);
     p->waited = waited;

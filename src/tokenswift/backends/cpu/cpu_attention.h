@@ -189,7 +189,7 @@ static void chunk_of(const Attend *a, long c, long head, long first, long count,
         for (long r = 0; r < queries; r += MR) {
             const long rows = queries - r < MR ? queries - r : MR;
             if (high[(r + rows - 1) / group] <= key) continue;
-            any_tile(how, (int)rows, w->q + r * qrow, qrow, w->panel, NR * 4, w->panel, width, w->s + r * CHUNK + key, CHUNK);
+            any_tile(how, (int)rows, w->q + r * qrow, qrow, w->panel, NR * 4, w->panel, width, w->s + r * CHUNK + key, CHUNK, 0);
         }
     }
     const long nodes = first + count, stride = up(a->n, NR);
@@ -200,7 +200,7 @@ static void chunk_of(const Attend *a, long c, long head, long first, long count,
                      nodes - node < NR ? (int)(nodes - node) : NR, w->panel);
             for (long r = 0; r < queries; r += MR) {
                 any_tile(how, queries - r < MR ? (int)(queries - r) : MR, w->q + r * qrow, qrow, w->panel,
-                         NR * 4, w->panel, width, w->node + r * stride + node, (size_t)stride);
+                         NR * 4, w->panel, width, w->node + r * stride + node, (size_t)stride, 0);
             }
         }
     for (long r = 0; r < queries; r++) {
@@ -228,7 +228,7 @@ static void chunk_of(const Attend *a, long c, long head, long first, long count,
             any_tile(values, (int)rows, (char *)(w->s + r * CHUNK + from), CHUNK * 4,
                      v + ((start + from) * width + column) * item, width * item,
                      k + ((start + CHUNK + from) * width + column) * item, to - from,
-                     w->acc + r * width + column, width);
+                     w->acc + r * width + column, width, 0);
         }
         for (long q = r; q < r + rows; q++) {
             const long i = q / group;

@@ -200,6 +200,23 @@ INLINE V vexp(V x) { /* relative error below 3e-7; 0 far below 0, NaN stays NaN 
 
 /* ---- one tile of a product: acc[r][:] += sum over k of a[r][k] * b[k][:] --------------------------- */
 
+/* acc[:] += both of x times both of each column's w: two numbers of bfloat16 side by side, the first product first. */
+INLINE void pair_step(V acc[NV], uint32_t x, const U w[NV]) {
+#if defined(__AVX512BF16__) && W == 16
+    const __m512i both = _mm512_set1_epi32((int32_t)x);
+    UNROLL for (int c = 0; c < NV; c++)
+        acc[c] = (V)_mm512_dpbf16_ps((__m512)acc[c], (__m512bh)both, (__m512bh)w[c]);
+#else
+    uint32_t bits[2] = {x << 16, x & 0xffff0000u};
+    float first, second;
+    memcpy(&first, bits, 4), memcpy(&second, bits + 1, 4);
+    UNROLL for (int c = 0; c < NV; c++) {
+        acc[c] = fused(splat(first), as_v(w[c] << 16), acc[c]);
+        acc[c] = fused(splat(second), as_v(w[c] & 0xffff0000u), acc[c]);
+    }
+#endif
+}
+
 /* a: rows of float32 (bfloat16 for PAIRS), lda bytes apart. b: k rows of NR columns, ldb bytes apart;
  * for PAIRS k / 2 rows of NR pairs (2 consecutive k of one column side by side). */
 INLINE void tile(const int how, const int rows, const char *a, size_t lda, const char *b, size_t ldb, const char *soon,
@@ -208,37 +225,15 @@ INLINE void tile(const int how, const int rows, const char *a, size_t lda, const
     UNROLL for (int r = 0; r < rows; r += 4) base[r / 4] = a + r * lda;
     if (how == PAIRS) {
         for (long i = 0; i < k / 2; i++, b += ldb) {
-#if defined(__AVX512BF16__) && W == 16
-            __m512i w[NV];
+            U w[NV];
             __builtin_prefetch(b + 2048);
             __builtin_prefetch(b + 2048 + 64);
-            UNROLL for (int c = 0; c < NV; c++) w[c] = _mm512_loadu_si512(b + c * 4 * W);
+            UNROLL for (int c = 0; c < NV; c++) w[c] = *(const Um *)(b + c * 4 * W);
             UNROLL for (int r = 0; r < rows; r++) {
-                int32_t pair;
-                memcpy(&pair, base[r / 4] + (r % 4) * lda + i * 4, 4);
-                __m512i x = _mm512_set1_epi32(pair);
-                UNROLL for (int c = 0; c < NV; c++)
-                    acc[r][c] = (V)_mm512_dpbf16_ps((__m512)acc[r][c], (__m512bh)x, (__m512bh)w[c]);
+                uint32_t x;
+                memcpy(&x, base[r / 4] + (r % 4) * lda + i * 4, 4);
+                pair_step(acc[r], x, w);
             }
-#else
-            V low[NV], high[NV];
-            UNROLL for (int c = 0; c < NV; c++) {
-                U w = *(const Um *)(b + c * 4 * W);
-                low[c] = as_v(w << 16);
-                high[c] = as_v(w & 0xffff0000u);
-            }
-            UNROLL for (int r = 0; r < rows; r++) {
-                uint32_t pair, first, second;
-                float x, y;
-                memcpy(&pair, base[r / 4] + (r % 4) * lda + i * 4, 4);
-                first = pair << 16, second = pair & 0xffff0000u;
-                memcpy(&x, &first, 4), memcpy(&y, &second, 4);
-                UNROLL for (int c = 0; c < NV; c++) {
-                    acc[r][c] = fused(splat(x), low[c], acc[r][c]);
-                    acc[r][c] = fused(splat(y), high[c], acc[r][c]);
-                }
-            }
-#endif
         }
         return;
     }
@@ -255,11 +250,15 @@ INLINE void tile(const int how, const int rows, const char *a, size_t lda, const
     }
 }
 
-/* One function a kind of right side and a number of rows: out (rows, NR) floats, ldo floats apart. */
+/* One function a kind of right side and a number of rows: out (rows, NR) floats, ldo floats apart; with more, they
+ * go on from what out holds. */
 #define CASE(n, how)                                                                                      \
     case n:                                                                                               \
         if (n <= MR) {                                                                                    \
             V acc[MR][NV] = {{{0}}};                                                                      \
+            if (more)                                                                                     \
+                UNROLL for (int r = 0; r < n && r < MR; r++) UNROLL for (int c = 0; c < NV; c++)          \
+                    acc[r][c] = *(Vm *)(out + r * ldo + c * W);                                           \
             tile(how, n <= MR ? n : 1, a, lda, b, ldb, soon, k, acc);                                     \
             UNROLL for (int r = 0; r < n && r < MR; r++) UNROLL for (int c = 0; c < NV; c++)              \
                 *(Vm *)(out + r * ldo + c * W) = acc[r][c];                                               \
@@ -267,7 +266,7 @@ INLINE void tile(const int how, const int rows, const char *a, size_t lda, const
         break;
 #define TILE(name, how)                                                                                   \
     static __attribute__((noinline)) void name(int rows, const char *a, size_t lda, const char *b,        \
-                                               size_t ldb, const char *soon, long k, float *out, size_t ldo) { \
+                                               size_t ldb, const char *soon, long k, float *out, size_t ldo, int more) { \
         switch (rows) {                                                                                   \
             CASE(1, how) CASE(2, how) CASE(3, how) CASE(4, how) CASE(5, how) CASE(6, how)                 \
             CASE(7, how) CASE(8, how) CASE(9, how) CASE(10, how) CASE(11, how) CASE(12, how)              \
@@ -281,9 +280,9 @@ TILE(tile_pairs, PAIRS)
 #undef TILE
 
 static void any_tile(int how, int rows, const char *a, size_t lda, const char *b, size_t ldb, const char *soon,
-                     long k, float *out, size_t ldo) {
-    if (how == ROWS_F32) tile_f32(rows, a, lda, b, ldb, soon, k, out, ldo);
-    else if (how == ROWS_BF16) tile_bf16(rows, a, lda, b, ldb, soon, k, out, ldo);
-    else if (how == ROWS_F16) tile_f16(rows, a, lda, b, ldb, soon, k, out, ldo);
-    else tile_pairs(rows, a, lda, b, ldb, soon, k, out, ldo);
+                     long k, float *out, size_t ldo, int more) {
+    if (how == ROWS_F32) tile_f32(rows, a, lda, b, ldb, soon, k, out, ldo, more);
+    else if (how == ROWS_BF16) tile_bf16(rows, a, lda, b, ldb, soon, k, out, ldo, more);
+    else if (how == ROWS_F16) tile_f16(rows, a, lda, b, ldb, soon, k, out, ldo, more);
+    else tile_pairs(rows, a, lda, b, ldb, soon, k, out, ldo, more);
 }
