@@ -1,8 +1,8 @@
 """What a low-bit number format is: blocks of whole numbers with scales, as GGUF files hold them.
 
-All formats here are one arithmetic. A weight is ``scale · u + least``: ``u`` is a whole number of a few bits
-without sign, ``scale`` and ``least`` belong to a group of neighbours in a row. Scale times number has at most
-24 bits, so the product is exact in float32 and a fused multiply-add gives the very value of the unpacked
+All formats here are one arithmetic. A weight is ``scale · u + least``: ``u`` is a whole number without sign
+of a few bits, ``scale`` and ``least`` belong to a group of neighbours in a row. Scale times number has at
+most 24 bits, so the product is exact in float32 and a fused multiply-add gives the very value of the unpacked
 checkpoint. A format's file says how its blocks hold these numbers, and no more.
 """
 
@@ -47,7 +47,8 @@ class Format:
         split: the numbers of rows of blocks, (N, bytes of a row) → :class:`Numbers`.
         group: weights that share a scale: a block, or a part of it.
         offset: what is taken from each whole number; 0 where a least value is added.
-        encode: quantises float32 rows (N, K), K a multiple of the block; None: nothing here writes it.
+        encode: quantises float32 rows (N, K), K a multiple of the block; None where nothing writes the
+            format.
     """
 
     name: str
