@@ -21,6 +21,8 @@ from tokenswift.backends.weights import Packed
 from tokenswift.cache.full import FullCache
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.rope import rotary_of
+from tokenswift.weights.format import Format, Stored
+from tokenswift.weights.registry import FORMATS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDTHS = (4, 6, 8, 12, 16, 20, 32, 36, 40, 64, 64, 80, 96, 100, 128, 128, 160, 256)
@@ -67,6 +69,7 @@ def fuzz(library: ctypes.CDLL, seeds: range, kind: type[CpuBackend] = CpuBackend
         for seed in seeds:
             attention(both, seed, tally)
             product(both, seed, tally)
+            low_product(both, seed, tally)
             if seed % 4 == 0:
                 passes(both, seed, tally)
     return tally
@@ -157,6 +160,52 @@ def product(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
     for first in (0, made.randrange(count), made.randrange(count)):
         end = count if first == 0 else made.randrange(first, count) + 1
         tally.compare(f"{case}, {first} to {end}", run(slice(first, end)), alone[first:end])
+
+
+def low_product(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
+    """Rows of products with a low-bit weight, with each kind of activation: one at a time and together; those of
+    float32 and bfloat16 also against the same values packed dense."""
+    made = random.Random(seed)
+    form = list(FORMATS.values())[seed % len(FORMATS)]
+    outputs = made.choice((made.randrange(1, 100), 160))
+    inner = form.block * made.randrange(1, 1 + 1024 // form.block)
+    count = made.choice(SIZES_OF_PASSES)
+    stored = random_weight(form, outputs, inner, seed)
+    noise = torch.Generator().manual_seed(seed)
+    states = torch.randn(count, inner, generator=noise) * 10 ** torch.randn(count, 1, generator=noise)
+    states[made.randrange(count), : inner // 2] = 0.0
+    bias = torch.randn(outputs, generator=noise) if made.random() < 0.5 else None
+    for active in (torch.float32, torch.bfloat16, torch.int8):
+        dtype = torch.bfloat16 if active == torch.bfloat16 else torch.float32
+        case = f"product {seed}: {form.name}, {active}, {count} rows, {inner} to {outputs}"
+        weight = Packed(stored, True, dtype)
+
+        def run(rows: slice, packed: Packed = weight, active: torch.dtype = active) -> Tensor:
+            return made.choice(kernels).linear(states[rows], packed, bias, active)
+
+        alone = torch.cat([run(slice(row, row + 1)) for row in range(count)])
+        tally.keep(case, alone)
+        for first in (0, made.randrange(count), made.randrange(count)):
+            end = count if first == 0 else made.randrange(first, count) + 1
+            tally.compare(f"{case}, {first} to {end}", run(slice(first, end)), alone[first:end])
+        ids = torch.tensor([made.randrange(outputs) for _ in range(5)])
+        values = stored.decode().to(dtype)
+        tally.compare(f"{case}, rows of the weight", made.choice(kernels).take(weight, ids), values[ids])
+        if active != torch.int8:
+            tally.compare(f"{case}, dense", run(slice(0, count), Packed(values, True)), alone)
+
+
+def random_weight(form: Format, rows: int, columns: int, seed: int) -> Stored:
+    """Blocks of random numbers with finite scales, some of them large, some 0."""
+    noise = torch.Generator().manual_seed(seed)
+    blocks = torch.randint(0, 256, (rows, form.row_bytes(columns)), generator=noise, dtype=torch.uint8)
+    scales = (torch.randn(2, rows, columns // form.block, generator=noise) * 2e-3).to(torch.float16)
+    scales[:, 0] = 0.0
+    each = blocks.unflatten(1, (-1, form.nbytes))
+    places = [form.nbytes - 2] if form.name == "q6_k" else [0, 2] if not form.offset else [0]
+    for scale, place in zip(scales, places, strict=False):
+        each[..., place : place + 2] = scale[..., None].view(torch.uint8)
+    return Stored(form, blocks)
 
 
 @cache

@@ -94,7 +94,7 @@ class LeanTarget(BaseTarget):
         self.layout = layout = self._weights.layout
         super().__init__(layout if files else source.config, self._weight(HEAD), rotary, backend)
         self.head = self._packed([HEAD])
-        self._head_bias = _vector(self._weights.get("lm_head.bias"))
+        self.head_bias = _vector(self._weights.get("lm_head.bias"))
         self._norm, self._eps = _copied(self._weight(NORM)), layout.eps
         weights: list[LayerWeights] = []
         for number in range(layout.num_hidden_layers):
@@ -189,9 +189,14 @@ class LeanTarget(BaseTarget):
     # ---- passes ---------------------------------------------------------------------------------
 
     def _run(self, segments: Sequence[Segment], keep: bool = True) -> list[Pass]:
+        return self.run(segments, keep, self.body)
+
+    def run(self, segments: Sequence[Segment], keep: bool, body: Any) -> list[Pass]:
+        """One pass over the layers of ``body``: the target's own, or a copy in few bits; ``keep``: its queries
+        are wanted."""
         states = self.embed(torch.cat([segment.tokens for segment in segments])).float()
         cos, sin = self._turns(torch.cat([segment.positions for segment in segments]))
-        queries = self.backend.layers(self.body, states, cos, sin, segments, keep)
+        queries = self.backend.layers(body, states, cos, sin, segments, keep)
         parts = states.split([len(segment.tokens) for segment in segments])
         return [Pass(*each) for each in zip(parts, queries, strict=True)]
 
@@ -209,16 +214,16 @@ class LeanTarget(BaseTarget):
         return torch.from_numpy(table[0].numpy()[at]), torch.from_numpy(table[1].numpy()[at])
 
     @torch.inference_mode()
-    def norm(self, hidden: Tensor) -> Tensor:
-        """The final norm: (n, D) → (n, D), of the type that enters products."""
-        return self.backend.norm(hidden, self._norm, self._eps, self.body.shape.active)
+    def norm(self, hidden: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The final norm: (n, D) → (n, D), of the type that enters products, or another."""
+        return self.backend.norm(hidden, self._norm, self._eps, dtype or self.body.shape.active)
 
     @torch.inference_mode()
     def project(self, normed: Tensor, rows: Any = None) -> Tensor:
         """The LM head alone: (n, D) → (n, V), float32; only its ``rows`` → (n, m) when given."""
         if rows is not None:
             return self.backend.linear(normed, rows)
-        return self.backend.linear(normed, self.head, self._head_bias)
+        return self.backend.linear(normed, self.head, self.head_bias)
 
     def _gather(self, ids: Tensor) -> Packed:
         return self.backend.pack(self.backend.take(self.head, ids))
