@@ -217,6 +217,9 @@ class AutoOptions:
     draft: str = option(
         "auto", "partial (a pass over the partial cache), hidden (no extra pass) or auto", "NAME"
     )
+    draft_weights: str = option(
+        "auto", "weights that the model drafts for itself with: auto, q8_0, q4_1, q4_0 or none", "FORMAT"
+    )
     vocabulary: str = _vocabulary()
     draft_model: Any = _draft_model("; with an automatic tree: one more source of drafts")
     explain: Any = option(None, "with an automatic tree: write one line of JSON for each decision", "FILE")
@@ -230,6 +233,7 @@ class AutoOptions:
         check_choice("cache", self.cache, ("full", "partial", "dynamic"))
         check_choice("candidates", self.candidates, ("coupled", "probability"))
         check_choice("draft", self.draft, ("auto", "partial", "hidden"))
+        check_choice("draft_weights", self.draft_weights, ("auto", "q8_0", "q4_1", "q4_0", "none"))
         check_choice("vocabulary", self.vocabulary, ("frequent", "full"))
 
 

@@ -124,6 +124,28 @@ class TargetModel(Protocol):
         ...
 
 
+class LowBit(Protocol):
+    """A model's passes in few bits: cheap, and nearly right."""
+
+    device: torch.device
+    weight_bytes: int
+    kv_bytes: int
+
+    def forward(
+        self,
+        tokens: Int[Tensor, " n"],
+        positions: Int[Tensor, " n"],
+        cache: KVCache,
+        parents: Sequence[int] | None = None,
+    ) -> Pass:
+        """Run n tokens of one text over its cache; see :class:`Segment`."""
+        ...
+
+    def logits(self, hidden: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
+        """Final norm and LM head; float32."""
+        ...
+
+
 class DraftModel(TargetModel, Protocol):
     """What drafting needs of a model beyond verification."""
 

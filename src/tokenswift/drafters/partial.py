@@ -9,13 +9,13 @@ import torch
 from tokenswift.cache.full import FullCache
 from tokenswift.cache.select import select, useful
 from tokenswift.cache.sparse import SparseCache
-from tokenswift.drafters.auto.prices import Costs
+from tokenswift.drafters.auto.prices import SHORT, Costs
 from tokenswift.drafters.candidates import Candidates
 from tokenswift.drafters.heads import HeadDrafter, newest_hidden
 from tokenswift.drafters.offer import Offer, Outcome
 from tokenswift.drafters.refusal import pass_source
 from tokenswift.drafters.registry import HEAD
-from tokenswift.interfaces import DraftModel, KVCache, TokenSequence
+from tokenswift.interfaces import DraftModel, KVCache, LowBit, TokenSequence
 from tokenswift.memory import Need
 from tokenswift.types import Mark
 
@@ -109,6 +109,8 @@ class PartialDrafter:
         heads: go on below the last pass; None: nothing does.
         mark: of its tokens.
         least: while the full cache holds fewer tokens, it is drafted over itself.
+        low: the target in few bits, which then makes the passes; it never runs over the full cache, so
+            ``least`` is 0.
     """
 
     name = PARTIAL
@@ -120,8 +122,9 @@ class PartialDrafter:
         heads: HeadDrafter | None = None,
         mark: Mark = HEAD,
         least: int = 0,
+        low: LowBit | None = None,
     ) -> None:
-        self.model, self.context, self.heads = model, context, heads
+        self.model, self.context, self.heads, self.low = model, context, heads, low
         self.mark, self.least = mark, least
         self.refusals = pass_source()
 
@@ -139,14 +142,17 @@ class PartialDrafter:
 
     def offer(self, costs: Costs) -> Offer | None:
         """A pass and a level."""
-        return None if self.context is None else partial_offer(costs, self.context.budget)
+        if self.context is None:
+            return None
+        return partial_offer(costs, self.context.budget) if self.low is None else low_offer(costs)
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """A chain, and levels of the heads below its end."""
         if sequence.newest is None or self.refusals.dropped:
             return
         cache, sparse = self._cache(sequence, candidates)
-        model, start, hidden = self.model, len(sequence.tokens) - 1, newest_hidden(sequence)
+        model = self.model if self.low is None else self.low
+        start, hidden = len(sequence.tokens) - 1, newest_hidden(sequence)
 
         def run(path: list[int]) -> torch.Tensor:
             nonlocal hidden
@@ -157,7 +163,7 @@ class PartialDrafter:
             hidden = model.forward(token, position, cache).hidden
             return model.logits(hidden)
 
-        nodes = candidates.chain(run, kind="backbone")
+        nodes = candidates.chain(run, kind="backbone" if self.low is None else "low")
         if nodes and self.heads is not None:
             self.heads.grow(candidates, nodes, hidden, "after")
 
@@ -178,6 +184,20 @@ class PartialDrafter:
             self.context.observe(sequence, outcome.nodes)
         else:
             self.context.sparse = None
+
+
+def low_offer(costs: Costs) -> Offer:
+    """What passes in few bits expect."""
+    pass_ms = costs.low(SHORT)
+    return Offer(
+        "passes in few bits",
+        "the passes in few bits",
+        tokens=3.0,
+        rows=4,
+        price=2.5 * pass_ms,
+        pass_ms=pass_ms,
+        lead=0.9,
+    )
 
 
 def partial_offer(costs: Costs, budget: int) -> Offer:

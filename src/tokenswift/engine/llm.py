@@ -33,8 +33,10 @@ from tokenswift.engine.source import FromModel, Source, open_model
 from tokenswift.engine.stream import Stream
 from tokenswift.heads.checkpoint import packaged_kinds, read_packaged, resolve_heads
 from tokenswift.heads.modules import Heads
+from tokenswift.interfaces import LowBit
 from tokenswift.models.draft_models import Drafters
 from tokenswift.models.load import cache_dir, sampling_of
+from tokenswift.models.low_bit import LowBitTarget, low_bit, pass_of
 from tokenswift.models.rope import RopeScaling
 from tokenswift.models.target import Target
 from tokenswift.prompts import Prompt, default_sampling, has_template, prompt_ids, several_ids
@@ -143,7 +145,8 @@ class LLM:
         self._said_renamed = False
         self._shipped: dict[str, Heads] = {}  # those of them that were asked for
         self._lock = Lock()
-        self._costs: dict[int, Table] = {}
+        self._costs: dict[tuple[int, int], Table] = {}
+        self._low: dict[str, LowBitTarget | None] = {}
         self.target: Target = source.target(on_progress)
         self._drafters = Drafters(self.target, source.codec, is_default=bool(packaged))
 
@@ -167,7 +170,7 @@ class LLM:
     def close(self) -> None:
         """Let go of packed weights and draft models; the ``LLM`` cannot be used any more. A model given to
         `from_model` is as it was before."""
-        self._shipped, self._packaged = {}, {}
+        self._shipped, self._packaged, self._low = {}, {}, {}
         for name in ("target", "heads", "source", "_drafters"):
             self.__dict__.pop(name, None)
 
@@ -193,19 +196,34 @@ class LLM:
         self._check_open()
         return str(self.target.device)
 
-    def costs(self) -> Table:
+    def costs(self, low: LowBit | None = None) -> Table:
         """Measured times of passes of this model here, for automatic drafting: made at the first call (about
-        two seconds) and kept in the cache folder, by model, device, type and threads."""
+        two seconds) and kept in the cache folder, by model, device, type and threads. With ``low``, of
+        its passes in few bits, too."""
         self._check_open()
         with self._lock:
-            threads = torch.get_num_threads()
-            if threads not in self._costs:
-                self._costs[threads] = kept_table(
-                    self.target,
-                    cache_dir() / "costs",
-                    lambda: measure(self.target, level_of(self.target, self.heads)),
+            threads, few = torch.get_num_threads(), 0 if low is None else low.weight_bytes
+            if (threads, few) not in self._costs:
+                level, one = level_of(self.target, self.heads), pass_of(self.target, low)
+                self._costs[threads, few] = kept_table(
+                    self.target, cache_dir() / "costs", lambda: measure(self.target, level, low=one), few
                 )
-            return self._costs[threads]
+            return self._costs[threads, few]
+
+    def low_bit(self, wanted: str = "auto") -> LowBitTarget | None:
+        """The target in few bits, made at the first call.
+
+        Args:
+            wanted: format of a copy of weights that are not stored in few bits; "auto": q8_0, where the
+                memory is there; "none": no such passes.
+        Raises:
+            InputError: the model cannot be had in that format.
+        """
+        self._check_open()
+        with self._lock:
+            if wanted not in self._low:
+                self._low[wanted] = low_bit(self.target, wanted)
+            return self._low[wanted]
 
     def heads_of(self, kind: str) -> Heads | None:
         """Heads of a kind for this model: those it was given, or, with ``heads="auto"``, shipped ones."""

@@ -192,8 +192,10 @@ class LeanTarget(BaseTarget):
         return self.run(segments, keep, self.body)
 
     def run(self, segments: Sequence[Segment], keep: bool, body: Any) -> list[Pass]:
-        """One pass over the layers of ``body``: the target's own, or a copy in few bits; ``keep``: its queries
-        are wanted."""
+        """One pass over the layers of ``body`` (the target's own, or a copy in few bits).
+
+        ``keep``: its queries are wanted.
+        """
         states = self.embed(torch.cat([segment.tokens for segment in segments])).float()
         cos, sin = self._turns(torch.cat([segment.positions for segment in segments]))
         queries = self.backend.layers(body, states, cos, sin, segments, keep)

@@ -8,7 +8,7 @@ ML-SpecQD (2025); that drafts never change the text is the acceptance rule's doi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,10 +17,13 @@ from torch import Tensor
 
 from tokenswift.backends.base import Backend
 from tokenswift.backends.weights import LayerWeights, Packed
-from tokenswift.interfaces import KVCache, Pass, Segment
+from tokenswift.interfaces import KVCache, LowBit, Pass, Segment
 from tokenswift.models.decoder import LeanTarget
+from tokenswift.types import InputError
 from tokenswift.weights.format import Format, Stored
+from tokenswift.weights.registry import FORMATS
 
+SHORT = 64  # cached tokens of a pass that is timed
 _WEIGHTS = ("qkv", "out", "gate_up", "down")
 
 
@@ -29,7 +32,7 @@ class LowBitTarget:
 
     Args:
         target: the model; it stays as it is.
-        form: format of the copy, for weights that are not stored in few bits; see :func:`quantisable`.
+        form: format of the copy, for weights that are not stored in few bits; see :func:`low_bit`.
 
     Attributes:
         copied_bytes: what the copy takes; 0 where the target's own weights serve.
@@ -77,13 +80,57 @@ class LowBitTarget:
         return self._target.backend.linear(normed, self._head, self._target.head_bias, torch.int8)
 
 
-def quantisable(target: object, form: Format) -> bool:
-    """Whether a target can be had in few bits: a lean decoder on panels, of widths that blocks divide."""
-    if not isinstance(target, LeanTarget) or not target.backend.panels or form.encode is None:
-        return False
+def low_bit(target: object, wanted: str) -> LowBitTarget | None:
+    """A target in few bits.
+
+    Args:
+        wanted: format of a copy of weights that are not stored in few bits; "auto": q8_0, where half of the
+            free memory holds it; "none": nothing.
+    Returns:
+        None where "auto" finds none.
+    Raises:
+        InputError: the model cannot be had in that format, or the memory does not hold it.
+    """
+    if wanted == "none":
+        return None
+    form = FORMATS["q8_0" if wanted == "auto" else wanted]
+    if not isinstance(target, LeanTarget) or not _quantisable(target, form):
+        if wanted == "auto":
+            return None
+        raise InputError(
+            f"draft_weights is {wanted!r}, and this model cannot be quantised here; valid: auto or none "
+            f"(its kernels are torch's, or a width is no multiple of {form.block})",
+            "draft_weights",
+        )
+    needed, memory = copy_bytes(target, form), target.backend.memory()
+    free = needed if memory is None else memory.free
+    if wanted == "auto" and 2 * needed > free:
+        return None
+    if needed > free:
+        raise InputError(
+            f"draft_weights is {wanted!r}: a copy takes {needed:,} bytes, and {free:,} are available; "
+            "valid: a smaller format, or none",
+            "draft_weights",
+        )
+    return LowBitTarget(target, form)
+
+
+def pass_of(target: object, low: LowBit | None) -> Callable[[], object] | None:
+    """A call that makes one pass of one row in few bits, to be timed; None where there is none."""
+    if low is None or not isinstance(target, LeanTarget):
+        return None
+    cache = target.new_cache(SHORT + 1)
+    cache.data.zero_()
+    cache.commit(tuple(range(SHORT)))
+    token = torch.zeros(1, dtype=torch.long)
+    return lambda: low.logits(low.forward(token, token + SHORT, cache).hidden)
+
+
+def _quantisable(target: LeanTarget, form: Format) -> bool:
+    """Whether blocks divide the widths of a lean decoder on panels."""
     shape = target.body.shape
     widths = (shape.hidden, shape.inner, shape.heads * shape.width)
-    return shape.weights != torch.float16 and all(width % form.block == 0 for width in widths)
+    return target.backend.panels and form.encode is not None and all(w % form.block == 0 for w in widths)
 
 
 def copy_bytes(target: LeanTarget, form: Format) -> int:

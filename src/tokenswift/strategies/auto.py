@@ -45,14 +45,17 @@ class Auto(ByChance):
             depth = DEPTH if heads.conditioned else heads.count
             levels = HeadDrafter(target, heads, options.vocabulary == "frequent", depth)
             drafters += [levels] if options.draft != "partial" else []
+        low = None
         if options.draft != "hidden" and options.cache != "full":
             budget, frozen = options.budget or max(BUDGET, options.sinks + 1), options.cache == "partial"
             context = SparseContext(target, "important", budget, options.sinks, CHAIN + 1, frozen=frozen)
-            drafters.append(PartialDrafter(target, context, levels, least=context.budget))
+            low = llm.low_bit(options.draft_weights)
+            least = context.budget if low is None else 0
+            drafters.append(PartialDrafter(target, context, levels, least=least, low=low))
         if options.draft_model is not None:
             small = llm.draft_model(options.draft_model)
             own = ModelContext(small, "streaming", MODEL_BUDGET, MODEL_SINKS, CHAIN, frequent(llm))
             drafters.append(ModelDrafter(own, target, ("draft_model", "given")))
         drafters += [drafter(Setting(target, sampler, coupled)) for drafter in others()]
         priors = None if heads is None else heads.calibration
-        super().__init__(drafters, sampler, coupled, llm.costs, priors, options.explain)
+        super().__init__(drafters, sampler, coupled, lambda: llm.costs(low), priors, options.explain)

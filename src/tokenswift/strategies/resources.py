@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tokenswift.drafters.auto.prices import Table
 from tokenswift.heads.modules import Heads
-from tokenswift.interfaces import DraftModel
+from tokenswift.interfaces import DraftModel, LowBit
 
 #: what the papers' methods draft where nothing is given: the setting of TokenSwift's paper
 PAPER_TREE, PAPER_NGRAMS, PAPER_BUDGET = (1, 3, 3, 3), 20, 4096
@@ -24,8 +24,12 @@ class Resources(Protocol):
         """Heads of a kind, if there are any for this model."""
         ...
 
-    def costs(self) -> Table:
-        """Measured times of passes."""
+    def costs(self, low: LowBit | None = None) -> Table:
+        """Measured times of passes, of those in few bits too where there are any."""
+        ...
+
+    def low_bit(self, wanted: str) -> LowBit | None:
+        """The target in few bits, as a strategy's option says; InputError where it cannot be had."""
         ...
 
     def draft_name(self, wanted: Any) -> str:

@@ -1,4 +1,4 @@
-"""How the CPU kernels read weights of few bits: panels of 32 rows, laid out as in `backends/cpu/cpu_low.h`."""
+"""Panels of 32 rows of a low-bit weight, as the CPU kernels read them (see `backends/cpu/cpu_low.h`)."""
 
 from __future__ import annotations
 

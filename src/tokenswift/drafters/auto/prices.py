@@ -53,6 +53,7 @@ class Table:
         fixed: a_n of each: a pass over no cached tokens, LM head included.
         token: b_n of each: more for every cached token.
         level: one head's level for one row, its ranking included; 0 where there are no heads.
+        low: a pass of one row in few bits, over few cached tokens; 0 where there is none.
         waited: share of the measuring in which threads were ready to run and others had the cores, 0 to 1.
 
     Raises:
@@ -63,6 +64,7 @@ class Table:
     fixed: tuple[_Least, ...]
     token: tuple[_Time, ...]
     level: _Time = 0.0
+    low: _Time = 0.0
     waited: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
     def __post_init__(self) -> None:
@@ -87,8 +89,14 @@ class Table:
 
 
 @torch.inference_mode()
-def measure(model: DraftModel, level: Callable[[], object] | None = None, seconds: float = SECONDS) -> Table:
-    """Time passes of the model over made-up keys; takes about ``seconds``.
+def measure(
+    model: DraftModel,
+    level: Callable[[], object] | None = None,
+    seconds: float = SECONDS,
+    low: Callable[[], object] | None = None,
+) -> Table:
+    """Time passes of the model over made-up keys; takes about ``seconds``. ``level``, ``low``: what makes one
+    head's level, and one pass in few bits.
 
     All row counts are timed in turn, at least three times over, and the least of each counts: what disturbs
     the machine for a moment makes none of them dearer than the others. Where passes take long, the larger
@@ -100,7 +108,8 @@ def measure(model: DraftModel, level: Callable[[], object] | None = None, second
         cache.data.zero_()
         cache.commit(tuple(range(length)))
     best: dict[tuple[int, int], float] = {}
-    counts, levels, sweeps = list(ROWS), [0.0], 0
+    counts, sweeps = list(ROWS), 0
+    others: dict[Callable[[], object], float] = {}
     while sweeps < 3 or (sweeps < 8 and perf_counter() - begun < seconds):
         for count in counts:
             if not sweeps and best and perf_counter() - begun > seconds / 3:
@@ -108,15 +117,17 @@ def measure(model: DraftModel, level: Callable[[], object] | None = None, second
             for length, cache in caches.items():
                 spent = _time(lambda n=count, c=cache: _pass(model, c, n))
                 best[count, length] = min(spent, best.get((count, length), spent))
-        if level is not None:
-            levels.append(_time(level))
+        for other in (level, low):
+            if other is not None:
+                spent = _time(other)
+                others[other] = min(spent, others.get(other, spent))
         counts, sweeps = [count for count in counts if (count, LONG) in best], sweeps + 1
     slopes = [max(0.0, (best[n, LONG] - best[n, SHORT]) / (LONG - SHORT)) for n in counts]
     fixed = [max(best[n, SHORT] - slope * SHORT, 1e-6) for n, slope in zip(counts, slopes, strict=True)]
     for i in range(len(counts) - 2, -1, -1):  # a wider pass that was faster shows what a narrower one takes
         fixed[i], slopes[i] = min(fixed[i], fixed[i + 1]), min(slopes[i], slopes[i + 1])
-    level_ms = min(levels[1:], default=0.0)
-    return Table(tuple(counts), tuple(fixed), tuple(slopes), level_ms, _waited_since(account))
+    level_ms, low_ms = (0.0 if other is None else others[other] for other in (level, low))
+    return Table(tuple(counts), tuple(fixed), tuple(slopes), level_ms, low_ms, _waited_since(account))
 
 
 def _ran_and_waited() -> tuple[float, float] | None:
@@ -162,15 +173,16 @@ def _time(run: Callable[[], object]) -> float:
     return 1000 * (perf_counter() - begun)
 
 
-def kept_table(model: DraftModel, folder: Path, make: Callable[[], Table]) -> Table:
+def kept_table(model: DraftModel, folder: Path, make: Callable[[], Table], low_bytes: int = 0) -> Table:
     """The table of this model, type, device and number of threads, from ``folder`` or made now.
 
-    It is kept unless the machine was busy meanwhile. What cannot be one (a damaged file) is made again.
+    ``low_bytes``: of the weights that a pass in few bits reads. It is kept unless the machine was busy
+    meanwhile. What cannot be one (a damaged file) is made again.
     """
     name = model.backend.processor()
     shape = (model.vocab_size, model.weight_bytes, model.kv_bytes, str(model.dtype), model.backend.name)
     threads = torch.get_num_threads()
-    key = repr((shape, name, threads, os.cpu_count(), ROWS, SHORT, LONG, torch.__version__, 3))
+    key = repr((shape, name, threads, os.cpu_count(), ROWS, SHORT, LONG, torch.__version__, low_bytes, 4))
     path = folder / f"costs-{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
     try:
         table = msgspec.json.decode(read_small(path), type=Table)
@@ -212,6 +224,11 @@ class Costs:
     def verify(self, rows: int, context: int) -> float:
         """A verify pass of ``rows`` nodes, with the choice of its tokens."""
         return self.scale * self._factors.get(rows, 1.0) * self.table.verify(rows, context)
+
+    def low(self, context: int) -> float:
+        """A pass of one row in few bits; 0 where there is none."""
+        table = self.table
+        return self.scale * (table.low + table.token[0] * max(0, context - SHORT)) if table.low else 0.0
 
     def level(self) -> float:
         """One level of the heads; a tenth of a pass where none was measured."""
