@@ -16,7 +16,7 @@ from tokenswift import LLM
 from tokenswift.drafters.auto.chances import Calibration, features
 from tokenswift.drafters.auto.prices import Costs, Table, kept_table, measure
 from tokenswift.drafters.lookup import MOST, Matches
-from tokenswift.sampling.choice import Ranked
+from tokenswift.sampling.ranking import Ranked
 from tokenswift.tree import CandidateTree
 
 # ---- candidate trees ---------------------------------------------
