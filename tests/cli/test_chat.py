@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from tokenswift.cli.keys import Editor, Typed
 from tokenswift.cli.signals import Interrupted
 from tokenswift.config import CHAT_TEMPERATURE
 from tokenswift.engine.llm import LLM
+from tokenswift.engine.request import Request
+from tokenswift.engine.run import Run
+from tokenswift.engine.stream import Stream
 from tokenswift.types import Step
 
 ANSWERED, CONTINUED = "prompt: answered, through the model's chat template", "prompt: continued as it is"
@@ -279,20 +283,26 @@ class Slow:
         self.real, self.number, self.when = real, number, when
         self.target, self.encode = real.target, real.encode
 
-    def generate(self, *call: Any, on_step: Callable[[Step], None], **more: Any) -> Any:
-        count = 0
-
-        def told(step: Step) -> None:
-            nonlocal count
-            count += 1
-            if count == self.when:
-                os.kill(os.getpid(), self.number)
-                os.kill(os.getpid(), self.number if self.number == signal.SIGINT else signal.SIGINT)
-            on_step(step)
-
+    def start(self, request: Request) -> Stream:
         if not self.when:
             os.kill(os.getpid(), self.number)
-        return self.real.generate(*call, ignore_eos=True, on_step=told, **more)
+        return Signalled(Run(self.real, replace(request, ignore_eos=True)), self.number, self.when)
+
+
+class Signalled(Stream):
+    """Steps, one of which a signal follows, and a Ctrl-C behind it."""
+
+    def __init__(self, run: Run, number: int, when: int) -> None:
+        super().__init__(run)
+        self.number, self.left = number, when
+
+    def __next__(self) -> Step:
+        step = super().__next__()
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), self.number)
+            os.kill(os.getpid(), signal.SIGINT)
+        return step
 
 
 @pytest.fixture(scope="module")
