@@ -19,7 +19,7 @@ from tokenswift import LLM, SamplingParams
 from tokenswift.drafters.auto.chances import features
 from tokenswift.drafters.heads import HeadLevels
 from tokenswift.heads.checkpoint import read_heads, save_heads
-from tokenswift.sampling.choice import Ranked
+from tokenswift.sampling.ranking import LogitRows, Ranked
 
 WIDTH, LEVELS = 5, 3
 Place = tuple[int, Ranked, int]  # level, ranking, the token that came
@@ -43,9 +43,9 @@ def places(llm: LLM, ids: list[int], new: int, seed: int) -> list[Place]:
         for level in range(LEVELS):
             at = root + 1 + level
             states, logits = levels.level(level, states, [text[at - 1]])
-            (ranked,) = sampler.candidates(
-                logits, text[: root + 1], [text[root + 1 : at]], [at], [WIDTH], True, levels.subset
-            )
+            known, path = text[: root + 1], text[root + 1 : at]
+            rows = LogitRows(logits, known, [path], [at], [WIDTH], coupled=True, subset=levels.subset)
+            (ranked,) = sampler.candidates(rows)
             found.append((level, ranked, text[at]))
     return found
 

@@ -77,8 +77,8 @@ DRAFTING = [
     Defect(
         "parallel heads forget what they drafted when they penalise",
         "drafters/candidates.py",
-        "self.text, paths, positions, widths, self.coupled",
-        "self.text, [[]] * len(paths), positions, widths, self.coupled",
+        "LogitRows(logits, self.text, paths,",
+        "LogitRows(logits, self.text, [[]] * len(paths),",
         (TREES,),
     ),
     Defect(

@@ -190,7 +190,7 @@ class DraftModel(TargetModel, Protocol):
 
 
 class Chooser(Protocol):
-    """The target's choice rule, and the same rule for drafting; see `sampling.choice.Sampler`.
+    """The target's choice rule; see `sampling.choice.Sampler`, which ranks drafts by it, too.
 
     A row's context is ``history + path``: the whole text so far (root included) and the drafted
     tokens on the way to the row's node. The token to choose has position ``len(context)``.
@@ -198,20 +198,6 @@ class Chooser(Protocol):
 
     def choose(self, logits: Float[Tensor, "n V"], history: list[int], paths: list[list[int]]) -> list[int]:
         """The token that follows each row's context: argmax of processed scores plus noise."""
-        ...
-
-    def rank(
-        self,
-        logits: Float[Tensor, "n V"],
-        history: list[int],
-        paths: list[list[int]],
-        positions: list[int],
-        widths: list[int],
-        coupled: bool,
-        subset: Any = None,
-    ) -> list[list[int]]:
-        """Up to ``widths[i]`` candidates for ``positions[i]``, best first. A path may be shorter than
-        ``positions[i] - len(history)``: tokens in between are unknown and not penalised."""
         ...
 
 

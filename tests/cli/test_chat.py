@@ -8,14 +8,14 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.chats import chat_tokenizer
-from tests.cli.conftest import Call, Outcome
-from tests.conftest import tiny_model
+from tests.cli.conftest import Call, Outcome, Terminal, chatty_model
 from tokenswift.cli import chat as module
 from tokenswift.cli import options
 from tokenswift.cli.chat import Chat
@@ -23,6 +23,9 @@ from tokenswift.cli.keys import Editor, Typed
 from tokenswift.cli.signals import Interrupted
 from tokenswift.config import CHAT_TEMPERATURE
 from tokenswift.engine.llm import LLM
+from tokenswift.engine.request import Request
+from tokenswift.engine.run import Run
+from tokenswift.engine.stream import Stream
 from tokenswift.types import Step
 
 ANSWERED, CONTINUED = "prompt: answered, through the model's chat template", "prompt: continued as it is"
@@ -30,11 +33,7 @@ ANSWERED, CONTINUED = "prompt: answered, through the model's chat template", "pr
 
 @pytest.fixture(scope="module")
 def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama with a chat template; its tokenizer puts a BOS before every text."""
-    folder = tmp_path_factory.mktemp("chatty")
-    tiny_model(max_position_embeddings=512).save_pretrained(folder)
-    chat_tokenizer().save_pretrained(folder)
-    return folder
+    return chatty_model(tmp_path_factory.mktemp("chatty"), 512)
 
 
 @pytest.fixture
@@ -279,20 +278,26 @@ class Slow:
         self.real, self.number, self.when = real, number, when
         self.target, self.encode = real.target, real.encode
 
-    def generate(self, *call: Any, on_step: Callable[[Step], None], **more: Any) -> Any:
-        count = 0
-
-        def told(step: Step) -> None:
-            nonlocal count
-            count += 1
-            if count == self.when:
-                os.kill(os.getpid(), self.number)
-                os.kill(os.getpid(), self.number if self.number == signal.SIGINT else signal.SIGINT)
-            on_step(step)
-
+    def start(self, request: Request) -> Stream:
         if not self.when:
             os.kill(os.getpid(), self.number)
-        return self.real.generate(*call, ignore_eos=True, on_step=told, **more)
+        return Signalled(Run(self.real, replace(request, ignore_eos=True)), self.number, self.when)
+
+
+class Signalled(Stream):
+    """Steps, one of which a signal follows, and a Ctrl-C behind it."""
+
+    def __init__(self, run: Run, number: int, when: int) -> None:
+        super().__init__(run)
+        self.number, self.left = number, when
+
+    def __next__(self) -> Step:
+        step = super().__next__()
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), self.number)
+            os.kill(os.getpid(), signal.SIGINT)
+        return step
 
 
 @pytest.fixture(scope="module")
@@ -340,16 +345,6 @@ def test_a_terminal_goes_on_after_errors_and_ends_with_ctrl_d(
             if isinstance(event, BaseException):
                 raise event
             return event
-
-    class Terminal:
-        def __init__(self, stream: Any) -> None:
-            self.stream = stream
-
-        def isatty(self) -> bool:
-            return True
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.stream, name)
 
     monkeypatch.setattr(module, "Editor", Fake)
     monkeypatch.setattr(Typed, "silent", lambda self: nullcontext())  # it is no terminal in truth

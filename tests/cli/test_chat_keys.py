@@ -16,31 +16,30 @@ from typing import Any
 
 import pytest
 
-from tests.chats import chat_tokenizer
-from tests.conftest import tiny_model
+from tests.cli.conftest import chatty_model
 
 #: ``tokenswift`` whose first answer waits at its third step until the file "go" is there
 DRIVER = """
 import sys, time
+from dataclasses import replace
 from pathlib import Path
 from tokenswift.engine.llm import LLM
+from tokenswift.engine.run import Run
+from tokenswift.engine.stream import Stream
 
-real = LLM.generate
-
-def generate(self, *call, on_step, **more):
+class Waits(Stream):
     steps = 0
-    def told(step):
-        nonlocal steps
-        steps += 1
-        if steps == 3 and not Path("go").exists():
+    def __next__(self):
+        step = super().__next__()
+        self.steps += 1
+        if self.steps == 3 and not Path("go").exists():
             Path("waits").touch()
             while not Path("go").exists():
                 time.sleep(0.02)
             time.sleep(0.2)  # for the terminal's own queue
-        on_step(step)
-    return real(self, *call, on_step=told, **{**more, "ignore_eos": True})
+        return step
 
-LLM.generate = generate
+LLM.start = lambda self, request: Waits(Run(self, replace(request, ignore_eos=True)))
 from tokenswift.cli.main import main
 sys.exit(main())
 """
@@ -48,10 +47,7 @@ sys.exit(main())
 
 @pytest.fixture(scope="module")
 def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("chatty")
-    tiny_model(max_position_embeddings=8192).save_pretrained(folder)
-    chat_tokenizer().save_pretrained(folder)
-    return folder
+    return chatty_model(tmp_path_factory.mktemp("chatty"), 8192)
 
 
 class Session:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,8 @@ from tests.cli.conftest import Call, Stream
 from tokenswift.cli import output as output_module
 from tokenswift.cli.output import TextSink, check_writable, write_json
 from tokenswift.cli.progress import Progress, duration, mode_of, summary
-from tokenswift.engine.llm import LLM
+from tokenswift.engine import stream
+from tokenswift.engine.run import Run
 from tokenswift.types import Generation, InputError, Metrics, RunError, Step
 
 STEP = Step(token_ids=(1, 2), drafted=3, accepted=1, ngram_accepted=0, gamma=2, text="ab")
@@ -86,21 +86,6 @@ def test_stop(cli: Call, tiny: Path) -> None:
     assert cli(*argv, "--stop", letter).out.rstrip("\n") == text[: text.index(letter)].rstrip("\n")
 
 
-class Breaks:
-    """``LLM.generate`` that fails after some real steps."""
-
-    def __init__(self, error: BaseException, after: int = 3) -> None:
-        self.error, self.left = error, after
-
-    def __call__(self, llm: LLM, *args: Any, on_step: Callable[[Step], None], **kwargs: Any) -> Any:
-        for step in llm.stream(*args, **kwargs):
-            on_step(replace(step, text="x"))
-            self.left -= 1
-            if not self.left:
-                raise self.error
-        raise AssertionError
-
-
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
@@ -124,7 +109,15 @@ def test_failures_keep_the_text(
     code: int,
     words: str,
 ) -> None:
-    monkeypatch.setattr(LLM, "generate", lambda self, *a, **k: Breaks(error)(self, *a, **k))
+    real, left = stream.Stream.__next__, [3]
+
+    def step_or_failure(self: stream.Stream) -> Step:
+        left[0] -= 1
+        if left[0] < 0:
+            raise error
+        return replace(real(self), text="x")
+
+    monkeypatch.setattr(stream.Stream, "__next__", step_or_failure)
     argv = ("generate", "hello", "--model", tiny, "--strategy", "autoregressive", "--ignore-eos")
     done = cli(*argv, "--output", "t", "--json", "j", "--quiet")
     assert done.code == code and words in done.error
@@ -264,15 +257,15 @@ def test_demo(cli: Call, roomy: Path, tmp_path: Path) -> None:
 
 
 def test_demo_says_when_the_texts_differ(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = LLM.generate
+    real = Run.result
 
-    def other(self: LLM, *args: Any, **kwargs: Any) -> Generation:
-        result = real(self, *args, **kwargs)
-        if kwargs["strategy"] == "auto":
-            result.token_ids[3] ^= 1
+    def other(self: Run) -> Generation:
+        result = real(self)
+        if self.request.strategy == "auto":
+            return replace(result, token_ids=[t ^ (i == 3) for i, t in enumerate(result.token_ids)])
         return result
 
-    monkeypatch.setattr(LLM, "generate", other)
+    monkeypatch.setattr(Run, "result", other)
     done = cli("demo", "--model", roomy, "--tokens", "8", "--quiet")
     assert done.code == 1 and "differ from new token 3" in done.error
     assert "identical: no" in done.out and len(done.files) == 3

@@ -18,6 +18,8 @@ import pytest
 from tests.cli.conftest import Call
 from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.engine.llm import LLM
+from tokenswift.engine.request import Request
+from tokenswift.engine.stream import Stream
 from tokenswift.runs import folder as folders
 from tokenswift.runs.listing import summary_of
 from tokenswift.types import Step
@@ -27,18 +29,16 @@ LENGTH = ("--max-new-tokens", "60", "--ignore-eos", "--seed", "4")
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, after: int, number: int = signal.SIGINT) -> None:
     """From now on a signal comes in the middle of a step."""
-    real, left = LLM.generate, [after]
+    real, left = Stream.__next__, [after]
 
-    def generate(self: LLM, *args: Any, on_step: Any, **kwargs: Any) -> Any:
-        def step_and_signal(step: Step) -> None:
-            left[0] -= 1
-            if not left[0]:
-                os.kill(os.getpid(), number)
-            on_step(step)
+    def step_and_signal(self: Stream) -> Step:
+        step = real(self)
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), number)
+        return step
 
-        return real(self, *args, on_step=step_and_signal, **kwargs)
-
-    monkeypatch.setattr(LLM, "generate", generate)
+    monkeypatch.setattr(Stream, "__next__", step_and_signal)
 
 
 @pytest.mark.parametrize(
@@ -131,18 +131,16 @@ def test_ignored_signals_stay_ignored() -> None:
 SLOW = """
 import sys, time
 from tokenswift.cli.main import main
-from tokenswift.engine.llm import LLM
-real = LLM.generate
-def generate(self, *args, on_step, **kwargs):
-    steps = []
-    def slow(step):
-        on_step(step)
-        steps.append(step)
+from tokenswift.engine.stream import Stream
+real, steps = Stream.__next__, []
+def slow(self):
+    if steps:
         sys.stderr.write("step\\n"); sys.stderr.flush()
         if len(steps) == 3:
             time.sleep({pause})
-    return real(self, *args, on_step=slow, **kwargs)
-LLM.generate = generate
+    steps.append(real(self))
+    return steps[-1]
+Stream.__next__ = slow
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -198,9 +196,9 @@ def test_out_of_memory(
     cli: Call, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
 ) -> None:
     """One clear line, exit code 1, the journal is whole and the run can go on."""
-    real, left = LLM.generate, [12]
+    real, left = LLM.start, [12]
 
-    def generate(self: LLM, *args: Any, on_step: Any, **kwargs: Any) -> Any:
+    def start(self: LLM, request: Request) -> Stream:
         forward = self.target.forward
 
         def failing(*args: Any) -> Any:
@@ -210,11 +208,11 @@ def test_out_of_memory(
             return forward(*args)
 
         self.target.forward = failing  # type: ignore[method-assign]
-        return real(self, *args, on_step=on_step, **kwargs)
+        return real(self, request)
 
     argv = ("generate", "hello", "--model", tiny, *LENGTH, "--run-dir", "run", "--quiet")
     with monkeypatch.context() as patch:
-        patch.setattr(LLM, "generate", generate)
+        patch.setattr(LLM, "start", start)
         done = cli(*argv)
     assert done.code == 1 and done.error.startswith(words)
     assert done.error.endswith("the text so far is on standard output; go on with: tokenswift resume run")

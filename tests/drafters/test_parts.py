@@ -16,7 +16,7 @@ from tokenswift import LLM
 from tokenswift.drafters.auto.chances import Calibration, features
 from tokenswift.drafters.auto.prices import Costs, Table, kept_table, measure
 from tokenswift.drafters.lookup import MOST, Matches
-from tokenswift.sampling.choice import Ranked
+from tokenswift.sampling.ranking import Ranked
 from tokenswift.tree import CandidateTree
 
 # ---- candidate trees ---------------------------------------------
@@ -68,7 +68,7 @@ def test_two_sources_of_one_token_make_it_likelier() -> None:
 
 
 def test_chances_learn_what_happens() -> None:
-    """Outcomes by a law that the priors do not know: after 10,000 places the bins agree within 0.05."""
+    """Outcomes by a distribution unknown to the priors: after 10,000 places the bins agree within 0.05."""
     rnd = random.Random(0)
     calibration = Calibration()
     for place in range(20000):

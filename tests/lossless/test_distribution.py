@@ -29,6 +29,7 @@ from tests.stats import chi_square
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.accept import accept_exact, accept_published
 from tokenswift.sampling.choice import Sampler
+from tokenswift.sampling.ranking import LogitRows
 from tokenswift.tree import CandidateTree, children
 from tokenswift.types import Accepted, DraftTree
 
@@ -138,7 +139,8 @@ def coupled_draft(text: list[int], sampler: Sampler) -> DraftTree:
         for node, path in layer:
             logits = logits_after((*text, *path))[None]
             position = len(text) + len(path)
-            for token in sampler.rank(logits, text, [path], [position], [width], True)[0]:
+            rows = LogitRows(logits, text, [path], [position], [width], coupled=True)
+            for token in sampler.candidates(rows)[0].tokens:
                 below.append((builder.add(node, token), [*path, token]))
         layer = below
     return builder.build()
@@ -179,7 +181,7 @@ def plain_decoding(case: str, seed: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_trees_give_the_exact_law_and_the_tokens_of_plain_decoding(case: str) -> None:
+def test_trees_give_the_exact_distribution_and_the_tokens_of_plain_decoding(case: str) -> None:
     """Every drafter in turn, 3,000 seeds: equal token by token, their joint distribution the target's."""
     outcomes = []
     for seed in range(3000):
@@ -248,9 +250,6 @@ class FixedChoice:
 
     def choose(self, logits: Tensor, history: list[int], paths: list[list[int]]) -> list[int]:
         return [self.table[tuple(path)] for path in paths]
-
-    def rank(self, *_: object, **__: object) -> list[list[int]]:
-        raise NotImplementedError
 
 
 def binary_trees() -> list[DraftTree]:

@@ -8,7 +8,8 @@ import pytest
 
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, InputError, memory
-from tokenswift.engine.run import Call, Run
+from tokenswift.engine.request import Request
+from tokenswift.engine.run import Run
 from tokenswift.memory import Memory, largest, needs_of, resident
 from tokenswift.runs import plan as plans
 from tokenswift.runs.plan import Speed, expected, plan
@@ -22,7 +23,7 @@ def llm() -> LLM:
 
 
 def run_of(llm: LLM, new: int) -> Run:
-    return Run(llm, Call([1, 2, 3], new, strategy="tokenswift", strategy_options=OPTIONS, ignore_eos=True))
+    return Run(llm, Request([1, 2, 3], new, "tokenswift", OPTIONS, ignore_eos=True))
 
 
 @pytest.mark.parametrize("free", [0, 10_000, 100_000, 333_333, 5_000_000])

@@ -18,7 +18,7 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.lossless.test_tokens import random_heads
 from tests.runs.common import CALL, Stop, adapted, after, begin, journal_tokens, texts
 from tokenswift import LLM, InputError, RunError, Step
-from tokenswift.engine.resume import arguments
+from tokenswift.engine.resume import request_of
 from tokenswift.runs import folder as folders
 from tokenswift.runs import journal, writer
 from tokenswift.runs.folder import is_locked
@@ -49,7 +49,7 @@ def test_a_run_of_automatic_drafting_by_its_old_name(llm: LLM, tmp_path: Path) -
     _, state = folders.load(tmp_path)
     old = {"strategy": "tokenswift", "options": {"tree": None, "cache": "full", "acceptance": "exact"}}
     state.sessions[-1] = structs.replace(state.sessions[-1], **old)
-    found = llm.generate(**arguments(state, None, None), run_dir=tmp_path)
+    found = llm.start(request_of(state, tmp_path)).finish()
     assert found.token_ids == llm.generate("hello", **CALL).token_ids
     last = folders.load(tmp_path)[1].session
     assert (last.strategy, last.options) == ("auto", {"cache": "full"})

@@ -20,7 +20,7 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.runs.common import CALL, begin, texts
 from tokenswift import LLM, InputError
 from tokenswift.cli.main import main
-from tokenswift.engine.resume import arguments
+from tokenswift.engine.resume import request_of
 from tokenswift.report.page import page
 from tokenswift.runs import folder as folders
 from tokenswift.runs import journal
@@ -344,7 +344,7 @@ def test_the_journal_of_an_earlier_version_is_read(llm: LLM, tmp_path: Path) -> 
     contents, state = folders.load(tmp_path)
     assert not contents.damaged and len(state.tokens) == 24 and len(state.text) + len(state.tail) > 0
     assert summary_of(tmp_path)["tokens"] == 24 and "24 of at most" in page(state, "run")
-    assert arguments(state, None, None)["max_new_tokens"] == 24
+    assert request_of(state, tmp_path).max_new_tokens == 24
 
 
 # ---- anything at all -------------------------------------------------------------------------------------
@@ -388,7 +388,7 @@ def attacked(folder: Path, llm: LLM) -> None:
         summary_of(folder)
         _, state = folders.load(folder)
         page(state, "run")
-        arguments(state, None, None)
+        request_of(state, folder)
         tokenswift.resume(folder, max_new_tokens=len(state.tokens) + 3, llm=llm, drop_damaged=True)
     except InputError as error:
         assert "\n" not in str(error)

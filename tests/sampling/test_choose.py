@@ -10,7 +10,8 @@ import torch
 
 from tokenswift.backends.cpu.backend import CpuBackend
 from tokenswift.config import SamplingParams
-from tokenswift.sampling.choice import Sampler, Subset
+from tokenswift.sampling.choice import Sampler
+from tokenswift.sampling.ranking import LogitRows, Subset
 from tokenswift.types import RunError
 
 V = 3000
@@ -45,8 +46,8 @@ def test_same_candidates_as_torch(kernels: CpuBackend, setting: str, limited: bo
             row[torch.tensor([*history, *path])] += 4  # what the penalty moves decides
         rows = logits if subset is None else logits[:, subset.ids].contiguous()
         for coupled in (False, True):
-            args = (rows, history, paths, positions, [1, 2, 5, 40], coupled, subset)
-            for ours, theirs in zip(native.candidates(*args), plain.candidates(*args), strict=True):
+            asked = LogitRows(rows, history, paths, positions, [1, 2, 5, 40], coupled, subset)
+            for ours, theirs in zip(native.candidates(asked), plain.candidates(asked), strict=True):
                 assert ours.tokens == theirs.tokens and ours.values == theirs.values
                 assert ours.shares == pytest.approx(theirs.shares, rel=1e-4)
         if subset is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from transformers import (
 from tokenswift.config import SamplingParams
 from tokenswift.sampling import choice as sampling
 from tokenswift.sampling.choice import Sampler, window_ids
+from tokenswift.sampling.ranking import LogitRows
 from tokenswift.types import RunError
 
 IDS = torch.zeros(1, 0, dtype=torch.long)  # transformers' filters ignore the ids
@@ -31,6 +33,11 @@ CPU = torch.device("cpu")
 
 def logits_of(seed: int, rows: int, width: int, spread: float) -> Tensor:
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def rank(sampler: Sampler, *rows: Any) -> list[list[int]]:
+    """The tokens of the candidates; ``rows``: what ``LogitRows`` is made of."""
+    return [ranked.tokens for ranked in sampler.candidates(LogitRows(*rows, shares=False))]
 
 
 def same(ours: Tensor, theirs: Tensor) -> None:
@@ -177,7 +184,7 @@ def test_greedy_ignores_temperature_filters_and_noise() -> None:
     assert sampler.choose(row, history, [[]]) == [int(expected.argmax())]
     best = expected[0].topk(7).indices.tolist()
     for coupled in (True, False):
-        assert sampler.rank(row, history, [[]], [5], [7], coupled) == [best]
+        assert rank(sampler, row, history, [[]], [5], [7], coupled) == [best]
 
 
 @pytest.mark.parametrize("min_p", [0.0, 0.05])
@@ -189,7 +196,7 @@ def test_rank_orders_by_score_or_by_score_plus_noise(min_p: float, device_like: 
     rows = logits_of(5, 3, 400, 3.0)
     history, paths, positions = [1, 2, 3, 4, 5], [[], [6, 7], [8]], [5, 8, 10]
     for coupled in (False, True):
-        ranked = sampler.rank(rows, history, paths, positions, [3, 40, 400], coupled)
+        ranked = rank(sampler, rows, history, paths, positions, [3, 40, 400], coupled)
         for i, width in enumerate((3, 40, 400)):
             gap = positions[i] - len(history) - len(paths[i])
             window = naive_window(history, paths[i], gap, 4)
@@ -209,14 +216,14 @@ def test_rank_orders_by_score_or_by_score_plus_noise(min_p: float, device_like: 
 def test_rank_first_is_the_choice_and_survives_an_empty_window() -> None:
     sampler = Sampler(SamplingParams(penalty_window=2, repetition_penalty=5.0, min_p=0.0), 50)
     rows = logits_of(6, 2, 50, 1.0)
-    first = sampler.rank(rows, [1, 2], [[3], [4]], [3, 3], [4, 4], True)
+    first = rank(sampler, rows, [1, 2], [[3], [4]], [3, 3], [4, 4], True)
     assert [row[0] for row in first] == sampler.choose(rows, [1, 2], [[3], [4]])
     plain = Sampler(SamplingParams(repetition_penalty=1.0, min_p=0.0), 50)
     for gaps in ([4, 5], [4, 3]):  # two unknown tokens fill the window; mixed with a row that has one
-        ours = sampler.rank(rows, [1, 2], [[], []], gaps, [5, 5], False)
-        assert ours[0] == plain.rank(rows, [1, 2], [[], []], gaps, [5, 5], False)[0]
-    one = sampler.rank(rows[:1], [1, 2], [[]], [9], [5], False)
-    assert one[0] == plain.rank(rows[:1], [1, 2], [[]], [9], [5], False)[0]
+        ours = rank(sampler, rows, [1, 2], [[], []], gaps, [5, 5], False)
+        assert ours[0] == rank(plain, rows, [1, 2], [[], []], gaps, [5, 5], False)[0]
+    one = rank(sampler, rows[:1], [1, 2], [[]], [9], [5], False)
+    assert one[0] == rank(plain, rows[:1], [1, 2], [[]], [9], [5], False)[0]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, "all -inf"])
@@ -233,7 +240,7 @@ def test_bad_logits_are_named(bad, min_p: float, greedy: bool, top_p: float) -> 
     with pytest.raises(RunError, match="NaN" if bad is math.nan else "maximum|NaN"):
         sampler.choose(rows, [1, 2, 3], [[], [4]])
     with pytest.raises(RunError):
-        sampler.rank(rows, [1, 2, 3], [[], [4]], [3, 4], [2, 2], False)
+        rank(sampler, rows, [1, 2, 3], [[], [4]], [3, 4], [2, 2], False)
     assert len(sampler.choose(rows[:1], [1, 2, 3], [[]])) == 1
 
 

@@ -146,10 +146,6 @@ class _Script:
             raise LookupError
         return [self.answers.pop(0)]
 
-    def rank(self, *_: object, **__: object) -> list[list[int]]:
-        """Not asked for by an acceptance rule."""
-        raise NotImplementedError
-
 
 def exact_step(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) -> Distribution:
     """The distribution of one step's tokens under the exact rule, without sampling.

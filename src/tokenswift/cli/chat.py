@@ -28,7 +28,7 @@ from tokenswift.cli.progress import Stages
 from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.cli.tables import table
 from tokenswift.models.rope import parse_rope_scaling
-from tokenswift.types import Generation, InputError, RunError, Step
+from tokenswift.types import Generation, InputError, RunError
 
 COMMANDS = {
     "/reset": "forget the conversation and begin a new one",
@@ -130,7 +130,7 @@ class Chat:
         quiet: show no progress.
         raw: let control characters of the answers reach a terminal.
         verbose: tokens a pass behind each answer too.
-        call: arguments of ``LLM.generate``.
+        call: strategy and sampling of a request.
 
     Attributes:
         messages: what was said, oldest first.
@@ -188,26 +188,18 @@ class Chat:
         ids = self._llm.encode(messages)
         sink, said = TextSink(None, raw=self._raw), ""
         stages = Stages(self._quiet)
+        from tokenswift.engine.request import Request
 
+        request = Request(ids, self._room(len(ids)), **self._call, on_loop="stop", on_progress=stages)
         with Signals(leave=_leave) as signals, self.typed.silent():
-
-            def on_step(step: Step) -> None:
-                nonlocal said
-                said += step.text
-                sink.write(step.text)
-                self.typed.listen()
-                signals.check()
-
             try:
-                result = self._llm.generate(
-                    ids,
-                    self._room(len(ids)),
-                    **self._call,
-                    on_loop="stop",
-                    on_step=on_step,
-                    on_progress=stages,
-                )
-                ended = figures(result, self._most, self._verbose)
+                with self._llm.start(request) as steps:
+                    for step in steps:
+                        said += step.text
+                        sink.write(step.text)
+                        self.typed.listen()
+                        signals.check()
+                    ended = figures(steps.result, self._most, self._verbose)
             except KeyboardInterrupt:
                 if signals.number not in (0, signal.SIGINT):
                     raise

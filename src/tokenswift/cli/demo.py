@@ -71,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
         resources.files("tokenswift").joinpath("data/demo_prompt.txt").read_text(encoding="utf-8").strip()
     )
     llm = options.load_model(args)
+    from tokenswift.engine.request import Request
+
     logger.info("%s, %s on %s", llm.name, llm.dtype, llm.device)
 
     results: dict[str, Generation] = {}
@@ -78,13 +80,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"\n--- {name}: …{prompt[-60:].partition(' ')[2]}", flush=True)
         results[name] = stream(
             llm,
-            prompt,
+            Request(prompt, args.max_new_tokens, name, sampling=sampling, ignore_eos=True),
             TextSink(None, raw=args.raw_output),
             Progress(args.max_new_tokens, args.quiet, label=name, verbose=args.verbose),
-            max_new_tokens=args.max_new_tokens,
-            strategy=name,
-            sampling=sampling,
-            ignore_eos=True,
         )
         path = files[name]
         if path is not None:

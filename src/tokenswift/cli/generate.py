@@ -6,7 +6,7 @@ import argparse
 import logging
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +30,10 @@ from tokenswift.cli.streams import STANDARD_OUTPUT
 from tokenswift.config import ON_LOOP, LoopOptions, check_choice
 from tokenswift.models.rope import parse_rope_scaling
 from tokenswift.prompts import is_chat
-from tokenswift.types import Generation, InputError, RunError, Step
+from tokenswift.types import Generation, InputError, RunError
 
 if TYPE_CHECKING:
+    from tokenswift.engine.request import Request
     from tokenswift.runs.state import RunState
 
 logger = logging.getLogger("tokenswift")
@@ -154,8 +155,8 @@ def _loop(patterns: tuple[int, ...]) -> LoopOptions:
 
 
 def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]]:
-    """The prompt as given, and the other arguments of ``LLM.generate``; everything that needs no model is
-    checked. :func:`with_model` does the rest."""
+    """The prompt as given, and what else a request needs; everything that needs no model is checked.
+    :func:`with_model` makes the request."""
     prompting.check_chat_options(args)
     prompt = options.prompt_from(args)
     check_options(args, Length)
@@ -185,16 +186,18 @@ def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]
     }
 
 
-def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, Any]) -> Any:
-    """The prompt as the model takes it; settles the sampling in ``call``; says which way both went."""
-    call["sampling"] = options.model_sampling(args, call["sampling"], llm)
+def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, Any]) -> Request:
+    """The request, its prompt as the model takes it and its sampling settled; says which way both went."""
+    from tokenswift.engine.request import Request
+
+    sampling = options.model_sampling(args, call["sampling"], llm)
     prompt, told = prompting.shaped(args, llm, prompt)
     if is_chat(prompt):
-        call["sampling"] = prompting.answer_sampling(args, call["sampling"])
-        if not call["sampling"].greedy:
-            told += f", temperature {call['sampling'].temperature:g}"
+        sampling = prompting.answer_sampling(args, sampling)
+        if not sampling.greedy:
+            told += f", temperature {sampling.temperature:g}"
     logger.info("%s", told)
-    return prompt
+    return Request(prompt, **{**call, "sampling": sampling})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -207,47 +210,41 @@ def run(args: argparse.Namespace) -> int:
         logger.warning("the published acceptance rule is not lossless: the text differs from plain decoding")
     llm = options.load_model(args, args.rope_scaling)
     logger.info("%s, %s on %s, %s", llm.name, llm.dtype, llm.device, args.strategy)
-    prompt = with_model(args, llm, prompt, call)
+    request = replace(with_model(args, llm, prompt, call), run_dir=run_dir)
 
     sink = TextSink(output, echo=record != STDOUT, raw=args.raw_output)
     done = len(before.tokens) if before else 0
     progress = Progress(args.max_new_tokens, args.quiet, done=done, verbose=args.verbose)
-    result = stream(llm, prompt, sink, progress, before=before, **call, run_dir=run_dir)
+    result = stream(llm, request, sink, progress, before)
     if record is not None:
-        options_given, sampling = call["strategy_options"], call["sampling"]
-        write_json(record, record_of(llm, result, args.strategy, options_given, sampling))
+        given = call["strategy_options"]
+        write_json(record, record_of(llm, result, args.strategy, given, request.sampling))
     return 0
 
 
 def stream(
-    llm: Any,
-    prompt: Any,
-    sink: TextSink,
-    progress: Progress,
-    before: RunState | None = None,
-    **call: Any,
+    llm: Any, request: Request, sink: TextSink, progress: Progress, before: RunState | None = None
 ) -> Generation:
-    """``llm.generate(prompt, **call)`` with its text and progress shown; the summary at the end.
+    """Run a request with its text and progress shown; the summary at the end.
 
     Args:
         before: the run as it is in its folder, when there is one to go on with.
     Raises:
         KeyboardInterrupt, RunError: saying what was kept of the text, and how to go on.
     """
-    run_dir = call.get("run_dir")
+    run_dir = request.run_dir
     go_on = "" if run_dir is None else f"; go on with: tokenswift resume {run_dir}"
     already = before.text if before is not None else ""
     sink.repeat(already)
 
     with Signals() as signals:
-
-        def on_step(step: Step) -> None:
-            sink.write(step.text)
-            progress.update(step)
-            signals.check()
-
         try:
-            result = llm.generate(prompt, **call, on_step=on_step, on_progress=progress.stages)
+            with llm.start(replace(request, on_progress=progress.stages)) as steps:
+                for step in steps:
+                    sink.write(step.text)
+                    progress.update(step)
+                    signals.check()
+                result = steps.result
             sink.write(result.text[sink.written :])  # what an earlier session held back; makes the file
         except BaseException as error:
             progress.end()

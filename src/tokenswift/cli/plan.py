@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from tokenswift.cli import options
@@ -41,16 +41,17 @@ def run(args: argparse.Namespace) -> int:
     record = check_record(args.json, options.inputs_of(args))
     llm = options.load_model(args, args.rope_scaling)
     logger.info("%s, %s on %s, %s", llm.name, llm.dtype, llm.device, args.strategy)
-    prompt = with_model(args, llm, prompt, call)
+    request = with_model(args, llm, prompt, call)
 
-    from tokenswift.engine.run import Call, Run
+    from tokenswift.engine.run import Run
     from tokenswift.runs.plan import plan
 
-    made = Run(llm, Call(prompt, **call))
+    made = Run(llm, request)
 
     def again(new: int) -> Run:
-        few = {**call, "max_new_tokens": min(new, call["max_new_tokens"]), "ignore_eos": True, "stop": ()}
-        return Run(llm, Call(made.prompt[-1024:], **few))
+        few = min(new, request.max_new_tokens)
+        prompt = made.prompt[-1024:]
+        return Run(llm, replace(request, prompt=prompt, max_new_tokens=few, ignore_eos=True, stop=()))
 
     found = plan(made, None if args.no_measure else again)
     if record is not None:

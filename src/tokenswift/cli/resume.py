@@ -78,19 +78,16 @@ def run(args: argparse.Namespace) -> int:
     logger.info("loading %s", state.header.model.model if state.header.model else state.header.name)
     import torch
 
-    from tokenswift.engine.resume import arguments, reload
+    from tokenswift.engine.resume import reload, request_of
 
-    call = arguments(state, args.max_new_tokens, args.on_loop)
+    request = request_of(state, folder, args.max_new_tokens, args.on_loop, args.drop_damaged)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     with Stages(args.quiet) as stages:
         llm = reload(state, stages)
     logger.info("%s, %s on %s, from token %d", llm.name, llm.dtype, llm.device, len(state.tokens))
-    progress = Progress(call["max_new_tokens"], args.quiet, done=len(state.tokens), verbose=args.verbose)
-    sink, prompt = TextSink(None, record != STDOUT, args.raw_output), call.pop("prompt")
-    more = {"run_dir": folder, "drop_damaged": args.drop_damaged}
-    result = stream(llm, prompt, sink, progress, before=state, **call, **more)
+    progress = Progress(request.max_new_tokens, args.quiet, done=len(state.tokens), verbose=args.verbose)
+    result = stream(llm, request, TextSink(None, record != STDOUT, args.raw_output), progress, state)
     if record is not None:
-        sampling = call["sampling"]
-        write_json(record, record_of(llm, result, call["strategy"], call["strategy_options"], sampling))
+        write_json(record, record_of(llm, result, request.strategy, request.given, request.sampling))
     return 0

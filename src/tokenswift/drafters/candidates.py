@@ -15,7 +15,7 @@ from torch import Tensor
 from tokenswift.drafters.refusal import Source
 from tokenswift.interfaces import TokenSequence
 from tokenswift.sampling.choice import Sampler
-from tokenswift.sampling.ranking import Ranked, Subset
+from tokenswift.sampling.ranking import LogitRows, Ranked, Subset
 from tokenswift.tree import CandidateTree
 from tokenswift.types import RunError
 
@@ -200,6 +200,5 @@ class Candidates:
         paths = [self.path(node) for node in nodes]
         positions = [len(self.text) + len(path) for path in paths]
         widths = [self._width(node) for node in nodes]
-        return of.candidates(
-            self.sampler, logits, self.text, paths, positions, widths, self.coupled, subset, shares
-        )
+        rows = LogitRows(logits, self.text, paths, positions, widths, self.coupled, subset, shares)
+        return of.candidates(self.sampler, rows)

@@ -19,7 +19,8 @@ from tokenswift.heads.modules import Heads
 from tokenswift.heads.packed import packed_steps
 from tokenswift.interfaces import DraftModel, TokenSequence
 from tokenswift.memory import Need
-from tokenswift.sampling.choice import RefusedRow, Subset
+from tokenswift.sampling.choice import RefusedRow
+from tokenswift.sampling.ranking import LogitRows, Subset
 
 HIDDEN = "hidden"
 DEPTH = 8  # levels of heads in automatic drafting
@@ -105,7 +106,9 @@ def level_of(model: DraftModel, heads: Heads | None) -> Callable[[], object] | N
     def level() -> object:
         logits = levels.level(0, states, [0])[1]
         with suppress(RefusedRow):  # a run that meets one drafts nothing there
-            return sampler.candidates(logits, [0], [[]], [1], [4], True, levels.subset)
+            return sampler.candidates(
+                LogitRows(logits, [0], [[]], [1], [4], coupled=True, subset=levels.subset)
+            )
 
     return level
 

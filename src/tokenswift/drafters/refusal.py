@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import logging
 
-from torch import Tensor
-
 from tokenswift.sampling.choice import RefusedRow, Sampler
-from tokenswift.sampling.ranking import Ranked, Subset
+from tokenswift.sampling.ranking import LogitRows, Ranked
 
 MOST = 3  # calls with a refused row, and the source is left out
 
@@ -36,30 +34,16 @@ class Source:
         """Whether it is left out for the rest of the run."""
         return self.refused >= MOST
 
-    def candidates(
-        self,
-        sampler: Sampler,
-        logits: Tensor,
-        history: list[int],
-        paths: list[list[int]],
-        positions: list[int],
-        widths: list[int],
-        coupled: bool,
-        subset: Subset | None = None,
-        shares: bool = True,
-    ) -> list[Ranked]:
+    def candidates(self, sampler: Sampler, rows: LogitRows) -> list[Ranked]:
         """`Sampler.candidates`, but a row that is refused has none."""
         try:
-            return sampler.candidates(logits, history, paths, positions, widths, coupled, subset, shares)
+            return sampler.candidates(rows)
         except RefusedRow as error:
             self.note(error)
         found: list[Ranked] = []
-        for row, (path, position, width) in enumerate(zip(paths, positions, widths, strict=True)):
-            one = logits[row : row + 1]
+        for row in range(len(rows.paths)):
             try:
-                found += sampler.candidates(
-                    one, history, [path], [position], [width], coupled, subset, shares
-                )
+                found += sampler.candidates(rows.one(row))
             except RefusedRow:
                 found.append(Ranked([], [], []))
         return found

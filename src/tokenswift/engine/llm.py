@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, Unpack
@@ -17,18 +18,17 @@ from tokenswift.drafters.auto.prices import Table, kept_table, measure
 from tokenswift.drafters.heads import level_of
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.engine.request import (
-    RunOptions,
+    GenerateOptions,
+    Request,
     SamplingFields,
-    apart,
     check_callback,
     check_loaded,
     check_name,
     check_prompt,
     check_scaling,
-    merged_sampling,
     plain_place,
 )
-from tokenswift.engine.run import Call, Run
+from tokenswift.engine.run import Run
 from tokenswift.engine.source import FromModel, Source, open_model
 from tokenswift.engine.stream import Stream
 from tokenswift.heads.checkpoint import packaged_kinds, read_packaged, resolve_heads
@@ -302,10 +302,9 @@ class LLM:
         strategy: str = "auto",
         strategy_options: Mapping[str, Any] | Any = None,
         sampling: SamplingParams | None = None,
-        ignore_eos: bool = False,
-        stop: str | Sequence[str] = (),
+        *,
         on_step: Callable[[Step], None] | None = None,
-        **run: Unpack[RunOptions],
+        **options: Unpack[GenerateOptions],
     ) -> Generation:
         """Generate up to ``max_new_tokens`` tokens.
 
@@ -318,10 +317,10 @@ class LLM:
             sampling: how tokens are chosen; default `SamplingParams()`, for chat messages with a
                 temperature of 0.2. Instead of it, its fields as keywords, the others as by default:
                 ``llm.generate(prompt, temperature=0.7, seed=3)``.
-            ignore_eos: go on after an end-of-text token.
-            stop: a string, or strings, that end the text; the text is cut before the first to appear.
             on_step: called with each step as it happens.
-            run: ``on_loop="stop"`` ends a text that repeats itself (default "report": `Metrics.loop` says
+            options: ``ignore_eos=True`` goes on after an end-of-text token (default False); ``stop="…"``, or
+                a list of strings, ends the text, which is cut before the first to appear (default none);
+                ``on_loop="stop"`` ends a text that repeats itself (default "report": `Metrics.loop` says
                 so), by the sizes and counts of ``loop=LoopOptions(…)``; ``run_dir=DIR`` keeps a journal of
                 the run there, and goes on with it when DIR holds this very run already (see docs/runs.md);
                 ``drop_damaged=True`` does so from the last good record of a damaged journal;
@@ -332,13 +331,8 @@ class LLM:
             RunError: the run failed on its way; the line says what was kept.
         """
         check_callback("on_step", on_step)
-        with self.stream(
-            prompt, max_new_tokens, strategy, strategy_options, sampling, ignore_eos, stop, **run
-        ) as stream:  # whatever on_step raises, the journal is closed
-            for step in stream:
-                if on_step is not None:
-                    on_step(step)
-            return stream.result
+        request = Request.of(prompt, max_new_tokens, strategy, strategy_options, sampling, options)
+        return self.start(request).finish(on_step)
 
     def stream(
         self,
@@ -347,18 +341,18 @@ class LLM:
         strategy: str = "auto",
         strategy_options: Mapping[str, Any] | Any = None,
         sampling: SamplingParams | None = None,
-        ignore_eos: bool = False,
-        stop: str | Sequence[str] = (),
-        **run: Unpack[RunOptions],
+        **options: Unpack[GenerateOptions],
     ) -> Stream:
         """The steps of `generate`, as they happen. ``step.text`` holds complete characters only.
 
         After the last step ``stream.result`` is what `generate` would have returned (see `Stream`).
         """
-        made = self._run(
-            prompt, max_new_tokens, strategy, strategy_options, sampling, ignore_eos, stop, **run
-        )
-        return Stream(made)
+        return self.start(Request.of(prompt, max_new_tokens, strategy, strategy_options, sampling, options))
+
+    def start(self, request: Request) -> Stream:
+        """The steps of a request that was made before, as `stream` gives them."""
+        self._check_open()
+        return Stream(Run(self, request))
 
     def generate_many(
         self,
@@ -367,10 +361,9 @@ class LLM:
         strategy: str = "auto",
         strategy_options: Mapping[str, Any] | Any = None,
         sampling: SamplingParams | None = None,
-        ignore_eos: bool = False,
-        stop: str | Sequence[str] = (),
+        *,
         on_result: Callable[[int, Generation], None] | None = None,
-        **run: Unpack[RunOptions],
+        **options: Unpack[GenerateOptions],
     ) -> list[Generation]:
         """Generate after several prompts, one after the other; the results are in their order.
 
@@ -386,22 +379,23 @@ class LLM:
         The others are `generate`'s, fields of `SamplingParams` too, the same for all prompts; no
         ``run_dir``, which keeps one run.
         """
-        if "run_dir" in run:
+        if "run_dir" in options:
             raise InputError("run_dir is no argument of generate_many; valid: generate, one run a folder")
         check_callback("on_result", on_result)
         self._check_open()
         for i, prompt in enumerate(prompts if isinstance(prompts, list | tuple) else ()):
             check_prompt(prompt, f"prompts[{i}]")
         ids = several_ids(prompts, self.source.codec, self.target.vocab_size)
-        given, rest = apart(run)
-        how = {"strategy": strategy, "strategy_options": strategy_options, "ignore_eos": ignore_eos, **rest}
-        how |= {"max_new_tokens": max_new_tokens, "stop": stop}
-        settings = [merged_sampling(sampling, given, default_sampling(prompt)) for prompt in prompts]
-        for tokens in sorted(ids, key=len)[-1:]:
-            self._run(tokens, sampling=settings[0], **how)  # the longest fits, so the others do
+        how = (max_new_tokens, strategy, strategy_options, sampling, options)
+        requests = [
+            replace(Request.of(prompt, *how), prompt=tokens)
+            for prompt, tokens in zip(prompts, ids, strict=True)
+        ]
+        for longest in sorted(requests, key=lambda request: len(request.prompt))[-1:]:
+            Run(self, longest)  # it fits, so the others do
         results: list[Generation] = []
-        for i, tokens in enumerate(ids):
-            results.append(self.generate(tokens, sampling=settings[i], **how))
+        for i, request in enumerate(requests):
+            results.append(self.start(request).finish())
             if on_result is not None:
                 on_result(i, results[-1])
         return results
@@ -417,11 +411,6 @@ class LLM:
         ids = self.encode(prompt)
         self.check_room(len(ids) + 1)
         return Prefilled(self, ids, self.target.sampler(default_sampling(prompt)))
-
-    def _run(self, *call: Any, **run: Any) -> Run:
-        self._check_open()
-        given, rest = apart(run)
-        return Run(self, Call(*call, **rest, sampling_fields=given))
 
     def identity(self) -> dict[str, Any]:
         """What of this ``LLM`` decides the tokens: dtype, config, weights, adapter, positions, tokenizer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -26,7 +26,7 @@ from tokenswift.config import (
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.models.rope import RopeScaling, parse_rope_scaling
 from tokenswift.models.target import check_model
-from tokenswift.prompts import Prompt
+from tokenswift.prompts import Prompt, default_sampling
 from tokenswift.types import InputError, OnProgress
 
 
@@ -44,30 +44,17 @@ class SamplingFields(TypedDict, total=False):
     greedy: bool
 
 
-class RunOptions(SamplingFields, total=False):
-    """The keywords that ``LLM.generate``, ``stream`` and ``generate_many`` take beside their arguments."""
+class GenerateOptions(SamplingFields, total=False):
+    """What ``LLM.generate`` (which describes it), ``stream`` and ``generate_many`` take by name alone; the
+    defaults are those of :class:`Request`."""
 
+    ignore_eos: bool
+    stop: str | Sequence[str]
     on_loop: str
     loop: LoopOptions | None
     run_dir: str | os.PathLike[str] | None
     drop_damaged: bool
     on_progress: OnProgress | None
-
-
-def apart(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keywords of a generation: those that are fields of `SamplingParams`, and the others.
-
-    Raises:
-        InputError: a name that no generation takes.
-    """
-    sampling = [one.name for one in fields(SamplingParams)]
-    known = [one.name for one in fields(Call) if one.name != "sampling_fields"]
-    for name in given:
-        if name not in known and name not in sampling:
-            valid = ", ".join([*known[:-1], *sampling])
-            raise InputError(f"{name!r} is no argument; valid: {valid}", name)
-    chosen = {name: value for name, value in given.items() if name in sampling}
-    return chosen, {name: value for name, value in given.items() if name not in sampling}
 
 
 def merged_sampling(
@@ -91,8 +78,13 @@ def merged_sampling(
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """The arguments of ``LLM.generate`` (which describes them), checked; numbers are Python's own.
+class Request:
+    """What one generation is asked for: the arguments of ``LLM.generate`` (which describes them), checked
+    once; numbers are Python's own. The command line and Python make it, ``LLM.start`` runs it.
+
+    Attributes:
+        prefilled: the state after the prompt, where that was run already.
+        renamed: "tokenswift" was asked for, and "auto" is what runs; set where the request is made.
 
     Raises:
         InputError: naming the argument, its value and what is valid.
@@ -102,7 +94,7 @@ class Call:
     max_new_tokens: int = 200
     strategy: str = "auto"
     strategy_options: Any = None  # names and values, or the strategy's dataclass
-    sampling: SamplingParams | None = None
+    sampling: SamplingParams = SamplingParams()
     ignore_eos: bool = False
     stop: str | Sequence[str] = ()
     on_loop: str = "report"
@@ -111,8 +103,37 @@ class Call:
     drop_damaged: bool = False
     on_progress: OnProgress | None = None
     prefilled: Prefilled | None = None
-    sampling_fields: Mapping[str, Any] = field(default_factory=dict)  # those given by name, see `apart`
-    renamed: bool = field(default=False, init=False)  # "tokenswift" was asked for, and "auto" is what runs
+    renamed: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        prompt: Prompt,
+        max_new_tokens: int,
+        strategy: str,
+        strategy_options: Any,
+        sampling: SamplingParams | None,
+        options: Mapping[str, Any],
+    ) -> Request:
+        """The request that a call's arguments make.
+
+        Args:
+            sampling: None leaves it to the fields among the options, and to what is usual for the prompt.
+            options: `GenerateOptions`, and ``prefilled``.
+        Raises:
+            InputError: a name that no generation takes, sampling given twice, or as for the class.
+        """
+        chosen = {name: value for name, value in options.items() if name in SamplingFields.__annotations__}
+        rest = {name: value for name, value in options.items() if name not in chosen}
+        for name in rest:
+            if name not in GenerateOptions.__annotations__ and name != "prefilled":
+                own = [one.name for one in fields(cls) if one.name not in ("prefilled", "renamed")]
+                valid = ", ".join([*own, *SamplingFields.__annotations__])
+                raise InputError(f"{name!r} is no argument; valid: {valid}", name)
+        prefilled: Prefilled | None = rest.get("prefilled")
+        usual = default_sampling(prompt) if prefilled is None else prefilled.sampling
+        settings = merged_sampling(sampling, chosen, usual)
+        return cls(prompt, max_new_tokens, strategy, strategy_options, settings, **rest)
 
     def __post_init__(self) -> None:
         self._keep("max_new_tokens", check_integer("max_new_tokens", self.max_new_tokens, 1))
@@ -151,10 +172,6 @@ class Call:
         if not isinstance(values, Mapping):
             return given_options(values)
         return {name: value for name, value in values.items() if hasattr(self.options, name)}
-
-    def sampling_over(self, usual: SamplingParams) -> SamplingParams:
-        """The sampling of this call where ``usual`` is what its prompt has by default."""
-        return merged_sampling(self.sampling, self.sampling_fields, usual)
 
     def _keep(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

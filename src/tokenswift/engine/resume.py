@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from tokenswift.config import LoopOptions, SamplingParams, settled, shown
+from tokenswift.config import LoopOptions, SamplingParams, shown
 from tokenswift.engine.llm import LLM
+from tokenswift.engine.request import Request, check_callback
 from tokenswift.runs import folder as folders
 from tokenswift.runs.state import RunState
 from tokenswift.types import Generation, InputError, OnProgress, Step
 
-__all__ = ["arguments", "reload", "resume"]
+__all__ = ["reload", "request_of", "resume"]
 
 
 def resume(
@@ -40,18 +40,26 @@ def resume(
             is not what it was; the line names it.
     """
     _, state = folders.load(Path(run_dir).expanduser())
-    call = arguments(state, max_new_tokens, on_loop)
+    request = request_of(state, run_dir, max_new_tokens, on_loop, drop_damaged)
+    check_callback("on_step", on_step)
     if llm is not None:
-        return llm.generate(**call, run_dir=run_dir, drop_damaged=drop_damaged, on_step=on_step)
+        return llm.start(request).finish(on_step)
     with reload(state) as loaded:
-        return loaded.generate(**call, run_dir=run_dir, drop_damaged=drop_damaged, on_step=on_step)
+        return loaded.start(request).finish(on_step)
 
 
-def arguments(state: RunState, max_new_tokens: int | None, on_loop: str | None) -> dict[str, Any]:
-    """The arguments of ``LLM.generate`` that continue a run; no file is explained into again.
+def request_of(
+    state: RunState,
+    run_dir: str | Path,
+    max_new_tokens: int | None = None,
+    on_loop: str | None = None,
+    drop_damaged: bool = False,
+) -> Request:
+    """The request that continues a run; no file is explained into again. The arguments are those of
+    :func:`resume`.
 
     Raises:
-        InputError: options that its strategy does not have.
+        InputError: options that its strategy does not have, or another argument that is wrong.
     """
     identity, session = state.header.identity, state.session
     options = {
@@ -59,18 +67,19 @@ def arguments(state: RunState, max_new_tokens: int | None, on_loop: str | None) 
     }
     if not isinstance(options.get("draft_model"), str | None):
         raise InputError(f"the run's draft_model is {shown(options['draft_model'])}; valid: a name")
-    settled(session.strategy, options)  # refused before anything is loaded
-    return {
-        "prompt": state.prompt,
-        "max_new_tokens": session.max_new_tokens if max_new_tokens is None else max_new_tokens,
-        "strategy": session.strategy,
-        "strategy_options": options,
-        "sampling": SamplingParams(**identity.sampling),  # type: ignore[arg-type]
-        "ignore_eos": session.ignore_eos,
-        "stop": tuple(identity.stop),
-        "on_loop": on_loop or session.on_loop,
-        "loop": LoopOptions(**session.loop),
-    }
+    return Request(
+        prompt=state.prompt,
+        max_new_tokens=session.max_new_tokens if max_new_tokens is None else max_new_tokens,
+        strategy=session.strategy,
+        strategy_options=options,
+        sampling=SamplingParams(**identity.sampling),  # type: ignore[arg-type]
+        ignore_eos=session.ignore_eos,
+        stop=tuple(identity.stop),
+        on_loop=on_loop or session.on_loop,
+        loop=LoopOptions(**session.loop),
+        run_dir=run_dir,
+        drop_damaged=drop_damaged,
+    )
 
 
 def reload(state: RunState, on_progress: OnProgress | None = None) -> LLM:

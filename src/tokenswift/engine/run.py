@@ -14,21 +14,18 @@ from typing import Any
 import torch
 
 from tokenswift.drafters.registry import mark_of, marks
-from tokenswift.engine.request import Call
+from tokenswift.engine.request import Request
 from tokenswift.engine.step import decode, prefill
 from tokenswift.engine.text import TextStream
 from tokenswift.identity import versions
 from tokenswift.interfaces import TokenSequence
 from tokenswift.memory import check_run
 from tokenswift.metrics import Meter
-from tokenswift.prompts import default_sampling
 from tokenswift.runs.loop import LoopGuard
 from tokenswift.runs.state import RunState
 from tokenswift.runs.writer import RunWriter, open_run
 from tokenswift.strategies.table import STRATEGIES, drafts_from
 from tokenswift.types import Generation, InputError, Metrics, Step
-
-__all__ = ["Call", "Run"]
 
 logger = logging.getLogger("tokenswift")
 
@@ -38,32 +35,31 @@ class Run:
 
     Args:
         llm: the ``LLM``.
-        call: what is asked for.
+        request: what is asked for.
     Raises:
         InputError: naming the argument, its value and what is valid.
     """
 
-    def __init__(self, llm: Any, call: Call) -> None:
-        options = call.options
-        self.llm, self.call = llm, call
+    def __init__(self, llm: Any, request: Request) -> None:
+        options = request.options
+        self.llm, self.request = llm, request
         self.target = llm.target
-        usual = default_sampling(call.prompt) if call.prefilled is None else call.prefilled.sampling
-        self.sampling = call.sampling_over(usual)
-        self.prompt: list[int] = llm.encode(call.prompt)
-        llm.check_room(len(self.prompt) + call.max_new_tokens)
-        self.max_new_tokens = call.max_new_tokens
+        self.sampling = request.sampling
+        self.prompt: list[int] = llm.encode(request.prompt)
+        llm.check_room(len(self.prompt) + request.max_new_tokens)
+        self.max_new_tokens = request.max_new_tokens
         self.sampler = self.target.sampler(self.sampling)
-        self.strategy = STRATEGIES[call.strategy].build(llm, options, self.sampler)
-        self.heads, self.draft_source = drafts_from(llm, call.strategy, options)
-        if call.renamed:
+        self.strategy = STRATEGIES[request.strategy].build(llm, options, self.sampler)
+        self.heads, self.draft_source = drafts_from(llm, request.strategy, options)
+        if request.renamed:
             llm.say_renamed()
-        if call.strategy in ("auto", "tokenswift") and self.heads is None:
+        if request.strategy in ("auto", "tokenswift") and self.heads is None:
             llm.warn_without_heads()
-        check_run(self.target, self.strategy, len(self.prompt), call.max_new_tokens)
-        self.eos: Collection[int] = () if call.ignore_eos else llm.source.end_tokens()
-        stop = tuple(call.stop)
+        check_run(self.target, self.strategy, len(self.prompt), request.max_new_tokens)
+        self.eos: Collection[int] = () if request.ignore_eos else llm.source.end_tokens()
+        stop = tuple(request.stop)
         self.stream = TextStream(llm.source.codec, stop)
-        self.guard = LoopGuard(call.loop)
+        self.guard = LoopGuard(request.loop)
         self.meter = Meter()
         self.tokens: list[int] = []
         self.text: list[str] = []
@@ -72,8 +68,9 @@ class Run:
         self.draft_passes = 0
         self.before: RunState | None = None
         self.writer: RunWriter | None = None
-        if call.run_dir is not None:
-            self.writer = open_run(Path(call.run_dir), self._identity(stop), self.prompt, call.drop_damaged)
+        if request.run_dir is not None:
+            identity = self._identity(stop)
+            self.writer = open_run(Path(request.run_dir), identity, self.prompt, request.drop_damaged)
             if self.writer.state is not None:
                 try:
                     self._go_on(self.writer.state)
@@ -100,18 +97,18 @@ class Run:
 
     def _session(self) -> dict[str, Any]:
         """What may change from one session to the next without changing the tokens."""
-        call = self.call
-        given = {k: v for k, v in call.given.items() if k != "explain" and _is_plain(v)}
+        request = self.request
+        given = {k: v for k, v in request.given.items() if k != "explain" and _is_plain(v)}
         return {
             "kind": "session",
             "time": time.time(),
             "pid": os.getpid(),
             "max_new_tokens": self.max_new_tokens,
-            "strategy": call.strategy,
+            "strategy": request.strategy,
             "options": given,
-            "on_loop": call.on_loop,
+            "on_loop": request.on_loop,
             "loop": asdict(self.guard.options),
-            "ignore_eos": call.ignore_eos,
+            "ignore_eos": request.ignore_eos,
             "numerics": self.llm.numerics(),
             "threads": torch.get_num_threads(),
             "versions": versions(),
@@ -126,7 +123,7 @@ class Run:
             )
         if max(state.tokens, default=0) >= self.target.vocab_size:
             raise InputError(
-                f"run_dir {self.call.run_dir} holds the token id {max(state.tokens)}; valid: ids of the "
+                f"run_dir {self.request.run_dir} holds the token id {max(state.tokens)}; valid: ids of the "
                 f"model's vocabulary, 0 to {self.target.vocab_size - 1}"
             )
         self.before = state
@@ -140,7 +137,7 @@ class Run:
             (drafted, accepted, ngram, gamma) for _, drafted, accepted, ngram, gamma, _ in state.all_steps
         ]
         self.meter.restore(figures, state.seconds)
-        self.finish_reason = state.finished(self.max_new_tokens, self.call.on_loop)
+        self.finish_reason = state.finished(self.max_new_tokens, self.request.on_loop)
         if self.finish_reason is not None:
             self.text.append(self.stream.finish())
         else:
@@ -181,8 +178,8 @@ class Run:
         target, before = self.target, len(self.tokens)
         capacity = len(self.prompt) + self.max_new_tokens + self.strategy.max_nodes
         with self.meter.phase("prefill"):
-            if self.call.prefilled is not None and not self.tokens:
-                sequence = self.call.prefilled.fork(capacity, self.sampler)
+            if self.request.prefilled is not None and not self.tokens:
+                sequence = self.request.prefilled.fork(capacity, self.sampler)
             else:
                 sequence = TokenSequence(
                     tokens=self.prompt + self.tokens,
@@ -191,7 +188,7 @@ class Run:
                     model=target,
                     sampler=self.sampler,
                 )
-                prefill(sequence, self.call.on_progress)
+                prefill(sequence, self.request.on_progress)
         room, passes = self.max_new_tokens - before, self.draft_passes
         for step in decode(sequence, self.strategy, self.sampler, room, self.eos, self.meter):
             ids, pieces = self._take(step.token_ids)
@@ -221,7 +218,7 @@ class Run:
                 self.finish_reason = "stop"
             elif ends:
                 self.finish_reason = "eos"
-            elif self.guard.loop is not None and self.call.on_loop == "stop":
+            elif self.guard.loop is not None and self.request.on_loop == "stop":
                 self.finish_reason = "loop"
             if self.finish_reason is not None:
                 break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Protocol
 
 from tokenswift.types import Generation, InputError, Step
@@ -61,6 +61,15 @@ class Stream(Iterator[Step]):
         if self._run.finish_reason is None:
             raise InputError("stream.result is not there before the end; valid: after the stream's last step")
         return self._run.result()
+
+    def finish(self, on_step: Callable[[Step], None] | None = None) -> Generation:
+        """Take the steps that are left, and return the result; ``on_step`` is called with each. Whatever it
+        raises, the run's journal is closed."""
+        with self:
+            for step in self:
+                if on_step is not None:
+                    on_step(step)
+            return self.result
 
     def close(self) -> None:
         """End the generation here; what was kept of it is kept."""

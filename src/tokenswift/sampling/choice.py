@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.noise import Noise
-from tokenswift.sampling.ranking import Ranked, Ranker, Subset
+from tokenswift.sampling.ranking import LogitRows, Ranked, Ranker
 from tokenswift.types import RunError
 
 _TOP_SIZES = (256, 4096)  # how many of the best tokens top-p looks at before it sorts a whole row
@@ -194,7 +194,7 @@ class Sampler:
         params: processors, seed, and whether to decode greedily.
         vocab_size: V.
         device: where the logits are.
-        ranker: does the work of :meth:`rank` and :meth:`choose` where there is one; torch otherwise.
+        ranker: does the work of :meth:`candidates` where there is one; torch otherwise.
         walks: whether choosing row by row costs nothing extra, as on a CPU.
     """
 
@@ -271,75 +271,44 @@ class Sampler:
             RefusedRow: the logits hold NaN or an infinite maximum.
         """
         positions = [len(history) + len(path) for path in paths]
-        return [ranked[0] for ranked in self.rank(logits, history, paths, positions, [1] * len(paths), True)]
+        rows = LogitRows(logits, history, paths, positions, [1] * len(paths), coupled=True, shares=False)
+        return [ranked.tokens[0] for ranked in self.candidates(rows)]
 
-    def candidates(
-        self,
-        logits: Float[Tensor, "n S"],
-        history: list[int],
-        paths: list[list[int]],
-        positions: list[int],
-        widths: list[int],
-        coupled: bool,
-        subset: Subset | None = None,
-        shares: bool = True,
-    ) -> list[Ranked]:
-        """Up to ``widths[i]`` candidates for ``positions[i]``, best first, filtered tokens left out.
-
-        Args:
-            paths: known tokens of each row after ``history``; tokens between them and the position
-                are unknown, take their place in the penalty window and are not penalised.
-            coupled: rank by processed score plus the position's noise (which the target will use
-                too; Daliri et al. 2024), else by processed score.
-            subset: the tokens that the columns of ``logits`` stand for; None: all of the vocabulary.
-            shares: also find the candidates' probabilities.
+    def candidates(self, rows: LogitRows) -> list[Ranked]:
+        """The best candidates of each row, best first, filtered tokens left out.
 
         Raises:
             RefusedRow: the logits hold NaN or an infinite maximum.
         """
         if self.ranker is not None:
-            found = self.ranker.rank(logits, history, paths, positions, widths, coupled, subset, shares)
+            found = self.ranker.rank(rows)
             if isinstance(found, int):
-                _refuse(logits[found], positions[found])
+                _refuse(rows.logits[found], rows.positions[found])
             return found
-        rows = logits if subset is None else subset.spread(logits)
-        scores = self.scores(rows, history, paths, positions)
-        coupled = coupled and not self.params.greedy
+        logits = rows.logits if rows.subset is None else rows.subset.spread(rows.logits)
+        scores = self.scores(logits, rows.history, rows.paths, rows.positions)
+        coupled = rows.coupled and not self.params.greedy
         if self._sparse:
             return [
-                self._rank_sparse(row, position, width, coupled, shares)
-                for row, position, width in zip(scores, positions, widths, strict=True)
+                self._rank_sparse(row, position, width, coupled, rows.shares)
+                for row, position, width in zip(scores, rows.positions, rows.widths, strict=True)
             ]
-        distribution = scores.softmax(-1) if shares else scores
+        distribution = scores.softmax(-1) if rows.shares else scores
         if coupled:
-            scores = scores + self._noise(positions)
-        most = min(max(widths), scores.shape[-1])
+            scores = scores + self._noise(rows.positions)
+        most = min(max(rows.widths), scores.shape[-1])
         if most == 1:
             values, tokens = scores.max(-1, keepdim=True)
         else:
             values, tokens = scores.topk(most, dim=-1)
         parts = tokens.tolist(), values.tolist(), distribution.gather(1, tokens).tolist()
         ranked = []
-        for i, (ids, row, share, width) in enumerate(zip(*parts, widths, strict=True)):
+        for i, (ids, row, share, width) in enumerate(zip(*parts, rows.widths, strict=True)):
             if not math.isfinite(row[0]):
-                _refuse(scores[i], positions[i])
+                _refuse(scores[i], rows.positions[i])
             kept = sum(value > -math.inf for value in row[:width])
-            ranked.append(Ranked(ids[:kept], row[:kept], share[:kept] if shares else []))
+            ranked.append(Ranked(ids[:kept], row[:kept], share[:kept] if rows.shares else []))
         return ranked
-
-    def rank(
-        self,
-        logits: Float[Tensor, "n V"],
-        history: list[int],
-        paths: list[list[int]],
-        positions: list[int],
-        widths: list[int],
-        coupled: bool,
-        subset: Subset | None = None,
-    ) -> list[list[int]]:
-        """The tokens of :meth:`candidates`."""
-        found = self.candidates(logits, history, paths, positions, widths, coupled, subset, shares=False)
-        return [row.tokens for row in found]
 
     def _rank_sparse(self, row: Tensor, position: int, width: int, coupled: bool, shares: bool) -> Ranked:
         """One row of :meth:`candidates` over the tokens that survived the filters."""

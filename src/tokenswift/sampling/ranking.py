@@ -1,8 +1,8 @@
-"""What a ranking of candidates is, and which tokens its rows of logits stand for."""
+"""What is ranked, rows of logits with the places of a text that they predict, and what a ranking is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -46,19 +46,47 @@ class Subset:
         return rows
 
 
+@dataclass(frozen=True, slots=True)
+class LogitRows:
+    """Rows of logits, each with its context and the position that it predicts; all lists have n entries.
+
+    Attributes:
+        logits: one row a position.
+        history: the text that every context begins with.
+        paths: known tokens of each row after ``history``; tokens between them and the position are
+            unknown, take their place in the penalty window and are not penalised.
+        positions: of the tokens that the rows predict.
+        widths: how many candidates each row has at most.
+        coupled: rank by processed score plus the position's noise (which the target will use too; Daliri
+            et al. 2024), else by processed score.
+        subset: the tokens that the columns stand for; None: all of the vocabulary.
+        shares: also find the candidates' probabilities.
+    """
+
+    logits: Float[Tensor, "n S"]
+    history: list[int]
+    paths: list[list[int]]
+    positions: list[int]
+    widths: list[int]
+    coupled: bool
+    subset: Subset | None = None
+    shares: bool = True
+
+    def one(self, row: int) -> LogitRows:
+        """That row alone."""
+        at = slice(row, row + 1)
+        return replace(
+            self,
+            logits=self.logits[at],
+            paths=self.paths[at],
+            positions=self.positions[at],
+            widths=self.widths[at],
+        )
+
+
 class Ranker(Protocol):
     """The choice rule in one call; see `backends.cpu.choose`."""
 
-    def rank(
-        self,
-        logits: Float[Tensor, "n S"],
-        history: list[int],
-        paths: Sequence[Sequence[int]],
-        positions: Sequence[int],
-        widths: Sequence[int],
-        coupled: bool,
-        subset: Subset | None,
-        shares: bool,
-    ) -> list[Ranked] | int:
+    def rank(self, rows: LogitRows) -> list[Ranked] | int:
         """The rows' candidates, or the first row whose logits hold NaN or no finite maximum."""
         ...

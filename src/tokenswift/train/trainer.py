@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from tokenswift.backends.torch import TorchBackend
 from tokenswift.train.collect import Report
 from tokenswift.train.options import TrainingOptions
 from tokenswift.train.processes import first_process, world_size
@@ -95,7 +96,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 def arguments(options: TrainingOptions, work: Path, device: torch.device) -> TrainingArguments:
     """The Trainer's arguments for one process on one device."""
-    cpu = device.type == "cpu"
+    cpu = TorchBackend(device).kind == "cpu"
     args = TrainingArguments(
         output_dir=str(work / "checkpoints"),
         num_train_epochs=options.epochs,
@@ -185,7 +186,7 @@ def mean_loss(objective: nn.Module, data: Any, options: TrainingOptions, device:
     """The loss of an objective as it is, over up to :data:`HELD_OUT` items spread over the data."""
     chosen = range(0, len(data), -(-len(data) // HELD_OUT))
     total = 0.0
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=options.bf16):
+    with torch.autocast(TorchBackend(device).kind, dtype=torch.bfloat16, enabled=options.bf16):
         for i in chosen:
             item = {name: value[None].to(device) for name, value in data[i].items()}
             total += float(objective(**item)["loss"])

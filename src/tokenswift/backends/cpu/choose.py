@@ -5,16 +5,14 @@ from __future__ import annotations
 import ctypes
 import math
 from array import array
-from collections.abc import Sequence
 from ctypes import POINTER, byref, c_double, c_float, c_int, c_int32, c_long, c_uint64, c_void_p
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.noise import position_key
-from tokenswift.sampling.ranking import Ranked, Subset
+from tokenswift.sampling.ranking import LogitRows, Ranked
 
 
 class _Rule(ctypes.Structure):
@@ -71,49 +69,51 @@ class NativeRanker:
             greedy=p.greedy,
         )
 
-    def rank(
-        self,
-        logits: Float[Tensor, "n S"],
-        history: list[int],
-        paths: Sequence[Sequence[int]],
-        positions: Sequence[int],
-        widths: Sequence[int],
-        coupled: bool,
-        subset: Subset | None,
-        shares: bool,
-    ) -> list[Ranked] | int:
+    def rank(self, rows: LogitRows) -> list[Ranked] | int:
         """See ``sampling.ranking.Ranker.rank``."""
         rule, window, seed = self._rule, self.params.window, self.params.seed
-        logits = logits.float().contiguous()
+        logits, subset = rows.logits.float().contiguous(), rows.subset
         count, size = logits.shape
-        tail = array("i", history[-window:] if window else ())
+        tail = array("i", rows.history[-window:] if window else ())
         rule.size, rule.ld = size, logits.stride(0)
         rule.ids = rule.place = None
         if subset is not None:
             rule.ids, rule.place = subset.ids32.data_ptr(), subset.place.data_ptr()
         rule.tail, rule.tail_size = tail.buffer_info()
-        known, kept = len(history), len(tail)
-        rows, held = (_Row * count)(), []
-        for row, path, position, width in zip(rows, paths, positions, widths, strict=True):
+        known, kept = len(rows.history), len(tail)
+        asked, held = (_Row * count)(), []
+        for row, path, position, width in zip(asked, rows.paths, rows.positions, rows.widths, strict=True):
             row.drop = max(0, kept + position - known - window)
             if path and window:
                 tokens = array("i", path)
                 held.append(tokens)
                 row.path, row.path_size = tokens.buffer_info()
             row.key = position_key(seed, position)
-            row.coupled, row.width = coupled, width
-        most = min(max(widths), size)
+            row.coupled, row.width = rows.coupled, width
+        most = min(max(rows.widths), size)
         tokens, values = (c_int32 * (count * most))(), (c_float * (count * most))()
-        law, counts = (c_float * (count * most))() if shares else None, (c_int32 * count)()
+        distribution = (c_float * (count * most))() if rows.shares else None
+        counts = (c_int32 * count)()
         work = self._work.get(size)
         if work is None:
             work = self._work[size] = torch.zeros(9 * size + 64, dtype=torch.uint8)
         refused = self._rank(
-            byref(rule), logits.data_ptr(), rows, count, most, tokens, values, law, counts, work.data_ptr()
+            byref(rule),
+            logits.data_ptr(),
+            asked,
+            count,
+            most,
+            tokens,
+            values,
+            distribution,
+            counts,
+            work.data_ptr(),
         )
         if refused >= 0:
             return refused
-        return [
-            Ranked(tokens[at : at + n], values[at : at + n], law[at : at + n] if law is not None else [])
-            for at, n in zip(range(0, count * most, most), counts, strict=True)
-        ]
+        ranked = []
+        for at, n in zip(range(0, count * most, most), counts, strict=True):
+            best = slice(at, at + n)
+            shares = [] if distribution is None else distribution[best]
+            ranked.append(Ranked(tokens[best], values[best], shares))
+        return ranked
