@@ -163,8 +163,10 @@ def product(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
 
 
 def low_product(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
-    """Rows of products with a low-bit weight, with each kind of activation: one at a time and together; those of
-    float32 and bfloat16 also against the same values packed dense."""
+    """Rows of products with a low-bit weight, one at a time and together, for each kind of activation.
+
+    Those of float32 and bfloat16 are those of the same values packed dense, too.
+    """
     made = random.Random(seed)
     form = list(FORMATS.values())[seed % len(FORMATS)]
     outputs = made.choice((made.randrange(1, 100), 160))

@@ -4,8 +4,8 @@ A token has a *class* and a variant: token ``3 c + u``. The class of the next to
 the token *before* the newest one (two cycles of classes take turns), and the newest one's class says which
 variants are likely. So a hidden state holds two things, the newest class (first half of its width) and the
 one before (second half), which an attention head in the upper layer fetches from one position back, wherever
-the key stands in a cache. Heads that draft from such a state are exact: their distribution is the model's own, up
-to rounding. Whatever is off by one token, row, level or position drafts something else.
+the key stands in a cache. Heads that draft from such a state are exact: their distribution is the model's
+own, up to rounding. Whatever is off by one token, row, level or position drafts something else.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def scripted_model(sure: bool = True) -> Any:
     sizes = {
         "vocab_size": VOCAB,
         "hidden_size": WIDTH,
-        "intermediate_size": 8,
+        "intermediate_size": 32,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,

@@ -23,14 +23,14 @@ from tokenswift.drafters.partial import PARTIAL, partial_offer
 from tokenswift.heads.modules import Heads, HeadsConfig
 
 #: rows and levels cost nothing: everything that may be right is drafted
-FREE = Table((1, 32), (1.0, 1.000001), (0.0, 0.0), 1e-6)
+FREE = Table((1, 32), (1.0, 1.000001), (0.0, 0.0), 1e-6, 1e-6)
 #: a pass of a row takes 1 + context / 1,000, ten rows twice that; a level a tenth of a pass
 REAL = Table((1, 10, 32), (1.0, 2.0, 4.0), (1e-3, 2e-3, 4e-3), 0.1)
 
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LLM, "costs", lambda self: FREE)
+    monkeypatch.setattr(LLM, "costs", lambda self, low=None: FREE)
     monkeypatch.setattr(Costs, "observe", lambda *args: None)
     monkeypatch.setattr(Control, "_price", lambda *args: None)
 
@@ -55,14 +55,15 @@ def test_exact_heads_are_accepted_in_full(
 
 @pytest.mark.parametrize("sampling", ["greedy", "noisy"])
 @pytest.mark.parametrize("kind", ["conditioned", "linear", None])
+@pytest.mark.parametrize("weights", ["none", "q8_0"])
 def test_partial_passes_are_accepted_in_full(
-    free: None, monkeypatch: pytest.MonkeyPatch, kind: str | None, sampling: str
+    free: None, monkeypatch: pytest.MonkeyPatch, kind: str | None, sampling: str, weights: str
 ) -> None:
-    """A chain of passes over the partial cache, and the heads after its end."""
+    """A chain of passes over the partial cache, the model's own or in few bits, and the heads after it."""
     monkeypatch.setattr(Control, "mode", _always(PARTIAL))
     params = GREEDY if sampling == "greedy" else NOISY
     llm = llm_of(kind, sampling == "greedy")
-    given = {"ngrams": 0, "budget": 12, "sinks": 2}
+    given = {"ngrams": 0, "budget": 12, "sinks": 2, "draft_weights": weights}
     steps = list(llm.stream(prompt(PROMPT), 300, strategy_options=given, sampling=params))
     late = [step for step in steps[len(steps) // 2 :] if step.drafted][:-1]
     assert sum(step.accepted == step.gamma for step in late) >= len(late) - 2
@@ -142,7 +143,7 @@ def test_the_text_is_plain_decodings_whatever_is_decided(
     llm = LLM.from_model(tiny_model("llama"), heads=heads)
     text = [rnd.randrange(VOCAB) for _ in range(40)]
     plain = llm.generate(text, 150, "autoregressive", sampling=sampling, ignore_eos=True)
-    monkeypatch.setattr(LLM, "costs", lambda self: FREE)
+    monkeypatch.setattr(LLM, "costs", lambda self, low=None: FREE)
     monkeypatch.setattr(Control, "mode", mode)
     for _ in range(3):
         options: dict[str, Any] = {"budget": 32, "sinks": 4}

@@ -2,7 +2,8 @@
 
 The tests ask it of many shapes and compilers; this asks it, in milliseconds, of the library at hand on the
 machine at hand: a small random model of two layers, whose last positions run alone, all at once, in trees
-with wrong branches and beside another text's, on one thread and on two, in every type, compared byte by byte.
+with wrong branches and beside another text's, on one thread and on two, in every type and with weights of few
+bits, compared byte by byte.
 """
 
 from __future__ import annotations
@@ -20,10 +21,15 @@ from torch import Tensor
 from tokenswift.backends.cpu.backend import TYPES, CpuBackend
 from tokenswift.backends.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.interfaces import KVCache, Segment
+from tokenswift.weights.format import Format, Stored
+from tokenswift.weights.q4_1 import Q4_1
+from tokenswift.weights.q8_0 import Q8_0
 
-LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH = 2, 64, 72, 6, 2, 40  # a width that fills no tile
+LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH = 2, 64, 96, 8, 2, 40  # a width that fills no tile
 BEFORE, TAIL = 501, 19  # committed keys; positions that are compared, across the end of a chunk
 WINDOW = 300  # of the second layer
+#: weights of few bits: the type of their values, their format, what is multiplied with them
+LOW = ((torch.float32, Q4_1, None), (torch.bfloat16, Q8_0, None), (torch.float32, Q8_0, torch.int8))
 
 
 @dataclass
@@ -39,40 +45,46 @@ class _Keys:
 @torch.inference_mode()
 def fault(library: ctypes.CDLL) -> str | None:
     """What is wrong with a compiled library: the first case in which rows differ; None when all are equal."""
-    for dtype in TYPES:
-        case = _Case(dtype)
+    for case in (*(_Case(dtype) for dtype in TYPES), *(_Case(*low) for low in LOW)):
         kernels = [CpuBackend(library, threads) for threads in (1, 2)]
         alone = case.run(kernels[0], [[row] for row in range(TAIL)])
         for threads, each in enumerate(kernels, 1):
             for cuts in (range(TAIL + 1), (0, TAIL), (0, 7, TAIL)):
                 passes = [list(range(*ends)) for ends in pairwise(cuts)]
                 if not torch.equal(case.run(each, passes), alone):
-                    return f"rows in {len(passes)} passes, {dtype}, {threads} threads"
+                    return f"rows in {len(passes)} passes, {case.name}, {threads} threads"
             for steps in (3, TAIL):
                 tree, text = case.tree(each, steps)
                 if not torch.equal(tree, alone[:steps]):
-                    return f"a tree of {2 * steps - 1} rows, {dtype}, {threads} threads"
+                    return f"a tree of {2 * steps - 1} rows, {case.name}, {threads} threads"
                 if not torch.equal(text, alone[:steps]):
-                    return f"{steps} rows beside another text's, {dtype}, {threads} threads"
-            rows = torch.cat([each.linear(row[None], case.head) for row in alone])
-            if not torch.equal(each.linear(alone, case.head), rows):
-                return f"a product, {dtype}, {threads} threads"
+                    return f"{steps} rows beside another text's, {case.name}, {threads} threads"
+            rows = torch.cat([each.linear(row[None], case.head, active=case.active) for row in alone])
+            if not torch.equal(each.linear(alone, case.head, active=case.active), rows):
+                return f"a product, {case.name}, {threads} threads"
     return None
 
 
 class _Case:
-    """The random model and text, of a type."""
+    """The random model and text, of a type; or with weights of few bits, and activations of a type."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(
+        self, dtype: torch.dtype, form: Format | None = None, active: torch.dtype | None = None
+    ) -> None:
+        self.name = f"{form.name if form else ''} {active or dtype}".strip()
+        self.active = active
         made = torch.Generator().manual_seed(1)
 
         def random(*shape: int, size: float = 2.0) -> Tensor:
             return size * (torch.rand(shape, generator=made) - 0.5)
 
         def weight(rows: int, columns: int) -> Packed:
-            return Packed(random(rows, columns, size=columns**-0.5).to(dtype), panels=True)
+            values = random(rows, columns, size=columns**-0.5)
+            if form is None or form.encode is None:
+                return Packed(values.to(dtype), panels=True)
+            return Packed(Stored(form, form.encode(values)), True, dtype)
 
-        types = (dtype, dtype, active_type(dtype))
+        types = (dtype, dtype, active or active_type(dtype))
         self.shape = Shape(LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH, *types, 1e-5, WIDTH**-0.5)
         self.weights = [
             LayerWeights(
