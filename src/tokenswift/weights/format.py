@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Float16, Integer, UInt8
+from jaxtyping import Float, Float16, Int, Integer, UInt8
 from torch import Tensor
+
+AT_ONCE = 1 << 18  # weights that are unpacked together: what is made on the way stays in the caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +94,28 @@ class Stored:
     def __len__(self) -> int:
         return len(self.blocks)
 
+    def take(self, rows: Int[Tensor, " m"]) -> Stored:
+        """Some rows."""
+        return Stored(self.format, self.blocks[rows])
+
+    def at(self, places: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
+        """Single weights, float32; places count along rows, then columns."""
+        columns = self.shape[1]
+        rows, which = (places // columns).unique(return_inverse=True)
+        return self.take(rows).decode()[which, places % columns]
+
     def decode(self) -> Float[Tensor, "N K"]:
         """The weight in float32: what every kernel computes with."""
-        numbers = self.format.split(self.blocks)
-        scale, least = scales(self.format, numbers)
-        u = numbers.u.unflatten(1, (-1, self.format.group)).float()
-        return torch.addcmul(least[..., None], scale[..., None], u).flatten(1)
+        rows, columns = self.shape
+        made = torch.empty(rows, columns)
+        count = max(1, AT_ONCE // max(columns, 1))
+        for start in range(0, rows, count):
+            numbers = self.format.split(self.blocks[start : start + count])
+            scale, least = scales(self.format, numbers)
+            u = numbers.u.unflatten(1, (-1, self.format.group)).float()
+            into = made[start : start + count].unflatten(1, (-1, self.format.group))
+            torch.addcmul(least[..., None], scale[..., None], u, out=into)
+        return made
 
 
 def scales(format: Format, numbers: Numbers) -> tuple[Float[Tensor, "N G"], Float[Tensor, "N G"]]:
