@@ -132,7 +132,7 @@ def _byte_level(metadata: Mapping[str, Any], path: Path) -> Any:
     made = Tokenizer(
         models.BPE(
             vocab={token: index for index, token in enumerate(tokens)},
-            merges=[tuple(line.split(" ")) for line in _value(metadata, "merges")],
+            merges=[tuple(line.split(" ")) for line in _value(metadata, "merges") or ()],
             ignore_merges=rule == "llama-bpe",
         )
     )

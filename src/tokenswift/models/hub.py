@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tokenswift.types import InputError
@@ -97,19 +98,20 @@ def fetch_file(name: str, file: str) -> str:
     Raises:
         InputError: there is no such model or file, or it must not or cannot be fetched.
     """
-    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub import HfApi, snapshot_download
 
     try:
         entries = HfApi().model_info(name, files_metadata=True).siblings or ()
         sizes = {entry.rfilename: entry.size or 0 for entry in entries}
         if file not in sizes:
-            there = ", ".join(sorted(other for other in sizes if other.lower().endswith(".gguf"))[:12])
-            raise InputError(
-                f"model {name} on the hub has no file {file}; valid: {there or 'none, it has no GGUF'}"
-            )
-        logger.warning("fetching %s of %s from the hub: %.1f MB", file, name, sizes[file] / 1e6)
-        with _bars():
-            return str(hf_hub_download(name, file))
+            there = _gguf(sizes) or "a model with GGUF files"
+            raise InputError(f"model {name} on the hub has no file {file}; valid: {there}")
+        plan: Any = snapshot_download(name, allow_patterns=[file], dry_run=True)
+        missing = any(part.will_download for part in plan)
+        if missing:
+            logger.warning("fetching %s of %s from the hub: %.1f MB", file, name, sizes[file] / 1e6)
+        with _bars(missing):
+            return str(Path(snapshot_download(name, allow_patterns=[file])) / file)
     except InputError:
         raise
     except Exception as error:  # the hub's errors, the HTTP library's and the system's

@@ -8,7 +8,9 @@ through that reader.
 from __future__ import annotations
 
 import copy
+import io
 import logging
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -112,14 +114,17 @@ def _by_transformers(name: str, file: GgufFile, dtype: str, device: str) -> tupl
     logger.warning("model %s: the architecture %s is unpacked to %s by transformers", name, what, kind)
     options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
     try:
-        with quiet_transformers():
+        with quiet_transformers(), redirect_stderr(io.StringIO()):  # of the reader's bare progress bar
             model: Any = AutoModelForCausalLM.from_pretrained(
                 path.parent,
                 quantization_config=GgufConfig(gguf_file=path.name, dequantize=True),
                 dtype=getattr(torch, kind),
                 **options,
             )
-            tokenizer = AutoTokenizer.from_pretrained(path.parent, **options)
+            try:
+                tokenizer = tokenizer_of(file)
+            except InputError:
+                tokenizer = AutoTokenizer.from_pretrained(path.parent, **options)
     except Exception as error:  # its reader's errors are of every kind
         raise InputError(
             f"model {name}: the architecture {what} cannot be unpacked ({line_of(error)}); valid: "
