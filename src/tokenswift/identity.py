@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from operator import itemgetter
@@ -25,7 +26,10 @@ from tokenswift.types import InputError
 from tokenswift.version import __version__
 
 if TYPE_CHECKING:  # the command line is there before torch is
+    import torch
     from torch import Tensor
+
+    from tokenswift.weights.format import Stored
 
 SAMPLE_SIZE = 256  # values taken of a weight for a base's identity
 TOLERANCE = 0.01  # greatest relative distance of two samples of one base; a bf16 cast gives 0.002
@@ -62,14 +66,15 @@ def _digest(parts: Iterable[bytes]) -> str:
     return made.hexdigest()[:32]
 
 
-def sample_of(weight: Tensor) -> Tensor:
+def sample_of(weight: Tensor | Stored) -> Tensor:
     """Values of a weight at fixed places, (256,) float32 on the CPU."""
     import torch
 
-    flat = weight.detach().reshape(-1)
     steps = torch.linspace(0.02, 0.98, SAMPLE_SIZE, dtype=torch.float64)
-    indices = (steps * (flat.numel() - 1)).long().to(flat.device)
-    return flat[indices].float().cpu()
+    indices = (steps * (math.prod(weight.shape) - 1)).long()
+    if not isinstance(weight, torch.Tensor):
+        return weight.at(indices)
+    return weight.detach().reshape(-1)[indices.to(weight.device)].float().cpu()
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -110,7 +115,7 @@ def base_of(model: Any, name: str | None = None) -> BaseIdentity:
     return _base(str(known), model.get_input_embeddings().weight, middle)
 
 
-def base_of_weights(get: Callable[[str], Tensor | None], layers: int, name: str) -> BaseIdentity:
+def base_of_weights(get: Callable[[str], Tensor | Stored | None], layers: int, name: str) -> BaseIdentity:
     """The identity of a model of one of the lean families from its named weights, the same as
     :func:`base_of` gives.
 
@@ -125,7 +130,7 @@ def base_of_weights(get: Callable[[str], Tensor | None], layers: int, name: str)
     return _base(name, embedding, middle)
 
 
-def _base(name: str, embedding: Tensor, middle: Tensor) -> BaseIdentity:
+def _base(name: str, embedding: Tensor | Stored, middle: Tensor | Stored) -> BaseIdentity:
     import torch
 
     return BaseIdentity(
@@ -136,26 +141,35 @@ def _base(name: str, embedding: Tensor, middle: Tensor) -> BaseIdentity:
     )
 
 
-def _values(weight: Tensor) -> bytes:
+def _values(weight: Tensor | Stored, dtype: torch.dtype) -> bytes:
     """Values of a weight at fixed places, as bytes."""
     import torch
 
-    flat = weight.detach().reshape(-1)
-    starts = [(flat.numel() - RUN) * i // max(PLACES - 1, 1) for i in range(PLACES)]
-    if flat.numel() <= PLACES * RUN:
-        taken = flat
+    count = math.prod(weight.shape)
+    places = torch.arange(count)
+    if count > PLACES * RUN:
+        starts = [(count - RUN) * i // max(PLACES - 1, 1) for i in range(PLACES)]
+        places = torch.cat([torch.arange(start, start + RUN) for start in starts])
+    if isinstance(weight, torch.Tensor):
+        taken = weight.detach().reshape(-1)[places.to(weight.device)]
     else:
-        taken = torch.cat([flat[start : start + RUN] for start in starts])
+        taken = weight.at(places).to(dtype)
     return taken.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def weights_digest(named: Iterable[tuple[str, Tensor]]) -> str:
-    """A digest of sampled weights, by name and in the order of their names."""
-    return _digest(
-        part
-        for name, weight in named
-        for part in (name.encode(), str((tuple(weight.shape), str(weight.dtype))).encode(), _values(weight))
-    )
+def weights_digest(named: Iterable[tuple[str, Tensor | Stored]], dtype: torch.dtype | None = None) -> str:
+    """A digest of sampled weights, by name and in the order of their names.
+
+    Args:
+        dtype: the type that stored weights are taken in; theirs where all are tensors.
+    """
+
+    def parts() -> Iterator[bytes]:
+        for name, weight in named:
+            kind: Any = dtype or weight.dtype  # type: ignore[union-attr]
+            yield from (name.encode(), str((tuple(weight.shape), str(kind))).encode(), _values(weight, kind))
+
+    return _digest(parts())
 
 
 def identity_of(model: Any) -> dict[str, Any]:
@@ -165,7 +179,6 @@ def identity_of(model: Any) -> dict[str, Any]:
         dtype, digests of config and sampled weights, and the adapter: None, or the names of the adapters
         that PEFT attached with a digest of their settings and sampled weights.
     """
-    config = {k: v for k, v in model.config.to_dict().items() if k not in ASIDE}
     attached = getattr(model, "peft_config", None) or {}
     names = [str(name) for name in attached] if isinstance(attached, Mapping) else []
     own: list[tuple[str, Tensor]] = []
@@ -188,10 +201,16 @@ def identity_of(model: Any) -> dict[str, Any]:
         }
     return {
         "dtype": str(model.dtype).removeprefix("torch."),
-        "config": _digest([json.dumps(config, sort_keys=True, default=str).encode()]),
+        "config": config_digest(model.config),
         "weights": weights_digest(sorted(own, key=itemgetter(0))),
         "adapter": adapter,
     }
+
+
+def config_digest(config: Any) -> str:
+    """A digest of what a transformers config says of a model."""
+    said = {k: v for k, v in config.to_dict().items() if k not in ASIDE}
+    return _digest([json.dumps(said, sort_keys=True, default=str).encode()])
 
 
 def _of_adapter(name: str, adapters: list[str]) -> bool:

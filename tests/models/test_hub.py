@@ -15,6 +15,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
+from tests.gguf_files import small, write
 from tokenswift.models import hub
 from tokenswift.models.load import load
 from tokenswift.types import InputError
@@ -136,6 +137,33 @@ def test_the_hubs_bars_are_shown_unless_quiet(served: type, monkeypatch: pytest.
             logger.setLevel(before)
     assert shown == [True, False, False]  # quiet, and nothing to fetch
     assert not huggingface_hub.utils.are_progress_bars_disabled()
+
+
+def test_one_file_of_a_repository(
+    served: type, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.WARNING, "tokenswift")
+    write(tmp_path / "a.gguf", small())
+    Hub.files |= {"a.Q4_0.gguf": (tmp_path / "a.gguf").read_bytes(), "b.gguf": b"other"}
+    loaded = load(f"{NAME}:a.Q4_0.gguf", device="cpu")
+    assert Hub.asked == ["a.Q4_0.gguf"] and loaded.model.config.model_type == "llama"
+    assert "fetching a.Q4_0.gguf of someone/tiny from the hub: " in caplog.text
+    caplog.clear()
+    assert load(f"{NAME}:a.Q4_0.gguf", device="cpu").name == f"{NAME}:a.Q4_0.gguf"
+    assert len(Hub.asked) == 1 and "fetching" not in caplog.text
+    with pytest.raises(InputError) as caught:
+        load(f"{NAME}:c.gguf", device="cpu")
+    assert str(caught.value) == f"model {NAME} on the hub has no file c.gguf; valid: a.Q4_0.gguf, b.gguf"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert load(f"{NAME}:a.Q4_0.gguf", device="cpu").model.config.model_type == "llama"
+    with pytest.raises(InputError, match="b.gguf': the hub is switched off by HF_HUB_OFFLINE"):
+        load(f"{NAME}:b.gguf", device="cpu")
+
+
+def test_a_repository_of_gguf_files_alone(served: type) -> None:
+    Hub.files = {"a.gguf": b"", "config.json": b"{}", "README.md": b""}
+    with pytest.raises(InputError, match=f"has GGUF files; valid: {NAME}:FILE with one of a.gguf"):
+        load(NAME, device="cpu")
 
 
 def test_refusals(served: type) -> None:

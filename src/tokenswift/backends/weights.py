@@ -54,6 +54,7 @@ class Packed:
             products are in float32 or bfloat16.
         panels: whether to pack.
         dtype: of the weight's values in products; by default that of the tensors, float32 without any.
+            Tensors become so, but bfloat16 stays in float32 products.
 
     Attributes:
         parts: the rows, in order.
@@ -75,9 +76,14 @@ class Packed:
         self.native: Any = None
         if panels and self.columns % 2:
             raise ValueError(f"a weight has {self.columns} columns; valid: an even number")
-        runs = _runs(parts) if panels and self.dtype in STORED_IN else []
+        low = panels and self.dtype in STORED_IN
+        runs = (
+            _runs([_dense(p, self.dtype, panels) if isinstance(p, Tensor) else p for p in parts])
+            if low
+            else []
+        )
         if any(_rows(run) % PANEL for run in runs[:-1]) or not any(isinstance(run, Stored) for run in runs):
-            runs = [[_dense(part, self.dtype) for part in parts]]
+            runs = [[_dense(part, self.dtype, panels) for part in parts]]
         self.parts = [self._part(run) for run in runs]
 
     def _part(self, run: Stored | list[Tensor]) -> Part:
@@ -88,7 +94,8 @@ class Packed:
             return Part(data, len(run), run.format)
         rows = _rows(run)
         if self.panels:
-            return Part(_panels([part.to(self.dtype) for part in run], rows), rows)
+            kept = run[0].dtype if all(part.dtype == run[0].dtype for part in run) else self.dtype
+            return Part(_panels([part.to(kept) for part in run], rows), rows)
         return Part((torch.cat(run) if len(run) > 1 else run[0]).contiguous(), rows)
 
     @property
@@ -115,7 +122,7 @@ class Packed:
             return self.data[ids]
         at = ids.numpy()
         rows = _numbers(self.data, self.data.shape[-1])[at // PANEL, :, at % PANEL, 0]
-        return torch.from_numpy(rows).view(self.dtype)
+        return torch.from_numpy(rows).view(self.data.dtype).to(self.dtype)
 
     def unpack(self) -> Float[Tensor, "N K"]:
         """The weight as it was, of the type of products."""
@@ -126,8 +133,11 @@ def _rows(run: Stored | list[Tensor]) -> int:
     return len(run) if isinstance(run, Stored) else sum(map(len, run))
 
 
-def _dense(part: Tensor | Stored, dtype: torch.dtype) -> Tensor:
-    return part if isinstance(part, Tensor) else part.decode().to(dtype)
+def _dense(part: Tensor | Stored, dtype: torch.dtype, panels: bool) -> Tensor:
+    if isinstance(part, Stored):
+        return part.decode().to(dtype)
+    wide = panels and part.dtype == torch.bfloat16 and dtype == torch.float32
+    return part if wide else part.to(dtype)
 
 
 def _runs(parts: Sequence[Tensor | Stored]) -> list[Stored | list[Tensor]]:

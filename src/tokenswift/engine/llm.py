@@ -56,8 +56,10 @@ class LLM:
     """A language model that writes long text, exactly as plain decoding would.
 
     Args:
-        model: an alias (``"smollm2-135m"``), a folder or a hub id of a transformers checkpoint.
-        dtype: "auto" (the checkpoint's), "float32", "bfloat16", "float16", or one of these of torch.
+        model: an alias (``"smollm2-135m"``), a folder or a hub id of a transformers checkpoint, a GGUF file,
+            a folder with one, or one of the hub (``"owner/name:file.gguf"``).
+        dtype: "auto" (the checkpoint's; for a GGUF file of low-bit weights float32), "float32", "bfloat16",
+            "float16", or one of these of torch.
         device: "auto" (CUDA where there is one), "cpu", "cuda", or a device of torch.
         heads: "auto" (shipped heads that fit the model, else none), "none" or None, an adapter file, or
             the heads themselves.
@@ -66,6 +68,8 @@ class LLM:
         on_progress: told how far loading is: ``on_progress(stage, done, total)`` with the stages "fetch"
             (bytes), "load" (tensors) and "pack" (layers).
         threads: CPU threads of the whole process, as ``torch.set_num_threads`` sets them; None leaves them.
+        weights: what they are stored as: "stored" (as the files hold them), "float32", "bfloat16", or
+            quantised at loading: "q8_0", "q4_0", "q4_1". CPU only.
 
     An ``LLM`` is a context manager; `close` lets go of everything it made.
 
@@ -82,6 +86,7 @@ class LLM:
         rope_scaling: str | None = None,
         on_progress: OnProgress | None = None,
         threads: int | None = None,
+        weights: str = "stored",
     ) -> None:
         check_name(model)
         dtype_name, device_name = plain_place(dtype, device)
@@ -90,14 +95,15 @@ class LLM:
         if threads is not None:
             torch.set_num_threads(check_threads(threads))
         scaling = check_scaling(rope_scaling)
-        source = open_model(str(model), dtype_name, device_name, scaling, on_progress)
+        source = open_model(str(model), dtype_name, device_name, scaling, on_progress, weights)
         self._set_up(source, str(model), heads, scaling, on_progress)
         self.loading = {
-            "model": str(Path(model).expanduser().absolute()) if Path(model).is_dir() else str(model),
+            "model": str(Path(model).expanduser().absolute()) if Path(model).exists() else str(model),
             "dtype": dtype_name,
             "device": device_name,
             "heads": heads if heads is None or isinstance(heads, str) else None,
             "rope_scaling": rope_scaling,
+            "weights": weights,
         }
 
     @classmethod

@@ -41,7 +41,7 @@ TYPES = ("float32", "bfloat16", "float16")
 #: packages whose version a card depends on
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "jinja2")
 #: whose sources are part of the key: how models are read and run
-SOURCES = ("", "models", "backends", "backends/cpu", "heads")
+SOURCES = ("", "models", "backends", "backends/cpu", "heads", "weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Card:
 
 
 def key_of(folder: Path, *wishes: object) -> str:
-    """The name of the card of a model folder.
+    """The name of the card of a model folder, or of a model that is one file.
 
     Args:
         wishes: what else decides: type, positions, kernels.
@@ -81,7 +81,7 @@ def key_of(folder: Path, *wishes: object) -> str:
         OSError: a file cannot be read.
     """
     made = hashlib.sha256(repr((FORMAT, __version__, _versions(), _sources(), wishes)).encode())
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.iterdir()) if folder.is_dir() else [folder]:
         about = path.stat()
         made.update(repr((path.name, path.is_file(), about.st_size, about.st_mtime_ns)).encode())
         if path.is_file():
@@ -161,7 +161,9 @@ def _checked(said: dict[str, Any]) -> Card:
         raise ValueError("no end tokens")
     identity, tokenizer = said["identity"], said["tokenizer"]
     digests = [identity[name] for name in ("config", "weights", "tokenizer")]
-    known = all(re.fullmatch("[0-9a-f]{32}", digest) for digest in digests) and len(identity) == 5
+    more = identity.keys() - {"config", "weights", "tokenizer", "adapter", "dtype"}
+    known = all(re.fullmatch("[0-9a-f]{32}", digest) for digest in digests) and more <= {"stored"}
+    known = known and isinstance(identity.get("stored", ""), str)
     if not known or identity["adapter"] is not None or identity["dtype"] not in TYPES:
         raise ValueError("no identity")
     if tokenizer is not None:

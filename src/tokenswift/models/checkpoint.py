@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tokenswift.models.base import head_width
 from tokenswift.types import InputError
+from tokenswift.weights.format import Stored
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 
@@ -100,8 +101,8 @@ class Weights(Protocol):
     layout: Layout
     copies: bool  # whether what is packed stands beside the weights themselves
 
-    def get(self, name: str) -> Tensor | None:
-        """A tensor; None: the model has none of that name."""
+    def get(self, name: str) -> Tensor | Stored | None:
+        """A tensor, or a weight as a file holds it; None: the model has none of that name."""
         ...
 
     def packed(self, name: str, restore: Callable[[], Tensor]) -> None:
@@ -114,6 +115,21 @@ class Weights(Protocol):
 
     def done(self) -> list[tuple[nn.Module, Callable[[], Tensor]]]:
         """Told when everything is packed; the modules whose weights were taken, and what makes them again."""
+        ...
+
+
+class StoredWeights(Weights, Protocol):
+    """Weights of a model's files.
+
+    Attributes:
+        dtype, device: of what is not stored in a low-bit format.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+
+    def names(self) -> list[str]:
+        """The names of all tensors in the files, in order."""
         ...
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,9 +21,10 @@ from tokenswift.backends.cpu.backend import TYPES
 from tokenswift.backends.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.interfaces import Pass, Segment
 from tokenswift.models.base import BaseTarget, head_width
-from tokenswift.models.checkpoint import EMBEDDING, HEAD, NORM, FileWeights, Layout, ModuleWeights, Weights
+from tokenswift.models.checkpoint import EMBEDDING, HEAD, NORM, Layout, ModuleWeights, Weights
 from tokenswift.models.rope import Rotary
 from tokenswift.types import InputError, OnProgress
+from tokenswift.weights.format import Stored
 
 #: model types that the lean decoder runs
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
@@ -69,7 +71,7 @@ class LeanTarget(BaseTarget):
     """A model on the CPU, ready for tree passes (implements `interfaces.DraftModel`).
 
     Args:
-        source: a transformers causal LM for which :func:`unfit` is None, or the weights of its files.
+        source: a transformers causal LM for which :func:`unfit` is None, or the weights of a model's files.
         backend: compiled kernels or the torch path.
         rotary: its positions.
         take: replace the model's own weights by empty ones as they are packed, so that they exist once;
@@ -89,10 +91,12 @@ class LeanTarget(BaseTarget):
         take: bool = False,
         on_progress: OnProgress | None = None,
     ) -> None:
-        files = isinstance(source, FileWeights)
+        files: bool = not isinstance(source, nn.Module)
         self._weights: Weights = source if files else ModuleWeights(source, take)
         self.layout = layout = self._weights.layout
-        super().__init__(layout if files else source.config, self._weight(HEAD), rotary, backend)
+        dtype: Any = source.dtype if files else attrgetter(HEAD)(source).dtype
+        sizes = torch.empty(1, 1, dtype=dtype).expand(layout.vocab_size, layout.hidden_size)
+        super().__init__(layout if files else source.config, sizes, rotary, backend)
         self.head = self._packed([HEAD])
         self.head_bias = _vector(self._weights.get("lm_head.bias"))
         self._norm, self._eps = _copied(self._weight(NORM)), layout.eps
@@ -102,10 +106,13 @@ class LeanTarget(BaseTarget):
             if on_progress is not None:
                 on_progress("pack", len(weights), layout.num_hidden_layers)
         self.windows = [w.window or None for w in weights]
-        self._embedding: Tensor | None = None
+        self._embedding: Tensor | Packed | None = None
         if not layout.tied:
             embedding = self._weight(EMBEDDING)
-            self._embedding = embedding.clone() if files or take else embedding
+            if isinstance(embedding, Stored):
+                self._embedding = backend.pack(embedding, self.dtype)
+            else:
+                self._embedding = embedding.clone() if files or take else embedding
         self._taken = self._weights.done()
         del self._weights
         if files or take:
@@ -128,7 +135,7 @@ class LeanTarget(BaseTarget):
         layer_bytes = sum(t.numel() * t.element_size() for w in weights for t in w.tensors())
         self.weight_bytes = layer_bytes + self.head.nbytes
 
-    def _weight(self, name: str) -> Tensor:
+    def _weight(self, name: str) -> Tensor | Stored:
         """A weight that every lean decoder has."""
         found = self._weights.get(name)
         if found is None:
@@ -139,7 +146,7 @@ class LeanTarget(BaseTarget):
         """Weights with the same input as the kernels read them, one below the other; counts what they take
         beside the model's own."""
         parts = [self._weight(name) for name in names]
-        packed, at = self.backend.pack(parts), 0
+        packed, at = self.backend.pack(parts, self.dtype), 0
         if self._weights.copies and (self.backend.panels or len(parts) > 1):
             self.copied_bytes += packed.nbytes
         for name, part in zip(names, parts, strict=True):
@@ -182,7 +189,7 @@ class LeanTarget(BaseTarget):
         if any(found is not None for found in biases):
             pairs = zip(weights, biases, strict=True)
             bias = torch.cat(
-                [torch.zeros(len(self._weight(w))) if b is None else b.float() for w, b in pairs]
+                [torch.zeros(len(self._weight(w))) if b is None else _copied(b) for w, b in pairs]
             )
         return self._packed(weights), bias
 
@@ -233,7 +240,15 @@ class LeanTarget(BaseTarget):
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings: (n,) → (n, D)."""
-        return self.backend.take(self.head, tokens) if self._embedding is None else self._embedding[tokens]
+        embedding = self.head if self._embedding is None else self._embedding
+        if isinstance(embedding, Packed):
+            return self.backend.take(embedding, tokens)
+        return embedding[tokens]
+
+
+def unstored(weight: Tensor | Stored, dtype: torch.dtype) -> Tensor:
+    """A weight as a tensor of a type; one that has it already is itself."""
+    return (weight.decode() if isinstance(weight, Stored) else weight).to(dtype)
 
 
 def release_free_memory() -> None:
@@ -243,11 +258,11 @@ def release_free_memory() -> None:
         trim(0)
 
 
-def _copied(weight: Tensor) -> Tensor:
+def _copied(weight: Tensor | Stored) -> Tensor:
     """A norm weight as the kernels read it, in memory of its own."""
-    return weight.detach().to(torch.float32, copy=True).contiguous()
+    return unstored(weight, torch.float32).detach().to(torch.float32, copy=True).contiguous()
 
 
-def _vector(weight: Tensor | None) -> Tensor | None:
+def _vector(weight: Tensor | Stored | None) -> Tensor | None:
     """A bias or norm weight as the kernels read it, if there is one."""
     return None if weight is None else _copied(weight)

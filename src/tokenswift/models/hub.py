@@ -6,7 +6,9 @@ What transformers needs of a repository is fetched and no more: weights once, no
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tokenswift.types import InputError
@@ -52,28 +54,24 @@ def fetch(name: str) -> str:
         InputError: there is no such model, or it must not or cannot be fetched.
     """
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     try:
         entries = HfApi().model_info(name, files_metadata=True).siblings or ()
         sizes = {entry.rfilename: entry.size or 0 for entry in entries}
         wanted = wanted_files(list(sizes))
+        if (files := _gguf(sizes)) and not any(file.endswith((".safetensors", ".bin")) for file in wanted):
+            raise InputError(
+                f"model {name} on the hub has GGUF files; valid: {name}:FILE with one of {files}"
+            )
         if "config.json" not in wanted:
             raise InputError(f"model {name} on the hub has no config.json; valid: a transformers checkpoint")
         plan: Any = snapshot_download(name, allow_patterns=wanted, dry_run=True)
         missing = [file.filename for file in plan if file.will_download]
-        quiet = not (missing and logger.isEnabledFor(logging.WARNING))
         if missing:
             size = sum(sizes.get(file, 0) for file in missing)
             logger.warning("fetching %s from the hub: %d files, %.1f MB", name, len(missing), size / 1e6)
-        before = are_progress_bars_disabled()
-        if quiet and not before:
-            disable_progress_bars()
-        try:
+        with _bars(bool(missing)):
             return str(snapshot_download(name, allow_patterns=wanted))
-        finally:
-            if quiet and not before:
-                enable_progress_bars()
     except InputError:
         raise
     except Exception as error:  # the hub's errors, the HTTP library's and the system's
@@ -81,6 +79,66 @@ def fetch(name: str) -> str:
             f"model {name} cannot be fetched from the hub ({line_of(error)}); valid: a public model, one "
             "that your token may read, or a folder in transformers' format"
         ) from error
+
+
+def cached_file(name: str, file: str) -> str | None:
+    """The path of one file of a hub model in the hub's local cache; None where it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, file)
+    return found if isinstance(found, str) else None
+
+
+def fetch_file(name: str, file: str) -> str:
+    """The path of one file of a hub model, fetched where it is missing; announced as :func:`fetch` does.
+
+    Args:
+        name: ``owner/name``.
+        file: a GGUF file's name.
+    Raises:
+        InputError: there is no such model or file, or it must not or cannot be fetched.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:
+        entries = HfApi().model_info(name, files_metadata=True).siblings or ()
+        sizes = {entry.rfilename: entry.size or 0 for entry in entries}
+        if file not in sizes:
+            there = _gguf(sizes) or "a model with GGUF files"
+            raise InputError(f"model {name} on the hub has no file {file}; valid: {there}")
+        plan: Any = snapshot_download(name, allow_patterns=[file], dry_run=True)
+        missing = any(part.will_download for part in plan)
+        if missing:
+            logger.warning("fetching %s of %s from the hub: %.1f MB", file, name, sizes[file] / 1e6)
+        with _bars(missing):
+            return str(Path(snapshot_download(name, allow_patterns=[file])) / file)
+    except InputError:
+        raise
+    except Exception as error:  # the hub's errors, the HTTP library's and the system's
+        raise InputError(
+            f"model {name}:{file} cannot be fetched from the hub ({line_of(error)}); valid: a public model, "
+            "one that your token may read, or a GGUF file"
+        ) from error
+
+
+def _gguf(files: Iterable[str]) -> str:
+    """The GGUF files among some files, for messages."""
+    return ", ".join(sorted(file for file in files if file.lower().endswith(".gguf"))[:12])
+
+
+@contextmanager
+def _bars(wanted: bool = True) -> Iterator[None]:
+    """Show the hub's progress bars inside the block where the announcement is shown, and else none."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    quiet = not (wanted and logger.isEnabledFor(logging.WARNING)) and not are_progress_bars_disabled()
+    if quiet:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if quiet:
+            enable_progress_bars()
 
 
 def wanted_files(names: Sequence[str]) -> list[str]:

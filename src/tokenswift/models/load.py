@@ -23,6 +23,7 @@ __all__ = [
     "ALIASES",
     "DEVICES",
     "DTYPES",
+    "WEIGHTS",
     "Loaded",
     "cache_dir",
     "check_place",
@@ -32,8 +33,13 @@ __all__ = [
 
 ALIASES = (embedded.NAME, draft.NAME)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+#: what weights are stored as in memory: as their files hold them, as floats, or in a low-bit format
+WEIGHTS = ("stored", "float32", "bfloat16", "q8_0", "q4_0", "q4_1")
 DEVICES = ("auto", "cpu", "cuda")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+GGUF_FILE = re.compile(rf"({HUB_ID.pattern}):([\w.+-]+\.gguf)", re.IGNORECASE)
+#: methods by which weights were quantised for other programs
+OTHERS = ("gptq", "awq", "compressed-tensors")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
@@ -76,9 +82,10 @@ def native_kernels_wanted() -> bool:
     return wanted == "auto"
 
 
-def check_place_names(dtype: str, device: str) -> None:
-    """Raise :class:`InputError` for an unknown dtype or kind of device; light."""
+def check_place_names(dtype: str, device: str, weights: str = "stored") -> None:
+    """Raise :class:`InputError` for an unknown dtype, kind of device or way to store weights; light."""
     check_choice("dtype", dtype, DTYPES)
+    check_choice("weights", weights, WEIGHTS)
     if device not in DEVICES and not re.fullmatch(r"cuda:\d+", str(device)):
         raise InputError(f"device is {device!r}; valid: {', '.join(DEVICES)}")
 
@@ -126,8 +133,8 @@ def load(
     """Load a model and its tokenizer.
 
     Args:
-        name_or_path: an alias (:data:`ALIASES`), a folder in transformers' format, or a hub id
-            ``owner/name``.
+        name_or_path: an alias (:data:`ALIASES`), a folder in transformers' format, a GGUF file or a folder
+            with one, a hub id ``owner/name``, or ``owner/name:file.gguf``.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
         on_progress: told of the stages "fetch" (the default model, in bytes) and "load" (in tensors).
@@ -146,6 +153,11 @@ def load_located(
 ) -> Loaded:
     """:func:`load` for what :func:`locate` has found (``source``, ``local``), on a place from
     :func:`check_place`."""
+    if (file := gguf_in(Path(source))) is not None:
+        from tokenswift.models.unpacked import load_file
+
+        model, tokenizer = load_file(name, file, dtype, place)
+        return Loaded(model, tokenizer, name)
     with quiet_transformers(), counted_loading(on_progress):
         config = _config(name, source, local)
         tokenizer = _tokenizer(name, source, local)
@@ -157,34 +169,65 @@ def load_located(
 
 def load_tokenizer(name: str, source: str, local: bool) -> Any:
     """The tokenizer of :func:`load` alone."""
+    if (file := gguf_in(Path(source))) is not None:
+        from tokenswift.models.unpacked import tokenizer_of
+        from tokenswift.weights.gguf import GgufFile
+
+        return tokenizer_of(GgufFile(file))
     with quiet_transformers():
         return _tokenizer(name, source, local)
+
+
+def gguf_in(path: Path) -> Path | None:
+    """The GGUF file that a path means: itself, or the one in a folder that has no other weights; light.
+
+    Raises:
+        InputError: a folder holds several.
+    """
+    if path.is_file():
+        return path if path.name.lower().endswith(".gguf") else None
+    if not path.is_dir():
+        return None
+    files = sorted(file.name for file in path.iterdir() if file.is_file())
+    found = [file for file in files if file.lower().endswith(".gguf")]
+    if not found or any(file.endswith((".safetensors", ".bin", ".index.json")) for file in files):
+        return None
+    if len(found) > 1:
+        names = ", ".join(found[:3])
+        raise InputError(f"model folder {path} holds {len(found)} GGUF files ({names}); valid: one of them")
+    return path / found[0]
 
 
 def check_name(name: str) -> None:
     """What can be said of a model's name without asking the hub; light.
 
     Raises:
-        InputError: neither an alias, nor a folder with a config.json, nor shaped like a hub id.
+        InputError: neither an alias, nor a folder with a config.json, nor a GGUF file or a folder with one,
+            nor shaped like a hub id.
     """
-    known = f"valid: {', '.join(ALIASES)}, a folder in transformers' format, or a hub id owner/name"
+    known = (
+        f"valid: {', '.join(ALIASES)}, a folder in transformers' format, a GGUF file, a hub id owner/name, "
+        "or owner/name:file.gguf"
+    )
     if not name or "\0" in name:
         raise InputError(f"model is {name!r}; {known}")
     path = Path(name).expanduser()
-    if name in ALIASES:
+    if name in ALIASES or gguf_in(path) is not None:
         return
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise InputError(f"model folder {name} has no config.json; {known}")
+            raise InputError(f"model folder {name} has no config.json and no GGUF file; {known}")
     elif path.exists():
-        raise InputError(f"model {name} is a file; {known}")
+        raise InputError(f"model {name} is a file, but no GGUF file; {known}")
+    elif GGUF_FILE.fullmatch(name) and ".." not in name:
+        return
     elif not HUB_ID.fullmatch(name) or ".." in name:
         what = "no such folder" if "/" in name or name.startswith((".", "~")) else "unknown name"
         raise InputError(f"model is {name!r}: {what}; {known}")
 
 
 def locate(name: str, on_progress: OnProgress | None = None) -> tuple[str, bool]:
-    """Where a name's files are: (folder or hub id, whether only local files may be used).
+    """Where a name's files are: (folder, GGUF file or hub id, whether only local files may be used).
 
     Models that are not here yet are fetched.
 
@@ -195,16 +238,22 @@ def locate(name: str, on_progress: OnProgress | None = None) -> tuple[str, bool]
     if name in ALIASES:
         return str((draft if name == draft.NAME else embedded).ensure(cache_dir(), on_progress)), True
     path = Path(name).expanduser()
-    if path.is_dir():
+    if path.is_dir() or path.is_file():
         return str(path), True
-    reason = hub.answers()
-    if reason is None:
+    reason, asked = hub.answers(), GGUF_FILE.fullmatch(name)
+    if asked is not None:
+        repository, file = asked.groups()
+        if reason is None:
+            return hub.fetch_file(repository, file), True
+        if (there := hub.cached_file(repository, file)) is not None:
+            return there, True
+    elif reason is None:
         return hub.fetch(name), True
-    if hub.cached(name):
+    elif hub.cached(name):
         return name, True
     raise InputError(
         f"model is {name!r}: {reason}, and there is no such local folder; "
-        f"valid without the hub: {', '.join(ALIASES)}, or a folder in transformers' format"
+        f"valid without the hub: {', '.join(ALIASES)}, a folder in transformers' format, or a GGUF file"
     )
 
 
@@ -247,7 +296,24 @@ def _config(name: str, source: str, local: bool) -> Any:
         raise InputError(
             f"model {name} is not a causal language model (architecture {architectures[0]}); {supported}"
         )
+    _check_unquantised(name, config)
     return config
+
+
+def _check_unquantised(name: str, config: Any) -> None:
+    """Refuse weights that were quantised for other programs.
+
+    Raises:
+        InputError: with what to do instead.
+    """
+    said = getattr(config, "quantization_config", None) or {}
+    said = said if isinstance(said, dict) else said.to_dict()
+    method = str(getattr(said.get("quant_method"), "value", said.get("quant_method"))).lower()
+    if method in OTHERS:
+        raise InputError(
+            f"model {name} is quantised by {method}; valid: the checkpoint that it was made from (--weights "
+            "q4_0 or q8_0 quantises it here), or a GGUF file of the model"
+        )
 
 
 def _tokenizer(name: str, source: str, local: bool) -> Any:

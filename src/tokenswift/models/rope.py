@@ -167,3 +167,23 @@ def rotary_of(model: Any, scaling: RopeScaling | None = None) -> Rotary:
     return Rotary(
         frequencies, float(getattr(module, "attention_scaling", 1.0)), context_limit(config), config
     )
+
+
+def rotary_of_config(config: Any, scaling: RopeScaling | None = None) -> Rotary:
+    """The rotary positions of a lean family's model from its config alone, without modelling code.
+
+    Raises:
+        InputError: a kind that depends on the text's length, or one that YaRN does not fit.
+    """
+    import torch
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    check_rope(config)
+    config = scaled_config(config, scaling)
+    rope = config.rope_parameters
+    if rope["rope_type"] == "default":
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        places = torch.arange(0, width, 2, dtype=torch.int64).float() / width
+        return Rotary(1.0 / rope["rope_theta"] ** places, 1.0, context_limit(config), config)
+    frequencies, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
+    return Rotary(frequencies.float(), float(factor), context_limit(config), config)

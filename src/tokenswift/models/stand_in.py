@@ -46,7 +46,7 @@ class StandIn:
     """What `prompts` and `text` ask of a tokenizer, from ``tokenizer.json`` alone.
 
     Args:
-        folder: of the model.
+        source: the model's folder, or its tokenizer as `tokenizers` has it.
         special: the special tokens by name (``bos_token``, …), as transformers reads them.
         template: the chat template, or None.
         real: gives the tokenizer that it stands for, for messages that are more than a role and a text.
@@ -55,16 +55,11 @@ class StandIn:
     """
 
     def __init__(
-        self, folder: Path, special: dict[str, str], template: str | None, real: Callable[[], Any]
+        self, source: Any, special: dict[str, str], template: str | None, real: Callable[[], Any]
     ) -> None:
-        from tokenizers import Tokenizer
-
-        try:
-            self._tokenizer: Any = Tokenizer.from_file(str(folder / FILE))
-        except Exception as error:  # tokenizers raises plain Exceptions
-            raise InputError(f"tokenizer {folder / FILE} cannot be read ({error})") from error
+        self._tokenizer: Any = _read(source) if isinstance(source, Path) else source
         if self._tokenizer.truncation is not None or self._tokenizer.padding is not None:
-            raise InputError(f"tokenizer {folder / FILE} cuts or fills texts; valid: one that does not")
+            raise InputError(f"tokenizer {source} cuts or fills texts; valid: one that does not")
         self.special_tokens_map, self.chat_template, self._real = special, template, real
         self.bos_token = special.get("bos_token")
         self.bos_token_id = None if self.bos_token is None else self._tokenizer.token_to_id(self.bos_token)
@@ -112,13 +107,26 @@ class StandIn:
         )
 
 
-def describe(tokenizer: Any, folder: Path) -> dict[str, Any] | None:
+def _read(folder: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(folder / FILE))
+    except Exception as error:  # tokenizers raises plain Exceptions
+        raise InputError(f"tokenizer {folder / FILE} cannot be read ({error})") from error
+
+
+def describe(tokenizer: Any, source: Any) -> dict[str, Any] | None:
     """What a :class:`StandIn` for a tokenizer of transformers is made from (``special`` and ``template``);
-    None where it would do anything else than the tokenizer itself."""
+    None where it would do anything else than the tokenizer itself.
+
+    Args:
+        source: as of :class:`StandIn`.
+    """
     from transformers import PreTrainedTokenizerFast
 
     usual: Any = PreTrainedTokenizerFast
-    if not isinstance(tokenizer, usual) or not (folder / FILE).is_file():
+    if not isinstance(tokenizer, usual) or (isinstance(source, Path) and not (source / FILE).is_file()):
         return None
     own = type(tokenizer).__mro__[: type(tokenizer).__mro__.index(usual)]
     if any(name in vars(kind) for kind in own for name in USUAL) or tokenizer.split_special_tokens:
@@ -127,7 +135,7 @@ def describe(tokenizer: Any, folder: Path) -> dict[str, Any] | None:
     if not (template is None or isinstance(template, str)) or not _is_plain(template, special):
         return None
     try:
-        made = StandIn(folder, special, template, lambda: tokenizer)
+        made = StandIn(source, special, template, lambda: tokenizer)
     except InputError:
         return None
     same = (

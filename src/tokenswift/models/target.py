@@ -20,10 +20,12 @@ from tokenswift.backends.cpu.build import library
 from tokenswift.backends.cpu.check import fault
 from tokenswift.backends.cpu.threads import usable
 from tokenswift.backends.torch import TorchBackend
+from tokenswift.models import reference
+from tokenswift.models.checkpoint import Weights
 from tokenswift.models.decoder import PREFILL_CHUNK, LeanTarget, unfit
 from tokenswift.models.load import cache_dir, native_kernels_wanted
 from tokenswift.models.rope import RopeScaling, rotary_of
-from tokenswift.types import InputError, OnProgress
+from tokenswift.types import InputError, OnProgress, RunError
 
 if TYPE_CHECKING:  # it imports transformers' modelling code, which takes seconds
     from tokenswift.models.generic import GenericTarget
@@ -34,6 +36,7 @@ __all__ = [
     "backend_for",
     "backend_key",
     "check_model",
+    "checked",
     "distance",
     "make_target",
 ]
@@ -156,6 +159,29 @@ def make_target(
         )
     target.far = far
     return target
+
+
+def checked(target: LeanTarget, weights: Weights, name: str) -> float:
+    """The relative distance of a target's logits from those of `reference`, of the same weights from a file.
+
+    Raises:
+        InputError: they are no numbers.
+        RunError: the lean decoder does not run this model as it should.
+    """
+    cases = _cases(target.vocab_size)
+    text = cases[0][:-1]
+    tokens = [*text, *(case[-1] for case in cases)]
+    parents = [*range(-1, len(text) - 1), *(len(text) - 1 if p < 0 else len(text) + p for p in PARENTS)]
+    expected = reference.logits(weights, target.rotary, tokens, parents)[len(text) :]
+    if not bool(expected.isfinite().all()):
+        raise InputError(f"model {name}: logits of its weights hold NaN or infinite values")
+    far = distance(target, cases, expected)
+    if far > TOLERANCES[target.dtype]:
+        raise RunError(
+            f"model {name}: logits of the lean decoder differ from the reference's by {far:.1e} of their "
+            "size; nothing was kept"
+        )
+    return far
 
 
 def _line(error: Exception) -> str:

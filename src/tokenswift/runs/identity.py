@@ -37,6 +37,8 @@ def check_same(folder: str, kept: Mapping[str, Any], now: Mapping[str, Any]) -> 
         a, b = kept.get(key), now.get(key)
         if a == b or (key == "weights" and kept.get("dtype") != now.get("dtype")):
             continue  # other values in another dtype: said once
+        if key == "stored":
+            continue  # a file's name and format: the weights' values decide
         if key == "sampling" and isinstance(a, dict) and isinstance(b, dict):
             found += [f"{k} is {shown(b.get(k))}, was {shown(v)}" for k, v in a.items() if b.get(k) != v]
         elif key in ("dtype", "acceptance", "stop", "eos", "rope"):

@@ -49,6 +49,7 @@ class Identity(Strict):
     eos: list[Token]
     stop: list[Annotated[str, Meta(min_length=1)]]
     acceptance: Literal["exact", "published"]
+    stored: Word | None = None
 
     def __post_init__(self) -> None:
         made = asdict(SamplingParams(**self.sampling))  # type: ignore[arg-type]
@@ -64,6 +65,7 @@ class Loading(Strict):
     device: Word
     heads: Word | None
     rope_scaling: Word | None
+    weights: Word = "stored"
 
 
 class Header(Strict, tag_field="kind", tag="header"):

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Float16, Integer, UInt8
+from jaxtyping import Float, Float16, Int, Integer, UInt8
 from torch import Tensor
+
+AT_ONCE = 1 << 18  # weights that are unpacked together: what is made on the way stays in the caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +94,25 @@ class Stored:
     def __len__(self) -> int:
         return len(self.blocks)
 
+    def take(self, rows: Int[Tensor, " m"]) -> Stored:
+        """Some rows."""
+        return Stored(self.format, self.blocks[rows])
+
+    def at(self, places: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
+        """Single weights, float32; places count along rows, then columns."""
+        columns = self.shape[1]
+        rows, which = (places // columns).unique(return_inverse=True)
+        return self.take(rows).decode()[which, places % columns]
+
     def decode(self) -> Float[Tensor, "N K"]:
         """The weight in float32: what every kernel computes with."""
-        return values_of(self.format, self.format.split(self.blocks))
+        rows, columns = self.shape
+        made = torch.empty(rows, columns)
+        count = max(1, AT_ONCE // max(columns, 1))
+        for start in range(0, rows, count):
+            part = self.blocks[start : start + count]
+            made[start : start + count] = values_of(self.format, self.format.split(part))
+        return made
 
 
 def values_of(form: Format, numbers: Numbers) -> Float[Tensor, "N K"]:

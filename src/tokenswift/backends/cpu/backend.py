@@ -240,7 +240,7 @@ class CpuBackend(Backend):
 
     def take(self, weight: Packed, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
         """See :meth:`Backend.take`."""
-        if all(part.format is None for part in weight.parts):
+        if len(weight.parts) == 1 and weight.parts[0].format is None:
             return weight.take(ids)
         if not weight.stored:
             return weight.unpack()[ids]
@@ -264,7 +264,7 @@ def _weight(packed: Packed, bias: Tensor | None = None) -> _Weight:
         packed.native = (_Part * len(packed.parts))()
         for entry, part in zip(packed.native, packed.parts, strict=True):
             entry.data, entry.rows = part.data.data_ptr(), part.rows
-            entry.format = TYPES[packed.dtype] if part.format is None else _LOW + part.format.code
+            entry.format = TYPES[part.data.dtype] if part.format is None else _LOW + part.format.code
     return _Weight(ctypes.addressof(packed.native), _pointer(bias))
 
 

@@ -1,0 +1,192 @@
+"""The tokenizer that a GGUF file describes, built with `tokenizers`.
+
+Two kinds are known. Byte-level BPE ("gpt2") comes with its merges, and the name of the rule by which a text
+is cut before (``tokenizer.ggml.pre``). BPE as sentencepiece has it ("llama") comes with scores instead: of
+two neighbours those are joined first whose union scores best. Whatever else a file asks for is refused, as a
+rule that is nearly right gives texts that are nearly right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenswift.types import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what sentencepiece writes for a space
+UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # kinds of tokens
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+#: how each rule cuts a text: a pattern, or None for GPT-2's own
+CUTS: dict[str, str | None] = {
+    "gpt-2": None,
+    "smollm": None,
+    "llama-bpe": _WORDS % "{1,3}",
+    "qwen2": _WORDS % "",
+}
+SAME = {"default": "gpt-2", "llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
+#: tokens that end a text besides those that the file numbers
+ENDS = {
+    "llama-bpe": ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"),
+    "qwen2": ("<|im_end|>", "<|endoftext|>"),
+}
+#: names of special tokens: ours, the file's
+NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+
+
+def build(metadata: Mapping[str, Any], path: Path) -> Any:
+    """The tokenizer as its library has it, a ``tokenizers.Tokenizer``; without transformers.
+
+    Args:
+        metadata: of the file.
+        path: of the file, for messages.
+    Raises:
+        InputError: it is of another kind than those above, or incomplete.
+    """
+    from tokenizers import AddedToken, processors
+
+    kind, tokens = _value(metadata, "model"), _value(metadata, "tokens")
+    try:
+        if kind == "gpt2":
+            made = _byte_level(metadata, path)
+        elif kind == "llama":
+            made = _sentencepiece(metadata)
+        else:
+            raise InputError(f"model file {path}: its tokenizer is of the kind {kind!r}; valid: gpt2, llama")
+        kinds = _value(metadata, "token_type") or [1] * len(tokens)
+        given = list(zip(tokens, kinds, strict=True))
+        special = [AddedToken(t, special=True, normalized=False) for t, k in given if k == CONTROL]
+        made.add_special_tokens(special)
+        made.add_tokens([AddedToken(t, normalized=False) for t, k in given if k == USER_DEFINED])
+        before = [tokens[_value(metadata, "bos_token_id")]] if _adds(metadata, "bos") else []
+        after = [tokens[_value(metadata, "eos_token_id")]] if _adds(metadata, "eos") else []
+    except InputError:
+        raise
+    except Exception as error:  # tokenizers raises plain Exceptions, lists that do not fit their own
+        reason = " ".join(str(error).split())[:160]
+        raise InputError(f"model file {path}: its tokenizer cannot be built ({reason})") from error
+    ids = [(token, made.token_to_id(token)) for token in {*before, *after}]
+    pair = [*before, "$A", *after, *before, "$B:1", *after]
+    made.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A", *after], pair=pair, special_tokens=ids
+    )
+    return made
+
+
+def wrapped(made: Any, metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
+    """The tokenizer of :func:`build` as transformers has it, with its special tokens and chat template."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokens = _value(metadata, "tokens")
+    named = {name: _value(metadata, f"{theirs}_token_id") for name, theirs in NAMED.items()}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        chat_template=metadata.get("tokenizer.chat_template"),
+        clean_up_tokenization_spaces=False,
+        **{f"{name}_token": tokens[at] for name, at in named.items() if at is not None and at < len(tokens)},
+    )
+
+
+def end_ids(metadata: Mapping[str, Any]) -> list[int]:
+    """The ids that end a text, in order: those that the file numbers, and those known of its kind."""
+    found = {_value(metadata, f"{name}_token_id") for name in ("eos", "eot", "eom")}
+    names = ENDS.get(_rule(metadata), ())
+    kinds = _value(metadata, "token_type") or ()
+    tokens = _value(metadata, "tokens") or ()
+    found |= {at for at, (t, k) in enumerate(zip(tokens, kinds, strict=False)) if k == CONTROL and t in names}
+    return sorted(at for at in found if at is not None)
+
+
+def _value(metadata: Mapping[str, Any], name: str) -> Any:
+    return metadata.get(f"tokenizer.ggml.{name}")
+
+
+def _rule(metadata: Mapping[str, Any]) -> str:
+    """The name of the rule that cuts texts."""
+    named = str(_value(metadata, "pre") or "default")
+    return SAME.get(named, named)
+
+
+def _adds(metadata: Mapping[str, Any], name: str) -> bool:
+    """Whether a special token goes before (bos) or behind (eos) each text."""
+    said = _value(metadata, f"add_{name}_token")
+    if said is None:
+        usual = _value(metadata, "model") == "llama" or _rule(metadata) == "llama-bpe"
+        said = usual and name == "bos"
+    return bool(said) and _value(metadata, f"{name}_token_id") is not None
+
+
+def _byte_level(metadata: Mapping[str, Any], path: Path) -> Any:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    rule, tokens = _rule(metadata), _value(metadata, "tokens")
+    if rule not in CUTS:
+        valid = ", ".join((*CUTS, *SAME))
+        raise InputError(f"model file {path}: its tokenizer cuts texts by the rule {rule!r}; valid: {valid}")
+    made = Tokenizer(
+        models.BPE(
+            vocab={token: index for index, token in enumerate(tokens)},
+            merges=[tuple(line.split(" ")) for line in _value(metadata, "merges") or ()],
+            ignore_merges=rule == "llama-bpe",
+        )
+    )
+    cut, bytes_of = CUTS[rule], pre_tokenizers.ByteLevel
+    if cut is not None:
+        parts: list[Any] = [pre_tokenizers.Split(Regex(cut), "isolated")]
+    else:
+        parts = [pre_tokenizers.Digits(individual_digits=True)] if rule == "smollm" else []
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [*parts, bytes_of(add_prefix_space=False, use_regex=cut is None)]
+    )
+    if rule == "qwen2":
+        made.normalizer = normalizers.NFC()
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def _sentencepiece(metadata: Mapping[str, Any]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    tokens, scores = _value(metadata, "tokens"), _value(metadata, "scores")
+    kinds = _value(metadata, "token_type")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    unknown = _value(metadata, "unknown_token_id")
+    made = Tokenizer(
+        models.BPE(
+            vocab=vocabulary,
+            merges=_merges(tokens, scores, kinds, vocabulary),
+            unk_token=None if unknown is None else tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    prefixed = _value(metadata, "add_space_prefix") is not False
+    steps: list[Any] = [normalizers.Prepend(SPACE)] if prefixed else []
+    made.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    last: list[Any] = [decoders.Strip(" ", 1, 0)] if prefixed else []
+    made.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *last]
+    )
+    return made
+
+
+def _merges(
+    tokens: list[str], scores: list[float], kinds: list[int], vocabulary: dict[str, int]
+) -> list[tuple[str, str]]:
+    """Pairs of tokens whose union is a token, those with the best score first."""
+    plain = {token for token, kind in zip(tokens, kinds, strict=True) if kind not in (UNKNOWN, CONTROL, BYTE)}
+    found: list[tuple[float, int, int, str, str]] = []
+    for token, score in zip(tokens, scores, strict=True):
+        if token not in plain:
+            continue
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in plain and right in plain:
+                found.append((-score, vocabulary[left], vocabulary[right], left, right))
+    return [(left, right) for *_, left, right in sorted(found)]

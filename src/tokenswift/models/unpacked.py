@@ -1,0 +1,133 @@
+"""transformers' own models of what lies in other files than its own: GGUF files, unpacked in memory.
+
+What the lean decoder runs is filled from the very weights that it reads, as transformers' reader of such
+files leaves out some of what they say (Llama 3's positions, a tokenizer's rule for digits). Other families go
+through that reader.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tokenswift.models._hf import quiet_transformers
+from tokenswift.models.checkpoint import StoredWeights
+from tokenswift.models.decoder import unstored
+from tokenswift.models.gguf import (
+    ARCHITECTURES,
+    GgufWeights,
+    architecture,
+    config_of,
+    is_lean,
+    layout_of,
+    own_dtype,
+)
+from tokenswift.models.gguf_tokenizer import build, end_ids, wrapped
+from tokenswift.models.hub import line_of
+from tokenswift.types import InputError
+from tokenswift.weights.gguf import GgufFile
+
+logger = logging.getLogger("tokenswift")
+
+
+def model_of(config: Any, weights: StoredWeights, dtype: torch.dtype, ends: list[int] | None = None) -> Any:
+    """A lean family's model of transformers, filled with weights unpacked to a type.
+
+    Args:
+        ends: end-of-text ids, where the config does not say all.
+    """
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    config = copy.deepcopy(config)
+    config.dtype = dtype
+    with quiet_transformers(), init_empty_weights(include_buffers=False):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    filled: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        found = weights.get(name)  # a family may have biases that a file lacks: they are 0
+        made = torch.zeros(parameter.shape) if found is None else unstored(found, dtype)
+        filled[name] = made.to(dtype, copy=found is not None and made is found).contiguous()
+    model.load_state_dict(filled, strict=False, assign=True)
+    model.tie_weights()
+    weights.rest()
+    if ends:
+        model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends
+    for parameter in model.parameters():
+        assert isinstance(parameter, nn.Parameter) and parameter.device.type == "cpu"
+    return model.eval()
+
+
+def load_file(name: str, path: Path, dtype: str, device: str) -> tuple[Any, Any]:
+    """transformers' own model and tokenizer of a GGUF file, unpacked.
+
+    Args:
+        name: what the model was asked for by.
+        dtype: "auto" (the file's: see `gguf.own_dtype`; bfloat16 for other families) or a type's name.
+        device: from `load.check_place`.
+    Raises:
+        InputError: the file cannot be read, or nobody here can unpack it.
+    """
+    file = GgufFile(path)
+    if not is_lean(file):
+        return _by_transformers(name, file, dtype, device)
+    kind = getattr(torch, own_dtype(file) if dtype == "auto" else dtype)
+    say_foreign(name, file, kind)
+    config = config_of(file)
+    model = model_of(config, GgufWeights(file, layout_of(file, config), kind), kind, end_ids(file.metadata))
+    model.name_or_path = model.config._name_or_path = name
+    return model.to(device), tokenizer_of(file)
+
+
+def tokenizer_of(file: GgufFile) -> Any:
+    """transformers' tokenizer of a GGUF file.
+
+    Raises:
+        InputError: its kind is not known here.
+    """
+    return wrapped(build(file.metadata, file.path), file.metadata)
+
+
+def say_foreign(name: str, file: GgufFile, dtype: torch.dtype) -> None:
+    """Say which tensors of a file are unpacked, where some are."""
+    if foreign := file.foreign():
+        logger.warning(
+            "model %s: tensors of type %s are unpacked to %s, which takes more memory than the file",
+            name,
+            ", ".join(foreign),
+            str(dtype).removeprefix("torch."),
+        )
+
+
+def _by_transformers(name: str, file: GgufFile, dtype: str, device: str) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    kind = "bfloat16" if dtype == "auto" else dtype
+    path, what = file.path, architecture(file)
+    logger.warning("model %s: the architecture %s is unpacked to %s by transformers", name, what, kind)
+    options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
+    try:
+        with quiet_transformers(), redirect_stderr(io.StringIO()):  # of the reader's bare progress bar
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                path.parent,
+                quantization_config=GgufConfig(gguf_file=path.name, dequantize=True),
+                dtype=getattr(torch, kind),
+                **options,
+            )
+            try:
+                tokenizer = tokenizer_of(file)
+            except InputError:
+                tokenizer = AutoTokenizer.from_pretrained(path.parent, **options)
+    except Exception as error:  # its reader's errors are of every kind
+        raise InputError(
+            f"model {name}: the architecture {what} cannot be unpacked ({line_of(error)}); valid: "
+            f"{', '.join(ARCHITECTURES)}, and what transformers reads of GGUF files"
+        ) from error
+    return model.to(device).eval(), tokenizer

@@ -1,0 +1,209 @@
+"""GGUF files: what they say of a model, and their tensors, read in place.
+
+The `gguf` package reads the same, but takes seconds for a tokenizer's texts; here it is asked for names of
+types and for tensors in formats that are not ours, and no more.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenswift.types import InputError
+from tokenswift.weights.format import Stored
+from tokenswift.weights.registry import BY_CODE
+
+MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
+TEXT, ARRAY = 8, 9  # types of values; the others are numbers:
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+#: types of tensors that torch has
+DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+MOST_DIMS, MOST_DEPTH = 4, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor of a file.
+
+    Attributes:
+        shape: rows first.
+        code: of its type.
+        start, nbytes: where it is in the file.
+    """
+
+    shape: tuple[int, ...]
+    code: int
+    start: int
+    nbytes: int
+
+    @property
+    def kind(self) -> str:
+        """The name of its type, as the file format's makers write it."""
+        return _kind(self.code)
+
+
+class GgufFile:
+    """A GGUF file.
+
+    Args:
+        path: of the file.
+    Raises:
+        InputError: it cannot be read, or is no whole GGUF file of a known version.
+
+    Attributes:
+        metadata: its values by key; numbers and texts, and lists of them.
+        tensors: its tensors by name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._map: mmap.mmap | None = None
+        try:
+            reader = _Reader(self._mapped())
+            self.metadata, self.tensors = reader.metadata, reader.tensors
+        except OSError as error:
+            raise InputError(f"model file {path} cannot be read ({error.strerror or error})") from error
+        except (ValueError, struct.error, RecursionError, OverflowError, MemoryError) as error:
+            raise InputError(
+                f"model file {path} is no whole GGUF file ({error}); valid: GGUF, version 2 or 3, "
+                "little-endian"
+            ) from error
+
+    def __getitem__(self, name: str) -> Tensor | Stored:
+        """A tensor: as it lies in the file, of a type of torch or one of our formats; in any other format
+        (`foreign`) unpacked to float32.
+
+        Raises:
+            InputError: nobody here can unpack it.
+        """
+        entry = self.tensors[name]
+        data = torch.frombuffer(self._mapped(), dtype=torch.uint8, offset=entry.start, count=entry.nbytes)
+        if entry.code in DENSE:
+            return data.view(DENSE[entry.code]).view(entry.shape)
+        rows = data.view(*entry.shape[:-1], -1)
+        if entry.code in BY_CODE and len(entry.shape) == 2:
+            return Stored(BY_CODE[entry.code], rows)
+        import gguf
+
+        try:
+            unpacked = gguf.dequantize(rows.numpy(), gguf.GGMLQuantizationType(entry.code))
+        except (NotImplementedError, ValueError, KeyError) as error:
+            raise InputError(
+                f"model file {self.path}: tensor {name} has the type {entry.kind}, which cannot be unpacked; "
+                f"valid: {', '.join(format.name for format in BY_CODE.values())}, float types and those that "
+                "the gguf package unpacks"
+            ) from error
+        return torch.from_numpy(unpacked).view(entry.shape)
+
+    def foreign(self) -> list[str]:
+        """Names of the types of tensors that are neither torch's nor one of our formats."""
+        return sorted(
+            {e.kind for e in self.tensors.values() if e.code not in DENSE and e.code not in BY_CODE}
+        )
+
+    def rest(self) -> None:
+        """Let go of the mapping: what was read of the file leaves the process with the last tensor of it."""
+        self._map = None
+
+    def _mapped(self) -> mmap.mmap:
+        if self._map is None:
+            with self.path.open("rb") as file:
+                # a private mapping: nothing that is done to a tensor reaches the file
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return self._map
+
+
+class _Reader:
+    """Reads what stands before the tensors."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data, self._at = data, 4
+        if data[:4] != MAGIC:
+            raise ValueError("it does not begin with GGUF")
+        version = self._number("I")
+        if version not in VERSIONS:
+            raise ValueError(f"version {version}")
+        tensors, values = self._number("Q"), self._number("Q")
+        self.metadata: dict[str, Any] = {}
+        for _ in range(values):
+            key = self._text()
+            self.metadata[key] = self._value(self._number("I"))
+        found = [self._tensor() for _ in range(tensors)]
+        aligned = self.metadata.get("general.alignment", ALIGNMENT)
+        if not isinstance(aligned, int) or aligned <= 0 or aligned % 8:
+            raise ValueError(f"alignment {aligned}")
+        start = -(-self._at // aligned) * aligned
+        self.tensors: dict[str, Entry] = {}
+        for name, shape, code, offset in found:
+            nbytes = _nbytes(shape, code)
+            if offset % aligned or start + offset + nbytes > len(data):
+                raise ValueError(f"it ends before the end of tensor {name}")
+            self.tensors[name] = Entry(shape, code, start + offset, nbytes)
+
+    def _number(self, kind: str) -> Any:
+        (value,) = struct.unpack_from(f"<{kind}", self._data, self._at)
+        self._at += struct.calcsize(f"<{kind}")
+        return value
+
+    def _text(self) -> str:
+        size = self._number("Q")
+        start, self._at = self._at, self._at + size
+        if self._at > len(self._data):
+            raise ValueError("it ends within a text")
+        return self._data[start : self._at].decode("utf-8", errors="replace")
+
+    def _value(self, kind: int, depth: int = 0) -> Any:
+        if kind == TEXT:
+            return self._text()
+        if kind == ARRAY and depth < MOST_DEPTH:
+            kind, count = self._number("I"), self._number("Q")
+            if kind not in NUMBERS:
+                return [self._value(kind, depth + 1) for _ in range(count)]
+            if count > len(self._data):
+                raise ValueError("it ends within a list")
+            values = struct.unpack_from(f"<{count}{NUMBERS[kind]}", self._data, self._at)
+            self._at += struct.calcsize(f"<{count}{NUMBERS[kind]}")
+            return list(values)
+        if kind not in NUMBERS:
+            raise ValueError(f"a value of type {kind}")
+        return self._number(NUMBERS[kind])
+
+    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        name, dims = self._text(), self._number("I")
+        if not 0 < dims <= MOST_DIMS:
+            raise ValueError(f"tensor {name} has {dims} dimensions")
+        shape = tuple(self._number("Q") for _ in range(dims))[::-1]
+        return name, shape, self._number("I"), self._number("Q")
+
+
+def _nbytes(shape: tuple[int, ...], code: int) -> int:
+    """Bytes of a tensor."""
+    count = 1
+    for size in shape:
+        count *= size
+    if code in DENSE:
+        return count * DENSE[code].itemsize
+    if code in BY_CODE:
+        block, size = BY_CODE[code].block, BY_CODE[code].nbytes
+    else:
+        import gguf
+
+        try:
+            block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(code)]
+        except (KeyError, ValueError):
+            raise ValueError(f"a tensor of type {code}") from None
+    if shape[-1] % block:
+        raise ValueError(f"rows of {shape[-1]} numbers in blocks of {block}")
+    return count // block * size
+
+
+def _kind(code: int) -> str:
+    import gguf
+
+    return gguf.GGMLQuantizationType(code).name
