@@ -10,9 +10,12 @@ import termios
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.chats import chat_tokenizer
+from tests.conftest import tiny_model
 from tokenswift.cli import progress as progress_module
 from tokenswift.cli.main import main
 
@@ -60,6 +63,26 @@ def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 def tiny(tiny_folder: Callable[..., Path]) -> Path:
     """A tiny Llama: one token per byte, 260 tokens, 256 positions."""
     return tiny_folder()
+
+
+def chatty_model(folder: Path, positions: int) -> Path:
+    """A tiny Llama with a chat template; its tokenizer puts a BOS before every text."""
+    tiny_model(max_position_embeddings=positions).save_pretrained(folder)
+    chat_tokenizer().save_pretrained(folder)
+    return folder
+
+
+class Terminal:
+    """A real stream that says that it is a terminal."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def isatty(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 class Stream:

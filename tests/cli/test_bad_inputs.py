@@ -315,43 +315,43 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "load_model", load)
 
 
+#: option, values as they are shown (of which those in quotes are no numbers at all), and what is valid
+VALUES = [
+    ("--temperature", "1e-40 -1 nan inf", "0 (greedy decoding)"),
+    ("--temperature", "'hot'", "a number"),
+    ("--top-p", "0 1.1 nan", "(0, 1]"),
+    ("--top-k", "-1", "or 0 for all tokens"),
+    ("--top-k", "'1.5'", "an integer"),
+    ("--min-p", "1 -0.1 nan", "[0, 1)"),
+    ("--eta-cutoff", "1 nan", "[0, 1)"),
+    ("--repetition-penalty", "0.9 nan", "at least 1"),
+    ("--penalty-window", "0", "at least 1"),
+    ("--penalty-window", "'nan'", "an integer"),
+    ("--seed", f"-1 {2**63}", "an integer from 0"),
+    ("--max-new-tokens", "0 -3", "at least 1"),
+    ("--max-new-tokens", "'many'", "an integer"),
+    ("--ngrams", "-1", "an integer from 0 to 1,024"),
+    ("--tree", "'1,x' '1,,3' '²' '1,2.5' '1,0' '' 'nan'", "1,3,3,3"),
+    ("--budget", "16", "more than the 16 sink"),
+    ("--budget", "-5", "at least 1"),
+    ("--sinks", "-1", "at least 0"),
+    ("--threads", "0", "1 to "),
+]
+
+
+@pytest.mark.parametrize(("option", "values", "valid"), VALUES)
+def test_values_of_options(
+    refuse: Callable[..., str], no_model: None, option: str, values: str, valid: str
+) -> None:
+    for value in values.split():
+        line = refuse(option, value.strip("'"))
+        assert line.startswith(f"{option} is {value}") and valid in line.partition("; valid: ")[2], line
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--temperature", "1e-40"), ("--temperature is 1e-40", "0 (greedy decoding)")),
-        (("--temperature", "-1"), ("--temperature is -1", "0 (greedy decoding)")),
-        (("--temperature", "nan"), ("--temperature is nan",)),
-        (("--temperature", "inf"), ("--temperature is inf",)),
-        (("--temperature", "hot"), ("--temperature is 'hot'", "a number")),
-        (("--top-p", "0"), ("--top-p is 0", "(0, 1]")),
-        (("--top-p", "1.1"), ("--top-p is 1.1", "(0, 1]")),
-        (("--top-p", "nan"), ("--top-p is nan",)),
-        (("--top-k", "-1"), ("--top-k is -1",)),
-        (("--top-k", "1.5"), ("--top-k is '1.5'", "an integer")),
-        (("--min-p", "1"), ("--min-p is 1", "[0, 1)")),
-        (("--min-p", "-0.1"), ("--min-p is -0.1",)),
-        (("--min-p", "nan"), ("--min-p is nan",)),
-        (("--eta-cutoff", "1"), ("--eta-cutoff is 1",)),
-        (("--eta-cutoff", "nan"), ("--eta-cutoff is nan",)),
-        (("--repetition-penalty", "0.9"), ("--repetition-penalty is 0.9", "at least 1")),
-        (("--repetition-penalty", "nan"), ("--repetition-penalty is nan",)),
-        (("--penalty-window", "0"), ("--penalty-window is 0", "at least 1")),
-        (("--penalty-window", "nan"), ("--penalty-window is 'nan'",)),
-        (("--seed", "-1"), ("--seed is -1",)),
-        (("--seed", str(2**63)), ("--seed is 9223372036854775808",)),
-        (("--max-new-tokens", "0"), ("--max-new-tokens is 0", "at least 1")),
-        (("--max-new-tokens", "-3"), ("--max-new-tokens is -3",)),
-        (("--max-new-tokens", "many"), ("--max-new-tokens is 'many'",)),
-        (("--ngrams", "-1"), ("--ngrams is -1",)),
-        (("--tree", "1,x"), ("--tree is '1,x'", "1,3,3,3")),
-        (("--tree", "1,2.5"), ("--tree is '1,2.5'",)),
-        (("--tree", "1,0"), ("--tree is ", "at least 1")),
-        (("--tree", ""), ("--tree is ''",)),
-        (("--tree", "nan"), ("--tree is 'nan'",)),
-        (("--budget", "16"), ("--budget is 16", "more than the 16 sink")),
-        (("--budget", "-5"), ("--budget is -5",)),
         (("--budget", "20", "--sinks", "20"), ("--budget is 20",)),
-        (("--sinks", "-1"), ("--sinks is -1",)),
         (("--cache", "big"), ("--cache is 'big'", "dynamic")),
         (("--candidates", "best"), ("--candidates is 'best'", "coupled")),
         (("--draft", "deep"), ("--draft is 'deep'", "hidden")),
@@ -363,7 +363,6 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (("--rope-scaling", "linear"), ("--rope-scaling is 'linear'", "yarn")),
         (("--rope-scaling", "yarn:nan"), ("--rope-scaling is 'yarn:nan'",)),
-        (("--threads", "0"), ("--threads is 0",)),
         (("--stop", ""), ("--stop is ''",)),
         (("--heads", "absent.safetensors"), ("--heads is 'absent.safetensors'", "no such file")),
         (("--wrong",), ("unrecognized arguments: --wrong",)),

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from tests.chats import chat_tokenizer
-from tests.cli.conftest import Call, Outcome
-from tests.conftest import tiny_model
+from tests.cli.conftest import Call, Outcome, Terminal, chatty_model
 from tokenswift.cli import chat as module
 from tokenswift.cli import options
 from tokenswift.cli.chat import Chat
@@ -34,11 +33,7 @@ ANSWERED, CONTINUED = "prompt: answered, through the model's chat template", "pr
 
 @pytest.fixture(scope="module")
 def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama with a chat template; its tokenizer puts a BOS before every text."""
-    folder = tmp_path_factory.mktemp("chatty")
-    tiny_model(max_position_embeddings=512).save_pretrained(folder)
-    chat_tokenizer().save_pretrained(folder)
-    return folder
+    return chatty_model(tmp_path_factory.mktemp("chatty"), 512)
 
 
 @pytest.fixture
@@ -350,16 +345,6 @@ def test_a_terminal_goes_on_after_errors_and_ends_with_ctrl_d(
             if isinstance(event, BaseException):
                 raise event
             return event
-
-    class Terminal:
-        def __init__(self, stream: Any) -> None:
-            self.stream = stream
-
-        def isatty(self) -> bool:
-            return True
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.stream, name)
 
     monkeypatch.setattr(module, "Editor", Fake)
     monkeypatch.setattr(Typed, "silent", lambda self: nullcontext())  # it is no terminal in truth

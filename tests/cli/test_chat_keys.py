@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.chats import chat_tokenizer
-from tests.conftest import tiny_model
+from tests.cli.conftest import chatty_model
 
 #: ``tokenswift`` whose first answer waits at its third step until the file "go" is there
 DRIVER = """
@@ -48,10 +47,7 @@ sys.exit(main())
 
 @pytest.fixture(scope="module")
 def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("chatty")
-    tiny_model(max_position_embeddings=8192).save_pretrained(folder)
-    chat_tokenizer().save_pretrained(folder)
-    return folder
+    return chatty_model(tmp_path_factory.mktemp("chatty"), 8192)
 
 
 class Session:

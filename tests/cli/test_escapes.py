@@ -13,9 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.chats import chat_tokenizer
-from tests.cli.conftest import Call, Outcome, on_a_terminal
-from tests.conftest import tiny_model
+from tests.cli.conftest import Call, Outcome, Terminal, chatty_model, on_a_terminal
 from tokenswift.cli.escapes import COMMANDING, visible
 
 LENGTH = ("--max-new-tokens", "120", "--ignore-eos", "--seed", "3")
@@ -50,9 +48,7 @@ def test_nothing_commands_and_json_stays_json(text: str) -> None:
 @pytest.fixture
 def roomy(tmp_path: Path) -> Path:
     """A tiny model with a chat template, whose text is any bytes at all."""
-    tiny_model(max_position_embeddings=8192).save_pretrained(tmp_path / "model")
-    chat_tokenizer().save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    return chatty_model(tmp_path / "model", 8192)
 
 
 def check(shown: str, raw: str, piped: str) -> None:
@@ -68,19 +64,6 @@ def three_ways(cli: Call, monkeypatch: pytest.MonkeyPatch, *argv: object, **more
     found = [*terminals, cli(*argv, **more)]
     assert [done.code for done in found] == [0, 0, 0], found
     return found
-
-
-class Terminal:
-    """A stream that says that it is one."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-
-    def isatty(self) -> bool:
-        return True
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
 
 
 def test_generate_and_its_record(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

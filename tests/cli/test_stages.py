@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Stream
+from tests.cli.conftest import Stream, on_a_terminal
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM
 from tokenswift.cli.progress import Progress, Stages, mode_of
@@ -119,29 +116,11 @@ def test_generic_models_tell_too() -> None:
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
 def test_on_a_terminal_of_its_own(tiny: Path, term: str) -> None:
     """Standard error on a terminal: live lines for the prompt, gone at the end; none for a dumb one."""
-    master, slave = pty.openpty()
     argv = ["generate", "hello there", "--model", str(tiny), "--max-new-tokens", "4", "--raw", "--ignore-eos"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tokenswift", *argv],
-        stdout=subprocess.PIPE,
-        stderr=slave,
-        env={**{k: v for k, v in os.environ.items() if k != "NO_COLOR"}, "TERM": term},
-        timeout=120,
-    )
-    os.close(slave)
-    shown = b""
-    while True:
-        try:
-            block = os.read(master, 1 << 16)
-        except OSError:  # the other end is closed
-            break
-        if not block:
-            break
-        shown += block
-    os.close(master)
-    text = shown.decode()
-    assert done.returncode == 0 and text.startswith(f"loading {tiny}\r\n")
+    done = on_a_terminal(*argv, streams=(2,), term=term)
+    text = done.screen.decode()
+    assert done.code == 0 and text.startswith(f"loading {tiny}\n")
     assert ("reading the prompt: 0 of 10 tokens" in text) == ("\x1b" in text) == (term == "xterm")
-    assert b"\x1b" not in done.stdout
+    assert b"\x1b" not in done.out
     rest = re.sub(r"\r\x1b\[2K[^\r\n]*(?=\r)|\r\x1b\[K", "", text)  # what a live line covers is gone
     assert "\x1b" not in rest and "4 tokens in " in rest.splitlines()[-1]

@@ -18,7 +18,7 @@ from tokenswift.sampling.noise import Noise
 Candidate = tuple[int, int, int, str]  # token, parent, depth, source
 
 
-class Law:
+class ChoiceRule:
     """The choice rule: processed scores plus the noise of the position."""
 
     def __init__(self, params: SamplingParams, vocab: int, coupled: bool) -> None:
@@ -122,7 +122,7 @@ class Grower:
 
     model: Any
     heads: HeadStates | None
-    law: Law
+    rule: ChoiceRule
     widths: tuple[int, ...]
     never: list[int]
 
@@ -145,7 +145,7 @@ class Grower:
                     row[self.never] = -math.inf
                     if heads.kind != "conditioned":  # one ranking for the whole level, along the best path
                         path = along
-                found = self.law.best(row, [*text, *path], self.widths[number])
+                found = self.rule.best(row, [*text, *path], self.widths[number])
                 if place == 0:
                     best = [*best, found[0]]
                 below += [(tree.add(node, token, "head"), state) for token in found]
@@ -153,10 +153,12 @@ class Grower:
         return depth
 
 
-def branches(text: list[int], start: int, offset: int, ngrams: int, least: int, law: Law) -> list[list[int]]:
+def branches(
+    text: list[int], start: int, offset: int, ngrams: int, least: int, rule: ChoiceRule
+) -> list[list[int]]:
     """Up to ``ngrams`` ways in which the text went on for three tokens after the token ``start``, which
     stands ``offset`` places after the root; only those older than the penalty window."""
-    p = law.params
+    p = rule.params
     window = p.penalty_window if p.repetition_penalty != 1 else 0
     counts: Counter[tuple[int, ...]] = Counter()
     last: dict[tuple[int, ...], int] = {}
@@ -165,10 +167,10 @@ def branches(text: list[int], start: int, offset: int, ngrams: int, least: int, 
             counts[tuple(text[i + 1 : i + 4])] += 1
             last[tuple(text[i + 1 : i + 4])] = i
     ranked = sorted(counts, key=lambda gram: (counts[gram], last[gram]), reverse=True)
-    ranked = ranked[: ngrams * (4 if law.coupled else 1)]
+    ranked = ranked[: ngrams * (4 if rule.coupled else 1)]
     ranked = [gram for gram in ranked if counts[gram] >= least]
     if len(ranked) > ngrams:
-        noise = [law.noise.at(len(text) + offset + i) for i in range(3)]
+        noise = [rule.noise.at(len(text) + offset + i) for i in range(3)]
 
         def score(gram: tuple[int, ...]) -> float:
             return math.log(counts[gram]) + sum(float(n[t]) for n, t in zip(noise, gram, strict=True))
@@ -250,13 +252,13 @@ class Held:
         return sorted(range(self.sinks, self.selected), key=lambda t: worth[t])
 
 
-def chain(text: Text, tokens: list[int], cached: int, seen: Seen, length: int, law: Law) -> list[int]:
+def chain(text: Text, tokens: list[int], cached: int, seen: Seen, length: int, rule: ChoiceRule) -> list[int]:
     """``length`` tokens after the text, each from a pass over what is seen and the passes before it."""
     model, drafted, token = text.model, [], tokens[-1]
     for i in range(length):
         row = run(model, token, cached + i, seen)
         seen = [[[*own, row] for own in layer] for layer in seen]
-        token = law.best(logits(model, row.hidden), [*tokens, *drafted], 1)[0]
+        token = rule.best(logits(model, row.hidden), [*tokens, *drafted], 1)[0]
         drafted.append(token)
     return drafted
 
@@ -271,7 +273,7 @@ class Drafter(Text):
         self.extend(prompt[:-1])
         self.ran: list[tuple[int, Row]] = []  # tokens that have no place in the text yet
 
-    def chain(self, tokens: list[int], length: int, law: Law) -> list[int]:
+    def chain(self, tokens: list[int], length: int, rule: ChoiceRule) -> list[int]:
         """``length`` tokens after the text."""
         for token, row in self.ran:  # what the text took of the last chain
             if len(self.tokens) == len(tokens) - 1 or tokens[len(self.tokens)] != token:
@@ -287,7 +289,7 @@ class Drafter(Text):
                 row = run(self.model, token, known + len(self.ran), seen)
                 self.ran.append((token, row))
                 seen = [[[*own, row] for own in layer] for layer in seen]
-            best = law.best(logits(self.model, self.ran[-1][1].hidden), [*tokens, *drafted], 1)
+            best = rule.best(logits(self.model, self.ran[-1][1].hidden), [*tokens, *drafted], 1)
             fresh = best
             drafted += best
         return drafted

@@ -4,8 +4,8 @@ A token has a *class* and a variant: token ``3 c + u``. The class of the next to
 the token *before* the newest one (two cycles of classes take turns), and the newest one's class says which
 variants are likely. So a hidden state holds two things, the newest class (first half of its width) and the
 one before (second half), which an attention head in the upper layer fetches from one position back, wherever
-the key stands in a cache. Heads that draft from such a state are exact: their law is the model's own, up to
-rounding. Whatever is off by one token, row, level or position drafts something else.
+the key stands in a cache. Heads that draft from such a state are exact: their distribution is the model's
+own, up to rounding. Whatever is off by one token, row, level or position drafts something else.
 """
 
 from __future__ import annotations

@@ -46,10 +46,10 @@ def test_magicdec(sampling: str) -> None:
     options = {"gamma": gamma, "kv": "snapkv", "budget": BUDGET, "sinks": SINKS, "draft_model": small_model()}
     held = reference.Held(reference.snapkv, BUDGET, SINKS, refresh=False)
     drafter = reference.Drafter(small_model(), held, PROMPT)
-    law = reference.Law(params, VOCAB, coupled=True)
+    rule = reference.ChoiceRule(params, VOCAB, coupled=True)
     lengths = []
     for tokens, tree in drafts(LLM.from_model(model_of()), "magicdec", options, params, 24):
-        assert tokens_of(tree) == [tokens[-1], *drafter.chain(tokens, gamma, law)]
+        assert tokens_of(tree) == [tokens[-1], *drafter.chain(tokens, gamma, rule)]
         lengths.append(len(tokens))
     steps = {after - before for before, after in zip(lengths, lengths[1:], strict=False)}
     assert len(steps) > 2, "drafts should be accepted sometimes in part and sometimes in full"
@@ -62,7 +62,7 @@ def test_triforce(sampling: str, refresh: int) -> None:
     params = SAMPLINGS[sampling]
     options = {"gamma": 4, "inner_gamma": 2, "chunk": 1, "refresh": refresh, "draft_model": small_model()}
     options |= {"budget": BUDGET, "sinks": SINKS, "draft_budget": 16}
-    llm, law = LLM.from_model(model_of()), reference.Law(params, VOCAB, coupled=True)
+    llm, rule = LLM.from_model(model_of()), reference.ChoiceRule(params, VOCAB, coupled=True)
     text = Text(llm.model)
     held = reference.Held(reference.single_chunks, BUDGET, SINKS, refresh=refresh > 0, every=refresh)
     for tokens, tree in drafts(llm, "triforce", options, params, 24):
@@ -70,7 +70,7 @@ def test_triforce(sampling: str, refresh: int) -> None:
         seen = text.held(held.at(text, len(tokens) - 1))
         found = tokens_of(tree)
         assert 4 < len(found) < 8
-        expected = reference.chain(text, tokens, len(tokens) - 1, seen, len(found) - 1, law)
+        expected = reference.chain(text, tokens, len(tokens) - 1, seen, len(found) - 1, rule)
         assert found[1:] == expected
 
 

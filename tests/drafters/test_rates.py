@@ -20,7 +20,7 @@ SAMPLING = SamplingParams(seed=4, min_p=0.02, temperature=1.3, penalty_window=10
 
 def expected_rates(model: Any, heads: Any, texts: list[list[int]], learn: int) -> list[dict[str, float]]:
     """The measures at every place that has a state, one after the other."""
-    law = reference.Law(SAMPLING, VOCAB, coupled=True)
+    rule = reference.ChoiceRule(SAMPLING, VOCAB, coupled=True)
     states = reference.HeadStates(heads, model)
     hits = [dict.fromkeys(("top1", "top3", "match", "match3"), 0) for _ in range(heads.count)]
     seen = 0
@@ -34,8 +34,8 @@ def expected_rates(model: Any, heads: Any, texts: list[list[int]], learn: int) -
                 before = tokens[: t + 2 + i]  # all but the token that head i predicts
                 state = states.advance(i, state, base, before[-1])
                 row = states.logits(i, state)
-                target = law.best(logits(model, text.rows[t + 1 + i].hidden), [*before], 1)[0]
-                ranked = law.best(row, [*before], 3)
+                target = rule.best(logits(model, text.rows[t + 1 + i].hidden), [*before], 1)[0]
+                ranked = rule.best(row, [*before], 3)
                 best = row.topk(3).indices.tolist()
                 hit["top1"] += best[0] == tokens[t + 2 + i]
                 hit["top3"] += tokens[t + 2 + i] in best

@@ -97,7 +97,7 @@ def tokenswift_trees(
     llm: LLM, found: list[tuple[list[int], DraftTree]], options: dict[str, Any], params: SamplingParams
 ) -> None:
     """Compare every tree of a run of tokenswift or medusa with the reference."""
-    law = reference.Law(params, VOCAB, options.get("candidates", "coupled") == "coupled")
+    rule = reference.ChoiceRule(params, VOCAB, options.get("candidates", "coupled") == "coupled")
     heads = reference.HeadStates(llm.heads, llm.model) if llm.heads else None
     text = Text(llm.model)
     cache = options.get("cache")
@@ -108,7 +108,7 @@ def tokenswift_trees(
     never: list[int] = []
     if llm.heads and llm.heads.frequent is not None and options.get("vocabulary") != "full":
         never = sorted(set(range(VOCAB)) - {*llm.heads.frequent.tolist(), *found[0][0]})
-    grower = reference.Grower(llm.model, heads, law, options["tree"], never)
+    grower = reference.Grower(llm.model, heads, rule, options["tree"], never)
     for tokens, tree in found:
         text.extend(tokens[:-1])
         expected = reference.Tree(tokens[-1])
@@ -123,7 +123,7 @@ def tokenswift_trees(
             prefix = [expected.nodes[0][0]] if backbone else []
             start = prefix[0] if prefix else tokens[-1]
             for gram in reference.branches(
-                tokens, start, len(prefix), options["ngrams"], options["ngram_count"], law
+                tokens, start, len(prefix), options["ngrams"], options["ngram_count"], rule
             ):
                 node = 0
                 for token in [*prefix, *gram]:
@@ -184,14 +184,14 @@ def test_magicdec(kv: str, sampling: str) -> None:
     llm, params = LLM.from_model(model_of()), SAMPLINGS[sampling]
     options = {"gamma": 3, "kv": kv, "budget": BUDGET, "sinks": SINKS}
     policy = {"streaming": reference.recent, "snapkv": reference.snapkv}[kv]
-    text, law = Text(llm.model), reference.Law(params, VOCAB, coupled=True)
+    text, rule = Text(llm.model), reference.ChoiceRule(params, VOCAB, coupled=True)
     held = reference.Held(policy, BUDGET, SINKS, refresh=kv == "streaming")
     for tokens, tree in drafts(llm, "magicdec", options, params, 30):
         text.extend(tokens[:-1])
         seen = text.held(held.at(text, len(tokens) - 1))
         expected = reference.Tree(tokens[-1])
         node = 0
-        for token in reference.chain(text, tokens, len(tokens) - 1, seen, 3, law):
+        for token in reference.chain(text, tokens, len(tokens) - 1, seen, 3, rule):
             node = expected.add(node, token, "chain")
         check(tree, expected)
 

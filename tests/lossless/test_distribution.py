@@ -181,7 +181,7 @@ def plain_decoding(case: str, seed: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_trees_give_the_exact_law_and_the_tokens_of_plain_decoding(case: str) -> None:
+def test_trees_give_the_exact_distribution_and_the_tokens_of_plain_decoding(case: str) -> None:
     """Every drafter in turn, 3,000 seeds: equal token by token, their joint distribution the target's."""
     outcomes = []
     for seed in range(3000):

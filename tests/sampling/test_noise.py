@@ -117,7 +117,7 @@ def test_extreme_bits(bits: int) -> None:
     assert math.isfinite(float(g)) == (bits != -1)
 
 
-def test_law_of_the_values() -> None:
+def test_distribution_of_the_values() -> None:
     values = torch.stack([Noise(11, 20_000).at(position) for position in range(20)]).double()
     n = values.numel()
     assert abs(values.mean().item() - 0.5772156649) < 4 * (math.pi / math.sqrt(6 * n))
@@ -154,7 +154,7 @@ def test_winner_is_uniform_over_the_tokens() -> None:
     assert chi_square(picks, {token: 1 / 40 for token in range(40)}) > 1e-4
 
 
-def test_law_of_the_maximum_at_a_large_vocabulary() -> None:
+def test_distribution_of_the_maximum_at_a_large_vocabulary() -> None:
     """The largest of V Gumbels is a Gumbel shifted by log V, and the leaders do not collide."""
     best, ties = winners(gumbels_, rounds=300)
     assert ties <= 2  # float32 itself makes about one in 1,000 positions
