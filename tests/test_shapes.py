@@ -11,7 +11,7 @@ from beartype.roar import BeartypeCallHintViolation
 
 from tokenswift.models.rope import Rotary
 from tokenswift.sampling.choice import repetition_penalty
-from tokenswift.tree import ancestor_mask, parse_tree
+from tokenswift.tree import ancestor_mask, check_tree
 
 pytestmark = pytest.mark.skipif(os.environ.get("TOKENSWIFT_SHAPES") == "0", reason="shapes are not checked")
 
@@ -29,4 +29,4 @@ def test_dataclasses_and_results_are_checked_too() -> None:
     with pytest.raises(BeartypeCallHintViolation):
         Rotary(torch.zeros(2, 2), 1.0, None, None)
     assert ancestor_mask([-1, 0]).shape == (2, 2)
-    assert hasattr(ancestor_mask, "__wrapped__") and not hasattr(parse_tree, "__wrapped__")
+    assert hasattr(ancestor_mask, "__wrapped__") and not hasattr(check_tree, "__wrapped__")

@@ -12,7 +12,6 @@ from tokenswift.tree import (
     ancestor_mask,
     check_tree,
     children,
-    parse_tree,
     tree_nodes,
 )
 from tokenswift.types import DraftTree, InputError
@@ -109,24 +108,6 @@ def test_bare_root() -> None:
     tree = CandidateTree(5).build()
     assert tree == DraftTree((5,), (-1,), (0,), ("target",), 0)
     assert ancestor_mask(tree.parents).tolist() == [[True]] and children(tree) == [{}]
-
-
-@pytest.mark.parametrize(
-    "text, widths",
-    [("1,3,3,3", (1, 3, 3, 3)), (" 2 , 1 ", (2, 1)), ("4", (4,)), ("auto", None), ("AUTO ", None)],
-)
-def test_parse(text: str, widths: tuple[int, ...] | None) -> None:
-    assert parse_tree(text) == widths
-
-
-@pytest.mark.parametrize(
-    "text", ["", "1,,3", "1,0", "-1", "1.5", "1;3", "x", "1,3,", "²", "auto,1", "9" * 5000]
-)
-def test_parse_names_the_value(text: str) -> None:
-    with pytest.raises(InputError) as error:
-        parse_tree(text)
-    assert repr(text) in str(error.value) and "such as 1,3,3,3" in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_check_tree() -> None:

@@ -179,20 +179,6 @@ def ancestor_mask(parents: Sequence[int], device: torch.device | str = "cpu") ->
     return flat.view(len(parents), len(parents)).to(device)
 
 
-def parse_tree(text: str) -> tuple[int, ...] | None:
-    """The widths of a tree as the command line writes them: ``1,3,3,3``; None for ``auto``.
-
-    Raises:
-        InputError: the text is neither.
-    """
-    if text.strip().lower() == "auto":
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) < 10 and int(part) for part in parts):
-        raise InputError(f"tree is {text!r}; valid: {_VALID}")
-    return tuple(map(int, parts))
-
-
 def check_tree(widths: Sequence[int], vocab_size: int) -> None:
     """Check a tree's widths against the model.
 

@@ -38,6 +38,14 @@ def tree_of(*paths: list[int]) -> DraftTree:
     return builder.build()
 
 
+def first_token(step: dict[tuple[int, ...], float]) -> dict[int, float]:
+    """The distribution of a step's first token alone."""
+    found: dict[int, float] = {}
+    for tokens, probability in step.items():
+        found[tokens[0]] = found.get(tokens[0], 0.0) + probability
+    return found
+
+
 TREES = [
     tree_of([1]),
     tree_of([1, 2], [1, 3], [1, 0], [2]),
@@ -53,7 +61,7 @@ def test_survival_equals_scipy(statistic: float, freedom: int) -> None:
     assert distribution.survival(statistic, freedom) == pytest.approx(expected, rel=1e-8)
 
 
-def test_chi_square_accepts_the_true_law_and_refuses_a_wrong_one() -> None:
+def test_chi_square_accepts_the_true_distribution_and_refuses_a_wrong_one() -> None:
     generator = torch.Generator().manual_seed(1)
     true, wrong = {0: 0.5, 1: 0.3, 2: 0.2}, {0: 0.45, 1: 0.35, 2: 0.2}
     drawn = torch.multinomial(torch.tensor([0.5, 0.3, 0.2]), 8000, True, generator=generator).tolist()
@@ -150,7 +158,7 @@ def test_the_closed_form_counts_branches_that_repeat_a_path() -> None:
     seen = published_steps(tree, 6000)
     step = distribution.published_step(tree, after)
     assert sum(step.values()) == pytest.approx(1)
-    assert distribution.first_token(step)[1] == pytest.approx(1 - (1 - after(())[1]) ** 6)
+    assert first_token(step)[1] == pytest.approx(1 - (1 - after(())[1]) ** 6)
     assert distribution.chi_square(seen, step).p > 1e-4
     merged = replace(tree, branches=tree.branches[-1:])  # negative control: each distinct path once
     assert distribution.chi_square(seen, distribution.published_step(merged, after)).p < 1e-6
@@ -199,7 +207,7 @@ def test_steps_of_the_published_rule_are_independent() -> None:
 def test_first_token_of_m_leaves() -> None:
     """The bias in one number: m leaves below a token of probability p accept it with 1 - (1-p)^m."""
     tree = tree_of(*([1, a, b] for a, b in itertools.product(range(3), repeat=2)))
-    found = distribution.first_token(distribution.published_step(tree, after))
+    found = first_token(distribution.published_step(tree, after))
     assert found[1] == pytest.approx(1 - (1 - after(())[1]) ** 9)
 
 

@@ -104,14 +104,6 @@ def joint_distribution(after: Callable[[Tokens], Sequence[float]], length: int) 
     return distribution
 
 
-def first_token(distribution: Mapping[Tokens, float]) -> dict[int, float]:
-    """The distribution of the first token alone."""
-    found: dict[int, float] = {}
-    for tokens, probability in distribution.items():
-        found[tokens[0]] = found.get(tokens[0], 0.0) + probability
-    return found
-
-
 def variation(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
     """Total variation between two distributions."""
     return 0.5 * sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in {**one, **other})

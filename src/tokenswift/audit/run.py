@@ -16,7 +16,8 @@ from tokenswift.audit.equality import Plain, account, first_difference, plain_te
 from tokenswift.audit.passes import NumericError, numeric_error
 from tokenswift.audit.report import Comparison, DistributionTest, Report
 from tokenswift.config import SamplingParams
-from tokenswift.engine.llm import LLM, STRATEGIES
+from tokenswift.engine.llm import LLM
+from tokenswift.strategies.table import STRATEGIES
 from tokenswift.types import InputError, Step
 
 BASELINE = toy.BASELINE

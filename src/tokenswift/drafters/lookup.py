@@ -34,7 +34,7 @@ from collections.abc import Iterable
 
 import torch
 
-from tokenswift.drafters.auto.chances import FEATURES, Regression
+from tokenswift.drafters.auto.chances import Regression
 from tokenswift.drafters.auto.prices import Costs
 from tokenswift.drafters.candidates import Candidates
 from tokenswift.drafters.offer import Offer, Outcome
@@ -76,8 +76,6 @@ class Matches:
         self._follow = -1  # place of the token that the match followed now expects next; -1 without one
         self._agreed = self._differed = 0  # newest tokens that the followed match predicted, or did not
         self._drafted: list[tuple[int, tuple[float, ...], float]] = []  # token, features, chance
-        if len(weights) != FEATURES:
-            raise ValueError(f"a regression has {FEATURES} features")
 
     def extend(self, tokens: list[int]) -> None:
         """Append tokens to the text."""
@@ -111,7 +109,6 @@ class Matches:
                 return []
             alike, length, behind = [self._follow], self._agreed + 1, 1.0
         best = alike[0]
-        made = []
         for i in range(MOST):
             place = best + i % (end - best)  # the match may reach into its own continuation: a loop
             token = text[place]
@@ -119,10 +116,8 @@ class Matches:
             alike = [other for other in reach if text[other + i] == token]
             votes = (2 * len(alike) / len(reach) - 1) * math.log(1 + len(reach)) if reach else 0.0
             x = (1.0, math.log(length + i), self._recent, float(self._new[place]), votes, behind)
-            chance = self._chance.chance(x)
-            self._drafted.append((token, x, chance))
-            made.append((token, chance))
-        return made
+            self._drafted.append((token, x, self._chance.chance(x)))
+        return [(token, chance) for token, _, chance in self._drafted]
 
     def _matches(self) -> tuple[list[int], int]:
         """Places behind earlier occurrences of the newest tokens, longest match first, and its length."""
@@ -138,17 +133,14 @@ class Matches:
         found.sort(reverse=True)
         return [place for _, place in found], found[0][0] if found else 0
 
-    def learn(self, right: list[int]) -> list[tuple[float, bool]]:
-        """Compare the last prediction with what came; returns (chance, hit) of what could be compared."""
-        seen = []
+    def learn(self, right: list[int]) -> None:
+        """Compare the last prediction with what came, up to the first token that differs."""
         for token, (drafted, x, chance) in zip(right, self._drafted, strict=False):
             hit = token == drafted
             self._chance.learn(x, hit - chance)
             self._recent = _MEMORY * self._recent + (1 - _MEMORY) * hit
-            seen.append((chance, hit))
             if not hit:
                 break
-        return seen
 
 
 class _Entry:
@@ -192,7 +184,7 @@ class NgramTable:
             in any case); it changes no result.
     """
 
-    def __init__(self, delay: int, length: int = 4, most: int = 0) -> None:
+    def __init__(self, delay: int, length: int = LENGTH, most: int = 0) -> None:
         if delay < 0 or length < 2:
             raise ValueError(f"delay is {delay}, length is {length}; valid: at least 0 and at least 2")
         self.delay = delay
@@ -202,10 +194,6 @@ class NgramTable:
         self._noted = 0  # n-grams that start before this position are in _pending or counted
         self._pending: defaultdict[int, list[int]] = defaultdict(list)
         self._entries: dict[int, _Entry] = {}
-
-    def __len__(self) -> int:
-        """Tokens appended so far."""
-        return len(self._tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens to the text."""
@@ -286,7 +274,7 @@ class Ngrams:
         self.count, self.least, self.sampler = count, least, sampler
         # coupled branches are chosen by the noise, from more than are drafted
         self.pool = count * (4 if coupled and not sampler.params.greedy else 1)
-        self.table = NgramTable(delay=sampler.params.window, length=LENGTH, most=self.pool)
+        self.table = NgramTable(delay=sampler.params.window, most=self.pool)
         self.refusals = Source("n-grams of the text")
 
     def begin(self, sequence: TokenSequence) -> None:

@@ -40,10 +40,7 @@ from tokenswift.models.low_bit import LowBitTarget, low_bit, pass_of
 from tokenswift.models.rope import RopeScaling
 from tokenswift.models.target import Target
 from tokenswift.prompts import Prompt, default_sampling, has_template, prompt_ids, several_ids
-from tokenswift.strategies.table import STRATEGIES
 from tokenswift.types import Generation, InputError, OnProgress, Step
-
-__all__ = ["LLM", "STRATEGIES"]
 
 logger = logging.getLogger("tokenswift")
 WITHOUT_HEADS = (

@@ -13,9 +13,6 @@ from collections.abc import Mapping, Sequence
 
 from tokenswift.sampling.ranking import Ranked
 
-#: features of a candidate: 1, lead over the next one (the best) or distance behind the best (the others),
-#: its logarithm, its share in the draft, depth below the root of its source, logarithm of the rank
-FEATURES = 6
 BINS = 10
 _LOGS = [math.log(at + 1.0) for at in range(64)]
 _FAR = 3.0  # perturbed scores further apart than this say no more
@@ -32,7 +29,9 @@ _GENERAL = _PRIORS["hidden"]  # of kinds that nobody knows better weights for
 
 
 def features(ranked: Ranked, at: int, depth: int) -> tuple[float, ...]:
-    """The features of candidate ``at`` of a ranking, ``depth`` levels below where its source starts."""
+    """The features of candidate ``at`` of a ranking, ``depth`` levels below where its source starts: 1, lead
+    over the next one (the best) or distance behind the best (the others), its logarithm, its share in the
+    draft, the depth, and the logarithm of the rank."""
     values = ranked.values
     if at == 0:
         gap = min(_FAR, values[0] - values[1]) if len(values) > 1 else _FAR
