@@ -51,6 +51,18 @@ def test_a_packed_weight_takes_the_bytes_of_the_file(form: Format) -> None:
 
 
 @ALL
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_have_the_bits_of_the_unpacked_weight(
+    kernels: CpuBackend, form: Format, dtype: torch.dtype
+) -> None:
+    stored = random_weight(form, 70, 512, 5)
+    packed, dense = Packed(stored, True, dtype), Packed(stored.decode().to(dtype), True)
+    for rows in (1, 2, 5, 8, 9, 40, 100):
+        states = torch.randn(rows, 512)
+        assert torch.equal(kernels.linear(states, packed), kernels.linear(states, dense))
+
+
+@ALL
 def test_whole_numbers_give_the_references_products(kernels: CpuBackend, form: Format) -> None:
     stored, states = random_weight(form, 70, 512, 3), torch.randn(5, 512)
     found = kernels.linear(states, Packed(stored, True), None, torch.int8)
