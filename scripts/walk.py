@@ -104,7 +104,14 @@ def furnish(folder: Path, model: Path) -> None:
     (folder / "novels").mkdir()
     for name in ("book.txt", "held-out.txt", "novels/one.txt", "novels/two.txt"):
         (folder / name).write_text(text[: 200 if name == "book.txt" else None] + "\n", encoding="utf-8")
-    (folder / "my-llama").symlink_to(model, target_is_directory=True)
+    from tokenswift.models.load import gguf_in, load
+
+    if gguf_in(model) is None:
+        (folder / "my-llama").symlink_to(model, target_is_directory=True)
+        return
+    loaded = load(model, dtype="float32", device="cpu")
+    loaded.model.save_pretrained(folder / "my-llama")
+    loaded.tokenizer.save_pretrained(folder / "my-llama")
 
 
 def run(block: Block, folder: Path, before: list[str], most: int) -> subprocess.CompletedProcess[str]:

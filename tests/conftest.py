@@ -52,7 +52,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def embedded() -> str:
-    """The folder of the default model (float32); fetched into the user's cache on first use."""
+    """The folder of the default model; fetched into the user's cache on first use."""
     return str(embedded_model.ensure(cache_dir()))
 
 

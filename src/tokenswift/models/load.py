@@ -16,6 +16,7 @@ from typing import Any
 from tokenswift.config import check_choice
 from tokenswift.models import draft, embedded, hub
 from tokenswift.models._hf import counted_loading, quiet_transformers
+from tokenswift.models.gguf_files import gguf_in
 from tokenswift.models.hub import line_of
 from tokenswift.types import InputError, OnProgress, RunError
 
@@ -27,6 +28,7 @@ __all__ = [
     "Loaded",
     "cache_dir",
     "check_place",
+    "gguf_in",
     "load",
     "native_bfloat16",
 ]
@@ -176,26 +178,6 @@ def load_tokenizer(name: str, source: str, local: bool) -> Any:
         return tokenizer_of(GgufFile(file))
     with quiet_transformers():
         return _tokenizer(name, source, local)
-
-
-def gguf_in(path: Path) -> Path | None:
-    """The GGUF file that a path means: itself, or the one in a folder that has no other weights; light.
-
-    Raises:
-        InputError: a folder holds several.
-    """
-    if path.is_file():
-        return path if path.name.lower().endswith(".gguf") else None
-    if not path.is_dir():
-        return None
-    files = sorted(file.name for file in path.iterdir() if file.is_file())
-    found = [file for file in files if file.lower().endswith(".gguf")]
-    if not found or any(file.endswith((".safetensors", ".bin", ".index.json")) for file in files):
-        return None
-    if len(found) > 1:
-        names = ", ".join(found[:3])
-        raise InputError(f"model folder {path} holds {len(found)} GGUF files ({names}); valid: one of them")
-    return path / found[0]
 
 
 def check_name(name: str) -> None:

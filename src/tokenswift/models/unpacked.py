@@ -31,6 +31,7 @@ from tokenswift.models.gguf import (
 )
 from tokenswift.models.gguf_tokenizer import build, end_ids, wrapped
 from tokenswift.models.hub import line_of
+from tokenswift.models.made import RECORD
 from tokenswift.types import InputError
 from tokenswift.weights.gguf import GgufFile
 
@@ -80,10 +81,21 @@ def load_file(name: str, path: Path, dtype: str, device: str) -> tuple[Any, Any]
         return _by_transformers(name, file, dtype, device)
     kind = getattr(torch, own_dtype(file) if dtype == "auto" else dtype)
     say_foreign(name, file, kind)
-    config = config_of(file)
+    config = config_beside(path)
+    config = config_of(file) if config is None else config
     model = model_of(config, GgufWeights(file, layout_of(file, config), kind), kind, end_ids(file.metadata))
-    model.name_or_path = model.config._name_or_path = name
+    model.name_or_path = model.config._name_or_path = str(path)
     return model.to(device), tokenizer_of(file)
+
+
+def config_beside(path: Path) -> Any:
+    """transformers' config beside a GGUF file in a folder that was made here; None elsewhere: what others put
+    beside such files often says no more than the family."""
+    from transformers import AutoConfig
+
+    if not (path.parent / RECORD).is_file():
+        return None
+    return AutoConfig.from_pretrained(path.parent, local_files_only=True)
 
 
 def tokenizer_of(file: GgufFile) -> Any:
