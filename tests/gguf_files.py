@@ -151,7 +151,8 @@ def write(
         The model.
     """
     config = model.config
-    architecture = architecture or {"mistral": "llama"}.get(config.model_type, config.model_type)
+    own = str(config.model_type)
+    architecture = architecture or {"mistral": "llama"}.get(own, own)
     writer = gguf.GGUFWriter(path, architecture)
     values = {**fields_of(config, architecture), **tokenizer_fields(tokenizer or tiny_tokenizer())}
     for key, value in {**values, **(said or {})}.items():
