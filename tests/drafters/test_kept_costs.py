@@ -81,7 +81,7 @@ def test_a_bad_file_is_measured_again(
 ) -> None:
     """The automatic run is as ever, and the file is good again."""
     monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path))
-    monkeypatch.setattr("tokenswift.engine.llm.measure", lambda *how: TABLE)
+    monkeypatch.setattr("tokenswift.engine.llm.measure", lambda *how, **more: TABLE)
     path = place(llm, tmp_path / "costs")
     whole = path.read_bytes()
     given = content if isinstance(content, str | bytes) else json.dumps(content)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.gguf_files import QuantType, small, write
 from tests.tiny import SIZES, VOCAB, build, tiny_model
-from tokenswift import LLM, InputError
+from tokenswift import LLM, InputError, resume
 from tokenswift.backends.torch import TorchBackend
 from tokenswift.backends.weights import Packed
 from tokenswift.interfaces import Segment
@@ -137,3 +139,49 @@ def test_the_text_is_plain_decodings(native: None) -> None:
         for name in ("auto", "q8_0", "q4_0", "none"):
             found = llm.generate([5, 6, 7], 60, strategy_options={"draft_weights": name}, ignore_eos=True)
             assert found.token_ids == plain.token_ids
+
+
+# ---- activations of 8 bits for the model itself -----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A GGUF file of low-bit weights."""
+    path = tmp_path_factory.mktemp("low") / "small.gguf"
+    write(path, small(), {"": QuantType.Q8_0})
+    return str(path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_whole_numbers_are_another_model_and_exact(native: None, file: str, dtype: str) -> None:
+    llm, plain = LLM(file, dtype=dtype, activations="int8"), LLM(file, dtype=dtype)
+    assert llm.identity() == plain.identity() | {"activations": "int8"}
+    tokens, at = torch.arange(3, 43), torch.arange(40)
+    logits = [
+        one.target.logits(one.target.forward(tokens, at, one.target.new_cache(40)).hidden)
+        for one in (llm, plain)
+    ]
+    assert 0 < (logits[0] - logits[1]).norm() / logits[1].norm() < 0.1
+    expected = llm.generate([3, 4, 5], 50, "autoregressive", ignore_eos=True).token_ids
+    for strategy, options in (("auto", {}), ("tokenswift", {"tree": (1, 3)}), ("magicdec", {"budget": 24})):
+        found = llm.generate([3, 4, 5], 50, strategy, options, ignore_eos=True)
+        assert found.token_ids == expected, strategy
+
+
+def test_a_run_goes_on_with_its_activations_alone(native: None, file: str, tmp_path: Path) -> None:
+    llm, where = LLM(file, activations="int8"), str(tmp_path / "run")
+    llm.generate([3, 4, 5], 8, ignore_eos=True, run_dir=where)
+    whole = llm.generate([3, 4, 5], 16, ignore_eos=True)
+    with pytest.raises(InputError, match=r"activations is 'float', was 'int8'"):
+        LLM(file).generate([3, 4, 5], 16, ignore_eos=True, run_dir=where)
+    assert resume(where, max_new_tokens=16).token_ids == whole.token_ids
+
+
+def test_whole_numbers_need_weights_in_few_bits(native: None, tmp_path: Path, file: str) -> None:
+    path = tmp_path / "dense.gguf"
+    write(path, small())
+    with pytest.raises(InputError, match=r"activations is 'int8', but not all .* valid: float, or int8"):
+        LLM(str(path), activations="int8")
+    with pytest.raises(InputError, match=r"activations is 'int4'; valid: float, int8"):
+        LLM(file, activations="int4")
+    assert LLM(str(path), weights="q8_0", activations="int8").target.whole

@@ -51,6 +51,8 @@ class Model:
             float32, bfloat16 or float16
         weights: what weights are stored as: stored (as the files hold them), float32, bfloat16, or quantised
             at loading, which makes another model: q8_0, q4_0, q4_1
+        activations: what weights stored in few bits are multiplied with: float, or int8 (groups of 32 whole
+            numbers), which is faster and makes another model
         device: auto (CUDA where there is one), cpu or cuda
         threads: CPU threads, at least 1; default: torch's own choice
         heads: draft heads: an adapter file, auto (the shipped ones where they fit the model) or none
@@ -59,6 +61,7 @@ class Model:
     model: str = option(DEFAULT_MODEL, "M")
     dtype: str = option("auto", "T")
     weights: str = option("stored", "W")
+    activations: str = option("float", "T")
     device: str = option("auto", "D")
     threads: int | None = option(None)
     heads: str = option("auto", "PATH")
@@ -230,7 +233,7 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
 def check_model_options(args: argparse.Namespace) -> None:
     """What can be checked before anything is loaded."""
     check_name(args.model)
-    check_place_names(args.dtype, args.device, args.weights)
+    check_place_names(args.dtype, args.device, args.weights, args.activations)
     if args.threads is not None:
         check_threads(args.threads)
     check_there(args.device)
@@ -263,6 +266,7 @@ def load_model(args: argparse.Namespace, rope_scaling: str | None = None) -> Any
             rope_scaling=rope_scaling,
             on_progress=stages,
             weights=args.weights,
+            activations=args.activations,
         )
 
 

@@ -7,13 +7,14 @@ import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, Unpack
 
 import torch
 
-from tokenswift.config import NEUTRAL, RENAMED, SamplingParams, check_threads
+from tokenswift.config import NEUTRAL, RENAMED, SamplingParams, check_choice, check_threads
 from tokenswift.drafters.auto.prices import Table, kept_table, measure
 from tokenswift.drafters.heads import level_of
 from tokenswift.engine.prefill import Prefilled
@@ -34,8 +35,9 @@ from tokenswift.engine.stream import Stream
 from tokenswift.heads.checkpoint import packaged_kinds, read_packaged, resolve_heads
 from tokenswift.heads.modules import Heads
 from tokenswift.interfaces import LowBit
+from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.draft_models import Drafters
-from tokenswift.models.load import cache_dir, sampling_of
+from tokenswift.models.load import ACTIVATIONS, cache_dir, sampling_of
 from tokenswift.models.low_bit import LowBitTarget, low_bit, pass_of
 from tokenswift.models.rope import RopeScaling
 from tokenswift.models.target import Target
@@ -67,6 +69,8 @@ class LLM:
         threads: CPU threads of the whole process, as ``torch.set_num_threads`` sets them; None leaves them.
         weights: what they are stored as: "stored" (as the files hold them), "float32", "bfloat16", or
             quantised at loading: "q8_0", "q4_0", "q4_1". CPU only.
+        activations: "float", or "int8": weights that are stored in few bits are multiplied with groups of 32
+            whole numbers. Faster, and another model (exact relative to itself).
 
     An ``LLM`` is a context manager; `close` lets go of everything it made.
 
@@ -84,8 +88,10 @@ class LLM:
         on_progress: OnProgress | None = None,
         threads: int | None = None,
         weights: str = "stored",
+        activations: str = "float",
     ) -> None:
         check_name(model)
+        check_choice("activations", activations, ACTIVATIONS)
         dtype_name, device_name = plain_place(dtype, device)
         heads = str(heads) if isinstance(heads, Path) else heads
         check_callback("on_progress", on_progress)
@@ -101,7 +107,14 @@ class LLM:
             "heads": heads if heads is None or isinstance(heads, str) else None,
             "rope_scaling": rope_scaling,
             "weights": weights,
+            "activations": activations,
         }
+        if activations == "int8":
+            if not isinstance(self.target, LeanTarget):
+                raise InputError(
+                    f"activations is 'int8', but {model} runs through transformers' own model; valid: float"
+                )
+            self.target.take_whole_numbers()
 
     @classmethod
     def from_model(
@@ -208,9 +221,9 @@ class LLM:
             threads, few = torch.get_num_threads(), 0 if low is None else low.weight_bytes
             if (threads, few) not in self._costs:
                 level, one = level_of(self.target, self.heads), pass_of(self.target, low)
-                self._costs[threads, few] = kept_table(
-                    self.target, cache_dir() / "costs", lambda: measure(self.target, level, low=one), few
-                )
+                made = partial(measure, self.target, level, low=one)
+                more = (few, self.target.whole)
+                self._costs[threads, few] = kept_table(self.target, cache_dir() / "costs", made, more)
             return self._costs[threads, few]
 
     def low_bit(self, wanted: str = "auto") -> LowBitTarget | None:
@@ -419,7 +432,8 @@ class LLM:
         """What of this ``LLM`` decides the tokens: dtype, config, weights, adapter, positions, tokenizer."""
         factor = self.rope_scaling.factor if self.rope_scaling is not None else None
         rope = "none" if self.rope_scaling is None else "yarn" if factor is None else f"yarn:{factor:g}"
-        return {**self.source.identity(), "rope": rope}
+        whole = self.target.whole
+        return {**self.source.identity(), "rope": rope, **({"activations": "int8"} if whole else {})}
 
     def numerics(self) -> dict[str, Any]:
         """How passes are computed, and whether prefill, decoding and trees agree in every bit."""

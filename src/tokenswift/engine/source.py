@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from tokenswift.backends.weights import STORED_IN
 from tokenswift.config import check_choice
 from tokenswift.heads.checkpoint import HeadsHost, host_of
 from tokenswift.heads.published import holds_heads
@@ -324,9 +325,16 @@ def _from_files(files: Files) -> FromFiles | None:
 
 
 def _check_memory(files: Files, card: Card) -> None:
-    dtype = getattr(torch, card.identity["dtype"])
+    """`check_memory` for weights as they will be stored."""
+    dtype, kind = getattr(torch, card.identity["dtype"]), files.weights
     numbers = sum(math.prod(shape) for shape in card.layout.shapes().values())
-    check_memory(files.name, numbers * dtype.itemsize, dtype == torch.float32)
+    if kind in FORMATS:
+        needed = FORMATS[kind].row_bytes(FORMATS[kind].block) * numbers // FORMATS[kind].block
+    elif kind == WEIGHTS[0] and files.gguf is not None and dtype in STORED_IN:
+        needed = files.gguf.stat().st_size
+    else:
+        needed = numbers * (dtype if kind == WEIGHTS[0] else getattr(torch, kind)).itemsize
+    check_memory(files.name, needed, dtype == torch.float32 and kind == WEIGHTS[0] and files.gguf is None)
 
 
 def _config(files: Files) -> Any:

@@ -39,10 +39,12 @@ class BaseTarget(ABC):
         weight_bytes: bytes of weights that one pass reads.
         copied_bytes: bytes that copies of weights take beside the model's own.
         kv_bytes: bytes of keys and values per cached token.
+        whole: whether products take activations as whole numbers of 8 bits.
         far: relative distance of the logits from the model's own forward, as the check at loading found it.
     """
 
     prefill_chunk: int  # rows of a prefill pass
+    whole = False
     layout: Layout | None = None
 
     def __init__(self, config: Any, head: Tensor, rotary: Rotary, backend: Backend) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -193,6 +194,21 @@ class LeanTarget(BaseTarget):
             )
         return self._packed(weights), bias
 
+    def take_whole_numbers(self) -> None:
+        """Round the activations of all products to 8 bits from now on: another model, and a faster one.
+
+        Raises:
+            InputError: a weight is not stored in few bits.
+        """
+        packed = [getattr(w, name) for w in self.body.weights for name in ("qkv", "out", "gate_up", "down")]
+        if not self.backend.panels or not all(weight.stored for weight in [*packed, self.head]):
+            raise InputError(
+                "activations is 'int8', but not all of the model's weights are stored in few bits; valid: "
+                "float, or int8 with weights q8_0, q4_1 or q4_0, or with a GGUF file of such"
+            )
+        self.body = self.backend.body(replace(self.body.shape, active=torch.int8), self.body.weights)
+        self.whole = True
+
     # ---- passes ---------------------------------------------------------------------------------
 
     def _run(self, segments: Sequence[Segment], keep: bool = True) -> list[Pass]:
@@ -225,14 +241,16 @@ class LeanTarget(BaseTarget):
     @torch.inference_mode()
     def norm(self, hidden: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """The final norm: (n, D) → (n, D), of the type that enters products, or another."""
-        return self.backend.norm(hidden, self._norm, self._eps, dtype or self.body.shape.active)
+        active = torch.float32 if self.whole else self.body.shape.active
+        return self.backend.norm(hidden, self._norm, self._eps, dtype or active)
 
     @torch.inference_mode()
     def project(self, normed: Tensor, rows: Any = None) -> Tensor:
         """The LM head alone: (n, D) → (n, V), float32; only its ``rows`` → (n, m) when given."""
         if rows is not None:
             return self.backend.linear(normed, rows)
-        return self.backend.linear(normed, self.head, self.head_bias)
+        active = torch.int8 if self.whole else None
+        return self.backend.linear(normed, self.head, self.head_bias, active)
 
     def _gather(self, ids: Tensor) -> Packed:
         return self.backend.pack(self.backend.take(self.head, ids))

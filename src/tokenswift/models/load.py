@@ -37,6 +37,7 @@ ALIASES = (embedded.NAME, draft.NAME)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 #: what weights are stored as in memory: as their files hold them, as floats, or in a low-bit format
 WEIGHTS = ("stored", "float32", "bfloat16", "q8_0", "q4_0", "q4_1")
+ACTIVATIONS = ("float", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 GGUF_FILE = re.compile(rf"({HUB_ID.pattern}):([\w.+-]+\.gguf)", re.IGNORECASE)
@@ -84,10 +85,11 @@ def native_kernels_wanted() -> bool:
     return wanted == "auto"
 
 
-def check_place_names(dtype: str, device: str, weights: str = "stored") -> None:
-    """Raise :class:`InputError` for an unknown dtype, kind of device or way to store weights; light."""
+def check_place_names(dtype: str, device: str, weights: str = "stored", activations: str = "float") -> None:
+    """Raise :class:`InputError` for an unknown dtype, kind of device, weights or activations; light."""
     check_choice("dtype", dtype, DTYPES)
     check_choice("weights", weights, WEIGHTS)
+    check_choice("activations", activations, ACTIVATIONS)
     if device not in DEVICES and not re.fullmatch(r"cuda:\d+", str(device)):
         raise InputError(f"device is {device!r}; valid: {', '.join(DEVICES)}")
 

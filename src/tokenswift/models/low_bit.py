@@ -94,6 +94,8 @@ def low_bit(target: object, wanted: str) -> LowBitTarget | None:
     if wanted == "none":
         return None
     form = FORMATS["q8_0" if wanted == "auto" else wanted]
+    if wanted == "auto" and isinstance(target, LeanTarget) and target.whole:
+        return None  # its own passes are such
     if not isinstance(target, LeanTarget) or not _quantisable(target, form):
         if wanted == "auto":
             return None

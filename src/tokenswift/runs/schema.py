@@ -50,6 +50,7 @@ class Identity(Strict):
     stop: list[Annotated[str, Meta(min_length=1)]]
     acceptance: Literal["exact", "published"]
     stored: Word | None = None
+    activations: Word | None = None
 
     def __post_init__(self) -> None:
         made = asdict(SamplingParams(**self.sampling))  # type: ignore[arg-type]
@@ -66,6 +67,7 @@ class Loading(Strict):
     heads: Word | None
     rope_scaling: Word | None
     weights: Word = "stored"
+    activations: Word = "float"
 
 
 class Header(Strict, tag_field="kind", tag="header"):

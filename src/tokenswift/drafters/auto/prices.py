@@ -173,16 +173,16 @@ def _time(run: Callable[[], object]) -> float:
     return 1000 * (perf_counter() - begun)
 
 
-def kept_table(model: DraftModel, folder: Path, make: Callable[[], Table], low_bytes: int = 0) -> Table:
+def kept_table(model: DraftModel, folder: Path, make: Callable[[], Table], more: object = None) -> Table:
     """The table of this model, type, device and number of threads, from ``folder`` or made now.
 
-    ``low_bytes``: of the weights that a pass in few bits reads. It is kept unless the machine was busy
+    ``more``: what else tells passes apart, such as those in few bits. It is kept unless the machine was busy
     meanwhile. What cannot be one (a damaged file) is made again.
     """
     name = model.backend.processor()
     shape = (model.vocab_size, model.weight_bytes, model.kv_bytes, str(model.dtype), model.backend.name)
     threads = torch.get_num_threads()
-    key = repr((shape, name, threads, os.cpu_count(), ROWS, SHORT, LONG, torch.__version__, low_bytes, 4))
+    key = repr((shape, name, threads, os.cpu_count(), ROWS, SHORT, LONG, torch.__version__, more, 4))
     path = folder / f"costs-{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
     try:
         table = msgspec.json.decode(read_small(path), type=Table)
