@@ -277,7 +277,7 @@ def test_a_model_without_heads_says_so_once(caplog: pytest.LogCaptureFixture) ->
         caplog.clear()
         return found
 
-    model = tiny_model()
+    model = tiny_model(intermediate_size=40)  # too odd to draft in few bits
     with caplog.at_level(logging.WARNING, "tokenswift"):
         bare = LLM.from_model(model, chat_tokenizer())
         bare.generate("abc", 2, "autoregressive")
@@ -290,6 +290,11 @@ def test_a_model_without_heads_says_so_once(caplog: pytest.LogCaptureFixture) ->
         for heads in (None, "none", random_heads("conditioned", 32, 260)):
             LLM.from_model(model, chat_tokenizer(), heads=heads).generate("abc", 2)
         assert said() == []  # as asked for, or there are some
+        own = LLM.from_model(tiny_model(), chat_tokenizer())
+        own.generate("abc", 2)
+        assert bool(said()) == (own.low_bit() is None)  # it drafts for itself
+        own.generate("abc", 2, "tokenswift", {"tree": (1, 2)})
+        assert len(said()) == (own.low_bit() is not None)
 
 
 def test_heads_name_their_file(tmp_path: Path) -> None:

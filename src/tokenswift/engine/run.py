@@ -53,7 +53,8 @@ class Run:
         self.heads, self.draft_source = drafts_from(llm, request.strategy, options)
         if request.renamed:
             llm.say_renamed()
-        if request.strategy in ("auto", "tokenswift") and self.heads is None:
+        drafts_itself = request.strategy == "auto" and llm.low_bit(options.draft_weights) is not None
+        if request.strategy in ("auto", "tokenswift") and self.heads is None and not drafts_itself:
             llm.warn_without_heads()
         check_run(self.target, self.strategy, len(self.prompt), request.max_new_tokens)
         self.eos: Collection[int] = () if request.ignore_eos else llm.source.end_tokens()
