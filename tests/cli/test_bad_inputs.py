@@ -29,13 +29,14 @@ OLD = "an old text"
 def place(cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The working folder with all sorts of things in it; loading a model fails the test."""
     folder = tmp_path / "cwd"
-    for name in ("prompt.txt", "heads.st", "old.json"):
+    for name in ("prompt.txt", "heads.st", "old.json", "old.gguf"):
         (folder / name).write_text(OLD)
     (folder / "link.txt").symlink_to("prompt.txt")
     os.link(folder / "prompt.txt", folder / "hard.txt")
     (folder / "null").symlink_to("/dev/null")
     os.mkfifo(folder / "pipe")
     (folder / "full").mkdir()
+    (folder / "folder.gguf").mkdir()
     (folder / "full" / "mine").write_text(OLD)
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text("{}")
@@ -210,6 +211,22 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--heads none.st --model model --export new", "--heads is 'none.st': no such file"),
         ("--heads heads.st --model model --export full", "--export full exists and is not empty"),
         ("--heads heads.st --model model --export prompt.txt", "--export prompt.txt cannot be written"),
+    ],
+    "quantize": [
+        ("", "the following arguments are required: SRC, DST"),
+        ("./none q.gguf", "model is './none': no such folder"),
+        ("full q.gguf", "model folder full has no config.json"),
+        ("model q.bin", "DST is 'q.bin'; valid: a file name that ends in .gguf"),
+        ("model null/q.gguf", "DST null/q.gguf cannot be written"),
+        ("model q.gguf --weights q4", "--weights is 'q4'; valid: q8_0, q4_0, q4_1; did you mean q4_1?"),
+        ("model q.gguf --weights stored", "--weights is 'stored'; valid: q8_0, q4_0, q4_1"),
+        ("model q.gguf --head-weights f16", "--head-weights is 'f16'; valid: q8_0, q4_0, q4_1"),
+        ("model old.gguf", "DST old.gguf exists; valid: another name, or --force"),
+        ("model folder.gguf --force", "DST folder.gguf cannot be written (it is a folder)"),
+        ("old.gguf old.gguf --force", "DST old.gguf is the file of SRC"),
+        ("model q.gguf --json q.gguf", "DST and --json are both q.gguf"),
+        ("model q.gguf --json full", "--json full cannot be written (it is a folder)"),
+        ("old.gguf q.gguf --json old.gguf", "--json old.gguf is the file of SRC"),
     ],
     "bench": [
         ("", "no part of bench given; valid: list, run, report"),

@@ -8,7 +8,7 @@ from typing import Any
 
 SHELLS = ("bash", "zsh", "fish")
 #: placeholders of values that are files or folders
-FILES, FOLDERS = ("FILE", "F", "PATH"), ("DIR", "FOLDER")
+FILES, FOLDERS = ("FILE", "F", "PATH", "SRC", "DST"), ("DIR", "FOLDER")
 
 
 def add_parser(subparsers: Any) -> None:

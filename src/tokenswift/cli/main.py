@@ -45,6 +45,7 @@ COMMANDS = (
     "train_draft",
     "eval_heads",
     "import_heads",
+    "quantize",
     "completion",
 )
 

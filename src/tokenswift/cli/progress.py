@@ -22,6 +22,7 @@ PLAIN_SECONDS, LIVE_SECONDS = 10.0, 0.25
 STAGES = {
     "fetch": ("fetching", "MB", 1_000_000),
     "load": ("loading", "tensors", 1),
+    "quantize": ("quantising", "MB", 1_000_000),
     "pack": ("packing weights", "layers", 1),
     "prompt": ("reading the prompt", "tokens", 1),
     "text": ("measuring on the text", "places", 1),

@@ -44,7 +44,7 @@ LOW, HIGH = 1.0, 4.0
 
 def is_lean(file: GgufFile) -> bool:
     """Whether the lean decoder runs a file's model."""
-    known = {_gguf_name(name) for name in _names(_number(file, "block_count"))} | {FACTORS}
+    known = {gguf_name(name) for name in names_of(_number(file, "block_count"))} | {FACTORS}
     return architecture(file) in ARCHITECTURES and file.tensors.keys() <= known
 
 
@@ -208,6 +208,11 @@ def _llama3(file: GgufFile, width: int, theta: float) -> dict[str, Any]:
 
 def layout_of(file: GgufFile, config: Any) -> Layout:
     """What the lean decoder is made of, for a config of :func:`config_of`."""
+    return layout_of_config(config, OUTER[HEAD] not in file.tensors)
+
+
+def layout_of_config(config: Any, tied: bool) -> Layout:
+    """What the lean decoder is made of, for a lean family's config without windows that differ by layer."""
     layers = config.num_hidden_layers
     window = config.sliding_window if config.model_type == "mistral" else 0
     return Layout(
@@ -218,11 +223,11 @@ def layout_of(file: GgufFile, config: Any) -> Layout:
         num_hidden_layers=layers,
         num_attention_heads=config.num_attention_heads,
         num_key_value_heads=config.num_key_value_heads,
-        head_dim=config.head_dim if hasattr(config, "head_dim") else _width(config),
+        head_dim=_width(config),
         eps=float(config.rms_norm_eps),
         scale=float(_width(config) ** -0.5),
         windows=(window or 0,) * layers,
-        tied=OUTER[HEAD] not in file.tensors,
+        tied=tied,
     )
 
 
@@ -233,7 +238,7 @@ def _width(config: Any) -> int:
 # ---- weights -----------------------------------------------------------------------------------------------
 
 
-def _names(layers: int) -> Iterable[str]:
+def names_of(layers: int) -> Iterable[str]:
     """The names, as transformers has them, of all tensors that a lean decoder can have."""
     yield from OUTER
     for number in range(layers):
@@ -243,7 +248,7 @@ def _names(layers: int) -> Iterable[str]:
                 yield f"model.layers.{number}.{name}.bias"
 
 
-def _gguf_name(name: str) -> str:
+def gguf_name(name: str) -> str:
     """The file's name of a weight."""
     if name in OUTER:
         return OUTER[name]
@@ -253,9 +258,9 @@ def _gguf_name(name: str) -> str:
 
 
 def _entry(file: GgufFile, name: str) -> Any:
-    found = file.tensors.get(_gguf_name(name))
+    found = file.tensors.get(gguf_name(name))
     if found is None:
-        raise InputError(f"model file {file.path} lacks tensor {_gguf_name(name)}")
+        raise InputError(f"model file {file.path} lacks tensor {gguf_name(name)}")
     return found
 
 
@@ -282,26 +287,26 @@ class GgufWeights:
         for name, shape in layout.shapes().items():
             if (found := _entry(file, name).shape) != shape:
                 raise InputError(
-                    f"model file {file.path}: tensor {_gguf_name(name)} has shape {found}; valid: {shape}"
+                    f"model file {file.path}: tensor {gguf_name(name)} has shape {found}; valid: {shape}"
                 )
 
     def names(self) -> list[str]:
         """The names of all tensors, in order."""
-        there = _names(self.layout.num_hidden_layers)
-        return sorted(name for name in there if _gguf_name(name) in self.file.tensors)
+        there = names_of(self.layout.num_hidden_layers)
+        return sorted(name for name in there if gguf_name(name) in self.file.tensors)
 
     def get(self, name: str) -> Tensor | Stored | None:
         """See `checkpoint.Weights`; matrices in a low-bit format as they are stored."""
         if name == HEAD and self.layout.tied:
             name = EMBEDDING
-        return self[name] if _gguf_name(name) in self.file.tensors else None
+        return self[name] if gguf_name(name) in self.file.tensors else None
 
     def __getitem__(self, name: str) -> Tensor | Stored:
         """A weight, its rows in the order of transformers' checkpoints."""
-        found = self.file[_gguf_name(name)]
+        found = self.file[gguf_name(name)]
         heads = {".q_proj": self.layout.num_attention_heads, ".k_proj": self.layout.num_key_value_heads}
         turned = next((count for end, count in heads.items() if f"{end}." in name), 0)
-        rows = _straight(len(found), turned) if self._turned and turned else None
+        rows = straight(len(found), turned) if self._turned and turned else None
         if isinstance(found, Stored):
             return found if rows is None else Stored(found.format, found.blocks[rows])
         return (found if rows is None else found[rows]).to(self.dtype)
@@ -319,7 +324,7 @@ class GgufWeights:
         return []
 
 
-def _straight(rows: int, heads: int) -> Tensor:
+def straight(rows: int, heads: int) -> Tensor:
     """Where each row of queries or keys stands in a file of the llama kind, which pairs neighbours: row i of
     the first half of a head is at 2 i there, of the second at 2 i + 1."""
     return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)

@@ -182,6 +182,12 @@ def load_tokenizer(name: str, source: str, local: bool) -> Any:
         return _tokenizer(name, source, local)
 
 
+def load_config(name: str, source: str, local: bool) -> Any:
+    """The config of :func:`load` alone, of files in transformers' format."""
+    with quiet_transformers():
+        return _config(name, source, local)
+
+
 def check_name(name: str) -> None:
     """What can be said of a model's name without asking the hub; light.
 

@@ -58,6 +58,7 @@ class GgufFile:
 
     Attributes:
         metadata: its values by key; numbers and texts, and lists of them.
+        kinds: the numbers of their types.
         tensors: its tensors by name.
     """
 
@@ -66,7 +67,7 @@ class GgufFile:
         self._map: mmap.mmap | None = None
         try:
             reader = _Reader(self._mapped())
-            self.metadata, self.tensors = reader.metadata, reader.tensors
+            self.metadata, self.kinds, self.tensors = reader.metadata, reader.kinds, reader.tensors
         except OSError as error:
             raise InputError(f"model file {path} cannot be read ({error.strerror or error})") from error
         except (ValueError, struct.error, RecursionError, OverflowError, MemoryError) as error:
@@ -131,9 +132,11 @@ class _Reader:
             raise ValueError(f"version {version}")
         tensors, values = self._number("Q"), self._number("Q")
         self.metadata: dict[str, Any] = {}
+        self.kinds: dict[str, int] = {}
         for _ in range(values):
             key = self._text()
-            self.metadata[key] = self._value(self._number("I"))
+            self.kinds[key] = self._number("I")
+            self.metadata[key] = self._value(self.kinds[key])
         found = [self._tensor() for _ in range(tensors)]
         aligned = self.metadata.get("general.alignment", ALIGNMENT)
         if not isinstance(aligned, int) or aligned <= 0 or aligned % 8:
