@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig, PreTrainedTokenizerFast
 
 from tests.chats import chat_tokenizer
 from tests.gguf_files import QuantType, name_of, small, write
-from tests.models.test_gguf import GREEDY, POSITIONS, PROMPT, TEXTS, opened, sentencepiece, trained
+from tests.models.test_gguf import GREEDY, POSITIONS, PROMPT, TEXTS, logits, opened, sentencepiece, trained
 from tests.tiny import BYTES, build
 from tokenswift import LLM
 from tokenswift.models import gguf_tokenizer, write_gguf
@@ -96,6 +96,17 @@ def test_tensors_are_what_formats_encode(weights: str, tmp_path: Path) -> None:
     assert said["general.architecture"] == "llama" and said["general.name"] == "model"
     assert said["general.file_type"] == gguf.LlamaFileType[f"MOSTLY_{weights.upper()}"]
     assert said["general.quantization_version"] == gguf.GGML_QUANT_VERSION
+
+
+def test_transformers_reads_the_same(tmp_path: Path) -> None:
+    quantize(saved(tmp_path / "model", small()), tmp_path / "q.gguf", "q4_1")
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path,
+        gguf_file="q.gguf",
+        quantization_config=GgufConfig(gguf_file="q.gguf", dequantize=True),
+        dtype=torch.float32,
+    )
+    assert torch.equal(logits(theirs), logits(opened(tmp_path / "q.gguf").model))
 
 
 def test_stored_in_bfloat16(tmp_path: Path) -> None:
