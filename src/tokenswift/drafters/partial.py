@@ -20,6 +20,8 @@ from tokenswift.memory import Need
 from tokenswift.types import Mark
 
 PARTIAL = "partial"
+_LEAD = 0.9  # chance that a pass in few bits finds the next token, before anything is known
+_LONGEST = 6  # passes of the longest chain that is thought of
 
 
 class SparseContext:
@@ -127,9 +129,11 @@ class PartialDrafter:
         self.model, self.context, self.heads, self.low = model, context, heads, low
         self.mark, self.least = mark, least
         self.refusals = pass_source()
+        self._begun = 0  # tokens of the prompt
 
     def begin(self, sequence: TokenSequence) -> None:
         """Settle which tokens the heads may draft, from the prompt."""
+        self._begun = len(sequence.tokens)
         if self.heads is not None:
             self.heads.begin(sequence)
 
@@ -144,7 +148,9 @@ class PartialDrafter:
         """A pass and a level."""
         if self.context is None:
             return None
-        return partial_offer(costs, self.context.budget) if self.low is None else low_offer(costs)
+        if self.low is None:
+            return partial_offer(costs, self.context.budget)
+        return low_offer(costs, min(self._begun, self.context.budget), self._begun)
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """A chain, and levels of the heads below its end."""
@@ -186,17 +192,21 @@ class PartialDrafter:
             self.context.sparse = None
 
 
-def low_offer(costs: Costs) -> Offer:
-    """What passes in few bits expect."""
-    pass_ms = costs.low(SHORT)
+def low_offer(costs: Costs, drafted: int, verified: int) -> Offer:
+    """What passes in few bits expect over ``drafted`` cached tokens, verified over ``verified``: a chain of the
+    length that pays best."""
+    pass_ms = costs.low(drafted)
+    chains = [(1 + sum(_LEAD**i for i in range(1, n + 1)), n) for n in range(1, _LONGEST + 1)]
+    tokens, length = max(chains, key=lambda c: c[0] / (c[1] * pass_ms + costs.verify(c[1] + 1, verified)))
     return Offer(
         "passes in few bits",
         "the passes in few bits",
-        tokens=3.0,
-        rows=4,
-        price=2.5 * pass_ms,
+        tokens=tokens,
+        rows=length + 1,
+        price=length * pass_ms,
         pass_ms=pass_ms,
-        lead=0.9,
+        lead=_LEAD,
+        loads=True,
     )
 
 

@@ -135,7 +135,7 @@ class Control:
         self.row_ms = 0.0
         self._trial: tuple[str, int] | None = None
         self._step, self._since_plain = 0, _BASELINE - _BEGINNING
-        self._stay = _DWELL
+        self._stay = 0  # the first step goes by what is offered
         self._priced = -_STALE
         self._prices: list[float] = []
         self._last = Drafted()
