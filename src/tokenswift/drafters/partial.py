@@ -9,7 +9,7 @@ import torch
 from tokenswift.cache.full import FullCache
 from tokenswift.cache.select import select, useful
 from tokenswift.cache.sparse import SparseCache
-from tokenswift.drafters.auto.prices import SHORT, Costs
+from tokenswift.drafters.auto.prices import Costs
 from tokenswift.drafters.candidates import Candidates
 from tokenswift.drafters.heads import HeadDrafter, newest_hidden
 from tokenswift.drafters.offer import Offer, Outcome
@@ -193,8 +193,8 @@ class PartialDrafter:
 
 
 def low_offer(costs: Costs, drafted: int, verified: int) -> Offer:
-    """What passes in few bits expect over ``drafted`` cached tokens, verified over ``verified``: a chain of the
-    length that pays best."""
+    """What passes in few bits over ``drafted`` cached tokens expect, verified over ``verified`` of them, in the
+    chain that pays best."""
     pass_ms = costs.low(drafted)
     chains = [(1 + sum(_LEAD**i for i in range(1, n + 1)), n) for n in range(1, _LONGEST + 1)]
     tokens, length = max(chains, key=lambda c: c[0] / (c[1] * pass_ms + costs.verify(c[1] + 1, verified)))
