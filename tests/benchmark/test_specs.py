@@ -31,6 +31,8 @@ OURS = [
         "strategies",
         "training-memory",
         "trees",
+        "weights",
+        "weights",
     ),
 ]
 
