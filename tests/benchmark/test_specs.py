@@ -32,7 +32,6 @@ OURS = [
         "training-memory",
         "trees",
         "weights",
-        "weights",
     ),
 ]
 
