@@ -24,6 +24,7 @@ from tokenswift.drafters.model import MODEL, ModelContext
 from tokenswift.drafters.partial import PARTIAL
 from tokenswift.heads.modules import Heads
 from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.low_bit import LowBitTarget
 
 SAMPLINGS = {"greedy": GREEDY, "noisy": NOISY}
 NEW = 60
@@ -55,7 +56,7 @@ OF_PASSES: list[tuple[str, dict[str, Any]]] = [
 @pytest.fixture(autouse=True)
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     """In automatic drafting everything pays."""
-    monkeypatch.setattr(LLM, "costs", lambda self: FREE)
+    monkeypatch.setattr(LLM, "costs", lambda self, low=None: FREE)
 
 
 def equal_to_plain(
@@ -172,18 +173,22 @@ def test_passes_over_partial_caches(
 
 
 def broken_passes(monkeypatch: pytest.MonkeyPatch, llm: LLM, late: int) -> list[int]:
-    """The target's passes over partial caches give NaN after ``late`` of them, which are counted."""
-    real, count, model = LeanTarget.forward, [0], llm.target
+    """The target's passes over partial caches, in few bits too, give NaN after ``late`` of them: counted."""
+    count, model = [0], llm.target
 
-    def forward(self: Any, tokens: Any, positions: Any, cache: Any, parents: Any = None) -> Any:
-        made = real(self, tokens, positions, cache, parents)
-        if self is model and isinstance(cache, SparseCache):
-            count[0] += 1
-            if count[0] > late:
-                return replace(made, hidden=made.hidden * torch.nan)
-        return made
+    def broken(real: Any) -> Any:
+        def forward(self: Any, tokens: Any, positions: Any, cache: Any, parents: Any = None) -> Any:
+            made = real(self, tokens, positions, cache, parents)
+            if (self is model or isinstance(self, LowBitTarget)) and isinstance(cache, SparseCache):
+                count[0] += 1
+                if count[0] > late:
+                    return replace(made, hidden=made.hidden * torch.nan)
+            return made
 
-    monkeypatch.setattr(LeanTarget, "forward", forward)
+        return forward
+
+    for kind in (LeanTarget, LowBitTarget):
+        monkeypatch.setattr(kind, "forward", broken(kind.forward))
     return count
 
 

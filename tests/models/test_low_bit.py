@@ -126,7 +126,10 @@ def test_what_cannot_be_quantised(native: None, monkeypatch: pytest.MonkeyPatch)
     needed = copy_bytes(llm.target, FORMATS["q8_0"])
     monkeypatch.setattr(type(llm.target.backend), "memory", lambda self: Memory(needed + 1, 2 * needed))
     assert llm.low_bit() is None  # half of it is enough for others
+    before = llm.target.copied_bytes
     assert llm.low_bit("q8_0") is llm.low_bit("q8_0") is not None
+    assert llm.target.copied_bytes > before  # once
+    assert llm.target.copied_bytes <= before + 1.2 * needed
     monkeypatch.setattr(type(llm.target.backend), "memory", lambda self: Memory(needed // 2 - 1, needed))
     with pytest.raises(InputError, match=r"draft_weights is 'q4_1': a copy takes"):
         llm.low_bit("q4_1")

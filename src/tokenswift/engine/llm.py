@@ -222,7 +222,7 @@ class LLM:
             if (threads, few) not in self._costs:
                 level, one = level_of(self.target, self.heads), pass_of(self.target, low)
                 made = partial(measure, self.target, level, low=one)
-                more = (few, self.target.whole)
+                more = (few, self.target.whole) if few or self.target.whole else None
                 self._costs[threads, few] = kept_table(self.target, cache_dir() / "costs", made, more)
             return self._costs[threads, few]
 

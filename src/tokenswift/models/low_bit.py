@@ -81,7 +81,7 @@ class LowBitTarget:
 
 
 def low_bit(target: object, wanted: str) -> LowBitTarget | None:
-    """A target in few bits.
+    """A target in few bits; what a copy takes is added to the target's ``copied_bytes``.
 
     Args:
         wanted: format of a copy of weights that are not stored in few bits; "auto": q8_0, where half of the
@@ -114,7 +114,9 @@ def low_bit(target: object, wanted: str) -> LowBitTarget | None:
             "valid: a smaller format, or none",
             "draft_weights",
         )
-    return LowBitTarget(target, form)
+    made = LowBitTarget(target, form)
+    target.copied_bytes += made.copied_bytes
+    return made
 
 
 def pass_of(target: object, low: LowBit | None) -> Callable[[], object] | None:
