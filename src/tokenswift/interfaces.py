@@ -83,10 +83,9 @@ class CommittingCache(KVCache, Protocol):
         ...
 
 
-class TargetModel(Protocol):
-    """The model whose output is to be reproduced."""
+class PassModel(Protocol):
+    """What runs tokens of a text over its cache."""
 
-    vocab_size: int
     device: torch.device
 
     def forward(
@@ -98,6 +97,16 @@ class TargetModel(Protocol):
     ) -> Pass:
         """Run n tokens of one text over its cache; see :class:`Segment`."""
         ...
+
+    def logits(self, hidden: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
+        """Final norm and LM head; float32."""
+        ...
+
+
+class TargetModel(PassModel, Protocol):
+    """The model whose output is to be reproduced."""
+
+    vocab_size: int
 
     def forward_all(self, segments: Sequence[Segment]) -> list[Pass]:
         """Run rows of several texts in one pass. Each text's part is what :meth:`forward` alone gives, bit
@@ -110,10 +119,6 @@ class TargetModel(Protocol):
         """Run the prompt in chunks and commit it. The result holds rows of its end, the last token's last."""
         ...
 
-    def logits(self, hidden: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
-        """Final norm and LM head; float32."""
-        ...
-
     def project(self, normed: Float[Tensor, "n D"], rows: Any = None) -> Float[Tensor, "n V"]:
         """The LM head alone, on states that are normalised already; float32. With ``rows`` from
         ``head_rows``, the logits of those tokens alone."""
@@ -124,26 +129,10 @@ class TargetModel(Protocol):
         ...
 
 
-class LowBit(Protocol):
+class LowBit(PassModel, Protocol):
     """A model's passes in few bits: cheap, and nearly right."""
 
-    device: torch.device
     weight_bytes: int
-    kv_bytes: int
-
-    def forward(
-        self,
-        tokens: Int[Tensor, " n"],
-        positions: Int[Tensor, " n"],
-        cache: KVCache,
-        parents: Sequence[int] | None = None,
-    ) -> Pass:
-        """Run n tokens of one text over its cache; see :class:`Segment`."""
-        ...
-
-    def logits(self, hidden: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
-        """Final norm and LM head; float32."""
-        ...
 
 
 class DraftModel(TargetModel, Protocol):

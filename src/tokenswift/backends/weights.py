@@ -76,14 +76,11 @@ class Packed:
         self.native: Any = None
         if panels and self.columns % 2:
             raise ValueError(f"a weight has {self.columns} columns; valid: an even number")
-        low = panels and self.dtype in STORED_IN
-        runs = (
-            _runs([_dense(p, self.dtype, panels) if isinstance(p, Tensor) else p for p in parts])
-            if low
-            else []
-        )
-        if any(_rows(run) % PANEL for run in runs[:-1]) or not any(isinstance(run, Stored) for run in runs):
-            runs = [[_dense(part, self.dtype, panels) for part in parts]]
+        stays = panels and self.dtype in STORED_IN  # what is stored in few bits
+        given = [p if stays and isinstance(p, Stored) else _dense(p, self.dtype, panels) for p in parts]
+        runs = _runs(given)
+        if any(_rows(run) % PANEL for run in runs[:-1]):
+            runs = _runs([_dense(part, self.dtype, panels) for part in parts])
         self.parts = [self._part(run) for run in runs]
 
     def _part(self, run: Stored | list[Tensor]) -> Part:
@@ -221,6 +218,10 @@ def active_type(weights: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if weights == torch.bfloat16 else torch.float32
 
 
+#: the weights of a layer that are multiplied with, in the order of the kernels
+PRODUCTS = ("qkv", "out", "gate_up", "down")
+
+
 @dataclass(slots=True)
 class LayerWeights:
     """One layer: packed projections, and float32 vectors for everything else (None where there is none).
@@ -248,6 +249,10 @@ class LayerWeights:
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
     window: int = 0
+
+    def packed(self) -> list[Packed]:
+        """Those of :data:`PRODUCTS`."""
+        return [getattr(self, name) for name in PRODUCTS]
 
     def tensors(self) -> Iterator[Tensor]:
         """Everything that a pass reads."""

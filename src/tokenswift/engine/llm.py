@@ -38,7 +38,7 @@ from tokenswift.interfaces import LowBit
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.draft_models import Drafters
 from tokenswift.models.load import ACTIVATIONS, cache_dir, sampling_of
-from tokenswift.models.low_bit import LowBitTarget, low_bit, pass_of
+from tokenswift.models.low_bit import LowBitTarget, low_bit
 from tokenswift.models.rope import RopeScaling
 from tokenswift.models.target import Target
 from tokenswift.prompts import Prompt, default_sampling, has_template, prompt_ids, several_ids
@@ -220,8 +220,7 @@ class LLM:
         with self._lock:
             threads, few = torch.get_num_threads(), 0 if low is None else low.weight_bytes
             if (threads, few) not in self._costs:
-                level, one = level_of(self.target, self.heads), pass_of(self.target, low)
-                made = partial(measure, self.target, level, low=one)
+                made = partial(measure, self.target, level_of(self.target, self.heads), low=low)
                 more = (few, self.target.whole) if few or self.target.whole else None
                 self._costs[threads, few] = kept_table(self.target, cache_dir() / "costs", made, more)
             return self._costs[threads, few]

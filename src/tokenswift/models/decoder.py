@@ -200,8 +200,8 @@ class LeanTarget(BaseTarget):
         Raises:
             InputError: a weight is not stored in few bits.
         """
-        packed = [getattr(w, name) for w in self.body.weights for name in ("qkv", "out", "gate_up", "down")]
-        if not self.backend.panels or not all(weight.stored for weight in [*packed, self.head]):
+        packed = [self.head, *(weight for layer in self.body.weights for weight in layer.packed())]
+        if not self.backend.panels or not all(weight.stored for weight in packed):
             raise InputError(
                 "activations is 'int8', but not all of the model's weights are stored in few bits; valid: "
                 "float, or int8 with weights q8_0, q4_1 or q4_0, or with a GGUF file of such"

@@ -8,7 +8,7 @@ ML-SpecQD (2025); that drafts never change the text is the acceptance rule's doi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -16,15 +16,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.backends.base import Backend
-from tokenswift.backends.weights import LayerWeights, Packed
-from tokenswift.interfaces import KVCache, LowBit, Pass, Segment
+from tokenswift.backends.weights import PRODUCTS, LayerWeights, Packed
+from tokenswift.interfaces import KVCache, Pass, Segment
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.types import InputError
 from tokenswift.weights.format import Format, Stored
 from tokenswift.weights.registry import FORMATS
-
-SHORT = 64  # cached tokens of a pass that is timed
-_WEIGHTS = ("qkv", "out", "gate_up", "down")
 
 
 class LowBitTarget:
@@ -37,23 +34,21 @@ class LowBitTarget:
     Attributes:
         copied_bytes: what the copy takes; 0 where the target's own weights serve.
         weight_bytes: bytes of weights that one pass reads.
-        device, kv_bytes, vocab_size: the target's.
+        device: the target's.
     """
 
     def __init__(self, target: LeanTarget, form: Format) -> None:
         self._target = target
-        self.device, self.kv_bytes, self.vocab_size = target.device, target.kv_bytes, target.vocab_size
-        self.copied_bytes = 0
+        self.device, self.copied_bytes = target.device, 0
         body, backend = target.body, target.backend
         weights = [self._layer(layer, backend, form) for layer in body.weights]
         self._head = self._low(target.head, backend, form)
         self._body = backend.body(replace(body.shape, active=torch.int8, weights=torch.float32), weights)
-        self.weight_bytes = self._head.nbytes + sum(
-            getattr(layer, name).nbytes for layer in weights for name in _WEIGHTS
-        )
+        packed = [self._head, *(weight for layer in weights for weight in layer.packed())]
+        self.weight_bytes = sum(weight.nbytes for weight in packed)
 
     def _layer(self, layer: LayerWeights, backend: Backend, form: Format) -> LayerWeights:
-        return replace(layer, **{name: self._low(getattr(layer, name), backend, form) for name in _WEIGHTS})
+        return replace(layer, **{name: self._low(getattr(layer, name), backend, form) for name in PRODUCTS})
 
     def _low(self, weight: Packed, backend: Backend, form: Format) -> Packed:
         if weight.stored or form.encode is None:
@@ -119,17 +114,6 @@ def low_bit(target: object, wanted: str) -> LowBitTarget | None:
     return made
 
 
-def pass_of(target: object, low: LowBit | None) -> Callable[[], object] | None:
-    """A call that makes one pass of one row in few bits, to be timed; None where there is none."""
-    if low is None or not isinstance(target, LeanTarget):
-        return None
-    cache = target.new_cache(SHORT + 1)
-    cache.data.zero_()
-    cache.commit(tuple(range(SHORT)))
-    token = torch.zeros(1, dtype=torch.long)
-    return lambda: low.logits(low.forward(token, token + SHORT, cache).hidden)
-
-
 def _quantisable(target: LeanTarget, form: Format) -> bool:
     """Whether blocks divide the widths of a lean decoder on panels."""
     shape = target.body.shape
@@ -139,6 +123,5 @@ def _quantisable(target: LeanTarget, form: Format) -> bool:
 
 def copy_bytes(target: LeanTarget, form: Format) -> int:
     """Bytes that a copy of the weights would take that are not in few bits yet."""
-    layers = [getattr(layer, name) for layer in target.body.weights for name in _WEIGHTS]
-    dense = [weight for weight in (*layers, target.head) if not weight.stored]
-    return sum(weight.rows * form.row_bytes(weight.columns) for weight in dense)
+    packed = [target.head, *(weight for layer in target.body.weights for weight in layer.packed())]
+    return sum(weight.rows * form.row_bytes(weight.columns) for weight in packed if not weight.stored)

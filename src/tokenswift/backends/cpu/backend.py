@@ -18,7 +18,7 @@ from tokenswift.backends.base import Backend
 from tokenswift.backends.cpu.choose import NativeRanker
 from tokenswift.backends.cpu.threads import Threads
 from tokenswift.backends.torch import TorchBackend
-from tokenswift.backends.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.backends.weights import PRODUCTS, LayerWeights, Packed, Shape, active_type
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache, Segment
 
@@ -44,13 +44,12 @@ class _Weight(ctypes.Structure):
     _fields_ = [("parts", c_void_p), ("bias", c_void_p)]
 
 
-_WEIGHTS = ("qkv", "out", "gate_up", "down")
 _VECTORS = ("norm", "mlp_norm", "query_norm", "key_norm")
 
 
 class _Layer(ctypes.Structure):
     _fields_ = [
-        *((name, _Weight) for name in _WEIGHTS),
+        *((name, _Weight) for name in PRODUCTS),
         *((name, c_void_p) for name in _VECTORS),
         ("window", c_long),
     ]
@@ -130,13 +129,13 @@ class CpuBackend(Backend):
         Raises:
             ValueError: activations of another type than products with these weights take.
         """
-        packed = [getattr(layer, name) for layer in weights for name in _WEIGHTS]
-        valid = [active_type(shape.weights)] + [torch.int8] * all(weight.stored for weight in packed)
+        stored = all(weight.stored for layer in weights for weight in layer.packed())
+        valid = [active_type(shape.weights), *([torch.int8] if stored else [])]
         if shape.active not in valid:
             raise ValueError(f"activations are {shape.active}; valid with these weights: {valid}")
         array = (_Layer * len(weights))()
         for entry, layer in zip(array, weights, strict=True):
-            for name in _WEIGHTS:
+            for name in PRODUCTS:
                 setattr(entry, name, _weight(getattr(layer, name), getattr(layer, f"{name}_bias")))
             for name in _VECTORS:
                 setattr(entry, name, _pointer(getattr(layer, name)))

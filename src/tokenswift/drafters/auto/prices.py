@@ -29,7 +29,7 @@ import msgspec
 import torch
 
 from tokenswift.files import read_small, replacing
-from tokenswift.interfaces import DraftModel
+from tokenswift.interfaces import DraftModel, LowBit, PassModel
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 SHORT, LONG = 64, 2048  # cached tokens of the measured passes
@@ -93,10 +93,10 @@ def measure(
     model: DraftModel,
     level: Callable[[], object] | None = None,
     seconds: float = SECONDS,
-    low: Callable[[], object] | None = None,
+    low: LowBit | None = None,
 ) -> Table:
-    """Time passes of the model over made-up keys; takes about ``seconds``. ``level``, ``low``: what makes one
-    head's level, and one pass in few bits.
+    """Time passes of the model over made-up keys; takes about ``seconds``. ``level``: makes one head's level;
+    ``low``: makes passes in few bits.
 
     All row counts are timed in turn, at least three times over, and the least of each counts: what disturbs
     the machine for a moment makes none of them dearer than the others. Where passes take long, the larger
@@ -109,24 +109,25 @@ def measure(
         cache.commit(tuple(range(length)))
     best: dict[tuple[int, int], float] = {}
     counts, sweeps = list(ROWS), 0
-    others: dict[Callable[[], object], float] = {}
+    levels: list[float] = []
+    lows: list[float] = []
     while sweeps < 3 or (sweeps < 8 and perf_counter() - begun < seconds):
         for count in counts:
             if not sweeps and best and perf_counter() - begun > seconds / 3:
                 break
             for length, cache in caches.items():
-                spent = _time(lambda n=count, c=cache: _pass(model, c, n))
+                spent = _time(lambda n=count, c=cache: (_pass(model, c, n), model.backend.synchronize()))
                 best[count, length] = min(spent, best.get((count, length), spent))
-        for other in (level, low):
-            if other is not None:
-                spent = _time(other)
-                others[other] = min(spent, others.get(other, spent))
+        if level is not None:
+            levels.append(_time(level))
+        if low is not None:
+            lows.append(_time(lambda: _pass(low, caches[SHORT], 1)))
         counts, sweeps = [count for count in counts if (count, LONG) in best], sweeps + 1
     slopes = [max(0.0, (best[n, LONG] - best[n, SHORT]) / (LONG - SHORT)) for n in counts]
     fixed = [max(best[n, SHORT] - slope * SHORT, 1e-6) for n, slope in zip(counts, slopes, strict=True)]
     for i in range(len(counts) - 2, -1, -1):  # a wider pass that was faster shows what a narrower one takes
         fixed[i], slopes[i] = min(fixed[i], fixed[i + 1]), min(slopes[i], slopes[i + 1])
-    level_ms, low_ms = (0.0 if other is None else others[other] for other in (level, low))
+    level_ms, low_ms = min(levels, default=0.0), min(lows, default=0.0)
     return Table(tuple(counts), tuple(fixed), tuple(slopes), level_ms, low_ms, _waited_since(account))
 
 
@@ -158,12 +159,11 @@ def _waited_since(before: tuple[float, float] | None) -> float:
     return waited / (ran + waited) if ran + waited > 0 else 0.0
 
 
-def _pass(model: DraftModel, cache: object, rows: int) -> None:
+def _pass(model: PassModel, cache: object, rows: int) -> None:
     tokens = torch.zeros(rows, dtype=torch.long, device=model.device)
     positions = torch.arange(rows, device=model.device) + cache.length  # type: ignore[attr-defined]
     parents = [-1, *([0] * (rows - 1))]
     model.logits(model.forward(tokens, positions, cache, parents).hidden)  # type: ignore[arg-type]
-    model.backend.synchronize()
 
 
 def _time(run: Callable[[], object]) -> float:
