@@ -1,15 +1,17 @@
 """Mutation checks: plant known defects one at a time and see that the tests catch every one.
 
-    python scripts/mutations.py [--only WORD] [--shard K/N] [--list]
+    python scripts/mutations.py [--only WORD] [--shard K/N] [--out FILE] [--list]
 
 Each defect is an exact replacement of text in a temporary copy of ``src``; the tests named with it run
 against that copy. A replacement that no longer matches, or tests that fail without any defect, are
-errors. Exit code 0 when all defects are caught, 1 when one is missed, 2 for an error.
+errors. Exit code 0 when all defects are caught, 1 when one is missed, 2 for an error. A whole run's record
+is ``bench/results/mutations.jsonl``: a line a defect, with the test that caught it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -78,6 +80,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", default="", help="defects whose name or file contains this")
     parser.add_argument("--shard", default="1/1", metavar="K/N", help="of N parts of them, the K-th")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="append a line of JSON for each defect")
     parser.add_argument("--list", action="store_true", help="name the defects and stop")
     args = parser.parse_args()
     defects = [defect for defect in DEFECTS if args.only in defect.name or args.only in defect.file]
@@ -103,12 +106,19 @@ def main() -> int:
             passed, first, seconds = run_tests(copy, defect.tests)
             shutil.rmtree(copy)
             missed += passed
-            rows.append((("MISSED" if passed else "caught"), defect.name, first))
-            print(f"{rows[-1][0]}  {seconds:4.0f} s  {defect.name}: {first or '-'}", flush=True)
+            rows.append({"defect": defect.name, "file": defect.file, "caught": not passed, "by": first})
+            outcome = "MISSED" if passed else "caught"
+            print(f"{outcome}  {seconds:4.0f} s  {defect.name}: {first or '-'}", flush=True)
         tests = tuple(dict.fromkeys(test for defect in defects for test in defect.tests))
         passed, first, _ = run_tests(clean, tests)
         if not passed:
             raise SystemExit2(f"the tests fail without any defect: {first}")
+    if args.out is not None:
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        with args.out.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps({"commit": commit, **row}) + "\n" for row in rows)
     print(f"\n{len(rows) - missed} of {len(rows)} defects caught; without a defect the tests pass")
     return 1 if missed else 0
 
