@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from tests.gguf_files import QuantType, small, write
 from tests.planted import cast, entries_lost, prefilled, second_chunk_shifted, second_part_shifted, windowless
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.audit import equality, toy
+from tokenswift.audit import equality, reference, toy
 from tokenswift.audit.passes import NumericError, numeric_error
 from tokenswift.audit.reference import Distance, Rounding, reference_rows
 
@@ -93,6 +95,19 @@ def test_the_reference_of_float32_is_finer_than_float32() -> None:
         exact = copy.deepcopy(model).double()(torch.tensor([LONG]), use_cache=False).logits[0, [79]]
     assert finer.dtype == torch.float64
     assert 0 < (own - finer).abs().max() < 1e-4 and (finer - exact).abs().max() < 1e-4
+
+
+def test_whole_numbers_have_a_reference_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "small.gguf", small(), {"": QuantType.Q8_0})
+    llm = LLM(tmp_path / "small.gguf")
+    if not llm.target.backend.panels:
+        pytest.skip("no compiled kernels here")
+    llm = LLM(tmp_path / "small.gguf", activations="int8")
+    prompt = LONG[:40]
+    plain = equality.plain_text(llm, prompt, 20, SamplingParams())
+    assert numeric_error(llm, prompt, plain.tokens, plain.kept).sound
+    monkeypatch.setattr(reference, "quantised", lambda states: states)
+    assert not numeric_error(llm, prompt, plain.tokens, plain.kept).sound
 
 
 def test_soundness_is_bound_by_the_dtypes_rounding() -> None:

@@ -9,7 +9,8 @@ the model's dtype and one precision finer, and their difference is what rounding
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -19,14 +20,16 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from tokenswift.backends.torch import quantised
 from tokenswift.engine.llm import LLM
 from tokenswift.models.generic import shared_copy
 from tokenswift.models.rope import rotary_of
 
 #: How many times further from the reference than transformers' own pass a sound pass may be. Sums are kept
-#: in float32 whatever the dtype, and each result is rounded to it: in half precision that rounding is
-#: nearly all of the error and the same for every implementation. In float32 the order of the sums is all of
-#: it, which is the kernel's affair: in sums of thousands of terms the orders differ by up to this much.
+#: in float32 whatever the dtype, and each result is rounded to it: in half precision, or to whole numbers,
+#: that rounding is nearly all of the error and the same for every implementation. In float32 the order of the
+#: sums is all of it, which is the kernel's affair: in sums of thousands of terms the orders differ by up to
+#: this much.
 MARGIN = {torch.float32: 16.0}
 MARGIN_HALF = 4.0
 #: Positions that transformers' own error is measured at, at least: of fewer the greatest says little.
@@ -118,6 +121,8 @@ class _Finer(TorchFunctionMode):
 def reference_rows(llm: LLM, text: Sequence[int], places: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Logits at some places of a text, by transformers' own code, the whole text in one pass.
 
+    Where the target multiplies whole numbers, transformers' layers are given what these stand for.
+
     Returns:
         (m, V) in the model's dtype's arithmetic, and (m, V) in the next finer one (float32 for half
         precision, float64 for float32), the reference proper.
@@ -129,10 +134,25 @@ def reference_rows(llm: LLM, text: Sequence[int], places: Sequence[int]) -> tupl
     high = torch.float32 if low in (torch.bfloat16, torch.float16) else torch.float64
     ids = torch.tensor([list(text)], device=llm.target.device)
     keep = torch.tensor(list(places), device=llm.target.device)
-    own = model(input_ids=ids, use_cache=False, logits_to_keep=keep).logits[0]
-    with _Finer(low, high):
-        finer = model(input_ids=ids, use_cache=False, logits_to_keep=keep).logits[0]
+    with _whole_numbers(model) if llm.target.whole else ExitStack():
+        own = model(input_ids=ids, use_cache=False, logits_to_keep=keep).logits[0]
+        with _Finer(low, high):
+            finer = model(input_ids=ids, use_cache=False, logits_to_keep=keep).logits[0]
     return own.to(high), finer
+
+
+@contextmanager
+def _whole_numbers(model: torch.nn.Module) -> Iterator[None]:
+    """What enters a linear layer is rounded to groups of whole numbers while the context lasts."""
+
+    def rounded(_: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
+        return (quantised(args[0]).to(args[0].dtype),)
+
+    with ExitStack() as hooks:
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.Linear):
+                hooks.callback(layer.register_forward_pre_hook(rounded).remove)
+        yield
 
 
 def measure_rounding(llm: LLM, text: Sequence[int], places: Sequence[int]) -> tuple[Rounding, Tensor]:
@@ -146,7 +166,8 @@ def measure_rounding(llm: LLM, text: Sequence[int], places: Sequence[int]) -> tu
     dtype = llm.target.dtype
     distances = [far(a, b) for a, b in zip(own, finer, strict=True)]
     floor = torch.finfo(dtype).eps * float(finer.std()) if finer.isfinite().all() else float("inf")
-    found = Rounding(Distance.over(distances), floor, MARGIN.get(dtype, MARGIN_HALF))
+    margin = MARGIN_HALF if llm.target.whole else MARGIN.get(dtype, MARGIN_HALF)
+    found = Rounding(Distance.over(distances), floor, margin)
     return found, finer[: len(places)]
 
 

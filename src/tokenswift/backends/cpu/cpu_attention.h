@@ -85,8 +85,8 @@ INLINE void transpose(V x[W]) { /* interleave halves log2(W) times */
 }
 
 /* count <= NR keys (rows of width numbers) → a panel: float32 (width, NR), bfloat16 (width / 2, NR, 2). What
- * stands in the columns behind them does not matter. soon: rows like the keys that are wanted next. */
-static void panel_of(int type, const char *k, const char *soon, long width, int count, char *panel) {
+ * stands in the columns behind them does not matter. */
+static void panel_of(int type, const char *k, long width, int count, char *panel) {
     const long words = type == BF16 ? width / 2 : width;
     const size_t row = width * bytes_of(type);
     if (words % W) {
@@ -111,14 +111,17 @@ static void panel_of(int type, const char *k, const char *soon, long width, int 
             } else if (last < W - 1) {
                 UNROLL for (int i = 0; i < W; i++) x[i] = *(const Vm *)(from + (i < last ? i : last) * row);
             } else {
-                UNROLL for (int i = 0; i < W; i++) {
-                    x[i] = *(const Vm *)(from + i * row);
-                    __builtin_prefetch(soon + (from - k) + i * row);
-                }
+                UNROLL for (int i = 0; i < W; i++) x[i] = *(const Vm *)(from + i * row);
             }
             transpose(x);
             UNROLL for (int i = 0; i < W; i++) *(Vm *)(panel + ((word + i) * NR + key) * 4) = x[i];
         }
+}
+
+/* Ask for NR rows, in the order of their addresses, which is what a processor's own prefetching follows; into the
+ * second cache, as the first has no room for the values of a whole chunk. */
+INLINE void soon(const char *rows, size_t row) {
+    for (size_t at = 0; at < NR * row; at += 64) __builtin_prefetch(rows + at, 0, 2);
 }
 
 /* ---- one chunk ------------------------------------------------------------------------------------- */
@@ -184,7 +187,9 @@ static void chunk_of(const Attend *a, long c, long head, long first, long count,
     if (!seen) return;
 
     for (long key = least / NR * NR; key < most; key += NR) {
-        panel_of(a->type, k + (start + key) * width * item, v + (start + key) * width * item, width,
+        soon(k + (start + key + NR) * width * item, width * item);
+        soon(v + (start + key) * width * item, width * item);
+        panel_of(a->type, k + (start + key) * width * item, width,
                  shared - key < NR ? (int)(shared - key) : NR, w->panel);
         for (long r = 0; r < queries; r += MR) {
             const long rows = queries - r < MR ? queries - r : MR;
@@ -196,7 +201,7 @@ static void chunk_of(const Attend *a, long c, long head, long first, long count,
     const int paths = a->parents && longest > shared;
     if (paths) /* all nodes' keys; each row picks those of its path */
         for (long node = 0; node < nodes; node += NR) {
-            panel_of(a->type, k + (a->before + node) * width * item, v + (a->before + node) * width * item, width,
+            panel_of(a->type, k + (a->before + node) * width * item, width,
                      nodes - node < NR ? (int)(nodes - node) : NR, w->panel);
             for (long r = 0; r < queries; r += MR) {
                 any_tile(how, queries - r < MR ? (int)(queries - r) : MR, w->q + r * qrow, qrow, w->panel,
