@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,7 +102,8 @@ class BaseTarget(ABC):
     ) -> Pass:
         """Run the prompt in chunks of :attr:`prefill_chunk` and commit it.
 
-        The result holds queries and hidden states of the last `cache.select.OBSERVED` tokens, or of all.
+        The result holds queries and hidden states of the last `cache.select.OBSERVED` tokens, or of all; they
+        are a chunk of their own, since the queries of a long one take more memory than its keys.
         ``on_progress`` is told of the stage "prompt", in tokens, before the first chunk and after each.
 
         Raises:
@@ -109,22 +111,16 @@ class BaseTarget(ABC):
         """
         if not tokens:
             raise ValueError("nothing to prefill")
-        report = on_progress or _ignore
-        hidden: list[Tensor] = []
-        queries: list[list[Tensor]] = []
-        report("prompt", 0, len(tokens))
-        for start in range(0, len(tokens), self.prefill_chunk):
-            rows = torch.tensor(tokens[start : start + self.prefill_chunk], device=self.device)
+        report, length = on_progress or _ignore, len(tokens)
+        kept = max(0, length - OBSERVED)  # the first token whose queries are wanted
+        report("prompt", 0, length)
+        for start, end in pairwise([*range(0, kept, self.prefill_chunk), kept, length]):
+            rows = torch.tensor(tokens[start:end], device=self.device)
             positions = torch.arange(cache.length, cache.length + len(rows), device=self.device)
-            last = start + 2 * self.prefill_chunk > len(tokens)  # the last two chunks hold the last rows
-            result = self._run([Segment(rows, positions, cache)], last)[0]
+            result = self._run([Segment(rows, positions, cache)], keep=end == length)[0]
             cache.commit(tuple(range(len(rows))))
-            report("prompt", start + len(rows), len(tokens))
-            if last:
-                hidden.append(result.hidden[-OBSERVED:].clone())
-                queries.append([layer[:, -OBSERVED:].clone() for layer in result.queries])
-        ends = [torch.cat(layer, dim=1)[:, -OBSERVED:] for layer in zip(*queries, strict=True)]
-        return Pass(torch.cat(hidden)[-OBSERVED:], ends)
+            report("prompt", end, length)
+        return result
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
