@@ -50,6 +50,17 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
     return make
 
 
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of this test; the kernels compiled before are taken along."""
+    kernels = cache_dir() / "kernels"
+    monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir(mode=0o700)
+    if kernels.is_dir():
+        (tmp_path / "cache" / "kernels").symlink_to(kernels)
+    return tmp_path / "cache"
+
+
 @pytest.fixture(scope="session")
 def embedded() -> str:
     """The folder of the default model; fetched into the user's cache on first use."""

@@ -33,15 +33,7 @@ SAMPLED = SamplingParams(seed=3, min_p=0.02, penalty_window=20)
 PROMPT = [5, 9, 200, 33, 5, 9, 200, 34, 71, 5, 9]
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of this test; the kernels compiled before are taken along."""
-    kernels = targets.cache_dir() / "kernels"
-    monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "cache").mkdir(mode=0o700)
-    if kernels.is_dir():
-        (tmp_path / "cache" / "kernels").symlink_to(kernels)
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture

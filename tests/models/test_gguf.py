@@ -22,7 +22,6 @@ from tests.tiny import BYTES, build
 from tokenswift import LLM, SamplingParams
 from tokenswift.engine.source import FromFiles, FromModel, cards_folder
 from tokenswift.models import gguf_tokenizer
-from tokenswift.models import target as targets
 from tokenswift.models.gguf import config_of, formats, layout_of
 from tokenswift.models.load import WEIGHTS, check_name, gguf_in, load
 from tokenswift.models.rope import rotary_of, rotary_of_config
@@ -45,14 +44,7 @@ MIXES: dict[str, dict[str, QuantType]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache folder of this test; the kernels compiled before are taken along."""
-    kernels = targets.cache_dir() / "kernels"
-    monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "cache").mkdir(mode=0o700)
-    if kernels.is_dir():
-        (tmp_path / "cache" / "kernels").symlink_to(kernels)
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def logits(model: Any) -> torch.Tensor:

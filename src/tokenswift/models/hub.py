@@ -55,7 +55,7 @@ def fetch(name: str) -> str:
     """
     from huggingface_hub import HfApi, snapshot_download
 
-    try:
+    with _explained(name, "a folder in transformers' format"):
         entries = HfApi().model_info(name, files_metadata=True).siblings or ()
         sizes = {entry.rfilename: entry.size or 0 for entry in entries}
         wanted = wanted_files(list(sizes))
@@ -72,13 +72,6 @@ def fetch(name: str) -> str:
             logger.warning("fetching %s from the hub: %d files, %.1f MB", name, len(missing), size / 1e6)
         with _bars(bool(missing)):
             return str(snapshot_download(name, allow_patterns=wanted))
-    except InputError:
-        raise
-    except Exception as error:  # the hub's errors, the HTTP library's and the system's
-        raise InputError(
-            f"model {name} cannot be fetched from the hub ({line_of(error)}); valid: a public model, one "
-            "that your token may read, or a folder in transformers' format"
-        ) from error
 
 
 def cached_file(name: str, file: str) -> str | None:
@@ -100,7 +93,7 @@ def fetch_file(name: str, file: str) -> str:
     """
     from huggingface_hub import HfApi, snapshot_download
 
-    try:
+    with _explained(f"{name}:{file}", "a GGUF file"):
         entries = HfApi().model_info(name, files_metadata=True).siblings or ()
         sizes = {entry.rfilename: entry.size or 0 for entry in entries}
         if file not in sizes:
@@ -112,12 +105,19 @@ def fetch_file(name: str, file: str) -> str:
             logger.warning("fetching %s of %s from the hub: %.1f MB", file, name, sizes[file] / 1e6)
         with _bars(missing):
             return str(Path(snapshot_download(name, allow_patterns=[file])) / file)
+
+
+@contextmanager
+def _explained(model: str, local: str) -> Iterator[None]:
+    """What goes wrong with the hub is one line; ``local``: what is valid without it."""
+    try:
+        yield
     except InputError:
         raise
     except Exception as error:  # the hub's errors, the HTTP library's and the system's
         raise InputError(
-            f"model {name}:{file} cannot be fetched from the hub ({line_of(error)}); valid: a public model, "
-            "one that your token may read, or a GGUF file"
+            f"model {model} cannot be fetched from the hub ({line_of(error)}); valid: a public model, one "
+            f"that your token may read, or {local}"
         ) from error
 
 

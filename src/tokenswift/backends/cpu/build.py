@@ -61,7 +61,7 @@ def library(
                 return loaded
     if program is None:
         return _without(f"there is no C compiler ({compiler or 'cc, gcc or clang'})")
-    logger.info("compiling the CPU kernels (once, about two seconds) into %s", folder)
+    logger.info("compiling the CPU kernels (once, some seconds) into %s", folder)
     try:
         with tempfile.TemporaryDirectory(prefix="tokenswift-") as made:
             built = _compile(program, Path(made), targets)
