@@ -198,7 +198,8 @@ class Run:
             self.guard.observe(step)
             if self.finish_reason is None and len(self.tokens) >= self.max_new_tokens:
                 self.finish_reason = "length"
-            step = replace(step, token_ids=ids, sources=step.sources[: len(ids)], text="".join(pieces))
+            taken = {"token_ids": ids, "sources": step.sources[: len(ids)]}
+            step = replace(step, **taken, text="".join(pieces), chars=tuple(map(len, pieces)))
             self.sources.update(step.sources)
             if self.writer is not None:
                 self._keep(self.writer, step, pieces)
