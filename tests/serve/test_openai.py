@@ -189,7 +189,7 @@ def test_responses_in_the_background(server: Running, llm: LLM) -> None:
     begun = client.responses.create(
         model="chatty", input=CHAT, max_output_tokens=NEW, background=True, extra_body={"seed": 5}
     )
-    assert begun.status in ("queued", "in_progress") and begun.output_text == ""
+    assert begun.status in ("queued", "in_progress")
     found = finished(client, begun.id)
     Response.model_validate(found.to_dict(), strict=True)
     assert found.output_text == alone(llm, CHAT) and found.usage is not None
@@ -253,7 +253,10 @@ def test_cancel(start: Start, slowed: Any) -> None:
     server = start(llm)
     client = server.client()
     slow.pause = 0.02
-    begun = client.responses.create(model="chatty", input=CHAT, max_output_tokens=900, background=True)
+    own = {"tokenswift": {"ignore_eos": True}}
+    begun = client.responses.create(
+        model="chatty", input=CHAT, max_output_tokens=900, background=True, extra_body=own
+    )
     time.sleep(0.2)
     assert client.responses.cancel(begun.id).status == "cancelled"
     passes = slow.passes
