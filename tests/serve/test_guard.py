@@ -212,27 +212,6 @@ def test_no_path_comes_from_a_client(start: Start, tmp_path: Path) -> None:
     assert (tmp_path / "answers" / made).stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (("--port", "70000"), "--port is 70000; valid: 0 to 65535"),
-        (("--queue", "-1"), "--queue is -1; valid: an integer of at least 0"),
-        (("--max-concurrent", "0"), "--max-concurrent is '0'; valid: auto, or an integer of at least 1"),
-        (("--ping", "0"), "--ping is 0.0; valid: seconds, from 0.01 to 3600"),
-        (("--host", "0.0.0.0"), "--host is '0.0.0.0', for other machines; valid: with --api-key-file"),
-        (("--api-key-file", "nowhere"), "--api-key-file nowhere cannot be read (No such file or directory)"),
-        (("--api-key-file", "short"), "--api-key-file short holds 1 keys; valid: at least one, and none of"),
-        (("--run-dir", "short"), "--run-dir short cannot be written"),
-        (("--rope-scaling", "x"), "--rope-scaling is 'x'"),
-    ],
-)
-def test_bad_options(cli: Call, argv: tuple[str, ...], message: str) -> None:
-    """Each is refused before a model is loaded."""
-    Path("short").write_text("short")
-    done = cli("serve", "--model", "nowhere", *argv)
-    assert done.code == 2 and done.error.startswith(message), done.err
-
-
 def test_a_port_that_is_taken(cli: Call, chatty: Path, server: Running) -> None:
     port = server.url.rpartition(":")[2]
     done = cli("serve", "--model", chatty, "--port", port, "--quiet")
