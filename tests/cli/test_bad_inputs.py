@@ -472,7 +472,7 @@ def test_heads_that_are_none(refuse: Callable[..., str], tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ((), "no command given; valid: generate, chat, resume"),
+        ((), "no command given; valid: generate, chat, serve"),
         (("compose",), "invalid choice: 'compose'"),
         (("demo", "--tokens", "0"), "--max-new-tokens is 0"),
         (("demo", "--seed", "-1"), "--seed is -1"),

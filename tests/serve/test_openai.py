@@ -25,7 +25,8 @@ NEW = 40
 
 def alone(llm: LLM, prompt: Any, **more: Any) -> str:
     """The text of plain decoding."""
-    return llm.generate(prompt, NEW, "autoregressive", **{"seed": 5, **more}).text
+    options: Any = {"seed": 5, **more}
+    return llm.generate(prompt, NEW, "autoregressive", **options).text
 
 
 def streamed(server: Running, path: str, body: dict[str, Any]) -> list[str]:

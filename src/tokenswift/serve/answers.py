@@ -217,7 +217,10 @@ class Answers:
             Refused: the key belongs to another request.
         """
         known = body.model_dump(include=set(type(body).model_fields), exclude_none=True)
-        digest = _digest(msgspec.json.encode(known).decode(), kind)
+        try:
+            digest = _digest(msgspec.json.encode(known).decode(), kind)
+        except (ValueError, OverflowError, RecursionError) as error:  # lone surrogates, numbers of any size
+            raise InputError(f"the body cannot be kept ({error}); valid: whole characters") from error
         owner = "" if key is None else _digest(client, kind, key)
         if owner in self._owned:
             answer = await self.get(self._owned[owner])
