@@ -80,8 +80,10 @@ class Prefixes:
 
     def shrink(self, most: int) -> None:
         """Let go of the texts that were not used for longest, until the rest take ``most`` bytes."""
-        while self._kept and self.nbytes > most:
-            del self._kept[0]
+        kept = list(self._kept)
+        while kept and sum(map(_nbytes, kept)) > most:
+            del kept[0]
+        self._kept = kept
 
     def clear(self) -> bool:
         """Let go of all ended texts; whether there were any."""

@@ -54,9 +54,7 @@ class Run:
         InputError: naming the argument, its value and what is valid.
     """
 
-    def __init__(
-        self, llm: Any, request: Request, prefixes: Prefixes | None = None, spare: int = 0
-    ) -> None:
+    def __init__(self, llm: Any, request: Request, prefixes: Prefixes | None = None, spare: int = 0) -> None:
         options = request.options
         self.llm, self.request = llm, request
         self.target = llm.target
@@ -221,37 +219,37 @@ class Run:
         known = len(self.prompt) + len(self.tokens) - 1
         return known if self._sequence is None else known - self._sequence.cache.length
 
+    def begin(self) -> TokenSequence:
+        """Make the cache, with what is known of the beginning already, unless it is there."""
+        if self._sequence is not None:
+            return self._sequence
+        capacity = len(self.prompt) + self.max_new_tokens + self.strategy.max_nodes
+        with self.meter.phase("prefill"):
+            if self.request.prefilled is not None and not self.tokens:
+                self._sequence = self.request.prefilled.fork(capacity, self.sampler)
+                return self._sequence
+            known, cache = self.prompt + self.tokens, None
+            if self.prefixes is not None:
+                cache = self.prefixes.begin(known, capacity)
+            if cache is None:
+                cache = self.target.new_cache(capacity)
+            self._sequence = TokenSequence(known, len(self.prompt), cache, self.target, self.sampler)
+        self._sequence.draft_passes = self.draft_passes
+        if self.prefixes is not None:
+            self.prefixes.watch(self._sequence)
+        return self._sequence
+
     def read(self, rows: int | None = None) -> int:
         """Read on in the prompt (and in what was written before), about so many rows or all that is left;
         returns what is left then. With nothing left `text` is there."""
+        sequence = self.begin()
         with self.meter.phase("prefill"):
-            if self._sequence is None:
-                self._sequence = self._begun()
-            left = prefill(self._sequence, self.request.on_progress, rows)
+            left = prefill(sequence, self.request.on_progress, rows)
         if not left:
             room = self.max_new_tokens - len(self.tokens)
-            self.text = Text(self._sequence, self.strategy, self.sampler, room, self.eos, self.meter)
+            self.text = Text(sequence, self.strategy, self.sampler, room, self.eos, self.meter)
             self.text.begin()
         return left
-
-    def _begun(self) -> TokenSequence:
-        """The state before the prompt is read, or with what is known of it already."""
-        capacity = len(self.prompt) + self.max_new_tokens + self.strategy.max_nodes
-        if self.request.prefilled is not None and not self.tokens:
-            return self.request.prefilled.fork(capacity, self.sampler)
-        known = self.prompt + self.tokens
-        cache = None if self.prefixes is None else self.prefixes.begin(known, capacity)
-        sequence = TokenSequence(
-            tokens=known,
-            prompt_tokens=len(self.prompt),
-            cache=self.target.new_cache(capacity) if cache is None else cache,
-            model=self.target,
-            sampler=self.sampler,
-            draft_passes=self.draft_passes,
-        )
-        if self.prefixes is not None:
-            self.prefixes.watch(sequence)
-        return sequence
 
     def take(self, step: Step) -> Step:
         """Take in a step of `text`; returns it up to the end of the text, with what it released."""

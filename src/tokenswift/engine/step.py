@@ -24,14 +24,11 @@ from tokenswift.sampling.accept import accept_exact, accept_published
 from tokenswift.sampling.choice import Sampler
 from tokenswift.types import Accepted, DraftTree, OnProgress, Step
 
-
 logger = logging.getLogger("tokenswift")
 _SLOW = 1 / 16  # weight of a step in a text's running means
 
 
-def prefill(
-    sequence: TokenSequence, on_progress: OnProgress | None = None, rows: int | None = None
-) -> int:
+def prefill(sequence: TokenSequence, on_progress: OnProgress | None = None, rows: int | None = None) -> int:
     """Run the prompt, all but its last token (the first root), into the full cache, from where that ends.
 
     Args:
@@ -42,10 +39,12 @@ def prefill(
         Tokens that are left.
     """
     at, known = sequence.cache.length, len(sequence.tokens) - 1
+    left, end = known - at, known
     if rows is not None and not sequence.model.equal_bits:
         rows = sequence.model.prefill_chunk
-    # the last part holds all the rows that a partial cache is chosen by
-    end = known if rows is None or known - at < rows + OBSERVED else at + rows
+        end = known if left < rows + OBSERVED else at + rows
+    elif rows is not None and left > max(rows, OBSERVED):
+        end = at + min(rows, left - OBSERVED)  # the last part holds all that a partial cache is chosen by
     if end > at:
         report = on_progress
         if report is not None and at:
