@@ -201,7 +201,7 @@ class Generation:
     Attributes:
         token_ids: new tokens only.
         text: their text (without the stop string that ended it).
-        finish_reason: "length", "eos", "stop" or "loop".
+        finish_reason: "length", "eos", "stop" or "loop"; "cancelled" where a scheduler's ticket was.
         metrics: figures of the run.
         prompt_tokens: length of the prompt in tokens.
         lossless: False when the published acceptance rule was used.

@@ -74,18 +74,22 @@ class FullCache:
             self.data[:, :, start + kept : start + len(nodes)] = self.data.index_select(2, rows)
         self._length = start + len(nodes)
 
-    def fork(self, capacity: int) -> FullCache:
+    def fork(self, capacity: int, length: int | None = None) -> FullCache:
         """A copy of the committed entries with room of its own; neither sees what the other does next.
 
         Args:
-            capacity: tokens that fit the copy, at least T.
+            capacity: tokens that fit the copy, at least as many as are copied.
+            length: of the first so many entries, up to T; None: of all.
         """
-        if capacity < self._length:
-            raise ValueError(f"capacity is {capacity}; the cache holds {self._length} tokens")
+        length = self._length if length is None else length
+        if length > self._length:
+            raise ValueError(f"length is {length}; the cache holds {self._length} tokens")
+        if capacity < length:
+            raise ValueError(f"capacity is {capacity}; {length} tokens are to be copied")
         layers2, kv_heads, _, width = self.data.shape
         made = FullCache(layers2 // 2, kv_heads, width, capacity, self.data.dtype, self.data.device)
-        made.data[:, :, : self._length] = self.data[:, :, : self._length]
-        made._length = self._length
+        made.data[:, :, :length] = self.data[:, :, :length]
+        made._length = length
         return made
 
     def keys(self, layer: int) -> Tensor:

@@ -419,8 +419,8 @@ class Answers:
     async def _end(self, answer: Answer, part: Part, error: BaseException | None) -> None:
         """A text has ended: by itself, by an error, or because it was stopped."""
         if error is None:
-            with suppress(InputError):  # it was stopped
-                result = await asyncio.to_thread(getattr, part.ticket, "result")
+            result = part.ticket.result
+            if result.finish_reason != "cancelled":
                 part.tail, part.reason = result.text[sum(map(len, part.pieces)) :], result.finish_reason
         elif not answer.stopped:
             if not isinstance(error, InputError | RunError):

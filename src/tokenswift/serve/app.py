@@ -18,6 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
+from tokenswift.engine.scheduler import QueueFull
 from tokenswift.serve import wire
 from tokenswift.serve.answers import ENDS, Answer, Answers
 from tokenswift.serve.errors import Refused, error_body, wrong_fields
@@ -25,7 +26,6 @@ from tokenswift.serve.guard import Guard
 from tokenswift.serve.metrics import Measures
 from tokenswift.serve.schemas import Body, Chat, Completion, Responses
 from tokenswift.serve.settings import Settings
-from tokenswift.serve.standin import QueueFull
 from tokenswift.types import InputError
 from tokenswift.version import __version__
 

@@ -66,6 +66,7 @@ class Measures:
         """What is looked up when it is asked for."""
         now = self._scheduler.figures()
         yield GaugeMetricFamily("tokenswift_running_texts", "Texts being written", now.running)
+        yield GaugeMetricFamily("tokenswift_reading_texts", "Texts whose prompts are read", now.reading)
         yield GaugeMetricFamily("tokenswift_waiting_texts", "Texts that wait for their turn", now.waiting)
         yield GaugeMetricFamily("tokenswift_pass_rows", "Rows of the newest pass", now.rows)
         memory = psutil.Process().memory_info().rss

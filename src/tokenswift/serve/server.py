@@ -14,11 +14,11 @@ from typing import Any
 
 import uvicorn
 
+from tokenswift.engine.scheduler import Scheduler
 from tokenswift.serve.answers import Answers
 from tokenswift.serve.app import make_app
 from tokenswift.serve.metrics import Measures
 from tokenswift.serve.settings import Settings
-from tokenswift.serve.standin import Scheduler
 from tokenswift.serve.store import Store
 from tokenswift.types import InputError
 

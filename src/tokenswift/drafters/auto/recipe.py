@@ -115,6 +115,8 @@ class ByChance:
         control, length = self.control, len(sequence.tokens) - 1
         if self._before is not None:
             control.observed(1000 * self._before.times.get("observe", 0.0))
+        if sequence.beside != control.beside:
+            control.join(sequence.beside, length)
         mode = control.mode(length)
         made = PricedCandidates(sequence, self.sampler, self.coupled, self.calibration, control)
         self._candidates = made
