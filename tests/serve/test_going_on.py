@@ -284,6 +284,50 @@ def test_another_model_on_the_same_folder(
     assert again.post("/v1/completions", {"prompt": "hello", "max_tokens": 3}).status_code == 200
 
 
+def test_more_is_open_than_the_queue_holds(start: Start, slowed: Any, wanted: str, tmp_path: Path) -> None:
+    """The next server goes on with all of it, one after the other; who asks meanwhile may try again."""
+    llm, slow = slowed
+    server, folder = start(llm, run_dir=str(tmp_path / "answers")), str(tmp_path / "answers")
+    slow.pause = 0.01
+    body = {**CALL, "background": True}
+    names = [server.post("/v1/responses", body).json()["id"] for _ in range(3)]
+    reader = Reader()
+    reader.read(server.url, 8)
+    server.close()
+    again = start(llm, run_dir=folder, max_concurrent="1", queue=0)
+    for _ in range(200):
+        found = again.get(f"/v1/responses/{reader.name}?stream=true&starting_after={reader.number}")
+        if found.status_code == 429:
+            break
+    assert found.status_code == 429, "the queue was never full"
+    slow.pause = 0.0
+    texts: list[str] = []
+    for name in names:
+        for _ in range(600):
+            now = again.get(f"/v1/responses/{name}").json()
+            if now["incomplete_details"] is not None:
+                break
+            assert now["status"] != "failed", now
+            time.sleep(0.05)
+        texts.append(now["output"][0]["content"][0]["text"])
+    assert texts == [wanted] * 3
+    reader.read(again.url, 10**6)
+    reader.check(wanted)
+
+
+def test_answers_in_memory_are_few(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    monkeypatch.setattr("tokenswift.serve.answers.KEPT", 2)
+    for kept in (True, False):
+        server = start(**({"run_dir": str(tmp_path / "answers")} if kept else {}))
+        names = [server.post("/v1/responses", CALL).json()["id"] for _ in range(5)]
+        assert len(server.answers._answers) <= 3
+        found = [server.get(f"/v1/responses/{name}") for name in names]
+        assert [one.status_code for one in found] == ([200] * 5 if kept else [404] * 3 + [200] * 2)
+        assert found[-1].json()["output"][0]["content"][0]["text"] == wanted
+
+
 def test_damage_on_the_disk(start: Start, llm: LLM, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An answer that cannot be read is left alone; the others are there."""
     folder = tmp_path / "answers"

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from tokenswift.engine.request import Request
+from tokenswift.engine.scheduler import QueueFull
 from tokenswift.runs.state import RunState, sources_of
 from tokenswift.serve.errors import Refused
 from tokenswift.serve.metrics import Measures
@@ -32,10 +33,11 @@ from tokenswift.serve.store import IDS, Record, Store
 from tokenswift.types import InputError, RunError, Step
 
 logger = logging.getLogger("tokenswift")
+AGAIN = 0.5  # seconds until a full queue is tried again
 #: why an answer was stopped
 GONE, CANCELLED, ENDS = "its client is gone", "it was cancelled", "the server ends"
 LATE = "the answer took longer than the server's --max-seconds"
-KEPT = 256  # finished answers in memory; those of a run_dir are read again when they are asked for
+KEPT = 64  # answers in memory besides those under way and those that somebody reads
 
 
 class Part:
@@ -98,7 +100,7 @@ class Answer:
 
     Attributes:
         readers: requests that wait for it now.
-        begun, running: its tickets were, or are, with the scheduler.
+        begun, running: its tickets were, or are, with the scheduler (also an earlier server's).
         stopped: why it was stopped, "" where it goes on or has ended.
         failure: what went wrong, "" where nothing did.
         over_at: when it became whole, Unix time.
@@ -145,19 +147,25 @@ class Answer:
         """Stretches of tokens as they come, from a position on in every text; None where nothing came for
         ``pause`` seconds. Ends when nothing more comes."""
         places = [start] * len(self.parts)
+        loop = asyncio.get_running_loop()
+        newest = loop.time()
         while True:
             news, over = self._news, self.over
             for part in self.parts:
                 at, end = places[part.index], len(part.pieces)
                 if at < end:
-                    places[part.index] = end
+                    places[part.index], newest = end, loop.time()
                     yield part, at, end
             if over:
                 return
-            try:
-                await asyncio.wait_for(news.wait(), pause)
-            except TimeoutError:
+            if loop.time() >= newest + pause:
+                newest = loop.time()
                 yield None
+            timer = loop.call_at(
+                newest + pause, self.tell
+            )  # lighter, for each step, than a wait with a limit
+            await news.wait()
+            timer.cancel()
 
     async def wait(self) -> None:
         """Until nothing more comes."""
@@ -193,17 +201,26 @@ class Answers:
         are asked for."""
         if self.store is None:
             return
-        left = 0
+        left: list[Answer] = []
         for record in await asyncio.to_thread(lambda store: list(store.records()), self.store):
             if record.owner:
                 self._owned[record.owner] = record.id
             if record.state == "open" and record.body.get("background"):
-                left += 1
                 answer = await self._read(record)
-                if answer is not None:
-                    self._spawn(self._begin(answer))
+                left += [] if answer is None else [answer]
         if left:
-            logger.info("going on with %d answers of %s", left, self.store.folder)
+            logger.info("going on with %d answers of %s", len(left), self.store.folder)
+            self._spawn(self._go_on(left))
+
+    async def _go_on(self, left: list[Answer]) -> None:
+        """Begin one after the other, as the queue has room."""
+        for answer in left:
+            while not self.closing:
+                try:
+                    await self._begin(answer)
+                    break
+                except QueueFull:
+                    await asyncio.sleep(AGAIN)
 
     async def make(self, kind: str, body: Body, client: str, key: str | None) -> Answer:
         """The answer to a request: a new one, or with an Idempotency-Key the one that exists.
@@ -266,6 +283,7 @@ class Answers:
             for part in answer.parts:
                 part.rewind(await asyncio.to_thread(self._store().state, record.id, part.index))
                 part.over = True
+            answer.begun = True
         except (KeyError, ValueError) as error:  # pydantic's and ours
             logger.warning("%s cannot be gone on with: %s", record.id, " ".join(str(error).split())[:300])
             return None
@@ -279,12 +297,12 @@ class Answers:
             self._owned.pop(answer.record.owner, None)
 
     def _shed(self) -> None:
-        """Let go of the oldest answers that nobody needs in memory."""
+        """Let go of the oldest answers that nobody reads; those on the disk are read again when asked for."""
         idle = [a for a in self._answers.values() if not a.readers and not a.running and not a.lock.locked()]
         for answer in idle[: max(0, len(self._answers) - KEPT)]:
             if self._keeps(answer):
                 self._answers.pop(answer.id)
-            elif answer.done:
+            else:
                 self._forget(answer)
 
     def _keeps(self, answer: Answer) -> bool:
@@ -322,8 +340,8 @@ class Answers:
 
     async def cancel(self, answer: Answer) -> None:
         """Stop an answer for good."""
-        self._stop(answer, CANCELLED)
-        async with answer.lock:
+        async with answer.lock:  # not while it is begun
+            self._stop(answer, CANCELLED)
             await answer.wait()
             if not answer.done:
                 await self._settle(answer, "cancelled")
@@ -369,7 +387,9 @@ class Answers:
             try:
                 tickets = await asyncio.to_thread(self._submit, answer)
             except (InputError, RunError) as error:
-                if any(part.pieces for part in answer.parts) or answer.begun:
+                if answer.begun and isinstance(error, QueueFull):
+                    raise
+                if answer.begun:
                     await self._settle(answer, "failed", str(error))
                     return
                 self._forget(answer)
