@@ -11,8 +11,10 @@ from collections.abc import Sequence
 
 from tokenswift.cache.select import OBSERVED
 from tokenswift.interfaces import CommittingCache, TokenSequence
+from tokenswift.memory import Sized
 
 LEAST = 16  # tokens that are worth a copy
+SHARE = 4  # of the free memory, the part that ended texts may take: one in so many
 _PART = 256  # tokens that are compared at a time
 
 
@@ -31,6 +33,12 @@ class Prefixes:
         self.reused = 0
         self._running: list[TokenSequence] = []
         self._kept: list[TokenSequence] = []  # those that were used last at the end
+
+    @classmethod
+    def beside(cls, model: Sized) -> Prefixes:
+        """For a model: ended texts may take a quarter of what is free now on its device."""
+        memory = model.backend.memory()
+        return cls(0 if memory is None else memory.free // SHARE)
 
     @property
     def nbytes(self) -> int:

@@ -32,7 +32,6 @@ Event: TypeAlias = "Step | Exception | None"
 MOST = 16  # texts side by side with "auto": about from there rows cost what they would cost alone
 READ = 2.0  # steps' time that a part of a prompt may take between two steps
 FIRST, LEAST = 32, 16  # rows of the first part that is read beside texts under way, and of any at least
-SHARE = 4  # of the free memory, the part that may hold texts kept for their beginnings: one in so many
 _SLOW = 1 / 8  # weight of a new time in a running mean
 
 logger = logging.getLogger("tokenswift")
@@ -199,8 +198,7 @@ class Scheduler:
         self._queue = queue if queue is None else check_integer("queue", queue, 0)
         self._llm = llm
         self._backend = llm.target.backend
-        memory = self._backend.memory()
-        self._prefixes = Prefixes(0 if memory is None else memory.free // SHARE)
+        self._prefixes = Prefixes.beside(llm.target)
         self._wake = Condition()  # guards the three lists, and what is counted
         self._waiting: deque[Ticket] = deque()
         self._reading: list[Ticket] = []
@@ -451,10 +449,11 @@ def check_at_once(at_once: object) -> int:
 
 
 def run_all(
-    scheduler: Scheduler, requests: Iterable[Request]
+    scheduler: Scheduler, requests: Iterable[Request], on_step: Callable[[int, Step], object] | None = None
 ) -> Iterator[tuple[int, Generation | Exception]]:
     """Run requests, a few of them submitted ahead; yields each one's number and its result, or what made it
-    fail, in the order in which they end."""
+    fail, in the order in which they end. ``on_step`` is called with number and step, from the scheduler's
+    thread."""
     ended: SimpleQueue[tuple[int, Generation | Exception]] = SimpleQueue()
     under_way = 0
     for number, request in enumerate(requests):
@@ -467,16 +466,22 @@ def run_all(
             yield number, error
             continue
         under_way += 1
-        ticket.on_event(partial(_collect, ticket, number, ended))
+        ticket.on_event(partial(_collect, ticket, number, ended, on_step))
     for _ in range(under_way):
         yield ended.get()
 
 
 def _collect(
-    ticket: Ticket, number: int, ended: SimpleQueue[tuple[int, Generation | Exception]], event: Event
+    ticket: Ticket,
+    number: int,
+    ended: SimpleQueue[tuple[int, Generation | Exception]],
+    on_step: Callable[[int, Step], object] | None,
+    event: Event,
 ) -> None:
-    if event is None or isinstance(event, Exception):
+    if not isinstance(event, Step):
         ended.put((number, ticket.result if event is None else event))
+    elif on_step is not None:
+        on_step(number, event)
 
 
 def _mean(mean: float, new: float) -> float:
