@@ -139,3 +139,24 @@ class Process:
         """Send a signal; the exit code."""
         os.kill(self._process.pid, number)
         return self._process.wait(30)
+
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+
+Launch = Callable[..., Process]
+
+
+@pytest.fixture
+def launch(chatty: Path, tmp_path: Path) -> Iterator[Launch]:
+    """``launch(pause=…)`` → a server in a process of its own, on the folder "answers" of the test."""
+    made: list[Process] = []
+
+    def begin(**more: Any) -> Process:
+        made.append(Process(chatty, tmp_path / "answers", **more))
+        return made[-1]
+
+    yield begin
+    for process in made:
+        if process.is_running():
+            process.end()
