@@ -36,6 +36,13 @@ MANY = (
         (SCHEDULER,),
     ),
     Defect(
+        "many: only the last part of a prompt says what is important",
+        "engine/step.py",
+        "at > known - OBSERVED",
+        "at > known",
+        (SCHEDULER,),
+    ),
+    Defect(
         "many: a text that fails ends the others",
         "engine/step.py",
         "        except Exception as error:\n            made[i] = error\n        rows += text.rows",
