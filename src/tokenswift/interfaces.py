@@ -82,6 +82,10 @@ class CommittingCache(KVCache, Protocol):
         """Keep the entries of these nodes of the last pass, in order; drop the others."""
         ...
 
+    def touch(self, nbytes: int) -> bool:
+        """Have the system back so many more bytes; whether all are there."""
+        ...
+
     def fork(self, capacity: int, length: int | None = None) -> CommittingCache:
         """A copy of the first ``length`` entries (None: all), with room for ``capacity``."""
         ...

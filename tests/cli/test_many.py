@@ -61,7 +61,7 @@ def test_each_text_is_that_of_its_prompt_alone(many: Callable[..., Outcome], cha
             if "messages" in given:
                 more["temperature"] = CHAT_TEMPERATURE
             how = {"max_new_tokens": 20, "seed": 8, "strategy": "autoregressive", "ignore_eos": True, **more}
-            alone = llm.generate(given.get("prompt", given.get("messages")), **how)
+            alone = llm.generate(given.get("prompt") or given["messages"], **how)
             assert record["token_ids"] == alone.token_ids and record["text"] == alone.text
             assert texts()[record["id"]] == alone.token_ids
     assert done.err.splitlines()[-1].startswith("4 of 4 texts are in out")

@@ -19,7 +19,9 @@ from tokenswift.drafters.auto.prices import Table
 from tokenswift.engine import scheduler as scheduling
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Event, QueueFull, Scheduler, Ticket, run_all
+from tokenswift.engine.step import prefill
 from tokenswift.heads.modules import Heads, HeadsConfig
+from tokenswift.interfaces import TokenSequence
 from tokenswift.memory import Memory
 from tokenswift.runs.writer import RunWriter
 from tokenswift.strategies.autoregressive import Autoregressive
@@ -357,6 +359,25 @@ def test_a_long_prompt_is_read_beside_steps(llm: LLM, monkeypatch: pytest.Monkey
     assert happened.index("short") < parts[-1]
     for request, ticket in zip(told, tickets, strict=True):
         assert ticket.result.token_ids == alone(llm, replace(request, on_progress=None)).token_ids
+
+
+@pytest.mark.parametrize("rows", [1, 5, 31, 32, 33, 70])
+def test_parts_of_a_prompt_leave_what_the_whole_leaves(llm: LLM, rows: int) -> None:
+    """Bits of keys, values, and of the rows that drafting starts from."""
+    tokens = [*SHARED, *range(7)]
+    made: list[TokenSequence] = []
+    for part in (None, rows):
+        sampler, cache = llm.target.sampler(SamplingParams()), llm.target.new_cache(len(tokens))
+        made.append(TokenSequence(list(tokens), len(tokens), cache, llm.target, sampler))
+        while prefill(made[-1], None, part):
+            pass
+    whole, parts = made
+    assert whole.newest is not None and parts.newest is not None
+    assert torch.equal(whole.cache.data[:, :, :96], parts.cache.data[:, :, :96])
+    assert whole.newest_row == parts.newest_row == 31
+    assert torch.equal(whole.newest.hidden, parts.newest.hidden)
+    for one, other in zip(whole.newest.queries, parts.newest.queries, strict=True):
+        assert torch.equal(one, other)
 
 
 # ---- beginnings that are shared -----------------------------------------------------------------

@@ -50,7 +50,7 @@ def measure(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     def ratio(one: tuple[str, int], other: tuple[str, int]) -> float:
         return median([a / b for a, b in zip(speeds[one], speeds[other], strict=True)])
 
-    long = prompt(config["prompts"], llm.encode, config["text"], LONG * length, size).ids
+    long = (states[0].tokens * LONG)[: LONG * length]
     figures = {
         "plain_speed": median(speeds[PLAIN, 1]),
         **{f"plain_{count}": ratio((PLAIN, count), (PLAIN, 1)) for count in TOGETHER[1:]},
@@ -92,7 +92,7 @@ def _wait(llm: LLM, state: Prefilled, long: list[int], params: SamplingParams) -
     """The longest time between two steps of a text while a long prompt is read, over its step's time."""
     told: list[tuple[float, int]] = []
     with Scheduler(llm) as scheduler:
-        room = len(long)
+        room = len(long) - len(state.tokens)
         text = scheduler.submit(
             Request(state.tokens, room, PLAIN, None, params, ignore_eos=True, prefilled=state)
         )
@@ -115,15 +115,15 @@ def _second_turn(llm: LLM, config: dict[str, Any], params: SamplingParams) -> di
     a step, and over the same without what is there."""
     length = config["prefill"]
     turn = max(2, length // TURN)
-    ids = prompt(config["prompts"], llm.encode, config["text"], 2 * length + turn, llm.target.vocab_size).ids
+    ids = prompt(config["prompts"], llm.encode, config["text"], length + turn, llm.target.vocab_size).ids
     part: list[float] = []
     whole: list[float] = []
     for _ in range(config["rounds"]):
         prefixes = Prefixes(1 << 40)
-        first = Request(ids[: 2 * length], ANSWER, PLAIN, None, params, ignore_eos=True)
+        first = Request(ids[:length], ANSWER, PLAIN, None, params, ignore_eos=True)
         answer = llm.start(first, prefixes).finish().token_ids
-        state = llm.prefill([*ids[: 2 * length], *answer])
-        second = Request([*state.tokens, *ids[2 * length :]], 1, PLAIN, None, params, ignore_eos=True)
+        state = llm.prefill([*ids[:length], *answer])
+        second = Request([*state.tokens, *ids[length:]], 1, PLAIN, None, params, ignore_eos=True)
         told, fresh = _first(llm, second, prefixes), _first(llm, second, None)
         sequence = state.fork(len(second.prompt) + 1, llm.target.sampler(params))
         begun = perf_counter()

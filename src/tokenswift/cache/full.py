@@ -7,6 +7,8 @@ from torch import Tensor
 
 from tokenswift.backends.pages import large_empty
 
+_PAGE = 4096  # bytes that a system backs at least at a time
+
 
 class FullCache:
     """Keys and values of every committed token, and scratch room for the pass under way.
@@ -36,7 +38,7 @@ class FullCache:
         self.work = torch.empty(0, dtype=torch.uint8)
         self.layers = layers
         self.capacity = capacity
-        self._length = 0
+        self._length = self._touched = 0
 
     @property
     def length(self) -> int:
@@ -91,6 +93,15 @@ class FullCache:
         made.data[:, :, :length] = self.data[:, :, :length]
         made._length = length
         return made
+
+    def touch(self, nbytes: int) -> bool:
+        """Have the system back the next so many bytes: it clears memory at its first use, which takes a long
+        cache's first pass as long as many others. Returns whether all of it is there; what it holds stays."""
+        flat, step = self.data.view(-1), _PAGE // self.data.element_size()
+        end = self._touched + nbytes // self.data.element_size()
+        flat[self._touched : end : step].mul_(1)
+        self._touched = min(end, len(flat))
+        return end >= len(flat)
 
     def keys(self, layer: int) -> Tensor:
         """Committed keys of a layer, (K, T, d)."""

@@ -31,8 +31,9 @@ Event: TypeAlias = "Step | Exception | None"
 
 MOST = 16  # texts side by side with "auto": about from there rows cost what they would cost alone
 READ = 2.0  # steps' time that a part of a prompt may take between two steps
-FIRST, LEAST = 32, 16  # rows of the first part that is read beside texts under way, and of any at least
-_SLOW = 1 / 8  # weight of a new time in a running mean
+FIRST = 4  # rows of the first part that is read beside texts under way; later ones follow from its time
+TOUCHED = 1 << 24  # bytes of a new cache that the system is asked for between two steps
+_SLOW, _FAST = 1 / 8, 1 / 2  # weight of a new time in a running mean: of steps, of rows that are read
 
 logger = logging.getLogger("tokenswift")
 
@@ -362,10 +363,12 @@ class Scheduler:
         rows = self._llm.target.prefill_chunk
         if self._running:
             fitting = int(READ * self._mean_step / self._mean_row) if self._mean_row else FIRST
-            rows = max(LEAST, min(rows, fitting))
+            rows = max(1, min(rows, fitting))
         try:
             run = ticket.run
-            run.begin()
+            cache = run.begin().cache
+            if self._running and not cache.touch(TOUCHED):
+                return
             begun, before = perf_counter(), run.left
             left = run.read(rows)
         except Exception as error:
@@ -373,7 +376,8 @@ class Scheduler:
             return
         self._count(read=before - left)
         if left:  # the last part takes what the strategy's beginning takes, too
-            self._mean_row = _mean(self._mean_row, (perf_counter() - begun) / (before - left))
+            if self._running:  # rows of large parts are cheaper
+                self._mean_row = _mean(self._mean_row, (perf_counter() - begun) / (before - left), _FAST)
             return
         with self._wake:
             self._reading.remove(ticket)
@@ -484,6 +488,6 @@ def _collect(
         on_step(number, event)
 
 
-def _mean(mean: float, new: float) -> float:
+def _mean(mean: float, new: float, weight: float = _SLOW) -> float:
     """A running mean with a new value; 0: there was none."""
-    return new if not mean else mean + _SLOW * (new - mean)
+    return new if not mean else mean + weight * (new - mean)

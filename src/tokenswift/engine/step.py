@@ -39,19 +39,28 @@ def prefill(sequence: TokenSequence, on_progress: OnProgress | None = None, rows
         Tokens that are left.
     """
     at, known = sequence.cache.length, len(sequence.tokens) - 1
-    left, end = known - at, known
-    if rows is not None and not sequence.model.equal_bits:
-        rows = sequence.model.prefill_chunk
-        end = known if left < rows + OBSERVED else at + rows
-    elif rows is not None and left > max(rows, OBSERVED):
-        end = at + min(rows, left - OBSERVED)  # the last part holds all that a partial cache is chosen by
+    end, model = known, sequence.model
+    if rows is not None and not model.equal_bits:
+        rows = model.prefill_chunk
+        end = known if known - at < rows + OBSERVED else at + rows
+    elif rows is not None:
+        end = min(known, at + rows)
     if end > at:
         report = on_progress
         if report is not None and at:
             report = partial(_further, report, at, known)
-        newest = sequence.model.prefill(sequence.tokens[at:end], sequence.cache, report)
+        newest = model.prefill(sequence.tokens[at:end], sequence.cache, report)
+        if sequence.newest is not None and at > known - OBSERVED:
+            newest = _joined(sequence.newest, newest)  # a partial cache is chosen by all of the last rows
         sequence.newest, sequence.newest_row = newest, len(newest.hidden) - 1
     return known - end
+
+
+def _joined(before: Pass, last: Pass) -> Pass:
+    """The last rows of two parts of a prompt, as those of one."""
+    pairs = zip(before.queries, last.queries, strict=True)
+    queries = [torch.cat(layers, dim=1)[:, -OBSERVED:] for layers in pairs]
+    return Pass(torch.cat([before.hidden, last.hidden])[-OBSERVED:], queries)
 
 
 def _further(report: OnProgress, at: int, known: int, stage: str, done: int, total: int) -> None:

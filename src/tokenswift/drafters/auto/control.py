@@ -38,6 +38,7 @@ _FIRST, _LAST = 16, 1024  # steps between trials of a mode that is not in use: a
 _LOADED = 512  # the same for a mode that has to load its cache first
 _PROMISING = 1.05  # what such a mode must promise to be tried
 _DWELL = 16  # steps that a mode is kept for at least
+_DEAR = 0.6  # tokens that a row has to yield, from which on no candidates are looked for
 _STALE = 32  # tokens of context after which prices are computed anew
 
 
@@ -207,6 +208,11 @@ class Control:
 
     def _loads(self, name: str) -> bool:
         return name in self.offers and self.offers[name].loads
+
+    @property
+    def rests(self) -> bool:
+        """Whether, beside other texts, a row costs so much that hardly a candidate could be worth it."""
+        return self.beside.rows > 0 and self.rate * self.row_ms > _DEAR
 
     def pace(self, name: str, context: int) -> float:
         """Tokens a millisecond that a mode would reach with ``context`` tokens cached."""
