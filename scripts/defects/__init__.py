@@ -8,8 +8,10 @@ from defects.defect import Defect
 from defects.drafting import DRAFTING
 from defects.exactness import EXACTNESS
 from defects.low_bit import LOW_BIT
+from defects.many import MANY
+from defects.serving import SERVING
 from defects.training import TRAINING
 
 __all__ = ["DEFECTS", "Defect"]
 
-DEFECTS = [*EXACTNESS, *AUDIT, *DRAFTING, *AUTOMATIC, *LOW_BIT, *TRAINING]
+DEFECTS = [*EXACTNESS, *AUDIT, *DRAFTING, *AUTOMATIC, *LOW_BIT, *MANY, *SERVING, *TRAINING]

@@ -82,6 +82,14 @@ class CommittingCache(KVCache, Protocol):
         """Keep the entries of these nodes of the last pass, in order; drop the others."""
         ...
 
+    def touch(self, nbytes: int) -> bool:
+        """Have the system back so many more bytes; whether all are there."""
+        ...
+
+    def fork(self, capacity: int, length: int | None = None) -> CommittingCache:
+        """A copy of the first ``length`` entries (None: all), with room for ``capacity``."""
+        ...
+
 
 class PassModel(Protocol):
     """What runs tokens of a text over its cache."""
@@ -104,13 +112,22 @@ class PassModel(Protocol):
 
 
 class TargetModel(PassModel, Protocol):
-    """The model whose output is to be reproduced."""
+    """The model whose output is to be reproduced.
+
+    Attributes:
+        equal_bits: whether a row's bits depend on its own context alone.
+        prefill_chunk: rows of a pass that reads a prompt.
+    """
 
     vocab_size: int
+    prefill_chunk: int
+
+    @property
+    def equal_bits(self) -> bool: ...
 
     def forward_all(self, segments: Sequence[Segment]) -> list[Pass]:
         """Run rows of several texts in one pass. Each text's part is what :meth:`forward` alone gives, bit
-        for bit where the backend's ``equal_bits`` holds."""
+        for bit where ``equal_bits`` holds."""
         ...
 
     def prefill(
@@ -190,6 +207,26 @@ class Chooser(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a step holds besides one text, as far as it is known when that text drafts.
+
+    Attributes:
+        rows: of the other texts in the verify pass.
+        context: tokens that these have cached, in all.
+        tokens: that their steps are expected to yield.
+        ms: milliseconds that they take outside of the pass: drafting, choosing, observing.
+    """
+
+    rows: int = 0
+    context: int = 0
+    tokens: float = 0.0
+    ms: float = 0.0
+
+
+ALONE = Beside()
+
+
 @dataclass(slots=True)
 class TokenSequence:
     """The state of one generation, shared by the loop and the strategy.
@@ -202,6 +239,7 @@ class TokenSequence:
         newest: the pass that committed the newest cached token (None before any), and
         newest_row: that token's row in it.
         draft_passes: extra passes that the strategy made (it counts them itself).
+        beside: what the step under way holds besides.
     """
 
     tokens: list[int]
@@ -212,6 +250,7 @@ class TokenSequence:
     newest: Pass | None = None
     newest_row: int = 0
     draft_passes: int = 0
+    beside: Beside = ALONE
 
 
 class Strategy(Protocol):

@@ -67,11 +67,12 @@ class Sized(Protocol):
         ...
 
 
-def check_run(model: Sized, strategy: Planned, prompt: int, max_new_tokens: int) -> None:
+def check_run(model: Sized, strategy: Planned, prompt: int, max_new_tokens: int, spare: int = 0) -> None:
     """See that the caches and tree rows of a run fit the free memory of the model's device.
 
     Args:
         prompt, max_new_tokens: tokens.
+        spare: bytes that will be free besides by the time that it runs.
     Raises:
         InputError: they do not; one line with the largest part, the bytes needed and available, and what
             would fit.
@@ -80,10 +81,10 @@ def check_run(model: Sized, strategy: Planned, prompt: int, max_new_tokens: int)
     if memory is None:
         return
     needs = needs_of(model, strategy, prompt, max_new_tokens)
-    total = sum(need.nbytes for need in needs if need.sure)
-    if total > memory.free:
+    total, free = sum(need.nbytes for need in needs if need.sure), memory.free + spare
+    if total > free:
         most = max((need for need in needs if need.sure), key=lambda need: need.nbytes)
-        _refuse(most, total, memory.free, _advice(most, model, strategy, prompt, memory.free))
+        _refuse(most, total, free, _advice(most, model, strategy, prompt, free))
     for need in needs:
         if need.nbytes > memory.total:
             _refuse(need, need.nbytes, memory.total, f"a smaller {need.name}")

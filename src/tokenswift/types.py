@@ -123,6 +123,7 @@ class Step:
         sources: where each new token came from, a name of `drafters.registry`; the last is the target's own
             ("target") unless the text ended before it.
         text: new text, complete characters only ("" inside the decode loop).
+        chars: how many characters of ``text`` each new token released; what is more, the end did.
         times: seconds of this step by phase (draft, verify, choose, commit, observe); the first step's
             draft holds the strategy's beginning too. Equal steps may differ in it.
     """
@@ -134,6 +135,7 @@ class Step:
     gamma: int
     sources: tuple[str, ...] = ()
     text: str = ""
+    chars: tuple[int, ...] = ()
     times: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
@@ -199,7 +201,7 @@ class Generation:
     Attributes:
         token_ids: new tokens only.
         text: their text (without the stop string that ended it).
-        finish_reason: "length", "eos", "stop" or "loop".
+        finish_reason: "length", "eos", "stop" or "loop"; "cancelled" where a scheduler's ticket was.
         metrics: figures of the run.
         prompt_tokens: length of the prompt in tokens.
         lossless: False when the published acceptance rule was used.

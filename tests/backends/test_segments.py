@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from tokenswift.backends.cpu.backend import TYPES, CpuBackend
 from tokenswift.backends.torch import TorchBackend
 from tokenswift.backends.weights import LayerWeights, Shape, active_type
 from tokenswift.cache.full import FullCache
+from tokenswift.engine.source import open_model
 from tokenswift.interfaces import Segment
 from tokenswift.models.target import Target, make_target
 
@@ -162,3 +165,48 @@ def test_a_models_pass_over_two_texts(family: str) -> None:
             assert torch.equal(one.hidden, other.hidden)
         assert torch.allclose(one.hidden, other.hidden, atol=1e-4)
         assert len(one.queries) == len(other.queries) == target.layers
+
+
+@pytest.mark.parametrize(
+    "dtype,form",
+    [(torch.float32, None), (torch.bfloat16, None), (torch.float32, "q8_0"), (torch.bfloat16, "q4_1")],
+)
+def test_logits_of_several_texts_in_one_pass(
+    tiny_folder: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    form: str | None,
+) -> None:
+    """Hidden states and logits are those of each text alone, by one call of the kernels for all rows."""
+    name = str(dtype).removeprefix("torch.")
+    source = open_model(str(tiny_folder()), name, "cpu", None, None, form or "stored")
+    target = source.target(None)
+    if not target.equal_bits:
+        pytest.skip("no C compiler here")
+    made = torch.Generator().manual_seed(3)
+    calls: list[tuple[int, int]] = []
+    layers = type(target.backend).layers
+
+    def counted(self: Backend, body: object, states: Tensor, *rest: Any) -> Any:
+        calls.append((len(states), len(rest[2])))
+        return layers(self, body, states, *rest)
+
+    ids = torch.randint(VOCAB, (200,), generator=made)
+    segments: list[Segment] = []
+    for before, rows in ((1, 1), (90, -20), (17, 5), (64, 1), (130, -7), (3, 40)):
+        cache = target.new_cache(before + abs(rows))
+        target.prefill(ids[:before].tolist(), cache)
+        parents = parents_of(-rows) if rows < 0 else list(range(-1, rows - 1))
+        depths = [0]
+        for parent in parents[1:]:
+            depths.append(depths[parent] + 1)
+        positions = torch.tensor(depths) + before
+        segments.append(Segment(ids[: len(parents)], positions, cache, parents if rows < 0 else None))
+    alone = [target.forward(s.tokens, s.positions, s.cache, s.parents).hidden for s in segments]
+    monkeypatch.setattr(type(target.backend), "layers", counted)
+    together = [one.hidden for one in target.forward_all(segments)]
+    assert calls == [(74, 6)]
+    sizes = [len(s.tokens) for s in segments]
+    logits = target.logits(torch.cat(together)).split(sizes)
+    for one, other, found in zip(alone, together, logits, strict=True):
+        assert torch.equal(one, other) and torch.equal(target.logits(one), found)

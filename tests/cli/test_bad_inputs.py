@@ -228,6 +228,19 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("model q.gguf --json full", "--json full cannot be written (it is a folder)"),
         ("old.gguf q.gguf --json old.gguf", "--json old.gguf is the file of SRC"),
     ],
+    "serve": [
+        ("--port 70000", "--port is 70000; valid: 0 to 65535"),
+        ("--queue -1", "--queue is -1; valid: an integer of at least 0"),
+        ("--max-concurrent 0", "--max-concurrent is '0'; valid: auto, or an integer of at least 1"),
+        ("--ping 0", "--ping is 0.0; valid: seconds, from 0.01 to 3600"),
+        ("--max-seconds nan", "--max-seconds is nan; valid: seconds, 0 for any number"),
+        ("--host 0.0.0.0", "--host is '0.0.0.0', for other machines; valid: with --api-key-file"),
+        ("--api-key-file none.txt", "--api-key-file none.txt cannot be read (No such file or directory)"),
+        ("--api-key-file prompt.txt", "--api-key-file prompt.txt holds "),
+        ("--run-dir prompt.txt", "--run-dir prompt.txt cannot be written"),
+        ("--rope-scaling x", "--rope-scaling is 'x'"),
+        ("--model ./none", "--model is './none'"),
+    ],
     "bench": [
         ("", "no part of bench given; valid: list, run, report"),
         ("run table99", "spec is 'table99'; valid: table1"),
@@ -459,7 +472,7 @@ def test_heads_that_are_none(refuse: Callable[..., str], tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ((), "no command given; valid: generate, chat, resume"),
+        ((), "no command given; valid: generate, chat, serve"),
         (("compose",), "invalid choice: 'compose'"),
         (("demo", "--tokens", "0"), "--max-new-tokens is 0"),
         (("demo", "--seed", "-1"), "--seed is -1"),

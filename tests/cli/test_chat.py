@@ -21,8 +21,9 @@ from tokenswift.cli import options
 from tokenswift.cli.chat import Chat
 from tokenswift.cli.keys import Editor, Typed
 from tokenswift.cli.signals import Interrupted
-from tokenswift.config import CHAT_TEMPERATURE
+from tokenswift.config import CHAT_TEMPERATURE, SamplingParams
 from tokenswift.engine.llm import LLM
+from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
 from tokenswift.engine.run import Run
 from tokenswift.engine.stream import Stream
@@ -157,6 +158,29 @@ def test_a_conversation_from_a_pipe(talk: Callable[..., Outcome], chatty: Path) 
     assert "4 messages written to c.json" in done.err and "cut off by --max-new-tokens" in done.err
 
 
+def test_an_answer_reads_only_what_is_new(real: LLM) -> None:
+    """The beginning of the conversation is copied, but for the rows that drafting starts from."""
+    known = Prefixes(1 << 30)
+    call = {"strategy": "autoregressive", "sampling": SamplingParams(temperature=0.2)}
+    chats = [Chat(real, 10, quiet=True, prefixes=prefixes, **call) for prefixes in (known, None)]
+    read: list[int] = []
+    prefill = real.target.prefill
+
+    def counted(tokens: list[int], *rest: Any) -> Any:
+        read.append(len(tokens))
+        return prefill(tokens, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(real.target, "prefill", counted)
+        for message in ("Hello there, how are you?", "And now?", "What else?"):
+            for chat in chats:
+                chat.answer(message)
+    assert chats[0].messages == chats[1].messages
+    ours, whole = read[::2], read[1::2]
+    assert ours[0] == whole[0] and known.reused == sum(whole) - sum(ours)
+    assert all(0 < one < all_ - 20 for one, all_ in zip(ours[1:], whole[1:], strict=True)), (ours, whole)
+
+
 def test_the_system_message_survives_a_reset(talk: Callable[..., Outcome]) -> None:
     done = talk(b"Hi\n/reset\n/save c.json\n/exit\nnot asked\n", "--system", "Be brief.", "--quiet")
     assert done.code == 0 and done.err == "" and messages_of() == [("system", "Be brief.")]
@@ -278,7 +302,7 @@ class Slow:
         self.real, self.number, self.when = real, number, when
         self.target, self.encode = real.target, real.encode
 
-    def start(self, request: Request) -> Stream:
+    def start(self, request: Request, prefixes: Any = None) -> Stream:
         if not self.when:
             os.kill(os.getpid(), self.number)
         return Signalled(Run(self.real, replace(request, ignore_eos=True)), self.number, self.when)

@@ -19,8 +19,11 @@ from tokenswift.drafters.auto.control import PLAIN, Control, Drafted
 from tokenswift.drafters.auto.prices import Costs, Table
 from tokenswift.drafters.heads import HIDDEN, heads_offer
 from tokenswift.drafters.model import MODEL
+from tokenswift.drafters.offer import Offer
 from tokenswift.drafters.partial import PARTIAL, partial_offer
 from tokenswift.heads.modules import Heads, HeadsConfig
+from tokenswift.interfaces import ALONE, Beside
+from tokenswift.tree import CandidateTree
 
 #: rows and levels cost nothing: everything that may be right is drafted
 FREE = Table((1, 32), (1.0, 1.000001), (0.0, 0.0), 1e-6, 1e-6)
@@ -248,3 +251,36 @@ def test_chances_are_learnt_without_drafting(free: None, monkeypatch: pytest.Mon
     assert made.metrics.mean_acceptance_length == 1 and made.drafting is not None
     best = made.drafting["calibration"][-1]
     assert best["predicted"] > 0.8 and best["observed"] > 0.95 and best["count"] > 40
+
+
+def test_a_row_is_dearer_beside_other_texts() -> None:
+    """The marginal price of a row follows the rows that the pass holds already, and a pass that drafts keeps
+    all texts waiting: trees shrink as the batch grows, and vanish."""
+    table = Table((1, 4, 8, 16, 64), (10.0, 10.3, 12.0, 20.0, 80.0), (0.0,) * 5, 0.2)
+    sizes: list[int] = []
+    for others in (0, 3, 7, 15, 40):
+        control = Control(Costs(table), {})
+        beside = Beside(others, 0, float(others), 0.1 * others) if others else ALONE
+        control.join(beside, 100)
+        control.mode(100)
+        spent = table.verify(1 + others, 100) + 0.1 * others
+        assert control.rate == pytest.approx((1 + others) / spent)
+        tree = CandidateTree(5)
+        node = 0
+        for token in range(12):
+            node = tree.add(node, token, "head", 0.8)
+        nodes, _ = tree.select(control.prices(100, 31), control.rate)
+        sizes.append(len(nodes))
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] >= 5 and sizes[1] > sizes[3] == sizes[4] == 0, (
+        sizes
+    )
+
+
+def test_a_pass_that_drafts_keeps_the_other_texts_waiting() -> None:
+    """A source of passes that pays for one text does not for eight."""
+    rates: dict[int, float] = {}
+    for others in (0, 7):
+        control = Control(Costs(REAL), {PARTIAL: Offer("passes", "the passes", 2.5, 4, 0.5, pass_ms=0.5)})
+        control.join(Beside(others, 100 * others, float(others)), 100)
+        rates[others] = control.pace(PARTIAL, 100) / control.pace(PLAIN, 100)
+    assert rates[0] > 1 > rates[7], rates

@@ -94,5 +94,5 @@ def test_a_fork_of_a_cache_shares_nothing() -> None:
     second.data.fill_(9.0)
     assert first.length == 3 and second.length == 4
     assert torch.equal(first.data[:, :, :3], cache(8).data[:, :, :3])
-    with pytest.raises(ValueError, match="capacity is 2; the cache holds 3"):
+    with pytest.raises(ValueError, match="capacity is 2; 3 tokens are to be copied"):
         first.fork(2)

@@ -53,6 +53,7 @@ def test_texts_that_share_a_pass_are_what_they_are_alone(family: str) -> None:
             running.append(waiting.pop(0))
         most = max(most, len(running))
         for text, step in zip(running, advance(running), strict=True):
+            assert isinstance(step, Step)
             steps[id(text)].append(step)
         running = [text for text in running if not text.is_done]
     assert most >= 3

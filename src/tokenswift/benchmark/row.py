@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tokenswift.benchmark import drafts, engine, load, machine, ngram, peer, roofline, stored
+from tokenswift.benchmark import drafts, engine, load, machine, ngram, peer, roofline, stored, texts
 from tokenswift.benchmark.paired import COLUMNS, Side, figures, paired_run
 from tokenswift.benchmark.prompts import Prompt, prompt
 from tokenswift.config import OPTIONS, SamplingParams, build_options
@@ -45,6 +45,7 @@ OTHERS: dict[str, Callable[[LLM, dict[str, Any]], dict[str, Any]]] = {
     "bookkeeping": engine.bookkeeping,
     "load": load.measure,
     "weights": stored.measure,
+    "texts": texts.measure,
     "nodes": drafts.nodes,
     "calibration": drafts.calibration,
 }

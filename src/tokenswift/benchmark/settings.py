@@ -17,7 +17,7 @@ REACHES = ("generate", "text")
 #: kinds of measurements; the first three have a row for each prompt and seed
 KINDS = (
     *("decode", "text", "peer", "machine", "draft", "passes", "prefill", "memory", "bookkeeping", "load"),
-    *("weights", "nodes", "calibration", "ngram", "training-memory"),
+    *("weights", "texts", "nodes", "calibration", "ngram", "training-memory"),
 )
 #: kind → settings that it alone has, with their defaults
 OWN: dict[str, dict[str, Any]] = {
@@ -27,6 +27,7 @@ OWN: dict[str, dict[str, Any]] = {
     "bookkeeping": {"rounds": 2, "contexts": [1024, 65536]},
     "load": {"rounds": 5, "warm": 64},
     "weights": {"rounds": 4},
+    "texts": {"rounds": 4},
     "nodes": {"nodes": 8, "texts": 1, "seeds": 1},
     "calibration": {"texts": 1, "seeds": 1},
     "training-memory": {"block": 8192, "batch": 1, "count": 3},

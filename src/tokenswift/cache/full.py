@@ -7,6 +7,8 @@ from torch import Tensor
 
 from tokenswift.backends.pages import large_empty
 
+_PAGE = 4096  # bytes that a system backs at least at a time
+
 
 class FullCache:
     """Keys and values of every committed token, and scratch room for the pass under way.
@@ -36,7 +38,7 @@ class FullCache:
         self.work = torch.empty(0, dtype=torch.uint8)
         self.layers = layers
         self.capacity = capacity
-        self._length = 0
+        self._length = self._touched = 0
 
     @property
     def length(self) -> int:
@@ -74,19 +76,32 @@ class FullCache:
             self.data[:, :, start + kept : start + len(nodes)] = self.data.index_select(2, rows)
         self._length = start + len(nodes)
 
-    def fork(self, capacity: int) -> FullCache:
+    def fork(self, capacity: int, length: int | None = None) -> FullCache:
         """A copy of the committed entries with room of its own; neither sees what the other does next.
 
         Args:
-            capacity: tokens that fit the copy, at least T.
+            capacity: tokens that fit the copy, at least as many as are copied.
+            length: of the first so many entries, up to T; None: of all.
         """
-        if capacity < self._length:
-            raise ValueError(f"capacity is {capacity}; the cache holds {self._length} tokens")
+        length = self._length if length is None else length
+        if length > self._length:
+            raise ValueError(f"length is {length}; the cache holds {self._length} tokens")
+        if capacity < length:
+            raise ValueError(f"capacity is {capacity}; {length} tokens are to be copied")
         layers2, kv_heads, _, width = self.data.shape
         made = FullCache(layers2 // 2, kv_heads, width, capacity, self.data.dtype, self.data.device)
-        made.data[:, :, : self._length] = self.data[:, :, : self._length]
-        made._length = self._length
+        made.data[:, :, :length] = self.data[:, :, :length]
+        made._length = length
         return made
+
+    def touch(self, nbytes: int) -> bool:
+        """Have the system back the next so many bytes: it clears memory at its first use, which takes a long
+        cache's first pass as long as many others. Returns whether all of it is there; what it holds stays."""
+        flat, step = self.data.view(-1), _PAGE // self.data.element_size()
+        end = self._touched + nbytes // self.data.element_size()
+        flat[self._touched : end : step].mul_(1)
+        self._touched = min(end, len(flat))
+        return end >= len(flat)
 
     def keys(self, layer: int) -> Tensor:
         """Committed keys of a layer, (K, T, d)."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenswift.cli import conversation, options, prompting
 from tokenswift.cli.declare import add_options, check_options, option
@@ -29,6 +29,9 @@ from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.cli.tables import table
 from tokenswift.models.rope import parse_rope_scaling
 from tokenswift.types import Generation, InputError, RunError
+
+if TYPE_CHECKING:
+    from tokenswift.engine.prefixes import Prefixes
 
 COMMANDS = {
     "/reset": "forget the conversation and begin a new one",
@@ -97,7 +100,11 @@ def run(args: argparse.Namespace) -> int:
     sampling = options.model_sampling(args, sampling, llm)
     call["sampling"] = prompting.answer_sampling(args, sampling)
     logger.info("%s, %s on %s, %s; /help lists the commands", llm.name, llm.dtype, llm.device, args.strategy)
-    chat = Chat(llm, args.max_new_tokens, args.system, args.quiet, args.raw_output, args.verbose, **call)
+
+    from tokenswift.engine.prefixes import Prefixes
+
+    shown = (args.quiet, args.raw_output, args.verbose)
+    chat = Chat(llm, args.max_new_tokens, args.system, *shown, Prefixes.beside(llm.target), **call)
     if not terminal:
         for line in _piped():
             if not chat.take(line):
@@ -130,6 +137,7 @@ class Chat:
         quiet: show no progress.
         raw: let control characters of the answers reach a terminal.
         verbose: tokens a pass behind each answer too.
+        prefixes: keeps what was read of the conversation, so that an answer needs to read only what is new.
         call: strategy and sampling of a request.
 
     Attributes:
@@ -145,10 +153,12 @@ class Chat:
         quiet: bool = False,
         raw: bool = False,
         verbose: bool = False,
+        prefixes: Prefixes | None = None,
         **call: Any,
     ) -> None:
         self._llm, self._most, self._quiet, self._raw, self._call = llm, most, quiet, raw, call
         self._verbose = verbose
+        self._prefixes = prefixes
         self.typed = Typed()
         self._begin = prompting.system_messages(system)
         self._saved: set[Path] = set()
@@ -193,7 +203,7 @@ class Chat:
         request = Request(ids, self._room(len(ids)), **self._call, on_loop="stop", on_progress=stages)
         with Signals(leave=_leave) as signals, self.typed.silent():
             try:
-                with self._llm.start(request) as steps:
+                with self._llm.start(request, self._prefixes) as steps:
                     for step in steps:
                         said += step.text
                         sink.write(step.text)

@@ -1,4 +1,4 @@
-"""``tokenswift generate``: one text, streamed."""
+"""``tokenswift generate``: one text, streamed; or many (see `cli.many`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.cli import options, prompting
+from tokenswift.cli import many, options, prompting
 from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.errors import is_out_of_memory
 from tokenswift.cli.output import (
@@ -112,6 +112,7 @@ def add_parser(subparsers: Any) -> None:
     add_call_options(parser)
     group = parser.add_argument_group("results")
     add_options(group, Results)
+    add_options(parser.add_argument_group("many texts"), many.Several)
     add_json_option(group, "write one record there: tokens, text, figures, versions")
 
 
@@ -158,7 +159,11 @@ def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]
     """The prompt as given, and what else a request needs; everything that needs no model is checked.
     :func:`with_model` makes the request."""
     prompting.check_chat_options(args)
-    prompt = options.prompt_from(args)
+    return options.prompt_from(args), settings_from(args)
+
+
+def settings_from(args: argparse.Namespace) -> dict[str, Any]:
+    """What a request needs besides its prompt, as far as it is known without a model."""
     check_options(args, Length)
     apply_preset(args)
     sampling = options.sampling_from(args)
@@ -174,7 +179,7 @@ def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]
         raise InputError("stop is ''; valid: text of at least one character")
     options.check_model_options(args)
     strategy_options = options.strategy_options_from(args)
-    return prompt, {
+    return {
         "max_new_tokens": args.max_new_tokens,
         "strategy": args.strategy,
         "strategy_options": strategy_options,
@@ -202,6 +207,10 @@ def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, 
 
 def run(args: argparse.Namespace) -> int:
     """Generate; cheap checks come before the model is loaded."""
+    if args.prompts is not None or args.out is not None:
+        many.check_several(args)
+        prompting.check_chat_options(args)
+        return many.run(args, settings_from(args))
     prompt, call = call_from(args)
     inputs = options.inputs_of(args) | files_of_run(args.run_dir)
     output, record = check_outputs(args.output, args.json, inputs, args.explain)

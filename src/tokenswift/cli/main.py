@@ -32,6 +32,7 @@ from tokenswift.types import InputError, RunError
 COMMANDS = (
     "generate",
     "chat",
+    "serve",
     "resume",
     "runs",
     "text",

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 
@@ -18,6 +18,7 @@ from tokenswift.config import NEUTRAL, RENAMED, SamplingParams, check_choice, ch
 from tokenswift.drafters.auto.prices import Table, kept_table, measure
 from tokenswift.drafters.heads import level_of
 from tokenswift.engine.prefill import Prefilled
+from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import (
     GenerateOptions,
     Request,
@@ -30,6 +31,7 @@ from tokenswift.engine.request import (
     plain_place,
 )
 from tokenswift.engine.run import Run
+from tokenswift.engine.scheduler import Scheduler, check_at_once, run_all
 from tokenswift.engine.source import FromModel, Source, open_model
 from tokenswift.engine.stream import Stream
 from tokenswift.heads.checkpoint import packaged_kinds, read_packaged, resolve_heads
@@ -364,10 +366,13 @@ class LLM:
         """
         return self.start(Request.of(prompt, max_new_tokens, strategy, strategy_options, sampling, options))
 
-    def start(self, request: Request) -> Stream:
-        """The steps of a request that was made before, as `stream` gives them."""
+    def start(self, request: Request, prefixes: Prefixes | None = None) -> Stream:
+        """The steps of a request that was made before, as `stream` gives them.
+
+        ``prefixes``: texts read lately; what the prompt has in common with one is not read again.
+        """
         self._check_open()
-        return Stream(Run(self, request))
+        return Stream(Run(self, request, prefixes))
 
     def generate_many(
         self,
@@ -377,26 +382,31 @@ class LLM:
         strategy_options: Mapping[str, Any] | Any = None,
         sampling: SamplingParams | None = None,
         *,
+        at_once: int | Literal["auto"] = "auto",
         on_result: Callable[[int, Generation], None] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> list[Generation]:
-        """Generate after several prompts, one after the other; the results are in their order.
+        """Generate after several prompts, side by side; the results are in the order of the prompts.
 
-        Each result is what `generate` returns for its prompt alone. All prompts are checked before the
-        first is run.
+        Each result is, token by token, what `generate` returns for its prompt alone. All prompts are
+        checked before the first is run.
 
         Args:
             prompts: a list, each entry as `generate` takes it (a chat is a list of messages).
-            on_result: called after each prompt with its index and its result, for progress::
+            at_once: texts side by side at most; "auto": as many as the memory holds, and pay.
+            on_result: called after each prompt with its index and its result, in the order in which they
+                end, for progress::
 
-                llm.generate_many(prompts, on_result=lambda i, r: print(i + 1, "of", len(prompts)))
+                    llm.generate_many(prompts, on_result=lambda i, r: print("done:", prompts[i]))
 
         The others are `generate`'s, fields of `SamplingParams` too, the same for all prompts; no
-        ``run_dir``, which keeps one run.
+        ``run_dir``, which keeps one run. Times of a result are those of its own steps, which it shared with
+        others. Where one fails, its error is raised and the others end.
         """
         if "run_dir" in options:
             raise InputError("run_dir is no argument of generate_many; valid: generate, one run a folder")
         check_callback("on_result", on_result)
+        check_at_once(at_once)
         self._check_open()
         for i, prompt in enumerate(prompts if isinstance(prompts, list | tuple) else ()):
             check_prompt(prompt, f"prompts[{i}]")
@@ -408,12 +418,15 @@ class LLM:
         ]
         for longest in sorted(requests, key=lambda request: len(request.prompt))[-1:]:
             Run(self, longest)  # it fits, so the others do
-        results: list[Generation] = []
-        for i, request in enumerate(requests):
-            results.append(self.start(request).finish())
-            if on_result is not None:
-                on_result(i, results[-1])
-        return results
+        results: dict[int, Generation] = {}
+        with Scheduler(self, at_once) as scheduler:
+            for i, result in run_all(scheduler, requests):
+                if isinstance(result, Exception):
+                    raise result
+                results[i] = result
+                if on_result is not None:
+                    on_result(i, result)
+        return [results[i] for i in range(len(requests))]
 
     def prefill(self, prompt: Prompt) -> Prefilled:
         """Run a prompt once; ``.generate(…)`` and ``.stream(…)`` of the result go on from copies of it,

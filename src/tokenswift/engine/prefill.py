@@ -39,7 +39,7 @@ class Prefilled:
             capacity: tokens that its cache is to hold, scratch room included.
             sampler: the choice rule of what follows.
         """
-        base: Any = self._sequence
+        base = self._sequence
         return TokenSequence(
             tokens=list(self.tokens),
             prompt_tokens=len(self.tokens),

@@ -1,4 +1,7 @@
-"""One generation: checks its arguments, runs the decode loop, turns tokens into text, keeps the journal."""
+"""One generation: checks its arguments, turns the decode loop's tokens into text, keeps the journal.
+
+A run is iterated by whoever wants it alone; the scheduler makes the same calls for several side by side.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +17,13 @@ from typing import Any
 import torch
 
 from tokenswift.drafters.registry import mark_of, marks
+from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
-from tokenswift.engine.step import decode, prefill
+from tokenswift.engine.step import Text, advance, prefill
 from tokenswift.engine.text import TextStream
 from tokenswift.identity import versions
 from tokenswift.interfaces import TokenSequence
-from tokenswift.memory import check_run
+from tokenswift.memory import check_run, needs_of
 from tokenswift.metrics import Meter
 from tokenswift.runs.loop import LoopGuard
 from tokenswift.runs.state import RunState
@@ -33,14 +37,24 @@ logger = logging.getLogger("tokenswift")
 class Run:
     """One generation: everything is checked when it is made, nothing runs before it is iterated.
 
+    Instead of being iterated it can be led by `open`, `read` until nothing is left, a step of `text` after
+    the other through `take` until there is a finish reason, `finish`, and in any case `close`.
+
     Args:
         llm: the ``LLM``.
         request: what is asked for.
+        prefixes: texts read lately, whose beginnings need not be read again.
+        spare: bytes that will be free by the time that it runs, besides those that are free now.
+
+    Attributes:
+        text: the text under way, once the prompt is read.
+        finish_reason: why it ended; None until then.
+        written: the text so far, in pieces.
     Raises:
         InputError: naming the argument, its value and what is valid.
     """
 
-    def __init__(self, llm: Any, request: Request) -> None:
+    def __init__(self, llm: Any, request: Request, prefixes: Prefixes | None = None, spare: int = 0) -> None:
         options = request.options
         self.llm, self.request = llm, request
         self.target = llm.target
@@ -56,14 +70,19 @@ class Run:
         drafts_itself = request.strategy == "auto" and llm.low_bit(options.draft_weights) is not None
         if request.strategy in ("auto", "tokenswift") and self.heads is None and not drafts_itself:
             llm.warn_without_heads()
-        check_run(self.target, self.strategy, len(self.prompt), request.max_new_tokens)
+        self.prefixes = prefixes if self.target.equal_bits else None
+        self.check_memory(spare)
         self.eos: Collection[int] = () if request.ignore_eos else llm.source.end_tokens()
         stop = tuple(request.stop)
         self.stream = TextStream(llm.source.codec, stop)
         self.guard = LoopGuard(request.loop)
         self.meter = Meter()
         self.tokens: list[int] = []
-        self.text: list[str] = []
+        self.written: list[str] = []
+        self.text: Text | None = None
+        self._sequence: TokenSequence | None = None
+        self._tail = ""  # what the end released
+        self._was_over = False
         self.sources: Counter[str] = Counter(dict.fromkeys(marks(), 0))
         self.finish_reason: str | None = None
         self.draft_passes = 0
@@ -78,6 +97,24 @@ class Run:
                 except BaseException:
                     self.writer.close()
                     raise
+
+    # ---- memory ---------------------------------------------------------------------------------
+
+    def check_memory(self, spare: int = 0) -> None:
+        """See that it fits the memory, without texts that are kept for their beginnings if need be."""
+        sizes = (self.target, self.strategy, len(self.prompt), self.max_new_tokens)
+        try:
+            check_run(*sizes, spare)
+        except InputError:
+            if self.prefixes is None or not self.prefixes.clear():
+                raise
+            check_run(*sizes, spare)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it will hold in any case."""
+        needs = needs_of(self.target, self.strategy, len(self.prompt), self.max_new_tokens)
+        return sum(need.nbytes for need in needs if need.sure)
 
     # ---- the journal ----------------------------------------------------------------------------
 
@@ -128,7 +165,7 @@ class Run:
                 f"model's vocabulary, 0 to {self.target.vocab_size - 1}"
             )
         self.before = state
-        self.tokens, self.text = list(state.tokens), [state.text]
+        self.tokens, self.written = list(state.tokens), [state.text]
         self.draft_passes = state.passes
         self.sources.update({mark_of(letter).name: n for letter, n in Counter(state.sources).items()})
         if state.stream is not None:
@@ -139,8 +176,10 @@ class Run:
         ]
         self.meter.restore(figures, state.seconds)
         self.finish_reason = state.finished(self.max_new_tokens, self.request.on_loop)
-        if self.finish_reason is not None:
-            self.text.append(self.stream.finish())
+        self._was_over = self.finish_reason is not None
+        if self._was_over:
+            self._tail = self.stream.finish()
+            self.written.append(self._tail)
         else:
             then = {"numerics": state.session.numerics, "versions": state.session.versions}
             _warn(then, self._session(), self.strategy.acceptance)
@@ -149,64 +188,99 @@ class Run:
 
     def __iter__(self) -> Generator[Step]:
         try:
-            done = self.before is not None and self.finish_reason is not None
-            if self.writer is not None and not (done and self._is_closed()):
-                self.writer.begin(self._header(), self._session())
-                if self.writer.note:
-                    logger.warning("%s", self.writer.note)
-            tail = ""
-            if done:
-                tail = self.text[-1]
-            else:
-                for step, released in self._steps():
-                    tail = released
-                    yield step
-            if self.writer is not None and not (done and self._is_closed()):
-                self.writer.finish(self.finish_reason or "length", tail, self.metrics())
+            self.open()
+            while self.finish_reason is None and self.read():
+                pass
+            while self.text is not None and self.finish_reason is None:
+                made = advance([self.text])[0]
+                if isinstance(made, Exception):
+                    raise made
+                yield self.take(made)
+            self.finish()
         finally:
-            if self.writer is not None:
-                self.writer.close()
+            self.close()
 
-    def _is_closed(self) -> bool:
-        """Whether the end of the run is in its journal and its text file has its name."""
+    def open(self) -> None:
+        """Begin the journal or go on with it, where there is one."""
+        if self.writer is not None and not self._is_kept():
+            self.writer.begin(self._header(), self._session())
+            if self.writer.note:
+                logger.warning("%s", self.writer.note)
+
+    def _is_kept(self) -> bool:
+        """Whether the end of the run was in its journal before, and its text file has its name."""
         state, writer = self.before, self.writer
-        return (
-            state is not None and state.end is not None and writer is not None and not writer.is_unfinished()
-        )
+        ended = self._was_over and state is not None and state.end is not None
+        return ended and writer is not None and not writer.is_unfinished()
 
-    def _steps(self) -> Iterator[tuple[Step, str]]:
-        """The steps, and the text that the end released."""
-        target, before = self.target, len(self.tokens)
+    @property
+    def left(self) -> int:
+        """Tokens that are still to be read before the first step."""
+        known = len(self.prompt) + len(self.tokens) - 1
+        return known if self._sequence is None else known - self._sequence.cache.length
+
+    def begin(self) -> TokenSequence:
+        """Make the cache, with what is known of the beginning already, unless it is there."""
+        if self._sequence is not None:
+            return self._sequence
         capacity = len(self.prompt) + self.max_new_tokens + self.strategy.max_nodes
         with self.meter.phase("prefill"):
             if self.request.prefilled is not None and not self.tokens:
-                sequence = self.request.prefilled.fork(capacity, self.sampler)
-            else:
-                sequence = TokenSequence(
-                    tokens=self.prompt + self.tokens,
-                    prompt_tokens=len(self.prompt),
-                    cache=target.new_cache(capacity),
-                    model=target,
-                    sampler=self.sampler,
-                )
-                prefill(sequence, self.request.on_progress)
-        room, passes = self.max_new_tokens - before, self.draft_passes
-        for step in decode(sequence, self.strategy, self.sampler, room, self.eos, self.meter):
-            ids, pieces = self._take(step.token_ids)
-            self.tokens += ids
-            self.draft_passes = passes + sequence.draft_passes
-            self.guard.observe(step)
-            if self.finish_reason is None and len(self.tokens) >= self.max_new_tokens:
-                self.finish_reason = "length"
-            step = replace(step, token_ids=ids, sources=step.sources[: len(ids)], text="".join(pieces))
-            self.sources.update(step.sources)
-            if self.writer is not None:
-                self._keep(self.writer, step, pieces)
-            tail = self.stream.finish() if self.finish_reason is not None else ""
-            self.text += [step.text, tail]
-            yield replace(step, text=step.text + tail), tail
-            if self.finish_reason is not None:
-                return
+                self._sequence = self.request.prefilled.fork(capacity, self.sampler)
+                return self._sequence
+            known, cache = self.prompt + self.tokens, None
+            if self.prefixes is not None:
+                cache = self.prefixes.begin(known, capacity)
+            if cache is None:
+                cache = self.target.new_cache(capacity)
+            self._sequence = TokenSequence(known, len(self.prompt), cache, self.target, self.sampler)
+        self._sequence.draft_passes = self.draft_passes
+        if self.prefixes is not None:
+            self.prefixes.watch(self._sequence)
+        return self._sequence
+
+    def read(self, rows: int | None = None) -> int:
+        """Read on in the prompt (and in what was written before), about so many rows or all that is left;
+        returns what is left then. With nothing left `text` is there."""
+        sequence = self.begin()
+        with self.meter.phase("prefill"):
+            left = prefill(sequence, self.request.on_progress, rows)
+        if not left:
+            room = self.max_new_tokens - len(self.tokens)
+            self.text = Text(sequence, self.strategy, self.sampler, room, self.eos, self.meter)
+            self.text.begin()
+        return left
+
+    def take(self, step: Step) -> Step:
+        """Take in a step of `text`; returns it up to the end of the text, with what it released."""
+        ids, pieces = self._take(step.token_ids)
+        self.tokens += ids
+        if self._sequence is not None:
+            self.draft_passes = self._sequence.draft_passes
+        self.guard.observe(step)
+        if self.finish_reason is None and len(self.tokens) >= self.max_new_tokens:
+            self.finish_reason = "length"
+        taken = {"token_ids": ids, "sources": step.sources[: len(ids)]}
+        step = replace(step, **taken, text="".join(pieces), chars=tuple(map(len, pieces)))
+        self.sources.update(step.sources)
+        if self.writer is not None:
+            self._keep(self.writer, step, pieces)
+        self._tail = self.stream.finish() if self.finish_reason is not None else ""
+        self.written += [step.text, self._tail]
+        return replace(step, text=step.text + self._tail)
+
+    def finish(self) -> None:
+        """Write the end to the journal, where there is one."""
+        if self.writer is not None and not self._is_kept():
+            self.writer.finish(self.finish_reason or "length", self._tail, self.metrics())
+
+    def close(self) -> None:
+        """Let go of memory and journal, wherever the run is; what was kept of it stays."""
+        if self.prefixes is not None and self._sequence is not None:
+            self.prefixes.keep(self._sequence)
+        self._sequence = self.text = None
+        if self.writer is not None:
+            self.writer.close()
 
     def _take(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], list[str]]:
         """The tokens of a step up to the end of the text, and the text that each released."""
@@ -244,7 +318,7 @@ class Run:
         heads = self.heads
         return Generation(
             token_ids=self.tokens,
-            text="".join(self.text),
+            text="".join(self.written),
             finish_reason=self.finish_reason or "length",
             metrics=self.metrics(),
             prompt_tokens=len(self.prompt),

@@ -2,34 +2,70 @@
 
 Every strategy runs through this loop, plain decoding too (its tree is the bare root). What comes out
 is decided by the target model and the acceptance rule alone; a strategy decides only how fast. A step
-advances a list of texts by one verify pass over all their trees; each text is what it would be alone.
+advances a list of texts by one verify pass over all their trees; each text is what it would be alone, and
+what fails in one of them ends that one alone.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from tokenswift.interfaces import Pass, Segment, Strategy, TokenSequence
+from tokenswift.cache.select import OBSERVED
+from tokenswift.interfaces import ALONE, Beside, Pass, Segment, Strategy, TokenSequence
 from tokenswift.metrics import PREFILL, Meter
 from tokenswift.sampling.accept import accept_exact, accept_published
 from tokenswift.sampling.choice import Sampler
 from tokenswift.types import Accepted, DraftTree, OnProgress, Step
 
+logger = logging.getLogger("tokenswift")
+_SLOW = 1 / 16  # weight of a step in a text's running means
 
-def prefill(sequence: TokenSequence, on_progress: OnProgress | None = None) -> None:
-    """Run the prompt, all but its last token (the first root), into the full cache.
 
-    ``on_progress`` is told of the stage "prompt", in tokens.
+def prefill(sequence: TokenSequence, on_progress: OnProgress | None = None, rows: int | None = None) -> int:
+    """Run the prompt, all but its last token (the first root), into the full cache, from where that ends.
+
+    Args:
+        on_progress: told of the stage "prompt", in tokens.
+        rows: about as many rows as are wanted now; None: all. A model whose bits depend on what a pass holds
+            is given the passes that it would make of the whole.
+    Returns:
+        Tokens that are left.
     """
-    known = sequence.tokens[:-1]
-    if known:
-        newest = sequence.model.prefill(known, sequence.cache, on_progress)
+    at, known = sequence.cache.length, len(sequence.tokens) - 1
+    end, model = known, sequence.model
+    if rows is not None and not model.equal_bits:
+        rows = model.prefill_chunk
+        end = known if known - at < rows + OBSERVED else at + rows
+    elif rows is not None:
+        end = min(known, at + rows)
+    if end > at:
+        report = on_progress
+        if report is not None and at:
+            report = partial(_further, report, at, known)
+        newest = model.prefill(sequence.tokens[at:end], sequence.cache, report)
+        if sequence.newest is not None and at > known - OBSERVED:
+            newest = _joined(sequence.newest, newest)  # a partial cache is chosen by all of the last rows
         sequence.newest, sequence.newest_row = newest, len(newest.hidden) - 1
+    return known - end
+
+
+def _joined(before: Pass, last: Pass) -> Pass:
+    """The last rows of two parts of a prompt, as those of one."""
+    pairs = zip(before.queries, last.queries, strict=True)
+    queries = [torch.cat(layers, dim=1)[:, -OBSERVED:] for layers in pairs]
+    return Pass(torch.cat([before.hidden, last.hidden])[-OBSERVED:], queries)
+
+
+def _further(report: OnProgress, at: int, known: int, stage: str, done: int, total: int) -> None:
+    """Progress of a part, as that of the whole."""
+    report(stage, at + done, known)
 
 
 @dataclass(slots=True)
@@ -44,6 +80,8 @@ class Text:
         eos: token ids that end the text (the token itself is part of the output); may be empty.
         meter: collects counts and the seconds of each phase.
         ended: whether one of ``eos`` came.
+        rows: of its newest pass.
+        tokens, ms: running means of a step: new tokens, and milliseconds outside of the pass.
     """
 
     sequence: TokenSequence
@@ -53,6 +91,9 @@ class Text:
     eos: Collection[int]
     meter: Meter
     ended: bool = False
+    rows: int = 1
+    tokens: float = 1.0
+    ms: float = 0.0
 
     def begin(self) -> None:
         """The strategy's own reading of the prompt; once, before the first step."""
@@ -79,43 +120,78 @@ def decode(
     text = Text(sequence, strategy, sampler, max_new_tokens, eos, meter)
     text.begin()
     while not text.is_done:
-        yield advance([text])[0]
+        made = advance([text])[0]
+        if isinstance(made, Exception):
+            raise made
+        yield made
 
 
-def advance(texts: Sequence[Text]) -> list[Step]:
-    """One step of each text, none of them done, with one verify pass for all.
+def advance(texts: Sequence[Text]) -> list[Step | Exception]:
+    """One step of each text, none of them done, with one verify pass for all; where a text fails, its
+    exception.
 
     The times of a step are its text's own; those of the pass count for every text in it.
     """
-    trees: list[DraftTree] = []
-    for text in texts:
-        with text.meter.phase("draft"):
-            trees.append(text.strategy.draft(text.sequence))
-    with ExitStack() as phases:
-        for text in texts:
-            phases.enter_context(text.meter.phase("verify"))
-        verified = _verified([text.sequence for text in texts], trees)
-    return [
-        _finished(text, tree, result, logits)
-        for text, tree, (result, logits) in zip(texts, trees, verified, strict=True)
-    ]
+    made: list[Step | Exception | None] = [None] * len(texts)
+    trees: dict[int, DraftTree] = {}
+    alone, rows = len(texts) == 1, sum(text.rows for text in texts)
+    context = sum(text.sequence.cache.length for text in texts)
+    tokens, ms = sum(text.tokens for text in texts), sum(text.ms for text in texts)
+    for i, text in enumerate(texts):
+        rows -= text.rows  # those before it have drafted, the others' are those of their last steps
+        rest = (rows, context - text.sequence.cache.length, tokens - text.tokens, ms - text.ms)
+        try:
+            text.sequence.beside = ALONE if alone else Beside(*rest)
+            with text.meter.phase("draft"):
+                trees[i] = text.strategy.draft(text.sequence)
+            text.rows = len(trees[i])
+        except Exception as error:
+            made[i] = error
+        rows += text.rows
+    for i, verified in zip(trees, _verified([texts[i] for i in trees], list(trees.values())), strict=True):
+        try:
+            if isinstance(verified, Exception):
+                raise verified
+            made[i] = _finished(texts[i], trees[i], *verified)
+        except Exception as error:
+            made[i] = error
+    return [one for one in made if one is not None]
 
 
-def _verified(sequences: Sequence[TokenSequence], trees: Sequence[DraftTree]) -> list[tuple[Pass, Tensor]]:
+def _verified(texts: Sequence[Text], trees: Sequence[DraftTree]) -> list[tuple[Pass, Tensor] | Exception]:
     """The pass over the nodes of each tree, and their logits (n, V)."""
-    model = sequences[0].model
+    if len(texts) > 1 and texts[0].sequence.model.equal_bits:
+        try:
+            return [*_pass(texts, trees)]
+        except Exception as error:  # one of them is to blame, and is found by passes of their own
+            logger.warning("a pass of %d texts failed (%s); each gets one of its own", len(texts), error)
+    made: list[tuple[Pass, Tensor] | Exception] = []
+    for text, tree in zip(texts, trees, strict=True):
+        try:
+            made += _pass([text], [tree])
+        except Exception as error:
+            made.append(error)
+    return made
+
+
+def _pass(texts: Sequence[Text], trees: Sequence[DraftTree]) -> list[tuple[Pass, Tensor]]:
+    """One pass for all of the texts."""
+    model = texts[0].sequence.model
     segments: list[Segment] = []
-    for sequence, tree in zip(sequences, trees, strict=True):
-        root_position = len(sequence.tokens) - 1
-        tokens = torch.tensor(tree.tokens, device=model.device)
-        positions = torch.tensor(tree.depths, device=model.device) + root_position
-        segments.append(Segment(tokens, positions, sequence.cache, tree.parents))
-    if len(segments) == 1:
-        one = segments[0]
-        result = model.forward(one.tokens, one.positions, one.cache, one.parents)
-        return [(result, model.logits(result.hidden))]
-    passes = model.forward_all(segments)
-    logits = model.logits(torch.cat([each.hidden for each in passes]))
+    with ExitStack() as phases:
+        for text, tree in zip(texts, trees, strict=True):
+            phases.enter_context(text.meter.phase("verify"))
+            sequence = text.sequence
+            root_position = len(sequence.tokens) - 1
+            tokens = torch.tensor(tree.tokens, device=model.device)
+            positions = torch.tensor(tree.depths, device=model.device) + root_position
+            segments.append(Segment(tokens, positions, sequence.cache, tree.parents))
+        if len(segments) == 1:
+            one = segments[0]
+            result = model.forward(one.tokens, one.positions, one.cache, one.parents)
+            return [(result, model.logits(result.hidden))]
+        passes = model.forward_all(segments)
+        logits = model.logits(torch.cat([each.hidden for each in passes]))
     return list(zip(passes, logits.split([len(tree) for tree in trees]), strict=True))
 
 
@@ -148,6 +224,8 @@ def _finished(text: Text, tree: DraftTree, result: Pass, logits: Tensor) -> Step
         strategy.observe(sequence, step, nodes)
     meter.add(step)
     times |= meter.lap()
+    text.tokens += _SLOW * (len(new) - text.tokens)
+    text.ms += _SLOW * (1000 * (step.seconds - times.get("verify", 0.0)) - text.ms)
     return step
 
 

@@ -64,6 +64,11 @@ class BaseTarget(ABC):
         self._taken: list[tuple[nn.Module, Callable[[], Tensor]]] = []  # modules, what makes their weights
 
     @property
+    def equal_bits(self) -> bool:
+        """Whether a row's bits depend on its own context alone, not on the other rows of a pass."""
+        return self.layout is not None and self.backend.equal_bits
+
+    @property
     def rotary_frequencies(self) -> Tensor:
         """Angle per position of each pair of a head's dimensions, (d / 2,) float32."""
         return self.rotary.single()
@@ -144,7 +149,7 @@ class BaseTarget(ABC):
         how = "torch" if backend.build is None else "compiled kernels"
         made = {} if backend.build is None else {"compiler": backend.build}
         return {
-            "equal_bits": lean and backend.equal_bits,
+            "equal_bits": self.equal_bits,
             "how": how if lean else f"transformers' own forward, attention by {how}",
             "device": self.backend.kind,
             "processor": hashlib.sha256(self.backend.processor().encode()).hexdigest()[:16],

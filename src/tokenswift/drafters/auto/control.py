@@ -5,6 +5,10 @@ more is known than what it offers and what came of it. A mode's rate is what its
 yield (the calibrated chances), corrected by what they did yield, over what they cost; costs of verify
 passes follow the context, so a mode that is not in use is judged for the text as long as it is now.
 
+Where a pass holds other texts as well, all of this is asked of the step as a whole: what all of them yield
+over what all of them take. A row is dearer then, the more rows there are, and a pass that only drafts keeps
+all of them waiting; with enough texts nothing pays but plain decoding.
+
 There is no clock here: steps bring their times. What a pass or a level that drafts takes follows from the
 drafting time of its steps, less what drafting takes in plain ones.
 """
@@ -17,6 +21,7 @@ from typing import Any
 
 from tokenswift.drafters.auto.prices import Costs
 from tokenswift.drafters.offer import Offer
+from tokenswift.interfaces import ALONE, Beside
 
 PLAIN = "plain"
 _WORDS = "plain decoding with long matches of the text"
@@ -33,6 +38,7 @@ _FIRST, _LAST = 16, 1024  # steps between trials of a mode that is not in use: a
 _LOADED = 512  # the same for a mode that has to load its cache first
 _PROMISING = 1.05  # what such a mode must promise to be tried
 _DWELL = 16  # steps that a mode is kept for at least
+_DEAR = 0.6  # tokens that a row has to yield, from which on no candidates are looked for
 _STALE = 32  # tokens of context after which prices are computed anew
 
 
@@ -114,13 +120,15 @@ class Control:
         offers: by name, what the drafters expect that have a price.
 
     Attributes:
-        rate: tokens a millisecond that decoding reaches now.
+        rate: tokens a millisecond that decoding reaches now, those of the texts beside it included.
+        beside: what the next pass holds besides (see `join`).
         row_ms, level_ms: one more row of a verify pass, one level of the heads.
         passes: of each drafter that drafts by passes, what is known of them.
     """
 
     def __init__(self, costs: Costs, offers: Mapping[str, Offer]) -> None:
         self.costs, self.offers = costs, offers
+        self.beside = ALONE
         self.level_ms = costs.level()
         self._leads = [_CHANCE] * (_LEVELS + 1)
         self.modes = {PLAIN: _Mode(1.0, 1, 0.0)}
@@ -143,6 +151,12 @@ class Control:
         self._dropped: set[str] = set()
 
     # ---- decisions ------------------------------------------------------------------------------
+
+    def join(self, beside: Beside, context: int) -> None:
+        """The next pass, with ``context`` tokens cached, holds this besides."""
+        changed, self.beside = beside.rows != self.beside.rows, beside
+        if changed:
+            self.reprice(context)
 
     def mode(self, context: int) -> str:
         """The mode of the next step, with ``context`` tokens cached."""
@@ -195,12 +209,19 @@ class Control:
     def _loads(self, name: str) -> bool:
         return name in self.offers and self.offers[name].loads
 
+    @property
+    def rests(self) -> bool:
+        """Whether, beside other texts, a row costs so much that hardly a candidate could be worth it."""
+        return self.beside.rows > 0 and self.rate * self.row_ms > _DEAR
+
     def pace(self, name: str, context: int) -> float:
         """Tokens a millisecond that a mode would reach with ``context`` tokens cached."""
         mode = self.modes[name]
         rows = max(1, round(mode.rows))
         extra = mode.tokens - 1
-        return (1 + extra * mode.bias) / (mode.draft_ms + self.costs.verify(rows, context))
+        beside = self.beside
+        spent = mode.draft_ms + self._verify(rows, context) + beside.ms
+        return (1 + extra * mode.bias + beside.tokens) / spent
 
     def uses(self, name: str) -> bool:
         """Whether a drafter drafts now, drafted last or is on trial."""
@@ -210,17 +231,20 @@ class Control:
     def prices(self, context: int, most: int) -> list[float]:
         """Milliseconds of verify passes with 0, 1, … ``most`` nodes below the root."""
         if len(self._prices) != most + 1:
-            self._prices = [self.costs.verify(rows, context) for rows in range(1, most + 2)]
+            self._prices = [self._verify(rows, context) for rows in range(1, most + 2)]
         return self._prices
 
     def reprice(self, context: int) -> None:
         """Take the prices of passes at a context, in tokens, from the measured costs."""
         self._priced, self._prices = context, []
-        self.row_ms = max(0.0, self.costs.verify(6, context) - self.costs.verify(1, context)) / 5
+        self.row_ms = max(0.0, self._verify(6, context) - self._verify(1, context)) / 5
 
     def plain_ms(self, context: int) -> float:
         """Milliseconds of a plain step."""
-        return self.costs.verify(1, context)
+        return self._verify(1, context)
+
+    def _verify(self, rows: int, context: int) -> float:
+        return self.costs.verify(rows, context, self.beside)
 
     # ---- what happened --------------------------------------------------------------------------
 
@@ -232,7 +256,7 @@ class Control:
         """It was drafted and verified in these times and yielded ``tokens``."""
         last = self._last
         if last.rows == rows:  # not where the text's end cut it short
-            self.costs.observe(rows, context, verify_ms)
+            self.costs.observe(rows, context, verify_ms, self.beside)
         mode = self.modes[last.mode]
         mode.learn(last.expected, rows, None if last.loaded else draft_ms)
         mode.made += tokens

@@ -29,7 +29,7 @@ import msgspec
 import torch
 
 from tokenswift.files import read_small, replacing
-from tokenswift.interfaces import DraftModel, LowBit, PassModel
+from tokenswift.interfaces import ALONE, Beside, DraftModel, LowBit, PassModel
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 SHORT, LONG = 64, 2048  # cached tokens of the measured passes
@@ -73,19 +73,21 @@ class Table:
         if self.rows[0] != 1 or any(low >= high for low, high in pairwise(self.rows)):
             raise ValueError("row counts that do not rise from 1")
 
-    def verify(self, rows: int, context: int) -> float:
-        """Milliseconds of a pass of ``rows`` rows over ``context`` cached tokens, between measured row
-        counts by interpolation and beyond them in proportion."""
+    def verify(self, rows: int, context: int, beside: Beside = ALONE) -> float:
+        """Milliseconds of a pass of ``rows`` rows over ``context`` cached tokens, and of what it holds
+        besides: products run over the rows of all texts, attention over each text's own keys."""
+        more = self.token[0] * beside.context
+        return self._of(self.fixed, rows + beside.rows) + self._of(self.token, rows) * context + more
+
+    def _of(self, times: tuple[float, ...], rows: int) -> float:
+        """One of the lists at a row count: between measured ones by interpolation, beyond in proportion."""
         at = bisect_left(self.rows, rows)
-        if at < len(self.rows) and self.rows[at] == rows:
-            return self.fixed[at] + self.token[at] * context
         if at == len(self.rows):
-            return (self.fixed[-1] + self.token[-1] * context) * rows / self.rows[-1]
+            return times[-1] * rows / self.rows[-1]
+        if self.rows[at] == rows:
+            return times[at]
         low, high = self.rows[at - 1], self.rows[at]
-        share = (rows - low) / (high - low)
-        fixed = self.fixed[at - 1] + share * (self.fixed[at] - self.fixed[at - 1])
-        token = self.token[at - 1] + share * (self.token[at] - self.token[at - 1])
-        return fixed + token * context
+        return times[at - 1] + (rows - low) / (high - low) * (times[at] - times[at - 1])
 
 
 @torch.inference_mode()
@@ -221,9 +223,10 @@ class Costs:
         self._factors: dict[int, float] = {}
         self._fresh = 0
 
-    def verify(self, rows: int, context: int) -> float:
-        """A verify pass of ``rows`` nodes, with the choice of its tokens."""
-        return self.scale * self._factors.get(rows, 1.0) * self.table.verify(rows, context)
+    def verify(self, rows: int, context: int, beside: Beside = ALONE) -> float:
+        """A verify pass of ``rows`` nodes, with the choice of its tokens, and of what it holds besides."""
+        factor = self._factors.get(rows + beside.rows, 1.0)
+        return self.scale * factor * self.table.verify(rows, context, beside)
 
     def low(self, context: int) -> float:
         """A pass of one row in few bits; 0 where there is none."""
@@ -234,9 +237,9 @@ class Costs:
         """One level of the heads; a tenth of a pass where none was measured."""
         return self.scale * self.table.level or 0.1 * self.verify(1, 0)
 
-    def observe(self, rows: int, context: int, milliseconds: float) -> None:
+    def observe(self, rows: int, context: int, milliseconds: float, beside: Beside = ALONE) -> None:
         """Take in one step's verify pass."""
-        self._all.append((rows, milliseconds / self.table.verify(rows, context)))
+        self._all.append((rows + beside.rows, milliseconds / self.table.verify(rows, context, beside)))
         self._fresh += 1
         full = len(self._all) == self._all.maxlen
         count, ratio = self._all[_RECENT if full else -1]  # with as many steps behind it as before

@@ -25,9 +25,11 @@ from tokenswift.drafters.refusal import Source
 from tokenswift.interfaces import TokenSequence
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
+from tokenswift.tree import CandidateTree
 from tokenswift.types import DraftTree, InputError, RunError, Step
 
 MOST_NODES = 31  # below the root
+LOOKS = 16  # steps between looks at what could be drafted, beside texts that make every row dear
 YOUNG = 64  # steps that are all learnt from
 
 
@@ -115,7 +117,14 @@ class ByChance:
         control, length = self.control, len(sequence.tokens) - 1
         if self._before is not None:
             control.observed(1000 * self._before.times.get("observe", 0.0))
+        if sequence.beside != control.beside:
+            control.join(sequence.beside, length)
         mode = control.mode(length)
+        if mode not in self._priced and control.rests and self._steps % LOOKS:
+            self._candidates, tree = None, CandidateTree(sequence.tokens[-1]).build([])
+            control.drafted(Drafted(mode))
+            self._record = {"context": length, "mode": mode, "nodes": 0, "depth": 0, "expected": 1.0}
+            return tree
         made = PricedCandidates(sequence, self.sampler, self.coupled, self.calibration, control)
         self._candidates = made
         for drafter in self._free:

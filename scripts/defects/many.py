@@ -1,0 +1,66 @@
+"""Defects of many texts in one pass."""
+
+from __future__ import annotations
+
+from defects.defect import Defect
+
+SCHEDULER = "tests/engine/test_scheduler.py"
+
+MANY = (
+    Defect(
+        "many: a text's rows see another's cache",
+        "engine/step.py",
+        "segments.append(Segment(tokens, positions, sequence.cache, tree.parents))",
+        "segments.append(Segment(tokens, positions, texts[0].sequence.cache, tree.parents))",
+        (SCHEDULER,),
+    ),
+    Defect(
+        "many: a beginning is taken for shared beyond where texts differ",
+        "engine/prefixes.py",
+        "return next(i for i in range(at, end) if one[i] != other[i])",
+        "return end",
+        (SCHEDULER,),
+    ),
+    Defect(
+        "many: a row's price does not know the other texts",
+        "drafters/auto/prices.py",
+        "self._of(self.fixed, rows + beside.rows)",
+        "self._of(self.fixed, rows)",
+        ("tests/drafters/test_auto.py",),
+    ),
+    Defect(
+        "many: logits go to the next text",
+        "engine/step.py",
+        "return list(zip(passes, logits.split([len(tree) for tree in trees]), strict=True))",
+        "return list(zip(passes, logits.roll(1, 0).split([len(tree) for tree in trees]), strict=True))",
+        (SCHEDULER,),
+    ),
+    Defect(
+        "many: only the last part of a prompt says what is important",
+        "engine/step.py",
+        "at > known - OBSERVED",
+        "at > known",
+        (SCHEDULER,),
+    ),
+    Defect(
+        "many: a text that fails ends the others",
+        "engine/step.py",
+        "        except Exception as error:\n            made[i] = error\n        rows += text.rows",
+        "        except Exception:\n            raise\n        rows += text.rows",
+        (SCHEDULER,),
+    ),
+    Defect(
+        "many: texts run whatever the memory holds",
+        "engine/scheduler.py",
+        "            if room < 0:",
+        "            if room < -1 << 60:",
+        (SCHEDULER,),
+    ),
+    Defect(
+        "many: what a text that was cancelled has written is dropped from its folder's run",
+        "engine/run.py",
+        "            self._keep(self.writer, step, pieces)",
+        "            self._keep(self.writer, step, pieces[:0])",
+        (SCHEDULER,),
+    ),
+)

@@ -1,0 +1,64 @@
+"""``tokenswift serve``: an HTTP server with OpenAI's interface."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from dataclasses import fields
+from importlib.util import find_spec
+from typing import Any
+
+from tokenswift.cli import options
+from tokenswift.cli.declare import add_options
+from tokenswift.cli.generate import Length
+from tokenswift.cli.output import check_folder
+from tokenswift.cli.signals import Interrupted
+from tokenswift.models.rope import parse_rope_scaling
+from tokenswift.serve.settings import Settings
+from tokenswift.types import InputError
+
+logger = logging.getLogger("tokenswift")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve a model over HTTP, with OpenAI's interface",
+        description="Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/responses (in the "
+        "background too, and taken up where a client was), /v1/models, /health, /metrics, and a page at /. "
+        "Only this machine is served unless --host and --api-key-file say otherwise.",
+        epilog="Ctrl-C or SIGTERM ends it between two steps. Exit codes: 1 it failed, 2 bad input, 129, 130, "
+        "143 hung up, interrupted, terminated.",
+    )
+    add_options(parser.add_argument_group("server"), Settings)
+    options.add_model_options(parser)
+    add_options(parser, Length, only=("rope_scaling",))
+    add_options(parser, options.Quiet)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load the model, then serve; cheap checks come first."""
+    settings = Settings(**{one.name: getattr(args, one.name) for one in fields(Settings)})
+    for name in ("fastapi", "uvicorn", "prometheus_client"):
+        if find_spec(name) is None:
+            raise InputError(f"{name} is not installed; valid: pip install 'tokenswift-exact[serve]'")
+    settings.keys()
+    if settings.run_dir is not None:
+        check_folder("--run-dir", settings.run_dir)
+    parse_rope_scaling(args.rope_scaling)
+    options.check_model_options(args)
+    llm = options.load_model(args, args.rope_scaling)
+    logger.info("%s, %s on %s", llm.name, llm.dtype, llm.device)
+    llm.generate([0, 0], 2, ignore_eos=True)  # measures and compiles what the first client would wait for
+
+    from tokenswift.serve.server import make_server
+
+    server = make_server(llm, settings)
+    server.listen(lambda address: logger.info("listening on %s", address))
+    left = server.answers.left
+    kept = f"{left} answers are kept" if left else ""
+    go_on = f"; they go on with: tokenswift serve --run-dir {settings.run_dir}" if left else ""
+    if server.number:
+        raise Interrupted(server.number, kept + go_on)
+    return 0 if server.started else 1

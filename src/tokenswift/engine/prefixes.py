@@ -1,0 +1,113 @@
+"""Texts that were read lately: what begins as one of them is not read again.
+
+Keys and values of a beginning are copied into the cache of the text that shares it, so neither text sees
+what the other does. A row's bits depend on its own context alone, not on the passes that read it, so a copy
+has the bits of reading; models of which this is not true are not given any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenswift.cache.select import OBSERVED
+from tokenswift.interfaces import CommittingCache, TokenSequence
+from tokenswift.memory import Sized
+
+LEAST = 16  # tokens that are worth a copy
+SHARE = 4  # of the free memory, the part that ended texts may take: one in so many
+_PART = 256  # tokens that are compared at a time
+
+
+class Prefixes:
+    """Caches of texts under way and of some that have ended, for one model and one thread.
+
+    Args:
+        most: bytes that caches of ended texts may take.
+
+    Attributes:
+        reused: tokens that were copied instead of read.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.reused = 0
+        self._running: list[TokenSequence] = []
+        self._kept: list[TokenSequence] = []  # those that were used last at the end
+
+    @classmethod
+    def beside(cls, model: Sized) -> Prefixes:
+        """For a model: ended texts may take a quarter of what is free now on its device."""
+        memory = model.backend.memory()
+        return cls(0 if memory is None else memory.free // SHARE)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of caches of ended texts."""
+        return sum(_nbytes(sequence) for sequence in self._kept)
+
+    def begin(self, tokens: list[int], capacity: int) -> CommittingCache | None:
+        """A cache with the longest known beginning of a text; None where none is worth it.
+
+        The rows that a partial cache is chosen by are left to be read: drafts are those of a text alone, too.
+
+        Args:
+            tokens: of the text, the last one not to be cached.
+            capacity: tokens that the cache is to hold, scratch room included.
+        """
+        best, most = None, LEAST - 1
+        for sequence in (*self._running, *self._kept):
+            shared = min(common(sequence.tokens, tokens), sequence.cache.length, len(tokens) - 1 - OBSERVED)
+            if shared > most:
+                best, most = sequence, shared
+        if best is None:
+            return None
+        if any(one is best for one in self._kept):
+            self._kept = [*(one for one in self._kept if one is not best), best]
+        self.reused += most
+        return best.cache.fork(capacity, most)
+
+    def watch(self, sequence: TokenSequence) -> None:
+        """A text begins; others may begin as it does from now on."""
+        self._running.append(sequence)
+
+    def keep(self, sequence: TokenSequence) -> None:
+        """A text has ended: keep it while there is room, instead of those that it begins with."""
+        self._running = [one for one in self._running if one is not sequence]
+        tokens, length = sequence.tokens, sequence.cache.length
+        if not LEAST <= length < len(tokens):
+            return  # nothing to share, or interrupted within a step
+        shared = [common(one.tokens, tokens) for one in self._kept]
+        if any(least >= length for least in shared):
+            return
+        if 2 * length <= sequence.cache.data.shape[2]:
+            sequence.cache = sequence.cache.fork(length)  # it ended early: most of its room is empty
+        sequence.newest = None
+        longer = [one for one, least in zip(self._kept, shared, strict=True) if least < one.cache.length]
+        self._kept = [*longer, sequence]
+        self.shrink(self.most)
+
+    def shrink(self, most: int) -> None:
+        """Let go of the texts that were not used for longest, until the rest take ``most`` bytes."""
+        kept = list(self._kept)
+        while kept and sum(map(_nbytes, kept)) > most:
+            del kept[0]
+        self._kept = kept
+
+    def clear(self) -> bool:
+        """Let go of all ended texts; whether there were any."""
+        there, self._kept = bool(self._kept), []
+        return there
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two texts have in common at their beginnings."""
+    size = min(len(one), len(other))
+    for at in range(0, size, _PART):
+        end = min(at + _PART, size)
+        if one[at:end] != other[at:end]:
+            return next(i for i in range(at, end) if one[i] != other[i])
+    return size
+
+
+def _nbytes(sequence: TokenSequence) -> int:
+    return sequence.cache.data.nbytes

@@ -1,0 +1,493 @@
+"""Many texts of one model: they join and leave between steps, and share each verify pass.
+
+One thread does all the work, in turns: a part of a prompt that waits to be read, then a step of every text
+under way (`step.advance`). A part takes about as long as two steps, so that nobody waits long while another's
+long prompt is read. Each text is what it would be alone; strategies, samplers, journals and failures are its
+own. How many run side by side follows from the memory that their caches need; the others wait in order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from queue import SimpleQueue
+from threading import Condition, Thread
+from time import perf_counter
+from typing import Any, Literal, TypeAlias
+
+from tokenswift.config import check_integer, shown
+from tokenswift.engine.prefixes import Prefixes
+from tokenswift.engine.request import Request, check_callback
+from tokenswift.engine.run import Run
+from tokenswift.engine.step import advance
+from tokenswift.types import Generation, InputError, Step
+
+#: a step; None: the text has ended; an exception: it has failed
+Event: TypeAlias = "Step | Exception | None"
+
+MOST = 16  # texts side by side with "auto": about from there rows cost what they would cost alone
+READ = 2.0  # steps' time that a part of a prompt may take between two steps
+FIRST = 4  # rows of the first part that is read beside texts under way; later ones follow from its time
+TOUCHED = 1 << 24  # bytes of a new cache that the system is asked for between two steps
+_SLOW, _FAST = 1 / 8, 1 / 2  # weight of a new time in a running mean: of steps, of rows that are read
+
+logger = logging.getLogger("tokenswift")
+
+
+class QueueFull(InputError):
+    """As many requests wait as may wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a scheduler does and has done.
+
+    Attributes:
+        running, reading, waiting: texts that are written, whose prompts are read, and that wait their turn.
+        at_once: texts that may run side by side.
+        ended, failed, cancelled: texts so far.
+        steps: that texts have made; several in one pass count for each.
+        passes: verify passes.
+        tokens, drafted, accepted: new tokens, drafted nodes that were verified, and drafted tokens accepted.
+        read, reused: tokens of prompts that were read, and that were copied from another text's beginning.
+        rows: of the last verify pass.
+        step_seconds: time of the last step of all texts, drafting and journals included.
+        pause_seconds: the longest time between two steps of a text.
+        kept_bytes: caches of ended texts that are kept for their beginnings.
+    """
+
+    running: int
+    reading: int
+    waiting: int
+    at_once: int
+    ended: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    steps: int = 0
+    passes: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    read: int = 0
+    reused: int = 0
+    rows: int = 0
+    step_seconds: float = 0.0
+    pause_seconds: float = 0.0
+    kept_bytes: int = 0
+
+
+class Ticket:
+    """A text that was asked for; may be used from any thread. Made by `Scheduler.submit`.
+
+    Each step is given once: to `steps`, or to the callback.
+    """
+
+    def __init__(self, scheduler: Scheduler, run: Run) -> None:
+        self._scheduler = scheduler
+        self._run: Run | None = run
+        self._events: deque[Event] = deque()
+        self._changed = Condition()
+        self._callback: Callable[[Event], object] | None = None
+        self._result: Generation | None = None
+        self._error: Exception | None = None
+
+    def steps(self) -> Iterator[Step]:
+        """The steps as they come; waits for the next.
+
+        Raises:
+            Exception: the text's failure, after its last step.
+        """
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._events or self.is_over)
+                if not self._events:
+                    return
+                event = self._events.popleft()
+            if isinstance(event, Exception):
+                raise event
+            if event is None:
+                return
+            yield event
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the text is over, ``timeout`` seconds at most; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.is_over, timeout)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, failed or was cancelled."""
+        return self._result is not None or self._error is not None
+
+    @property
+    def result(self) -> Generation:
+        """The generation, once it is over; of a cancelled one what there is, its ``finish_reason``
+        "cancelled".
+
+        Raises:
+            InputError: it is not over.
+            Exception: its failure.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._result is None:
+            raise InputError("ticket.result is not there before the end; valid: after ticket.wait()")
+        return self._result
+
+    def cancel(self) -> None:
+        """End the text after the step under way; a journal stays and can be gone on with."""
+        self._scheduler._cancel(self)
+
+    def on_event(self, callback: Callable[[Event], object]) -> None:
+        """Have ``callback(step)`` called for each step, ``callback(exception)`` when the text fails, and
+        ``callback(None)`` when it ends, from the scheduler's thread; for what happened before this call,
+        from the caller's. A callback that raises ends the text."""
+        check_callback("callback", callback)
+        with self._changed:
+            while self._events:
+                callback(self._events.popleft())
+            self._callback = callback
+
+    @property
+    def run(self) -> Run:
+        """What is run; the scheduler's own.
+
+        Raises:
+            InputError: it is over.
+        """
+        if self._run is None:
+            raise InputError("the ticket's text is over; valid: ticket.result")
+        return self._run
+
+    def _tell(self, event: Event) -> None:
+        with self._changed:
+            if self._callback is None:
+                self._events.append(event)
+            else:
+                self._callback(event)
+            self._changed.notify_all()
+
+    def _end(self, result: Generation | None, error: Exception | None) -> None:
+        """The last event; from here on the text's memory can be had."""
+        with self._changed:
+            self._run, self._result, self._error = None, result, error
+        try:
+            self._tell(error)
+        except Exception as fault:  # nothing is left that it could end
+            logger.warning("a callback failed at the end of its text (%s)", fault)
+
+
+class Scheduler:
+    """Runs many requests of one ``LLM``, several in each pass, on one thread of its own.
+
+    A scheduler is a context manager; `close` ends what is under way.
+
+    Args:
+        llm: the ``LLM``.
+        at_once: texts side by side at most; "auto": as many as the memory holds, and pay.
+        queue: requests that may wait; None: any number.
+    Raises:
+        InputError: naming the argument and what is valid.
+    """
+
+    def __init__(self, llm: Any, at_once: int | Literal["auto"] = "auto", queue: int | None = None) -> None:
+        self.at_once = check_at_once(at_once)
+        self._queue = queue if queue is None else check_integer("queue", queue, 0)
+        self._llm = llm
+        self._backend = llm.target.backend
+        self._prefixes = Prefixes.beside(llm.target)
+        self._wake = Condition()  # guards the three lists, and what is counted
+        self._waiting: deque[Ticket] = deque()
+        self._reading: list[Ticket] = []
+        self._running: list[Ticket] = []
+        self._cancelled: list[Ticket] = []
+        self._nbytes: dict[Ticket, int] = {}  # of those that have their turn
+        self._budget = 0  # bytes that these may take together
+        self._is_closed = False
+        self._counted = {"ended": 0, "failed": 0, "cancelled": 0, "steps": 0, "passes": 0, "tokens": 0}
+        self._counted |= {"drafted": 0, "accepted": 0, "read": 0}
+        self._rows = 0
+        self._turn = 0
+        self._step_seconds = self._mean_step = self._mean_row = self._pause = 0.0
+        self._last = 0.0  # when the last step of all texts ended; 0: none is under way
+        self._thread = Thread(target=self._work, name="tokenswift-scheduler", daemon=True)
+        self._thread.start()
+
+    # ---- for any thread -------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> Ticket:
+        """Have a request run, in its turn. A journal begins now.
+
+        Raises:
+            InputError: the request is wrong, or cannot fit the memory.
+            QueueFull: as many wait as may.
+            RunError: its journal cannot be written.
+        """
+        with self._wake:
+            self._check_queue()
+            held = sum(self._nbytes.values())
+        run = Run(self._llm, request, self._prefixes, held)
+        try:
+            run.open()
+            ticket = Ticket(self, run)
+            if run.finish_reason is not None:  # by its journal it has ended already
+                self._finish(ticket)
+                return ticket
+            with self._wake:
+                self._check_queue()
+                self._waiting.append(ticket)
+                self._wake.notify()
+        except BaseException:
+            run.close()
+            raise
+        return ticket
+
+    def _check_queue(self) -> None:
+        if self._is_closed:
+            raise InputError("the scheduler is closed; valid: one that was not closed")
+        idle = self.at_once - len(self._running) - len(self._reading)
+        if self._queue is not None and len(self._waiting) >= self._queue + max(0, idle):
+            raise QueueFull(f"{len(self._waiting)} requests wait already; valid: up to queue {self._queue}")
+
+    def figures(self) -> Figures:
+        """What is under way, and what was done so far."""
+        with self._wake:
+            return Figures(
+                running=len(self._running),
+                reading=len(self._reading),
+                waiting=len(self._waiting),
+                at_once=self.at_once,
+                rows=self._rows,
+                step_seconds=self._step_seconds,
+                pause_seconds=self._pause,
+                reused=self._prefixes.reused,
+                kept_bytes=self._prefixes.nbytes,
+                **self._counted,
+            )
+
+    def close(self) -> None:
+        """End all texts after the step under way, as by `Ticket.cancel`, and the thread with them."""
+        with self._wake:
+            self._is_closed = True
+            self._wake.notify()
+        self._thread.join()
+
+    def __enter__(self) -> Scheduler:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _cancel(self, ticket: Ticket) -> None:
+        with self._wake:
+            self._cancelled.append(ticket)
+            self._wake.notify()
+
+    # ---- its own thread -------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            while self._waits():
+                self._admit()
+                if self._reading:
+                    self._read()
+                if self._running:
+                    self._step()
+        except Exception as error:  # a fault of this class: nobody is to wait for ever
+            self._is_closed = True
+            for ticket in self._all():
+                self._leave(ticket, "failed", error)
+        self._prefixes.clear()
+
+    def _all(self) -> list[Ticket]:
+        return [*self._running, *self._reading, *self._waiting]
+
+    def _waits(self) -> bool:
+        """Wait for something to do, and let those go that were cancelled; False once it is closed."""
+        with self._wake:
+            while not (self._is_closed or self._cancelled or self._all()):
+                self._last = 0.0
+                self._wake.wait()
+            known = self._all()
+            gone = known if self._is_closed else [one for one in self._cancelled if one in known]
+            self._cancelled = []
+        for ticket in gone:
+            self._leave(ticket, "cancelled")
+        return not self._is_closed
+
+    def _admit(self) -> None:
+        """Let texts have their turn, in order, while there is room."""
+        while self._waiting and len(self._nbytes) < self.at_once:
+            ticket = self._waiting[0]
+            try:
+                fits = self._fits(ticket.run)
+            except Exception as error:
+                self._leave(ticket, "failed", error)
+                continue
+            if not fits:
+                return
+            with self._wake:
+                self._waiting.remove(ticket)
+                self._reading.append(ticket)
+                self._nbytes[ticket] = ticket.run.nbytes
+
+    def _fits(self, run: Run) -> bool:
+        """Whether the memory holds one more text.
+
+        Raises:
+            InputError: it does not hold it alone.
+        """
+        memory = self._backend.memory()
+        if memory is None:
+            return True
+        if not self._nbytes:
+            run.check_memory()
+            self._budget = self._backend.memory().free + self._prefixes.nbytes
+        else:
+            room = self._budget - sum(self._nbytes.values()) - run.nbytes
+            if room < 0:
+                return False
+            self._prefixes.shrink(room)
+        return True
+
+    def _read(self) -> None:
+        """Read a part of a prompt: in turns of the text that came first and of the one with the least left,
+        so that neither a long one nor short ones keep the others waiting."""
+        self._turn += 1
+        short = self._turn % 2 == 0
+        ticket = min(self._reading, key=lambda one: one.run.left) if short else self._reading[0]
+        rows = self._llm.target.prefill_chunk
+        if self._running:
+            fitting = int(READ * self._mean_step / self._mean_row) if self._mean_row else FIRST
+            rows = max(1, min(rows, fitting))
+        try:
+            run = ticket.run
+            cache = run.begin().cache
+            if self._running and not cache.touch(TOUCHED):
+                return
+            begun, before = perf_counter(), run.left
+            left = run.read(rows)
+        except Exception as error:
+            self._leave(ticket, "failed", error)
+            return
+        self._count(read=before - left)
+        if left:  # the last part takes what the strategy's beginning takes, too
+            if self._running:  # rows of large parts are cheaper
+                self._mean_row = _mean(self._mean_row, (perf_counter() - begun) / (before - left), _FAST)
+            return
+        with self._wake:
+            self._reading.remove(ticket)
+            self._running.append(ticket)
+
+    def _step(self) -> None:
+        """A step of every text under way."""
+        begun = perf_counter()
+        tickets = list(self._running)
+        texts = [ticket.run.text for ticket in tickets]
+        for ticket, made in zip(tickets, advance([text for text in texts if text is not None]), strict=True):
+            try:
+                if isinstance(made, Exception):
+                    raise made
+                run = ticket.run
+                step = run.take(made)
+                self._count(steps=1, tokens=len(step.token_ids), drafted=step.drafted, accepted=step.accepted)
+                ticket._tell(step)
+            except Exception as error:
+                self._leave(ticket, "failed", error)
+                continue
+            if run.finish_reason is not None:
+                self._finish(ticket)
+        now = perf_counter()
+        self._step_seconds = now - begun
+        self._mean_step = _mean(self._mean_step, self._step_seconds)
+        if self._last:
+            self._pause = max(self._pause, now - self._last)
+        self._last = now if self._running else 0.0
+        self._rows = sum(text.rows for text in texts if text is not None)
+        self._count(passes=1)
+
+    def _finish(self, ticket: Ticket) -> None:
+        try:
+            ticket.run.finish()
+        except Exception as error:
+            self._leave(ticket, "failed", error)
+        else:
+            self._leave(ticket, "ended")
+
+    def _leave(self, ticket: Ticket, how: str, error: Exception | None = None) -> None:
+        """A text is over: let go of its memory and journal, and tell who waits for it."""
+        run = ticket.run
+        result = None if error is not None else run.result()
+        if result is not None and how == "cancelled":
+            result = replace(result, finish_reason=how)
+        run.close()
+        with self._wake:
+            for those in (self._running, self._reading, self._waiting):
+                with suppress(ValueError):
+                    those.remove(ticket)
+            self._nbytes.pop(ticket, None)
+        self._count(**{how: 1})
+        ticket._end(result, error)
+
+    def _count(self, **more: int) -> None:
+        with self._wake:
+            for name, number in more.items():
+                self._counted[name] += number
+
+
+def check_at_once(at_once: object) -> int:
+    """How many texts run side by side at most.
+
+    Raises:
+        InputError: neither "auto" nor an integer from 1 on.
+    """
+    if at_once == "auto":
+        return MOST
+    if isinstance(at_once, str):
+        raise InputError(f"at_once is {shown(at_once)}; valid: auto, or an integer from 1 on", "at_once")
+    return check_integer("at_once", at_once, 1)
+
+
+def run_all(
+    scheduler: Scheduler, requests: Iterable[Request], on_step: Callable[[int, Step], object] | None = None
+) -> Iterator[tuple[int, Generation | Exception]]:
+    """Run requests, a few of them submitted ahead; yields each one's number and its result, or what made it
+    fail, in the order in which they end. ``on_step`` is called with number and step, from the scheduler's
+    thread."""
+    ended: SimpleQueue[tuple[int, Generation | Exception]] = SimpleQueue()
+    under_way = 0
+    for number, request in enumerate(requests):
+        if under_way >= 2 * scheduler.at_once:
+            yield ended.get()
+            under_way -= 1
+        try:
+            ticket = scheduler.submit(request)
+        except Exception as error:
+            yield number, error
+            continue
+        under_way += 1
+        ticket.on_event(partial(_collect, ticket, number, ended, on_step))
+    for _ in range(under_way):
+        yield ended.get()
+
+
+def _collect(
+    ticket: Ticket,
+    number: int,
+    ended: SimpleQueue[tuple[int, Generation | Exception]],
+    on_step: Callable[[int, Step], object] | None,
+    event: Event,
+) -> None:
+    if not isinstance(event, Step):
+        ended.put((number, ticket.result if event is None else event))
+    elif on_step is not None:
+        on_step(number, event)
+
+
+def _mean(mean: float, new: float, weight: float = _SLOW) -> float:
+    """A running mean with a new value; 0: there was none."""
+    return new if not mean else mean + weight * (new - mean)

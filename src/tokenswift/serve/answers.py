@@ -1,0 +1,496 @@
+"""Answers under way and finished ones: who reads them, what stops them, how they go on.
+
+An `Answer` is one request; each of its texts is a `Part`, fed by a ticket of the scheduler. Everything here
+happens on the event loop, but for what is said to run in a thread. A reader asks for the text from a
+position on, in tokens, and gets the rest in stretches, whatever was stopped and begun again meanwhile: the
+tokens of a seed are always the same ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from tokenswift.engine.request import Request
+from tokenswift.engine.scheduler import QueueFull
+from tokenswift.runs.state import RunState, sources_of
+from tokenswift.serve.errors import Refused
+from tokenswift.serve.metrics import Measures
+from tokenswift.serve.schemas import KINDS, Body
+from tokenswift.serve.settings import Settings
+from tokenswift.serve.store import IDS, Record, Store
+from tokenswift.types import InputError, RunError, Step
+
+logger = logging.getLogger("tokenswift")
+AGAIN = 0.5  # seconds until a full queue is tried again
+#: why an answer was stopped
+GONE, CANCELLED, ENDS = "its client is gone", "it was cancelled", "the server ends"
+LATE = "the answer took longer than the server's --max-seconds"
+KEPT = 64  # answers in memory besides those under way and those that somebody reads
+
+
+class Part:
+    """One text of an answer.
+
+    Attributes:
+        pieces: the text that each token released.
+        letters: who drafted each token (`drafters.registry`).
+        steps: tokens and milliseconds of each step.
+        tail: text that the end released.
+        reason: why it ended, "" before.
+        over: no token comes any more, for now: it ended, failed or was stopped.
+    """
+
+    def __init__(self, index: int, prompt_tokens: int) -> None:
+        self.index, self.prompt_tokens = index, prompt_tokens
+        self.ticket: Any = None
+        self.rewind(None)
+
+    def rewind(self, state: RunState | None) -> None:
+        """Go back to what a journal holds, or to the beginning."""
+        self.pieces: list[str] = []
+        self.letters: list[str] = []
+        self.steps: list[tuple[int, float]] = []
+        self.tail = self.reason = ""
+        self.over = False
+        if state is None:
+            return
+        at = 0
+        for size in state.chars:
+            self.pieces.append(state.text[at : at + size])
+            at += size
+        self.letters = list(state.sources)
+        for session in state.steps:
+            before = 0
+            for step in session:
+                self.steps.append((step[0], step[5] - before))
+                before = step[5]
+        if state.end is not None:
+            self.reason, self.tail, self.over = state.end.reason, state.end.tail, True
+
+    def take(self, step: Step) -> None:
+        """One more step."""
+        at = 0
+        for size in step.chars:
+            self.pieces.append(step.text[at : at + size])
+            at += size
+        self.tail = step.text[at:]
+        self.letters += sources_of(step)
+        self.steps.append((len(step.token_ids), round(1000 * step.seconds, 3)))
+
+    @property
+    def text(self) -> str:
+        """The text so far, with what the end released."""
+        return "".join(self.pieces) + (self.tail if self.reason else "")
+
+
+class Answer:
+    """One request and its texts.
+
+    Attributes:
+        readers: requests that wait for it now.
+        begun, running: its tickets were, or are, with the scheduler (also an earlier server's).
+        stopped: why it was stopped, "" where it goes on or has ended.
+        failure: what went wrong, "" where nothing did.
+        over_at: when it became whole, Unix time.
+    """
+
+    def __init__(self, record: Record, body: Body) -> None:
+        self.record, self.body = record, body
+        self.parts = [Part(i, tokens) for i, tokens in enumerate(record.prompt_tokens)]
+        self.readers = 0
+        self.requests: list[Request] | None = None  # of a new one, until they are handed on
+        self.begun = self.running = False
+        self.failure = ""
+        self.over_at: float | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.stopped = ""
+        self.lock = asyncio.Lock()
+        self._news = asyncio.Event()
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def background(self) -> bool:
+        """Whether it goes on without a reader."""
+        return bool(getattr(self.body, "background", None))
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes, for now."""
+        return all(part.over for part in self.parts)
+
+    @property
+    def done(self) -> bool:
+        """Whether it is as whole as it gets: finished, failed or cancelled."""
+        return self.record.state != "open"
+
+    def tell(self) -> None:
+        """Wake the readers."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def follow(self, start: int, pause: float) -> AsyncIterator[tuple[Part, int, int] | None]:
+        """Stretches of tokens as they come, from a position on in every text; None where nothing came for
+        ``pause`` seconds. Ends when nothing more comes."""
+        places = [start] * len(self.parts)
+        loop = asyncio.get_running_loop()
+        newest = loop.time()
+        while True:
+            news, over = self._news, self.over
+            for part in self.parts:
+                at, end = places[part.index], len(part.pieces)
+                if at < end:
+                    places[part.index], newest = end, loop.time()
+                    yield part, at, end
+            if over:
+                return
+            if loop.time() >= newest + pause:
+                newest = loop.time()
+                yield None
+            timer = loop.call_at(
+                newest + pause, self.tell
+            )  # lighter, for each step, than a wait with a limit
+            await news.wait()
+            timer.cancel()
+
+    async def wait(self) -> None:
+        """Until nothing more comes."""
+        while not self.over:
+            await self._news.wait()
+
+
+class Answers:
+    """All answers of a server.
+
+    Args:
+        llm: the ``LLM``.
+        scheduler: an `engine.scheduler.Scheduler` of it.
+        settings: the limits.
+        store: where answers are kept; None: in memory alone.
+        measures: counts what happens.
+    """
+
+    def __init__(
+        self, llm: Any, scheduler: Any, settings: Settings, store: Store | None, measures: Measures
+    ) -> None:
+        self.llm, self.scheduler, self.settings = llm, scheduler, settings
+        self.store, self.measures = store, measures
+        self.closing = False
+        self._answers: OrderedDict[str, Answer] = OrderedDict()
+        self._owned: dict[str, str] = {}  # owner → id
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # ---- which one ------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Go on with what an earlier server left: answers in the background at once, the others when they
+        are asked for."""
+        if self.store is None:
+            return
+        left: list[Answer] = []
+        for record in await asyncio.to_thread(lambda store: list(store.records()), self.store):
+            if record.owner:
+                self._owned[record.owner] = record.id
+            if record.state == "open" and record.body.get("background"):
+                answer = await self._read(record)
+                left += [] if answer is None else [answer]
+        if left:
+            logger.info("going on with %d answers of %s", len(left), self.store.folder)
+            self._spawn(self._go_on(left))
+
+    async def _go_on(self, left: list[Answer]) -> None:
+        """Begin one after the other, as the queue has room."""
+        for answer in left:
+            while not self.closing:
+                try:
+                    await self._begin(answer)
+                    break
+                except QueueFull:
+                    await asyncio.sleep(AGAIN)
+
+    async def make(self, kind: str, body: Body, client: str, key: str | None) -> Answer:
+        """The answer to a request: a new one, or with an Idempotency-Key the one that exists.
+
+        Args:
+            kind: a name of `schemas.KINDS`.
+            client: the API key that was shown, "" without one.
+            key: the Idempotency-Key.
+        Raises:
+            InputError: naming what is wrong with the body.
+            Refused: the key belongs to another request.
+        """
+        known = body.model_dump(include=set(type(body).model_fields), exclude_none=True)
+        try:
+            digest = _digest(msgspec.json.encode(known).decode(), kind)
+        except (ValueError, OverflowError, RecursionError) as error:  # lone surrogates, numbers of any size
+            raise InputError(f"the body cannot be kept ({error}); valid: whole characters") from error
+        owner = "" if key is None else _digest(client, kind, key)
+        if owner in self._owned:
+            answer = await self.get(self._owned[owner])
+            if answer is not None and answer.record.digest != digest:
+                raise Refused(422, "the Idempotency-Key belongs to another request; valid: a new key")
+            if answer is not None:
+                return answer
+        name = KINDS[kind][1] + secrets.token_hex(16)
+        if owner:
+            self._owned[owner] = name  # before anything is waited for: a second one finds it
+        seed = secrets.randbits(31)
+        record = Record(name, kind, int(time.time()), known, seed, [0], owner, digest)
+        answer = self._answers[name] = Answer(record, body)
+        try:
+            async with answer.lock:
+                requests = await asyncio.to_thread(body.requests, self.llm, self.settings, seed)
+                record.prompt_tokens = [len(request.prompt) for request in requests]
+                answer.parts = [Part(i, tokens) for i, tokens in enumerate(record.prompt_tokens)]
+                answer.requests = requests
+                if self._keeps(answer):
+                    await asyncio.to_thread(self._store().write, record)
+        except BaseException:
+            self._forget(answer)
+            raise
+        return answer
+
+    async def get(self, name: str) -> Answer | None:
+        """An answer by its id; None where there is none."""
+        if name in self._answers:
+            self._answers.move_to_end(name)
+            return self._answers[name]
+        if self.store is None or not IDS.fullmatch(name):
+            return None
+        record = await asyncio.to_thread(self.store.read, name)
+        if name in self._answers:  # somebody else was faster
+            return self._answers[name]
+        return None if record is None else await self._read(record)
+
+    async def _read(self, record: Record) -> Answer | None:
+        """An answer of the store, as its journals have it; it is not begun."""
+        try:
+            answer = Answer(record, KINDS[record.kind][0].model_validate(record.body))
+            for part in answer.parts:
+                part.rewind(await asyncio.to_thread(self._store().state, record.id, part.index))
+                part.over = True
+            answer.begun = True
+        except (KeyError, ValueError) as error:  # pydantic's and ours
+            logger.warning("%s cannot be gone on with: %s", record.id, " ".join(str(error).split())[:300])
+            return None
+        answer = self._answers.setdefault(record.id, answer)
+        self._shed()
+        return answer
+
+    def _forget(self, answer: Answer) -> None:
+        self._answers.pop(answer.id, None)
+        if answer.record.owner:
+            self._owned.pop(answer.record.owner, None)
+
+    def _shed(self) -> None:
+        """Let go of the oldest answers that nobody reads; those on the disk are read again when asked for."""
+        idle = [a for a in self._answers.values() if not a.readers and not a.running and not a.lock.locked()]
+        for answer in idle[: max(0, len(self._answers) - KEPT)]:
+            if self._keeps(answer):
+                self._answers.pop(answer.id)
+            else:
+                self._forget(answer)
+
+    def _keeps(self, answer: Answer) -> bool:
+        return self.store is not None and getattr(answer.body, "store", None) is not False
+
+    def _store(self) -> Store:
+        assert self.store is not None
+        return self.store
+
+    # ---- running --------------------------------------------------------------------------------
+
+    async def attach(self, answer: Answer) -> None:
+        """Somebody reads the answer from now on: it is begun, or gone on with. `detach` has to follow, but
+        not where this raises.
+
+        Raises:
+            InputError: the scheduler refuses it; a new answer is forgotten then.
+        """
+        answer.readers += 1
+        try:
+            await self.begin(answer)
+        except BaseException:
+            self.detach(answer)
+            raise
+
+    def detach(self, answer: Answer) -> None:
+        """A reader is gone; the last one of an answer that is not of the background ends its steps."""
+        answer.readers -= 1
+        self._leave(answer)
+
+    async def begin(self, answer: Answer) -> None:
+        """See that an answer is under way, unless it is done. Raises as `attach`."""
+        # a task of its own: a client that goes away meanwhile ends the wait, not the beginning
+        await asyncio.shield(self._spawn(self._begin(answer)))
+
+    async def cancel(self, answer: Answer) -> None:
+        """Stop an answer for good."""
+        async with answer.lock:  # not while it is begun
+            self._stop(answer, CANCELLED)
+            await answer.wait()
+            if not answer.done:
+                await self._settle(answer, "cancelled")
+
+    async def close(self) -> None:
+        """Stop everything between two steps; what is open goes on with the next server on the folder."""
+        self.closing = True
+        for answer in list(self._answers.values()):
+            self._stop(answer, ENDS)
+        await asyncio.to_thread(self.scheduler.close)
+        for answer in list(self._answers.values()):
+            await answer.wait()
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.store is not None:
+            self.store.close()
+
+    @property
+    def left(self) -> int:
+        """Answers that are kept and not whole."""
+        return sum(self._keeps(answer) and not answer.done for answer in self._answers.values())
+
+    def _leave(self, answer: Answer) -> None:
+        if not answer.readers and not answer.background:
+            self._stop(answer, GONE)
+        self._shed()
+
+    def _stop(self, answer: Answer, why: str) -> None:
+        """End its steps; its readers are told when they have ended."""
+        if answer.running and not answer.stopped:
+            answer.stopped = why
+            for part in answer.parts:
+                part.ticket.cancel()
+
+    async def _begin(self, answer: Answer) -> None:
+        async with answer.lock:
+            if answer.stopped:  # until its tickets have let go of their folders
+                await answer.wait()
+            if answer.done or answer.running:
+                return
+            if self.closing:
+                raise Refused(503, "the server ends; valid: another try when it is there again")
+            try:
+                tickets = await asyncio.to_thread(self._submit, answer)
+            except (InputError, RunError) as error:
+                if answer.begun and isinstance(error, QueueFull):
+                    raise
+                if answer.begun:
+                    await self._settle(answer, "failed", str(error))
+                    return
+                self._forget(answer)
+                if self._keeps(answer):
+                    await asyncio.to_thread(self._store().remove, answer.id)
+                raise
+            answer.stopped, answer.running, answer.begun = "", True, True
+            loop = asyncio.get_running_loop()
+            for part, (ticket, state) in zip(answer.parts, tickets, strict=True):
+                part.rewind(state)
+                part.over, part.ticket = False, ticket
+                ticket.on_event(partial(_pass_on, loop, partial(self._take, answer, part)))
+            if self.settings.max_seconds:
+                answer.timer = loop.call_later(self.settings.max_seconds, self._stop, answer, LATE)
+            answer.tell()
+        self._leave(answer)
+
+    def _submit(self, answer: Answer) -> list[tuple[Any, RunState | None]]:
+        """Hand the texts to the scheduler; in a thread."""
+        requests = answer.requests
+        if requests is None:
+            requests = answer.body.requests(self.llm, self.settings, answer.record.seed)
+        answer.requests = None
+        made: list[tuple[Any, RunState | None]] = []
+        try:
+            for index, request in enumerate(requests):
+                state = None
+                if self._keeps(answer):
+                    state = self._store().state(answer.id, index)
+                    request = replace(request, run_dir=self._store().run_dir(answer.id, index))
+                made.append((self.scheduler.submit(request), state))
+        except BaseException:
+            for ticket, _ in made:
+                ticket.cancel()
+            raise
+        return made
+
+    def _take(self, answer: Answer, part: Part, event: Step | BaseException | None) -> None:
+        """What the scheduler tells of a text."""
+        if isinstance(event, Step):
+            part.take(event)
+            self.measures.step(event)
+            answer.tell()
+        else:
+            self._spawn(self._end(answer, part, event))
+
+    async def _end(self, answer: Answer, part: Part, error: BaseException | None) -> None:
+        """A text has ended: by itself, by an error, or because it was stopped."""
+        if error is None:
+            result = part.ticket.result
+            if result.finish_reason != "cancelled":
+                part.tail, part.reason = result.text[sum(map(len, part.pieces)) :], result.finish_reason
+        elif not answer.stopped:
+            if not isinstance(error, InputError | RunError):
+                logger.error("%s failed", answer.id, exc_info=error)
+            answer.failure = answer.failure or " ".join(str(error).split()) or type(error).__name__
+        part.over, part.ticket = True, None
+        if answer.over:
+            answer.running = False
+            if answer.timer is not None:
+                answer.timer.cancel()
+            if all(part.reason for part in answer.parts):
+                await self._settle(answer, "done")
+            elif answer.failure or answer.stopped == LATE:
+                await self._settle(answer, "failed", answer.failure or LATE)
+        elif answer.failure and not answer.stopped:  # the other texts of the request are not wanted alone
+            self._stop(answer, GONE)
+        answer.tell()
+
+    async def _settle(self, answer: Answer, state: str, error: str = "") -> None:
+        """An answer is as whole as it gets."""
+        answer.record.state, answer.record.error = state, error
+        answer.over_at = time.time()
+        for part in answer.parts:
+            part.over = True
+        self.measures.answer(answer.record.kind, state)
+        answer.tell()
+        if self._keeps(answer):
+            try:
+                await asyncio.to_thread(self._store().write, answer.record)
+            except RunError as failed:  # it stays open on the disk: the next server finds it whole
+                logger.warning("%s", failed)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._gone)
+        return task
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, InputError | Refused):
+            logger.error("the server's own work failed", exc_info=error)
+
+
+def _pass_on(loop: asyncio.AbstractEventLoop, take: Callable[[Any], None], event: Any) -> None:
+    """From the scheduler's thread to the event loop's."""
+    with suppress(RuntimeError):  # the loop is closed: nobody reads any more
+        loop.call_soon_threadsafe(take, event)
+
+
+def _digest(*words: str) -> str:
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()

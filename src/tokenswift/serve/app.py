@@ -1,0 +1,221 @@
+"""The routes of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from tokenswift.engine.scheduler import QueueFull
+from tokenswift.serve import wire
+from tokenswift.serve.answers import ENDS, Answer, Answers
+from tokenswift.serve.errors import Refused, error_body, wrong_fields
+from tokenswift.serve.guard import Guard
+from tokenswift.serve.metrics import Measures
+from tokenswift.serve.schemas import Body, Chat, Completion, Responses
+from tokenswift.serve.settings import Settings
+from tokenswift.types import InputError
+from tokenswift.version import __version__
+
+Key = Annotated[str | None, Header(max_length=255, description="a second request with it joins the first")]
+GONE = 499  # the client closed the connection: nobody reads this
+
+
+class Events(StreamingResponse):
+    """A stream of events; its answer has a reader until it ends, however it ends."""
+
+    def __init__(self, answers: Answers, answer: Answer, events: AsyncIterator[bytes]) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no", "x-answer-id": answer.id}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._answers, self._answer = answers, answer
+
+    async def __call__(self, *args: Any) -> None:
+        try:
+            await super().__call__(*args)
+        finally:
+            self._answers.detach(self._answer)
+
+
+def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Measures) -> FastAPI:
+    """The application; it begins by going on with what is open.
+
+    Args:
+        answers: of the server.
+        settings: the limits.
+        keys: of clients; [] asks for none.
+        measures: figures for ``/metrics``.
+    """
+    llm = answers.llm
+    model = Path(llm.name).name
+    made = int(time.time())
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await answers.open()
+        yield
+
+    app = FastAPI(title="tokenswift", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    _add_handlers(app)
+    page, policy = _page()
+
+    async def serve(kind: str, body: Body, request: Request, key: str | None) -> Response:
+        if body.model not in (None, model, llm.name):
+            raise Refused(
+                404, f"the model {body.model!r} is not served; valid: {model}", "model", "model_not_found"
+            )
+        answer = await answers.make(kind, body, request.state.client, key)
+        background = answer.background and not body.stream
+        if background:
+            await answers.begin(answer)
+            return JSONResponse(wire.response(answer, model))
+        await answers.attach(answer)
+        if body.stream:
+            responses = kind == "response"
+            events = (wire.events(answer, model, -1, settings.ping) if responses
+                      else wire.chunks(answer, model, settings.ping))  # fmt: skip
+            return Events(answers, answer, events)
+        try:
+            if await _is_gone(request, answer):
+                return Response(status_code=GONE)
+        finally:
+            answers.detach(answer)
+        if kind == "response":
+            return JSONResponse(wire.response(answer, model))
+        if not all(part.reason for part in answer.parts):
+            raise Refused(503 if answer.stopped == ENDS else 500, wire.unfinished(answer))
+        return JSONResponse(wire.whole(answer, model))
+
+    async def known(name: str) -> Answer:
+        answer = await answers.get(name)
+        if answer is None or answer.record.kind != "response":
+            raise Refused(404, f"there is no response {name[:80]!r}; valid: the id of one", "response_id")
+        return answer
+
+    @app.post("/v1/chat/completions", summary="Answer a conversation")
+    async def chat(body: Chat, request: Request, idempotency_key: Key = None) -> Response:
+        return await serve("chat", body, request, idempotency_key)
+
+    @app.post("/v1/completions", summary="Go on with a text")
+    async def completion(body: Completion, request: Request, idempotency_key: Key = None) -> Response:
+        return await serve("completion", body, request, idempotency_key)
+
+    @app.post("/v1/responses", summary="Answer, in the background too")
+    async def responses(body: Responses, request: Request, idempotency_key: Key = None) -> Response:
+        return await serve("response", body, request, idempotency_key)
+
+    @app.get("/v1/responses/{response_id}", summary="An answer as it stands, or its events from a place on")
+    async def retrieve(
+        response_id: str,
+        stream: bool = False,
+        starting_after: Annotated[int, Query(ge=-1, le=2**53)] = -1,
+    ) -> Response:
+        answer = await known(response_id)
+        if not stream:
+            return JSONResponse(wire.response(answer, model))
+        await answers.attach(answer)
+        return Events(answers, answer, wire.events(answer, model, starting_after, settings.ping))
+
+    @app.post("/v1/responses/{response_id}/cancel", summary="Stop an answer for good")
+    async def cancel(response_id: str) -> Response:
+        answer = await known(response_id)
+        await answers.cancel(answer)
+        return JSONResponse(wire.response(answer, model))
+
+    @app.get("/v1/models", summary="The model that is served")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [about]})
+
+    @app.get("/v1/models/{name:path}", summary="About the model")
+    async def one_model(name: str) -> Response:
+        if name not in (model, llm.name):
+            raise Refused(
+                404, f"the model {name[:80]!r} is not served; valid: {model}", "model", "model_not_found"
+            )
+        return JSONResponse(about)
+
+    @app.get("/health", summary="Whether the server takes requests")
+    async def health() -> Response:
+        return JSONResponse(
+            {"status": "ending" if answers.closing else "ok"}, 503 if answers.closing else 200
+        )
+
+    @app.get("/metrics", summary="Figures for Prometheus")
+    async def metrics() -> Response:
+        return Response(measures.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/", include_in_schema=False)
+    async def start() -> Response:
+        return HTMLResponse(page, headers={"content-security-policy": policy, "x-frame-options": "DENY"})
+
+    about = {"id": model, "object": "model", "created": made, "owned_by": "tokenswift"}
+    app.add_middleware(Guard, settings=settings, keys=keys, measures=measures)  # type: ignore[arg-type]
+    return app
+
+
+def _add_handlers(app: FastAPI) -> None:
+    """Every error in OpenAI's form."""
+
+    @app.exception_handler(InputError)
+    async def wrong(request: Request, error: InputError) -> Response:
+        full = isinstance(error, QueueFull)
+        status, more = (429, {"retry-after": "1"}) if full else (400, {})
+        return JSONResponse(error_body(str(error), status, error.field), status, more)
+
+    @app.exception_handler(RequestValidationError)
+    async def unread(request: Request, error: RequestValidationError) -> Response:
+        return await wrong(request, wrong_fields(error.errors()))
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> Response:
+        return JSONResponse(error.body, error.status)
+
+    @app.exception_handler(HTTPException)
+    async def nothing_there(request: Request, error: HTTPException) -> Response:
+        return JSONResponse(
+            error_body(str(error.detail), error.status_code), error.status_code, error.headers
+        )
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        return JSONResponse(error_body("the server failed; its log says more", 500), 500)
+
+
+async def _is_gone(request: Request, answer: Answer) -> bool:
+    """Wait for the answer's end, or for its client's going away; which it was."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    first, second = asyncio.ensure_future(answer.wait()), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait((first, second), return_when=asyncio.FIRST_COMPLETED)
+        return not first.done()
+    finally:
+        first.cancel()
+        second.cancel()
+
+
+def _page() -> tuple[str, str]:
+    """The page at ``/``, and what a browser may do for it: run its own script, and ask this server."""
+    text = (files("tokenswift.serve") / "page.html").read_text(encoding="utf-8")
+
+    def allowed(tag: str) -> str:
+        found = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = hashlib.sha256(found[1].encode()).digest() if found else b""
+        return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+    policy = f"default-src 'none'; connect-src 'self'; script-src {allowed('script')}; "
+    return text, policy + f"style-src {allowed('style')}; img-src data:; base-uri 'none'; form-action 'none'"

@@ -1,0 +1,136 @@
+"""In front of everything: who may ask, how much at once, and a line about each request."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.responses import JSONResponse
+
+from tokenswift.serve.errors import Refused
+from tokenswift.serve.metrics import Measures
+from tokenswift.serve.settings import Settings
+
+logger = logging.getLogger("tokenswift")
+OPEN = ("/", "/health")  # what needs no key
+LOCAL = ("localhost", "127.0.0.1", "::1")
+BODY_SECONDS = 60.0  # for a request to arrive
+SHOWN = 2000  # characters of a prompt in the log
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class Guard:
+    """ASGI middleware.
+
+    Args:
+        app: what is guarded.
+        settings: the limits.
+        keys: of clients; [] asks for none.
+        measures: counts requests.
+    """
+
+    def __init__(self, app: Any, settings: Settings, keys: list[str], measures: Measures) -> None:
+        self._app, self._settings, self._measures = app, settings, measures
+        self._keys = [_hashed(key) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun, status, body = time.perf_counter(), 0, b""
+
+        async def answer(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            self._check_sender(headers)
+            scope["state"]["client"] = self._check_key(scope["path"], headers)
+            body = await self._body(headers, receive)
+            await self._app(scope, _again(body, receive), answer)
+        except Refused as refused:
+            await JSONResponse(refused.body, refused.status)(scope, receive, answer)
+        finally:
+            self._measures.request(status)
+            self._log(scope, status, time.perf_counter() - begun, body)
+
+    def _check_sender(self, headers: dict[str, str]) -> None:
+        """Refuse pages of other sites: a browser sends their requests to this machine too."""
+        host, origin = headers.get("host", ""), headers.get("origin")
+        name = urlsplit(f"//{host}").hostname
+        if self._settings.is_local and name not in (*LOCAL, self._settings.host):
+            raise Refused(403, "the Host header names another machine; valid: localhost or 127.0.0.1")
+        if origin is not None and urlsplit(origin).netloc != host:
+            raise Refused(403, "the Origin header names another site; valid: this server's own page")
+
+    def _check_key(self, path: str, headers: dict[str, str]) -> str:
+        """The key that the client shows; "" where none is asked for."""
+        if not self._keys or path in OPEN:
+            return ""
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        shown = _hashed(key)
+        known = [hmac.compare_digest(shown, own) for own in self._keys]  # all of them: the time tells nothing
+        if kind.lower() != "bearer" or not any(known):
+            raise Refused(
+                401,
+                "the API key is missing or wrong; valid: Authorization: Bearer KEY",
+                code="invalid_api_key",
+            )
+        return key
+
+    async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:
+        """The whole body, up to the limit."""
+        most, parts, size = self._settings.max_body, [], 0
+        wrong = Refused(413, f"the body is longer than {most:,} bytes; valid: a shorter one")
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length[:20]) > most:
+            raise wrong
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while True:
+                    message = await receive()
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > most:
+                        raise wrong
+                    if not message.get("more_body"):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise Refused(408, f"the body took longer than {BODY_SECONDS:g} seconds") from None
+
+    def _log(self, scope: Scope, status: int, seconds: float, body: bytes) -> None:
+        path = scope.get("raw_path", b"").decode("ascii", "backslashreplace")[:200]
+        client = (scope.get("client") or ("-",))[0]
+        logger.info("%s %s %s %s %.3f s", client, scope["method"], path, status or "gone", seconds)
+        if self._settings.log_prompts and body:
+            logger.info("  %s", ascii(body.decode("utf-8", "replace"))[:SHOWN])
+
+
+def _hashed(key: str) -> bytes:
+    """A key, in a form that has one length."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """The body once more, and then what follows it."""
+    sent = False
+
+    async def again() -> MutableMapping[str, Any]:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again

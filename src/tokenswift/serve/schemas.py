@@ -1,0 +1,273 @@
+"""Bodies of requests: the fields of OpenAI's interface that mean something here, and our own.
+
+Fields that are not named here are ignored, as OpenAI's server does; what is named but cannot be had is
+refused. Ranges are checked where the command line's are, by `config.SamplingParams` and `engine.request`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tokenswift.checks import shown
+from tokenswift.config import SamplingParams
+from tokenswift.engine.request import Request
+from tokenswift.prompts import Prompt, default_sampling
+from tokenswift.serve.settings import Settings
+from tokenswift.types import InputError
+
+TOKENS = 1024  # new tokens where a request names no number
+#: options of strategies that name files or models: for whoever starts the server, not for its clients
+_CLOSED = ("explain", "draft_model")
+#: fields that would change the answer but do nothing here → their values that ask for nothing
+_WITHOUT: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (None, 0),
+    "presence_penalty": (None, 0),
+    "logit_bias": (None, {}),
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "tools": (None, []),
+    "functions": (None, []),
+    "response_format": (None, {"type": "text"}),
+    "text": (None, {}, {"format": {"type": "text"}}),
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "suffix": (None, ""),
+    "previous_response_id": (None,),
+    "conversation": (None,),
+    "prompt": (None,),
+}
+
+
+class Own(BaseModel):
+    """The key ``tokenswift`` of a request: what OpenAI's interface has no word for."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    strategy: str = Field(default="auto", description="how to draft; never changes the text")
+    strategy_options: dict[str, Any] = Field(default_factory=dict, description="options of the strategy")
+    ignore_eos: bool = Field(default=False, description="go on after an end-of-text token")
+    on_loop: str = Field(default="report", description="report, or stop where the text repeats itself")
+    eta_cutoff: float | None = None
+    penalty_window: int | None = None
+    details: bool = Field(
+        default=False, description="with each piece of text: who drafted it, and the steps' times"
+    )
+
+
+class StreamOptions(BaseModel):
+    """Of a stream."""
+
+    include_usage: bool | None = None
+
+
+class Body(BaseModel):
+    """What all bodies have in common."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    top_k: int | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    tokenswift: Own | None = None
+
+    @property
+    def own(self) -> Own:
+        """Our own settings."""
+        return self.tokenswift or Own()
+
+    def prompts(self, has_template: bool) -> list[Prompt]:
+        """What is to be answered or gone on from, one for each text."""
+        raise NotImplementedError
+
+    def length(self) -> tuple[str, int | None]:
+        """The field that says how many tokens there may be, and its value."""
+        raise NotImplementedError
+
+    @property
+    def choices(self) -> int:
+        """Texts for each prompt."""
+        return 1
+
+    def check_served(self) -> None:
+        """Refuse what would change the answer and is not to be had here."""
+        given = self.model_extra or {}
+        for name, nothing in _WITHOUT.items():
+            value = given.get(name)
+            if value not in nothing:
+                usual = next((v for v in nothing if v is not None), None)
+                raise InputError(
+                    f"{name} is {shown(value)}; valid here: {'none' if usual is None else usual}", name
+                )
+        for name in _CLOSED:
+            if name in self.own.strategy_options:
+                raise InputError(f"tokenswift.strategy_options.{name} is no option of a server", "tokenswift")
+
+    def requests(self, llm: Any, settings: Settings, seed: int) -> list[Request]:
+        """The generations that the body asks for.
+
+        Args:
+            llm: the ``LLM``.
+            seed: of the first of ``n`` texts, where the body names none.
+        Raises:
+            InputError: naming the field, its value and what is valid.
+        """
+        self.check_served()
+        field, wanted = self.length()
+        most, own = settings.max_tokens, self.own
+        if wanted is not None and not 1 <= wanted <= most:
+            raise InputError(f"{field} is {wanted}; valid: an integer from 1 to {most:,}", field)
+        prompts = self.prompts(llm.has_chat_template)
+        if not 1 <= self.choices * len(prompts) <= settings.max_choices:
+            raise InputError(
+                f"n is {self.choices}, for {len(prompts)} prompts; valid: 1 to {settings.max_choices} in all",
+                "n",
+            )
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        made: list[Request] = []
+        for prompt in prompts:
+            sampling = self._sampling(prompt, seed)
+            ids = llm.encode(prompt)
+            limit = llm.target.rotary.limit
+            if settings.max_prompt is not None and len(ids) > settings.max_prompt:
+                raise InputError(f"the prompt is {len(ids)} tokens; valid: up to {settings.max_prompt:,}")
+            room = TOKENS if limit is None else max(1, min(TOKENS, limit - len(ids)))
+            made += [
+                Request(
+                    ids,
+                    min(room, most) if wanted is None else wanted,
+                    own.strategy,
+                    {k: tuple(v) if isinstance(v, list) else v for k, v in own.strategy_options.items()},
+                    SamplingParams(**{**sampling, "seed": sampling["seed"] + index}),
+                    ignore_eos=own.ignore_eos,
+                    stop=tuple(stop),
+                    on_loop=own.on_loop,
+                )
+                for index in range(self.choices)
+            ]
+        return made
+
+    def _sampling(self, prompt: Prompt, seed: int) -> dict[str, Any]:
+        usual = default_sampling(prompt)
+        given = {"seed": seed, "eta_cutoff": self.own.eta_cutoff, "penalty_window": self.own.penalty_window}
+        for name in ("temperature", "top_p", "min_p", "top_k", "repetition_penalty", "seed"):
+            if getattr(self, name) is not None:
+                given[name] = getattr(self, name)
+        values = {f.name: getattr(usual, f.name) for f in fields(SamplingParams)}
+        return values | {name: value for name, value in given.items() if value is not None}
+
+
+class Piece(BaseModel):
+    """A part of a message."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(BaseModel):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    role: Literal["system", "developer", "user", "assistant"] = "user"
+    content: str | list[Piece]
+
+    def plain(self) -> dict[str, str]:
+        """The message as templates take it.
+
+        Raises:
+            InputError: it holds something else than text.
+        """
+        if isinstance(self.content, str):
+            text = self.content
+        else:
+            for piece in self.content:
+                if piece.type not in ("text", "input_text", "output_text") or piece.text is None:
+                    raise InputError(
+                        f"a message holds a part of type {shown(piece.type)}; valid: text", "messages"
+                    )
+            text = "".join(piece.text or "" for piece in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class Chat(Body):
+    """The body of ``/v1/chat/completions``."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+    stream_options: StreamOptions | None = None
+
+    def prompts(self, has_template: bool) -> list[Prompt]:
+        return [[message.plain() for message in self.messages]]
+
+    def length(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
+
+    @property
+    def choices(self) -> int:
+        return 1 if self.n is None else self.n
+
+
+class Completion(Body):
+    """The body of ``/v1/completions``."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    max_tokens: int | None = None
+    n: int | None = None
+    stream_options: StreamOptions | None = None
+
+    def prompts(self, has_template: bool) -> list[Prompt]:
+        prompt: Any = self.prompt
+        several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
+        return prompt if several else [prompt]
+
+    def length(self) -> tuple[str, int | None]:
+        return "max_tokens", self.max_tokens
+
+    @property
+    def choices(self) -> int:
+        return 1 if self.n is None else self.n
+
+
+class Responses(Body):
+    """The body of ``/v1/responses``."""
+
+    input: str | list[Message]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    background: bool | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+
+    def prompts(self, has_template: bool) -> list[Prompt]:
+        before = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        if isinstance(self.input, str):
+            if not before and not has_template:  # as the command line has it: gone on from
+                return [self.input]
+            return [[*before, {"role": "user", "content": self.input}]]
+        if not self.input:
+            raise InputError("input is []; valid: text, or at least one message", "input")
+        return [[*before, *(message.plain() for message in self.input)]]
+
+    def length(self) -> tuple[str, int | None]:
+        return "max_output_tokens", self.max_output_tokens
+
+
+#: kind of an answer → its body, and how its ids begin
+KINDS: dict[str, tuple[type[Body], str]] = {
+    "chat": (Chat, "chatcmpl-"),
+    "completion": (Completion, "cmpl-"),
+    "response": (Responses, "resp_"),
+}

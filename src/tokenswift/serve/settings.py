@@ -1,0 +1,115 @@
+"""What a server is started with. Light: neither torch nor FastAPI in here."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from tokenswift.checks import check_integer, check_number
+from tokenswift.types import InputError
+
+
+def _option(default: Any, metavar: str, least: int | None = None) -> Any:
+    """A field with the placeholder of its value, and its least number."""
+    return field(default=default, metadata={"metavar": metavar} | ({} if least is None else {"least": least}))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where the server listens, who may ask, and how much.
+
+    Attributes:
+        host: address to listen at; another than this machine's own needs --api-key-file
+        port: port to listen at, 0 for any that is free
+        api_key_file: file with the keys of clients, one a line; default: none is asked for
+        run_dir: keep a journal of every answer there; a server that is started again on the same folder goes
+            on with what was under way
+        max_concurrent: answers written at once, or auto: what the memory holds
+        queue: answers that may wait for their turn; the next one is refused with status 429
+        max_tokens: new tokens of one text at most
+        max_prompt: tokens of one prompt at most; default: the model's positions
+        max_choices: texts of one request at most: its prompts times n
+        max_body: bytes of a request at most
+        max_connections: connections at once; the next one is refused with status 503
+        max_seconds: seconds that an answer may take before it is stopped, 0 for any number
+        ping: seconds without text after which a stream gets a comment, so that nobody takes it for dead
+        log_prompts: write prompts into the access log too; default: never
+    """
+
+    host: str = _option("127.0.0.1", "ADDRESS")
+    port: int = _option(8000, "N", 0)
+    api_key_file: str | None = _option(None, "F")
+    run_dir: str | None = _option(None, "DIR")
+    max_concurrent: str = _option("auto", "N")
+    queue: int = _option(64, "N", 0)
+    max_tokens: int = _option(32_768, "N", 1)
+    max_prompt: int | None = _option(None, "N", 1)
+    max_choices: int = _option(16, "N", 1)
+    max_body: int = _option(8 << 20, "N", 1)
+    max_connections: int = _option(256, "N", 1)
+    max_seconds: float = _option(0.0, "SECONDS")
+    ping: float = _option(15.0, "SECONDS")
+    log_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            if "least" in one.metadata and getattr(self, one.name) is not None:
+                check_integer(one.name, getattr(self, one.name), one.metadata["least"])
+        if self.port > 65_535:
+            raise InputError(f"port is {self.port}; valid: 0 to 65535", "port")
+        check_number("ping", self.ping, "seconds, from 0.01 to 3600", 0.01 <= self.ping <= 3600)
+        check_number("max_seconds", self.max_seconds, "seconds, 0 for any number", self.max_seconds >= 0)
+        self.at_once  # noqa: B018  # says what is wrong with it
+        if not self.is_local and self.api_key_file is None:
+            raise InputError(
+                f"host is {self.host!r}, for other machines; valid: with --api-key-file, or 127.0.0.1",
+                "host",
+            )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches the server."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def at_once(self) -> int | str:
+        """``max_concurrent`` as the scheduler takes it."""
+        if self.max_concurrent == "auto":
+            return "auto"
+        number = int(self.max_concurrent) if self.max_concurrent.isdecimal() else 0
+        if number < 1:
+            raise InputError(
+                f"max_concurrent is {self.max_concurrent!r}; valid: auto, or an integer of at least 1",
+                "max_concurrent",
+            )
+        return number
+
+    def keys(self) -> list[str]:
+        """The keys that clients may show; [] where none is asked for.
+
+        Raises:
+            InputError: the file cannot be read, or holds no key or a short one.
+        """
+        if self.api_key_file is None:
+            return []
+        try:
+            text = Path(self.api_key_file).expanduser().read_text(encoding="ascii")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "it is not ASCII"
+            raise InputError(
+                f"api_key_file {self.api_key_file} cannot be read ({reason}); valid: a file of keys",
+                "api_key_file",
+            ) from error
+        found = text.split()
+        if not found or min(map(len, found)) < 16:
+            raise InputError(
+                f"api_key_file {self.api_key_file} holds {len(found)} keys; valid: at least one, and none of "
+                f"fewer than 16 characters",
+                "api_key_file",
+            )
+        return found

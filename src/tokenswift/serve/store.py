@@ -1,0 +1,134 @@
+"""Answers on the disk: a folder each, with what was asked for and a journal for every text.
+
+====================  =============================================================
+``ID/answer.json``    a `Record`: kind, body, seed, state
+``ID/0``, ``ID/1``…   the runs of its texts, which ``tokenswift resume`` knows as well
+====================  =============================================================
+
+Names come from the server alone: an id that is not of its form is no answer's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenswift.runs import folder as folders
+from tokenswift.runs import journal
+from tokenswift.runs.regular import read_regular
+from tokenswift.runs.state import RunState
+from tokenswift.types import InputError, RunError
+
+logger = logging.getLogger("tokenswift")
+IDS = re.compile(r"(?:chatcmpl-|cmpl-|resp_)[0-9a-f]{32}")
+RECORD = "answer.json"
+
+
+class Record(msgspec.Struct, forbid_unknown_fields=True):
+    """What makes an answer again.
+
+    Attributes:
+        id, kind: ``resp_…`` and "response", say (`schemas.KINDS`).
+        created: Unix time.
+        body: of the request, as JSON values.
+        seed: of the first text where the body names none.
+        prompt_tokens: of each text.
+        owner: digest of the client's key and of its Idempotency-Key; "" without the latter.
+        digest: of the body.
+        state: "open", "done", "failed" or "cancelled".
+        error: of a failed one.
+    """
+
+    id: str
+    kind: str
+    created: int
+    body: dict[str, Any]
+    seed: int
+    prompt_tokens: list[int]
+    owner: str
+    digest: str
+    state: str = "open"
+    error: str = ""
+
+
+class Store:
+    """The folder of all answers.
+
+    Raises:
+        InputError: it cannot be made or written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = folders.Lock(folder)
+        except OSError as error:
+            raise InputError(
+                f"run_dir {folder} cannot be written ({error.strerror or error}); valid: a writable folder",
+                "run_dir",
+            ) from error
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self._lock.release()
+
+    def run_dir(self, name: str, index: int) -> Path:
+        """The run's folder of one text of an answer."""
+        return self.folder / name / str(index)
+
+    def write(self, record: Record) -> None:
+        """Keep a record, whole or not at all.
+
+        Raises:
+            RunError: the disk says no.
+        """
+        folder = self.folder / record.id
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            journal.write_whole(folder / RECORD, msgspec.json.encode(record))
+        except OSError as error:
+            raise RunError(f"writing in {folder} failed ({error.strerror or error})") from error
+
+    def remove(self, name: str) -> None:
+        """Forget an answer that was never begun."""
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    def read(self, name: str) -> Record | None:
+        """A record by its id; None where there is none that can be read."""
+        if not IDS.fullmatch(name):
+            return None
+        path = self.folder / name / RECORD
+        try:
+            record = msgspec.json.decode(read_regular(path), type=Record)
+        except FileNotFoundError:
+            return None
+        except (OSError, InputError, msgspec.DecodeError) as error:
+            logger.warning("%s cannot be read (%s); it is left alone", path, " ".join(str(error).split()))
+            return None
+        return record if record.id == name else None
+
+    def records(self) -> Iterator[Record]:
+        """All of them, the oldest first."""
+        found = [record for name in os.listdir(self.folder) if (record := self.read(name)) is not None]
+        yield from sorted(found, key=lambda record: record.created)
+
+    def state(self, name: str, index: int) -> RunState | None:
+        """What the journal of a text holds; None before there is one.
+
+        Raises:
+            InputError: it is damaged.
+        """
+        folder = self.run_dir(name, index)
+        if not folders.has_run(folder):
+            return None
+        contents, state = folders.load(folder)
+        folders.check_whole(folder, contents, state)
+        return state

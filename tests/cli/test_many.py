@@ -1,0 +1,166 @@
+"""``tokenswift generate --prompts``: many texts, each in a folder that can be gone on with."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Call, Outcome, chatty_model
+from tokenswift.config import CHAT_TEMPERATURE
+from tokenswift.engine.llm import LLM
+from tokenswift.runs import folder as folders
+
+PROMPTS: list[dict[str, Any]] = [
+    {"prompt": "Once upon a time", "seed": 3},
+    {"id": "short", "prompt": "x", "max_new_tokens": 5},
+    {"id": "chat.1", "messages": [{"role": "user", "content": "Hello"}]},
+    {"prompt": "Once upon a time", "greedy": True, "stop": ["q"]},
+]
+NAMES = ["00001", "short", "chat.1", "00004"]
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chatty_model(tmp_path_factory.mktemp("chatty"), 256)
+
+
+def lines_of(prompts: list[Any], name: str = "p.jsonl") -> str:
+    Path(name).write_text("".join(json.dumps(one) + "\n" for one in prompts), encoding="utf-8")
+    return name
+
+
+@pytest.fixture
+def many(cli: Call, chatty: Path) -> Callable[..., Outcome]:
+    def call(prompts: list[Any], *argv: object) -> Outcome:
+        common = ("--model", chatty, "--strategy", "autoregressive", "--max-new-tokens", 20, "--ignore-eos")
+        return cli("generate", "--prompts", lines_of(prompts), "--out", "out", *common, *argv)
+
+    return call
+
+
+def texts() -> dict[str, list[int]]:
+    return {path.name: folders.load(path)[1].tokens for path in sorted(Path("out").iterdir())}
+
+
+def test_each_text_is_that_of_its_prompt_alone(many: Callable[..., Outcome], chatty: Path) -> None:
+    done = many(PROMPTS, "--json", "r.jsonl", "--seed", 8)
+    assert (done.code, done.out) == (0, ""), done
+    records = [json.loads(line) for line in Path("r.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [record["id"] for record in records] == NAMES
+    with LLM(chatty) as llm:
+        for record, given in zip(records, PROMPTS, strict=True):
+            more = {k: v for k, v in given.items() if k in ("seed", "greedy", "max_new_tokens", "stop")}
+            if "messages" in given:
+                more["temperature"] = CHAT_TEMPERATURE
+            how = {"max_new_tokens": 20, "seed": 8, "strategy": "autoregressive", "ignore_eos": True, **more}
+            alone = llm.generate(given.get("prompt") or given["messages"], **how)
+            assert record["token_ids"] == alone.token_ids and record["text"] == alone.text
+            assert texts()[record["id"]] == alone.token_ids
+    assert done.err.splitlines()[-1].startswith("4 of 4 texts are in out")
+
+
+def test_a_second_start_goes_on_with_what_is_missing(many: Callable[..., Outcome]) -> None:
+    assert many(PROMPTS[:2]).code == 0
+    before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("journal")}
+    done = many(PROMPTS, "--json")
+    assert done.code == 0 and len(done.out.splitlines()) == len(PROMPTS)
+    assert all(path.stat().st_mtime_ns == when for path, when in before.items())
+    assert sorted(texts()) == sorted(NAMES)
+
+
+def test_a_prompt_that_fails_does_not_stop_the_others(many: Callable[..., Outcome]) -> None:
+    """One too long for the model, and one whose folder holds another run."""
+    assert many([{"id": "other", "prompt": "another"}]).code == 0
+    long = {"id": "long", "prompt": "word " * 100}
+    done = many([long, *PROMPTS, {"id": "other", "prompt": "changed"}], "--json", "-")
+    assert done.code == 1
+    *_, last = done.err.splitlines()
+    assert last == "error: 2 of 6 prompts failed: long, other"
+    assert "long failed: prompt and new tokens are" in done.err and "other failed: " in done.err
+    records = {record["id"]: record for record in map(json.loads, done.out.splitlines())}
+    assert [name for name, record in records.items() if record.get("error")] == ["long", "other"]
+    assert sorted(texts()) == ["00002", "00005", "chat.1", "other", "short"]
+
+
+@pytest.mark.parametrize(
+    "lines,words",
+    [
+        ([], "--prompts p.jsonl holds no prompts"),
+        (["text"], "line 1: it has not one of prompt and messages"),
+        ([PROMPTS[0], {"prompt": "a", "messages": []}], "line 2: it has not one of prompt and messages"),
+        ([{"prompt": ""}], "line 1: prompt is ''; valid: text of at least one character"),
+        ([{"messages": ["a"]}], "line 1: messages is ['a']; valid: a list of objects"),
+        ([{"prompt": "a", "sead": 1}], "line 1: 'sead' is no field; valid: id, prompt,"),
+        ([{"prompt": "a", "seed": "1"}], "line 1: seed is '1'"),
+        ([{"prompt": "a", "max_new_tokens": 0}], "line 1: --max-new-tokens is 0"),
+        ([{"prompt": "a", "ignore_eos": 3}], "line 1: --ignore-eos is 3"),
+        ([{"prompt": "a", "id": "../a"}], "line 1: id is '../a'; valid: up to 100 letters"),
+        ([{"prompt": "a", "id": ""}], "line 1: id is ''"),
+        ([{"prompt": "a", "id": "b"}, {"prompt": "a", "id": "b"}], "line 2: id is 'b', as in line 1"),
+        ([{"prompt": "a", "id": "00002"}, {"prompt": "a"}], "line 2: id is '00002', as in line 1"),
+    ],
+)
+def test_bad_prompts(many: Callable[..., Outcome], lines: list[Any], words: str) -> None:
+    done = many(lines)
+    assert done.code == 2 and words in done.error, done
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    "argv,words",
+    [
+        (("--prompts", "p"), "--prompts given without --out"),
+        (("hi", "--out", "d"), "--out given without --prompts"),
+        (("hi", "--prompts", "p", "--out", "d"), "--prompts and PROMPT given"),
+        (("--prompts", "p", "--out", "d", "--run-dir", "r"), "--prompts and --run-dir given"),
+        (("--prompts", "missing", "--out", "d"), "--prompts missing cannot be read"),
+        (("--prompts", "p", "--out", "d", "--at-once", "0"), "--at-once is 0; valid: "),
+        (("--prompts", "p", "--out", "d", "--at-once", "some"), "--at-once is 'some'; valid: auto, or"),
+    ],
+)
+def test_bad_options(cli: Call, argv: tuple[str, ...], words: str) -> None:
+    done = cli("generate", *argv)
+    assert done.code == 2 and done.error.startswith(words), done
+
+
+def test_a_file_in_place_of_the_folder(many: Callable[..., Outcome]) -> None:
+    Path("out").write_text("mine", encoding="utf-8")
+    done = many(PROMPTS)
+    assert done.code == 2 and done.error.startswith("--out is 'out': it is no folder")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_folder_of_prompts_is_gone_on_with(
+    many: Callable[..., Outcome], chatty: Path, number: signal.Signals
+) -> None:
+    """Killed or interrupted while texts are under way."""
+    prompts = [{"prompt": f"The story of number {i}", "seed": i} for i in range(5)]
+    common = ("--model", str(chatty), "--strategy", "autoregressive", "--max-new-tokens", "200")
+    argv = ("generate", "--prompts", lines_of(prompts), *common, "--ignore-eos", "--at-once", "2")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tokenswift", *argv, "--out", "out"], stderr=subprocess.PIPE, text=True
+    )
+    until = time.monotonic() + 120
+    while not (Path("out").exists() and len(list(Path("out").rglob("text.*"))) > 2):
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert err.splitlines()[-1].endswith("of 5 texts are written; the same command goes on"), err
+    unfinished = list(Path("out").rglob("text.unfinished.txt"))
+    assert unfinished or len(list(Path("out").iterdir())) < 5
+    assert many(prompts, "--max-new-tokens", 200, "--at-once", 2).code == 0
+    with LLM(chatty) as llm:
+        for i, prompt in enumerate(prompts):
+            how = {"strategy": "autoregressive", "ignore_eos": True, "seed": i}
+            assert texts()[f"{i + 1:05}"] == llm.generate(prompt["prompt"], 200, **how).token_ids

@@ -1,0 +1,445 @@
+"""Many texts side by side: each is what it is alone, whoever joins, leaves, fails or is cancelled."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.planted import cast
+from tests.tiny import FAMILIES, SIZES, VOCAB, build, tiny_model
+from tokenswift import LLM, SamplingParams
+from tokenswift.drafters.auto.prices import Table
+from tokenswift.engine import scheduler as scheduling
+from tokenswift.engine.request import Request
+from tokenswift.engine.scheduler import Event, QueueFull, Scheduler, Ticket, run_all
+from tokenswift.engine.step import prefill
+from tokenswift.heads.modules import Heads, HeadsConfig
+from tokenswift.interfaces import TokenSequence
+from tokenswift.memory import Memory
+from tokenswift.runs.writer import RunWriter
+from tokenswift.strategies.autoregressive import Autoregressive
+from tokenswift.types import DraftTree, Generation, InputError, RunError, Step
+
+COSTS = Table((1, 4, 32), (1.0, 1.1, 2.0), (1e-4, 1e-4, 2e-4), 0.05, 0.2)
+STRATEGIES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("autoregressive", {}),
+    ("auto", {}),
+    ("auto", {"draft": "partial", "budget": 24, "sinks": 2}),
+    ("tokenswift", {"tree": (2, 2), "ngrams": 3, "budget": 40, "sinks": 2, "draft": "partial"}),
+    ("tokenswift", {"tree": (3, 1)}),
+    ("magicdec", {"gamma": 3, "budget": 30, "sinks": 2}),
+)
+SHARED = [5, 9, 2, 7, 7, 3, 8, 1, 4, 6] * 9
+
+
+def llm_of(dtype: torch.dtype = torch.float32, family: str = "llama") -> LLM:
+    heads = Heads(HeadsConfig("conditioned", 2, 48, VOCAB, inner=8))
+    made = tiny_model(family) if family in FAMILIES else build(family, SIZES, head_dim=8)
+    llm = LLM.from_model(cast(made, dtype), heads=heads)
+    llm.costs = lambda low=None: COSTS  # type: ignore[method-assign]
+    return llm
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return llm_of()
+
+
+def request_of(rnd: random.Random) -> Request:
+    strategy, options = rnd.choice(STRATEGIES)
+    shared = SHARED[: rnd.choice((0, 0, 40, 90))]
+    prompt = [*shared, *(rnd.randrange(VOCAB) for _ in range(rnd.choice((1, 2, 17, 60, 120))))]
+    sampling = SamplingParams(
+        temperature=rnd.choice((0.0, 0.5, 1.0)),
+        top_k=rnd.choice((0, 5)),
+        repetition_penalty=rnd.choice((1.0, 1.2)),
+        seed=rnd.randrange(1000),
+    )
+    ends = rnd.choice((True, False))
+    return Request(prompt, rnd.choice((1, 5, 20, 40)), strategy, options, sampling, ignore_eos=ends)
+
+
+def alone(llm: LLM, request: Request) -> Generation:
+    return llm.start(replace(request, run_dir=None)).finish()
+
+
+def joined(scheduler: Scheduler, requests: list[Request], rnd: random.Random) -> list[Ticket]:
+    """Submit requests at random steps of those before them, and wait for all."""
+    tickets: list[Ticket] = []
+    left, seen = list(requests), [0]
+
+    def on_event(event: Event) -> None:
+        seen[0] += 1
+        if left and (event is None or rnd.random() < 0.3):
+            submit()
+
+    def submit() -> None:
+        tickets.append(scheduler.submit(left.pop(0)))
+        tickets[-1].on_event(on_event)
+
+    submit()
+    while left or not all(ticket.is_over for ticket in tickets):
+        assert tickets[-1].wait(60)
+    return tickets
+
+
+def check_batch(llm: LLM, seed: int) -> int:
+    """A batch of 8, as drawn by a seed; returns the most rows of a pass."""
+    rnd = random.Random(seed)
+    requests = [request_of(rnd) for _ in range(8)]
+    most = 0
+    with Scheduler(llm, rnd.choice((3, 8))) as scheduler:
+        for request, ticket in zip(requests, joined(scheduler, requests, rnd), strict=True):
+            one, many = alone(llm, request), ticket.result
+            assert many.token_ids == one.token_ids, (seed, request)
+            assert (many.text, many.finish_reason) == (one.text, one.finish_reason)
+        figures = scheduler.figures()
+        most = figures.steps - figures.passes
+    assert figures.ended == 8 and figures.failed == figures.cancelled == 0
+    return most
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_text_of_a_batch_is_what_it_is_alone(dtype: torch.dtype) -> None:
+    made = llm_of(dtype)
+    assert made.target.equal_bits
+    assert sum(check_batch(made, seed) for seed in range(4)) > 50  # passes were shared
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_a_batch_of_other_families(family: str) -> None:
+    """Gemma 2 runs through transformers' own forward: each text in a pass of its own."""
+    check_batch(llm_of(family=family), 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_many_batches(dtype: torch.dtype) -> None:
+    made = llm_of(dtype)
+    for seed in range(100, 130):
+        check_batch(made, seed)
+
+
+def plain(prompt: list[int], new: int = 20, seed: int = 0, **more: Any) -> Request:
+    return Request(prompt, new, "autoregressive", None, SamplingParams(seed=seed), ignore_eos=True, **more)
+
+
+def over(*tickets: Ticket) -> None:
+    for ticket in tickets:
+        assert ticket.wait(60)
+
+
+class Gate:
+    """Holds the scheduler's thread in the first step of a text, until it is opened."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+        self.ticket = scheduler.submit(plain([1, 2, 3], 5, on_progress=self))
+        assert self.reached.wait(60)
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        self.reached.set()
+        assert self.opened.wait(60)
+
+
+# ---- tickets ------------------------------------------------------------------------------------
+
+
+def test_steps_come_as_in_a_stream(llm: LLM) -> None:
+    request = plain([3, 4, 5], 12)
+    with Scheduler(llm) as scheduler:
+        tickets = [scheduler.submit(request), scheduler.submit(plain([8, 8]))]
+        steps = list(tickets[0].steps())
+        over(*tickets)
+        assert list(tickets[0].steps()) == []
+        assert scheduler.figures().tokens == 32
+    assert steps == list(llm.start(request))
+    assert tickets[0].result.metrics.steps == len(steps)
+
+
+def test_what_happened_before_is_told_too(llm: LLM) -> None:
+    seen: list[Event] = []
+    with Scheduler(llm) as scheduler:
+        ticket = scheduler.submit(plain([3, 4, 5], 4))
+        over(ticket)
+        ticket.on_event(seen.append)
+    assert [type(event) for event in seen] == [Step] * 4 + [type(None)]
+
+
+def test_a_result_before_the_end(llm: LLM) -> None:
+    with Scheduler(llm) as scheduler:
+        gate = Gate(scheduler)
+        with pytest.raises(InputError, match="ticket.result is not there before the end"):
+            _ = gate.ticket.result
+        assert not gate.ticket.wait(0.01)
+        gate.opened.set()
+        over(gate.ticket)
+    assert len(gate.ticket.result.token_ids) == 5
+
+
+def test_cancelled_texts_end_and_the_others_go_on(llm: LLM) -> None:
+    """One that is written, one whose prompt is read, one that waits."""
+    with Scheduler(llm, 3) as scheduler:
+        long = scheduler.submit(plain([9, 9], 300))
+        next(long.steps())
+        gate = Gate(scheduler)
+        other, waits = scheduler.submit(plain([5, 6], 30)), scheduler.submit(plain([7]))
+        for ticket in (long, gate.ticket, waits):
+            ticket.cancel()
+        gate.opened.set()
+        over(long, gate.ticket, other, waits)
+        figures = scheduler.figures()
+        long.cancel()  # nothing is left to be cancelled
+    assert [t.result.finish_reason for t in (long, gate.ticket, waits)] == ["cancelled"] * 3
+    assert 0 < len(long.result.token_ids) < 300 and waits.result.token_ids == []
+    assert other.result.token_ids == alone(llm, plain([5, 6], 30)).token_ids
+    assert (figures.cancelled, figures.ended) == (3, 1)
+    assert (figures.running, figures.reading, figures.waiting) == (0, 0, 0)
+
+
+def test_close_ends_what_is_under_way(llm: LLM, tmp_path: Path) -> None:
+    scheduler = Scheduler(llm)
+    request = plain([9, 9], 200, run_dir=tmp_path / "run")
+    ticket = scheduler.submit(request)
+    next(ticket.steps())
+    scheduler.close()
+    scheduler.close()
+    assert ticket.result.finish_reason == "cancelled"
+    with pytest.raises(InputError, match="the scheduler is closed"):
+        scheduler.submit(request)
+    whole = llm.start(request).finish()
+    assert whole.token_ids == alone(llm, request).token_ids
+    assert whole.token_ids[: len(ticket.result.token_ids)] == ticket.result.token_ids
+
+
+def test_a_queue_that_is_full(llm: LLM) -> None:
+    with Scheduler(llm, 1, queue=2) as scheduler:
+        gate = Gate(scheduler)
+        waiting = [scheduler.submit(plain([4], 3, seed)) for seed in (1, 2)]
+        with pytest.raises(QueueFull, match="2 requests wait already; valid: up to queue 2"):
+            scheduler.submit(plain([4], 3))
+        assert scheduler.figures().waiting == 2
+        gate.opened.set()
+        over(gate.ticket, *waiting)
+
+
+@pytest.mark.parametrize("at_once", [0, -1, "all", 1.5, None])
+def test_bad_numbers_of_texts(llm: LLM, at_once: Any) -> None:
+    with pytest.raises(InputError, match="at_once is .*; valid: "):
+        Scheduler(llm, at_once)
+    with pytest.raises(InputError, match="at_once is .*; valid: "):
+        llm.generate_many([[1]], at_once=at_once)
+    with pytest.raises(InputError, match="queue is -1"):
+        Scheduler(llm, queue=-1)
+
+
+def test_a_wrong_request_is_refused_at_once(llm: LLM) -> None:
+    with Scheduler(llm) as scheduler, pytest.raises(InputError, match="prompt is empty"):
+        scheduler.submit(plain([]))
+
+
+# ---- failures -----------------------------------------------------------------------------------
+
+
+def test_a_text_that_fails_ends_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By its drafter, by rows that do not fit, by its journal, by a callback, by its reading."""
+    draft, add = Autoregressive.draft, RunWriter.add
+
+    def failing(self: Any, sequence: Any) -> DraftTree:
+        seed = sequence.sampler.params.seed
+        if len(sequence.tokens) > 8 and seed == 13:
+            raise RunError("the drafter fails")
+        if len(sequence.tokens) > 8 and seed == 14:
+            tokens = (sequence.tokens[-1], *[1] * 400)
+            return DraftTree(tokens, (-1, *range(400)), tuple(range(401)), ("target",) * 401, 400)
+        return draft(self, sequence)
+
+    def full(self: RunWriter, *args: Any) -> None:
+        add(self, *args)
+        if self.folder.name == "full" and self._waiting > 3:
+            raise RunError("writing failed (No space left on device)")
+
+    def broken(*args: object) -> None:
+        raise RunError("the callback fails")
+
+    requests = [plain([2, 3, 4], 25, seed) for seed in range(4)]
+    expected = [alone(llm, request).token_ids for request in requests]
+    monkeypatch.setattr(Autoregressive, "draft", failing)
+    monkeypatch.setattr(RunWriter, "add", full)
+    bad = {
+        "the drafter fails": plain([2, 3, 4], 25, 13),
+        "needs more room": plain([2, 3, 4], 25, 14),
+        "No space left": plain([2, 3, 4], 25, run_dir=tmp_path / "full"),
+        "the callback fails": plain([2, 3, 4], 25, on_progress=broken),
+    }
+    with Scheduler(llm) as scheduler:
+        gate = Gate(scheduler)
+        tickets = [scheduler.submit(request) for request in requests]
+        failed = [scheduler.submit(request) for request in bad.values()]
+        failed.append(scheduler.submit(plain([6], 25)))
+        failed[-1].on_event(broken)
+        gate.opened.set()
+        over(*tickets, *failed)
+        assert scheduler.figures().failed == 5
+    assert [ticket.result.token_ids for ticket in tickets] == expected
+    for words, ticket in zip([*bad, "the callback fails"], failed, strict=True):
+        with pytest.raises(Exception, match=words):
+            _ = ticket.result
+    with pytest.raises(RunError, match="No space left"):
+        list(failed[2].steps())
+    monkeypatch.undo()
+    resumed = llm.start(bad["No space left"]).finish()
+    assert resumed.token_ids == alone(llm, bad["No space left"]).token_ids
+
+
+def test_a_fault_of_the_scheduler_leaves_nobody_waiting(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Scheduler) -> None:
+        raise ValueError("planted")
+
+    monkeypatch.setattr(Scheduler, "_step", broken)
+    with Scheduler(llm) as scheduler:
+        ticket = scheduler.submit(plain([3, 4]))
+        over(ticket)
+    with pytest.raises(ValueError, match="planted"):
+        _ = ticket.result
+
+
+# ---- memory and order ---------------------------------------------------------------------------
+
+
+def test_texts_wait_in_order_for_memory(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    need = 23 * llm.target.kv_bytes + 4 * VOCAB  # 22 tokens, and a pass of one row
+    monkeypatch.setattr(type(llm.target.backend), "memory", lambda self: Memory(5 * need // 2, 10 * need))
+    order: list[int] = []
+    most = 0
+
+    def on_event(number: int, event: Event) -> None:
+        nonlocal most
+        if gate.ticket.is_over:  # it needs less than the others
+            most = max(most, scheduler.figures().running + scheduler.figures().reading)
+        if event is None:
+            order.append(number)
+
+    with Scheduler(llm) as scheduler:
+        with pytest.raises(InputError, match="the run needs"):
+            scheduler.submit(plain([1], 400))
+        gate = Gate(scheduler)
+        tickets = [scheduler.submit(plain([2, seed], 20, seed)) for seed in range(6)]
+        for number, ticket in enumerate(tickets):
+            ticket.on_event(lambda event, number=number: on_event(number, event))
+        gate.opened.set()
+        over(*tickets)
+    assert order == list(range(6)) and most == 2
+    for seed, ticket in enumerate(tickets):
+        assert ticket.result.token_ids == alone(llm, plain([2, seed], 20, seed)).token_ids
+
+
+def test_a_long_prompt_is_read_beside_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of it, with a step of the other text between any two, and a short one is not kept waiting."""
+    monkeypatch.setattr(scheduling, "READ", 0.0)
+    happened: list[str] = []
+    with Scheduler(llm) as scheduler:
+        first = scheduler.submit(plain([4, 5], 200))
+        next(first.steps())
+        first.on_event(lambda event: happened.append("step"))
+        told = [plain(list(range(90)) * 4, 3, on_progress=lambda *_: happened.append("part"))]
+        told.append(plain([7] * 40, 3, on_progress=lambda *_: happened.append("short")))
+        tickets = [scheduler.submit(request) for request in told]
+        over(first, *tickets)
+    assert happened.count("part") > 20  # each part is told of twice
+    parts = [i for i, what in enumerate(happened) if what == "part"]
+    assert all("step" in happened[a:b] for a, b in zip(parts[1::2], parts[2::2], strict=False))
+    assert happened.index("short") < parts[-1]
+    for request, ticket in zip(told, tickets, strict=True):
+        assert ticket.result.token_ids == alone(llm, replace(request, on_progress=None)).token_ids
+
+
+@pytest.mark.parametrize("rows", [1, 5, 31, 32, 33, 70])
+def test_parts_of_a_prompt_leave_what_the_whole_leaves(llm: LLM, rows: int) -> None:
+    """Bits of keys, values, and of the rows that drafting starts from."""
+    tokens = [*SHARED, *range(7)]
+    made: list[TokenSequence] = []
+    for part in (None, rows):
+        sampler, cache = llm.target.sampler(SamplingParams()), llm.target.new_cache(len(tokens))
+        made.append(TokenSequence(list(tokens), len(tokens), cache, llm.target, sampler))
+        while prefill(made[-1], None, part):
+            pass
+    whole, parts = made
+    assert whole.newest is not None and parts.newest is not None
+    assert torch.equal(whole.cache.data[:, :, :96], parts.cache.data[:, :, :96])
+    assert whole.newest_row == parts.newest_row == 31
+    assert torch.equal(whole.newest.hidden, parts.newest.hidden)
+    for one, other in zip(whole.newest.queries, parts.newest.queries, strict=True):
+        assert torch.equal(one, other)
+
+
+# ---- beginnings that are shared -----------------------------------------------------------------
+
+
+def test_a_beginning_is_read_once(llm: LLM) -> None:
+    """Samples of one prompt at the same time, another turn behind one of them, and a text that differs."""
+    samples = [plain(SHARED, 10, seed) for seed in range(4)]
+    with Scheduler(llm) as scheduler:
+        gate = Gate(scheduler)
+        tickets = [scheduler.submit(request) for request in samples]
+        gate.opened.set()
+        over(*tickets)
+        figures = scheduler.figures()
+        assert figures.reused == 3 * (len(SHARED) - 1 - 32)
+        assert figures.read == 2 + len(SHARED) - 1 + 3 * 32
+        turn = plain([*SHARED, *tickets[2].result.token_ids, *range(40)], 10)
+        other = plain([*SHARED[:50], 90, *SHARED[51:]], 10)
+        more = [scheduler.submit(turn), scheduler.submit(other)]
+        over(*more)
+        assert scheduler.figures().reused - figures.reused == len(SHARED) + 9 + 50
+    for request, ticket in zip([*samples, turn, other], [*tickets, *more], strict=True):
+        assert ticket.result.token_ids == alone(llm, request).token_ids
+
+
+# ---- several prompts ----------------------------------------------------------------------------
+
+
+def test_results_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = [[3, 4, 5], [9] * 30, [1]]
+    seen: list[tuple[int, Generation]] = []
+    found = llm.generate_many(
+        prompts, 15, "autoregressive", on_result=lambda i, one: seen.append((i, one)), seed=4
+    )
+    assert sorted(i for i, _ in seen) == [0, 1, 2] and all(found[i] is one for i, one in seen)
+    for prompt, one in zip(prompts, found, strict=True):
+        assert one.token_ids == llm.generate(prompt, 15, "autoregressive", seed=4).token_ids
+
+
+def test_the_first_failure_is_raised(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(i: int, result: Generation) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate_many([[1], [2]], 5, on_result=broken)
+    assert not [t for t in threading.enumerate() if t.name == "tokenswift-scheduler"]
+
+
+def test_requests_are_submitted_as_they_can_run(llm: LLM) -> None:
+    """Of a thousand prompts a few wait; a wrong one is told in its place."""
+    submitted = 0
+
+    def requests() -> Iterator[Request]:
+        nonlocal submitted
+        for number in range(30):
+            submitted += 1
+            yield plain([] if number == 4 else [2, number], 3)
+
+    with Scheduler(llm, 2) as scheduler:
+        seen: dict[int, Any] = {}
+        for number, result in run_all(scheduler, requests()):
+            seen[number] = result
+            assert submitted - len(seen) <= 5
+    assert sorted(seen) == list(range(30)) and isinstance(seen.pop(4), InputError)
+    assert all(len(one.token_ids) == 3 for one in seen.values())

@@ -1,0 +1,162 @@
+"""Servers of a tiny model: in this process, and in one that can be killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.cli.conftest import chatty_model, cli
+from tokenswift import LLM
+from tokenswift.serve.server import Server, make_server
+from tokenswift.serve.settings import Settings
+
+__all__ = ["cli"]
+POSITIONS = 1024
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny Llama with a chat template."""
+    return chatty_model(tmp_path_factory.mktemp("chatty") / "chatty", POSITIONS)
+
+
+@pytest.fixture(scope="session")
+def llm(chatty: Path) -> LLM:
+    return LLM(chatty)
+
+
+class Slow:
+    """Passes of a model take ``pause`` seconds longer, and are counted."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.pause, self.passes = 0.0, 0
+        for name in ("forward", "forward_all"):
+            setattr(llm.target, name, self._slowed(getattr(llm.target, name)))
+
+    def _slowed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def slowed(*args: Any, **kwargs: Any) -> Any:
+            self.passes += 1
+            time.sleep(self.pause)
+            return forward(*args, **kwargs)
+
+        return slowed
+
+
+@pytest.fixture(scope="session")
+def slowed(chatty: Path) -> tuple[LLM, Slow]:
+    """The same model once more, whose passes can be slowed down."""
+    made = LLM(chatty)
+    return made, Slow(made)
+
+
+class Running:
+    """A server in a thread of this process."""
+
+    def __init__(self, llm: LLM, **settings: Any) -> None:
+        self.server: Server = make_server(llm, Settings(port=0, **settings))
+        ready = threading.Event()
+        self._thread = threading.Thread(target=self.server.listen, args=(lambda address: ready.set(),))
+        self._thread.start()
+        assert ready.wait(30)
+        self.url = self.server.address
+
+    @property
+    def answers(self) -> Any:
+        return self.server.answers
+
+    def client(self, key: str = "none", **more: Any) -> openai.OpenAI:
+        """OpenAI's own, which never tries twice by itself."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, **more)
+
+    def post(self, path: str, body: Any = None, **more: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body, timeout=60, **more)
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", timeout=60, **more)
+
+    def close(self) -> None:
+        self.server.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(llm: LLM) -> Iterator[Start]:
+    """``start(run_dir=…)`` → a server, ended with the test; ``llm=`` for another model."""
+    made: list[Running] = []
+
+    def begin(llm: LLM = llm, **settings: Any) -> Running:
+        made.append(Running(llm, **settings))
+        return made[-1]
+
+    yield begin
+    for server in made:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def server(llm: LLM) -> Iterator[Running]:
+    """A server with usual settings, for tests that leave nothing behind."""
+    running = Running(llm)
+    yield running
+    running.close()
+
+
+class Process:
+    """``tokenswift serve`` in a process of its own; its passes take ``pause`` seconds longer."""
+
+    def __init__(self, model: Path, folder: Path, *argv: str, pause: float = 0.0, port: int = 0) -> None:
+        self.log = folder.parent / f"{folder.name}.log"
+        command = [sys.executable, "-m", "tests.serve.slow", str(pause), "--model", str(model)]
+        command += ["--run-dir", str(folder), "--port", str(port), "--threads", "1", *argv]
+        with self.log.open("ab") as log:
+            begun = log.tell()
+            self._process = subprocess.Popen(command, cwd=ROOT, stderr=log, stdout=log)
+        while True:
+            said = self.log.read_bytes()[begun:].decode()
+            if "listening on " in said:
+                break
+            assert self._process.poll() is None, said
+            time.sleep(0.02)
+        self.url = said.partition("listening on ")[2].split()[0]
+
+    def end(self, number: int = signal.SIGKILL) -> int:
+        """Send a signal; the exit code."""
+        os.kill(self._process.pid, number)
+        return self._process.wait(30)
+
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+
+Launch = Callable[..., Process]
+
+
+@pytest.fixture
+def launch(chatty: Path, tmp_path: Path) -> Iterator[Launch]:
+    """``launch(pause=…)`` → a server in a process of its own, on the folder "answers" of the test."""
+    made: list[Process] = []
+
+    def begin(**more: Any) -> Process:
+        made.append(Process(chatty, tmp_path / "answers", **more))
+        return made[-1]
+
+    yield begin
+    for process in made:
+        if process.is_running():
+            process.end()

@@ -1,0 +1,27 @@
+"""``python -m tests.serve.slow SECONDS …``: tokenswift serve, whose passes take so much longer."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from tokenswift.cli.main import main
+from tokenswift.models.decoder import LeanTarget
+
+
+def slow_down(name: str, seconds: float) -> None:
+    """Have a method of the model wait first."""
+    real = getattr(LeanTarget, name)
+
+    def slowed(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(seconds)
+        return real(*args, **kwargs)
+
+    setattr(LeanTarget, name, slowed)
+
+
+if __name__ == "__main__":
+    for method in ("forward", "forward_all"):
+        slow_down(method, float(sys.argv[1]))
+    sys.exit(main(["serve", *sys.argv[2:]]))

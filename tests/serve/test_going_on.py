@@ -1,0 +1,369 @@
+"""Clients that go away and servers that die: no token is lost, none comes twice, the text is the same."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.serve.conftest import Launch, Running, Slow, Start
+from tokenswift import LLM
+
+NEW = 160
+CALL: dict[str, Any] = {
+    "input": [{"role": "user", "content": "Tell me all."}],
+    "max_output_tokens": NEW,
+    "seed": 7,
+    "tokenswift": {"ignore_eos": True, "details": True},
+}
+
+
+def text_of(llm: LLM, new: int) -> str:
+    """The text of plain decoding."""
+    return llm.generate(CALL["input"], new, "autoregressive", seed=7, ignore_eos=True).text
+
+
+@pytest.fixture
+def wanted(llm: LLM) -> str:
+    return text_of(llm, NEW)
+
+
+class Reader:
+    """A client that keeps what it has seen of an answer, and takes it up where it was."""
+
+    def __init__(self, new: int = NEW) -> None:
+        self.new = new
+        self.name, self.number = "", -1
+        self.text, self.sources = "", ""
+        self.end = ""
+
+    def read(self, url: str, most: int, headers: dict[str, str] | None = None, **more: Any) -> None:
+        """Read up to ``most`` events, then go away in the middle of the stream."""
+        if self.name:
+            query = {"stream": "true", "starting_after": str(self.number)}
+            how: Any = ("GET", f"{url}/v1/responses/{self.name}")
+            request: dict[str, Any] = {"params": query}
+        else:
+            how = ("POST", f"{url}/v1/responses")
+            request = {"json": {**CALL, "max_output_tokens": self.new, "stream": True, **more}}
+        with httpx.stream(*how, **request, headers=headers, timeout=60) as response:
+            assert response.status_code == 200
+            for line in response.iter_lines():
+                if line.startswith("data: "):
+                    self.take(json.loads(line.removeprefix("data: ")))
+                    most -= 1
+                    if not most or self.end:
+                        return
+
+    def take(self, event: dict[str, Any]) -> None:
+        """One event; each number is greater than those before."""
+        if event["type"] in ("response.incomplete", "response.failed") and not event["response"]["usage"]:
+            return  # it was stopped: the number is that of the newest token
+        assert event["sequence_number"] > self.number, event
+        self.number = event["sequence_number"]
+        if event["type"] == "response.created":
+            self.name = event["response"]["id"]
+        elif event["type"] == "response.output_text.delta":
+            self.text += event["delta"]
+            self.sources += event.get("tokenswift", {}).get("sources", "")
+        elif event["type"] == "response.output_text.done":
+            assert event["text"] == self.text
+        elif event["type"] == "response.incomplete":
+            self.end = event["response"]["incomplete_details"]["reason"]
+
+    def check(self, wanted: str) -> None:
+        assert self.text == wanted and self.end == "max_output_tokens"
+        assert len(self.sources) == self.new and self.number >= 3 + self.new
+
+
+def is_quiet(slow: Slow, server: Running) -> bool:
+    """Whether the model rests, after a moment that one step may take."""
+    time.sleep(3 * slow.pause + 0.05)
+    passes = slow.passes
+    time.sleep(4 * slow.pause)
+    return slow.passes == passes
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_is_gone_ends_the_steps(start: Start, slowed: Any, path: str, stream: bool) -> None:
+    llm, slow = slowed
+    server = start(llm)
+    slow.pause = 0.03
+    fields = {"/v1/responses": "input", "/v1/completions": "prompt"}
+    body: dict[str, Any] = {"stream": stream, "max_tokens": 900, "max_output_tokens": 900}
+    body |= {"seed": 1, "tokenswift": {"ignore_eos": True}}
+    body |= (
+        {fields[path]: "hello"} if path in fields else {"messages": [{"role": "user", "content": "hello"}]}
+    )
+    passes = slow.passes
+    if stream:
+        with httpx.stream("POST", f"{server.url}{path}", json=body, timeout=60) as response:
+            for _ in response.iter_lines():
+                if slow.passes > passes + 2:
+                    break
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}{path}", json=body, timeout=0.4)
+    try:
+        assert slow.passes > passes and is_quiet(slow, server), "steps go on without a client"
+        assert "tokenswift_running_texts 0.0" in server.get("/metrics").text
+    finally:
+        slow.pause = 0.0
+
+
+def test_an_answer_of_the_background_goes_on(start: Start, slowed: Any, wanted: str) -> None:
+    llm, slow = slowed
+    server, reader = start(llm), Reader()
+    slow.pause = 0.005
+    reader.read(server.url, 8, background=True)
+    assert not is_quiet(slow, server)
+    slow.pause = 0.0
+    reader.read(server.url, 10**6)
+    reader.check(wanted)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_disconnects(start: Start, slowed: Any, wanted: str, tmp_path: Path, kept: bool) -> None:
+    """Five, at random; without a folder the tokens are made again."""
+    llm, slow = slowed
+    server = start(llm, **({"run_dir": str(tmp_path / "answers")} if kept else {}))
+    slow.pause = 0.005
+    chance, reader, gone = random.Random(3), Reader(), 0
+    while not reader.end:
+        reader.read(server.url, chance.randint(4, 12) if gone < 5 else 10**6)
+        gone += not reader.end
+    slow.pause = 0.0
+    assert gone > 2
+    reader.check(wanted)
+
+
+def test_two_readers_of_one_answer(start: Start, slowed: Any, wanted: str) -> None:
+    """While one of them is left, the answer goes on."""
+    llm, slow = slowed
+    server, first = start(llm), Reader()
+    slow.pause = 0.005
+    with httpx.stream("POST", f"{server.url}/v1/responses", json={**CALL, "stream": True}) as response:
+        lines = response.iter_lines()
+        for line in lines:
+            if line.startswith("data: "):
+                first.take(json.loads(line.removeprefix("data: ")))
+                if first.text:
+                    break
+        second = Reader()
+        second.name = first.name
+        second.read(server.url, 6)
+        slow.pause = 0.0
+        for line in lines:
+            if line.startswith("data: "):
+                first.take(json.loads(line.removeprefix("data: ")))
+    first.check(wanted)
+    second.read(server.url, 10**6)
+    second.check(wanted)
+
+
+def test_retries_join_the_run_that_exists(start: Start, slowed: Any, wanted: str, tmp_path: Path) -> None:
+    llm, slow = slowed
+    server = start(llm, run_dir=str(tmp_path / "answers"))
+    slow.pause = 0.005
+    key = {"idempotency-key": "a-key-of-mine"}
+    first, second = Reader(), Reader()
+    first.read(server.url, 12, headers=key)
+    second.read(server.url, 30, headers=key)
+    assert second.name == first.name
+    slow.pause = 0.0
+    third = Reader()
+    third.read(server.url, 10**6, headers=key)
+    third.check(wanted)
+    passes = slow.passes
+    whole = server.post("/v1/responses", {**CALL, "stream": True}, headers=key)
+    assert whole.status_code == 200 and slow.passes == passes, "a finished answer is not written again"
+    other = server.post("/v1/responses", {**CALL, "seed": 8}, headers=key)
+    assert other.status_code == 422 and "belongs to another request" in other.json()["error"]["message"]
+    chat = {"messages": CALL["input"], "max_tokens": 5, "seed": 1}
+    same = [server.post("/v1/chat/completions", chat, headers=key).json()["id"] for _ in range(2)]
+    assert same[0] == same[1] != server.post("/v1/chat/completions", chat).json()["id"]
+    server.close()
+    again = start(llm, run_dir=str(tmp_path / "answers"))
+    assert again.post("/v1/chat/completions", chat, headers=key).json()["id"] == same[0]
+    assert again.get(f"/v1/responses/{third.name}").json()["output"][0]["content"][0]["text"] == wanted
+
+
+def test_headers_and_pings_come_before_the_text(start: Start, slowed: Any) -> None:
+    """A prompt that takes long, then nothing: the client knows that the server is there."""
+    llm, slow = slowed
+    server = start(llm, ping=0.05)
+    slow.pause = 0.3
+    begun = time.monotonic()
+    body = {"prompt": "hello " * 20, "max_tokens": 3, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        headers = time.monotonic() - begun
+        lines = list(response.iter_lines())
+    slow.pause = 0.0
+    assert response.status_code == 200 and headers < 0.3
+    first = next(i for i, line in enumerate(lines) if line.startswith("data: "))
+    assert lines[:first].count(": ping") > 2
+
+
+def died_and_went_on(launch: Launch, reader: Reader, kills: int, pause: float, background: bool) -> int:
+    """Kill a server while a client reads, again and again; how often it died in the middle."""
+    chance, died = random.Random(5), 0
+    process = launch(pause=pause)
+    while not reader.end:
+        most = chance.randint(5, 20) if died < kills else 10**6
+        reader.read(process.url, most, background=background)
+        if not reader.end:
+            time.sleep(chance.random() * 0.2)
+            process.end(signal.SIGKILL)
+            died += 1
+            process = launch(pause=pause if died < kills else 0.0)
+    process.end(signal.SIGTERM)
+    return died
+
+
+def test_the_server_dies(launch: Launch, wanted: str) -> None:
+    reader = Reader()
+    assert died_and_went_on(launch, reader, 2, 0.01, False) == 2
+    reader.check(wanted)
+
+
+def test_the_server_dies_and_nobody_asks(launch: Launch, wanted: str) -> None:
+    """An answer of the background is gone on with by the next server, before anybody asks for it."""
+    process = launch(pause=0.01)
+    name = httpx.post(f"{process.url}/v1/responses", json={**CALL, "background": True}).json()["id"]
+    time.sleep(0.5)
+    process.end(signal.SIGKILL)
+    process = launch()
+    client = openai.OpenAI(base_url=f"{process.url}/v1", api_key="x", max_retries=0)
+    for _ in range(600):
+        found = client.responses.retrieve(name)
+        if found.incomplete_details is not None:
+            break
+        assert found.status in ("in_progress", "queued"), found
+        time.sleep(0.05)
+    assert found.output_text == wanted
+    assert process.end(signal.SIGTERM) == 143
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_steps_and_says_how_to_go_on(
+    launch: Launch, wanted: str, tmp_path: Path, number: int, code: int
+) -> None:
+    process, reader = launch(pause=0.01), Reader()
+    reader.read(process.url, 10, background=True)
+    begun = time.monotonic()
+    assert process.end(number) == code and time.monotonic() - begun < 20
+    said = process.log.read_text()
+    assert f"1 answers are kept; they go on with: tokenswift serve --run-dir {tmp_path / 'answers'}" in said
+    process = launch()
+    reader.read(process.url, 10**6)
+    process.end(signal.SIGTERM)
+    reader.check(wanted)
+
+
+def test_another_model_on_the_same_folder(
+    start: Start, slowed: Any, tmp_path: Path, tiny_folder: Callable[..., Path]
+) -> None:
+    """What was open cannot go on; it says so, and everything else is served."""
+    llm, slow = slowed
+    server, reader = start(llm, run_dir=str(tmp_path / "answers")), Reader()
+    slow.pause = 0.01
+    reader.read(server.url, 10)
+    server.close()
+    slow.pause = 0.0
+    other = LLM(tiny_folder("qwen2"), dtype="float32")
+    again = start(other, run_dir=str(tmp_path / "answers"))
+    again.get(f"/v1/responses/{reader.name}?stream=true")
+    found = again.get(f"/v1/responses/{reader.name}").json()
+    assert found["status"] == "failed" and found["error"]["message"]
+    assert again.post("/v1/completions", {"prompt": "hello", "max_tokens": 3}).status_code == 200
+
+
+def test_more_is_open_than_the_queue_holds(start: Start, slowed: Any, wanted: str, tmp_path: Path) -> None:
+    """The next server goes on with all of it, one after the other; who asks meanwhile may try again."""
+    llm, slow = slowed
+    server, folder = start(llm, run_dir=str(tmp_path / "answers")), str(tmp_path / "answers")
+    slow.pause = 0.01
+    body = {**CALL, "background": True}
+    names = [server.post("/v1/responses", body).json()["id"] for _ in range(3)]
+    reader = Reader()
+    reader.read(server.url, 8)
+    server.close()
+    again = start(llm, run_dir=folder, max_concurrent="1", queue=0)
+    for _ in range(200):
+        found = again.get(f"/v1/responses/{reader.name}?stream=true&starting_after={reader.number}")
+        if found.status_code == 429:
+            break
+    assert found.status_code == 429, "the queue was never full"
+    slow.pause = 0.0
+    texts: list[str] = []
+    for name in names:
+        for _ in range(600):
+            now = again.get(f"/v1/responses/{name}").json()
+            if now["incomplete_details"] is not None:
+                break
+            assert now["status"] != "failed", now
+            time.sleep(0.05)
+        texts.append(now["output"][0]["content"][0]["text"])
+    assert texts == [wanted] * 3
+    reader.read(again.url, 10**6)
+    reader.check(wanted)
+
+
+def test_answers_in_memory_are_few(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    monkeypatch.setattr("tokenswift.serve.answers.KEPT", 2)
+    for kept in (True, False):
+        server = start(**({"run_dir": str(tmp_path / "answers")} if kept else {}))
+        names = [server.post("/v1/responses", CALL).json()["id"] for _ in range(5)]
+        assert len(server.answers._answers) <= 3
+        found = [server.get(f"/v1/responses/{name}") for name in names]
+        assert [one.status_code for one in found] == ([200] * 5 if kept else [404] * 3 + [200] * 2)
+        assert found[-1].json()["output"][0]["content"][0]["text"] == wanted
+
+
+def test_damage_on_the_disk(start: Start, llm: LLM, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An answer that cannot be read is left alone; the others are there."""
+    folder = tmp_path / "answers"
+    server = start(run_dir=str(folder))
+    names = [server.post("/v1/responses", {**CALL, "seed": seed}).json()["id"] for seed in (1, 2, 3)]
+    server.close()
+    (folder / names[0] / "answer.json").write_text("{}")
+    journal = folder / names[1] / "0" / "journal"
+    journal.write_bytes(journal.read_bytes().replace(b'"ids"', b'"idz"'))
+    again = start(run_dir=str(folder))
+    assert [again.get(f"/v1/responses/{name}").status_code for name in names] == [404, 404, 200]
+    assert "cannot be read" in caplog.text and "is damaged at byte" in caplog.text
+
+
+@pytest.mark.slow
+def test_fifty_disconnects(start: Start, slowed: Any, tmp_path: Path) -> None:
+    llm, slow = slowed
+    server = start(llm, run_dir=str(tmp_path / "answers"))
+    slow.pause = 0.005
+    chance, reader, gone = random.Random(9), Reader(800), 0
+    while not reader.end:
+        reader.read(server.url, chance.randint(1, 6) if gone < 50 else 10**6)
+        gone += not reader.end
+        if chance.random() < 0.5:
+            time.sleep(chance.random() * 0.05)
+    slow.pause = 0.0
+    assert gone == 50
+    reader.check(text_of(llm, 800))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("background", [True, False])
+def test_ten_kills(launch: Launch, llm: LLM, background: bool) -> None:
+    reader = Reader(800)
+    assert died_and_went_on(launch, reader, 10, 0.02, background) == 10
+    reader.check(text_of(llm, 800))

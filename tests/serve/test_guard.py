@@ -1,0 +1,259 @@
+"""Who may ask, how much, and what the log says of it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.cli.conftest import Call
+from tests.serve.conftest import Running, Start
+from tokenswift import InputError
+from tokenswift.serve.settings import Settings
+
+KEY, OTHER = "k" * 32, "another-key-of-a-client"
+HELLO: dict[str, Any] = {"prompt": "hello", "max_tokens": 4}
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> str:
+    (tmp_path / "keys").write_text(f"{KEY}\n{OTHER}\n")
+    return str(tmp_path / "keys")
+
+
+def test_the_key(start: Start, keys: str) -> None:
+    server = start(api_key_file=keys)
+    for key in (KEY, OTHER):
+        assert server.client(key).models.list().data
+        assert server.get("/metrics", headers={"authorization": f"Bearer {key}"}).status_code == 200
+    shown = [KEY[:-1], KEY[:1], KEY + "k", KEY.upper(), "none", f"{KEY},{OTHER}"]
+    for key in shown:
+        for path in ("/v1/models", "/metrics", "/openapi.json"):
+            found = server.get(path, headers={"authorization": f"Bearer {key}"})
+            assert found.status_code == 401 and found.json()["error"]["code"] == "invalid_api_key", key
+    with pytest.raises(openai.AuthenticationError, match="the API key is missing or wrong"):
+        server.client("wrong").completions.create(model="chatty", prompt="x")
+    assert server.get("/v1/models").status_code == server.post("/v1/completions", HELLO).status_code == 401
+    assert server.get("/v1/models", headers={"authorization": f"Basic {KEY}"}).status_code == 401
+    assert server.get("/").status_code == server.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.org"])
+def test_another_address_demands_a_key(host: str, keys: str) -> None:
+    with pytest.raises(InputError, match="host is .* valid: with --api-key-file, or 127.0.0.1"):
+        Settings(host=host)
+    assert Settings(host=host, api_key_file=keys).keys() == [KEY, OTHER]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.1.2.3"])
+def test_this_machine_needs_none(host: str) -> None:
+    assert Settings(host=host).is_local and Settings(host=host).keys() == []
+
+
+def test_pages_of_other_sites(server: Running) -> None:
+    """A browser shows them what this machine answers, or at least sends what they ask for."""
+    for name, value in (("host", "evil.example"), ("host", "127.0.0.1.evil.example"), ("origin", "http://evil.example"),
+                        ("origin", "null")):  # fmt: skip
+        found = server.post("/v1/completions", HELLO, headers={name: value})
+        assert found.status_code == 403 and found.json()["error"]["type"] == "permission_error", (name, value)
+    assert server.post("/v1/completions", HELLO, headers={"origin": server.url}).status_code == 200
+    plain = httpx.post(
+        f"{server.url}/v1/completions", content='{"prompt":"x"}', headers={"content-type": "text/plain"}
+    )
+    assert plain.status_code == 400  # what a page may send without asking first
+
+
+def test_limits(start: Start) -> None:
+    server = start(max_tokens=8, max_prompt=5, max_choices=2, max_body=300)
+    wrong: list[tuple[dict[str, Any], int, str]] = [
+        ({**HELLO, "max_tokens": 9}, 400, "max_tokens is 9; valid: an integer from 1 to 8"),
+        ({"prompt": "hello!", "max_tokens": 4}, 400, "the prompt is 7 tokens; valid: up to 5"),
+        ({**HELLO, "prompt": "hi", "n": 3}, 400, "n is 3, for 1 prompts; valid: 1 to 2 in all"),
+        ({"prompt": "h" * 300}, 413, "the body is longer than 300 bytes; valid: a shorter one"),
+    ]
+    for body, status, message in wrong:
+        found = server.post("/v1/completions", body)
+        assert found.status_code == status and found.json()["error"]["message"] == message
+    fits = server.post("/v1/completions", {"prompt": "hey"})
+    assert fits.json()["usage"]["completion_tokens"] <= 8
+
+    def parts() -> Any:
+        for _ in range(10):
+            yield b"x" * 100
+
+    found = httpx.post(f"{server.url}/v1/completions", content=parts())  # no length ahead
+    assert found.status_code == 413
+
+
+def test_too_many_connections(start: Start) -> None:
+    server = start(max_connections=3)
+    port = int(server.url.rpartition(":")[2])
+    held = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
+    try:
+        for _ in range(100):
+            if server.get("/health").status_code == 503:
+                break
+        else:
+            raise AssertionError("never refused")
+    finally:
+        for one in held:
+            one.close()
+    for _ in range(100):
+        if server.get("/health").status_code == 200:
+            return
+        time.sleep(0.02)
+    raise AssertionError("still refused")
+
+
+def test_a_full_queue(start: Start, slowed: Any) -> None:
+    llm, slow = slowed
+    slow.pause = 0.02
+    server = start(llm, max_concurrent="1", queue=1)
+    client = server.client()
+    call: Any = {"model": "chatty", "input": "hello", "max_output_tokens": 500, "background": True}
+    call["extra_body"] = {"tokenswift": {"ignore_eos": True}}
+    begun = [client.responses.create(**call).id]
+    for _ in range(200):
+        if client.responses.retrieve(begun[0]).status == "in_progress":
+            break
+        time.sleep(0.01)
+    begun.append(client.responses.create(**call).id)
+    with pytest.raises(openai.RateLimitError) as caught:
+        client.responses.create(**call)
+    assert caught.value.status_code == 429 and caught.value.response.headers["retry-after"]
+    for name in begun:
+        client.responses.cancel(name)
+    slow.pause = 0.0
+    assert (
+        client.responses.create(**{**call, "max_output_tokens": 3, "background": False}).output_text
+        is not None
+    )
+
+
+def test_an_answer_that_takes_too_long(start: Start, slowed: Any) -> None:
+    llm, slow = slowed
+    slow.pause = 0.02
+    server = start(llm, max_seconds=0.3)
+    found = server.post("/v1/completions", {**HELLO, "max_tokens": 900, "tokenswift": {"ignore_eos": True}})
+    slow.pause = 0.0
+    assert found.status_code == 500 and "--max-seconds" in found.json()["error"]["message"]
+    assert server.post("/v1/completions", HELLO).status_code == 200
+
+
+def said(caplog: pytest.LogCaptureFixture) -> str:
+    """What was logged, but for what this process's clients say."""
+    return "\n".join(one.getMessage() for one in caplog.records if not one.name.startswith("http"))
+
+
+def test_prompts_are_never_in_the_log(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    secret = "sesame-street-4711"
+    with caplog.at_level(logging.DEBUG):
+        server = start()
+        server.post("/v1/completions", {"prompt": secret, "max_tokens": 3})
+        server.post(
+            "/v1/chat/completions", {"messages": [{"role": "user", "content": secret}], "max_tokens": 3}
+        )
+        server.post("/v1/responses", {"input": secret, "instructions": secret, "max_output_tokens": 3})
+        server.post("/v1/completions", {"prompt": secret, "temperature": -1})
+        server.post("/v1/completions", {"prompt": [secret, 5]})
+        server.post("/v1/chat/completions", {"messages": [{"role": secret, "content": secret}]})
+        server.get(f"/v1/responses?q={secret}")
+        server.close()
+    assert secret not in said(caplog) and " POST /v1/completions 200 " in said(caplog)
+    with caplog.at_level(logging.DEBUG):
+        shown = start(log_prompts=True)
+        shown.post("/v1/completions", {"prompt": secret + "\n", "max_tokens": 3})
+    assert secret in said(caplog) and secret + "\n" not in said(caplog)
+
+
+def test_the_log_stays_one_line(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "tokenswift"):
+        server.get("/a%0Aforged%1b[31m")
+        time.sleep(0.05)
+    (line,) = [record.getMessage() for record in caplog.records if "forged" in record.getMessage()]
+    assert "\n" not in line and "\x1b" not in line
+
+
+def test_metrics(start: Start) -> None:
+    server = start()
+    server.post("/v1/completions", {"prompt": "hello", "max_tokens": 30, "tokenswift": {"ignore_eos": True}})
+    lines = dict(line.rsplit(" ", 1) for line in server.get("/metrics").text.splitlines() if line[0] != "#")
+    assert float(lines["tokenswift_tokens_total"]) == 30 == float(lines["tokenswift_step_tokens_sum"])
+    assert float(lines["tokenswift_step_seconds_count"]) == float(lines["tokenswift_step_tokens_count"]) <= 30
+    assert lines['tokenswift_answers_total{kind="completion",state="done"}'] == "1.0"
+    assert lines['tokenswift_requests_total{status="200"}'] == "1.0"
+    assert lines["tokenswift_running_texts"] == lines["tokenswift_waiting_texts"] == "0.0"
+    assert float(lines["tokenswift_memory_bytes"]) > 1e7
+
+
+def test_the_page_needs_nothing_else(server: Running) -> None:
+    found = server.get("/")
+    policy = found.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and policy.count("'sha256-") == 2
+    assert (
+        "http://" not in found.text.replace("http://www.w3.org/2000/svg", "") and "https://" not in found.text
+    )
+    assert "innerHTML" not in found.text, "text of a model would become a part of the page"
+
+
+def test_no_path_comes_from_a_client(start: Start, tmp_path: Path) -> None:
+    server = start(run_dir=str(tmp_path / "answers"))
+    for name in ("../keys", "..%2f..%2fetc%2fpasswd", "resp_" + "0" * 31, "resp_" + "g" * 32, "lock", "%00"):
+        assert server.get(f"/v1/responses/{name}").status_code == 404, name
+    made = server.post("/v1/completions", HELLO, headers={"idempotency-key": "../../x"}).json()["id"]
+    assert sorted(p.name for p in (tmp_path / "answers").iterdir()) == sorted(["lock", made])
+    assert (tmp_path / "answers" / made).stat().st_mode & 0o077 == 0
+
+
+def test_a_port_that_is_taken(cli: Call, chatty: Path, server: Running) -> None:
+    port = server.url.rpartition(":")[2]
+    done = cli("serve", "--model", chatty, "--port", port, "--quiet")
+    assert done.code == 2 and done.error.startswith(
+        f"--port is {port}: it cannot be had on 127.0.0.1 (Address"
+    )
+
+
+def test_a_folder_that_another_server_has(cli: Call, chatty: Path, start: Start, tmp_path: Path) -> None:
+    start(run_dir=str(tmp_path / "answers"))
+    done = cli("serve", "--model", chatty, "--port", "0", "--run-dir", tmp_path / "answers", "--quiet")
+    assert done.code == 2 and "is being written by process" in done.error
+
+
+def test_the_server_ends_while_an_answer_is_read(start: Start, slowed: Any) -> None:
+    """The stream says so in OpenAI's form; nothing hangs."""
+    llm, slow = slowed
+    slow.pause = 0.02
+    server = start(llm)
+    seen: list[Any] = []
+
+    def read() -> None:
+        try:
+            for chunk in server.client().completions.create(
+                model="chatty",
+                prompt="hello",
+                max_tokens=900,
+                stream=True,
+                extra_body={"tokenswift": {"ignore_eos": True}},
+            ):
+                seen.append(chunk)
+        except openai.APIError as error:
+            seen.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    while not seen:
+        time.sleep(0.01)
+    begun = time.monotonic()
+    server.close()
+    thread.join(10)
+    slow.pause = 0.0
+    assert not thread.is_alive() and isinstance(seen[-1], openai.APIError)
+    assert "the server ends" in str(seen[-1])
+    assert time.monotonic() - begun < 30  # does not wait for the text

@@ -1,0 +1,190 @@
+"""Requests that are wrong in any way are refused with 4xx and one line; the server never fails on one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serve.conftest import Running, Start
+
+HELLO: dict[str, Any] = {"role": "user", "content": "hello"}
+DEEP = "[" * 5000 + "]" * 5000
+#: path of /v1 → bodies, as they are sent
+WRONG: dict[str, list[str]] = {
+    "completions": [
+        "",
+        "{",
+        "[]",
+        "null",
+        "1",
+        '"x"',
+        "{}",
+        DEEP,
+        '{"prompt":' + DEEP + "}",
+        "\x00",
+        '{"prompt": null}',
+        '{"prompt": []}',
+        '{"prompt": [[]]}',
+        '{"prompt": [-1]}',
+        '{"prompt": [260]}',
+        '{"prompt": [1e3]}',
+        '{"prompt": [99999999999999999999]}',
+        '{"prompt": ["a", 1]}',
+        '{"prompt": {"a": 1}}',
+        '{"prompt": true}',
+        '{"prompt": "\\ud800"}',
+        '{"prompt": "x", "model": "\\ud800"}',
+        '{"prompt": "x", "model": 5}',
+        '{"prompt": "x", "stop": ""}',
+        '{"prompt": "x", "stop": [""]}',
+        '{"prompt": "x", "stop": [5]}',
+        '{"prompt": "x", "stop": {"a": "b"}}',
+        '{"prompt": "x", "temperature": NaN}',
+        '{"prompt": "x", "temperature": Infinity}',
+        '{"prompt": "x", "temperature": "hot"}',
+        '{"prompt": "x", "temperature": true}',
+        '{"prompt": "x", "top_p": 0}',
+        '{"prompt": "x", "min_p": 1}',
+        '{"prompt": "x", "top_k": -1}',
+        '{"prompt": "x", "top_k": 1.5}',
+        '{"prompt": "x", "repetition_penalty": 0}',
+        '{"prompt": "x", "seed": -1}',
+        '{"prompt": "x", "seed": 9223372036854775808}',
+        '{"prompt": "x", "seed": 9223372036854775807, "n": 2}',
+        '{"prompt": "x", "seed": 1e400}',
+        '{"prompt": "x", "max_tokens": 0}',
+        '{"prompt": "x", "max_tokens": -5}',
+        '{"prompt": "x", "max_tokens": 1.5}',
+        '{"prompt": "x", "max_tokens": "5"}',
+        '{"prompt": "x", "max_tokens": 1000000}',
+        '{"prompt": "x", "n": 0}',
+        '{"prompt": "x", "n": 1000000}',
+        '{"prompt": "x", "stream": "yes"}',
+        '{"prompt": "x", "stream_options": 5}',
+        '{"prompt": "x", "stream_options": {"include_usage": 5}}',
+        '{"prompt": "x", "logprobs": 3}',
+        '{"prompt": "x", "echo": true}',
+        '{"prompt": "x", "tokenswift": 5}',
+        '{"prompt": "x", "tokenswift": {"\\ud800": 1}}',
+        '{"prompt": "x", "tokenswift": {"strategy": 5}}',
+        '{"prompt": "x", "tokenswift": {"strategy": "magic"}}',
+        '{"prompt": "x", "tokenswift": {"strategy": "medusa"}}',
+        '{"prompt": "x", "tokenswift": {"strategy": "triforce"}}',
+        '{"prompt": "x", "tokenswift": {"strategy_options": {"tree": [0]}}}',
+        '{"prompt": "x", "tokenswift": {"strategy": "tokenswift", "strategy_options": {"tree": [9999999]}}}',
+        '{"prompt": "x", "tokenswift": {"strategy": "tokenswift", "strategy_options": {"tree": {"a": []}}}}',
+        '{"prompt": "x", "tokenswift": {"strategy": "magicdec", "strategy_options": {"budget": 1e999}}}',
+        '{"prompt": "x", "tokenswift": {"strategy": "magicdec", "strategy_options": {"gamma": "\\ud800"}}}',
+        '{"prompt": "x", "tokenswift": {"strategy_options": {"explain": "/tmp/explained"}}}',
+        '{"prompt": "x", "tokenswift": {"run_dir": "/tmp/kept"}}',
+        '{"prompt": "x", "tokenswift": {"on_loop": "panic"}}',
+        '{"prompt": "x", "tokenswift": {"eta_cutoff": 2}}',
+        '{"prompt": "x", "tokenswift": {"penalty_window": 0}}',
+    ],
+    "chat/completions": [
+        "{}",
+        '{"messages": []}',
+        '{"messages": "hello"}',
+        '{"messages": [5]}',
+        '{"messages": [{"role": "user"}]}',
+        '{"messages": [{"role": "tool", "content": "x"}]}',
+        '{"messages": [{"role": "user", "content": null}]}',
+        '{"messages": [{"role": "user", "content": "\\udfff"}]}',
+        '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]}',
+        '{"messages": [{"role": "user", "content": [{"type": "text"}]}]}',
+        json.dumps({"messages": [HELLO], "tools": [{"type": "function", "function": {"name": "f"}}]}),
+        json.dumps({"messages": [HELLO], "response_format": {"type": "json_object"}}),
+        json.dumps({"messages": [HELLO], "logit_bias": {"5": 100}}),
+        json.dumps({"messages": [HELLO], "presence_penalty": 1}),
+    ],
+    "responses": [
+        "{}",
+        '{"input": []}',
+        '{"input": null}',
+        '{"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}',
+        '{"input": "x", "instructions": "\\ud800"}',
+        '{"input": "x", "background": "yes"}',
+        '{"input": "x", "metadata": {"a": 5}}',
+        '{"input": "x", "metadata": {"\\ud800": "a"}}',
+        '{"input": "x", "max_output_tokens": 0}',
+        '{"input": "x", "previous_response_id": "resp_1"}',
+    ],
+}
+CASES = [(path, body) for path, bodies in WRONG.items() for body in bodies]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), CASES, ids=lambda value: value[:60].encode("unicode_escape").decode()
+)
+def test_bodies(server: Running, path: str, body: str) -> None:
+    found = httpx.post(
+        f"{server.url}/v1/{path}",
+        content=body.encode(),
+        headers={"content-type": "application/json"},
+        timeout=60,
+    )
+    assert 400 <= found.status_code < 500, found.text
+    error = found.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["message"]
+    assert "\n" not in error["message"] and len(error["message"]) < 400
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/v1/responses/resp_1", 404),
+        ("GET", "/v1/responses/resp_" + "0" * 32, 404),
+        ("POST", "/v1/responses/resp_1/cancel", 404),
+        ("GET", "/v1/responses/resp_1?stream=maybe", 400),
+        ("GET", "/v1/responses/resp_1?stream=true&starting_after=x", 400),
+        ("GET", "/v1/responses/resp_1?stream=true&starting_after=-2", 400),
+        ("GET", "/v1/models/none", 404),
+        ("GET", "/docs", 404),
+        ("GET", "/%ff%00", 404),
+        ("POST", "/", 405),
+    ],
+)
+def test_paths(server: Running, method: str, path: str, status: int) -> None:
+    found = httpx.request(method, f"{server.url}{path}", timeout=60)
+    assert found.status_code == status and found.json()["error"]["message"], found.text
+
+
+def test_headers(server: Running) -> None:
+    body = {"prompt": "x", "max_tokens": 2}
+    assert server.post("/v1/completions", body, headers={"idempotency-key": "k" * 256}).status_code == 400
+    assert server.post("/v1/completions", body, headers={"host": ""}).status_code == 403
+    plain = httpx.post(f"{server.url}/v1/completions", content=b'{"prompt": "x"}')
+    assert plain.status_code == 400 and "application/json" in plain.json()["error"]["message"]
+
+
+def schemathesis(server: Running, seconds: int, folder: Path) -> None:
+    """Requests made from the description of the interface, valid and not."""
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"]
+    command += ["--checks", "not_a_server_error", "--max-time", str(seconds), "--request-timeout", "60"]
+    command += ["--continue-on-failure", "--no-color"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds + 300)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "not_a_server_error" in done.stdout or "passed" in done.stdout, done.stdout[-2000:]
+
+
+def test_the_description(start: Start, tmp_path: Path) -> None:
+    """In the form that generators and clients read; then a few seconds of made requests."""
+    server = start(max_tokens=8)
+    described = server.get("/openapi.json").json()
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/{response_id}"} <= set(
+        described["paths"]
+    )
+    schemathesis(server, 8, tmp_path)
+
+
+@pytest.mark.slow
+def test_made_requests(start: Start, tmp_path: Path) -> None:
+    schemathesis(start(max_tokens=8), 600, tmp_path)

@@ -1,0 +1,305 @@
+"""OpenAI's own client runs unchanged, every chunk is of its types, and the text is plain decoding's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from tests.serve.conftest import Running, Start
+from tokenswift import LLM, InputError, SamplingParams
+
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+CHAT: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
+NEW = 40
+
+
+def alone(llm: LLM, prompt: Any, **more: Any) -> str:
+    """The text of plain decoding."""
+    options: Any = {"seed": 5, **more}
+    return llm.generate(prompt, NEW, "autoregressive", **options).text
+
+
+def streamed(server: Running, path: str, body: dict[str, Any]) -> list[str]:
+    """The data of a stream's events, as they are on the wire."""
+    with httpx.stream("POST", f"{server.url}{path}", json={"stream": True, **body}, timeout=60) as response:
+        assert response.status_code == 200 and response.headers["content-type"].startswith(
+            "text/event-stream"
+        )
+        return [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+
+
+def test_models(server: Running) -> None:
+    client = server.client()
+    (model,) = client.models.list().data
+    assert model.id == "chatty" and client.models.retrieve("chatty").id == "chatty"
+    with pytest.raises(openai.NotFoundError, match="the model 'gpt' is not served; valid: chatty"):
+        client.chat.completions.create(model="gpt", messages=CHAT)
+
+
+def test_chat(server: Running, llm: LLM) -> None:
+    found = server.client().chat.completions.create(model="chatty", messages=CHAT, max_tokens=NEW, seed=5)
+    ChatCompletion.model_validate(found.to_dict(), strict=True)
+    assert found.choices[0].message.content == alone(llm, CHAT)
+    assert found.usage is not None and found.usage.prompt_tokens == len(llm.encode(CHAT))
+    assert found.choices[0].finish_reason == "length" and found.usage.completion_tokens == NEW
+
+
+def test_chat_of_parts_and_new_names(server: Running, llm: LLM) -> None:
+    """A developer's message, content in parts, max_completion_tokens."""
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo!"}]
+    messages: list[Any] = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
+    found = server.client().chat.completions.create(
+        model="chatty", messages=messages, max_completion_tokens=NEW, seed=5, temperature=0.9, top_p=0.8,
+        extra_body={"min_p": 0.05, "repetition_penalty": 1.1},
+    )  # fmt: skip
+    sampling = SamplingParams(temperature=0.9, top_p=0.8, min_p=0.05, repetition_penalty=1.1, seed=5)
+    assert (
+        found.choices[0].message.content == llm.generate(CHAT, NEW, "autoregressive", sampling=sampling).text
+    )
+
+
+def test_chat_as_a_stream(server: Running, llm: LLM) -> None:
+    body = {"messages": CHAT, "max_tokens": NEW, "seed": 5, "stream_options": {"include_usage": True}}
+    *lines, last = streamed(server, "/v1/chat/completions", body)
+    chunks = [ChatCompletionChunk.model_validate_json(line, strict=True) for line in lines]
+    assert last == "[DONE]" and len({chunk.id for chunk in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+    assert text == alone(llm, CHAT)
+    assert [c.choices[0].finish_reason for c in chunks[:-1] if c.choices[0].finish_reason] == ["length"]
+    assert chunks[-1].choices == [] and chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == NEW and all(c.usage is None for c in chunks[:-1])
+
+
+@pytest.mark.parametrize("strategy", ["auto", "tokenswift", "magicdec"])
+def test_strategies_of_our_own_key(server: Running, llm: LLM, strategy: str) -> None:
+    own = {"strategy": strategy, "details": True, "ignore_eos": True}
+    if strategy == "tokenswift":
+        own["strategy_options"] = {"tree": [1, 2], "budget": 64}
+    body = {"prompt": "hello", "max_tokens": NEW, "seed": 5, "tokenswift": own}
+    chunks = [json.loads(line) for line in streamed(server, "/v1/completions", body)[:-1]]
+    text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+    assert text == alone(llm, "hello", ignore_eos=True)
+    told = [chunk["tokenswift"] for chunk in chunks if "tokenswift" in chunk]
+    assert len("".join(one["sources"] for one in told)) == NEW == told[-1]["position"]
+    assert sum(size for one in told for size, _ in one["steps"]) == NEW
+    assert sum(size for one in told for size in one["chars"]) <= len(text)
+
+
+def test_several_texts(server: Running, llm: LLM) -> None:
+    """``n`` texts have seeds in a row; several prompts are answered each."""
+    found = server.client().completions.create(
+        model="chatty", prompt=["hello", "world"], n=2, max_tokens=NEW, seed=5
+    )
+    Completion.model_validate(found.to_dict(), strict=True)
+    wanted = [alone(llm, prompt, seed=seed) for prompt in ("hello", "world") for seed in (5, 6)]
+    assert [choice.text for choice in found.choices] == wanted
+    assert [choice.index for choice in found.choices] == [0, 1, 2, 3]
+    assert found.usage is not None and found.usage.prompt_tokens == len(
+        llm.encode("hello") + llm.encode("world")
+    )
+    texts = ["", "", "", ""]
+    for chunk in server.client().completions.create(
+        model="chatty", prompt=["hello", "world"], n=2, max_tokens=NEW, seed=5, stream=True
+    ):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == wanted
+
+
+def test_prompts_of_token_ids(server: Running, llm: LLM) -> None:
+    found = server.client().completions.create(model="chatty", prompt=[1, 2, 3], max_tokens=NEW, seed=5)
+    assert found.choices[0].text == alone(llm, [1, 2, 3])
+
+
+def test_stop_strings(server: Running, llm: LLM) -> None:
+    whole = alone(llm, "hello")
+    stop = whole[10:13]
+    for stream in (False, True):
+        found: Any = server.client().completions.create(
+            model="chatty", prompt="hello", max_tokens=NEW, seed=5, stop=[stop], stream=stream
+        )
+        choices = [chunk.choices[0] for chunk in (found if stream else [found])]
+        assert "".join(choice.text for choice in choices) == whole[: whole.index(stop)]
+        assert choices[-1].finish_reason == "stop"
+
+
+def test_no_seed_is_another_text_each_time(server: Running) -> None:
+    """As OpenAI's server has it; what was drawn is told."""
+    texts: dict[str, int] = {}
+    for _ in range(2):
+        found: Any = server.client().completions.create(model="chatty", prompt="hello", max_tokens=NEW)
+        texts[found.choices[0].text] = found.tokenswift["seed"]
+    (first, seed), _ = texts.items()
+    again = server.client().completions.create(model="chatty", prompt="hello", max_tokens=NEW, seed=seed)
+    assert again.choices[0].text == first
+
+
+def test_asynchronous(server: Running, llm: LLM) -> None:
+    async def ask() -> tuple[str, str]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+            call: Any = {"model": "chatty", "messages": CHAT, "max_tokens": NEW, "seed": 5}
+            whole, stream = await asyncio.gather(
+                client.chat.completions.create(**call), client.chat.completions.create(**call, stream=True)
+            )
+            pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+            return whole.choices[0].message.content, "".join(pieces)
+
+    assert asyncio.run(ask()) == (alone(llm, CHAT), alone(llm, CHAT))
+
+
+def finished(client: openai.OpenAI, name: str) -> Response:
+    """A response of the background, when it has ended."""
+    for _ in range(600):
+        found = client.responses.retrieve(name)
+        if found.status not in ("queued", "in_progress"):
+            return found
+        time.sleep(0.05)
+    raise AssertionError("no end within 30 seconds")
+
+
+def test_responses(server: Running, llm: LLM) -> None:
+    client = server.client()
+    found = client.responses.create(
+        model="chatty",
+        input="Hello!",
+        instructions="Be brief.",
+        max_output_tokens=NEW,
+        extra_body={"seed": 5},
+    )
+    Response.model_validate(found.to_dict(), strict=True)
+    assert found.output_text == alone(llm, CHAT)
+    assert found.status == "incomplete" and found.incomplete_details is not None
+    assert found.incomplete_details.reason == "max_output_tokens"
+    again = client.responses.create(model="chatty", input=CHAT, max_output_tokens=NEW, extra_body={"seed": 5})
+    assert again.output_text == found.output_text and again.id != found.id
+    assert client.responses.retrieve(again.id).output_text == found.output_text
+
+
+def test_responses_in_the_background(server: Running, llm: LLM) -> None:
+    client = server.client()
+    begun = client.responses.create(
+        model="chatty", input=CHAT, max_output_tokens=NEW, background=True, extra_body={"seed": 5}
+    )
+    assert begun.status in ("queued", "in_progress")
+    found = finished(client, begun.id)
+    Response.model_validate(found.to_dict(), strict=True)
+    assert found.output_text == alone(llm, CHAT) and found.usage is not None
+    assert found.usage.output_tokens == NEW
+
+
+def events(server: Running, name: str, after: int | None) -> list[Any]:
+    """The events of a response from a place on, each checked against the client's types."""
+    params = {"stream": "true"} | ({} if after is None else {"starting_after": str(after)})
+    with httpx.stream("GET", f"{server.url}/v1/responses/{name}", params=params, timeout=60) as response:
+        lines = [line for line in response.iter_lines() if line.startswith("data: ")]
+    return [EVENT.validate_json(line.removeprefix("data: "), strict=True) for line in lines]
+
+
+def test_a_stream_is_taken_up_at_every_place(server: Running, llm: LLM) -> None:
+    """From each number on come the events behind it, no more and no fewer."""
+    stream = server.client().responses.create(
+        model="chatty", input=CHAT, max_output_tokens=NEW, stream=True, extra_body={"seed": 5}
+    )
+    whole = list(stream)
+    numbers = [event.sequence_number for event in whole]
+    assert numbers == sorted(set(numbers)) and numbers[:4] == [0, 1, 2, 3]
+    kinds = [event.type for event in whole]
+    assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.incomplete"
+    first: Any = whole[0]
+    name = first.response.id
+    said: dict[int, str] = {
+        e.sequence_number: e.delta for e in whole if e.type == "response.output_text.delta"
+    }
+    assert "".join(said.values()) == alone(llm, CHAT)
+    for after in (None, *numbers):
+        rest = events(server, name, after)
+        start = -1 if after is None else after
+        assert [e.sequence_number for e in rest if e.type != "response.output_text.delta"] == [
+            e.sequence_number
+            for e in whole
+            if e.sequence_number > start and e.type != "response.output_text.delta"
+        ]
+        deltas = [event for event in rest if event.type == "response.output_text.delta"]
+        assert "".join(e.delta for e in deltas) == "".join(text for at, text in said.items() if at > start)
+        assert all(event.sequence_number > start for event in rest)
+    assert events(server, name, 10**9) == []
+
+
+def test_every_token_has_a_number(server: Running, llm: LLM) -> None:
+    """The first of a stream's numbers that can be a token's is 4."""
+    found = server.client().responses.create(
+        model="chatty", input=CHAT, max_output_tokens=NEW, extra_body={"seed": 5}
+    )
+    generated = llm.generate(CHAT, NEW, "autoregressive", seed=5)
+    assert len(generated.token_ids) == NEW
+    for tokens in (0, 1, 7, NEW - 1):
+        deltas = [e for e in events(server, found.id, 3 + tokens) if e.type == "response.output_text.delta"]
+        taken = llm.stream(CHAT, tokens, "autoregressive", seed=5) if tokens else []
+        before = "".join(step.text[: sum(step.chars)] for step in taken)
+        assert before + "".join(event.delta for event in deltas) == generated.text
+
+
+def test_cancel(start: Start, slowed: Any) -> None:
+    llm, slow = slowed
+    server = start(llm)
+    client = server.client()
+    slow.pause = 0.02
+    own = {"tokenswift": {"ignore_eos": True}}
+    begun = client.responses.create(
+        model="chatty", input=CHAT, max_output_tokens=900, background=True, extra_body=own
+    )
+    time.sleep(0.2)
+    assert client.responses.cancel(begun.id).status == "cancelled"
+    passes = slow.passes
+    time.sleep(0.1)
+    assert slow.passes == passes, "steps go on after the answer was cancelled"
+    assert client.responses.retrieve(begun.id).status == "cancelled"
+    assert client.responses.cancel(begun.id).status == "cancelled"
+    slow.pause = 0.0
+
+
+def test_what_is_not_to_be_had_is_refused(server: Running) -> None:
+    client, call = server.client(), {"model": "chatty", "messages": CHAT, "max_tokens": 4}
+    more: list[tuple[dict[str, Any], str]] = [
+        ({"logprobs": True}, "logprobs is True; valid here: False"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty is 0.5; valid here: 0"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, r"tools is \[.*valid here: \[\]"),
+        ({"temperature": -1}, "temperature is -1.0; valid: 0 .greedy decoding"),
+        ({"top_p": 2}, r"top_p is 2.0; valid: in \(0, 1\]"),
+        ({"seed": -1}, "seed is -1; valid: an integer from 0 to"),
+        ({"max_tokens": 0}, "max_tokens is 0; valid: an integer from 1 to 32,768"),
+        ({"max_tokens": 2000}, "valid: up to the model's 1024 positions"),
+        ({"n": 17}, "n is 17, for 1 prompts; valid: 1 to 16 in all"),
+        ({"extra_body": {"tokenswift": {"strategy": "x"}}}, "strategy is 'x'; valid: auto, auto"),
+        ({"extra_body": {"tokenswift": {"speed": 1}}}, "tokenswift.speed is no setting"),
+        ({"extra_body": {"tokenswift": {"strategy_options": {"explain": "/tmp/x"}}}}, "explain is no option"),
+        (
+            {"extra_body": {"tokenswift": {"strategy_options": {"draft_model": "x"}}}},
+            "draft_model is no option",
+        ),
+    ]
+    for fields, message in more:
+        with pytest.raises(openai.BadRequestError, match=message) as caught:
+            client.chat.completions.create(**{**call, **fields})  # type: ignore[call-overload]
+        assert caught.value.type == "invalid_request_error"
+    found = client.chat.completions.create(**call, user="me", extra_body={"unheard_of": 1})  # type: ignore[call-overload]
+    assert found.choices[0].finish_reason
+
+
+def test_the_command_lines_words(server: Running) -> None:
+    """An error of a range is the one that the library and the command line give."""
+    with pytest.raises(InputError) as ours:
+        SamplingParams(repetition_penalty=0.5)
+    found = server.post("/v1/completions", {"prompt": "x", "repetition_penalty": 0.5})
+    assert found.status_code == 400 and found.json()["error"]["message"] == str(ours.value)
+    assert found.json()["error"]["param"] == "repetition_penalty"
