@@ -123,11 +123,12 @@ def _second_turn(llm: LLM, config: dict[str, Any], params: SamplingParams) -> di
         first = Request(ids[:length], ANSWER, PLAIN, None, params, ignore_eos=True)
         answer = llm.start(first, prefixes).finish().token_ids
         state = llm.prefill([*ids[:length], *answer])
-        second = Request([*state.tokens, *ids[length:]], 1, PLAIN, None, params, ignore_eos=True)
+        turned = [*state.tokens, *ids[length:]]
+        second = Request(turned, 1, PLAIN, None, params, ignore_eos=True)
         told, fresh = _first(llm, second, prefixes), _first(llm, second, None)
-        sequence = state.fork(len(second.prompt) + 1, llm.target.sampler(params))
+        sequence = state.fork(len(turned) + 1, llm.target.sampler(params))
         begun = perf_counter()
-        llm.target.prefill(list(second.prompt[len(state.tokens) - 1 : -1]), sequence.cache)
+        llm.target.prefill(turned[len(state.tokens) - 1 : -1], sequence.cache)
         part.append(told / (perf_counter() - begun))
         whole.append(told / fresh)
     return {"second_turn": median(part), "second_turn_over_whole": median(whole)}

@@ -140,7 +140,7 @@ def _asked(line: str, number: int) -> Asked:
     name = str(record.get("id", f"{number:05}"))
     if not NAME.fullmatch(name):
         raise InputError(f"id is {shown(name)}; valid: up to 100 letters, digits, dots, - and _")
-    prompt = record.get("prompt", record.get("messages"))
+    prompt: Any = record.get("prompt", record.get("messages"))
     if "prompt" in record and not (isinstance(prompt, str) and prompt):
         raise InputError(f"prompt is {shown(prompt)}; valid: text of at least one character")
     if "messages" in record and not is_chat(prompt):
