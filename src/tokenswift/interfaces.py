@@ -131,9 +131,14 @@ class TargetModel(PassModel, Protocol):
         ...
 
     def prefill(
-        self, tokens: list[int], cache: CommittingCache, on_progress: OnProgress | None = None
+        self,
+        tokens: list[int],
+        cache: CommittingCache,
+        on_progress: OnProgress | None = None,
+        ends: bool = True,
     ) -> Pass:
-        """Run the prompt in chunks and commit it. The result holds rows of its end, the last token's last."""
+        """Run the prompt, or without ``ends`` a part of it that others follow, in chunks and commit it. The
+        result of an end holds rows of it, the last token's last."""
         ...
 
     def project(self, normed: Float[Tensor, "n D"], rows: Any = None) -> Float[Tensor, "n V"]:

@@ -166,9 +166,9 @@ def test_an_answer_reads_only_what_is_new(real: LLM) -> None:
     read: list[int] = []
     prefill = real.target.prefill
 
-    def counted(tokens: list[int], *rest: Any) -> Any:
+    def counted(tokens: list[int], *rest: Any, **more: Any) -> Any:
         read.append(len(tokens))
-        return prefill(tokens, *rest)
+        return prefill(tokens, *rest, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(real.target, "prefill", counted)

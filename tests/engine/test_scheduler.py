@@ -380,6 +380,31 @@ def test_parts_of_a_prompt_leave_what_the_whole_leaves(llm: LLM, rows: int) -> N
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("length", [63, 64, 65, 96, 97, 128, 141])
+def test_a_model_without_equal_bits_reads_parts_by_the_passes_of_the_whole(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    target = llm.target
+    passes: list[list[int]] = []
+    run: Any = target._run  # type: ignore[attr-defined]
+
+    def seen(segments: Any, keep: bool = True) -> Any:
+        passes[-1].append(len(segments[0].tokens))
+        return run(segments, keep)
+
+    monkeypatch.setattr(type(target), "equal_bits", False)
+    monkeypatch.setattr(type(target), "prefill_chunk", 32)
+    monkeypatch.setattr(target, "_run", seen)
+    for part in (None, 5):
+        passes.append([])
+        cache = target.new_cache(length)
+        sequence = TokenSequence([7] * length, length, cache, target, target.sampler(SamplingParams()))
+        while prefill(sequence, None, part):
+            pass
+    assert passes[0] == passes[1]
+    assert sum(passes[0]) == length - 1 and passes[0][-1] <= 32
+
+
 # ---- beginnings that are shared -----------------------------------------------------------------
 
 

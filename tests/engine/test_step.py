@@ -59,7 +59,9 @@ class Counting:
         self.positions.append(positions.tolist())
         return Pass(tokens[:, None].float(), [])
 
-    def prefill(self, tokens: list[int], cache: ListCache, on_progress: Any = None) -> Pass:
+    def prefill(
+        self, tokens: list[int], cache: ListCache, on_progress: Any = None, ends: bool = True
+    ) -> Pass:
         result = self.forward(torch.tensor(tokens), torch.arange(len(tokens)), cache)
         cache.commit(tuple(range(len(tokens))))
         return Pass(result.hidden[-1:], [])

@@ -174,11 +174,11 @@ def bookkeeping(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
 
         return run
 
-    def fill(tokens: list[int], cache: Any, *more: Any) -> Any:
+    def fill(tokens: list[int], cache: Any, *more: Any, **rest: Any) -> Any:
         """Random keys instead of a prefill, and real states for the last tokens."""
         cache.data.normal_()
         cache.commit(tuple(range(len(tokens) - REAL)))
-        return real["prefill"](tokens[-REAL:], cache, *more)
+        return real["prefill"](tokens[-REAL:], cache, *more, **rest)
 
     for name in ("forward", "logits", "project"):
         setattr(target, name, clocked(name))

@@ -42,14 +42,14 @@ def prefill(sequence: TokenSequence, on_progress: OnProgress | None = None, rows
     end, model = known, sequence.model
     if rows is not None and not model.equal_bits:
         rows = model.prefill_chunk
-        end = known if known - at < rows + OBSERVED else at + rows
+        end = known if known - at <= rows + OBSERVED else at + rows
     elif rows is not None:
         end = min(known, at + rows)
     if end > at:
         report = on_progress
         if report is not None and at:
             report = partial(_further, report, at, known)
-        newest = model.prefill(sequence.tokens[at:end], sequence.cache, report)
+        newest = model.prefill(sequence.tokens[at:end], sequence.cache, report, ends=end > known - OBSERVED)
         if sequence.newest is not None and at > known - OBSERVED:
             newest = _joined(sequence.newest, newest)  # a partial cache is chosen by all of the last rows
         sequence.newest, sequence.newest_row = newest, len(newest.hidden) - 1

@@ -103,13 +103,20 @@ class BaseTarget(ABC):
 
     @torch.inference_mode()
     def prefill(
-        self, tokens: list[int], cache: CommittingCache, on_progress: OnProgress | None = None
+        self,
+        tokens: list[int],
+        cache: CommittingCache,
+        on_progress: OnProgress | None = None,
+        ends: bool = True,
     ) -> Pass:
         """Run the prompt in chunks of :attr:`prefill_chunk` and commit it.
 
         The result holds queries and hidden states of the last `cache.select.OBSERVED` tokens, or of all; they
         are a chunk of their own, since the queries of a long one take more memory than its keys.
-        ``on_progress`` is told of the stage "prompt", in tokens, before the first chunk and after each.
+
+        Args:
+            on_progress: told of the stage "prompt", in tokens, before the first chunk and after each.
+            ends: the prompt ends with these tokens; otherwise no queries are kept.
 
         Raises:
             ValueError: no tokens.
@@ -117,12 +124,14 @@ class BaseTarget(ABC):
         if not tokens:
             raise ValueError("nothing to prefill")
         report, length = on_progress or _ignore, len(tokens)
-        kept = max(0, length - OBSERVED)  # the first token whose queries are wanted
+        kept = max(0, length - OBSERVED) if ends else length  # the first token whose queries are wanted
         report("prompt", 0, length)
         for start, end in pairwise([*range(0, kept, self.prefill_chunk), kept, length]):
+            if start == end:
+                continue
             rows = torch.tensor(tokens[start:end], device=self.device)
             positions = torch.arange(cache.length, cache.length + len(rows), device=self.device)
-            result = self._run([Segment(rows, positions, cache)], keep=end == length)[0]
+            result = self._run([Segment(rows, positions, cache)], keep=start == kept)[0]
             cache.commit(tuple(range(len(rows))))
             report("prompt", end, length)
         return result
