@@ -39,10 +39,11 @@ def example(kind: str, start: str, server: Running) -> str:
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No client reaches beyond this machine, be it for telemetry or for a tokenizer."""
+    """No client reaches beyond this machine, be it for telemetry or for a tokenizer; none stays connected."""
     for name in ("LANGSMITH_TRACING", "LANGSMITH_TRACING_V2", "LANGCHAIN_TRACING_V2"):
         monkeypatch.setenv(name, "false")
     beyond: list[Any] = []
+    opened: list[socket.socket] = []
     connect, look_up = socket.socket.connect, socket.getaddrinfo
 
     def refuse_unless_here(host: Any) -> None:
@@ -53,6 +54,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def guarded_connect(self: socket.socket, address: Any) -> None:
         if self.family != socket.AF_UNIX:
             refuse_unless_here(address[0])
+        opened.append(self)
         connect(self, address)
 
     def guarded_look_up(host: Any, *args: Any, **kwargs: Any) -> Any:
@@ -62,6 +64,8 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(socket.socket, "connect", guarded_connect)
     monkeypatch.setattr(socket, "getaddrinfo", guarded_look_up)
     yield
+    for one in opened:
+        one.close()  # or the garbage collector may find it open in a later test
     assert beyond == []
 
 
