@@ -351,6 +351,27 @@ def test_folders_with_one_file(tmp_path: Path) -> None:
         opened(folder)
 
 
+def test_a_config_beside_the_file_is_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, beside = tmp_path / "model.gguf", tmp_path / "config.json"
+    write(path, small(), {"": QuantType.Q8_0})
+    config = opened(path).model.config
+
+    def first_load(content: str) -> list[int]:
+        beside.write_text(content)
+        for card in cards_folder().iterdir():
+            card.unlink()
+        caplog.clear()
+        return opened(path).generate(PROMPT, 8, ignore_eos=True).token_ids
+
+    said = {"model_type": "llama", "hidden_size": config.hidden_size, "rms_norm_eps": config.rms_norm_eps}
+    expected = first_load("no config")
+    for content in ("[1]", json.dumps({"model_type": "llama"}), json.dumps(said)):
+        assert first_load(content) == expected and "config.json" not in caplog.text
+    assert first_load(json.dumps(said | {"rope_theta": 77.0, "num_hidden_layers": 9})) == expected
+    assert "config.json beside the file has num_hidden_layers 9 (the file: " in caplog.text
+    assert "rope_theta 77.0 (the file: " in caplog.text and "the file counts" in caplog.text
+
+
 def test_a_file_that_changed(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write(path, small())

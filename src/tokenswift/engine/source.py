@@ -59,7 +59,7 @@ from tokenswift.models.target import (
     checked,
     make_target,
 )
-from tokenswift.models.unpacked import config_beside, say_foreign
+from tokenswift.models.unpacked import config_beside, say_differences, say_foreign
 from tokenswift.prompts import end_tokens
 from tokenswift.types import InputError, OnProgress
 from tokenswift.weights.gguf import GgufFile
@@ -361,6 +361,7 @@ def _from_gguf(files: Files) -> FromFiles | None:
     dtype = own_dtype(file) if files.dtype == "auto" else files.dtype
     kind = getattr(torch, dtype)
     say_foreign(files.name, file, kind)
+    say_differences(files.name, files.gguf, config)
     layout, rotary = layout_of(file, config), rotary_of_config(config, files.scaling)
     weights = GgufWeights(file, layout, kind)
     own = build(file.metadata, files.gguf)

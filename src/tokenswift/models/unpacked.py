@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import logging
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tokenswift.files import read_small
 from tokenswift.models._hf import quiet_transformers
 from tokenswift.models.checkpoint import StoredWeights
 from tokenswift.models.decoder import unstored
@@ -34,6 +36,18 @@ from tokenswift.models.hub import line_of
 from tokenswift.models.made import RECORD
 from tokenswift.types import InputError
 from tokenswift.weights.gguf import GgufFile
+
+#: numbers of a config that decide the tokens, as transformers names them
+CHECKED = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "rope_theta",
+)
 
 logger = logging.getLogger("tokenswift")
 
@@ -96,6 +110,25 @@ def config_beside(path: Path) -> Any:
     if not (path.parent / RECORD).is_file():
         return None
     return AutoConfig.from_pretrained(path.parent, local_files_only=True)
+
+
+def say_differences(name: str, path: Path, config: Any) -> None:
+    """Say where a ``config.json`` beside a GGUF file that others made (a hub repository's, for instance) names
+    other numbers than the file. The file counts."""
+    try:
+        theirs = json.loads(read_small(path.parent / "config.json"))
+    except (OSError, ValueError):
+        return  # there is none, or it is no config
+    ours = config.to_dict() | {"rope_theta": config.rope_parameters.get("rope_theta")}
+    other = [
+        f"{key} {theirs[key]} (the file: {ours[key]})"
+        for key in CHECKED
+        if isinstance(theirs, dict) and theirs.get(key) is not None and theirs[key] != ours.get(key)
+    ]
+    if other:
+        logger.warning(
+            "model %s: config.json beside the file has %s; the file counts", name, ", ".join(other)
+        )
 
 
 def tokenizer_of(file: GgufFile) -> Any:
