@@ -113,8 +113,8 @@ def config_beside(path: Path) -> Any:
 
 
 def say_differences(name: str, path: Path, config: Any) -> None:
-    """Say where a ``config.json`` beside a GGUF file that others made (one of the hub, for instance) names other
-    numbers than the file. The file counts."""
+    """Say where a ``config.json`` that others put beside a GGUF file names other numbers than the file, which
+    counts."""
     try:
         theirs = json.loads(read_small(path.parent / "config.json"))
     except (OSError, ValueError):
