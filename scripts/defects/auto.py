@@ -125,6 +125,6 @@ AUTOMATIC = (
         "drafters/heads.py",
         "        self._base = base\n        self._shares = {}",
         "        self._base = base",
-        ("tests/drafters/test_accepted.py",),
+        ("tests/drafters/test_heads.py",),
     ),
 )
