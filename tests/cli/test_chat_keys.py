@@ -39,7 +39,7 @@ class Waits(Stream):
             time.sleep(0.2)  # for the terminal's own queue
         return step
 
-LLM.start = lambda self, request: Waits(Run(self, replace(request, ignore_eos=True)))
+LLM.start = lambda self, request, *more: Waits(Run(self, replace(request, ignore_eos=True), *more))
 from tokenswift.cli.main import main
 sys.exit(main())
 """

@@ -354,7 +354,7 @@ def test_a_long_prompt_is_read_beside_steps(llm: LLM, monkeypatch: pytest.Monkey
         tickets = [scheduler.submit(request) for request in told]
         over(first, *tickets)
     assert happened.count("part") > 20  # each part is told of twice
-    parts = [i for i, what in enumerate(happened) if what == "part"]
+    parts = [i for i, what in enumerate(happened) if what == "part"][:-1]  # the last one is told of once more
     assert all("step" in happened[a:b] for a, b in zip(parts[1::2], parts[2::2], strict=False))
     assert happened.index("short") < parts[-1]
     for request, ticket in zip(told, tickets, strict=True):

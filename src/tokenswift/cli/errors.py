@@ -48,7 +48,7 @@ def option_names(parser: argparse.ArgumentParser) -> dict[str, str]:
 def with_option_name(message: str, options: dict[str, str]) -> str:
     """The message with fields written as the options that set them: the one that it begins with, names with
     an underscore anywhere, and a list of valid options."""
-    found = re.match(r"'?(\w+)'?(?=[ :])", message)
+    found = re.match(r"(?!out of )'?(\w+)'?(?=[ :])", message)  # not --out of memory
     if found and found[1] in options:
         message = options[found[1]] + message[found.end() :]
     if " is no option of " in message:
