@@ -88,6 +88,8 @@ class Running:
 
     def close(self) -> None:
         self.server.should_exit = True
+        self._thread.join(15)
+        self.server.force_exit = True  # whatever still holds a connection
         self._thread.join(30)
         assert not self._thread.is_alive()
 
