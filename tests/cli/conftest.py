@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.chats import chat_tokenizer
-from tests.conftest import tiny_model
+from tests.conftest import module_time, tiny_model
 from tokenswift.cli import progress as progress_module
 from tokenswift.cli.main import main
 
@@ -107,7 +107,7 @@ class Stream:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     now = [100.0]
-    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress_module, "time", module_time(lambda: now[0]))
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     yield now

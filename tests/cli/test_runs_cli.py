@@ -28,13 +28,13 @@ LENGTH = ("--max-new-tokens", "60", "--ignore-eos", "--seed", "4")
 
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, after: int, number: int = signal.SIGINT) -> None:
-    """From now on a signal comes in the middle of a step."""
-    real, left = Stream.__next__, [after]
+    """A signal comes in the middle of the step that makes a token's number reach ``after``."""
+    real, made = Stream.__next__, [0]
 
     def step_and_signal(self: Stream) -> Step:
-        step = real(self)
-        left[0] -= 1
-        if not left[0]:
+        step, before = real(self), made[0]
+        made[0] += len(step.token_ids)
+        if before < after <= made[0]:
             os.kill(os.getpid(), number)
         return step
 

@@ -66,8 +66,11 @@ class Running:
 
     def __init__(self, llm: LLM, **settings: Any) -> None:
         self.server: Server = make_server(llm, Settings(port=0, **settings))
+        self._clients: list[openai.OpenAI] = []
         ready = threading.Event()
-        self._thread = threading.Thread(target=self.server.listen, args=(lambda address: ready.set(),))
+        self._thread = threading.Thread(
+            target=self.server.listen, args=(lambda address: ready.set(),), daemon=True
+        )
         self._thread.start()
         assert ready.wait(30)
         self.url = self.server.address
@@ -78,7 +81,9 @@ class Running:
 
     def client(self, key: str = "none", **more: Any) -> openai.OpenAI:
         """OpenAI's own, which never tries twice by itself."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, **more)
+        made = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, **more)
+        self._clients.append(made)
+        return made
 
     def post(self, path: str, body: Any = None, **more: Any) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=body, timeout=60, **more)
@@ -88,9 +93,9 @@ class Running:
 
     def close(self) -> None:
         self.server.should_exit = True
-        self._thread.join(15)
-        self.server.force_exit = True  # whatever still holds a connection
         self._thread.join(30)
+        for client in self._clients:
+            client.close()
         assert not self._thread.is_alive()
 
 
@@ -111,7 +116,7 @@ def start(llm: LLM) -> Iterator[Start]:
         server.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(llm: LLM) -> Iterator[Running]:
     """A server with usual settings, for tests that leave nothing behind."""
     running = Running(llm)

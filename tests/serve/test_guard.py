@@ -6,6 +6,7 @@ import logging
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 
 from tests.cli.conftest import Call
 from tests.serve.conftest import Running, Start
-from tokenswift import InputError
+from tokenswift import LLM, InputError
+from tokenswift.serve.schemas import Body
 from tokenswift.serve.settings import Settings
+from tokenswift.serve.store import Store
 
 KEY, OTHER = "k" * 32, "another-key-of-a-client"
 HELLO: dict[str, Any] = {"prompt": "hello", "max_tokens": 4}
@@ -170,14 +173,18 @@ def test_prompts_are_never_in_the_log(start: Start, caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.DEBUG):
         shown = start(log_prompts=True)
         shown.post("/v1/completions", {"prompt": secret + "\n", "max_tokens": 3})
+        shown.close()
     assert secret in said(caplog) and secret + "\n" not in said(caplog)
 
 
 def test_the_log_stays_one_line(server: Running, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "tokenswift"):
         server.get("/a%0Aforged%1b[31m")
-        time.sleep(0.05)
-    (line,) = [record.getMessage() for record in caplog.records if "forged" in record.getMessage()]
+        lines: list[str] = []
+        while not lines:  # it is written after the answer
+            time.sleep(0.01)
+            lines = [one.getMessage() for one in caplog.records if "forged" in one.getMessage()]
+    (line,) = lines
     assert "\n" not in line and "\x1b" not in line
 
 
@@ -257,3 +264,48 @@ def test_the_server_ends_while_an_answer_is_read(start: Start, slowed: Any) -> N
     assert not thread.is_alive() and isinstance(seen[-1], openai.APIError)
     assert "the server ends" in str(seen[-1])
     assert time.monotonic() - begun < 30  # does not wait for the text
+
+
+def test_the_server_ends_before_an_answer_has_begun(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing waits for it, and nothing of it is left."""
+    server = start(run_dir=str(tmp_path / "answers"))
+    reads, ends, real = threading.Event(), threading.Event(), Body.requests
+
+    def slow(self: Body, *args: Any) -> Any:
+        reads.set()
+        assert ends.wait(30)
+        return real(self, *args)
+
+    close = server.answers.scheduler.close
+    monkeypatch.setattr(Body, "requests", slow)
+    monkeypatch.setattr(server.answers.scheduler, "close", lambda: (ends.set(), close()))
+    with ThreadPoolExecutor() as pool:
+        found = pool.submit(server.post, "/v1/responses", {"input": "hello", "background": True})
+        assert reads.wait(30)
+        server.close()
+        said = found.result()
+    assert said.status_code == 503 and "the server ends" in said.json()["error"]["message"]
+    assert not list(Store(tmp_path / "answers").records())
+
+
+def test_a_reader_leaves_when_one_of_two_texts_has_ended(start: Start, llm: LLM, slowed: Any) -> None:
+    """The other one is not written on for nobody."""
+    prompts, new = ["hello", "good bye"], 900
+    texts = [llm.generate(one, new, "autoregressive", seed=5, ignore_eos=True).text for one in prompts]
+    stop = next(texts[0][i : i + 3] for i in range(20, 200) if texts[0][i : i + 3] not in texts[1])
+    made, slow = slowed
+    server = start(made)
+    slow.pause = 0.01
+    body = {"prompt": prompts, "max_tokens": new, "seed": 5, "stop": stop, "stream": True}
+    body["tokenswift"] = {"ignore_eos": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        for _ in response.iter_lines():
+            (answer,) = server.answers._answers.values()
+            if answer.parts[0].reason == "stop":
+                break
+    while answer.running:
+        time.sleep(0.01)
+    slow.pause = 0.0
+    assert answer.stopped and not answer.parts[1].reason and len(answer.parts[1].pieces) < new

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import tiny_model, tiny_tokenizer
+from tests.conftest import module_time, tiny_model, tiny_tokenizer
 from tests.train.test_train import words
 from tokenswift.config import SamplingParams
 from tokenswift.identity import base_of
@@ -33,7 +33,7 @@ class Clock:
 
         monkeypatch.setattr(Backbone, "hidden", hidden)
         for module in (collect, selftext):
-            monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+            monkeypatch.setattr(module, "time", module_time(lambda: self.now))
 
 
 def gathered(folder: Path, lines: list[str], **options: Any) -> HiddenStore:

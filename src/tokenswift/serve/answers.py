@@ -342,7 +342,8 @@ class Answers:
         """Stop an answer for good."""
         async with answer.lock:  # not while it is begun
             self._stop(answer, CANCELLED)
-            await answer.wait()
+            if answer.running:
+                await answer.wait()
             if not answer.done:
                 await self._settle(answer, "cancelled")
 
@@ -352,9 +353,7 @@ class Answers:
         for answer in list(self._answers.values()):
             self._stop(answer, ENDS)
         await asyncio.to_thread(self.scheduler.close)
-        for answer in list(self._answers.values()):
-            await answer.wait()
-        while self._tasks:
+        while self._tasks:  # what begins answers, and what ends them
             await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.store is not None:
             self.store.close()
@@ -374,7 +373,8 @@ class Answers:
         if answer.running and not answer.stopped:
             answer.stopped = why
             for part in answer.parts:
-                part.ticket.cancel()
+                if part.ticket is not None:  # not yet over
+                    part.ticket.cancel()
 
     async def _begin(self, answer: Answer) -> None:
         async with answer.lock:
@@ -382,20 +382,18 @@ class Answers:
                 await answer.wait()
             if answer.done or answer.running:
                 return
-            if self.closing:
-                raise Refused(503, "the server ends; valid: another try when it is there again")
             try:
-                tickets = await asyncio.to_thread(self._submit, answer)
-            except (InputError, RunError) as error:
-                if answer.begun and isinstance(error, QueueFull):
+                tickets = await self._submitted(answer)
+            except (InputError, RunError, Refused) as error:
+                if not answer.begun:
+                    self._forget(answer)
+                    if self._keeps(answer):
+                        await asyncio.to_thread(self._store().remove, answer.id)
                     raise
-                if answer.begun:
-                    await self._settle(answer, "failed", str(error))
-                    return
-                self._forget(answer)
-                if self._keeps(answer):
-                    await asyncio.to_thread(self._store().remove, answer.id)
-                raise
+                if isinstance(error, QueueFull | Refused):
+                    raise
+                await self._settle(answer, "failed", str(error))
+                return
             answer.stopped, answer.running, answer.begun = "", True, True
             loop = asyncio.get_running_loop()
             for part, (ticket, state) in zip(answer.parts, tickets, strict=True):
@@ -406,6 +404,21 @@ class Answers:
                 answer.timer = loop.call_later(self.settings.max_seconds, self._stop, answer, LATE)
             answer.tell()
         self._leave(answer)
+
+    async def _submitted(self, answer: Answer) -> list[tuple[Any, RunState | None]]:
+        """The texts' tickets, and what their journals hold.
+
+        Raises:
+            InputError, RunError: the scheduler refuses them.
+            Refused: the server ends.
+        """
+        if not self.closing:
+            try:
+                return await asyncio.to_thread(self._submit, answer)
+            except (InputError, RunError):
+                if not self.closing:
+                    raise
+        raise Refused(503, "the server ends; valid: another try when it is there again")
 
     def _submit(self, answer: Answer) -> list[tuple[Any, RunState | None]]:
         """Hand the texts to the scheduler; in a thread."""
