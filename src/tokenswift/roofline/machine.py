@@ -1,0 +1,174 @@
+"""What a machine reads and computes in a second: measured here, or published for a named card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from time import perf_counter
+
+import torch
+
+from tokenswift.backends.base import Backend
+from tokenswift.backends.pages import large_empty
+from tokenswift.backends.weights import Packed
+from tokenswift.config import check_choice
+from tokenswift.models.target import backend_for
+from tokenswift.roofline.passes import ITEM, Machine, Sizes, stored_bytes
+from tokenswift.weights.format import Stored
+from tokenswift.weights.panels import PANEL
+from tokenswift.weights.registry import FORMATS
+
+BLOCK = 1 << 29  # bytes read to measure bandwidth, more than caches hold
+SIDE = 8192  # of the square matrices that an accelerator multiplies
+MOST = 96 << 20  # bytes of weights, or of keys and values, that products and attention are timed with
+KEYS = 4096  # of a layer, of those
+SECONDS, RUNS = 0.1, 5  # that the calls of a figure take, about, and how many there are at least
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """An accelerator: figures that do not depend on rows (implements `passes.Machine`).
+
+    Attributes:
+        arithmetic: operations in a second by type of product.
+    """
+
+    name: str
+    source: str
+    bandwidth: float
+    arithmetic: Mapping[str, float]
+    packs: bool = False
+
+    def products(self, sizes: Sizes, stored: str, rows: int) -> float:
+        """See `passes.Machine`."""
+        return self.arithmetic[sizes.dtype]
+
+    def attention(self, sizes: Sizes, rows: int) -> float:
+        """See `passes.Machine`."""
+        return self.arithmetic[sizes.dtype]
+
+
+def _published(name: str, where: str, gigabytes: float, float32: float, half: float) -> Card:
+    """A card by its maker's figures: GB/s, and TFLOPS of dense products that are summed in float32."""
+    types = {"float32": float32 * 1e12, "bfloat16": half * 1e12, "float16": half * 1e12}
+    return Card(name, f"published by NVIDIA: {where}", gigabytes * 1e9, types)
+
+
+#: cards by the names that users write
+CARDS = {
+    "h100": _published("NVIDIA H100 SXM 80 GB", "H100 data sheet", 3350, 67, 989.5),
+    "h200": _published("NVIDIA H200 SXM 141 GB", "H200 data sheet", 4800, 67, 989.5),
+    "a100": _published("NVIDIA A100 SXM 80 GB", "A100 data sheet", 2039, 19.5, 312),
+    "4090": _published("NVIDIA GeForce RTX 4090", "Ada architecture white paper", 1008, 82.6, 165.2),
+    "l40s": _published("NVIDIA L40S", "L40S data sheet", 864, 91.6, 362.05),
+}
+
+
+def card_named(name: str) -> Card:
+    """One of :data:`CARDS`; InputError names those that there are."""
+    check_choice("gpu", name, tuple(CARDS))
+    return CARDS[name]
+
+
+def machine_at(device: str) -> Machine:
+    """The processor or accelerator here; ``device``: from `models.load.check_place`."""
+    if device == "cpu":
+        return Processor(backend_for())
+    at = torch.device(device)
+
+    def rate(dtype: str) -> float:
+        square = torch.randn(SIDE, SIDE, device=at, dtype=getattr(torch, dtype))
+        return 2 * SIDE**3 / least(lambda: square @ square)
+
+    figures = {dtype: rate(dtype) for dtype in ITEM}
+    return Card(torch.cuda.get_device_name(at), "measured here", bandwidth(at), figures)
+
+
+class Processor:
+    """The CPU here (implements `passes.Machine`); a figure is measured when it is first asked for.
+
+    Products and attention are those of the kernels that texts are written with, by format and rows. They
+    are timed over as many weights and keys as a model of these sizes has, up to more than caches hold: what
+    they wait for memory is in the figure, as it is in a pass.
+
+    Args:
+        backend: the CPU's.
+    """
+
+    source = "measured here"
+
+    def __init__(self, backend: Backend) -> None:
+        self.name, self.packs = f"CPU, {torch.get_num_threads()} threads", backend.panels
+        self._backend = backend
+        self._rates: dict[tuple[object, ...], float] = {}
+        self._packed = cache(self._pack)
+
+    @cached_property
+    def bandwidth(self) -> float:
+        """See `passes.Machine`."""
+        return bandwidth(torch.device("cpu"))
+
+    def products(self, sizes: Sizes, stored: str, rows: int) -> float:
+        """See `passes.Machine`."""
+        key = (sizes.hidden, stored, sizes.weights[stored], sizes.dtype, sizes.whole, rows)
+        if key not in self._rates:
+            weight = self._packed(sizes.hidden, stored, sizes.weights[stored], sizes.dtype)
+            states, active = torch.randn(rows, weight.columns), torch.int8 if sizes.whole else None
+            taken = least(lambda: self._backend.linear(states, weight, None, active))
+            self._rates[key] = 2 * rows * weight.rows * weight.columns / taken
+        return self._rates[key]
+
+    def attention(self, sizes: Sizes, rows: int) -> float:
+        """See `passes.Machine`."""
+        key = (len(sizes.windows), sizes.heads, sizes.kv_heads, sizes.width, sizes.dtype, rows)
+        if key not in self._rates:
+            self._rates[key] = 4 * rows * sizes.heads * sizes.width * KEYS / self._attend(sizes, rows)
+        return self._rates[key]
+
+    def _pack(self, hidden: int, stored: str, count: int, dtype: str) -> Packed:
+        """Weights of zeros: what they hold does not matter to the time."""
+        block = 1 if stored in ITEM else FORMATS[stored].block
+        columns = -(-hidden // block) * block
+        count = min(count, MOST * count // stored_bytes(stored, count))
+        if stored in ITEM:
+            zeros: torch.Tensor | Stored = torch.zeros(PANEL, columns, dtype=getattr(torch, stored))
+        else:
+            form = FORMATS[stored]
+            zeros = Stored(form, torch.zeros(PANEL, form.row_bytes(columns), dtype=torch.uint8))
+        weight = self._backend.pack(zeros, getattr(torch, dtype))
+        times, one = -(-count // (columns * PANEL)), weight.data  # packing all of it would take seconds
+        many = large_empty(times, *one.shape, dtype=one.dtype).copy_(one).flatten(0, 1)
+        weight.parts, weight.rows = [replace(weight.parts[0], data=many, rows=times * PANEL)], times * PANEL
+        return weight
+
+    def _attend(self, sizes: Sizes, rows: int) -> float:
+        """Seconds of attention of one layer over :data:`KEYS` keys."""
+        query = torch.randn(sizes.heads, rows, sizes.width).to(getattr(torch, sizes.dtype))
+        layers = max(1, min(len(sizes.windows), MOST // (KEYS * sizes.layer_bytes)))
+        kept = self._backend.new_cache(layers, sizes.kv_heads, sizes.width, KEYS + rows, query.dtype)
+        kept.data.zero_()
+        kept.commit(tuple(range(KEYS)))
+        scale = sizes.width**-0.5
+        attend = self._backend.attend
+        return least(lambda: [attend(query, layer, kept, None, scale) for layer in range(layers)]) / layers
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes of memory that all threads, or an accelerator, read in a second."""
+    block = large_empty(BLOCK // 4, dtype=torch.float32, device=device).fill_(1.0)
+    return BLOCK / least(block.sum)
+
+
+@torch.inference_mode()
+def least(work: Callable[[], object]) -> float:
+    """Seconds of the fastest call after a first one."""
+    work()
+    best, begun, runs = float("inf"), perf_counter(), 0
+    while runs < RUNS or perf_counter() - begun < SECONDS:
+        since = perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        best, runs = min(best, perf_counter() - since), runs + 1
+    return best
