@@ -213,10 +213,9 @@ def text_of(made: dict[str, Any], sizes: Any) -> str:
             "",
             table(speeds, ("GFLOP/s", "1 row", of, "draft"), right=range(1, 4)),
             "",
-            "The least that passes take, in ms, and tokens/s of plain decoding; then how many times as fast steps "
-            "are",
-            f"that yield so many tokens: from drafts by {rows - 1} passes over {made['budget']:,} tokens to drafts "
-            "that cost nothing.",
+            "The least that passes take in ms, tokens/s of plain decoding, and how many times as fast steps",
+            f"are that yield so many tokens: from drafts by {rows - 1} passes over {made['budget']:,} tokens "
+            "to drafts that cost nothing.",
             "",
             table(lines, ("context", "1 row", of, "draft", "tokens/s", *accepted), right=range(0, 99)),
         ]

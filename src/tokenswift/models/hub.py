@@ -117,7 +117,8 @@ def header(name: str, file: str) -> bytes:
     from huggingface_hub import HfFileSystem
 
     with _explained(f"{name}:{file}", "a GGUF file"):
-        with HfFileSystem().open(f"{name}/{file}", "rb", block_size=HEADER) as there:
+        there: Any = HfFileSystem().open(f"{name}/{file}", "rb", block_size=HEADER)
+        with there:
             return there.read(HEADER)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from time import perf_counter
 
 import torch
@@ -101,30 +101,42 @@ class Processor:
     def __init__(self, backend: Backend) -> None:
         self.name, self.packs = f"CPU, {torch.get_num_threads()} threads", backend.panels
         self._backend = backend
-        self._rates: dict[tuple[object, ...], float] = {}
+        self._read = cache(lambda: bandwidth(torch.device("cpu")))
         self._packed = cache(self._pack)
+        self._product, self._attend = cache(self._time_product), cache(self._time_attention)
 
-    @cached_property
+    @property
     def bandwidth(self) -> float:
         """See `passes.Machine`."""
-        return bandwidth(torch.device("cpu"))
+        return self._read()
 
     def products(self, sizes: Sizes, stored: str, rows: int) -> float:
         """See `passes.Machine`."""
-        key = (sizes.hidden, stored, sizes.weights[stored], sizes.dtype, sizes.whole, rows)
-        if key not in self._rates:
-            weight = self._packed(sizes.hidden, stored, sizes.weights[stored], sizes.dtype)
-            states, active = torch.randn(rows, weight.columns), torch.int8 if sizes.whole else None
-            taken = least(lambda: self._backend.linear(states, weight, None, active))
-            self._rates[key] = 2 * rows * weight.rows * weight.columns / taken
-        return self._rates[key]
+        return self._product(sizes.hidden, stored, sizes.weights[stored], sizes.dtype, sizes.whole, rows)
 
     def attention(self, sizes: Sizes, rows: int) -> float:
         """See `passes.Machine`."""
-        key = (len(sizes.windows), sizes.heads, sizes.kv_heads, sizes.width, sizes.dtype, rows)
-        if key not in self._rates:
-            self._rates[key] = 4 * rows * sizes.heads * sizes.width * KEYS / self._attend(sizes, rows)
-        return self._rates[key]
+        layers = max(1, min(len(sizes.windows), MOST // (KEYS * sizes.layer_bytes)))
+        return self._attend(layers, sizes.heads, sizes.kv_heads, sizes.width, sizes.dtype, rows)
+
+    def _time_product(
+        self, hidden: int, stored: str, count: int, dtype: str, whole: bool, rows: int
+    ) -> float:
+        weight = self._packed(hidden, stored, count, dtype)
+        states, active = torch.randn(rows, weight.columns), torch.int8 if whole else None
+        taken = least(lambda: self._backend.linear(states, weight, None, active))
+        return 2 * rows * weight.rows * weight.columns / taken
+
+    def _time_attention(
+        self, layers: int, heads: int, kv_heads: int, width: int, dtype: str, rows: int
+    ) -> float:
+        query = torch.randn(heads, rows, width).to(getattr(torch, dtype))
+        kept = self._backend.new_cache(layers, kv_heads, width, KEYS + rows, query.dtype)
+        kept.data.zero_()
+        kept.commit(tuple(range(KEYS)))
+        attend, scale = self._backend.attend, width**-0.5
+        taken = least(lambda: [attend(query, layer, kept, None, scale) for layer in range(layers)])
+        return 4 * rows * heads * width * KEYS * layers / taken
 
     def _pack(self, hidden: int, stored: str, count: int, dtype: str) -> Packed:
         """Weights of zeros: what they hold does not matter to the time."""
@@ -141,17 +153,6 @@ class Processor:
         many = large_empty(times, *one.shape, dtype=one.dtype).copy_(one).flatten(0, 1)
         weight.parts, weight.rows = [replace(weight.parts[0], data=many, rows=times * PANEL)], times * PANEL
         return weight
-
-    def _attend(self, sizes: Sizes, rows: int) -> float:
-        """Seconds of attention of one layer over :data:`KEYS` keys."""
-        query = torch.randn(sizes.heads, rows, sizes.width).to(getattr(torch, sizes.dtype))
-        layers = max(1, min(len(sizes.windows), MOST // (KEYS * sizes.layer_bytes)))
-        kept = self._backend.new_cache(layers, sizes.kv_heads, sizes.width, KEYS + rows, query.dtype)
-        kept.data.zero_()
-        kept.commit(tuple(range(KEYS)))
-        scale = sizes.width**-0.5
-        attend = self._backend.attend
-        return least(lambda: [attend(query, layer, kept, None, scale) for layer in range(layers)]) / layers
 
 
 def bandwidth(device: torch.device) -> float:
