@@ -1,0 +1,93 @@
+"""Figures of machines: what is counted while it is timed, and what cards are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tokenswift.backends.torch import TorchBackend
+from tokenswift.models.target import backend_for
+from tokenswift.roofline import machine as machines
+from tokenswift.roofline.machine import CARDS, Processor, card_named, machine_at
+from tokenswift.roofline.passes import ITEM, Sizes, floor
+from tokenswift.types import InputError
+from tokenswift.weights.registry import FORMATS
+
+
+@pytest.fixture
+def halves(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Everything takes half a second; what the timed calls return."""
+    returned: list[object] = []
+
+    def least(work: Callable[[], object]) -> float:
+        returned.append(work())
+        return 0.5
+
+    monkeypatch.setattr(machines, "least", least)
+    monkeypatch.setattr(machines, "BLOCK", 1 << 16)
+    monkeypatch.setattr(machines, "KEYS", 300)
+    return returned
+
+
+def sizes(stored: str = "float32", dtype: str = "float32", count: int = 50_000, whole: bool = False) -> Sizes:
+    return Sizes(96, 6, 2, 16, (0, 0, 0), {stored: count}, dtype, whole)
+
+
+def test_a_figure_is_operations_over_seconds_and_measured_once(halves: list[object]) -> None:
+    """A product has whole panels of 32 rows of the weight; attention goes through all three layers."""
+    here = Processor(backend_for())
+    rows_of_weight = 17 * 32  # the first multiple of 32 whose rows of 96 hold 50,000 weights
+    assert here.products(sizes(), "float32", 4) == 2 * 4 * 96 * rows_of_weight / 0.5
+    assert isinstance(halves[0], torch.Tensor) and halves[0].shape == (4, rows_of_weight)
+    assert here.attention(sizes(), 5) == 4 * 5 * 6 * 16 * 300 * 3 / 0.5
+    layers = halves[1]
+    assert isinstance(layers, list) and [tuple(out.shape) for out in layers] == [(5, 6, 16)] * 3
+    assert here.bandwidth == (1 << 16) / 0.5
+    before = len(halves)
+    for _ in range(2):
+        floor(sizes(), here, 4, 1000), here.attention(sizes(), 5)
+    assert len(halves) == before + 1  # attention of four rows was new
+
+
+def test_what_is_timed_is_bounded(halves: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "MOST", 96 * 32 * 4 * 2)  # bytes of two panels
+    here = Processor(backend_for())
+    here.products(sizes(count=10**12), "float32", 1)
+    here.attention(sizes(count=10**12), 1)
+    assert isinstance(halves[0], torch.Tensor) and halves[0].shape == (1, 64)
+    assert isinstance(halves[1], list) and len(halves[1]) == 1
+
+
+@pytest.mark.parametrize("stored", [*ITEM, *FORMATS])
+@pytest.mark.parametrize("backend", [None, TorchBackend()])
+def test_every_format_is_timed(stored: str, backend: TorchBackend | None, halves: list[object]) -> None:
+    """By the kernels and by torch, in every type of product that takes it; a weight of zeros gives zeros."""
+    here = Processor(backend or backend_for())
+    ways = [(dtype, False) for dtype in ITEM if stored in (*FORMATS, dtype)]
+    ways += [("float32", True)] if stored in FORMATS and here.packs else []
+    for dtype, whole in ways:
+        assert here.products(sizes(stored, dtype, whole=whole), stored, 3) > 0
+        made = halves[-1]
+        assert isinstance(made, torch.Tensor) and not made.any()
+        assert here.attention(sizes(dtype=dtype), 3) > 0
+
+
+def test_the_machine_here() -> None:
+    """With the real clock: figures are positive and finite, whatever they are."""
+    here = machine_at("cpu")
+    assert here.source == "measured here" and f"{torch.get_num_threads()} threads" in here.name
+    for figure in (here.products(sizes(), "float32", 1), here.attention(sizes(), 1), here.bandwidth):
+        assert 0 < figure < float("inf")
+
+
+def test_cards() -> None:
+    assert list(CARDS) == ["h100", "h200", "a100", "4090", "l40s"]
+    for card in CARDS.values():
+        assert card.source.startswith("published by NVIDIA: ") and not card.packs
+        assert card.arithmetic["float32"] < card.arithmetic["bfloat16"] == card.arithmetic["float16"]
+        assert 8e11 < card.bandwidth < 5e12 < card.arithmetic["float32"] < card.arithmetic["bfloat16"] < 1e15
+    assert card_named("a100") is CARDS["a100"]
+    with pytest.raises(InputError, match="gpu is 'v100'; valid: h100, h200, a100, 4090, l40s"):
+        card_named("v100")
