@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tokenswift.roofline.machine import CARDS, Card
+from tokenswift.roofline.cards import CARDS, Card
 from tokenswift.roofline.passes import Floor, Sizes, floor, read_seconds, steps, stored_bytes
 
 #: three layers, each head with keys of its own: 1,000 weights, 2 · 2 · 2 · 2 bytes of keys and values a layer

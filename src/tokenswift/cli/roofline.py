@@ -14,6 +14,7 @@ from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_j
 from tokenswift.cli.tables import table
 from tokenswift.config import AutoOptions, build_options
 from tokenswift.models.rope import parse_rope_scaling
+from tokenswift.roofline.cards import card_named
 from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from tokenswift.models.load import check_place
-    from tokenswift.roofline.machine import card_named, machine_at
+    from tokenswift.roofline.machine import machine_at
     from tokenswift.roofline.passes import steps
     from tokenswift.roofline.sizes import sizes_of
     from tokenswift.strategies.auto import BUDGET
@@ -93,8 +94,7 @@ def run(args: argparse.Namespace) -> int:
         torch.set_num_threads(args.threads)
     device = check_place(args.dtype, args.device if args.gpu is None else "cpu")
     machine = machine_at(device) if args.gpu is None else card_named(args.gpu)
-    if args.weights != "stored" and (args.gpu is not None or device != "cpu"):
-        raise InputError(f"weights is {args.weights!r}, which runs on the CPU alone; valid: stored")
+    check_weights(args.weights, device)
     whole = args.activations == "int8"
     sizes = sizes_of(args.model, args.dtype, args.weights, whole, scaling, machine.packs)
     form = "q8_0" if chosen.draft_weights == "auto" else chosen.draft_weights
@@ -130,14 +130,23 @@ def check(args: argparse.Namespace) -> None:
     args.heads = "none"
     options.check_model_options(args)
     check_options(args, Reckoned)
-    if args.gpu is not None and args.device != "auto":
-        raise InputError(f"gpu is {args.gpu!r} and device is {args.device!r}; valid: one of them")
+    if args.gpu is not None:
+        card_named(args.gpu)
+        check_weights(args.weights, args.gpu)
+        if args.device != "auto":
+            raise InputError(f"gpu is {args.gpu!r}, device is {args.device!r}; valid: one of them")
     for value in args.accepted or ():
         if not 1 <= value <= args.rows:
-            raise InputError(f"accepted is {value:g}; valid: 1 to {args.rows} (rows) tokens a step")
+            raise InputError(f"accepted is {value:g}; valid: 1 to {args.rows}, the rows of a step")
     for length in args.length or ():
         if length < 1:
             raise InputError(f"length is {length}; valid: an integer of at least 1")
+
+
+def check_weights(weights: str, device: str) -> None:
+    """Refuse weights that are quantised at loading where that cannot be."""
+    if weights != "stored" and device != "cpu":
+        raise InputError(f"weights is {weights!r}, which runs on the CPU alone; valid: stored")
 
 
 def lengths(given: list[int] | None, limit: int | None) -> list[int]:

@@ -117,7 +117,8 @@ def header(name: str, file: str) -> bytes:
     from huggingface_hub import HfFileSystem
 
     with _explained(f"{name}:{file}", "a GGUF file"):
-        there: Any = HfFileSystem().open(f"{name}/{file}", "rb", block_size=HEADER)
+        hub = HfFileSystem(skip_instance_cache=True)
+        there: Any = hub.open(f"{name}/{file}", "rb", cache_type="none")  # nothing beyond what is read
         with there:
             return there.read(HEADER)
 
