@@ -29,7 +29,7 @@ from tokenswift.runs.loop import LoopGuard
 from tokenswift.runs.state import RunState
 from tokenswift.runs.writer import RunWriter, open_run
 from tokenswift.strategies.table import STRATEGIES, drafts_from
-from tokenswift.types import Generation, InputError, Metrics, Step
+from tokenswift.types import Generation, InputError, Logprob, Metrics, Step
 
 logger = logging.getLogger("tokenswift")
 
@@ -84,6 +84,7 @@ class Run:
         self._tail = ""  # what the end released
         self._was_over = False
         self.sources: Counter[str] = Counter(dict.fromkeys(marks(), 0))
+        self.logprobs: list[Logprob] = []
         self.finish_reason: str | None = None
         self.draft_passes = 0
         self.before: RunState | None = None
@@ -248,6 +249,7 @@ class Run:
         if not left:
             room = self.max_new_tokens - len(self.tokens)
             self.text = Text(sequence, self.strategy, self.sampler, room, self.eos, self.meter)
+            self.text.logprobs = self.request.logprobs
             self.text.begin()
         return left
 
@@ -260,9 +262,10 @@ class Run:
         self.guard.observe(step)
         if self.finish_reason is None and len(self.tokens) >= self.max_new_tokens:
             self.finish_reason = "length"
-        taken = {"token_ids": ids, "sources": step.sources[: len(ids)]}
+        taken = {"token_ids": ids, "sources": step.sources[: len(ids)], "logprobs": step.logprobs[: len(ids)]}
         step = replace(step, **taken, text="".join(pieces), chars=tuple(map(len, pieces)))
         self.sources.update(step.sources)
+        self.logprobs += step.logprobs
         if self.writer is not None:
             self._keep(self.writer, step, pieces)
         self._tail = self.stream.finish() if self.finish_reason is not None else ""
@@ -327,6 +330,7 @@ class Run:
             heads=None if heads is None else {"kind": heads.kind, "file": heads.source},
             draft_source=self.draft_source,
             token_sources=dict(self.sources),
+            logprobs=self.logprobs,
         )
 
 

@@ -82,6 +82,8 @@ class Text:
         ended: whether one of ``eos`` came.
         rows: of its newest pass.
         tokens, ms: running means of a step: new tokens, and milliseconds outside of the pass.
+        logprobs: how many of the likeliest tokens steps tell with each new token's log-probability; None:
+            neither is told.
     """
 
     sequence: TokenSequence
@@ -94,6 +96,7 @@ class Text:
     rows: int = 1
     tokens: float = 1.0
     ms: float = 0.0
+    logprobs: int | None = None
 
     def begin(self) -> None:
         """The strategy's own reading of the prompt; once, before the first step."""
@@ -203,9 +206,13 @@ def _finished(text: Text, tree: DraftTree, result: Pass, logits: Tensor) -> Step
             accepted = accept_published(tree, logits, sequence.tokens, sampler)
         else:
             accepted = accept_exact(tree, logits, sequence.tokens, sampler, all_rows=not sampler.walks)
-    with meter.phase("commit"):
         new, text.ended = _new_tokens(tree, accepted, text.room, text.eos)
         nodes = accepted.nodes[: len(new)]  # the last new token is the next root, not cached yet
+        logprobs = ()
+        if text.logprobs is not None:
+            paths = [new[:depth] for depth in range(len(new))]
+            logprobs = sampler.logprobs(logits[[*nodes]], sequence.tokens, paths, new, text.logprobs)
+    with meter.phase("commit"):
         sequence.cache.commit(nodes)
         sequence.tokens.extend(new)
         sequence.newest, sequence.newest_row = result, nodes[-1]
@@ -218,6 +225,7 @@ def _finished(text: Text, tree: DraftTree, result: Pass, logits: Tensor) -> Step
         ngram_accepted=sum(tree.sources[node] == "ngram" for node in taken),
         gamma=tree.gamma,
         sources=(*(tree.sources[node] for node in taken), "target")[: len(new)],
+        logprobs=logprobs,
         times=(times := meter.lap()),
     )
     with meter.phase("observe"):
