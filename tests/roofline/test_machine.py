@@ -46,7 +46,8 @@ def test_a_figure_is_operations_over_seconds_and_measured_once(halves: list[obje
     assert here.bandwidth == (1 << 16) / 0.5
     before = len(halves)
     for _ in range(2):
-        floor(sizes(), here, 4, 1000), here.attention(sizes(), 5)
+        floor(sizes(), here, 4, 1000)
+        here.attention(sizes(), 5)
     assert len(halves) == before + 1  # attention of four rows was new
 
 

@@ -58,7 +58,7 @@ def test_by_hand(tmp_path: Path) -> None:
 
 def test_a_family_that_runs_through_transformers(tmp_path: Path) -> None:
     """Windows in every second layer; of weights the loaded model counts norms too."""
-    changes = {"sliding_window": 9, "num_hidden_layers": 2, "head_dim": 8}
+    changes: dict[str, Any] = {"sliding_window": 9, "num_hidden_layers": 2, "head_dim": 8}
     found = sizes_of(str(config_alone(tmp_path, "gemma2", **changes)))
     loaded = sizes_of_target(make_target(build("gemma2", SIZES, **changes)))
     assert found.windows == loaded.windows == (9, 0)
