@@ -10,7 +10,7 @@ import torch
 from tokenswift.backends.torch import TorchBackend
 from tokenswift.models.target import backend_for
 from tokenswift.roofline import machine as machines
-from tokenswift.roofline.machine import Processor, machine_at
+from tokenswift.roofline.machine import Processor, accelerator, machine_at
 from tokenswift.roofline.passes import ITEM, Sizes, floor
 from tokenswift.weights.registry import FORMATS
 
@@ -80,3 +80,17 @@ def test_the_machine_here() -> None:
     assert here.source == "measured here" and f"{torch.get_num_threads()} threads" in here.name
     for figure in (here.products(sizes(), "float32", 1), here.attention(sizes(), 1), here.bandwidth):
         assert 0 < figure < float("inf")
+
+
+def test_an_accelerator(halves: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of torch's own product, of every type; here on the CPU, where the same calls run."""
+    monkeypatch.setattr(machines, "SIDE", 24)
+    card = accelerator("some card", torch.device("cpu"))
+    assert (card.name, card.source, card.packs) == ("some card", "measured here", False)
+    assert card.arithmetic == dict.fromkeys(ITEM, 2 * 24**3 / 0.5) and card.bandwidth == (1 << 16) / 0.5
+    assert [made.dtype for made in halves[:3] if isinstance(made, torch.Tensor)] == [
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+    ]
+    assert card.attention(sizes(dtype="bfloat16"), 7) == card.products(sizes(dtype="bfloat16"), "bfloat16", 7)

@@ -30,14 +30,13 @@ def machine_at(device: str) -> Machine:
     """The processor or accelerator here; ``device``: from `models.load.check_place`."""
     if device == "cpu":
         return Processor(backend_for())
-    at = torch.device(device)
+    return accelerator(torch.cuda.get_device_name(device), torch.device(device))
 
-    def rate(dtype: str) -> float:
-        square = torch.randn(SIDE, SIDE, device=at, dtype=getattr(torch, dtype))
-        return 2 * SIDE**3 / least(lambda: square @ square)
 
-    figures = {dtype: rate(dtype) for dtype in ITEM}
-    return Card(torch.cuda.get_device_name(at), "measured here", bandwidth(at), figures)
+def accelerator(name: str, device: torch.device) -> Card:
+    """A device whose figures are measured now, those of all types."""
+    figures = {dtype: arithmetic(device, getattr(torch, dtype), SIDE) for dtype in ITEM}
+    return Card(name, "measured here", bandwidth(device), figures)
 
 
 class Processor:
@@ -114,6 +113,12 @@ def bandwidth(device: torch.device) -> float:
     """Bytes of memory that all threads, or an accelerator, read in a second."""
     block = large_empty(BLOCK // 4, dtype=torch.float32, device=device).fill_(1.0)
     return BLOCK / least(block.sum)
+
+
+def arithmetic(device: torch.device, dtype: torch.dtype, side: int) -> float:
+    """Operations in a second of torch's product of two square matrices."""
+    square = torch.randn(side, side, device=device, dtype=dtype)
+    return 2 * side**3 / least(lambda: square @ square)
 
 
 @torch.inference_mode()
