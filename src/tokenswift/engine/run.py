@@ -19,7 +19,7 @@ import torch
 from tokenswift.drafters.registry import mark_of, marks
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
-from tokenswift.engine.step import Text, advance, prefill
+from tokenswift.engine.step import Reading, Text, advance, prefill
 from tokenswift.engine.text import TextStream
 from tokenswift.identity import versions
 from tokenswift.interfaces import TokenSequence
@@ -247,11 +247,34 @@ class Run:
         with self.meter.phase("prefill"):
             left = prefill(sequence, self.request.on_progress, rows)
         if not left:
-            room = self.max_new_tokens - len(self.tokens)
-            self.text = Text(sequence, self.strategy, self.sampler, room, self.eos, self.meter)
-            self.text.logprobs = self.request.logprobs
-            self.text.begin()
+            self._make_text(sequence)
         return left
+
+    def part(self, rows: int) -> Reading:
+        """The same part, to be read in the pass of others; `took` has to follow."""
+        sequence = self.begin()
+        return Reading(sequence, min(rows, self.left), self.meter)
+
+    def took(self, part: Reading) -> int:
+        """A part was read; returns what is left.
+
+        Raises:
+            Exception: what kept it from being read.
+        """
+        if part.error is not None:
+            raise part.error
+        if self.request.on_progress is not None:
+            known = len(part.sequence.tokens) - 1
+            self.request.on_progress("prompt", known - part.left, known)
+        if not part.left:
+            self._make_text(part.sequence)
+        return part.left
+
+    def _make_text(self, sequence: TokenSequence) -> None:
+        room = self.max_new_tokens - len(self.tokens)
+        self.text = Text(sequence, self.strategy, self.sampler, room, self.eos, self.meter)
+        self.text.logprobs = self.request.logprobs
+        self.text.begin()
 
     def take(self, step: Step) -> Step:
         """Take in a step of `text`; returns it up to the end of the text, with what it released."""
