@@ -74,8 +74,9 @@ def test_every_format_is_timed(stored: str, backend: TorchBackend | None, halves
         assert here.attention(sizes(dtype=dtype), 3) > 0
 
 
-def test_the_machine_here() -> None:
+def test_the_machine_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the real clock: figures are positive and finite, whatever they are."""
+    monkeypatch.setattr(machines, "BLOCK", 1 << 24)
     here = machine_at("cpu")
     assert here.source == "measured here" and f"{torch.get_num_threads()} threads" in here.name
     for figure in (here.products(sizes(), "float32", 1), here.attention(sizes(), 1), here.bandwidth):

@@ -97,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
     check_weights(args.weights, device)
     whole = args.activations == "int8"
     sizes = sizes_of(args.model, args.dtype, args.weights, whole, scaling, machine.packs)
+    contexts = lengths(args.length, sizes.limit)
     form = "q8_0" if chosen.draft_weights == "auto" else chosen.draft_weights
     low = machine.packs and not whole and form != "none"
     drafts, budget = sizes.in_few_bits(form) if low else sizes, chosen.budget or BUDGET
@@ -114,8 +115,8 @@ def run(args: argparse.Namespace) -> int:
             "arithmetic": rates(sizes, drafts, machine, args.rows),
         },
         "steps": [
-            record_of(steps(sizes, drafts, machine, length, args.rows, budget, accepted))
-            for length in lengths(args.length, sizes.limit)
+            record_of(steps(sizes, drafts, machine, context, args.rows, budget, accepted))
+            for context in contexts
         ],
     }
     if record is not None:
@@ -138,9 +139,8 @@ def check(args: argparse.Namespace) -> None:
     for value in args.accepted or ():
         if not 1 <= value <= args.rows:
             raise InputError(f"accepted is {value:g}; valid: 1 to {args.rows}, the rows of a step")
-    for length in args.length or ():
-        if length < 1:
-            raise InputError(f"length is {length}; valid: an integer of at least 1")
+    if args.length is not None and min(args.length, default=0) < 1:
+        raise InputError(f"length is {min(args.length, default='empty')}; valid: integers of at least 1")
 
 
 def check_weights(weights: str, device: str) -> None:
@@ -199,7 +199,7 @@ def text_of(made: dict[str, Any], sizes: Any) -> str:
     stored = ", ".join(sizes.weights)
     speeds = [
         [
-            f"{r.get('stored', 'attention')}",
+            r.get("stored", "attention"),
             *(("" if r[n] is None else f"{r[n] / GIGA:,.0f}") for n in PASSES),
         ]
         for r in machine["arithmetic"]
@@ -207,7 +207,7 @@ def text_of(made: dict[str, Any], sizes: Any) -> str:
     lines = [
         [
             f"{line['context']:,}",
-            *(f"{milliseconds(line[name]['seconds'])}" for name in PASSES),
+            *(milliseconds(line[name]["seconds"]) for name in PASSES),
             f"{1 / line['plain']['seconds']:,.1f}",
             *(f"{s['drafts_by_passes']:.2f} to {s['drafts_for_nothing']:.2f}" for s in line["speedups"]),
         ]
