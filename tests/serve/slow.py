@@ -1,4 +1,4 @@
-"""``python -m tests.serve.slow SECONDS …``: tokenswift serve, whose passes take so much longer."""
+"""``python -m tests.serve.slow SECONDS …``: tokenswift serve, whose passes take longer, with an event a step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenswift.cli.main import main
 from tokenswift.models.decoder import LeanTarget
+from tokenswift.serve import answers
 
 
 def slow_down(name: str, seconds: float) -> None:
@@ -22,6 +23,7 @@ def slow_down(name: str, seconds: float) -> None:
 
 
 if __name__ == "__main__":
+    answers.STRETCH = 0.0  # an event a step
     for method in ("forward", "forward_all"):
         slow_down(method, float(sys.argv[1]))
     sys.exit(main(["serve", *sys.argv[2:]]))

@@ -16,6 +16,7 @@ import pytest
 
 from tests.serve.conftest import Launch, Running, Slow, Start
 from tokenswift import LLM
+from tokenswift.serve import answers
 
 NEW = 160
 CALL: dict[str, Any] = {
@@ -132,9 +133,12 @@ def test_an_answer_of_the_background_goes_on(start: Start, slowed: Any, wanted: 
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_disconnects(start: Start, slowed: Any, wanted: str, tmp_path: Path, kept: bool) -> None:
+def test_disconnects(
+    start: Start, slowed: Any, wanted: str, tmp_path: Path, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Five, at random; without a folder the tokens are made again."""
     llm, slow = slowed
+    monkeypatch.setattr(answers, "STRETCH", 0.0)
     server = start(llm, **({"run_dir": str(tmp_path / "answers")} if kept else {}))
     slow.pause = 0.005
     chance, reader, gone = random.Random(3), Reader(), 0
@@ -367,3 +371,17 @@ def test_ten_kills(launch: Launch, llm: LLM, background: bool) -> None:
     reader = Reader(800)
     assert died_and_went_on(launch, reader, 10, 0.02, background) == 10
     reader.check(text_of(llm, 800))
+
+
+def test_steps_of_one_moment_go_out_together(server: Running, llm: LLM, wanted: str) -> None:
+    """Their text is the same; of a tiny model's hundreds of steps a second most have company."""
+    reader = Reader()
+    reader.read(server.url, 10**6)
+    reader.check(wanted)
+    with httpx.stream("POST", f"{server.url}/v1/responses", json={**CALL, "stream": True}) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+    deltas = [event for line in lines if "tokenswift" in (event := json.loads(line)) and "delta" in event]
+    steps = [len(event["tokenswift"]["steps"]) for event in deltas]
+    assert steps[0] == 1 or steps[0] < max(steps), "the first one waits for no other"
+    assert sum(size for event in deltas for size, _ in event["tokenswift"]["steps"]) == NEW
+    assert max(steps) > 1

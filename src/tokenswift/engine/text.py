@@ -30,12 +30,22 @@ def token_bytes(tokenizer: Any, token: int) -> bytes:
     name = tokenizer.convert_ids_to_tokens(token)
     if REPLACEMENT not in text or not isinstance(name, str):
         return text.encode()
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
     if fallback := re.fullmatch("<0x([0-9A-F]{2})>", name):
         return bytes.fromhex(fallback[1])
-    known = {letter: byte for byte, letter in bytes_to_unicode().items()}
-    return bytes(known[letter] for letter in name) if known.keys() >= set(name) else text.encode()
+    if set(name) <= _BYTES.keys():
+        return bytes(_BYTES[letter] for letter in name)
+    return text.encode()
+
+
+def _letters() -> dict[str, int]:
+    """The bytes that letters stand for in byte-level vocabularies (GPT-2): printable ones of Latin-1 for
+    themselves, those from U+0100 on for the others."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+
+
+_BYTES = _letters()
 
 
 class TextStream:
