@@ -201,7 +201,7 @@ class LeanTarget(BaseTarget):
             InputError: a weight is not stored in few bits.
         """
         packed = [self.head, *(weight for layer in self.body.weights for weight in layer.packed())]
-        if not self.backend.panels or not all(weight.stored for weight in packed):
+        if not self.backend.low_bit or not all(weight.stored for weight in packed):
             raise InputError(
                 "activations is 'int8', but not all of the model's weights are stored in few bits; valid: "
                 "float, or int8 with weights q8_0, q4_1 or q4_0, or with a GGUF file of such"

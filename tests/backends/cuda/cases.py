@@ -9,6 +9,8 @@ from tokenswift.backends.cuda.launch import queries_of
 from tokenswift.backends.cuda.plan import Plan, plan_of
 from tokenswift.cache.full import FullCache
 from tokenswift.interfaces import Segment
+from tokenswift.weights.format import Stored
+from tokenswift.weights.registry import FORMATS
 
 CPU = torch.device("cpu")
 
@@ -46,3 +48,10 @@ def segment(
 def plan(segments: list[Segment], heads: int) -> Plan:
     data = segments[0].cache.data
     return plan_of(segments, queries_of(data.shape[3]), heads // data.shape[1], CPU)
+
+
+def low(form: str, rows: int, columns: int) -> Stored:
+    """A random weight of few bits."""
+    encode = FORMATS[form].encode
+    assert encode is not None
+    return Stored(FORMATS[form], encode(random(rows, columns, seed=1)))

@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.backends.cuda.cases import plan, random, segment, tree
+from tests.backends.cuda.cases import CPU, low, plan, random, segment, tree
 from tokenswift.backends.cpu import build
 from tokenswift.backends.cpu.backend import CpuBackend
 from tokenswift.backends.cuda.launch import Kernels
 from tokenswift.backends.cuda.plan import ALONE, CHUNK, SPAN
 from tokenswift.backends.cuda.reference import Reference
+from tokenswift.backends.cuda.weights import Planes
 from tokenswift.interfaces import Segment
 from tokenswift.models.load import cache_dir
 
@@ -187,3 +188,31 @@ def test_gated(gelu: bool) -> None:
     both = 4 * random(3, 2 * 1030)
     expected = Reference().gated(both, torch.float32, gelu)
     torch.testing.assert_close(Kernels().gated(both, torch.float32, gelu), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 17])
+@pytest.mark.parametrize("outputs,inner", [(70, 130), (33, 64)])
+def test_products(rows: int, outputs: int, inner: int) -> None:
+    states, weight, bias = random(rows, inner), random(outputs, inner, seed=1), random(outputs, seed=2)
+    for given in (None, bias):
+        found = Kernels().product(states, weight, given)
+        torch.testing.assert_close(found, Reference().product(states, weight, given), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["q8_0", "q4_0", "q4_1"])
+@pytest.mark.parametrize("rows,outputs,inner", [(1, 70, 96), (18, 33, 128)])
+def test_products_with_weights_of_few_bits(form: str, rows: int, outputs: int, inner: int) -> None:
+    """Unpacked in the kernel as the checkpoint is, and with activations as whole numbers."""
+    stored = low(form, outputs, inner)
+    planes, bias = Planes.of(stored, CPU), random(outputs, seed=2)
+    states = random(rows, inner) * 10 ** random(rows, 1, seed=3)
+    states[0, :32] = 0
+    for whole in (False, True):
+        found = Kernels().low_product(states, planes, bias, whole)
+        expected = Reference().low_product(states, planes, bias, whole)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+        for row in (0, rows - 1):
+            alone = Kernels().low_product(states[row : row + 1], planes, bias, whole)
+            assert torch.equal(alone[0], found[row])
+    dense = Kernels().low_product(torch.eye(inner)[: inner // 2], planes, None, False)
+    assert torch.equal(dense.T, stored.decode()[:, : inner // 2])

@@ -13,7 +13,8 @@ if os.environ.get("TRITON_INTERPRET"):
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
 from tests.backends.cuda.ahead import CARDS, Ahead  # noqa: E402
-from tests.backends.cuda.cases import plan, segment, tree  # noqa: E402
+from tests.backends.cuda.cases import CPU, low, plan, segment, tree  # noqa: E402
+from tokenswift.backends.cuda.weights import Planes  # noqa: E402
 
 HALF = (torch.bfloat16, torch.float16)
 WIDTHS = (64, 80, 96, 128, 256)
@@ -73,3 +74,34 @@ def test_rows_of_states(card: int) -> None:
     }
     for found in ahead.made.values():
         assert all("fma.rn.f32" not in kernel.asm["ptx"] for kernel in found)
+
+
+def compiled_products(card: int, dtypes: tuple[torch.dtype, ...], forms: tuple[str, ...]) -> Ahead:
+    ahead, bias = Ahead(card), torch.zeros(64)
+    for dtype in dtypes:
+        states = torch.zeros(3, 576, dtype=dtype)
+        ahead.product(states, torch.zeros(64, 576, dtype=dtype), bias)
+        for form in forms:
+            planes = Planes.of(low(form, 64, 576), CPU)
+            ahead.low_product(states, planes, bias, whole=False)
+            ahead.low_product(states.float(), planes, None, whole=True)
+    return ahead
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_products(card: int) -> None:
+    """Rows as whole numbers meet the card's product of such, and nothing is fetched number by number."""
+    made = compiled_products(card, (torch.bfloat16,), ("q4_1",)).made
+    (dense,), (floats, whole) = made["product"], made["low_product"]
+    assert ("wgmma" if card == 90 else "mma.sync") in dense.asm["ptx"]
+    assert "cp.async.cg" in dense.asm["ptx"]
+    assert "bf16.bf16" in floats.asm["ptx"] and "s32.s8.s8.s32" in whole.asm["ptx"]
+    for kernel in (dense, floats, whole, *made["to_whole"]):
+        assert "fma.rn.f32" not in kernel.asm["ptx"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", CARDS)
+def test_products_of_all_types(card: int) -> None:
+    made = compiled_products(card, (*HALF, torch.float32), ("q8_0", "q4_0", "q4_1")).made
+    assert [len(made[name]) for name in ("product", "low_product", "to_whole")] == [3, 18, 9]

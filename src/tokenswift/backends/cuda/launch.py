@@ -17,6 +17,11 @@ from torch import Tensor
 
 from tokenswift.backends.cuda import kernels
 from tokenswift.backends.cuda.plan import CHUNK, SPAN, TILE, Plan
+from tokenswift.backends.cuda.weights import Planes
+
+ROWS, COLUMNS, INNER = 64, 64, 64  # of a program's part of a product, and of a step along its inner dimension
+FEW = 16  # rows of a program's part of a product with a weight of few bits
+GROUPS = 16  # of activations that a program makes whole numbers of
 
 
 def queries_of(width: int) -> int:
@@ -188,4 +193,79 @@ class Kernels:
         out = both.new_empty(rows, inner, dtype=dtype)
         grid = (rows, -(-inner // block))
         self.run(kernels.gated, grid, 4, 1, both=both, out=out, inner=inner, BLOCK=block, GELU=gelu)
+        return out
+
+    def product(
+        self, states: Float[Tensor, "n K"], weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None
+    ) -> Float[Tensor, "n N"]:
+        """See :meth:`reference.Reference.product`."""
+        (rows, inner), columns = states.shape, len(weight)
+        out = states.new_empty(rows, columns, dtype=torch.float32)
+        self.run(
+            kernels.product,
+            (-(-columns // COLUMNS), -(-rows // ROWS)),
+            4,
+            3,
+            states=states,
+            weight=weight,
+            bias=out if bias is None else bias,
+            out=out,
+            rows=rows,
+            N=columns,
+            K=inner,
+            M=ROWS,
+            COLUMNS=COLUMNS,
+            INNER=INNER,
+            BIAS=bias is not None,
+        )
+        return out
+
+    def low_product(
+        self, states: Float[Tensor, "n K"], planes: Planes, bias: Float[Tensor, " N"] | None, whole: bool
+    ) -> Float[Tensor, "n N"]:
+        """See :meth:`reference.Reference.low_product`."""
+        (rows, inner), (columns, groups) = states.shape, planes.scales.shape
+        out = states.new_empty(rows, columns, dtype=torch.float32)
+        taken, scales, sums = states, out, out
+        if whole:
+            taken = states.new_empty(rows, 32 * groups, dtype=torch.int8)
+            scales, sums = (states.new_empty(rows, groups, dtype=torch.float32) for _ in range(2))
+            self.run(
+                kernels.to_whole,
+                (rows, -(-groups // GROUPS)),
+                4,
+                1,
+                states=states,
+                numbers=taken,
+                scales=scales,
+                sums=sums,
+                K=inner,
+                G=groups,
+                GROUPS=GROUPS,
+            )
+        self.run(
+            kernels.low_product,
+            (-(-columns // COLUMNS), -(-rows // FEW)),
+            4,
+            3,
+            states=taken,
+            state_scales=scales,
+            state_sums=sums,
+            numbers=planes.numbers,
+            scales=planes.scales,
+            leasts=planes.scales if planes.leasts is None else planes.leasts,
+            bias=out if bias is None else bias,
+            out=out,
+            rows=rows,
+            N=columns,
+            K=taken.shape[1],
+            G=groups,
+            M=FEW,
+            COLUMNS=COLUMNS,
+            BITS=planes.format.bits,
+            OFFSET=planes.format.offset if planes.format.bits == 4 else 0,
+            LEAST=planes.leasts is not None,
+            WHOLE=whole,
+            BIAS=bias is not None,
+        )
         return out

@@ -15,7 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tokenswift.backends.cuda.plan import CHUNK, SPAN, TILE, Plan
-from tokenswift.backends.torch import row_paths, turned
+from tokenswift.backends.cuda.weights import Planes
+from tokenswift.backends.torch import quantised, row_paths, turned
 from tokenswift.interfaces import Segment
 
 Sums = tuple[Tensor, Tensor, Tensor]  # weighted values (…, d), maximum and sum (…, 1) of some keys
@@ -108,6 +109,22 @@ class Reference:
         """``silu(gate) * up`` of rows of gate, then up, float32; or with GELU's tanh form."""
         gate, up = both.chunk(2, dim=-1)
         return ((F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up).to(dtype)
+
+    def product(
+        self, states: Float[Tensor, "n K"], weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None
+    ) -> Float[Tensor, "n N"]:
+        """Rows times a weight's transpose, both of one type, and a bias; float32."""
+        return F.linear(states.float(), weight.float(), bias)
+
+    def low_product(
+        self, states: Float[Tensor, "n K"], planes: Planes, bias: Float[Tensor, " N"] | None, whole: bool
+    ) -> Float[Tensor, "n N"]:
+        """Rows times a weight of few bits, unpacked to the rows' type; or with ``whole`` of activations as
+        whole numbers of 8 bits; float32."""
+        values = planes.values(slice(None))
+        if whole:
+            return F.linear(quantised(states), values, bias)
+        return self.product(states, values.to(states.dtype), bias)
 
 
 def merged(one: Sums, other: Sums) -> Sums:
