@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenswift.backends.cuda.launch import queries_of
 from tokenswift.backends.cuda.plan import Plan, plan_of
 from tokenswift.cache.full import FullCache
 from tokenswift.interfaces import Segment
@@ -46,8 +45,7 @@ def segment(
 
 
 def plan(segments: list[Segment], heads: int) -> Plan:
-    data = segments[0].cache.data
-    return plan_of(segments, queries_of(data.shape[3]), heads // data.shape[1], CPU)
+    return plan_of(segments, heads, CPU)
 
 
 def low(form: str, rows: int, columns: int) -> Stored:

@@ -9,6 +9,8 @@ from torch import Tensor
 from tests.backends.cuda.cases import CPU, low, plan, random, segment, tree
 from tokenswift.backends.cpu import build
 from tokenswift.backends.cpu.backend import CpuBackend
+from tokenswift.backends.cuda.backend import CudaBackend
+from tokenswift.backends.cuda.check import fault
 from tokenswift.backends.cuda.launch import Kernels
 from tokenswift.backends.cuda.plan import ALONE, CHUNK, SPAN
 from tokenswift.backends.cuda.reference import Reference
@@ -216,3 +218,8 @@ def test_products_with_weights_of_few_bits(form: str, rows: int, outputs: int, i
             assert torch.equal(alone[0], found[row])
     dense = Kernels().low_product(torch.eye(inner)[: inner // 2], planes, None, False)
     assert torch.equal(dense.T, stored.decode()[:, : inner // 2])
+
+
+@pytest.mark.slow
+def test_a_pass_through_all_kernels_passes_the_check_at_loading() -> None:
+    assert fault(CudaBackend("cpu", Kernels()), [(torch.float32, None, None)], steps=[3]) is None

@@ -16,18 +16,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tokenswift.backends.cuda import kernels
-from tokenswift.backends.cuda.plan import CHUNK, SPAN, TILE, Plan
+from tokenswift.backends.cuda.plan import CHUNK, SPAN, TILE, Plan, queries_of
 from tokenswift.backends.cuda.weights import Planes
 
 ROWS, COLUMNS, INNER = 64, 64, 64  # of a program's part of a product, and of a step along its inner dimension
 FEW = 16  # rows of a program's part of a product with a weight of few bits
 GROUPS = 16  # of activations that a program makes whole numbers of
-
-
-def queries_of(width: int) -> int:
-    """Queries of a program of the attention kernel: one number for a head's width, so that all passes add up
-    alike."""
-    return 64 if width <= 128 else 32
 
 
 class Kernels:

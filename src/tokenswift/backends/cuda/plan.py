@@ -53,12 +53,15 @@ class Plan:
     own: int
 
 
-def plan_of(segments: Sequence[Segment], queries: int, group: int, device: torch.device) -> Plan:
-    """The plan of a pass.
+def queries_of(width: int) -> int:
+    """Queries that a program of the attention kernel takes: one number for a head's width, so that all passes
+    add up alike."""
+    return 64 if width <= 128 else 32
 
-    Args:
-        queries: that a program of the attention kernel takes.
-        group: query heads of a KV head.
+
+def plan_of(segments: Sequence[Segment], heads: int, device: torch.device) -> Plan:
+    """The plan of a pass with so many query heads.
+
     Raises:
         ValueError: a segment needs more room than its cache has, or has a parent that is no earlier row.
     """
@@ -66,8 +69,9 @@ def plan_of(segments: Sequence[Segment], queries: int, group: int, device: torch
     units: list[list[int]] = []
     places: list[list[int]] = []
     paths: list[list[int]] = []
-    step, spans, own = max(1, queries // group), 1, 1
-    origin = segments[0].cache.data.data_ptr()
+    data = segments[0].cache.data
+    origin, spans, own = data.data_ptr(), 1, 1
+    step = max(1, queries_of(data.shape[3]) * data.shape[1] // heads)
     for segment in segments:
         cache, first, count = segment.cache, len(places), len(segment.tokens)
         check(cache, count, segment.parents)
