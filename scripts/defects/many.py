@@ -38,8 +38,8 @@ MANY = (
     Defect(
         "many: only the last part of a prompt says what is important",
         "engine/step.py",
-        "at > known - OBSERVED",
-        "at > known",
+        "at > len(sequence.tokens) - 1 - OBSERVED",
+        "at > len(sequence.tokens) - 1",
         (SCHEDULER,),
     ),
     Defect(

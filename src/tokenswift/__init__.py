@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from tokenswift.engine.llm import LLM
     from tokenswift.engine.resume import resume
     from tokenswift.engine.stream import Stream
-    from tokenswift.types import Generation, InputError, Loop, Metrics, RunError, Step
+    from tokenswift.types import Generation, InputError, Logprob, Loop, Metrics, RunError, Step
 
 __all__ = [
     "LLM",
     "Generation",
     "InputError",
+    "Logprob",
     "Loop",
     "LoopOptions",
     "MagicDecOptions",
@@ -60,7 +61,7 @@ _MODULES = {
     "engine.llm": ("LLM",),
     "engine.resume": ("resume",),
     "engine.stream": ("Stream",),
-    "types": ("Generation", "InputError", "Loop", "Metrics", "RunError", "Step"),
+    "types": ("Generation", "InputError", "Logprob", "Loop", "Metrics", "RunError", "Step"),
 }
 
 

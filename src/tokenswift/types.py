@@ -111,6 +111,20 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
+class Logprob:
+    """How likely a token was at its place, under the distribution that it was drawn from: after penalty,
+    temperature and filters; with ``greedy`` after the penalty alone.
+
+    Attributes:
+        logprob: natural logarithm of its probability.
+        top: the likeliest token ids there with theirs, best first; those that a filter left.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One pass of the decode loop, as strategies observe it and as ``LLM.stream`` yields it.
 
@@ -124,6 +138,7 @@ class Step:
             ("target") unless the text ended before it.
         text: new text, complete characters only ("" inside the decode loop).
         chars: how many characters of ``text`` each new token released; what is more, the end did.
+        logprobs: of each new token, where they were asked for.
         times: seconds of this step by phase (draft, verify, choose, commit, observe); the first step's
             draft holds the strategy's beginning too. Equal steps may differ in it.
     """
@@ -136,6 +151,7 @@ class Step:
     sources: tuple[str, ...] = ()
     text: str = ""
     chars: tuple[int, ...] = ()
+    logprobs: tuple[Logprob, ...] = ()
     times: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
@@ -211,6 +227,7 @@ class Generation:
         draft_source: what the strategy may draft from: "heads", "partial passes", "text", "draft model
             NAME", several with commas between them, or "none".
         token_sources: how many of the new tokens came from where, by the names of `drafters.registry`.
+        logprobs: of each new token, where they were asked for; else [].
     """
 
     token_ids: list[int]
@@ -223,3 +240,4 @@ class Generation:
     heads: dict[str, str] | None = None
     draft_source: str = "none"
     token_sources: dict[str, int] = field(default_factory=dict)
+    logprobs: list[Logprob] = field(default_factory=list)

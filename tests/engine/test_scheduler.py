@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from tokenswift.drafters.auto.prices import Table
 from tokenswift.engine import scheduler as scheduling
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Event, QueueFull, Scheduler, Ticket, run_all
-from tokenswift.engine.step import prefill
+from tokenswift.engine.step import Reading, Text, advance, prefill
 from tokenswift.heads.modules import Heads, HeadsConfig
 from tokenswift.interfaces import TokenSequence
 from tokenswift.memory import Memory
+from tokenswift.metrics import Meter
 from tokenswift.runs.writer import RunWriter
+from tokenswift.sampling.choice import Sampler
 from tokenswift.strategies.autoregressive import Autoregressive
 from tokenswift.types import DraftTree, Generation, InputError, RunError, Step
 
@@ -300,7 +303,7 @@ def test_a_text_that_fails_ends_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_fault_of_the_scheduler_leaves_nobody_waiting(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Scheduler) -> None:
+    def broken(self: Scheduler, reader: Any) -> None:
         raise ValueError("planted")
 
     monkeypatch.setattr(Scheduler, "_step", broken)
@@ -346,16 +349,16 @@ def test_a_long_prompt_is_read_beside_steps(llm: LLM, monkeypatch: pytest.Monkey
     monkeypatch.setattr(scheduling, "READ", 0.0)
     happened: list[str] = []
     with Scheduler(llm) as scheduler:
-        first = scheduler.submit(plain([4, 5], 200))
+        first = scheduler.submit(plain([4, 5], 400))
         next(first.steps())
         first.on_event(lambda event: happened.append("step"))
-        told = [plain(list(range(90)) * 4, 3, on_progress=lambda *_: happened.append("part"))]
+        told = [plain(list(range(90)) * 3, 3, on_progress=lambda *_: happened.append("part"))]
         told.append(plain([7] * 40, 3, on_progress=lambda *_: happened.append("short")))
         tickets = [scheduler.submit(request) for request in told]
         over(first, *tickets)
-    assert happened.count("part") > 20  # each part is told of twice
-    parts = [i for i, what in enumerate(happened) if what == "part"][:-1]  # the last one is told of once more
-    assert all("step" in happened[a:b] for a, b in zip(parts[1::2], parts[2::2], strict=False))
+    assert happened.count("part") > 20
+    parts = [i for i, what in enumerate(happened) if what == "part"]
+    assert all("step" in happened[a:b] for a, b in pairwise(parts))
     assert happened.index("short") < parts[-1]
     for request, ticket in zip(told, tickets, strict=True):
         assert ticket.result.token_ids == alone(llm, replace(request, on_progress=None)).token_ids
@@ -378,6 +381,59 @@ def test_parts_of_a_prompt_leave_what_the_whole_leaves(llm: LLM, rows: int) -> N
     assert torch.equal(whole.newest.hidden, parts.newest.hidden)
     for one, other in zip(whole.newest.queries, parts.newest.queries, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 31, 32, 33, 70])
+def test_parts_read_beside_a_text_leave_what_the_whole_leaves(llm: LLM, rows: int) -> None:
+    """In the pass of another text's steps, which are what they are alone."""
+    tokens = [*SHARED, *range(7)]
+    made: list[TokenSequence] = []
+    for _ in range(3):
+        sampler, cache = llm.target.sampler(SamplingParams()), llm.target.new_cache(300)
+        made.append(TokenSequence(list(tokens), len(tokens), cache, llm.target, sampler))
+    beside, whole, parts = made
+    prefill(whole)
+    prefill(beside)
+    wanted = llm.generate(tokens, 100, "autoregressive", sampling=SamplingParams(), ignore_eos=True).token_ids
+    chooser = Sampler(SamplingParams(), VOCAB)
+    text = Text(beside, Autoregressive(llm, None, chooser), chooser, 100, (), Meter())
+    text.begin()
+    while not text.is_done:
+        left = len(tokens) - 1 - parts.cache.length
+        reading = Reading(parts, min(rows, left), Meter()) if left else None
+        (step,) = advance([text], reading)
+        assert isinstance(step, Step) and (reading is None or reading.error is None)
+        assert text.sequence.beside.rows == (reading.rows if reading else 0)
+        if left:
+            assert reading is not None and reading.left == left - reading.rows
+    assert beside.tokens[len(tokens) :] == wanted and parts.cache.length == len(tokens) - 1
+    assert whole.newest is not None and parts.newest is not None
+    assert torch.equal(whole.cache.data[:, :, :96], parts.cache.data[:, :, :96])
+    last = parts.newest_row
+    assert torch.equal(whole.newest.hidden[-1], parts.newest.hidden[last])
+    for one, other in zip(whole.newest.queries, parts.newest.queries, strict=True):
+        assert torch.equal(one, other[:, -one.shape[1] :])
+
+
+def test_a_part_that_cannot_be_read_does_not_end_the_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it lose the text whose step it was; the reader fails alone."""
+    told = [plain(SHARED, 40, 1), plain([9] * 60, 10, 2)]
+    real = Reading.segment
+
+    def broken(self: Reading) -> Any:
+        if self.sequence.tokens[0] == 9:
+            raise RuntimeError("no such row")
+        return real(self)
+
+    monkeypatch.setattr(Reading, "segment", broken)
+    with Scheduler(llm) as scheduler:
+        first = scheduler.submit(told[0])
+        next(first.steps())
+        second = scheduler.submit(told[1])
+        over(first, second)
+    assert first.result.token_ids == alone(llm, told[0]).token_ids
+    with pytest.raises(RuntimeError, match="no such row"):
+        _ = second.result
 
 
 @pytest.mark.parametrize("length", [63, 64, 65, 96, 97, 128, 141])

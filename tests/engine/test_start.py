@@ -233,6 +233,8 @@ def test_the_stand_in_does_as_the_tokenizer(tmp_path: Path) -> None:
             bare = real(text, add_special_tokens=False)["input_ids"]
             assert made(text, add_special_tokens=False)["input_ids"] == bare
             assert made.decode(bare) == real.decode(bare)
+            names = [made.convert_ids_to_tokens(token) for token in bare]
+            assert names == real.convert_ids_to_tokens(bare)
         chat = [{"role": "user", "content": "a", "name": "b"}]  # more than a role and a text
         assert made.apply_chat_template(chat) == real.apply_chat_template(
             chat, tokenize=False, add_generation_prompt=True

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from tokenswift.engine.text import TextStream
+from tokenswift.engine.text import TextStream, token_bytes
 from tokenswift.types import InputError
 
 
@@ -91,6 +91,17 @@ def test_sentencepiece_style_keeps_spaces_and_rare_characters() -> None:
     pieces = stream_all(tokenizer, tokens)
     assert "".join(pieces) == tokenizer.decode(tokens)
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("text", ["日本 the cat, naïve", " \n\x00a", "</s>"])
+def test_the_bytes_of_tokens_make_the_text(text: str) -> None:
+    assert b"".join(token_bytes(TINY, token) for token in TINY.encode(text)) == text.encode()
+
+
+def test_the_bytes_of_sentencepiece_tokens() -> None:
+    tokenizer = byte_fallback()
+    assert tokenizer.decode([1]) == "the" and token_bytes(tokenizer, 1) == b" the"
+    assert [token_bytes(tokenizer, 7 + byte) for byte in (0xE6, 0x41)] == [b"\xe6", b"A"]
 
 
 @given(

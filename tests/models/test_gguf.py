@@ -370,6 +370,8 @@ def test_a_config_beside_the_file_is_compared(tmp_path: Path, caplog: pytest.Log
     assert first_load(json.dumps(said | {"rope_theta": 77.0, "num_hidden_layers": 9})) == expected
     assert "config.json beside the file has num_hidden_layers 9 (the file: " in caplog.text
     assert "rope_theta 77.0 (the file: " in caplog.text and "the file counts" in caplog.text
+    first_load(json.dumps(said | {"rope_parameters": {"rope_theta": 78.0}}))  # as newer files have it
+    assert "config.json beside the file has rope_theta 78.0 (the file: " in caplog.text
 
 
 def test_a_file_that_changed(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ WRONG: dict[str, list[str]] = {
         '{"prompt": "x", "stream": "yes"}',
         '{"prompt": "x", "stream_options": 5}',
         '{"prompt": "x", "stream_options": {"include_usage": 5}}',
-        '{"prompt": "x", "logprobs": 3}',
+        '{"prompt": "x", "logprobs": -3}',
         '{"prompt": "x", "echo": true}',
         '{"prompt": "x", "tokenswift": 5}',
         '{"prompt": "x", "tokenswift": {"\\ud800": 1}}',

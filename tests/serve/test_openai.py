@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +19,7 @@ from pydantic import TypeAdapter
 
 from tests.serve.conftest import Running, Start
 from tokenswift import LLM, InputError, SamplingParams
+from tokenswift.engine.text import token_bytes
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 CHAT: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
@@ -249,6 +252,78 @@ def test_every_token_has_a_number(server: Running, llm: LLM) -> None:
         assert before + "".join(event.delta for event in deltas) == generated.text
 
 
+LIKELY: dict[str, Any] = {"max_tokens": NEW, "seed": 5, "tokenswift": {"ignore_eos": True}}
+
+
+def text(token: bytes | list[int] | None) -> str:
+    return bytes(token or ()).decode(errors="replace")
+
+
+def told(llm: LLM, prompt: Any, top: int) -> tuple[list[bytes], list[float], list[dict[str, float]]]:
+    """Tokens of plain decoding, their log-probabilities, and the likeliest ones there."""
+    options: Any = {"seed": 5, "ignore_eos": True, "logprobs": top}
+    found = llm.generate(prompt, NEW, "autoregressive", **options)
+    spell = partial(token_bytes, llm.tokenizer)
+    tops = [{text(spell(token)): value for token, value in one.top} for one in found.logprobs]
+    return [spell(token) for token in found.token_ids], [one.logprob for one in found.logprobs], tops
+
+
+def test_logprobs_of_a_chat(server: Running, llm: LLM) -> None:
+    tokens, values, tops = told(llm, CHAT, 2)
+    body = {**LIKELY, "messages": CHAT, "logprobs": True, "top_logprobs": 2}
+    said = server.post("/v1/chat/completions", body).json()
+    whole = ChatCompletion.model_validate(said, strict=True).choices[0].logprobs
+    *lines, _ = streamed(server, "/v1/chat/completions", body)
+    chunks = [ChatCompletionChunk.model_validate_json(line, strict=True).choices[0] for line in lines]
+    pieces = [one for chunk in chunks if chunk.logprobs for one in chunk.logprobs.content or ()]
+    assert whole is not None and whole.content is not None and len(chunks) > 3
+    for content in (whole.content, pieces):
+        assert [bytes(one.bytes or ()) for one in content] == tokens
+        assert [one.logprob for one in content] == values
+        assert [{top.token: top.logprob for top in one.top_logprobs} for one in content] == tops
+        assert all(one.token == text(one.bytes) for one in content)
+    for chunk in chunks:  # those of a chunk are those of its text
+        spelt = "".join(one.token for one in (chunk.logprobs and chunk.logprobs.content) or ())
+        said = chunk.delta.content or ""
+        assert "\ufffd" in spelt + said or spelt == said
+
+
+def test_logprobs_of_a_completion(server: Running, llm: LLM) -> None:
+    tokens, values, tops = told(llm, "hello", 3)
+    body = {**LIKELY, "prompt": "hello", "logprobs": 3}
+    said = server.post("/v1/completions", body).json()
+    whole = Completion.model_validate(said, strict=True).choices[0]
+    parts: list[Any] = [
+        json.loads(line)["choices"] for line in streamed(server, "/v1/completions", body)[:-1]
+    ]
+    pieces = [choice["logprobs"] for (choice,) in parts if choice["logprobs"]]
+    joined = {name: [one for piece in pieces for one in piece[name]] for name in pieces[0]}
+    assert whole.logprobs is not None and whole.logprobs.to_dict() == joined
+    assert joined["tokens"] == list(map(text, tokens)) and joined["token_logprobs"] == values
+    assert joined["top_logprobs"] == tops
+    for token, place in zip(joined["tokens"], joined["text_offset"], strict=True):
+        assert "\ufffd" in token or whole.text[place:].lstrip("\ufffd").startswith(token)
+    none = server.post("/v1/completions", {**body, "logprobs": 0}).json()["choices"][0]["logprobs"]
+    assert none["token_logprobs"] == values and none["top_logprobs"] == [{}] * NEW
+
+
+def test_logprobs_of_a_response(start: Start, llm: LLM, tmp_path: Path) -> None:
+    """They are of its events, too; no journal is begun for them."""
+    server = start(run_dir=str(tmp_path / "answers"))
+    tokens, values, _ = told(llm, CHAT, 1)
+    body = {"input": CHAT, "max_output_tokens": NEW, "seed": 5, "tokenswift": {"ignore_eos": True}}
+    body |= {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    lines = [EVENT.validate_json(line, strict=True) for line in streamed(server, "/v1/responses", body)]
+    deltas = [one for line in lines if line.type == "response.output_text.delta" for one in line.logprobs]
+    (done,) = [line for line in lines if line.type == "response.output_text.done"]
+    (part,) = lines[-1].response.output[0].content
+    for found in (deltas, done.logprobs, part.logprobs):
+        assert [one.token for one in found] == list(map(text, tokens))
+        assert [one.logprob for one in found] == values
+        assert all(len(one.top_logprobs) == 1 for one in found)
+    assert [path.name for path in (tmp_path / "answers").rglob("journal")] == []
+
+
 def test_cancel(start: Start, slowed: Any) -> None:
     llm, slow = slowed
     server = start(llm)
@@ -271,7 +346,8 @@ def test_cancel(start: Start, slowed: Any) -> None:
 def test_what_is_not_to_be_had_is_refused(server: Running) -> None:
     client, call = server.client(), {"model": "chatty", "messages": CHAT, "max_tokens": 4}
     more: list[tuple[dict[str, Any], str]] = [
-        ({"logprobs": True}, "logprobs is True; valid here: False"),
+        ({"top_logprobs": 3}, "top_logprobs is 3 without logprobs; valid: with logprobs true"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs is 21; valid: "),
         ({"frequency_penalty": 0.5}, "frequency_penalty is 0.5; valid here: 0"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, r"tools is \[.*valid here: \[\]"),
         ({"temperature": -1}, "temperature is -1.0; valid: 0 .greedy decoding"),

@@ -341,6 +341,8 @@ class LLM:
                 so), by the sizes and counts of ``loop=LoopOptions(…)``; ``run_dir=DIR`` keeps a journal of
                 the run there, and goes on with it when DIR holds this very run already (see docs/runs.md);
                 ``drop_damaged=True`` does so from the last good record of a damaged journal;
+                ``logprobs=N`` tells each token's log-probability and those of the N likeliest, 0 to 20
+                (`Logprob`), which no journal keeps;
                 ``on_progress(stage, done, total)`` is told how far the reading of the prompt is (stage
                 "prompt", in tokens).
         Raises:

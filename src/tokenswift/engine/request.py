@@ -20,6 +20,7 @@ from tokenswift.config import (
     check_flag,
     check_integer,
     given_options,
+    integer_of,
     settled,
     shown,
 )
@@ -28,6 +29,9 @@ from tokenswift.models.rope import RopeScaling, parse_rope_scaling
 from tokenswift.models.target import check_model
 from tokenswift.prompts import Prompt, default_sampling
 from tokenswift.types import InputError, OnProgress
+
+MOST_LOGPROBS = 20  # of OpenAI's interface
+LOGPROBS = f"an integer from 0 to {MOST_LOGPROBS}, or None"
 
 
 class SamplingFields(TypedDict, total=False):
@@ -55,6 +59,7 @@ class GenerateOptions(SamplingFields, total=False):
     run_dir: str | os.PathLike[str] | None
     drop_damaged: bool
     on_progress: OnProgress | None
+    logprobs: int | None
 
 
 def merged_sampling(
@@ -102,6 +107,7 @@ class Request:
     run_dir: str | os.PathLike[str] | None = None
     drop_damaged: bool = False
     on_progress: OnProgress | None = None
+    logprobs: int | None = None
     prefilled: Prefilled | None = None
     renamed: bool = False
 
@@ -159,6 +165,12 @@ class Request:
             if not isinstance(self.run_dir, str | os.PathLike):
                 raise InputError(f"run_dir is {shown(self.run_dir)}; valid: None, or the path of a folder")
             self._keep("run_dir", Path(self.run_dir))
+        if self.logprobs is not None:
+            if (integer_of(self.logprobs) or 0) > MOST_LOGPROBS:
+                raise InputError(f"logprobs is {shown(self.logprobs)}; valid: {LOGPROBS}", "logprobs")
+            self._keep("logprobs", check_integer("logprobs", self.logprobs, 0, LOGPROBS))
+            if self.run_dir is not None:
+                raise InputError("logprobs are not kept in a run_dir; valid: one of the two", "logprobs")
 
     @property
     def options(self) -> Any:

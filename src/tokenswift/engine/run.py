@@ -19,7 +19,7 @@ import torch
 from tokenswift.drafters.registry import mark_of, marks
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
-from tokenswift.engine.step import Text, advance, prefill
+from tokenswift.engine.step import Reading, Text, advance, prefill
 from tokenswift.engine.text import TextStream
 from tokenswift.identity import versions
 from tokenswift.interfaces import TokenSequence
@@ -29,7 +29,7 @@ from tokenswift.runs.loop import LoopGuard
 from tokenswift.runs.state import RunState
 from tokenswift.runs.writer import RunWriter, open_run
 from tokenswift.strategies.table import STRATEGIES, drafts_from
-from tokenswift.types import Generation, InputError, Metrics, Step
+from tokenswift.types import Generation, InputError, Logprob, Metrics, Step
 
 logger = logging.getLogger("tokenswift")
 
@@ -84,6 +84,7 @@ class Run:
         self._tail = ""  # what the end released
         self._was_over = False
         self.sources: Counter[str] = Counter(dict.fromkeys(marks(), 0))
+        self.logprobs: list[Logprob] = []
         self.finish_reason: str | None = None
         self.draft_passes = 0
         self.before: RunState | None = None
@@ -246,10 +247,34 @@ class Run:
         with self.meter.phase("prefill"):
             left = prefill(sequence, self.request.on_progress, rows)
         if not left:
-            room = self.max_new_tokens - len(self.tokens)
-            self.text = Text(sequence, self.strategy, self.sampler, room, self.eos, self.meter)
-            self.text.begin()
+            self._make_text(sequence)
         return left
+
+    def part(self, rows: int) -> Reading:
+        """The same part, to be read in the pass of others; `took` has to follow."""
+        sequence = self.begin()
+        return Reading(sequence, min(rows, self.left), self.meter)
+
+    def took(self, part: Reading) -> int:
+        """A part was read; returns what is left.
+
+        Raises:
+            Exception: what kept it from being read.
+        """
+        if part.error is not None:
+            raise part.error
+        if self.request.on_progress is not None:
+            known = len(part.sequence.tokens) - 1
+            self.request.on_progress("prompt", known - part.left, known)
+        if not part.left:
+            self._make_text(part.sequence)
+        return part.left
+
+    def _make_text(self, sequence: TokenSequence) -> None:
+        room = self.max_new_tokens - len(self.tokens)
+        self.text = Text(sequence, self.strategy, self.sampler, room, self.eos, self.meter)
+        self.text.logprobs = self.request.logprobs
+        self.text.begin()
 
     def take(self, step: Step) -> Step:
         """Take in a step of `text`; returns it up to the end of the text, with what it released."""
@@ -260,9 +285,10 @@ class Run:
         self.guard.observe(step)
         if self.finish_reason is None and len(self.tokens) >= self.max_new_tokens:
             self.finish_reason = "length"
-        taken = {"token_ids": ids, "sources": step.sources[: len(ids)]}
+        taken = {"token_ids": ids, "sources": step.sources[: len(ids)], "logprobs": step.logprobs[: len(ids)]}
         step = replace(step, **taken, text="".join(pieces), chars=tuple(map(len, pieces)))
         self.sources.update(step.sources)
+        self.logprobs += step.logprobs
         if self.writer is not None:
             self._keep(self.writer, step, pieces)
         self._tail = self.stream.finish() if self.finish_reason is not None else ""
@@ -327,6 +353,7 @@ class Run:
             heads=None if heads is None else {"kind": heads.kind, "file": heads.source},
             draft_source=self.draft_source,
             token_sources=dict(self.sources),
+            logprobs=self.logprobs,
         )
 
 

@@ -1,9 +1,10 @@
 """Many texts of one model: they join and leave between steps, and share each verify pass.
 
-One thread does all the work, in turns: a part of a prompt that waits to be read, then a step of every text
-under way (`step.advance`). A part takes about as long as two steps, so that nobody waits long while another's
-long prompt is read. Each text is what it would be alone; strategies, samplers, journals and failures are its
-own. How many run side by side follows from the memory that their caches need; the others wait in order.
+One thread does all the work: a step of every text under way (`step.advance`), and in the same pass a part of
+a prompt that waits to be read. A part makes a step about two and a half times as long, so that nobody waits
+long while another's long prompt is read. Each text is what it would be alone; strategies, samplers, journals
+and failures are its own. How many run side by side follows from the memory that their caches need; the
+others wait in order.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from tokenswift.types import Generation, InputError, Step
 Event: TypeAlias = "Step | Exception | None"
 
 MOST = 16  # texts side by side with "auto": about from there rows cost what they would cost alone
-READ = 2.0  # steps' time that a part of a prompt may take between two steps
-FIRST = 4  # rows of the first part that is read beside texts under way; later ones follow from its time
-TOUCHED = 1 << 24  # bytes of a new cache that the system is asked for between two steps
-_SLOW, _FAST = 1 / 8, 1 / 2  # weight of a new time in a running mean: of steps, of rows that are read
+READ = 1.5  # steps' time that a part of a prompt may add to a step
+FIRST = 4  # rows of the first part that is read beside texts under way; later ones follow from their times
+FEWER, MORE = 0.7, 1.1  # what the next part's rows are at least and at most, times the last one's
+BARE = 16  # every so many steps nothing is read: what a step takes without is known by those
+TOUCHED = 1 << 21  # bytes of a new cache that the system is asked for between two steps
+_SLOW = 1 / 8  # weight of a new time in a running mean
 
 logger = logging.getLogger("tokenswift")
 
@@ -212,7 +215,8 @@ class Scheduler:
         self._counted |= {"drafted": 0, "accepted": 0, "read": 0}
         self._rows = 0
         self._turn = 0
-        self._step_seconds = self._mean_step = self._mean_row = self._pause = 0.0
+        self._step_seconds = self._mean_step = self._pause = 0.0
+        self._part = float(FIRST)  # rows that fit beside a step
         self._last = 0.0  # when the last step of all texts ended; 0: none is under way
         self._thread = Thread(target=self._work, name="tokenswift-scheduler", daemon=True)
         self._thread.start()
@@ -293,10 +297,11 @@ class Scheduler:
         try:
             while self._waits():
                 self._admit()
-                if self._reading:
-                    self._read()
+                part = self._next() if self._reading else None
                 if self._running:
-                    self._step()
+                    self._step(part)
+                elif part is not None:
+                    self._read(part)
         except Exception as error:  # a fault of this class: nobody is to wait for ever
             self._is_closed = True
             for ticket in self._all():
@@ -354,41 +359,53 @@ class Scheduler:
             self._prefixes.shrink(room)
         return True
 
-    def _read(self) -> None:
-        """Read a part of a prompt: in turns of the text that came first and of the one with the least left,
-        so that neither a long one nor short ones keep the others waiting."""
+    def _next(self) -> Ticket | None:
+        """Whose prompt is read on: in turns the text that came first and the one with the least left, so that
+        neither a long one nor short ones keep the others waiting. None: it is no time to read."""
         self._turn += 1
-        short = self._turn % 2 == 0
-        ticket = min(self._reading, key=lambda one: one.run.left) if short else self._reading[0]
-        rows = self._llm.target.prefill_chunk
-        if self._running:
-            fitting = int(READ * self._mean_step / self._mean_row) if self._mean_row else FIRST
-            rows = max(1, min(rows, fitting))
+        if self._running and self._turn % BARE == 0:
+            return None
+        ticket = min(self._reading, key=lambda one: one.run.left) if self._turn % 2 == 0 else self._reading[0]
         try:
-            run = ticket.run
-            cache = run.begin().cache
-            if self._running and not cache.touch(TOUCHED):
-                return
-            begun, before = perf_counter(), run.left
-            left = run.read(rows)
+            if self._running and not ticket.run.begin().cache.touch(TOUCHED):
+                return None
+        except Exception as error:
+            self._leave(ticket, "failed", error)
+            return None
+        return ticket
+
+    def _read(self, ticket: Ticket, rows: int | None = None) -> None:
+        """Read a part of a prompt in passes of its own."""
+        run = ticket.run
+        try:
+            before = run.left
+            left = run.read(rows or self._llm.target.prefill_chunk)
         except Exception as error:
             self._leave(ticket, "failed", error)
             return
-        self._count(read=before - left)
-        if left:  # the last part takes what the strategy's beginning takes, too
-            if self._running:  # rows of large parts are cheaper
-                self._mean_row = _mean(self._mean_row, (perf_counter() - begun) / (before - left), _FAST)
-            return
-        with self._wake:
-            self._reading.remove(ticket)
-            self._running.append(ticket)
+        self._has_read(ticket, before - left, left)
 
-    def _step(self) -> None:
-        """A step of every text under way."""
+    def _has_read(self, ticket: Ticket, rows: int, left: int) -> None:
+        self._count(read=rows)
+        if not left:
+            with self._wake:
+                self._reading.remove(ticket)
+                self._running.append(ticket)
+
+    def _step(self, reader: Ticket | None) -> None:
+        """A step of every text under way, and a part of the reader's prompt."""
         begun = perf_counter()
         tickets = list(self._running)
         texts = [ticket.run.text for ticket in tickets]
-        for ticket, made in zip(tickets, advance([text for text in texts if text is not None]), strict=True):
+        part = None
+        if reader is not None:
+            if self._llm.target.equal_bits and reader.run.left:
+                part = reader.run.part(int(self._part))
+            else:  # nothing, or in the passes that it would have alone
+                self._read(reader, 1)
+        for ticket, made in zip(
+            tickets, advance([text for text in texts if text is not None], part), strict=True
+        ):
             try:
                 if isinstance(made, Exception):
                     raise made
@@ -401,14 +418,25 @@ class Scheduler:
                 continue
             if run.finish_reason is not None:
                 self._finish(ticket)
+        self._rows = sum(text.rows for text in texts if text is not None)
+        self._count(passes=1)
+        if part is not None and reader is not None:
+            self._rows += part.rows
+            try:
+                self._has_read(reader, part.rows, reader.run.took(part))
+            except Exception as error:
+                self._leave(reader, "failed", error)
         now = perf_counter()
         self._step_seconds = now - begun
-        self._mean_step = _mean(self._mean_step, self._step_seconds)
+        if reader is None:
+            self._mean_step = _mean(self._mean_step, self._step_seconds)
+        elif part is not None and self._mean_step:
+            wanted = READ * self._mean_step / max(self._step_seconds - self._mean_step, 1e-9)
+            rows = self._part * min(max(wanted, FEWER), MORE)
+            self._part = min(max(1.0, rows), float(self._llm.target.prefill_chunk))
         if self._last:
             self._pause = max(self._pause, now - self._last)
         self._last = now if self._running else 0.0
-        self._rows = sum(text.rows for text in texts if text is not None)
-        self._count(passes=1)
 
     def _finish(self, ticket: Ticket) -> None:
         try:
@@ -488,6 +516,6 @@ def _collect(
         on_step(number, event)
 
 
-def _mean(mean: float, new: float, weight: float = _SLOW) -> float:
+def _mean(mean: float, new: float) -> float:
     """A running mean with a new value; 0: there was none."""
-    return new if not mean else mean + weight * (new - mean)
+    return new if not mean else mean + _SLOW * (new - mean)

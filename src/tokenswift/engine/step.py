@@ -50,10 +50,15 @@ def prefill(sequence: TokenSequence, on_progress: OnProgress | None = None, rows
         if report is not None and at:
             report = partial(_further, report, at, known)
         newest = model.prefill(sequence.tokens[at:end], sequence.cache, report, ends=end > known - OBSERVED)
-        if sequence.newest is not None and at > known - OBSERVED:
-            newest = _joined(sequence.newest, newest)  # a partial cache is chosen by all of the last rows
-        sequence.newest, sequence.newest_row = newest, len(newest.hidden) - 1
+        _take(sequence, newest, at)
     return known - end
+
+
+def _take(sequence: TokenSequence, newest: Pass, at: int) -> None:
+    """The pass over a part of the prompt that begins at a position is the newest one."""
+    if sequence.newest is not None and at > len(sequence.tokens) - 1 - OBSERVED:
+        newest = _joined(sequence.newest, newest)  # a partial cache is chosen by all of the last rows
+    sequence.newest, sequence.newest_row = newest, len(newest.hidden) - 1
 
 
 def _joined(before: Pass, last: Pass) -> Pass:
@@ -66,6 +71,41 @@ def _joined(before: Pass, last: Pass) -> Pass:
 def _further(report: OnProgress, at: int, known: int, stage: str, done: int, total: int) -> None:
     """Progress of a part, as that of the whole."""
     report(stage, at + done, known)
+
+
+@dataclass(slots=True)
+class Reading:
+    """A part of a prompt that is read in the pass of other texts' step: its rows cost what rows cost there,
+    without a pass of their own.
+
+    Attributes:
+        sequence: whose prompt it is.
+        rows: of the part, at least one.
+        meter: of its text.
+        error: what went wrong; the others' step goes on.
+    """
+
+    sequence: TokenSequence
+    rows: int
+    meter: Meter
+    error: Exception | None = None
+
+    @property
+    def left(self) -> int:
+        """Tokens of the prompt that are still to be read."""
+        return len(self.sequence.tokens) - 1 - self.sequence.cache.length
+
+    def segment(self) -> Segment:
+        """The part's rows, as a chain."""
+        tokens, at, device = self.sequence.tokens, self.sequence.cache.length, self.sequence.model.device
+        rows = torch.tensor(tokens[at : at + self.rows], device=device)
+        return Segment(rows, torch.arange(at, at + self.rows, device=device), self.sequence.cache)
+
+    def take(self, result: Pass) -> None:
+        """Commit the part."""
+        at = self.sequence.cache.length
+        self.sequence.cache.commit(tuple(range(self.rows)))
+        _take(self.sequence, result, at)
 
 
 @dataclass(slots=True)
@@ -82,6 +122,8 @@ class Text:
         ended: whether one of ``eos`` came.
         rows: of its newest pass.
         tokens, ms: running means of a step: new tokens, and milliseconds outside of the pass.
+        logprobs: how many of the likeliest tokens steps tell with each new token's log-probability; None:
+            neither is told.
     """
 
     sequence: TokenSequence
@@ -94,6 +136,7 @@ class Text:
     rows: int = 1
     tokens: float = 1.0
     ms: float = 0.0
+    logprobs: int | None = None
 
     def begin(self) -> None:
         """The strategy's own reading of the prompt; once, before the first step."""
@@ -126,16 +169,20 @@ def decode(
         yield made
 
 
-def advance(texts: Sequence[Text]) -> list[Step | Exception]:
+def advance(texts: Sequence[Text], reading: Reading | None = None) -> list[Step | Exception]:
     """One step of each text, none of them done, with one verify pass for all; where a text fails, its
-    exception.
+    exception. A part of another text's prompt may be read in the same pass, where rows keep their bits
+    beside others (`TargetModel.equal_bits`).
 
     The times of a step are its text's own; those of the pass count for every text in it.
     """
     made: list[Step | Exception | None] = [None] * len(texts)
     trees: dict[int, DraftTree] = {}
-    alone, rows = len(texts) == 1, sum(text.rows for text in texts)
+    alone, rows = len(texts) == 1 and reading is None, sum(text.rows for text in texts)
     context = sum(text.sequence.cache.length for text in texts)
+    if reading is not None:
+        rows += reading.rows
+        context += reading.sequence.cache.length
     tokens, ms = sum(text.tokens for text in texts), sum(text.ms for text in texts)
     for i, text in enumerate(texts):
         rows -= text.rows  # those before it have drafted, the others' are those of their last steps
@@ -148,7 +195,8 @@ def advance(texts: Sequence[Text]) -> list[Step | Exception]:
         except Exception as error:
             made[i] = error
         rows += text.rows
-    for i, verified in zip(trees, _verified([texts[i] for i in trees], list(trees.values())), strict=True):
+    drafted = [texts[i] for i in trees], list(trees.values())
+    for i, verified in zip(trees, _verified(*drafted, reading), strict=True):
         try:
             if isinstance(verified, Exception):
                 raise verified
@@ -158,25 +206,35 @@ def advance(texts: Sequence[Text]) -> list[Step | Exception]:
     return [one for one in made if one is not None]
 
 
-def _verified(texts: Sequence[Text], trees: Sequence[DraftTree]) -> list[tuple[Pass, Tensor] | Exception]:
+def _verified(
+    texts: Sequence[Text], trees: Sequence[DraftTree], reading: Reading | None
+) -> list[tuple[Pass, Tensor] | Exception]:
     """The pass over the nodes of each tree, and their logits (n, V)."""
-    if len(texts) > 1 and texts[0].sequence.model.equal_bits:
+    together = len(texts) + (reading is not None)
+    if together > 1 and (reading.sequence if reading else texts[0].sequence).model.equal_bits:
         try:
-            return [*_pass(texts, trees)]
+            return [*_pass(texts, trees, reading)]
         except Exception as error:  # one of them is to blame, and is found by passes of their own
-            logger.warning("a pass of %d texts failed (%s); each gets one of its own", len(texts), error)
+            logger.warning("a pass of %d texts failed (%s); each gets one of its own", together, error)
     made: list[tuple[Pass, Tensor] | Exception] = []
     for text, tree in zip(texts, trees, strict=True):
         try:
             made += _pass([text], [tree])
         except Exception as error:
             made.append(error)
+    if reading is not None:
+        try:
+            _pass([], [], reading)
+        except Exception as error:
+            reading.error = error
     return made
 
 
-def _pass(texts: Sequence[Text], trees: Sequence[DraftTree]) -> list[tuple[Pass, Tensor]]:
-    """One pass for all of the texts."""
-    model = texts[0].sequence.model
+def _pass(
+    texts: Sequence[Text], trees: Sequence[DraftTree], reading: Reading | None = None
+) -> list[tuple[Pass, Tensor]]:
+    """One pass for all of the texts, and for a part of another one's prompt, which is committed."""
+    model = (reading or texts[0]).sequence.model
     segments: list[Segment] = []
     with ExitStack() as phases:
         for text, tree in zip(texts, trees, strict=True):
@@ -186,12 +244,20 @@ def _pass(texts: Sequence[Text], trees: Sequence[DraftTree]) -> list[tuple[Pass,
             tokens = torch.tensor(tree.tokens, device=model.device)
             positions = torch.tensor(tree.depths, device=model.device) + root_position
             segments.append(Segment(tokens, positions, sequence.cache, tree.parents))
+        if reading is not None:
+            phases.enter_context(reading.meter.phase(PREFILL))
+            segments.append(reading.segment())
         if len(segments) == 1:
             one = segments[0]
-            result = model.forward(one.tokens, one.positions, one.cache, one.parents)
-            return [(result, model.logits(result.hidden))]
-        passes = model.forward_all(segments)
-        logits = model.logits(torch.cat([each.hidden for each in passes]))
+            passes = [model.forward(one.tokens, one.positions, one.cache, one.parents)]
+        else:
+            passes = model.forward_all(segments)
+        if reading is not None:
+            reading.take(passes.pop())
+        if not passes:
+            return []
+        hidden = [each.hidden for each in passes]
+        logits = model.logits(hidden[0] if len(hidden) == 1 else torch.cat(hidden))
     return list(zip(passes, logits.split([len(tree) for tree in trees]), strict=True))
 
 
@@ -203,9 +269,13 @@ def _finished(text: Text, tree: DraftTree, result: Pass, logits: Tensor) -> Step
             accepted = accept_published(tree, logits, sequence.tokens, sampler)
         else:
             accepted = accept_exact(tree, logits, sequence.tokens, sampler, all_rows=not sampler.walks)
-    with meter.phase("commit"):
         new, text.ended = _new_tokens(tree, accepted, text.room, text.eos)
         nodes = accepted.nodes[: len(new)]  # the last new token is the next root, not cached yet
+        logprobs = ()
+        if text.logprobs is not None:
+            paths = [new[:depth] for depth in range(len(new))]
+            logprobs = sampler.logprobs(logits[[*nodes]], sequence.tokens, paths, new, text.logprobs)
+    with meter.phase("commit"):
         sequence.cache.commit(nodes)
         sequence.tokens.extend(new)
         sequence.newest, sequence.newest_row = result, nodes[-1]
@@ -218,6 +288,7 @@ def _finished(text: Text, tree: DraftTree, result: Pass, logits: Tensor) -> Step
         ngram_accepted=sum(tree.sources[node] == "ngram" for node in taken),
         gamma=tree.gamma,
         sources=(*(tree.sources[node] for node in taken), "target")[: len(new)],
+        logprobs=logprobs,
         times=(times := meter.lap()),
     )
     with meter.phase("observe"):

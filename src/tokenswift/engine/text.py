@@ -8,6 +8,7 @@ a token does not grow with the text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,24 @@ REPLACEMENT = "\ufffd"  # what decoders write for bytes that are no complete cha
 MAX_WAIT = 16  # tokens; a longer run without a complete character is no UTF-8 and comes out as it is
 CONTEXT = 4  # tokens kept to the left when the window slides, and
 WINDOW = 16  # the size at which it slides
+
+
+def token_bytes(tokenizer: Any, token: int) -> bytes:
+    """The UTF-8 bytes that a token stands for, its leading space too, whole characters or not."""
+    once, twice = (
+        tokenizer.decode([token] * n, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        for n in (1, 2)
+    )
+    text: str = twice[len(once) :] if twice.startswith(once) else once
+    name = tokenizer.convert_ids_to_tokens(token)
+    if REPLACEMENT not in text or not isinstance(name, str):
+        return text.encode()
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    if fallback := re.fullmatch("<0x([0-9A-F]{2})>", name):
+        return bytes.fromhex(fallback[1])
+    known = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    return bytes(known[letter] for letter in name) if known.keys() >= set(name) else text.encode()
 
 
 class TextStream:

@@ -76,6 +76,10 @@ class StandIn:
             raise ValueError("clean_up_tokenization_spaces is True; valid: False")
         return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
 
+    def convert_ids_to_tokens(self, token: int) -> str | None:
+        """The name of an id in the vocabulary."""
+        return self._tokenizer.id_to_token(token)
+
     def get_vocab(self) -> dict[str, int]:
         """Tokens and their ids."""
         return self._tokenizer.get_vocab(with_added_tokens=True)

@@ -113,17 +113,21 @@ def config_beside(path: Path) -> Any:
 
 
 def say_differences(name: str, path: Path, config: Any) -> None:
-    """Say where a ``config.json`` that others put beside a GGUF file names other numbers than the file, which
-    counts."""
+    """Say where a ``config.json`` beside a GGUF file names other sizes or another theta than the file. The
+    file counts; tokenizers and sliding windows are not compared."""
     try:
         theirs = json.loads(read_small(path.parent / "config.json"))
     except (OSError, ValueError):
         return  # there is none, or it is no config
+    if not isinstance(theirs, dict):
+        return
     ours = config.to_dict() | {"rope_theta": config.rope_parameters.get("rope_theta")}
+    if isinstance(newer := theirs.get("rope_parameters"), dict):
+        theirs = {"rope_theta": newer.get("rope_theta"), **theirs}
     other = [
         f"{key} {theirs[key]} (the file: {ours[key]})"
         for key in CHECKED
-        if isinstance(theirs, dict) and theirs.get(key) is not None and theirs[key] != ours.get(key)
+        if theirs.get(key) is not None and theirs[key] != ours.get(key)
     ]
     if other:
         logger.warning(

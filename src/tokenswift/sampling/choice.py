@@ -21,7 +21,7 @@ from torch import Tensor
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.noise import Noise
 from tokenswift.sampling.ranking import LogitRows, Ranked, Ranker
-from tokenswift.types import RunError
+from tokenswift.types import Logprob, RunError
 
 _TOP_SIZES = (256, 4096)  # how many of the best tokens top-p looks at before it sorts a whole row
 _SPARSE = 8  # on the CPU, noise is made for the survivors alone when they are fewer than V / _SPARSE
@@ -273,6 +273,23 @@ class Sampler:
         positions = [len(history) + len(path) for path in paths]
         rows = LogitRows(logits, history, paths, positions, [1] * len(paths), coupled=True, shares=False)
         return [ranked.tokens[0] for ranked in self.candidates(rows)]
+
+    def logprobs(
+        self,
+        logits: Float[Tensor, "n V"],
+        history: list[int],
+        paths: list[list[int]],
+        tokens: list[int],
+        top: int,
+    ) -> tuple[Logprob, ...]:
+        """How likely each row's token is after ``history + path``, and the ``top`` likeliest ones there."""
+        known = self.scores(logits, history, paths).log_softmax(-1)
+        own = known.gather(1, torch.tensor(tokens, device=known.device)[:, None]).squeeze(1).tolist()
+        values, ids = (best.tolist() for best in known.topk(min(top, known.shape[-1]), dim=-1))
+        return tuple(
+            Logprob(value, tuple((t, v) for t, v in zip(*best, strict=True) if v > -math.inf))
+            for value, *best in zip(own, ids, values, strict=True)
+        )
 
     def candidates(self, rows: LogitRows) -> list[Ranked]:
         """The best candidates of each row, best first, filtered tokens left out.

@@ -24,6 +24,7 @@ import msgspec
 
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import QueueFull
+from tokenswift.engine.text import token_bytes
 from tokenswift.runs.state import RunState, sources_of
 from tokenswift.serve.errors import Refused
 from tokenswift.serve.metrics import Measures
@@ -47,6 +48,8 @@ class Part:
         pieces: the text that each token released.
         letters: who drafted each token (`drafters.registry`).
         steps: tokens and milliseconds of each step.
+        logprobs: where they are asked for, each token's bytes, place in the text and log-probability, and
+            bytes and log-probabilities of the likeliest tokens there.
         tail: text that the end released.
         reason: why it ended, "" before.
         over: no token comes any more, for now: it ended, failed or was stopped.
@@ -62,6 +65,7 @@ class Part:
         self.pieces: list[str] = []
         self.letters: list[str] = []
         self.steps: list[tuple[int, float]] = []
+        self.logprobs: list[tuple[bytes, int, float, list[tuple[bytes, float]]]] = []
         self.tail = self.reason = ""
         self.over = False
         if state is None:
@@ -79,8 +83,13 @@ class Part:
         if state.end is not None:
             self.reason, self.tail, self.over = state.end.reason, state.end.tail, True
 
-    def take(self, step: Step) -> None:
+    def take(self, step: Step, tokenizer: Any) -> None:
         """One more step."""
+        place = sum(map(len, self.pieces)) if step.logprobs else 0
+        for token, size, found in zip(step.token_ids, step.chars, step.logprobs, strict=False):
+            top = [(token_bytes(tokenizer, other), value) for other, value in found.top]
+            self.logprobs.append((token_bytes(tokenizer, token), place, found.logprob, top))
+            place += size
         at = 0
         for size in step.chars:
             self.pieces.append(step.text[at : at + size])
@@ -306,7 +315,8 @@ class Answers:
                 self._forget(answer)
 
     def _keeps(self, answer: Answer) -> bool:
-        return self.store is not None and getattr(answer.body, "store", None) is not False
+        asked = getattr(answer.body, "store", None) is not False and answer.body.likely is None
+        return self.store is not None and asked  # no journal holds log-probabilities
 
     def _store(self) -> Store:
         assert self.store is not None
@@ -443,7 +453,7 @@ class Answers:
     def _take(self, answer: Answer, part: Part, event: Step | BaseException | None) -> None:
         """What the scheduler tells of a text."""
         if isinstance(event, Step):
-            part.take(event)
+            part.take(event, self.llm.tokenizer)
             self.measures.step(event)
             answer.tell()
         else:

@@ -13,11 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tokenswift.checks import shown
 from tokenswift.config import SamplingParams
-from tokenswift.engine.request import Request
+from tokenswift.engine.request import MOST_LOGPROBS, Request
 from tokenswift.prompts import Prompt, default_sampling
 from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError
 
+LOGPROBS = "message.output_text.logprobs"  # what `include` of a response may name
 TOKENS = 1024  # new tokens where a request names no number
 #: options of strategies that name files or models: for whoever starts the server, not for its clients
 _CLOSED = ("explain", "draft_model")
@@ -26,8 +27,6 @@ _WITHOUT: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
     "presence_penalty": (None, 0),
     "logit_bias": (None, {}),
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
     "tools": (None, []),
     "functions": (None, []),
     "response_format": (None, {"type": "text"}),
@@ -97,6 +96,11 @@ class Body(BaseModel):
         """Texts for each prompt."""
         return 1
 
+    @property
+    def likely(self) -> int | None:
+        """How many of the likeliest tokens are told with each token's log-probability; None: neither is."""
+        raise NotImplementedError
+
     def check_served(self) -> None:
         """Refuse what would change the answer and is not to be had here."""
         given = self.model_extra or {}
@@ -150,6 +154,7 @@ class Body(BaseModel):
                     ignore_eos=own.ignore_eos,
                     stop=tuple(stop),
                     on_loop=own.on_loop,
+                    logprobs=self.likely,
                 )
                 for index in range(self.choices)
             ]
@@ -206,6 +211,20 @@ class Chat(Body):
     max_completion_tokens: int | None = None
     n: int | None = None
     stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+
+    @property
+    def likely(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check_served(self) -> None:
+        if self.top_logprobs and not self.logprobs:
+            raise InputError(
+                f"top_logprobs is {self.top_logprobs} without logprobs; valid: with logprobs true",
+                "top_logprobs",
+            )
+        super().check_served()
 
     def prompts(self, has_template: bool) -> list[Prompt]:
         return [[message.plain() for message in self.messages]]
@@ -227,6 +246,11 @@ class Completion(Body):
     max_tokens: int | None = None
     n: int | None = None
     stream_options: StreamOptions | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+
+    @property
+    def likely(self) -> int | None:
+        return self.logprobs
 
     def prompts(self, has_template: bool) -> list[Prompt]:
         prompt: Any = self.prompt
@@ -250,6 +274,12 @@ class Responses(Body):
     background: bool | None = None
     store: bool | None = None
     metadata: dict[str, str] | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+
+    @property
+    def likely(self) -> int | None:
+        return (self.top_logprobs or 0) if LOGPROBS in (self.include or []) else self.top_logprobs or None
 
     def prompts(self, has_template: bool) -> list[Prompt]:
         before = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]

@@ -80,13 +80,40 @@ def details(part: Part, start: int, end: int) -> dict[str, Any]:
     }
 
 
+def likely(part: Part, start: int = 0, end: int | None = None) -> list[dict[str, Any]]:
+    """Log-probabilities of tokens from ``start`` to ``end``, as chats and responses have them."""
+
+    def one(token: bytes, value: float) -> dict[str, Any]:
+        return {"token": token.decode(errors="replace"), "logprob": value, "bytes": list(token)}
+
+    return [
+        {**one(token, value), "top_logprobs": [one(*other) for other in top]}
+        for token, _, value, top in part.logprobs[start:end]
+    ]
+
+
+def logprobs(answer: Answer, part: Part, start: int = 0, end: int | None = None) -> dict[str, Any] | None:
+    """The same of a chat or completion; None where nobody asked."""
+    if answer.body.likely is None:
+        return None
+    if answer.record.kind == "chat":
+        return {"content": likely(part, start, end), "refusal": None}
+    found = part.logprobs[start:end]
+    return {
+        "tokens": [token.decode(errors="replace") for token, _, _, _ in found],
+        "token_logprobs": [value for _, _, value, _ in found],
+        "top_logprobs": [{token.decode(errors="replace"): v for token, v in top} for _, _, _, top in found],
+        "text_offset": [place for _, place, _, _ in found],
+    }
+
+
 def whole(answer: Answer, model: str) -> dict[str, Any]:
     """A finished answer."""
     chat = answer.record.kind == "chat"
     choices: list[dict[str, Any]] = []
     for part in answer.parts:
         said = {"message": {"role": "assistant", "content": part.text}} if chat else {"text": part.text}
-        reason = {"finish_reason": REASONS[part.reason], "logprobs": None}
+        reason = {"finish_reason": REASONS[part.reason], "logprobs": logprobs(answer, part)}
         choices.append({"index": part.index, **said, **reason})
     return {**head(answer, model), "choices": choices, "usage": usage(answer), "tokenswift": own(answer)}
 
@@ -100,7 +127,7 @@ async def chunks(answer: Answer, model: str, ping: float) -> AsyncIterator[bytes
     detailed = answer.body.own.details
 
     def chunk(part: Part, said: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
-        choice = {"index": part.index, **said, "finish_reason": reason, "logprobs": None}
+        choice = {"index": part.index, "finish_reason": reason, "logprobs": None, **said}
         return data({**first, "choices": [choice], **nothing, **more})
 
     def text(new: str) -> dict[str, Any]:
@@ -115,7 +142,8 @@ async def chunks(answer: Answer, model: str, ping: float) -> AsyncIterator[bytes
             continue
         part, start, end = found
         more = {"tokenswift": details(part, start, end)} if detailed else {}
-        yield chunk(part, text("".join(part.pieces[start:end])), None, **more)
+        said = {**text("".join(part.pieces[start:end])), "logprobs": logprobs(answer, part, start, end)}
+        yield chunk(part, said, None, **more)
     if not all(part.reason for part in answer.parts):
         yield data(error_body(unfinished(answer), 500, code="stopped"))
         return
@@ -150,14 +178,14 @@ def status(answer: Answer) -> str:
 
 def item(answer: Answer, part: Part, state: str) -> dict[str, Any]:
     """The message of one text."""
-    content = [] if state == "in_progress" else [output_text(part.text)]
+    content = [] if state == "in_progress" else [output_text(part.text, likely(part))]
     name = f"msg_{answer.id.partition('_')[2]}_{part.index}"
     return {"id": name, "type": "message", "role": "assistant", "status": state, "content": content}
 
 
-def output_text(text: str) -> dict[str, Any]:
+def output_text(text: str, found: Sequence[Any] = ()) -> dict[str, Any]:
     """A part of a message."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": found}
 
 
 def response(answer: Answer, model: str, state: str | None = None) -> dict[str, Any]:
@@ -229,8 +257,8 @@ async def events(answer: Answer, model: str, after: int, ping: float) -> AsyncIt
             continue
         _, start, end = found
         more = {"tokenswift": details(part, start, end)} if answer.body.own.details else {}
-        text = "".join(part.pieces[start:end])
-        yield event({**delta, "delta": text, "sequence_number": BEFORE + end, **more})
+        said = {"delta": "".join(part.pieces[start:end]), "logprobs": likely(part, start, end)}
+        yield event({**delta, **said, "sequence_number": BEFORE + end, **more})
     last = BEFORE + len(part.pieces) + 1
     if not part.reason:
         state = "failed" if answer.record.state == "failed" else "incomplete"
@@ -241,7 +269,7 @@ async def events(answer: Answer, model: str, after: int, ping: float) -> AsyncIt
     end = "incomplete" if part.reason == "length" else "completed"
     after_text = [
         {**delta, "delta": part.tail},
-        {"type": "response.output_text.done", **place, "text": part.text, "logprobs": []},
+        {"type": "response.output_text.done", **place, "text": part.text, "logprobs": likely(part)},
         {"type": "response.content_part.done", **place, "part": output_text(part.text)},
         {"type": "response.output_item.done", "output_index": 0, "item": finished},
         {"type": f"response.{end}", "response": response(answer, model)},
