@@ -31,6 +31,7 @@ class Ahead(Kernels):
     """
 
     def __init__(self, card: int) -> None:
+        super().__init__()
         self.target = GPUTarget("cuda", card, 32)
         self.made: dict[str, list[Any]] = {}
 

@@ -7,6 +7,7 @@ text's: they have to be near what torch makes of them, and equal to each other b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from itertools import pairwise
 
 import torch
@@ -36,13 +37,13 @@ def started(device: torch.device) -> CudaBackend | str:
         from tokenswift.backends.cuda.products import cublas, settle
 
         settle()
-        backend = CudaBackend(device, Kernels(), cublas)
+        backend = CudaBackend(device, Kernels(device), cublas)
         found = fault(backend)
     except Exception as error:  # Triton, its compiler, the driver and torch each raise their own here
         return " ".join(str(error).split())[:160] or type(error).__name__
     if found is not None:
         return found
-    backend.equal_bits = True
+    backend.equal_bits, backend.build = True, f"triton {version('triton')}"
     return backend
 
 

@@ -8,6 +8,7 @@ CPU: in float32 alone, as its products of other types are wrong.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -25,11 +26,19 @@ GROUPS = 16  # of activations that a program makes whole numbers of
 
 
 class Kernels:
-    """The kernels on a device; `reference.Reference` says what they do."""
+    """The kernels on a device; `reference.Reference` says what they do.
+
+    Args:
+        device: a CUDA device; None for the interpreter.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
 
     def run(self, kernel: Any, grid: tuple[int, ...], warps: int, stages: int, **given: Any) -> None:
         """Start a kernel. Products and sums stay apart: a compiler may not choose what is rounded once."""
-        kernel[grid](**given, num_warps=warps, num_stages=stages, enable_fp_fusion=False)
+        with nullcontext() if self._device is None else torch.cuda.device(self._device):
+            kernel[grid](**given, num_warps=warps, num_stages=stages, enable_fp_fusion=False)
 
     def attend(
         self,
