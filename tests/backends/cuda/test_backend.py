@@ -16,13 +16,16 @@ from tests.lossless.test_strategies import PAPER, PROMPT, runs
 from tests.lossless.test_tokens import random_heads
 from tests.tiny import FAMILIES, VOCAB, byte_model, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.backends.cuda import check
+from tokenswift.backends.cuda import check, products
 from tokenswift.backends.cuda.backend import CudaBackend
+from tokenswift.backends.cuda.launch import Kernels
 from tokenswift.backends.cuda.reference import Reference
 from tokenswift.backends.torch import TorchBackend
 from tokenswift.models import target as targets
 from tokenswift.models.decoder import LeanTarget
-from tokenswift.models.low_bit import low_bit
+from tokenswift.models.low_bit import LowBitTarget, low_bit
+from tokenswift.models.rope import rotary_of
+from tokenswift.weights.registry import FORMATS
 
 
 def library(states: Tensor, weight: Tensor) -> Tensor:
@@ -174,3 +177,41 @@ def test_keys_of_other_types_are_torchs() -> None:
     text, query = segment(5, 2, None, 2, 8, torch.float64), random(4, 2, 8, dtype=torch.float64)
     found = CudaBackend("cpu").attend(query, 0, text.cache, None, 0.3)
     assert torch.equal(found, TorchBackend(CPU).attend(query, 0, text.cache, None, 0.3))
+
+
+class Unstarted(Kernels):
+    """Kernels that are not started; what they would be given is looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[str] = []
+
+    def run(self, kernel: Any, grid: tuple[int, ...], warps: int, stages: int, **given: Any) -> None:
+        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+        wrong = [name for name, value in tensors.items() if not (value.is_meta and value.is_contiguous())]
+        assert not wrong, (kernel, wrong)
+        self.started.append(kernel.__name__)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_pass_leaves_nothing_on_the_host(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device without memory stands for the card: an operation over two devices is an error. A layer starts
+    as many kernels for 48 rows as for one."""
+    meta, ops = torch.device("meta"), Unstarted()
+    backend = CudaBackend(
+        meta, ops, lambda states, weight: torch.empty(len(states), len(weight), device=meta)
+    )
+    model = tiny_model("qwen3", hidden_size=64, num_attention_heads=4).to(meta, dtype)
+    monkeypatch.setattr(
+        products, "keeps_bits", lambda library, weight: True
+    )  # there are no values to compare
+    target = LeanTarget(model, backend, rotary_of(model))
+    cache = target.new_cache(60)
+    made = target.prefill(list(range(2, 50)), cache)
+    assert made.hidden.is_meta and target.logits(made.hidden).shape == (32, VOCAB)
+    cache.commit((1, 3))
+    assert ops.started.count("attend_chunks") == 2 * target.layers and ops.started[-1] == "move_rows"
+    low = LowBitTarget(target, FORMATS["q8_0"])
+    tokens = torch.zeros(2, dtype=torch.long, device=meta)
+    drafted = low.forward(tokens, tokens, cache)
+    assert low.logits(drafted.hidden).is_meta and ops.started.count("low_product") == 4 * target.layers + 1

@@ -63,7 +63,7 @@ class Kernels:
             kernels.attend_chunks,
             (programs, kv_heads),
             8 if padded > 64 else 4,
-            2,
+            1 if query.dtype == torch.float32 else 2,  # what a block may hold does not have room for two
             query=query,
             data=plan.segments[0].cache.data,
             values=values,
@@ -82,7 +82,7 @@ class Kernels:
             scale=scale,
             softcap=softcap or 1.0,
             KV=kv_heads,
-            M=queries_of(width),
+            M=queries_of(width, query.element_size()),
             TILE=TILE,
             CAP=softcap is not None,
             **sizes,

@@ -53,10 +53,11 @@ class Plan:
     own: int
 
 
-def queries_of(width: int) -> int:
-    """Queries that a program of the attention kernel takes: one number for a head's width, so that all passes
-    add up alike."""
-    return 64 if width <= 128 else 32
+def queries_of(width: int, itemsize: int) -> int:
+    """Queries that a program of the attention kernel takes, 16 KB at most: one number for a head's width and
+    type, so that all passes add up alike."""
+    padded = 1 << (width - 1).bit_length()
+    return min(64, (1 << 14) // (padded * itemsize))
 
 
 def plan_of(segments: Sequence[Segment], heads: int, device: torch.device) -> Plan:
@@ -71,7 +72,7 @@ def plan_of(segments: Sequence[Segment], heads: int, device: torch.device) -> Pl
     paths: list[list[int]] = []
     data = segments[0].cache.data
     origin, spans, own = data.data_ptr(), 1, 1
-    step = max(1, queries_of(data.shape[3]) * data.shape[1] // heads)
+    step = max(1, queries_of(data.shape[3], data.element_size()) * data.shape[1] // heads)
     for segment in segments:
         cache, first, count = segment.cache, len(places), len(segment.tokens)
         check(cache, count, segment.parents)
