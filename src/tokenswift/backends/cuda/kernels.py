@@ -93,7 +93,7 @@ def attend_chunks(
     high = tl.where(shared, tl.minimum(low + SPAN, closed), tl.minimum(low + 1, last // CHUNK + 1))
     end = tl.where(shared, high * CHUNK, last + 1)  # keys from there on are not looked at
 
-    m = tl.arange(0, M)
+    m = tl.program_id(2) * M + tl.arange(0, M)  # a second part where a group has more queries
     row, valid = first + m // group, m < count * group
     here = tl.load(places + row * 6 + 5, mask=valid, other=0)
     oldest = tl.where((window > 0) & (ordered > 0), tl.maximum(here - window + 1, 0), 0)

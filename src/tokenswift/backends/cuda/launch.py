@@ -58,10 +58,11 @@ class Kernels:
         stats = query.new_empty(cells, rows, heads, 2, dtype=torch.float32)
         out = torch.empty_like(query)
         sizes = {"H": heads, "D": width, "DP": padded, "CHUNK": CHUNK, "SPAN": SPAN}
+        queries = queries_of(width, query.element_size())
         programs = len(plan.blocks) * plan.spans + len(plan.units) * plan.own
         self.run(
             kernels.attend_chunks,
-            (programs, kv_heads),
+            (programs, kv_heads, -(-heads // kv_heads // queries)),
             8 if padded > 64 else 4,
             1 if query.dtype == torch.float32 else 2,  # what a block may hold does not have room for two
             query=query,
@@ -82,7 +83,7 @@ class Kernels:
             scale=scale,
             softcap=softcap or 1.0,
             KV=kv_heads,
-            M=queries_of(width, query.element_size()),
+            M=queries,
             TILE=TILE,
             CAP=softcap is not None,
             **sizes,
