@@ -29,6 +29,20 @@ MANY = (
         ("tests/drafters/test_auto.py",),
     ),
     Defect(
+        "many: a text that is alone again goes on resting",
+        "drafters/auto/recipe.py",
+        "self._rests > 0 and sequence.beside.rows >= control.beside.rows",
+        "self._rests > 0",
+        ("tests/drafters/test_auto.py::test_little_is_decided_beside_texts_that_make_rows_dear",),
+    ),
+    Defect(
+        "many: a part of a prompt is committed a row short",
+        "engine/step.py",
+        "self.sequence.cache.commit(tuple(range(self.rows)))",
+        "self.sequence.cache.commit(tuple(range(max(1, self.rows - 1))))",
+        (f"{SCHEDULER}::test_parts_read_beside_a_text_leave_what_the_whole_leaves",),
+    ),
+    Defect(
         "many: logits go to the next text",
         "engine/step.py",
         "return list(zip(passes, logits.split([len(tree) for tree in trees]), strict=True))",

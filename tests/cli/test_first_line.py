@@ -45,6 +45,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "runs": (".", "run "),
     "text": ("run --output t.txt", "t.txt, 4 tokens"),
     "plan": ("hi --model model", "loading model\n"),
+    "roofline": ("--model model --gpu h100", "reading model\n"),
     "report": ("run", "run/report.html, "),
     "strategies": ("", "auto\n"),
     "demo": ("--model model", "loading model\n"),

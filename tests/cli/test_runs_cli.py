@@ -274,6 +274,9 @@ def test_plan(cli: Call, tiny: Path) -> None:
         assert word in shown.out
     record = json.loads(cli("plan", "hello", "--model", tiny, "--quiet", "--json", "--no-measure").out)
     assert record["seconds"] is None and record["peak"] == sum(part["nbytes"] for part in record["parts"])
+    assert record["floor"] > 0
+    shown = cli("plan", "hello", "--model", tiny, "--quiet", "--no-measure")
+    assert "plain decoding takes at least " in shown.out and "expected time" not in shown.out
     refused = cli("plan", "hello", "--model", tiny, "--quiet", "--max-new-tokens", "1000")
     assert refused.code == 2 and "valid: up to the model's 256 positions" in refused.error
 

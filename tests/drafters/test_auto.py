@@ -284,3 +284,34 @@ def test_a_pass_that_drafts_keeps_the_other_texts_waiting() -> None:
         control.join(Beside(others, 100 * others, float(others)), 100)
         rates[others] = control.pace(PARTIAL, 100) / control.pace(PLAIN, 100)
     assert rates[0] > 1 > rates[7], rates
+
+
+def test_little_is_decided_beside_texts_that_make_rows_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor drafted; from the step on in which the text is alone again, every step is decided for."""
+    dear = Table((1, 32), (1.0, 32.0), (0.0, 0.0), 1.0, 1.0)
+    monkeypatch.setattr(LLM, "costs", lambda self, low=None: dear)
+    monkeypatch.setattr(Costs, "observe", lambda *args: None)
+    decided: list[int] = []
+    real = Control.mode
+
+    def counted(self: Control, context: int) -> str:
+        decided.append(context)
+        return real(self, context)
+
+    monkeypatch.setattr(Control, "mode", counted)
+    llm = llm_of("conditioned", True)
+    how: dict[str, Any] = {"sampling": NOISY, "ignore_eos": True}
+    plain = llm.generate(prompt(PROMPT), 75, "autoregressive", **how)
+    monkeypatch.setattr("tokenswift.engine.step.ALONE", Beside(6, 0, 6.0))
+    steps = llm.stream(prompt(PROMPT), 75, **how)
+    made = [next(steps) for _ in range(56)]
+    assert sum(step.drafted for step in made) == 0 and 4 <= len(decided) <= 8
+    monkeypatch.setattr("tokenswift.engine.step.ALONE", ALONE)
+    before = len(decided)
+    made += [next(steps) for _ in range(3)]
+    assert len(decided) == before + 3
+    made += list(steps)
+    figures = steps.result.drafting
+    assert steps.result.token_ids == plain.token_ids and figures is not None
+    assert sum(mode["tokens"] for mode in figures["modes"].values()) == 75
+    assert sum(mode["steps"] for mode in figures["modes"].values()) == len(made)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 import huggingface_hub
 import pytest
@@ -18,7 +20,9 @@ from huggingface_hub import constants
 from tests.gguf_files import small, write
 from tokenswift.models import hub
 from tokenswift.models.load import load
+from tokenswift.roofline.sizes import sizes_of
 from tokenswift.types import InputError
+from tokenswift.weights.gguf import GgufFile
 
 NAME, COMMIT = "someone/tiny", "0123456789abcdef0123456789abcdef01234567"
 
@@ -55,12 +59,26 @@ class Hub(BaseHTTPRequestHandler):
             return self._send(200, json.dumps(info).encode(), Content_Type="application/json")
         name = path.rpartition("/resolve/")[2].partition("/")[2]
         if path.startswith(f"/{NAME}/resolve/") and name in self.files:
-            if self.command == "GET":
-                self.asked.append(name)
             data = self.files[name]
             tag = hashlib.sha1(data).hexdigest()
+            asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("range", ""))
+            if asked is not None:
+                self.asked.append(f"{name}:{asked[1]}-{asked[2]}")
+                return self._send(206, data[int(asked[1]) : int(asked[2]) + 1])
+            if self.command == "GET":
+                self.asked.append(name)
             return self._send(200, data, ETag=f'"{tag}"', X_Repo_Commit=COMMIT)
         return self._send(404, b"", X_Error_Code="RepoNotFound")
+
+    def do_POST(self) -> None:
+        given = self.rfile.read(int(self.headers["Content-Length"]))
+        paths = json.loads(given)["paths"] if given[:1] == b"{" else parse_qs(given.decode())["paths"]
+        found = [
+            {"type": "file", "path": path, "size": len(self.files[path]), "oid": "0"}
+            for path in paths
+            if path in self.files
+        ]
+        self._send(200, json.dumps(found).encode(), Content_Type="application/json")
 
     def log_message(self, format: str, *args: object) -> None:
         """Quiet."""
@@ -179,3 +197,29 @@ def test_what_is_wanted() -> None:
     assert hub.wanted_files([*names, "a/b.json"]) == ["config.json", "model-1.safetensors"]
     old = ["config.json", "pytorch_model-1.bin", "pytorch_model.bin.index.json"]
     assert hub.wanted_files([*old, "tf_model.h5", "README.md"]) == old
+
+
+def test_sizes_without_weights(served: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a checkpoint the config alone is fetched, of a GGUF file no more than its beginning, which is kept
+    nowhere."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    found = sizes_of(NAME)
+    assert Hub.asked == ["config.json"] and found.limit == 256
+    write(tmp_path / "a.gguf", small())
+    whole = (tmp_path / "a.gguf").read_bytes()
+    end = min(entry.start for entry in GgufFile(tmp_path / "a.gguf").tensors.values())
+    monkeypatch.setattr(hub, "HEADER", end + 3)
+    Hub.files |= {"a.gguf": whole}
+    Hub.asked.clear()
+    assert sizes_of(f"{NAME}:a.gguf") == sizes_of(str(tmp_path / "a.gguf"))
+    assert Hub.asked == [f"a.gguf:0-{end + 2}"] and not list((tmp_path / "temporary").iterdir())
+    Hub.asked.clear()
+    for name in (f"{NAME}:b.gguf", "someone/else:a.gguf"):
+        with pytest.raises(InputError, match=f"model {name} cannot be fetched from the hub") as caught:
+            sizes_of(name)
+        assert "\n" not in str(caught.value)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert sizes_of(NAME) == found and Hub.asked == []  # as it was fetched
+    with pytest.raises(InputError, match="the hub is switched off by HF_HUB_OFFLINE"):
+        sizes_of(f"{NAME}:a.gguf")

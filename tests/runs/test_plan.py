@@ -11,6 +11,9 @@ from tokenswift import LLM, InputError, memory
 from tokenswift.engine.request import Request
 from tokenswift.engine.run import Run
 from tokenswift.memory import Memory, largest, needs_of, resident
+from tokenswift.roofline.cards import Card
+from tokenswift.roofline.passes import floor
+from tokenswift.roofline.sizes import sizes_of_target
 from tokenswift.runs import plan as plans
 from tokenswift.runs.plan import Speed, expected, plan
 
@@ -63,7 +66,7 @@ def test_the_parts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts["logits of a step"] == 3 * nodes * 260 * 4
     assert parts["weights"] + parts["program, libraries, work space"] == 50_000_000
     assert found.peak == sum(parts.values()) and len(parts) == 6
-    assert found.seconds is None and found.most is not None and found.most > 500
+    assert found.seconds is None and found.most is not None and found.most > 500 and found.floor is None
     short = {part.name for part in plan(run_of(llm, 5), None).parts}
     assert "partial cache (budget 60)" not in short  # the text never gets that long
 
@@ -73,6 +76,15 @@ def test_the_expected_time() -> None:
     speed = Speed(at=100, step=0.010, rate=2.0, slope=2e-6, prefill=0.001, prefill_slope=1e-6, spread=0.1)
     middle = 0.010 + 2e-6 * (100 + 500 - 100)
     assert expected(speed, 100, 1000) == pytest.approx(500 * middle + 100 * (0.001 + 1e-6 * 50))
+
+
+def test_the_least_time(llm: LLM) -> None:
+    """Without a run: the prompt in one pass, and plain steps behind half of the text, on a given machine."""
+    slow = Card("slow", "made up", 1e6, {"float32": 1e6})
+    sizes = sizes_of_target(llm.target)
+    found = plan(run_of(llm, 500), None, slow)
+    least = floor(sizes, slow, 3, 1).seconds + 500 * floor(sizes, slow, 1, 3 + 250).seconds
+    assert found.floor == pytest.approx(least) and found.seconds is None
 
 
 def test_a_measured_plan(llm: LLM) -> None:
@@ -88,6 +100,7 @@ def test_a_measured_plan(llm: LLM) -> None:
     assert asked == [plans.SHORT] and found.speed is not None and found.speed.at == 3
     assert found.seconds is not None and found.range is not None
     assert 0 < found.range[0] < found.seconds < found.range[1]
+    assert found.floor is None
     assert found.seconds == expected(found.speed, 3, 2000) and 1.0 <= found.speed.rate <= 7
     assert llm.generate([1, 2, 3], 20, ignore_eos=True).token_ids == before
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from tokenswift.benchmark.timer import times
 from tokenswift.engine.llm import LLM
+from tokenswift.roofline.machine import arithmetic, bandwidth, least
+from tokenswift.roofline.sizes import sizes_of_target
 
-READ = 1 << 28  # bytes read to measure bandwidth
 SIDE = {"cpu": 2048, "cuda": 8192}  # of the square matrices multiplied to measure arithmetic
 
 
@@ -21,40 +21,32 @@ def measure(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     """
     target, context = llm.target, config["prefill"]
     device, dtype = target.device, target.dtype
-    block = torch.zeros(READ // 4, device=device)
-    bandwidth = READ / best(block.sum)
-    side = SIDE[target.backend.kind]
-    square = torch.randn(side, side, device=device, dtype=dtype)
-    flops = 2 * side**3 / best(lambda: square @ square)
+    reads = bandwidth(device)
+    flops = arithmetic(device, dtype, SIDE[target.backend.kind])
     cache = target.new_cache(context + 1)
     cache.data.zero_()
     cache.commit(tuple(range(context)))
     token, position = torch.zeros(1, dtype=torch.long, device=device), torch.tensor([context], device=device)
-    taken = best(lambda: target.logits(target.forward(token, position, cache).hidden))
+    taken = least(lambda: target.logits(target.forward(token, position, cache).hidden))
     kv = context * target.kv_bytes
     heads = llm.target.config.num_attention_heads
     attention = 4 * target.layers * heads * target.head_dim * context
-    operations = 2 * target.weight_bytes / dtype.itemsize + attention
+    operations = 2 * sum(sizes_of_target(target).weights.values()) + attention
     return {
         "figures": {
             str(context): {
-                "bandwidth": round(bandwidth / 1e9, 1),
+                "bandwidth": round(reads / 1e9, 1),
                 "gflops": round(flops / 1e9, 1),
                 "weights_gb": round(target.weight_bytes / 1e9, 3),
-                "weights_ms": round(1000 * target.weight_bytes / bandwidth, 3),
+                "weights_ms": round(1000 * target.weight_bytes / reads, 3),
                 "kv_gb": round(kv / 1e9, 3),
-                "kv_ms": round(1000 * kv / bandwidth, 3),
+                "kv_ms": round(1000 * kv / reads, 3),
                 "operations": round(operations / 1e9, 3),
                 "compute_ms": round(1000 * operations / flops, 3),
                 "pass_ms": round(1000 * taken, 3),
             }
         }
     }
-
-
-def best(work: Any) -> float:
-    """Seconds of the fastest of five calls after a first one."""
-    return min(times(work)) / 1e3
 
 
 def draft(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:

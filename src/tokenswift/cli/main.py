@@ -37,6 +37,7 @@ COMMANDS = (
     "runs",
     "text",
     "plan",
+    "roofline",
     "report",
     "strategies",
     "demo",

@@ -30,7 +30,11 @@ def add_parser(subparsers: Any) -> None:
     )
     add_call_options(parser)
     group = parser.add_argument_group("results")
-    group.add_argument("--no-measure", action="store_true", help="memory alone; takes no time")
+    group.add_argument(
+        "--no-measure",
+        action="store_true",
+        help="no short run: memory, and the least time of plain decoding (see tokenswift roofline)",
+    )
     add_json_option(group)
     add_options(group, options.Quiet)
 
@@ -44,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     request = with_model(args, llm, prompt, call)
 
     from tokenswift.engine.run import Run
+    from tokenswift.roofline.machine import machine_at
     from tokenswift.runs.plan import plan
 
     made = Run(llm, request)
@@ -53,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         prompt = made.prompt[-1024:]
         return Run(llm, replace(request, prompt=prompt, max_new_tokens=few, ignore_eos=True, stop=()))
 
-    found = plan(made, None if args.no_measure else again)
+    found = plan(made, None, machine_at(llm.device)) if args.no_measure else plan(made, again)
     if record is not None:
         write_json(record, asdict(found))
     if record != STDOUT:
@@ -82,5 +87,11 @@ def text_of(found: Any, prompt: int, new: int) -> str:
             f"a step takes {1000 * found.speed.step:.1f} ms at {found.speed.at:,} tokens, "
             f"{1e6 * found.speed.slope:.2f} ms more per 1,000 tokens, and writes {found.speed.rate:.2f} "
             "tokens",
+        ]
+    if found.floor is not None:
+        lines += [
+            "",
+            f"plain decoding takes at least {duration(found.floor)}, {new / found.floor:.1f} tokens/s, by "
+            "this machine's bandwidth and arithmetic (see tokenswift roofline)",
         ]
     return "\n".join(lines)

@@ -16,6 +16,7 @@ from tokenswift.types import InputError
 TIMEOUT = 8  # seconds for the one question whether the hub answers
 #: what a model's folder needs besides weights, by the end of the file's name
 NEEDED = (".json", ".txt", ".model", ".jinja")
+HEADER = 32 << 20  # bytes in which every GGUF file's header ends; most of it is the tokenizer's
 #: files that are weights a second time
 TWICE = ("consolidated", "pytorch_model.bin.index", "tf_model", "flax_model")
 
@@ -105,6 +106,21 @@ def fetch_file(name: str, file: str) -> str:
             logger.warning("fetching %s of %s from the hub: %.1f MB", file, name, sizes[file] / 1e6)
         with _bars(missing):
             return str(Path(snapshot_download(name, allow_patterns=[file])) / file)
+
+
+def header(name: str, file: str) -> bytes:
+    """The first :data:`HEADER` bytes of a GGUF file of a hub model, where its header is: it is not kept.
+
+    Raises:
+        InputError: as of :func:`fetch_file`.
+    """
+    from huggingface_hub import HfFileSystem
+
+    with _explained(f"{name}:{file}", "a GGUF file"):
+        hub = HfFileSystem(skip_instance_cache=True)
+        there: Any = hub.open(f"{name}/{file}", "rb", cache_type="none")  # nothing beyond what is read
+        with there:
+            return there.read(HEADER)
 
 
 @contextmanager

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenswift.config import check_choice
@@ -224,23 +227,43 @@ def locate(name: str, on_progress: OnProgress | None = None) -> tuple[str, bool]
     Raises:
         InputError: neither an alias, nor a folder with a config.json, nor a hub id that can be reached.
     """
+    found = _at_hand(name, on_progress)
+    if found is None:
+        asked = GGUF_FILE.fullmatch(name)
+        return (hub.fetch(name) if asked is None else hub.fetch_file(*asked.groups())), True
+    return found, True
+
+
+@contextmanager
+def header_of(name: str) -> Iterator[tuple[str, bool]]:
+    """:func:`locate` for who needs a config or the header of a GGUF file alone: of a hub's model that is not
+    here, no weights are fetched. A file that was cut off behind its header is gone after the block."""
+    found, asked = _at_hand(name), GGUF_FILE.fullmatch(name)
+    if found is not None or asked is None:
+        yield found or name, found is not None
+        return
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "header.gguf"
+        path.write_bytes(hub.header(*asked.groups()))
+        yield str(path), True
+
+
+def _at_hand(name: str, on_progress: OnProgress | None = None) -> str | None:
+    """What :func:`locate` finds without fetching a hub's model; None where that can be fetched."""
     check_name(name)
     if name in ALIASES:
-        return str((draft if name == draft.NAME else embedded).ensure(cache_dir(), on_progress)), True
+        return str((draft if name == draft.NAME else embedded).ensure(cache_dir(), on_progress))
     path = Path(name).expanduser()
     if path.is_dir() or path.is_file():
-        return str(path), True
+        return str(path)
     reason, asked = hub.answers(), GGUF_FILE.fullmatch(name)
+    if reason is None:
+        return None
     if asked is not None:
-        repository, file = asked.groups()
-        if reason is None:
-            return hub.fetch_file(repository, file), True
-        if (there := hub.cached_file(repository, file)) is not None:
-            return there, True
-    elif reason is None:
-        return hub.fetch(name), True
+        if (there := hub.cached_file(*asked.groups())) is not None:
+            return there
     elif hub.cached(name):
-        return name, True
+        return name
     raise InputError(
         f"model is {name!r}: {reason}, and there is no such local folder; "
         f"valid without the hub: {', '.join(ALIASES)}, a folder in transformers' format, or a GGUF file"

@@ -3,6 +3,7 @@
 Memory is reckoned: what the process holds now, plus what the run adds. Time is extrapolated: a short run at
 the prompt gives the seconds and the tokens of a step, passes at two lengths give how a pass grows with the
 text. What only shows later (a draft that changes with length, more n-grams in a longer text) is not in it.
+Without a run there is the least time of plain decoding, by what the machine reads and computes in a second.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import torch
 
 from tokenswift.config import shown
 from tokenswift.memory import Memory, largest, needs_of
+from tokenswift.roofline.passes import Machine, floor, read_seconds
+from tokenswift.roofline.sizes import sizes_of_target
 
 TABLES = 500  # bytes a token takes in lists, text and the n-gram table
 PROBE, REACH = 256, 8192  # tokens of text that passes are timed behind
@@ -67,6 +70,7 @@ class Plan:
         seconds: prefill and decoding, expected; None when nothing was measured.
         range: least and most seconds.
         speed: what the expectation comes from.
+        floor: where nothing was measured, the least seconds of prefill and plain decoding; None otherwise.
     """
 
     parts: list[Part]
@@ -76,6 +80,7 @@ class Plan:
     seconds: float | None
     range: tuple[float, float] | None
     speed: Speed | None
+    floor: float | None = None
 
 
 def memory_parts(target: Any, strategy: Any, prompt: int, new: int) -> list[Part]:
@@ -157,12 +162,14 @@ def _pass(target: Any, length: int, rows: int, repeats: int = REPEATS) -> float:
     return median(taken[1:])  # the first makes the work space
 
 
-def plan(run: Any, again: Callable[[int], Any] | None) -> Plan:
+def plan(run: Any, again: Callable[[int], Any] | None, machine: Machine | None = None) -> Plan:
     """What a run will take.
 
     Args:
         run: the run, made but not begun (so it is known to fit what is free).
-        again: makes a run of the same kind with some new tokens, for the measurement; None: no measurement.
+        again: makes a run of the same kind with some new tokens, for the measurement; None: no measurement,
+            and the least time on
+        machine: where it is given.
     """
     target, prompt, new = run.target, len(run.prompt), run.max_new_tokens
     speed = None
@@ -178,7 +185,14 @@ def plan(run: Any, again: Callable[[int], Any] | None) -> Plan:
         seconds = expected(speed, prompt, new)
         off = max(DRIFT, speed.spread)
         span = (seconds / (1 + off), seconds * (1 + off))
-    return Plan(parts, sum(part.nbytes for part in parts), memory, most, seconds, span, speed)
+    least = floor_of(target, machine, prompt, new) if machine is not None and speed is None else None
+    return Plan(parts, sum(part.nbytes for part in parts), memory, most, seconds, span, speed, least)
+
+
+def floor_of(target: Any, machine: Machine, prompt: int, new: int) -> float:
+    """The least seconds of prefill and plain decoding of ``new`` tokens."""
+    sizes = sizes_of_target(target)
+    return read_seconds(sizes, machine, prompt) + new * floor(sizes, machine, 1, prompt + new // 2).seconds
 
 
 def expected(speed: Speed, prompt: int, new: int) -> float:

@@ -53,6 +53,7 @@ class GgufFile:
 
     Args:
         path: of the file.
+        whole: whether its tensors are there; otherwise a file that was cut off behind its header will do.
     Raises:
         InputError: it cannot be read, or is no whole GGUF file of a known version.
 
@@ -62,11 +63,11 @@ class GgufFile:
         tensors: its tensors by name.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, whole: bool = True) -> None:
         self.path = path
         self._map: mmap.mmap | None = None
         try:
-            reader = _Reader(self._mapped())
+            reader = _Reader(self._mapped(), whole)
             self.metadata, self.kinds, self.tensors = reader.metadata, reader.kinds, reader.tensors
         except OSError as error:
             raise InputError(f"model file {path} cannot be read ({error.strerror or error})") from error
@@ -123,7 +124,7 @@ class GgufFile:
 class _Reader:
     """Reads what stands before the tensors."""
 
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: mmap.mmap, whole: bool) -> None:
         self._data, self._at = data, 4
         if data[:4] != MAGIC:
             raise ValueError("it does not begin with GGUF")
@@ -145,7 +146,7 @@ class _Reader:
         self.tensors: dict[str, Entry] = {}
         for name, shape, code, offset in found:
             nbytes = _nbytes(shape, code)
-            if offset % aligned or start + offset + nbytes > len(data):
+            if offset % aligned or (whole and start + offset + nbytes > len(data)):
                 raise ValueError(f"it ends before the end of tensor {name}")
             self.tensors[name] = Entry(shape, code, start + offset, nbytes)
 

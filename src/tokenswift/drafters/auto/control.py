@@ -37,8 +37,9 @@ _BEGINNING = 8  # steps before the first of them
 _FIRST, _LAST = 16, 1024  # steps between trials of a mode that is not in use: at first, and at most
 _LOADED = 512  # the same for a mode that has to load its cache first
 _PROMISING = 1.05  # what such a mode must promise to be tried
+_TRIED = 0.8  # what another one must promise; beside other texts, which wait for its trial, as much
 _DWELL = 16  # steps that a mode is kept for at least
-_DEAR = 0.6  # tokens that a row has to yield, from which on no candidates are looked for
+_DEAR = 0.4  # tokens that a row has to yield, from which on no candidates are looked for
 _STALE = 32  # tokens of context after which prices are computed anew
 
 
@@ -182,7 +183,7 @@ class Control:
             if name in rates and name not in (self.current, PLAIN) and self._step >= mode.next_trial:
                 mode.next_trial = self._step + mode.interval
                 mode.interval = min(_LAST, 2 * mode.interval)
-                promising = _PROMISING if self._loads(name) else 0.8
+                promising = _PROMISING if self._loads(name) else _TRIED if self.beside == ALONE else 1.0
                 if rates[name] > promising * rates[self.current]:
                     self._trial = (name, 8 if name in self.passes else 2)
                     return name
@@ -211,7 +212,7 @@ class Control:
 
     @property
     def rests(self) -> bool:
-        """Whether, beside other texts, a row costs so much that hardly a candidate could be worth it."""
+        """Whether, beside other texts, a row costs so much that few candidates could be worth it."""
         return self.beside.rows > 0 and self.rate * self.row_ms > _DEAR
 
     def pace(self, name: str, context: int) -> float:
@@ -264,6 +265,12 @@ class Control:
         mode.judge(tokens, last.expected)
         if not last.loaded:
             self._price(last, draft_ms)
+
+    def rested(self, tokens: int, milliseconds: float) -> None:
+        """A plain step was made that nothing was decided for."""
+        plain = self.modes[PLAIN]
+        plain.steps, plain.made = plain.steps + 1, plain.made + tokens
+        self._steps_ms += milliseconds
 
     def _price(self, last: Drafted, draft_ms: float) -> None:
         """Correct what a pass and a level take by what a step's drafting took more than a plain one's."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from tokenswift.drafters.auto.candidates import PricedCandidates
 from tokenswift.drafters.auto.chances import Calibration
-from tokenswift.drafters.auto.control import Control, Drafted
+from tokenswift.drafters.auto.control import PLAIN, Control, Drafted
 from tokenswift.drafters.auto.prices import Costs, Table
 from tokenswift.drafters.drafter import Drafter
 from tokenswift.drafters.offer import Offer, Outcome
@@ -29,7 +29,7 @@ from tokenswift.tree import CandidateTree
 from tokenswift.types import DraftTree, InputError, RunError, Step
 
 MOST_NODES = 31  # below the root
-LOOKS = 16  # steps between looks at what could be drafted, beside texts that make every row dear
+LOOKS = 16  # steps from one look at what could be drafted to the next, beside texts that make rows dear
 YOUNG = 64  # steps that are all learnt from
 
 
@@ -74,6 +74,8 @@ class ByChance:
         self._record: dict[str, Any] = {}
         self._before: Step | None = None
         self._steps = 0
+        self._rests = 0  # steps for which nothing is decided
+        self._rested = False  # whether the last one was such a step
 
     @property
     def control(self) -> Control:
@@ -115,16 +117,17 @@ class ByChance:
     def draft(self, sequence: TokenSequence) -> DraftTree:
         """The tree of this step; the bare root where nothing pays."""
         control, length = self.control, len(sequence.tokens) - 1
+        self._rested = self._rests > 0 and sequence.beside.rows >= control.beside.rows
+        if self._rested:
+            self._rests -= 1
+            self._record = {"context": length, "mode": PLAIN, "nodes": 0, "depth": 0, "expected": 1.0}
+            return CandidateTree(sequence.tokens[-1]).build([])
+        self._rests = 0
         if self._before is not None:
             control.observed(1000 * self._before.times.get("observe", 0.0))
         if sequence.beside != control.beside:
             control.join(sequence.beside, length)
         mode = control.mode(length)
-        if mode not in self._priced and control.rests and self._steps % LOOKS:
-            self._candidates, tree = None, CandidateTree(sequence.tokens[-1]).build([])
-            control.drafted(Drafted(mode))
-            self._record = {"context": length, "mode": mode, "nodes": 0, "depth": 0, "expected": 1.0}
-            return tree
         made = PricedCandidates(sequence, self.sampler, self.coupled, self.calibration, control)
         self._candidates = made
         for drafter in self._free:
@@ -135,6 +138,8 @@ class ByChance:
         self._leave_out(made)
         nodes, expected = made.tree.select(control.prices(length, MOST_NODES), control.rate)
         tree = made.tree.build(nodes)
+        if control.rests and mode not in self._priced and not nodes:
+            self._rests = LOOKS - 1
         control.drafted(Drafted(mode, 1 + expected, len(tree), made.passes, made.levels, made.loaded))
         self._record = {"context": length, "mode": mode, "nodes": len(nodes), "depth": tree.gamma}
         self._record |= {"expected": 1 + expected}
@@ -156,10 +161,15 @@ class ByChance:
         verify_ms = sum(spent.values())
         control, new = self.control, list(step.token_ids)
         length = len(sequence.tokens) - 1
-        control.took(len(new), step.drafted + 1, length - len(new), verify_ms, draft_ms)
-        self._before = step
+        if self._rested:
+            control.rested(len(new), verify_ms + draft_ms)
+            self._before = None
+        else:
+            control.took(len(new), step.drafted + 1, length - len(new), verify_ms, draft_ms)
+            self._before = step
         self._steps += 1
-        if self._candidates is not None:  # what is known well is learnt from every fourth step
+        if self._candidates is not None and not self._rested:
+            # what is known well is learnt from every fourth step
             self._candidates.learn(new, rankings=self._steps <= YOUNG or self._steps % 4 == 0)
         for drafter in self.drafters:
             drafter.observe(sequence, Outcome(new, len(nodes), step.times, control.uses(drafter.name)))

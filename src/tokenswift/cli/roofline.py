@@ -1,0 +1,231 @@
+"""``tokenswift roofline``: whether drafting will pay with a model on a machine, before a download."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tokenswift.cli import options
+from tokenswift.cli.declare import add_option, add_options, check_options, option
+from tokenswift.cli.generate import Length
+from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
+from tokenswift.cli.tables import table
+from tokenswift.config import AutoOptions, build_options
+from tokenswift.models.rope import parse_rope_scaling
+from tokenswift.roofline.cards import card_named
+from tokenswift.types import InputError
+
+logger = logging.getLogger("tokenswift")
+LENGTHS = tuple(1 << bits for bits in range(10, 18))  # 1K to 128K
+ACCEPTED = (2.0, 3.0, 4.0)
+PASSES = ("plain", "verify", "draft")
+GIGA = 1e9
+
+
+def numbers(text: str) -> list[float]:
+    """An argparse type: numbers with commas."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"is {text!r}; valid: numbers such as 2,3.5") from None
+
+
+@dataclass(frozen=True)
+class Reckoned:
+    """What is reckoned.
+
+    Attributes:
+        gpu: a card by its maker's figures instead of what is measured on this machine: h100, h200, a100,
+            4090 or l40s
+        length: tokens of text, several with commas; default: 1K to 128K as far as the model allows
+        rows: tokens that a step checks, the newest of the text included
+        accepted: tokens that a step yields on average, several with commas; default: 2,3,4
+    """
+
+    gpu: str | None = option(None, "CARD")
+    length: list[int] | None = option(None, "N,N,…", type=options.token_ids)
+    rows: int = option(5, least=1)
+    accepted: list[float] | None = option(None, "X,X,…", type=numbers)
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser(
+        "roofline",
+        help="the least that steps take, and whether drafting pays",
+        description="Say what steps of a model take at the least, by the bytes that they read and the "
+        "operations that they do, and how many times as fast drafting makes them. It needs the model's "
+        "config.json or the header of its GGUF file and no weights: of a hub's model none are downloaded.",
+        epilog="Exit codes: 0 done, 2 bad input.",
+    )
+    model = ("model", "dtype", "weights", "activations", "device", "threads")
+    group = parser.add_argument_group("model")
+    add_options(group, options.Model, only=model)
+    add_options(group, Length, only=("rope_scaling",))
+    group = parser.add_argument_group("steps")
+    add_options(group, Reckoned)
+    for name in ("budget", "draft_weights"):
+        field = options.STRATEGY[name]["auto"]
+        add_option(group, field, f"{field.metadata['help']}; default: {options.shown_default(field)}")
+    group = parser.add_argument_group("results")
+    add_json_option(group)
+    add_options(group, options.Quiet)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check; take the model's sizes and the machine's figures; reckon; print."""
+    given = {name: getattr(args, name) for name in ("budget", "draft_weights")}
+    chosen = build_options(AutoOptions, "auto", {k: v for k, v in given.items() if v is not None})
+    scaling = parse_rope_scaling(args.rope_scaling)
+    check(args)
+    record = check_record(args.json)
+    logger.info("reading %s", args.model)
+    import torch
+
+    from tokenswift.models.load import check_place
+    from tokenswift.roofline.machine import machine_at
+    from tokenswift.roofline.passes import steps
+    from tokenswift.roofline.sizes import sizes_of
+    from tokenswift.strategies.auto import BUDGET
+
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    device = check_place(args.dtype, args.device if args.gpu is None else "cpu")
+    machine = machine_at(device) if args.gpu is None else card_named(args.gpu)
+    check_weights(args.weights, device)
+    whole = args.activations == "int8"
+    sizes = sizes_of(args.model, args.dtype, args.weights, whole, scaling, machine.packs)
+    contexts = lengths(args.length, sizes.limit)
+    form = "q8_0" if chosen.draft_weights == "auto" else chosen.draft_weights
+    low = machine.packs and not whole and form != "none"
+    drafts, budget = sizes.in_few_bits(form) if low else sizes, chosen.budget or BUDGET
+    accepted = args.accepted or [a for a in ACCEPTED if a <= args.rows] or [float(args.rows)]
+    made = {
+        "model": args.model,
+        "sizes": asdict(sizes),
+        "drafts": asdict(drafts),
+        "rows": args.rows,
+        "budget": budget,
+        "machine": {
+            "name": machine.name,
+            "source": machine.source,
+            "bandwidth": machine.bandwidth,
+            "arithmetic": rates(sizes, drafts, machine, args.rows),
+        },
+        "steps": [
+            record_of(steps(sizes, drafts, machine, context, args.rows, budget, accepted))
+            for context in contexts
+        ],
+    }
+    if record is not None:
+        write_json(record, made)
+    if record != STDOUT:
+        print(text_of(made, sizes), flush=True)
+    return 0
+
+
+def check(args: argparse.Namespace) -> None:
+    """What can be checked without a model."""
+    args.heads = "none"
+    options.check_model_options(args)
+    check_options(args, Reckoned)
+    if args.gpu is not None:
+        card_named(args.gpu)
+        check_weights(args.weights, args.gpu)
+        if args.device != "auto":
+            raise InputError(f"gpu is {args.gpu!r}, device is {args.device!r}; valid: one of them")
+    for value in args.accepted or ():
+        if not 1 <= value <= args.rows:
+            raise InputError(f"accepted is {value:g}; valid: 1 to {args.rows}, the rows of a step")
+    if args.length is not None and min(args.length, default=0) < 1:
+        raise InputError(f"length is {min(args.length, default='empty')}; valid: integers of at least 1")
+
+
+def check_weights(weights: str, device: str) -> None:
+    """Refuse weights that are quantised at loading where that cannot be."""
+    if weights != "stored" and device != "cpu":
+        raise InputError(f"weights is {weights!r}, which runs on the CPU alone; valid: stored")
+
+
+def lengths(given: list[int] | None, limit: int | None) -> list[int]:
+    """Tokens of text that are reckoned with.
+
+    Raises:
+        InputError: one is more than the model's positions allow.
+    """
+    if given is None:
+        return [n for n in LENGTHS if limit is None or n <= limit] or [limit or LENGTHS[0]]
+    for length in given:
+        if limit is not None and length > limit:
+            raise InputError(f"length is {length}; valid: up to {limit} positions, or rope_scaling yarn")
+    return given
+
+
+def record_of(line: Any) -> dict[str, Any]:
+    """What ``--json`` says of steps behind a text of a length."""
+    passes = {
+        name: asdict(found) | {"seconds": found.seconds} for name in PASSES for found in [getattr(line, name)]
+    }
+    speedups = [
+        {"accepted": accepted, "drafts_by_passes": least, "drafts_for_nothing": most}
+        for accepted, (least, most) in line.speedups.items()
+    ]
+    return {"context": line.context, **passes, "speedups": speedups}
+
+
+def rates(sizes: Any, drafts: Any, machine: Any, rows: int) -> list[dict[str, Any]]:
+    """Operations in a second of each part of a plain, a verify and a draft pass (None: it has no such)."""
+    passes = (("plain", sizes, 1), ("verify", sizes, rows), ("draft", drafts, 1))
+
+    def of(kind: str) -> dict[str, Any]:
+        found = {n: machine.products(s, kind, r) if kind in s.weights else None for n, s, r in passes}
+        return {"part": "products", "stored": kind, **found}
+
+    products = [of(kind) for kind in {**sizes.weights, **drafts.weights}]
+    return [*products, {"part": "attention", **{n: machine.attention(s, r) for n, s, r in passes}}]
+
+
+def milliseconds(seconds: float) -> str:
+    """A time, with three digits or more."""
+    value = 1000 * seconds
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+
+
+def text_of(made: dict[str, Any], sizes: Any) -> str:
+    """A record as text."""
+    machine, rows, of = made["machine"], made["rows"], f"{made['rows']} rows"
+    stored = ", ".join(sizes.weights)
+    speeds = [
+        [
+            r.get("stored", "attention"),
+            *(("" if r[n] is None else f"{r[n] / GIGA:,.0f}") for n in PASSES),
+        ]
+        for r in machine["arithmetic"]
+    ]
+    lines = [
+        [
+            f"{line['context']:,}",
+            *(milliseconds(line[name]["seconds"]) for name in PASSES),
+            f"{1 / line['plain']['seconds']:,.1f}",
+            *(f"{s['drafts_by_passes']:.2f} to {s['drafts_for_nothing']:.2f}" for s in line["speedups"]),
+        ]
+        for line in made["steps"]
+    ]
+    accepted = [f"{s['accepted']:g} tokens" for s in made["steps"][0]["speedups"]]
+    return "\n".join(
+        [
+            f"{made['model']}: a pass reads {sizes.weight_bytes / GIGA:.3f} GB of weights ({stored}), and "
+            f"{sizes.token_bytes / 1e3:.1f} KB of keys and values a token; products in {sizes.dtype}",
+            f"{machine['name']}, {machine['source']}: {machine['bandwidth'] / GIGA:,.1f} GB/s of memory, and",
+            "",
+            table(speeds, ("GFLOP/s", "1 row", of, "draft"), right=range(1, 4)),
+            "",
+            "The least that passes take in ms, tokens/s of plain decoding, and how many times as fast steps",
+            f"are that yield so many tokens: from drafts by {rows - 1} passes over {made['budget']:,} tokens "
+            "to drafts that cost nothing.",
+            "",
+            table(lines, ("context", "1 row", of, "draft", "tokens/s", *accepted), right=range(0, 99)),
+        ]
+    )

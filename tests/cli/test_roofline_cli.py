@@ -1,0 +1,118 @@
+"""``tokenswift roofline``: what it says and writes, from a config.json alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from tests.cli.conftest import Call
+from tokenswift.roofline import machine
+from tokenswift.roofline.cards import CARDS
+from tokenswift.roofline.passes import floor, steps
+from tokenswift.roofline.sizes import sizes_of
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 8192, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A model's folder with nothing but its config.json."""
+    AutoConfig.for_model("llama", **SIZES).save_pretrained(tmp_path / "config")
+    return tmp_path / "config"
+
+
+def test_the_record(cli: Call, config: Path) -> None:
+    """Every number is that of the library; lengths go as far as the model."""
+    done = cli("roofline", "--model", config, "--gpu", "h200", "--json", "-", "--quiet")
+    assert done.code == 0 and done.err == "" and done.out.count("\n") == 1
+    made = json.loads(done.out)
+    card, sizes = CARDS["h200"], sizes_of(str(config), packs=False)
+    assert list(made) == ["model", "sizes", "drafts", "rows", "budget", "machine", "steps"]
+    assert made["model"] == str(config) and (made["rows"], made["budget"]) == (5, 1024)
+    assert made["sizes"] == made["drafts"] and made["sizes"]["weights"] == dict(sizes.weights)
+    assert made["sizes"]["limit"] == 8192 and made["sizes"]["windows"] == [0, 0, 0]
+    rate = card.arithmetic["bfloat16"]
+    assert made["machine"] == {
+        "name": card.name,
+        "source": card.source,
+        "bandwidth": card.bandwidth,
+        "arithmetic": [
+            {"part": "products", "stored": "bfloat16", "plain": rate, "verify": rate, "draft": rate},
+            {"part": "attention", "plain": rate, "verify": rate, "draft": rate},
+        ],
+    }
+    assert [line["context"] for line in made["steps"]] == [1024, 2048, 4096, 8192]
+    for line in made["steps"]:
+        found = steps(sizes, sizes, card, line["context"], 5, 1024, [2.0, 3.0, 4.0])
+        for name, part in (("plain", found.plain), ("verify", found.verify), ("draft", found.draft)):
+            assert line[name] == {
+                "nbytes": part.nbytes,
+                "operations": part.operations,
+                "products": part.products,
+                "attention": part.attention,
+                "seconds": part.seconds,
+            }
+        assert [tuple(s.values()) for s in line["speedups"]] == [(a, *s) for a, s in found.speedups.items()]
+        assert list(line["speedups"][0]) == ["accepted", "drafts_by_passes", "drafts_for_nothing"]
+
+
+def test_the_text(cli: Call, config: Path) -> None:
+    argv = ("--gpu", "a100", "--length", "1000,8192", "--rows", "3", "--accepted", "1.5", "--budget", "99")
+    done = cli("roofline", "--model", config, *argv, "--json", "r.json")
+    assert done.code == 0 and done.err == f"reading {config}\n" and done.files == ["r.json"]
+    assert "NVIDIA A100 SXM 80 GB, published by NVIDIA: A100 data sheet: 2,039.0 GB/s of memory" in done.out
+    assert "drafts by 2 passes over 99 tokens" in done.out and "float32" not in done.out
+    *_, head, _, first, last = done.out.splitlines()
+    assert head.split() == ["context", "1", "row", "3", "rows", "draft", "tokens/s", "1.5", "tokens"]
+    assert first.split()[0] == "1,000" and last.split()[0] == "8,192"
+    plain = floor(sizes_of(str(config), packs=False), CARDS["a100"], 1, 8192)
+    assert last.split()[1] == f"{1000 * plain.seconds:.2f}"
+    assert last.split()[4] == f"{1 / plain.seconds:,.1f}"
+    assert "to" in last.split()
+
+
+def test_on_this_machine(cli: Call, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are in few bits there; what is measured is written down."""
+    monkeypatch.setattr(machine, "BLOCK", 1 << 20)
+    monkeypatch.setattr(machine, "SECONDS", 0.0)
+    argv = ("roofline", "--model", config, "--device", "cpu", "--json", "--length", "100")
+    made = json.loads(cli(*argv).out)
+    assert made["machine"]["source"] == "measured here" and made["machine"]["name"].startswith("CPU, ")
+    assert list(made["sizes"]["weights"]) == ["bfloat16"] and list(made["drafts"]["weights"]) == ["q8_0"]
+    stored = [rates.get("stored") for rates in made["machine"]["arithmetic"]]
+    assert stored == ["bfloat16", "q8_0", None]
+    assert made["machine"]["arithmetic"][0]["draft"] is made["machine"]["arithmetic"][1]["plain"] is None
+    assert json.loads(cli(*argv, "--draft-weights", "none").out)["drafts"] == made["sizes"]
+    few = json.loads(cli(*argv, "--weights", "q4_0", "--activations", "int8", "--rows", "1").out)
+    assert (
+        few["sizes"] == few["drafts"] and few["sizes"]["whole"] and list(few["sizes"]["weights"]) == ["q4_0"]
+    )
+    assert [s["accepted"] for s in few["steps"][0]["speedups"]] == [1.0]
+    shown = cli(*argv[:-3], "--length", "100").out
+    assert "GFLOP/s" in shown and "measured here" in shown
+
+
+def test_lengths(cli: Call, config: Path, tmp_path: Path) -> None:
+    """As far as the model's positions, YaRN's included; a model of fewer has one line."""
+
+    def contexts(*argv: object, model: Path = config) -> list[int]:
+        done = cli("roofline", "--model", model, "--gpu", "4090", "--json", *argv)
+        return [line["context"] for line in json.loads(done.out)["steps"]]
+
+    assert contexts("--rope-scaling", "yarn")[-1] == 131_072
+    assert contexts("--rope-scaling", "yarn:2") == [1024, 2048, 4096, 8192, 16_384]
+    assert contexts("--length", "16000", "--rope-scaling", "yarn:2") == [16_000]
+    AutoConfig.for_model("llama", **{**SIZES, "max_position_embeddings": 300}).save_pretrained(
+        tmp_path / "few"
+    )
+    assert contexts(model=tmp_path / "few") == [300]
+    refused = cli("roofline", "--model", config, "--gpu", "4090", "--length", "8193")
+    assert refused.code == 2
+    assert refused.error == "--length is 8193; valid: up to 8192 positions, or --rope-scaling yarn"
