@@ -15,9 +15,12 @@ device=$("$PYTHON" -c 'import torch; print(torch.cuda.get_device_name(0).split()
 results=${1:-bench/results/$device}
 mkdir -p "$results"
 
-"$PYTHON" -m pytest -m gpu tests/gpu tests/sampling/test_noise.py
+failed=0 # what a card shows first stops nothing that comes after it
+"$PYTHON" -m pytest -m gpu -s tests/gpu/test_kernels.py || failed=1 # the check at loading, then kernel by kernel
+"$PYTHON" -m pytest -m gpu tests/gpu tests/sampling/test_noise.py --ignore=tests/gpu/test_kernels.py || failed=1
 texts=(--prompts shipped --set prefill=900)
 [ -z "${NOVELS:-}" ] || texts=(--prompts "$NOVELS")
 "$PYTHON" -m tokenswift.cli.main bench run trees acceptance --preset cpu --device cuda --results "$results"
 "$PYTHON" -m tokenswift.cli.main bench run table3 --preset cpu --device cuda "${texts[@]}" --set points=400 \
     --results "$results/paper"
+exit $failed

@@ -206,9 +206,23 @@ EXACTNESS = [
     Defect(
         "off by one in compaction",
         "cache/full.py",
-        "            rows = torch.tensor(nodes[kept:], device=self.data.device) + start\n",
-        "            rows = torch.tensor(nodes[kept:], device=self.data.device) + start - 1\n",
+        "    rows = torch.tensor(nodes, device=data.device) + start\n",
+        "    rows = torch.tensor(nodes, device=data.device) + start - 1\n",
         ("tests/cache/test_cache.py",),
+    ),
+    Defect(
+        "a branch's keys at their slots, not by the row's path, on CUDA",
+        "backends/cuda/kernels.py",
+        "        slot = tl.where(turned, before + node, place)\n",
+        "        slot = place\n",
+        ("tests/backends/cuda/test_interpreter.py",),
+    ),
+    Defect(
+        "a shared chunk left out on CUDA",
+        "backends/cuda/kernels.py",
+        "tl.minimum(low + SPAN, closed), tl.minimum",
+        "tl.minimum(low + SPAN, closed - 1), tl.minimum",
+        ("tests/backends/cuda/test_interpreter.py",),
     ),
     Defect(
         "compaction skipped",

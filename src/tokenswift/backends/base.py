@@ -52,6 +52,8 @@ class Backend(ABC):
         equal_bits: whether a row's bits depend on its own context alone, so that reading a prompt, decoding
             and checking trees agree in every bit.
         panels: whether :meth:`pack` changes the order of numbers, so that packed weights are copies.
+        decodes: whether it runs a decoder's layers; otherwise models run through transformers' own forward.
+        low_bit: whether products take weights of few bits, and activations of 8 bits with them.
         kind: of the device, "cpu" or "cuda".
         walks: whether choosing row by row costs nothing extra; otherwise rows are chosen for all at once.
     """
@@ -60,6 +62,8 @@ class Backend(ABC):
     build: str | None = None
     equal_bits = False
     panels = False
+    low_bit = False
+    decodes = True
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)

@@ -29,6 +29,10 @@ class TorchBackend(Backend):
 
     name = "torch"
 
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        super().__init__(device)
+        self.decodes = self.kind == "cpu"
+
     def body(self, shape: Shape, weights: list[LayerWeights]) -> Body:
         """See :meth:`Backend.body`."""
         return Body(shape, weights)

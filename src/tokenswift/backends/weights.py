@@ -76,12 +76,16 @@ class Packed:
         self.native: Any = None
         if panels and self.columns % 2:
             raise ValueError(f"a weight has {self.columns} columns; valid: an even number")
-        stays = panels and self.dtype in STORED_IN  # what is stored in few bits
-        given = [p if stays and isinstance(p, Stored) else _dense(p, self.dtype, panels) for p in parts]
+        low = [isinstance(part, Stored) and self._stays(part) for part in parts]
+        given = [p if stays else _dense(p, self.dtype, panels) for p, stays in zip(parts, low, strict=True)]
         runs = _runs(given)
         if any(_rows(run) % PANEL for run in runs[:-1]):
             runs = _runs([_dense(part, self.dtype, panels) for part in parts])
         self.parts = [self._part(run) for run in runs]
+
+    def _stays(self, part: Stored) -> bool:
+        """Whether a weight that is stored in few bits stays so."""
+        return self.panels and self.dtype in STORED_IN
 
     def _part(self, run: Stored | list[Tensor]) -> Part:
         if isinstance(run, Stored):

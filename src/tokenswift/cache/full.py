@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
 from tokenswift.backends.pages import large_empty
+
+Move = Callable[[Tensor, int, Sequence[int]], None]
 
 _PAGE = 4096  # bytes that a system backs at least at a time
 
@@ -21,6 +25,7 @@ class FullCache:
         layers, kv_heads, head_dim: shape of the model's cache.
         capacity: tokens that fit, scratch room included.
         dtype, device: of the stored entries.
+        move: moves entries ``start + nodes[i]`` of data to ``start + i``, for rising nodes.
     """
 
     ordered = True  # entry i is position i
@@ -33,7 +38,9 @@ class FullCache:
         capacity: int,
         dtype: torch.dtype,
         device: torch.device,
+        move: Move | None = None,
     ) -> None:
+        self._move = move or _moved
         self.data = large_empty(2 * layers, kv_heads, capacity, head_dim, dtype=dtype, device=device)
         self.work = torch.empty(0, dtype=torch.uint8)
         self.layers = layers
@@ -72,8 +79,7 @@ class FullCache:
         while kept < len(nodes) and nodes[kept] == kept:
             kept += 1
         if kept < len(nodes):
-            rows = torch.tensor(nodes[kept:], device=self.data.device) + start
-            self.data[:, :, start + kept : start + len(nodes)] = self.data.index_select(2, rows)
+            self._move(self.data, start + kept, [node - kept for node in nodes[kept:]])
         self._length = start + len(nodes)
 
     def fork(self, capacity: int, length: int | None = None) -> FullCache:
@@ -89,7 +95,8 @@ class FullCache:
         if capacity < length:
             raise ValueError(f"capacity is {capacity}; {length} tokens are to be copied")
         layers2, kv_heads, _, width = self.data.shape
-        made = FullCache(layers2 // 2, kv_heads, width, capacity, self.data.dtype, self.data.device)
+        place = (self.data.dtype, self.data.device, self._move)
+        made = FullCache(layers2 // 2, kv_heads, width, capacity, *place)
         made.data[:, :, :length] = self.data[:, :, :length]
         made._length = length
         return made
@@ -106,3 +113,8 @@ class FullCache:
     def keys(self, layer: int) -> Tensor:
         """Committed keys of a layer, (K, T, d)."""
         return self.data[2 * layer, :, : self._length]
+
+
+def _moved(data: Tensor, start: int, nodes: Sequence[int]) -> None:
+    rows = torch.tensor(nodes, device=data.device) + start
+    data[:, :, start : start + len(nodes)] = data.index_select(2, rows)

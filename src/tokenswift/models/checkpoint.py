@@ -159,7 +159,7 @@ class ModuleWeights:
         if not self._take:
             return
         module = attrgetter(name.removesuffix(".weight"))(self._model)
-        empty = torch.empty(0, dtype=module.weight.dtype)
+        empty = module.weight.new_empty(0)
         module.weight = nn.Parameter(empty, requires_grad=False)
         self._taken.append((module, restore))
         if name == HEAD and self.layout.tied:

@@ -36,8 +36,6 @@ BLOCK = 4096  # positions whose angles are computed together
 def unfit(model: Any) -> str | None:
     """Why the lean decoder cannot run a transformers causal LM; None when it can."""
     config = model.config
-    if model.lm_head.weight.device.type != "cpu":
-        return f"it runs on {model.lm_head.weight.device.type}"
     if config.model_type not in FAMILIES:
         return f"its type is {config.model_type}"
     if getattr(config, "hidden_act", "silu") != "silu":
@@ -96,7 +94,9 @@ class LeanTarget(BaseTarget):
         self._weights: Weights = source if files else ModuleWeights(source, take)
         self.layout = layout = self._weights.layout
         dtype: Any = source.dtype if files else attrgetter(HEAD)(source).dtype
-        sizes = torch.empty(1, 1, dtype=dtype).expand(layout.vocab_size, layout.hidden_size)
+        sizes = torch.empty(1, 1, dtype=dtype, device=backend.device).expand(
+            layout.vocab_size, layout.hidden_size
+        )
         super().__init__(layout if files else source.config, sizes, rotary, backend)
         self.head = self._packed([HEAD])
         self.head_bias = _vector(self._weights.get("lm_head.bias"))
@@ -132,7 +132,7 @@ class LeanTarget(BaseTarget):
             scale=layout.scale,
         )
         self.body: Any = backend.body(shape, weights)
-        self._table = rotary.angles(torch.arange(BLOCK))
+        self._table = rotary.angles(torch.arange(BLOCK, device=self.device))
         layer_bytes = sum(t.numel() * t.element_size() for w in weights for t in w.tensors())
         self.weight_bytes = layer_bytes + self.head.nbytes
 
@@ -190,7 +190,10 @@ class LeanTarget(BaseTarget):
         if any(found is not None for found in biases):
             pairs = zip(weights, biases, strict=True)
             bias = torch.cat(
-                [torch.zeros(len(self._weight(w))) if b is None else _copied(b) for w, b in pairs]
+                [
+                    torch.zeros(len(self._weight(w)), device=self.device) if b is None else _copied(b)
+                    for w, b in pairs
+                ]
             )
         return self._packed(weights), bias
 
@@ -201,7 +204,7 @@ class LeanTarget(BaseTarget):
             InputError: a weight is not stored in few bits.
         """
         packed = [self.head, *(weight for layer in self.body.weights for weight in layer.packed())]
-        if not self.backend.panels or not all(weight.stored for weight in packed):
+        if not self.backend.low_bit or not all(weight.stored for weight in packed):
             raise InputError(
                 "activations is 'int8', but not all of the model's weights are stored in few bits; valid: "
                 "float, or int8 with weights q8_0, q4_1 or q4_0, or with a GGUF file of such"
@@ -226,11 +229,13 @@ class LeanTarget(BaseTarget):
         return [Pass(*each) for each in zip(parts, queries, strict=True)]
 
     def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of positions, (n, d / 2) each, from a table that grows by whole blocks.
+        """Cosines and sines of positions, (n, d / 2) each, on the CPU from a table that grows by blocks.
 
         Each is computed once, and taken out by numpy: torch would start its threads for these few numbers,
-        which then spin beside ours.
+        which then spin beside ours. On an accelerator nobody waits for the positions to come here.
         """
+        if self.device.type != "cpu":
+            return self.rotary.angles(positions)
         at, table = positions.numpy(), self._table
         while len(table[0]) <= at.max():
             more = self.rotary.angles(torch.arange(len(table[0]), len(table[0]) + BLOCK))

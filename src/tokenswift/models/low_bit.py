@@ -115,10 +115,10 @@ def low_bit(target: object, wanted: str) -> LowBitTarget | None:
 
 
 def _quantisable(target: LeanTarget, form: Format) -> bool:
-    """Whether blocks divide the widths of a lean decoder on panels."""
+    """Whether blocks divide the widths of a lean decoder whose backend takes them."""
     shape = target.body.shape
     widths = (shape.hidden, shape.inner, shape.heads * shape.width)
-    return target.backend.panels and form.encode is not None and all(w % form.block == 0 for w in widths)
+    return target.backend.low_bit and form.encode is not None and all(w % form.block == 0 for w in widths)
 
 
 def copy_bytes(target: LeanTarget, form: Format) -> int:

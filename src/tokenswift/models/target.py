@@ -57,12 +57,14 @@ _files: dict[str, str] = {}  # names of the libraries that they come from
 def backend_for(device: torch.device | str = "cpu") -> Backend:
     """The backend of a device.
 
-    On the CPU compiled kernels, or torch where there are none or they break the rule that a row's bits are
-    its own affair (found once a process).
+    On the CPU compiled kernels, on CUDA Triton's; or torch where there are none or they break the rule that a
+    row's bits are its own affair (found once a process).
     """
     device = torch.device(device)
     if device.type != "cpu":
-        return _backends.setdefault(str(device), TorchBackend(device))
+        if str(device) not in _backends:
+            _backends[str(device)] = _accelerated(device)
+        return _backends[str(device)]
     if "cpu" not in _backends:
         compiled = library(cache_dir() / "kernels") if native_kernels_wanted() else None
         if compiled is not None and (found := fault(compiled)) is not None:
@@ -79,6 +81,18 @@ def backend_for(device: torch.device | str = "cpu") -> Backend:
         _backends["cpu"] = TorchBackend() if compiled is None else CpuBackend(compiled)
         _files["cpu"] = "torch" if compiled is None else Path(compiled._name).stem
     return _backends["cpu"]
+
+
+def _accelerated(device: torch.device) -> Backend:
+    if device.type != "cuda" or not native_kernels_wanted():
+        return TorchBackend(device)
+    from tokenswift.backends.cuda.check import started
+
+    found = started(device)
+    if isinstance(found, Backend):
+        return found
+    logger.warning("the CUDA kernels do not work here (%s); the slower torch path is used", found)
+    return TorchBackend(device)
 
 
 def backend_key() -> str | None:
@@ -132,7 +146,7 @@ def make_target(
         raise InputError(f"model {name}: its own forward fails ({_line(error)})") from error
     if not bool(expected.isfinite().all()):
         raise InputError(f"model {name}: logits of its own forward hold NaN or infinite values")
-    if unfit(model) is None:
+    if backend.decodes and unfit(model) is None:
         target: Target = LeanTarget(model, backend, rotary, take, on_progress)
         far = distance(target, cases, expected)
         if far <= TOLERANCES[target.dtype]:

@@ -96,6 +96,7 @@ class CpuBackend(Backend):
 
     name = "native"
     panels = True
+    low_bit = True
     equal_bits = True
 
     def __init__(self, library: ctypes.CDLL, threads: int | None = None) -> None:

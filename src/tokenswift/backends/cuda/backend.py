@@ -1,0 +1,155 @@
+"""The CUDA backend by the protocol of `backends.base`: kernels and products put together to passes.
+
+The same code runs eagerly on CPU tensors, with the kernels' torch reference in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tokenswift.backends.base import Backend, Body
+from tokenswift.backends.cuda.plan import Plan, plan_of
+from tokenswift.backends.cuda.products import Product, Products
+from tokenswift.backends.cuda.reference import Reference
+from tokenswift.backends.cuda.weights import CudaPacked
+from tokenswift.backends.torch import TorchBackend
+from tokenswift.backends.weights import LayerWeights, Packed, Shape
+from tokenswift.cache.full import FullCache
+from tokenswift.interfaces import KVCache, Segment
+from tokenswift.weights.format import Stored
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of keys and values
+
+
+class CudaBackend(Backend):
+    """Triton kernels on a device; their reference where none are given.
+
+    Args:
+        device: where tensors are.
+        ops: `launch.Kernels`, or None for `reference.Reference`.
+        library: products by the vendor's library, `products.cublas`; None: by the kernels.
+    """
+
+    name = "cuda"
+    low_bit = True
+
+    def __init__(
+        self, device: torch.device | str = "cuda", ops: Any = None, library: Product | None = None
+    ) -> None:
+        super().__init__(device)
+        self.ops = Reference() if ops is None else ops
+        self._products = Products(self.ops, library)
+
+    def pack(
+        self, weight: Tensor | Stored | Sequence[Tensor | Stored], dtype: torch.dtype | None = None
+    ) -> Packed:
+        """See :meth:`Backend.pack`."""
+        return CudaPacked(weight, dtype, self.device)
+
+    def new_cache(
+        self, layers: int, kv_heads: int, width: int, capacity: int, dtype: torch.dtype
+    ) -> FullCache:
+        """See :meth:`Backend.new_cache`. A kernel moves the entries of an accepted path."""
+        move = self.ops.move if dtype in TYPES else None
+        return FullCache(layers, kv_heads, width, capacity, dtype, self.device, move)
+
+    def body(self, shape: Shape, weights: list[LayerWeights]) -> Body:
+        """See :meth:`Backend.body`."""
+        return Body(shape, weights)
+
+    def layers(
+        self,
+        body: Body,
+        states: Float[Tensor, "n D"],
+        cos: Float[Tensor, "n half"],
+        sin: Float[Tensor, "n half"],
+        segments: Sequence[Segment],
+        keep: bool = True,
+    ) -> list[Float[Tensor, "L H m d"]]:
+        """See :meth:`Backend.layers`. All segments' rows go through every kernel together."""
+        shape, ops, linear = body.shape, self.ops, self._products.linear
+        plan = plan_of(segments, shape.heads, self.device)
+        whole = shape.active == torch.int8
+        active = torch.float32 if whole else shape.weights
+        kept: list[Tensor] = []
+        more = None
+        for number, layer in enumerate(body.weights):
+            normed = ops.norm(states, layer.norm, shape.eps, active, more)
+            mixed = linear(normed, _packed(layer.qkv), layer.qkv_bias, whole)
+            norms = (shape.eps, layer.query_norm, layer.key_norm)
+            query = ops.append(plan, mixed, cos, sin, number, shape.heads, *norms)
+            kept = [*kept, query] if keep else [query]
+            mixes = ops.attend(plan, query, number, shape.scale, layer.window).flatten(1)
+            more = linear(mixes, _packed(layer.out), layer.out_bias, whole)
+            normed = ops.norm(states, layer.mlp_norm, shape.eps, active, more)
+            both = linear(normed, _packed(layer.gate_up), layer.gate_up_bias, whole)
+            more = linear(ops.gated(both, active), _packed(layer.down), layer.down_bias, whole)
+        if more is not None:
+            states += more
+        queries = torch.stack(kept).transpose(1, 2)
+        ends = accumulate((len(segment.tokens) for segment in segments), initial=0)
+        return [queries[:, :, start:end] for start, end in pairwise(ends)]
+
+    def attend(
+        self,
+        query: Float[Tensor, "H n d"],
+        layer: int,
+        cache: KVCache,
+        parents: Sequence[int] | None,
+        scale: float,
+        window: int = 0,
+        softcap: float | None = None,
+        sinks: Float[Tensor, " H"] | None = None,
+        notes: dict[Any, Any] | None = None,
+    ) -> Float[Tensor, "n H d"]:
+        """See :meth:`Backend.attend`. Other types of keys are left to torch."""
+        if cache.data.dtype not in TYPES:
+            torchs = TorchBackend(self.device)
+            return torchs.attend(query, layer, cache, parents, scale, window, softcap, sinks, notes)
+        notes = {} if notes is None else notes
+        plan: Plan | None = notes.get("plan")
+        if plan is None:
+            numbers = torch.arange(query.shape[1])
+            segments = [Segment(numbers, numbers, cache, parents)]
+            plan = notes["plan"] = plan_of(segments, len(query), self.device)
+        rows = query.transpose(0, 1).to(cache.data.dtype).contiguous()
+        return self.ops.attend(plan, rows, layer, scale, window if cache.ordered else 0, softcap, sinks)
+
+    def linear(
+        self,
+        states: Float[Tensor, "*m K"],
+        weight: Packed,
+        bias: Tensor | None = None,
+        active: torch.dtype | None = None,
+    ) -> Float[Tensor, "*m N"]:
+        """See :meth:`Backend.linear`."""
+        rows = states.reshape(-1, states.shape[-1])
+        made = self._products.linear(rows, _packed(weight), bias, active == torch.int8)
+        return made.view(*states.shape[:-1], -1)
+
+    def take(self, weight: Packed, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
+        """See :meth:`Backend.take`."""
+        return weight.take(ids)
+
+    def norm(
+        self, states: Float[Tensor, "*m D"], weight: Tensor, eps: float, dtype: torch.dtype
+    ) -> Float[Tensor, "*m D"]:
+        """See :meth:`Backend.norm`."""
+        return self.ops.norm(states.float().contiguous(), weight, eps, dtype)
+
+
+def _packed(weight: Packed) -> CudaPacked:
+    """A weight of this backend.
+
+    Raises:
+        ValueError: another backend packed it.
+    """
+    if not isinstance(weight, CudaPacked):
+        raise ValueError("a weight was packed by another backend")
+    return weight

@@ -1,0 +1,78 @@
+"""Do the kernels work on the card at hand? Asked once a process, before the first model is loaded.
+
+A small random model's last positions run alone, all at once, in trees with wrong branches and beside another
+text's: they have to be near what torch makes of them, and equal to each other byte by byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from itertools import pairwise
+
+import torch
+
+from tokenswift.backends.case import TAIL, Case
+from tokenswift.backends.cuda.backend import CudaBackend
+from tokenswift.weights.format import Format
+from tokenswift.weights.q4_1 import Q4_1
+from tokenswift.weights.q8_0 import Q8_0
+
+Kind = tuple[torch.dtype, Format | None, torch.dtype | None]  # of weights, their format, of activations
+KINDS: tuple[Kind, ...] = (
+    (torch.bfloat16, None, None),
+    (torch.float16, None, None),
+    (torch.float32, None, None),
+    (torch.bfloat16, Q4_1, None),
+    (torch.float32, Q8_0, torch.int8),
+)
+#: greatest relative distance of states from the reference's, by type of keys
+NEAR = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+
+
+def started(device: torch.device) -> CudaBackend | str:
+    """The backend of a device; or in one line why it does not work there."""
+    try:
+        from tokenswift.backends.cuda.launch import Kernels
+        from tokenswift.backends.cuda.products import cublas, settle
+
+        settle()
+        backend = CudaBackend(device, Kernels(device), cublas)
+        found = fault(backend)
+    except Exception as error:  # Triton, its compiler, the driver and torch each raise their own here
+        return " ".join(str(error).split())[:160] or type(error).__name__
+    if found is not None:
+        return found
+    backend.equal_bits, backend.build = True, f"triton {version('triton')}"
+    return backend
+
+
+@torch.inference_mode()
+def fault(
+    backend: CudaBackend, kinds: Sequence[Kind] = KINDS, steps: Sequence[int] = (3, TAIL)
+) -> str | None:
+    """What is wrong with a backend's kernels: the first case; None when they are right.
+
+    Args:
+        steps: of the trees that are compared, in right nodes.
+    """
+    reference = CudaBackend(backend.device)
+    for kind in kinds:
+        case = Case(backend, *kind)
+        alone = case.run(backend, [[row] for row in range(TAIL)])
+        expected = case.run(reference, [list(range(TAIL))])
+        far = float((alone - expected).norm() / expected.norm())
+        near = max(NEAR[kind[0]], 1e-2 if kind[2] is not None else 0.0)  # a number may round the other way
+        if not far <= near:
+            return f"{case.name} is {far:.1e} of its size from the reference"
+        for cuts in ((0, TAIL), (0, 7, TAIL)):
+            passes = [list(range(*ends)) for ends in pairwise(cuts)]
+            if not torch.equal(case.run(backend, passes), alone):
+                return f"rows in {len(passes)} passes, {case.name}"
+        for count in steps:
+            tree, text = case.tree(backend, count)
+            if not torch.equal(tree, alone[:count]):
+                return f"a tree of {2 * count - 1} rows, {case.name}"
+            if not torch.equal(text, alone[:count]):
+                return f"{count} rows beside another text's, {case.name}"
+    return None
