@@ -1,4 +1,4 @@
-"""``python -m tests.serve.slow SECONDS …``: tokenswift serve, whose passes take longer, with an event a step."""
+"""``python -m tests.serve.slow SECONDS …``: tokenswift serve with slower passes, and an event a step."""
 
 from __future__ import annotations
 
