@@ -82,8 +82,8 @@ class CommittingCache(KVCache, Protocol):
         """Keep the entries of these nodes of the last pass, in order; drop the others."""
         ...
 
-    def touch(self, nbytes: int) -> bool:
-        """Have the system back so many more bytes; whether all are there."""
+    def touch(self, seconds: float) -> bool:
+        """Have the system back, for about so long, what a first row is written to; whether all of it is."""
         ...
 
     def fork(self, capacity: int, length: int | None = None) -> CommittingCache:

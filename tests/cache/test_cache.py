@@ -46,6 +46,17 @@ def test_commit_compacts_the_accepted_rows(case: tuple[int, set[int]]) -> None:
         assert torch.equal(cache.data[2 * layer + 1, :, : cache.length, 0], -keys)
 
 
+def test_touching_changes_nothing_and_ends() -> None:
+    """A place of each layer's keys and values at a time, where there is no time for more."""
+    cache = _full(5)
+    cache.data[:, :, 5:] = torch.nan  # as memory may be that nobody wrote to
+    before = cache.data.clone()
+    regions = cache.data.shape[0] * cache.data.shape[1]
+    assert [cache.touch(0.0) for _ in range(regions)] == [False] * (regions - 1) + [True]
+    assert cache.touch(0.0) and torch.equal(cache.data.nan_to_num(-7), before.nan_to_num(-7))
+    assert _full(5).touch(60.0)
+
+
 def _queries(rows: int = 1, seed: int = 0) -> list[torch.Tensor]:
     made = torch.Generator().manual_seed(seed)
     return [torch.randn(2 * HEADS, rows, WIDTH, generator=made) for _ in range(LAYERS)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -10,8 +11,6 @@ from torch import Tensor
 from tokenswift.backends.pages import large_empty
 
 Move = Callable[[Tensor, int, Sequence[int]], None]
-
-_PAGE = 4096  # bytes that a system backs at least at a time
 
 
 class FullCache:
@@ -101,14 +100,18 @@ class FullCache:
         made._length = length
         return made
 
-    def touch(self, nbytes: int) -> bool:
-        """Have the system back the next so many bytes: it clears memory at its first use, which takes a long
-        cache's first pass as long as many others. Returns whether all of it is there; what it holds stays."""
-        flat, step = self.data.view(-1), _PAGE // self.data.element_size()
-        end = self._touched + nbytes // self.data.element_size()
-        flat[self._touched : end : step].mul_(1)
-        self._touched = min(end, len(flat))
-        return end >= len(flat)
+    def touch(self, seconds: float) -> bool:
+        """Have the system back, for about so long, what a first row is written to: a place in each layer's
+        keys and values of each head, in large pages that the system clears. Returns whether all of it is
+        backed; what it holds stays."""
+        places = self.data.view(-1, *self.data.shape[2:])[:, :1, :1]
+        until = perf_counter() + seconds
+        while self._touched < len(places):
+            places[self._touched].mul_(1)
+            self._touched += 1
+            if perf_counter() > until:
+                break
+        return self._touched == len(places)
 
     def keys(self, layer: int) -> Tensor:
         """Committed keys of a layer, (K, T, d)."""

@@ -35,7 +35,6 @@ READ = 1.5  # steps' time that a part of a prompt may add to a step
 FIRST = 4  # rows of the first part that is read beside texts under way; later ones follow from their times
 FEWER, MORE = 0.7, 1.1  # what the next part's rows are at least and at most, times the last one's
 BARE = 16  # every so many steps nothing is read: what a step takes without is known by those
-TOUCHED = 1 << 21  # bytes of a new cache that the system is asked for between two steps
 _SLOW = 1 / 8  # weight of a new time in a running mean
 
 logger = logging.getLogger("tokenswift")
@@ -367,7 +366,7 @@ class Scheduler:
             return None
         ticket = min(self._reading, key=lambda one: one.run.left) if self._turn % 2 == 0 else self._reading[0]
         try:
-            if self._running and not ticket.run.begin().cache.touch(TOUCHED):
+            if self._running and not ticket.run.begin().cache.touch(self._mean_step):
                 return None
         except Exception as error:
             self._leave(ticket, "failed", error)
