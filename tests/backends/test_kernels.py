@@ -230,8 +230,12 @@ def test_bad_parents_and_too_little_room_are_refused(kernels: CpuBackend) -> Non
 # ---- building ---------------------------------------------------------------------------------------
 
 
+QUICK = ("-O0", *build.FLAGS[1:])  # what these libraries compute is not asked
+
+
 @pytest.fixture
-def compiled(tmp_path: Path) -> Path:
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(build, "FLAGS", QUICK)
     if build.library(tmp_path) is None:
         pytest.skip("no C compiler here")
     return next(tmp_path.glob("*.so"))
@@ -244,8 +248,8 @@ def test_a_library_is_compiled_once(compiled: Path, monkeypatch: pytest.MonkeyPa
 
 def test_two_processes_may_compile_at_once(compiled: Path, tmp_path: Path) -> None:
     folder = tmp_path / "both"
-    code = "import sys; from pathlib import Path; from tokenswift.backends.cpu.build import library\n"
-    code += "sys.exit(library(Path(sys.argv[1])) is None)"
+    code = "import sys; from pathlib import Path; from tokenswift.backends.cpu import build\n"
+    code += f"build.FLAGS = {QUICK}; sys.exit(build.library(Path(sys.argv[1])) is None)"
     command = [sys.executable, "-c", code, str(folder)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     both = [subprocess.Popen(command, env=environment) for _ in range(2)]
