@@ -86,7 +86,7 @@ class Part:
 
     def take(self, step: Step, tokenizer: Any) -> None:
         """One more step."""
-        place = sum(map(len, self.pieces)) if step.logprobs else 0
+        place = self.logprobs[-1][1] + len(self.pieces[-1]) if self.logprobs else 0
         for token, size, found in zip(step.token_ids, step.chars, step.logprobs, strict=False):
             top = [(token_bytes(tokenizer, other), value) for other, value in found.top]
             self.logprobs.append((token_bytes(tokenizer, token), place, found.logprob, top))
