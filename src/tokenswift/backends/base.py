@@ -192,3 +192,20 @@ class Backend(ABC):
     def ranker(self, params: SamplingParams) -> Ranker | None:
         """What ranks tokens in one generation; None leaves it to `sampling.choice.Sampler`, in torch."""
         return None
+
+
+def check_rows(cache: KVCache, count: int, parents: Sequence[int] | None) -> None:
+    """Refuse rows of a text that cannot run.
+
+    Raises:
+        ValueError: they do not fit the cache, or a parent is no earlier row.
+    """
+    before, capacity = cache.length, cache.data.shape[2]
+    if before + count > capacity:
+        raise ValueError(
+            f"a pass of {count} rows over {before} keys needs more room than the cache's {capacity}"
+        )
+    if parents is not None and (
+        len(parents) != count or any(not -1 <= parent < row for row, parent in enumerate(parents))
+    ):
+        raise ValueError(f"parents are {tuple(parents)}; valid: {count} of them, each -1 or an earlier row")

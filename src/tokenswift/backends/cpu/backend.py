@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.backends import base
-from tokenswift.backends.base import Backend
+from tokenswift.backends.base import Backend, check_rows
 from tokenswift.backends.cpu.choose import NativeRanker
 from tokenswift.backends.cpu.threads import Threads
 from tokenswift.backends.torch import TorchBackend
@@ -287,17 +287,9 @@ def _describe(rows: _Rows, cache: KVCache, count: int, parents: Sequence[int] | 
     Raises:
         ValueError: they do not fit the cache, or a parent is no earlier row.
     """
-    before, capacity = cache.length, cache.data.shape[2]
-    if before + count > capacity:
-        raise ValueError(
-            f"a pass of {count} rows over {before} keys needs more room than the cache's {capacity}"
-        )
-    rows.n, rows.before, rows.capacity, rows.windows = count, before, capacity, cache.ordered
+    check_rows(cache, count, parents)
+    rows.n, rows.before, rows.capacity, rows.windows = count, cache.length, cache.data.shape[2], cache.ordered
     if parents is not None:
-        if len(parents) != count or any(not -1 <= parent < row for row, parent in enumerate(parents)):
-            raise ValueError(
-                f"parents are {tuple(parents)}; valid: {count} of them, each -1 or an earlier row"
-            )
         rows.parents = ctypes.cast((c_int32 * count)(*parents), c_void_p)
 
 

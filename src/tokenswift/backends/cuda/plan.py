@@ -17,7 +17,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tokenswift.interfaces import KVCache, Segment
+from tokenswift.backends.base import check_rows
+from tokenswift.interfaces import Segment
 
 CHUNK = 256  # positions of a chunk, as on the CPU
 TILE = 64  # positions that a program multiplies at a time
@@ -75,7 +76,7 @@ def plan_of(segments: Sequence[Segment], heads: int, device: torch.device) -> Pl
     step = max(1, queries_of(data.shape[3], data.element_size()) * data.shape[1] // heads)
     for segment in segments:
         cache, first, count = segment.cache, len(places), len(segment.tokens)
-        check(cache, count, segment.parents)
+        check_rows(cache, count, segment.parents)
         offset = (cache.data.data_ptr() - origin) // cache.data.element_size()
         where, before = [offset, cache.data.shape[2]], cache.length
         ordered = int(cache.ordered)
@@ -105,23 +106,6 @@ def plan_of(segments: Sequence[Segment], heads: int, device: torch.device) -> Pl
     widths = (FIELDS, FIELDS, PLACES, deepest)
     made = [part.view(-1, width) for part, width in zip(parts, widths, strict=True)]
     return Plan(segments, made[0], made[1], made[2], made[3], spans, own)
-
-
-def check(cache: KVCache, count: int, parents: Sequence[int] | None) -> None:
-    """Refuse rows of a text that cannot run.
-
-    Raises:
-        ValueError: they do not fit the cache, or a parent is no earlier row.
-    """
-    before, capacity = cache.length, cache.data.shape[2]
-    if before + count > capacity:
-        raise ValueError(
-            f"a pass of {count} rows over {before} keys needs more room than the cache's {capacity}"
-        )
-    if parents is not None and (
-        len(parents) != count or any(not -1 <= parent < row for row, parent in enumerate(parents))
-    ):
-        raise ValueError(f"parents are {tuple(parents)}; valid: {count} of them, each -1 or an earlier row")
 
 
 def _depths(count: int, parents: Sequence[int] | None) -> list[int]:
