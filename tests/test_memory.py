@@ -9,15 +9,23 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
+from tests.conftest import tiny_tokenizer
+from tests.gguf_files import small, write
 from tests.lossless.test_tokens import random_heads
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, memory
 from tokenswift.backends.torch import TorchBackend
 from tokenswift.cache.full import FullCache
 from tokenswift.cache.sparse import SparseCache
+from tokenswift.engine.request import Request
+from tokenswift.engine.run import Run
 from tokenswift.memory import Memory, host_memory
-from tokenswift.types import InputError
+from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.low_bit import LowBitTarget, savings
+from tokenswift.types import InputError, RunError
+from tokenswift.weights.registry import FORMATS
 
 PROMPT = [3, 4, 5, 6]
 KV = 2 * 3 * 2 * 8 * 4  # layers × (keys, values) × heads × width × float32
@@ -130,3 +138,99 @@ def test_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_this_machine_tells() -> None:
     found = TorchBackend().memory()
     assert found is not None and 0 < found.free <= found.total
+
+
+# ---- memory of a card that runs out under way -------------------------------------------------------
+
+ASKED = "CUDA out of memory. Tried to allocate 3.00 KiB. GPU 0 has a total capacity of 1.00 GiB"
+
+
+def short_of(monkeypatch: pytest.MonkeyPatch, llm: LLM, free: int, after: int) -> None:
+    """The device has ``free`` bytes left, and from the pass numbered ``after`` on none of them is enough."""
+    passes = 0
+    run: Any = llm.target._run
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        if passes > after:
+            raise torch.OutOfMemoryError(ASKED)
+        return run(*args, **kwargs)
+
+    monkeypatch.setattr(llm.target, "_run", counted)
+    monkeypatch.setattr(type(llm.target.backend), "memory", lambda self: Memory(free, 2**30))
+
+
+def test_memory_that_runs_out_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line says what would fit: what is free, and the run's own without what was asked for."""
+    llm, new = llm_of(), 50
+    held = (len(PROMPT) + new) * KV + KV + 4 * VOCAB  # a row of one node
+    short_of(monkeypatch, llm, held, 10)
+    with pytest.raises(RunError) as caught:
+        llm.generate(PROMPT, new, "autoregressive", ignore_eos=True)
+    line = str(caught.value)
+    assert "\n" not in line and isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+    found = re.fullmatch(
+        r"out of memory: the run's caches take ([\d,]+) bytes, ([\d,]+) bytes are free; "
+        r"valid: max_new_tokens up to (\d+)", line
+    )  # fmt: skip
+    assert found is not None, line
+    took, free, most = (int(part.replace(",", "")) for part in found.groups())
+    strategy: Any = Run(llm, Request(PROMPT, new, "autoregressive")).strategy
+    assert free == held and took >= (len(PROMPT) + new) * KV
+    assert most == memory.largest(llm.target, strategy, len(PROMPT), free + took - 3072)
+
+
+def test_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text whose caches do not fit fails with the line."""
+    llm = llm_of()
+    short_of(monkeypatch, llm, 10**6, 0)
+    with pytest.raises(RunError, match=r"out of memory: .* valid: max_new_tokens up to \d+"):
+        llm.generate_many([PROMPT, PROMPT], 5, "autoregressive", ignore_eos=True)
+
+
+def test_weights_that_would_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}
+    model = tiny_model("llama", vocab_size=128, **wide)  # whole panels
+    llm = LLM.from_model(model, heads="none")
+    expected = savings(llm.target)
+    assert list(expected) == (["q8_0", "q4_1", "q4_0"] if llm.target.backend.formats else [])
+    if expected:
+        low = LowBitTarget(llm.target, FORMATS["q8_0"])  # type: ignore[arg-type]
+        assert expected["q8_0"] == llm.target.weight_bytes - low.copied_bytes - vectors(llm)
+    short_of(monkeypatch, llm, 10**6, 0)
+    with pytest.raises(RunError) as caught:
+        llm.generate(PROMPT, 5, "autoregressive")
+    for form, nbytes in expected.items():
+        assert f", or weights {form} (frees {nbytes:,} bytes)" in str(caught.value)
+
+
+def vectors(llm: LLM) -> int:
+    """Bytes of norms, which stay as they are."""
+    target: Any = llm.target
+    found = [t for w in target.body.weights for t in (w.norm, w.mlp_norm)]
+    return sum(t.numel() * t.element_size() for t in found)
+
+
+@pytest.mark.parametrize("opened", ["by transformers", "from its files"])
+def test_a_card_without_room_for_the_weights(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, opened: str
+) -> None:
+    """Memory that runs out while a model is loaded is one line with the bytes, and ways that would fit."""
+    path = tmp_path / "model.gguf"
+    write(path, small())
+    if opened == "by transformers":
+        path = tmp_path / "folder"
+        small().save_pretrained(path)
+        tiny_tokenizer().save_pretrained(path)
+
+    def without(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise torch.OutOfMemoryError(ASKED)
+
+    monkeypatch.setattr(LeanTarget, "__init__", without)
+    with pytest.raises(
+        RunError, match=r"needs [\d,]+ bytes of memory for its weights, .*; nothing was kept"
+    ) as e:
+        LLM(path, device="cpu", heads="none")
+    if opened == "from its files":
+        assert "weights q8_0 (" in str(e.value) and "weights q4_0 (" in str(e.value)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -15,6 +16,7 @@ from tokenswift.types import InputError
 
 CGROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 LOGIT = 4  # bytes of a float32
+UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}  # of torch's messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,29 @@ def largest(model: Sized, strategy: Planned, prompt: int, free: int) -> int:
     return low
 
 
+def ran_out(
+    model: Sized, strategy: Planned, prompt: int, held: int, error: BaseException, others: Sequence[str] = ()
+) -> str:
+    """In one line that a device's memory ran out under way, and what would fit.
+
+    Args:
+        prompt: its tokens.
+        held: bytes of it that the run's caches take.
+        error: the device's; torch's says how much was asked for.
+        others: further ways to need less.
+    """
+    memory = model.backend.memory() or Memory(0, 0)
+    asked = re.search(r"Tried to allocate ([\d.]+) (\w)iB", str(error))
+    missing = float(asked[1]) * UNITS.get(asked[2], 1) if asked else memory.total / 16
+    room = memory.free + held - (missing if held else 0)  # without caches they are what was asked for
+    new = largest(model, strategy, prompt, int(room))
+    ways = [f"max_new_tokens up to {new}" if new else "a shorter prompt", *others]
+    return (
+        f"out of memory: the run's caches take {held:,} bytes, {memory.free:,} bytes are free; "
+        f"valid: {', or '.join(ways)}"
+    )
+
+
 def _advice(most: Need, model: Sized, strategy: Planned, prompt: int, free: int) -> str:
     """What would fit."""
     new = largest(model, strategy, prompt, free)
@@ -128,6 +153,15 @@ def _refuse(need: Need, nbytes: int, available: int, valid: str) -> None:
         f"{need.name} is {value}; the run needs {nbytes:,} bytes of memory, {available:,} bytes are "
         f"available; valid: {valid}"
     )
+
+
+def memory_of(device: torch.device) -> Memory | None:
+    """Memory of a device; None where the system does not tell."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return Memory(free + cached, total)  # what torch keeps for itself can be had as well
+    return host_memory() if device.type == "cpu" else None
 
 
 def host_memory(cgroups: Path = CGROUPS, own: Path = OWN) -> Memory:

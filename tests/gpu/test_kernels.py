@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from tests.backends.cuda.cases import low, random, segment, tree  # noqa: E402
 from tests.tiny import FAMILIES, tiny_model  # noqa: E402
+from tokenswift.backends.base import Replays  # noqa: E402
 from tokenswift.backends.cuda.check import fault, started  # noqa: E402
 from tokenswift.backends.cuda.launch import Kernels  # noqa: E402
 from tokenswift.backends.cuda.plan import CHUNK, SPAN, plan_of  # noqa: E402
@@ -20,6 +21,7 @@ from tokenswift.backends.cuda.reference import Reference  # noqa: E402
 from tokenswift.backends.cuda.weights import Planes  # noqa: E402
 from tokenswift.interfaces import Segment  # noqa: E402
 from tokenswift.models.decoder import LeanTarget  # noqa: E402
+from tokenswift.models.rope import rotary_of  # noqa: E402
 from tokenswift.models.target import make_target  # noqa: E402
 
 pytestmark = [
@@ -114,3 +116,27 @@ def test_products_with_weights_of_few_bits(form: str, whole: bool) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-2)
         alone = Kernels(CUDA).low_product(states[:1], planes, None, whole)
         assert torch.equal(found[:1], alone)
+
+
+def test_a_pass_that_was_recorded_early_serves_144k() -> None:
+    """Recorded behind 5 keys, replayed over a text that has grown: the states of passes that are not
+    recorded, byte by byte, one row and a tree."""
+    backend = started(CUDA)
+    assert not isinstance(backend, str), backend
+    assert backend.graphs, "graphs do not work here"
+    sizes: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = tiny_model("llama", max_position_embeddings=1 << 18, **sizes).to(CUDA, torch.bfloat16)
+    target, cache = LeanTarget(model, backend, rotary_of(model)), None
+    parents = [-1, 0, 0, 1, 3]
+    for length in (5, 144_000):
+        cache = target.new_cache(147_456) if cache is None else cache
+        cache.data[:, :, :length] = random(*cache.data[:, :, :length].shape, seed=1).to(CUDA)
+        cache.commit(tuple(range(length - cache.length)))
+        for paths, depths in (([-1], [0]), (parents, [0, 1, 1, 2, 3])):
+            at = torch.tensor(depths) + length
+            segments = [Segment(torch.arange(3, 3 + len(at)), at, cache, paths)]
+            recorded = target.forward_all(segments)[0]
+            enter = target._enter
+            eager = backend.run(target.body, segments, True, enter, Replays())[0]
+            assert torch.equal(recorded.hidden, eager.hidden)
+            assert torch.equal(torch.as_tensor(recorded.queries), torch.as_tensor(eager.queries))

@@ -11,7 +11,8 @@ from tokenswift.types import InputError
 def test_cards() -> None:
     assert list(CARDS) == ["h100", "h200", "a100", "4090", "l40s"]
     for card in CARDS.values():
-        assert card.source.startswith("published by NVIDIA: ") and not card.packs
+        assert card.source.startswith("published by NVIDIA: ")
+        assert card.device == "cuda" and card.keeps("q4_1", "bfloat16") and not card.keeps("q4_k", "float32")
         assert card.arithmetic["float32"] < card.arithmetic["bfloat16"] == card.arithmetic["float16"]
         assert 8e11 < card.bandwidth < 5e12 < card.arithmetic["float32"] < card.arithmetic["bfloat16"] < 1e15
     assert card_named("a100") is CARDS["a100"]

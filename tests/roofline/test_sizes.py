@@ -12,8 +12,11 @@ from transformers import AutoConfig
 from tests.gguf_files import QuantType, small, write
 from tests.tiny import FAMILIES, SIZES, build, tiny_model
 from tokenswift import LLM
+from tokenswift.backends.torch import TorchBackend
 from tokenswift.models.rope import RopeScaling
 from tokenswift.models.target import make_target
+from tokenswift.roofline.cards import CARDS
+from tokenswift.roofline.machine import Processor
 from tokenswift.roofline.passes import Sizes
 from tokenswift.roofline.sizes import sizes_of, sizes_of_target
 from tokenswift.types import InputError
@@ -121,9 +124,13 @@ def test_how_weights_are_read(tmp_path: Path) -> None:
     assert set(sizes_of(str(folder), "float16", "q4_0").weights) == {"float16"}
     assert set(sizes_of(str(folder), "bfloat16", "float32").weights) == {"bfloat16"}
     assert set(sizes_of(str(folder), "float32", "bfloat16").weights) == {"bfloat16"}
-    assert set(sizes_of(str(folder), "float32", "bfloat16", packs=False).weights) == {"float32"}
+    torchs = Processor(TorchBackend())
+    assert set(sizes_of(str(folder), "float32", "bfloat16", machine=torchs).weights) == {"float32"}
     assert set(sizes_of(str(file)).weights) == {"q4_1", "q6_k", "q8_0"}
-    assert set(sizes_of(str(file), packs=False).weights) == {"float32"}
+    assert set(sizes_of(str(file), machine=torchs).weights) == {"float32"}
+    on_card = sizes_of(str(file), machine=CARDS["a100"])
+    assert set(on_card.weights) == {"q4_1", "bfloat16", "q8_0"} and on_card.dtype == "bfloat16"
+    assert set(sizes_of(str(folder), "float16", "q4_0", machine=CARDS["a100"]).weights) == {"q4_0"}
     assert sizes_of(str(folder), weights="q4_0", whole=True).whole
     longer = sizes_of(str(folder), scaling=RopeScaling(4.0))
     assert longer.limit == 4 * SIZES["max_position_embeddings"]
@@ -144,7 +151,7 @@ def test_how_weights_are_read(tmp_path: Path) -> None:
         (
             "llama",
             {},
-            {"weights": "q8_0", "whole": True, "packs": False},
+            {"weights": "q8_0", "whole": True, "machine": Processor(TorchBackend())},
             "activations is 'int8', but not all",
         ),
         ("gemma2", {}, {"weights": "q8_0"}, "weights is 'q8_0', but model .* valid: stored"),

@@ -9,7 +9,7 @@ kernels. Which device it is, and what follows from that, is asked here and nowhe
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,12 @@ from tokenswift.backends.weights import LayerWeights, Packed, Shape
 from tokenswift.cache.full import FullCache
 from tokenswift.cache.sparse import SparseCache
 from tokenswift.config import SamplingParams
-from tokenswift.interfaces import KVCache, Segment
+from tokenswift.interfaces import KVCache, Pass, Segment
 from tokenswift.sampling.ranking import Ranker
 from tokenswift.weights.format import Stored
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Body:
     """A decoder's layers, ready to run; a backend adds what it needs.
 
@@ -38,6 +38,29 @@ class Body:
 
     shape: Shape
     weights: list[LayerWeights]
+
+
+#: tokens and positions (n) → their states (n, D), float32, and cosines and sines (n, half)
+Enter = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+class Replays:
+    """Work that is done again and again on tensors of the same shapes; here it is just done."""
+
+    def run(self, key: Hashable, work: Callable[..., Any], *given: Tensor) -> Any:
+        """What ``work`` makes of tensors: a tensor or a tuple of them.
+
+        Args:
+            key: of the work, for which it depends on ``given`` and on what never changes alone. Where it has
+                to look at other things on the host, they are those of the first call.
+        """
+        return work(*given)
+
+    def rows(
+        self, key: Hashable, work: Callable[..., Tensor], *given: Tensor, all_rows: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """What ``work`` makes of rows (n, …), each by itself; and of tensors for ``all_rows``, after them."""
+        return work(*given, *all_rows)
 
 
 class Backend(ABC):
@@ -51,26 +74,37 @@ class Backend(ABC):
         build: compiler, flags and version that made it; None where nothing was compiled.
         equal_bits: whether a row's bits depend on its own context alone, so that reading a prompt, decoding
             and checking trees agree in every bit.
+        key: names it in what is kept of models that ran on it; None: nothing is kept.
         panels: whether :meth:`pack` changes the order of numbers, so that packed weights are copies.
         decodes: whether it runs a decoder's layers; otherwise models run through transformers' own forward.
-        low_bit: whether products take weights of few bits, and activations of 8 bits with them.
+        fused: whether products and norms are kernels of its own, which draft heads are packed for, too.
+        formats: low-bit formats that products read as they are stored, with activations of 8 bits, too.
+        graphs: whether passes may be captured as graphs of the device and replayed.
         kind: of the device, "cpu" or "cuda".
+        on_host: whether tensors are in the host's memory, where looking at one waits for nobody.
         walks: whether choosing row by row costs nothing extra; otherwise rows are chosen for all at once.
     """
 
     name: str
     build: str | None = None
     equal_bits = False
+    key: str | None = None
     panels = False
-    low_bit = False
     decodes = True
+    fused = False
+    formats: tuple[str, ...] = ()
+    graphs = False
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self.kind = self.device.type
-        self.walks = self.kind == "cpu"
+        self.on_host = self.walks = self.kind == "cpu"
 
     # ---- memory ---------------------------------------------------------------------------------
+
+    def keeps(self, form: str, dtype: torch.dtype) -> bool:
+        """Whether products of a type read weights of a low-bit format as they are stored."""
+        return form in self.formats
 
     def pack(
         self, weight: Tensor | Stored | Sequence[Tensor | Stored], dtype: torch.dtype | None = None
@@ -97,11 +131,7 @@ class Backend(ABC):
 
     def memory(self) -> memory.Memory | None:
         """Memory of the device; None where the system does not tell."""
-        if self.kind == "cuda":
-            free, total = torch.cuda.mem_get_info(self.device)
-            cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-            return memory.Memory(free + cached, total)  # what torch keeps for itself can be had as well
-        return memory.host_memory() if self.kind == "cpu" else None
+        return memory.memory_of(self.device)
 
     def held(self) -> int:
         """Bytes of the device's memory that this process holds."""
@@ -147,6 +177,27 @@ class Backend(ABC):
         Raises:
             ValueError: a segment needs more room than its cache has, or has a parent that is no earlier row.
         """
+
+    def run(
+        self, body: Any, segments: Sequence[Segment], keep: bool, enter: Enter, replays: Replays
+    ) -> list[Pass]:
+        """A pass from tokens to the states before the final norm.
+
+        Args:
+            keep: the queries of all layers are wanted.
+            enter: makes states of tokens.
+            replays: of the model, from :meth:`replays`.
+        """
+        tokens = torch.cat([segment.tokens.to(self.device) for segment in segments])
+        positions = torch.cat([segment.positions.to(self.device) for segment in segments])
+        states, cos, sin = enter(tokens, positions)
+        queries = self.layers(body, states, cos, sin, segments, keep)
+        parts = states.split([len(segment.tokens) for segment in segments])
+        return [Pass(*each) for each in zip(parts, queries, strict=True)]
+
+    def replays(self) -> Replays:
+        """What a model repeats its work with. It is kept by who owns the tensors that the work reads."""
+        return Replays()
 
     @abstractmethod
     def attend(

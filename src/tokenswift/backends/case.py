@@ -10,13 +10,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from tokenswift.backends.base import Backend
+from tokenswift.backends.base import Backend, Replays
 from tokenswift.backends.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.interfaces import KVCache, Segment
 from tokenswift.weights.format import Format, Stored
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH = 2, 64, 96, 8, 2, 40  # a width that fills no tile
 BEFORE, TAIL = 501, 19  # committed keys; positions that are compared, across the end of a chunk
+LOOKED_AT = (0, 11, TAIL - 1)  # of them, in passes that are recorded
 WINDOW = 300  # of the second layer
 
 
@@ -86,6 +87,24 @@ class Case:
             segments = [_segment(len(rows), self.keys)]
             found.append(self._layers(backend, self.states[at], self.cos[at], self.sin[at], segments))
             self.keys.length += len(rows)
+        return torch.cat(found)
+
+    def replayed(self, backend: Backend, replays: Replays, starts: Sequence[int] = (BEFORE,)) -> Tensor:
+        """States of the positions `LOOKED_AT`, by passes of single rows as a model makes them, behind so many
+        keys; those behind the last. The keys of the others are those of an earlier :meth:`run`."""
+        body = backend.body(self.shape, self.weights)
+
+        def enter(tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return self.states[tokens].clone(), self.cos[positions], self.sin[positions]
+
+        found: list[Tensor] = []
+        for before in starts:
+            found = []
+            for row in LOOKED_AT:
+                self.keys.length = before + row
+                number = torch.tensor([row])
+                segments = [Segment(number, number, cast(KVCache, self.keys))]
+                found.append(backend.run(body, segments, False, enter, replays)[0].hidden)
         return torch.cat(found)
 
     def tree(self, backend: Backend, steps: int) -> tuple[Tensor, Tensor]:

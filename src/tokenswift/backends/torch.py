@@ -32,6 +32,7 @@ class TorchBackend(Backend):
     def __init__(self, device: torch.device | str = "cpu") -> None:
         super().__init__(device)
         self.decodes = self.kind == "cpu"
+        self.key = "torch" if self.decodes else None
 
     def body(self, shape: Shape, weights: list[LayerWeights]) -> Body:
         """See :meth:`Backend.body`."""

@@ -8,7 +8,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from tokenswift.backends.pages import large_empty
+from tokenswift.backends.pages import large_empty, sent
 
 Move = Callable[[Tensor, int, Sequence[int]], None]
 
@@ -55,6 +55,10 @@ class FullCache:
     def nbytes(self) -> int:
         """Bytes allocated."""
         return self.data.numel() * self.data.element_size()
+
+    def clear(self) -> None:
+        """Zeros everywhere."""
+        self.data.zero_()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """T, under the name that transformers asks for."""
@@ -119,5 +123,5 @@ class FullCache:
 
 
 def _moved(data: Tensor, start: int, nodes: Sequence[int]) -> None:
-    rows = torch.tensor(nodes, device=data.device) + start
+    rows = sent(nodes, data.device) + start
     data[:, :, start : start + len(nodes)] = data.index_select(2, rows)

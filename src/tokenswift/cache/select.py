@@ -60,8 +60,8 @@ def select(
     total = full.length
     budget = useful(budget, windows, sinks)
     if total <= budget:
-        kv_heads = full.data.shape[1]
-        return [torch.arange(total, device=full.data.device).expand(kv_heads, -1)] * full.layers
+        keys = full.keys(0)
+        return [torch.arange(total, device=keys.device).expand(len(keys), -1)] * full.layers
     chosen = []
     for layer, query in enumerate(queries):
         keys = full.keys(layer)

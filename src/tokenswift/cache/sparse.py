@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tokenswift.backends.pages import sent
 from tokenswift.cache.full import FullCache
 
 
@@ -100,6 +101,7 @@ class SparseCache:
         """
         for layer, places in enumerate(chosen):
             count = places.shape[1]
+            places = places.to(self.data.device)
             self.positions[layer, :, :count] = places
             rows = places[:, :, None].expand(-1, -1, self.data.shape[-1])
             for part in (2 * layer, 2 * layer + 1):
@@ -127,10 +129,13 @@ class SparseCache:
         kept = [*range(free), *range(max(free, count - ring), count)]
         self.filled += free
         self.replaced += count
-        into = torch.tensor(slots, device=self.data.device)
-        source = torch.tensor(kept, device=self.data.device)
+        into, source = sent(slots, self.data.device), sent(kept, self.data.device)
         self.data[:, :, into] = entries[:, :, source]
         self.positions[:, :, into] = source + start
+
+    def first_keys(self) -> Float[Tensor, "L K S d"]:
+        """The sinks' keys as they are now, for `turn_sinks`."""
+        return self.data[0::2, :, : self.sinks].clone()
 
     def turn_sinks(self, by: int, frequencies: Float[Tensor, " half"], origin: Tensor) -> None:
         """Rotate the sinks' keys as if they stood ``by`` positions later (StreamingLLM, Xiao et al. 2024).

@@ -7,15 +7,16 @@ widths (`auto.candidates`); drafters cannot tell the two apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from tokenswift.drafters.refusal import Source
 from tokenswift.interfaces import TokenSequence
 from tokenswift.sampling.choice import Sampler
-from tokenswift.sampling.ranking import LogitRows, Ranked, Subset
+from tokenswift.sampling.ranking import Asked, LogitRows, Ranked, Subset
 from tokenswift.tree import CandidateTree
 from tokenswift.types import RunError
 
@@ -133,7 +134,7 @@ class Candidates:
             subset: what the columns stand for; None: token ids.
             refusals: counts such rows; the drafter's own by default.
         """
-        found = self._rankings(nodes[: len(logits)], logits, subset, refusals, shares=False)
+        found = self._rankings(nodes[: len(logits)], logits, subset, refusals)
         if len(found) < len(nodes):
             found *= len(nodes)
         return [self.offer(node, row, level, kind) for node, row in zip(nodes, found, strict=True)]
@@ -155,36 +156,76 @@ class Candidates:
 
     def chain(
         self,
-        run: Callable[[list[int]], Tensor],
+        run: Callable[[list[Any]], Tensor],
         subset: Subset | None = None,
         kind: str | None = None,
         most: int | None = None,
+        later: bool = False,
     ) -> list[int]:
         """Candidates by one pass after another along the best path.
 
         Args:
             run: tokens after the text → logits (1, S) of what follows them.
             most: passes at most.
+            later: ``run`` takes tokens that are still on the device too, tensors (1,): then all passes are
+                made before any of their tokens is waited for.
         Returns:
             The nodes below which levels of heads may go on.
         """
         nodes = [0]
-        for done in range(self.most if most is None else min(most, self.most)):
+        for follow in self._follow(run, subset, kind, most, later):
             if self.drafter.refusals.dropped:
                 return []
-            self.passes += 1
-            below = self.rank(nodes[:1], run(self.path(nodes[0])), done, subset, kind)[0]
+            below = follow(nodes[0])
             if not below:
                 return []
             nodes = [node for node, _ in below]
             self.copies_from = self.copies_from or nodes[0]
         return nodes if self.tree.depths[nodes[0]] < len(self.widths) else []
 
+    def _follow(
+        self,
+        run: Callable[[list[Any]], Tensor],
+        subset: Subset | None,
+        kind: str | None,
+        most: int | None,
+        later: bool,
+    ) -> Iterator[Callable[[int], Below]]:
+        """For each pass of a chain what makes candidates below a node of it."""
+        limit = self.most if most is None else min(most, self.most)
+        if not later or self.sampler.later is None or self.ahead:
+
+            def follow(done: int, node: int) -> Below:
+                self.passes += 1
+                return self.rank([node], run(self.path(node)), done, subset, kind)[0]
+
+            yield from (partial(follow, done) for done in range(limit))
+            return
+        asked: list[Asked] = []
+        for done in range(self._promising(limit)):
+            self.passes += 1
+            path = [one.best for one in asked]
+            place, width = len(self.text) + done, self._width_at(done)
+            rows = LogitRows(
+                run(path), self.text, [[0] * done], [place], [width], self.coupled, subset, self.shares
+            )
+            asked.append(self.sampler.later.ask(rows, path))
+        of = self.drafter.refusals
+        self.ranked[of.name] = of
+        for done, ranked in enumerate(of.answers(self.sampler, asked) if asked else []):
+            yield lambda node, done=done, ranked=ranked: self.offer(node, ranked, done, kind)
+
     # ---- what forms of a tree differ in ---------------------------------------------------------
 
-    def _width(self, node: int) -> int:
-        """Candidates wanted below a node."""
-        return self.widths[self.tree.depths[node]]
+    shares = False  # whether the candidates' probabilities are wanted
+
+    def _width_at(self, depth: int) -> int:
+        """Candidates wanted below a node of a depth."""
+        return self.widths[depth]
+
+    def _promising(self, limit: int) -> int:
+        """Passes of a chain, at most ``limit``, that promise more than they cost before any is made."""
+        return limit
 
     def _rankings(
         self,
@@ -192,13 +233,12 @@ class Candidates:
         logits: Tensor,
         subset: Subset | None,
         refusals: Source | None,
-        shares: bool,
     ) -> list[Ranked]:
         """The best of each row of logits, one row a node."""
         of = self.drafter.refusals if refusals is None else refusals
         self.ranked[of.name] = of
         paths = [self.path(node) for node in nodes]
         positions = [len(self.text) + len(path) for path in paths]
-        widths = [self._width(node) for node in nodes]
-        rows = LogitRows(logits, self.text, paths, positions, widths, self.coupled, subset, shares)
+        widths = [self._width_at(self.tree.depths[node]) for node in nodes]
+        rows = LogitRows(logits, self.text, paths, positions, widths, self.coupled, subset, self.shares)
         return of.candidates(self.sampler, rows)

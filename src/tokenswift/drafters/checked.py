@@ -88,8 +88,8 @@ class CheckedDrafter:
         inner = Candidates(sequence, self.sampler, candidates.coupled, widths, ahead=chain)
         inner.ask(self.inner)
         tree = inner.tree.build()
-        tokens = torch.tensor(tree.tokens, device=self.model.device)
-        positions = torch.tensor(tree.depths, device=self.model.device) + len(text) + len(chain) - 1
+        tokens = torch.tensor(tree.tokens)
+        positions = torch.tensor(tree.depths) + len(text) + len(chain) - 1
         result = self.model.forward(tokens, positions, cache)
         logits = self.model.logits(result.hidden)
         candidates.passes += 1

@@ -8,6 +8,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from tokenswift.backends.pages import sent
 from tokenswift.config import SamplingParams
 from tokenswift.drafters.auto.prices import Costs
 from tokenswift.drafters.candidates import Candidates
@@ -91,7 +92,7 @@ class HeadLevels:
         return states, self.vocabulary.project(states)
 
     def _embeds(self, tokens: list[int]) -> Tensor:
-        return self.model.embed(torch.tensor(tokens, device=self.model.device))
+        return self.model.embed(sent(tokens, self.model.device))
 
 
 def level_of(model: DraftModel, heads: Heads | None) -> Callable[[], object] | None:
@@ -165,14 +166,14 @@ class HeadDrafter:
         """Levels below ``nodes``, from the hidden state (1, D), as long as the candidates ask for them."""
         levels, states, head = self.levels, self.levels.start(base), 0
         if self.heads.conditioned:
-            states = states[[0] * len(nodes)]
+            states = states.expand(len(nodes), -1)
         while head < self.depth and nodes and not self.refusals.dropped:
             last = [candidates.tree.tokens[node] for node in nodes[: len(states)]]
             states, logits = levels.level(head, states, last)
             below = candidates.rank(nodes, logits, head, levels.subset, kind, self.refusals)
             nodes, rows = candidates.go_on(below, head)
             if self.heads.conditioned:
-                states = states[rows]
+                states = states[sent(rows, states.device)]
             head += 1
 
     def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:

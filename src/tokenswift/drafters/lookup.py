@@ -12,7 +12,7 @@ token is, beside the length of the match:
 A token that differs does not end a match: one that has been followed so far is followed on behind it, until
 three tokens in a row differ or a better one is found.
 
-*N-grams* are the paper's token reutilisation (section 3.3): a table maps a token to the tokens that followed
+*N-grams* are the paper's token reutilisation (section 3.2): a table maps a token to the tokens that followed
 it, the most frequent first. An n-gram enters only once all of it is older than the penalty window: a younger
 one would be penalised and rejected.
 
@@ -32,8 +32,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 
-import torch
-
+from tokenswift.backends.pages import sent
 from tokenswift.drafters.auto.chances import Regression
 from tokenswift.drafters.auto.prices import Costs
 from tokenswift.drafters.candidates import Candidates
@@ -303,8 +302,8 @@ class Ngrams:
         if len(found) <= self.count:
             return [followers for followers, _ in found]
         device = self.sampler.device
-        grams = torch.tensor([followers for followers, _ in found], device=device)
-        score = torch.tensor([math.log(count) for _, count in found], device=device)
+        grams = sent([followers for followers, _ in found], device)
+        score = sent([math.log(count) for _, count in found], device)
         for i in range(grams.shape[1]):
             score = score + self.sampler.noise.gather(len(sequence.tokens) + depth + i, grams[:, i])
         best = score.topk(self.count).indices.tolist()

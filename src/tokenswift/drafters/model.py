@@ -120,8 +120,8 @@ class ModelContext:
         same = min(_common(self._drafted, fresh), len(fresh) - 1)
         self._cache.rewind(same)
         start = self._known + same - self._shift
-        tokens = torch.tensor(fresh[same:], device=self.model.device)
-        positions = torch.arange(start, start + len(tokens), device=self.model.device)
+        tokens = torch.tensor(fresh[same:])
+        positions = torch.arange(start, start + len(tokens))
         result = self.model.forward(tokens, positions, self._cache)
         self._cache.grow(len(tokens))
         self._drafted = fresh
@@ -155,7 +155,7 @@ class ModelContext:
         if cache is None or self.kv != "streaming" or cache.filled < self.slots:
             return
         if self._origin is None:
-            self._origin = cache.data[0::2, :, : self.sinks].clone()
+            self._origin = cache.first_keys()
         gap = self._known - self._shift - self.slots
         if gap > self.room:
             cache.turn_window(-gap, self.model.rotary_frequencies)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -158,20 +158,20 @@ class PartialDrafter:
             return
         cache, sparse = self._cache(sequence, candidates)
         model = self.model if self.low is None else self.low
-        start, hidden = len(sequence.tokens) - 1, newest_hidden(sequence)
+        start, states = len(sequence.tokens) - 1, [newest_hidden(sequence)]  # after so many passes
 
-        def run(path: list[int]) -> torch.Tensor:
-            nonlocal hidden
+        def run(path: list[Any]) -> torch.Tensor:
             if path and sparse is not None:
                 sparse.grow(1)  # the pass before is context of this one
-            token = torch.tensor([path[-1] if path else sequence.tokens[-1]], device=model.device)
-            position = torch.tensor([start + len(path)], device=model.device)
-            hidden = model.forward(token, position, cache).hidden
-            return model.logits(hidden)
+            newest = path[-1] if path else sequence.tokens[-1]
+            token = newest if isinstance(newest, torch.Tensor) else torch.tensor([newest])
+            position = torch.tensor([start + len(path)])
+            states.append(model.forward(token, position, cache).hidden)
+            return model.logits(states[-1])
 
-        nodes = candidates.chain(run, kind="backbone" if self.low is None else "low")
+        nodes = candidates.chain(run, kind="backbone" if self.low is None else "low", later=True)
         if nodes and self.heads is not None:
-            self.heads.grow(candidates, nodes, hidden, "after")
+            self.heads.grow(candidates, nodes, states[candidates.tree.depths[nodes[0]]], "after")
 
     def _cache(self, sequence: TokenSequence, candidates: Candidates) -> tuple[KVCache, SparseCache | None]:
         """What to draft over, also as the sparse cache that it is."""

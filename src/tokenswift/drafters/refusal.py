@@ -7,9 +7,10 @@ without candidates; it is said once, and a source that goes on like that is left
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from tokenswift.sampling.choice import RefusedRow, Sampler
-from tokenswift.sampling.ranking import LogitRows, Ranked
+from tokenswift.sampling.ranking import Asked, LogitRows, Ranked
 
 MOST = 3  # calls with a refused row, and the source is left out
 
@@ -47,6 +48,16 @@ class Source:
             except RefusedRow:
                 found.append(Ranked([], [], []))
         return found
+
+    def answers(self, sampler: Sampler, asked: Sequence[Asked]) -> list[Ranked]:
+        """The first row of each ranking that a sampler's ``later`` was asked for; refused rows have no
+        candidates."""
+        made: list[Ranked] = []
+        for found in sampler.answers(asked):
+            if isinstance(found, RefusedRow):
+                self.note(found)
+            made.append(Ranked([], [], []) if isinstance(found, RefusedRow) else found[0])
+        return made
 
     def note(self, error: RefusedRow) -> None:
         """Take in that a row was refused; the first one is said on the logger ``tokenswift``."""

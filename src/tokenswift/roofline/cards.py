@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,18 +17,24 @@ class Card:
     """An accelerator: figures that do not depend on rows (implements `passes.Machine`).
 
     Attributes:
-        arithmetic: operations in a second by type of product.
+        arithmetic: operations in a second by type of product; whole numbers are taken for bfloat16.
+        formats: low-bit formats that products read as they are stored.
     """
 
     name: str
     source: str
     bandwidth: float
     arithmetic: Mapping[str, float]
-    packs: bool = False
+    formats: Collection[str] = ("q8_0", "q4_0", "q4_1")
+    device: str = "cuda"
+
+    def keeps(self, kind: str, dtype: str) -> bool:
+        """See `passes.Machine`."""
+        return kind in self.formats
 
     def products(self, sizes: Sizes, stored: str, rows: int) -> float:
         """See `passes.Machine`."""
-        return self.arithmetic[sizes.dtype]
+        return self.arithmetic["bfloat16" if sizes.whole else sizes.dtype]
 
     def attention(self, sizes: Sizes, rows: int) -> float:
         """See `passes.Machine`."""

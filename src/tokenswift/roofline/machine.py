@@ -36,7 +36,7 @@ def machine_at(device: str) -> Machine:
 def accelerator(name: str, device: torch.device) -> Card:
     """A device whose figures are measured now, those of all types."""
     figures = {dtype: arithmetic(device, getattr(torch, dtype), SIDE) for dtype in ITEM}
-    return Card(name, "measured here", bandwidth(device), figures)
+    return Card(name, "measured here", bandwidth(device), figures, backend_for(device).formats)
 
 
 class Processor:
@@ -50,10 +50,10 @@ class Processor:
         backend: the CPU's.
     """
 
-    source = "measured here"
+    source, device = "measured here", "cpu"
 
     def __init__(self, backend: Backend) -> None:
-        self.name, self.packs = f"CPU, {torch.get_num_threads()} threads", backend.panels
+        self.name = f"CPU, {torch.get_num_threads()} threads"
         self._backend = backend
         self._read = cache(lambda: bandwidth(torch.device("cpu")))
         self._packed = cache(self._pack)
@@ -63,6 +63,11 @@ class Processor:
     def bandwidth(self) -> float:
         """See `passes.Machine`."""
         return self._read()
+
+    def keeps(self, kind: str, dtype: str) -> bool:
+        """See `passes.Machine`."""
+        wide = self._backend.panels and (kind, dtype) == ("bfloat16", "float32")
+        return wide or self._backend.keeps(kind, getattr(torch, dtype))
 
     def products(self, sizes: Sizes, stored: str, rows: int) -> float:
         """See `passes.Machine`."""

@@ -83,8 +83,7 @@ class Machine(Protocol):
         name: of the processor or card.
         source: where its figures come from, in words.
         bandwidth: bytes of memory that it reads in a second.
-        packs: whether products read weights of low-bit formats as they are stored; otherwise they are
-            unpacked when they are loaded.
+        device: "cpu" or "cuda".
     """
 
     @property
@@ -94,7 +93,12 @@ class Machine(Protocol):
     @property
     def bandwidth(self) -> float: ...
     @property
-    def packs(self) -> bool: ...
+    def device(self) -> str: ...
+
+    def keeps(self, kind: str, dtype: str) -> bool:
+        """Whether products in ``dtype`` read weights as they are stored; otherwise they are turned into that
+        type when they are loaded."""
+        ...
 
     def products(self, sizes: Sizes, stored: str, rows: int) -> float:
         """Operations in a second of products of ``rows`` rows with weights stored as ``stored``."""

@@ -27,7 +27,7 @@ from tokenswift.models.gguf import (
 from tokenswift.models.hub import line_of
 from tokenswift.models.load import gguf_in, header_of, load_config
 from tokenswift.models.rope import RopeScaling, check_rope, context_limit, scaled_config
-from tokenswift.roofline.passes import Sizes
+from tokenswift.roofline.passes import Machine, Sizes
 from tokenswift.types import InputError
 from tokenswift.weights.gguf import GgufFile
 from tokenswift.weights.registry import BY_CODE, FORMATS
@@ -42,7 +42,7 @@ def sizes_of(
     weights: str = "stored",
     whole: bool = False,
     scaling: RopeScaling | None = None,
-    packs: bool = True,
+    machine: Machine | None = None,
 ) -> Sizes:
     """The sizes of a model by its name; nothing of its weights is read or fetched.
 
@@ -50,11 +50,12 @@ def sizes_of(
         name, dtype, weights: as `engine.source.open_model` has them.
         whole: products take whole numbers (``activations`` "int8").
         scaling: a wish for YaRN.
-        packs: as `passes.Machine` has it.
+        machine: that it runs on; None: the CPU's kernels, which keep all formats.
     Raises:
         InputError: there is no such model, its config does not say enough, or which weights a pass reads
             depends on the text (mixtures of experts).
     """
+    keeps = _kept if machine is None else machine.keeps
     with header_of(name) as (source, local):
         path = gguf_in(Path(source))
         if path is None:
@@ -77,16 +78,17 @@ def sizes_of(
                 del file.tensors[FACTORS]  # cut off: positions are not what sizes depend on
             config, own, stored = (
                 config_of(file),
-                own_dtype(file) if dtype == "auto" else dtype,
+                own_dtype(file, "cpu" if machine is None else machine.device) if dtype == "auto" else dtype,
                 _stored(file),
             )
     found: Counter[str] = Counter()
     for kind, count in stored.items():
-        found[_as_read(kind if weights == "stored" else weights, own, packs)] += count
-    if whole and not (packs and all(kind in FORMATS for kind in found)):
+        kind = kind if weights == "stored" else weights
+        found[kind if keeps(kind, own) else own] += count
+    if whole and not all(kind in FORMATS for kind in found):
         raise InputError(
             "activations is 'int8', but not all of the model's weights are stored in few bits; valid: float, "
-            "or int8 with weights q8_0, q4_1 or q4_0, or with a GGUF file of such, on the CPU"
+            "or int8 with weights q8_0, q4_1 or q4_0, or with a GGUF file of such"
         )
     check_rope(config)
     return Sizes(
@@ -130,10 +132,10 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _as_read(kind: str, dtype: str, packs: bool) -> str:
-    """What a weight is stored as in memory (`backends.weights.Packed`), for products in ``dtype``."""
+def _kept(kind: str, dtype: str) -> bool:
+    """What the CPU's kernels keep in memory as it is stored (`backends.weights.Packed`)."""
     low = kind in FORMATS and getattr(torch, dtype) in STORED_IN
-    return kind if packs and (low or (kind, dtype) == ("bfloat16", "float32")) else dtype
+    return low or (kind, dtype) == ("bfloat16", "float32")
 
 
 def _own_dtype(name: str, config: Any) -> str:

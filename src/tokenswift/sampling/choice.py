@@ -12,6 +12,7 @@ context, and that window slides along a drafted path exactly as in autoregressiv
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.noise import Noise
-from tokenswift.sampling.ranking import LogitRows, Ranked, Ranker
+from tokenswift.sampling.ranking import Asked, LaterRanker, LogitRows, Ranked, Ranker
 from tokenswift.types import Logprob, RunError
 
 _TOP_SIZES = (256, 4096)  # how many of the best tokens top-p looks at before it sorts a whole row
@@ -72,17 +73,17 @@ def top_k(scores: Float[Tensor, "n V"], k: int) -> Float[Tensor, "n V"]:
     return _keep(scores, scores.topk(k, dim=-1).values[:, -1:])
 
 
-def top_p(scores: Float[Tensor, "n V"], p: float) -> Float[Tensor, "n V"]:
+def top_p(scores: Float[Tensor, "n V"], p: float, at_once: bool = False) -> Float[Tensor, "n V"]:
     """Keep each row's smallest set of most likely tokens whose probability reaches p (and ties).
 
     A token stays when the tokens before it hold less than p. No full sort unless the nucleus has
-    more than 4,096 tokens.
+    more than 4,096 tokens, or ``at_once``: then nothing is looked at on the host.
     """
     width = scores.shape[-1]
     peak = scores.amax(-1, keepdim=True)
     total = (scores - peak).exp_().sum(-1, keepdim=True, dtype=torch.float64)
     best, before = scores[:, :0], scores[:, :0]
-    for size in (*_TOP_SIZES, width):
+    for size in (width,) if at_once else (*_TOP_SIZES, width):
         best = scores.topk(min(size, width), dim=-1).values
         mass = (best - peak).to(torch.float64).exp_() / total
         before = mass.cumsum(-1) - mass
@@ -105,11 +106,13 @@ def eta(scores: Float[Tensor, "n V"], epsilon: float) -> Float[Tensor, "n V"]:
     return _keep(scores, torch.minimum(scores.amax(-1, keepdim=True), total + cut))
 
 
-def processed(scores: Float[Tensor, "n V"], params: SamplingParams) -> Float[Tensor, "n V"]:
+def processed(
+    scores: Float[Tensor, "n V"], params: SamplingParams, at_once: bool = False
+) -> Float[Tensor, "n V"]:
     """Penalised logits → log-scores up to a constant: temperature, then every filter in its order.
 
     With ``greedy`` they stay as they are. Decoding, the text that a model writes for training, and the
-    teacher distribution all come through here.
+    teacher distribution all come through here. ``at_once``: without a look at a value on the host.
     """
     p = params
     if p.greedy:
@@ -119,7 +122,7 @@ def processed(scores: Float[Tensor, "n V"], params: SamplingParams) -> Float[Ten
     if p.top_k:
         scores = top_k(scores, p.top_k)
     if p.top_p < 1:
-        scores = top_p(scores, p.top_p)
+        scores = top_p(scores, p.top_p, at_once)
     if p.min_p:
         scores = min_p(scores, p.min_p)
     if p.eta_cutoff:
@@ -196,6 +199,9 @@ class Sampler:
         device: where the logits are.
         ranker: does the work of :meth:`candidates` where there is one; torch otherwise.
         walks: whether choosing row by row costs nothing extra, as on a CPU.
+
+    Attributes:
+        later: the ranker, where its answers can be waited for together.
     """
 
     def __init__(
@@ -209,6 +215,7 @@ class Sampler:
         self.params = params
         self.walks = walks
         self.ranker = ranker
+        self.later = ranker if isinstance(ranker, LaterRanker) else None
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self.noise = Noise(params.seed, vocab_size, self.device)
@@ -300,7 +307,7 @@ class Sampler:
         if self.ranker is not None:
             found = self.ranker.rank(rows)
             if isinstance(found, int):
-                _refuse(rows.logits[found], rows.positions[found])
+                raise _refused(rows.logits[found], rows.positions[found])
             return found
         logits = rows.logits if rows.subset is None else rows.subset.spread(rows.logits)
         scores = self.scores(logits, rows.history, rows.paths, rows.positions)
@@ -326,6 +333,19 @@ class Sampler:
             kept = sum(value > -math.inf for value in row[:width])
             ranked.append(Ranked(ids[:kept], row[:kept], share[:kept] if rows.shares else []))
         return ranked
+
+    def answers(self, asked: Sequence[Asked]) -> list[list[Ranked] | RefusedRow]:
+        """Rankings that :attr:`later` was asked for, with one wait; where a row is refused, why.
+
+        Raises:
+            ValueError: answers cannot be waited for here.
+        """
+        if self.later is None:
+            raise ValueError("rankings are not made on a device here")
+        return [
+            _refused(one.rows.logits[found], one.rows.positions[found]) if isinstance(found, int) else found
+            for one, found in zip(asked, self.later.answer(asked), strict=True)
+        ]
 
     def _rank_sparse(self, row: Tensor, position: int, width: int, coupled: bool, shares: bool) -> Ranked:
         """One row of :meth:`candidates` over the tokens that survived the filters."""
@@ -354,5 +374,8 @@ def finite_or_raise(best: Float[Tensor, " m"], scores: Float[Tensor, "m V"], pos
 
 
 def _refuse(scores: Tensor, position: int) -> NoReturn:
-    found = "NaN" if bool(scores.isnan().any()) else "no finite maximum"
-    raise RefusedRow(position, found)
+    raise _refused(scores, position)
+
+
+def _refused(scores: Tensor, position: int) -> RefusedRow:
+    return RefusedRow(position, "NaN" if bool(scores.isnan().any()) else "no finite maximum")

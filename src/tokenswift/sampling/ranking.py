@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -89,4 +90,36 @@ class Ranker(Protocol):
 
     def rank(self, rows: LogitRows) -> list[Ranked] | int:
         """The rows' candidates, or the first row whose logits hold NaN or no finite maximum."""
+        ...
+
+
+class Asked(NamedTuple):
+    """A ranking that is still on the device.
+
+    Attributes:
+        rows: what is ranked.
+        made: the candidates, in the ranker's own form.
+        best: the first row's best token, (1,).
+    """
+
+    rows: LogitRows
+    made: Tensor
+    best: Int[Tensor, 1]
+
+
+@runtime_checkable
+class LaterRanker(Ranker, Protocol):
+    """A ranker on a device whose answers can be waited for together; see `backends.cuda.choose`."""
+
+    def ask(self, rows: LogitRows, path: Sequence[Tensor] = ()) -> Asked:
+        """Rank without waiting.
+
+        Args:
+            path: the first row's path where its tokens are still on the device, (1,) each; those in ``rows``
+                then only hold its places.
+        """
+        ...
+
+    def answer(self, asked: Sequence[Asked]) -> list[list[Ranked] | int]:
+        """What :meth:`rank` would have said to each; one wait."""
         ...

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from tests.backends.cuda.cases import CPU, low, plan, random, segment, tree
+from tests.tiny import tiny_model
 from tokenswift.backends.cpu import build
 from tokenswift.backends.cpu.backend import CpuBackend
 from tokenswift.backends.cuda.backend import CudaBackend
 from tokenswift.backends.cuda.check import fault
+from tokenswift.backends.cuda.graphs import Graphs
 from tokenswift.backends.cuda.launch import Kernels
 from tokenswift.backends.cuda.plan import ALONE, CHUNK, SPAN
 from tokenswift.backends.cuda.reference import Reference
 from tokenswift.backends.cuda.weights import Planes
-from tokenswift.interfaces import Segment
+from tokenswift.cache.full import FullCache
+from tokenswift.interfaces import Pass, Segment
+from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.load import cache_dir
+from tokenswift.models.rope import rotary_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # infinite, as on a card
 
@@ -223,3 +231,64 @@ def test_products_with_weights_of_few_bits(form: str, rows: int, outputs: int, i
 @pytest.mark.slow
 def test_a_pass_through_all_kernels_passes_the_check_at_loading() -> None:
     assert fault(CudaBackend("cpu", Kernels()), [(torch.float32, None, None)], steps=[3]) is None
+
+
+class Replayed(Graphs):
+    """As on a card: what is repeated is the work of the first call, on buffers that hold the new numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.recorded: dict[Hashable, Callable[..., Any]] = {}
+
+    def run(self, key: Hashable, work: Callable[..., Any], *given: Tensor) -> Any:
+        shapes = tuple(each.shape for each in given)
+        return super().run(key, self.recorded.setdefault((key, shapes), work), *given)
+
+
+class Recording(CudaBackend):
+    """A backend whose passes are replayed."""
+
+    def replays(self) -> Replayed:
+        return Replayed()
+
+
+def test_recorded_passes_serve_a_growing_text_and_others() -> None:
+    """Over the end of a chunk, from the first token on, in trees, with a cache of another place and beside
+    another text: states, queries, keys and values are those of eager passes."""
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 32,
+    }
+    model = tiny_model("qwen3", head_dim=8, num_hidden_layers=1, vocab_size=40, **sizes)
+    replayed, eager = Recording("cpu", Kernels()), CudaBackend("cpu", Kernels())
+    eager.graphs = False
+    targets = [LeanTarget(model, backend, rotary_of(model)) for backend in (replayed, eager)]
+    parents = [-1, 0, 0, 1, 3]
+
+    def run(target: LeanTarget, texts: list[tuple[FullCache, list[int] | None]]) -> list[Pass]:
+        segments: list[Segment] = []
+        for cache, paths in texts:
+            depths = torch.tensor([0, 1, 1, 2, 3] if paths else [0])
+            segments.append(Segment(torch.arange(3, 3 + len(depths)), depths + cache.length, cache, paths))
+        return target.forward_all(segments)
+
+    made: list[list[Tensor]] = []
+    for target in targets:
+        found: list[Tensor] = []
+        long, short = target.new_cache(CHUNK + 30), target.new_cache(40)
+        for cache, length in ((long, CHUNK - 4), (short, 0)):
+            cache.data.copy_(random(*cache.data.shape, seed=length))
+            cache.commit(tuple(range(length)))
+        for texts in ([long], [long], [short], [long, short]):
+            tree_of = None if len(texts) == 1 and texts[0].length % 2 else parents
+            for one, cache in zip(run(target, [(c, tree_of) for c in texts]), texts, strict=True):
+                found += [one.hidden, torch.as_tensor(one.queries), target.logits(one.hidden)]
+                cache.commit((0, 1, 3) if tree_of else (0,))
+                found.append(cache.data[:, :, : cache.length].clone())
+        made.append(found)
+    for one, other in zip(*made, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    replays = targets[0].replays
+    assert isinstance(replays, Replayed) and len(replays.recorded) == 3  # a row, a tree, both

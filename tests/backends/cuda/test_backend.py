@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from typing import Any
+from functools import partialmethod
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.backends.cuda.cases import CPU, random, segment
 from tests.backends.test_segments import TEXTS, Layers
@@ -18,37 +19,25 @@ from tests.tiny import FAMILIES, VOCAB, byte_model, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.backends.cuda import check, products
 from tokenswift.backends.cuda.backend import CudaBackend
+from tokenswift.backends.cuda.graphs import Graphs
 from tokenswift.backends.cuda.launch import Kernels
 from tokenswift.backends.cuda.reference import Reference
 from tokenswift.backends.torch import TorchBackend
+from tokenswift.drafters.candidates import Candidates
+from tokenswift.drafters.heads import HeadDrafter
+from tokenswift.drafters.partial import PartialDrafter, SparseContext
+from tokenswift.drafters.recipe import FixedWidths
+from tokenswift.engine.step import Text, advance, prefill
+from tokenswift.interfaces import TokenSequence
+from tokenswift.metrics import Meter
 from tokenswift.models import target as targets
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.low_bit import LowBitTarget, low_bit
 from tokenswift.models.rope import rotary_of
+from tokenswift.sampling.choice import Sampler
+from tokenswift.strategies.autoregressive import Autoregressive
+from tokenswift.tree import CandidateTree
 from tokenswift.weights.registry import FORMATS
-
-
-def library(states: Tensor, weight: Tensor) -> Tensor:
-    """In place of the vendor's: padded rows, as on the card."""
-    assert len(states) in (16, 64, 512)
-    return states.float() @ weight.float().T
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Torch's threads wait for each other much longer than these tiny products take."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> CudaBackend:
-    """The backend of the CPU for this test."""
-    made = CudaBackend("cpu", library=library)
-    monkeypatch.setitem(targets._backends, "cpu", made)
-    return made
 
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16], ids=str)
@@ -151,11 +140,32 @@ def test_kernels_that_do_not_work_are_found(defect: str, said: str) -> None:
     assert found is not None and said in found
 
 
+def test_passes_that_are_replayed_wrongly_are_not_replayed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a CPU the buffers are the same; here numbers of the call before are in them, or nothing works."""
+    assert check.unrecorded(CudaBackend("cpu")) is None
+
+    class Late(Graphs):
+        def run(self, key: Any, work: Any, *given: Tensor) -> Any:
+            self.before, given = given, getattr(self, "before", given)
+            return super().run(key, work, *given)
+
+    class Failing(Graphs):
+        def run(self, key: Any, work: Any, *given: Tensor) -> Any:
+            raise RuntimeError("no capture\nhere")
+
+    for kind, said in ((Late, "replays have other bits"), (Failing, "no capture here")):
+        backend = CudaBackend("cpu")
+        monkeypatch.setattr(backend, "replays", lambda kind=kind: kind(CPU))
+        assert check.unrecorded(backend) == said
+
+
 def test_torch_takes_over_where_kernels_do_not_work(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(targets, "_backends", {})
-    monkeypatch.setattr(check, "started", lambda device: "no driver")
+    monkeypatch.setattr(check, "started", lambda device, graphs: "no driver")
     with caplog.at_level(logging.WARNING, "tokenswift"):
         found = targets.backend_for("cuda:0")
     assert isinstance(found, TorchBackend) and not found.decodes and not found.equal_bits
@@ -212,6 +222,136 @@ def test_a_pass_leaves_nothing_on_the_host(dtype: torch.dtype, monkeypatch: pyte
     cache.commit((1, 3))
     assert ops.started.count("attend_chunks") == 2 * target.layers and ops.started[-1] == "move_rows"
     low = LowBitTarget(target, FORMATS["q8_0"])
-    tokens = torch.zeros(2, dtype=torch.long, device=meta)
+    tokens = torch.zeros(2, dtype=torch.long)
     drafted = low.forward(tokens, tokens, cache)
     assert low.logits(drafted.hidden).is_meta and ops.started.count("low_product") == 4 * target.layers + 1
+
+
+@pytest.mark.parametrize(
+    "strategy,options",
+    [("tokenswift", {"tree": (1, 3), "ngrams": 0, "draft": "partial"}), ("magicdec", {"gamma": 4})],
+)
+def test_drafts_that_are_waited_for_together_are_those_of_single_waits(
+    strategy: str, options: dict[str, Any], backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens that stay on the device from pass to pass, in pass, window and noise: the same trees."""
+    llm = LLM.from_model(tiny_model("llama"), heads=random_heads("conditioned", 48, VOCAB))
+    trees: list[list[Any]] = [[], []]
+    build = CandidateTree.build
+
+    def noted(tree: CandidateTree, *given: Any, into: list[Any]) -> Any:
+        into.append(build(tree, *given))
+        return into[-1]
+
+    for later in (True, False):
+        monkeypatch.setattr(CandidateTree, "build", partialmethod(noted, into=trees[later]))
+        if not later:
+            none = property(lambda self: None, lambda self, ranker: None)
+            monkeypatch.setattr(Sampler, "later", none, raising=False)
+        params = SamplingParams(seed=4, **PAPER)
+        small = {"budget": 24, "sinks": 3}
+        llm.generate(PROMPT, 40, strategy, options | small, params, ignore_eos=True)
+    assert trees[0] == trees[1] and max(len(tree) for tree in trees[0]) > 3
+
+
+def test_heads_go_on_from_the_pass_that_they_follow(backend: CudaBackend) -> None:
+    """Also where more passes were made than the chain kept."""
+    model = tiny_model("llama")
+    target = LeanTarget(model, backend, rotary_of(model))
+    sampler = target.sampler(SamplingParams(seed=4))
+
+    class Noted:
+        def grow(self, candidates: Any, nodes: list[int], base: Tensor, kind: str) -> None:
+            bases.append((candidates.tree.tokens[nodes[0]], base))
+
+    class Kept(Candidates):
+        def chain(self, *given: Any, **more: Any) -> list[int]:
+            super().chain(*given, **more)
+            return [1]
+
+    bases: list[tuple[int, Tensor]] = []
+    for passes in (3, 1):
+        sequence = TokenSequence(list(PROMPT), len(PROMPT), target.new_cache(100), target, sampler)
+        prefill(sequence)
+        drafter = PartialDrafter(target, SparseContext(target, "important", 24, 3, 5), cast(Any, Noted()))
+        Kept(sequence, sampler, True, (1,) * (passes + 1), passes).ask(drafter)
+    (one, base), (other, expected) = bases
+    assert one == other and torch.equal(base, expected)
+
+
+class Waits(TorchDispatchMode):
+    """Counts what a host would wait for: numbers that are sent in a way that blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        here = bool(args) and isinstance(args[0], Tensor) and args[0].device.type == "cpu"
+        there = str(kwargs.get("device", "")) == "meta"
+        if name == "_to_copy" and here and there and not kwargs.get("non_blocking"):
+            self.seen.append(name)
+        if name == "copy_" and args[1].device.type == "cpu" and args[0].is_meta and not any(args[2:]):
+            self.seen.append(name)
+        return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "strategy,waits",
+    [("autoregressive", [1, 1, 1]), ("medusa", [4, 4, 4]), ("magicdec", [2, 2, 2])],
+)
+def test_a_step_waits_for_the_device_once_a_ranking(
+    strategy: str, waits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device without memory stands for the card: whatever looks at a value is an error, but for what brings
+    a ranking back. Plain decoding ranks once a step, a tree of three levels of heads four times; the passes
+    of a chain are waited for together."""
+    meta, ops = torch.device("meta"), Unstarted()
+    backend = CudaBackend(
+        meta, ops, lambda states, weight: torch.empty(len(states), len(weight), device=meta)
+    )
+    monkeypatch.setattr(products, "keeps_bits", lambda library, weight: True)
+    found: list[int] = []
+
+    def fetch(made: Tensor) -> list[Any]:
+        assert made.is_meta and made.shape[2] == 3
+        found.append(len(made))
+        return [[[5.0 + n, 0.5, 0.1] for n in range(made.shape[1])] for _ in range(len(made))]
+
+    def tensor(*args: Any, device: Any = "cpu", **kwargs: Any) -> Tensor:
+        assert torch.device(device).type == "cpu", "numbers that a device is waited for"
+        return plain_tensor(*args, **kwargs)
+
+    plain_tensor = torch.tensor
+    monkeypatch.setattr(backend, "fetch", fetch)
+    model = tiny_model("llama").to(meta)
+    target = LeanTarget(model, backend, rotary_of(model))
+    params = SamplingParams(seed=1, **PAPER)
+    sampler = target.sampler(params)
+    if strategy == "medusa":
+        heads = random_heads("medusa", 48, VOCAB).to(meta)
+        drafter: Any = FixedWidths(
+            [HeadDrafter(target, heads, False)], sampler, True, (2, 2, 1), ("tree", (2, 2, 1))
+        )
+    elif strategy == "magicdec":
+        context = SparseContext(target, "important", 24, 3, 5)
+        chain = PartialDrafter(target, context)
+        drafter = FixedWidths([chain], sampler, True, (1, 1, 1), ("gamma", 3))
+    else:
+        drafter = Autoregressive(None, None, sampler)
+    sequence = TokenSequence(list(PROMPT), len(PROMPT), target.new_cache(200), target, sampler)
+    prefill(sequence)
+    text = Text(sequence, drafter, sampler, 60, (), Meter())
+    text.begin()
+    with Waits() as mode:
+        monkeypatch.setattr(torch, "tensor", tensor)
+        counts: list[int] = []
+        for _ in waits:
+            before = len(found)
+            made = advance([text])[0]
+            assert not isinstance(made, Exception), made
+            counts.append(len(found) - before)
+        monkeypatch.undo()
+    assert counts == waits and not mode.seen

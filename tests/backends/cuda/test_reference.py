@@ -45,7 +45,7 @@ def test_a_trees_rows_are_units_of_their_own() -> None:
     assert plan.blocks[:, 3:5].tolist() == [[0, 16], [16, 4]]
     assert plan.units[:, 3:5].tolist() == [[row, 1] for row in range(20)]
     assert plan.paths[19][: int(plan.places[19, 5]) - 2 * CHUNK + 2].tolist()[-1] == 19
-    assert (plan.spans, plan.own) == (1, 2)
+    assert (plan.form.spans, plan.form.own) == (1, 2)
 
 
 def test_a_long_chains_blocks_have_the_rows_before_them_as_context() -> None:
@@ -54,7 +54,7 @@ def test_a_long_chains_blocks_have_the_rows_before_them_as_context() -> None:
     assert torch.equal(plan.blocks, plan.units)
     assert plan.blocks[:, 2].tolist() == [CHUNK - 40 + 64 * block for block in range(4)]
     assert plan.places[:, 5].tolist() == list(range(CHUNK - 40, CHUNK - 40 + rows))
-    assert plan.own == 2
+    assert plan.form.own == 2
 
 
 @pytest.mark.parametrize("parents", [[-1, 1, 0], [-1, 0], [-2, 0, 0]])

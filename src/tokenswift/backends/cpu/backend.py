@@ -18,9 +18,10 @@ from tokenswift.backends.base import Backend, check_rows
 from tokenswift.backends.cpu.choose import NativeRanker
 from tokenswift.backends.cpu.threads import Threads
 from tokenswift.backends.torch import TorchBackend
-from tokenswift.backends.weights import PRODUCTS, LayerWeights, Packed, Shape, active_type
+from tokenswift.backends.weights import PRODUCTS, STORED_IN, LayerWeights, Packed, Shape, active_type
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache, Segment
+from tokenswift.weights.registry import FORMATS
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of weights, keys and values
 _ACTIVE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 3}  # of what enters a product
@@ -95,9 +96,8 @@ class CpuBackend(Backend):
     """
 
     name = "native"
-    panels = True
-    low_bit = True
-    equal_bits = True
+    panels = fused = equal_bits = True
+    formats = tuple(FORMATS)
 
     def __init__(self, library: ctypes.CDLL, threads: int | None = None) -> None:
         super().__init__()
@@ -115,6 +115,10 @@ class CpuBackend(Backend):
         attend.argtypes = [POINTER(_Shape), POINTER(_Rows), c_long, *[c_void_p] * 5, c_long, c_int]
         linear.restype = take.restype = norm.restype = None
         layers.restype = attend.restype = c_long
+
+    def keeps(self, form: str, dtype: torch.dtype) -> bool:
+        """See :meth:`Backend.keeps`."""
+        return form in self.formats and dtype in STORED_IN
 
     def _count(self, limit: int | None = None) -> int:
         """Threads of the next pass."""

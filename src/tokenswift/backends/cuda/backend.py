@@ -13,15 +13,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.backends.base import Backend, Body
-from tokenswift.backends.cuda.plan import Plan, plan_of
+from tokenswift.backends.base import Backend, Body, Enter, Replays
+from tokenswift.backends.cuda.choose import DeviceRanker
+from tokenswift.backends.cuda.graphs import Graphs
+from tokenswift.backends.cuda.plan import RECORDED, Plan, Tables, plan_of
 from tokenswift.backends.cuda.products import Product, Products
 from tokenswift.backends.cuda.reference import Reference
-from tokenswift.backends.cuda.weights import CudaPacked
+from tokenswift.backends.cuda.weights import KEPT, CudaPacked
+from tokenswift.backends.pages import sent
 from tokenswift.backends.torch import TorchBackend
 from tokenswift.backends.weights import LayerWeights, Packed, Shape
 from tokenswift.cache.full import FullCache
-from tokenswift.interfaces import KVCache, Segment
+from tokenswift.config import SamplingParams
+from tokenswift.interfaces import KVCache, Pass, Segment
 from tokenswift.weights.format import Stored
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of keys and values
@@ -34,10 +38,15 @@ class CudaBackend(Backend):
         device: where tensors are.
         ops: `launch.Kernels`, or None for `reference.Reference`.
         library: products by the vendor's library, `products.cublas`; None: by the kernels.
+
+    Attributes:
+        graphs: record passes of few rows and replay them. On a CPU their buffers are used, and nothing is
+            recorded.
     """
 
     name = "cuda"
-    low_bit = True
+    fused = True
+    formats = KEPT
 
     def __init__(
         self, device: torch.device | str = "cuda", ops: Any = None, library: Product | None = None
@@ -45,6 +54,8 @@ class CudaBackend(Backend):
         super().__init__(device)
         self.ops = Reference() if ops is None else ops
         self._products = Products(self.ops, library)
+        self._origin = torch.empty(64, dtype=torch.uint8, device=self.device)
+        self.graphs = True
 
     def pack(
         self, weight: Tensor | Stored | Sequence[Tensor | Stored], dtype: torch.dtype | None = None
@@ -73,8 +84,14 @@ class CudaBackend(Backend):
         keep: bool = True,
     ) -> list[Float[Tensor, "L H m d"]]:
         """See :meth:`Backend.layers`. All segments' rows go through every kernel together."""
+        plan = plan_of(segments, body.shape.heads, self.device)
+        return _parted(self._layers(body, states, cos, sin, plan, keep), segments)
+
+    def _layers(
+        self, body: Body, states: Tensor, cos: Tensor, sin: Tensor, plan: Plan, keep: bool
+    ) -> Float[Tensor, "L H n d"]:
+        """All layers in place, by the plan of a pass; the queries of its rows."""
         shape, ops, linear = body.shape, self.ops, self._products.linear
-        plan = plan_of(segments, shape.heads, self.device)
         whole = shape.active == torch.int8
         active = torch.float32 if whole else shape.weights
         kept: list[Tensor] = []
@@ -92,9 +109,42 @@ class CudaBackend(Backend):
             more = linear(ops.gated(both, active), _packed(layer.down), layer.down_bias, whole)
         if more is not None:
             states += more
-        queries = torch.stack(kept).transpose(1, 2)
-        ends = accumulate((len(segment.tokens) for segment in segments), initial=0)
-        return [queries[:, :, start:end] for start, end in pairwise(ends)]
+        return torch.stack(kept).transpose(1, 2)
+
+    def run(
+        self, body: Body, segments: Sequence[Segment], keep: bool, enter: Enter, replays: Replays
+    ) -> list[Pass]:
+        """See :meth:`Backend.run`. Passes of few rows are recorded, and replayed over a text as it grows."""
+        count = sum(len(segment.tokens) for segment in segments)
+        if not self.graphs or count > RECORDED[-1]:
+            return super().run(body, segments, keep, enter, replays)
+        data = segments[0].cache.data
+        origin = self._origin.view(data.dtype)
+        tables = Tables(segments, body.shape.heads, origin)
+        form = tables.form.recorded(max(segment.cache.data.shape[2] for segment in segments))
+        more = [0] * (form.rows - count)
+        ids = [token for segment in segments for token in self._known(segment.tokens)]
+        places = [position for segment in segments for position in segment.positions.tolist()]
+        numbers = [*ids, *more, *places, *more, *tables.numbers(form)]
+
+        def work(numbers: Tensor) -> tuple[Tensor, Tensor]:
+            tokens, positions, rest = numbers.split([form.rows, form.rows, len(numbers) - 2 * form.rows])
+            plan = Plan.over(rest, form, segments, origin)
+            states, cos, sin = enter(tokens, positions)
+            return states, self._layers(body, states, cos, sin, plan, keep)
+
+        table, at = sent(numbers, self.device), 0
+        for segment in segments:  # tokens of draft passes that nobody has waited for
+            if self._stays(segment.tokens):
+                table[at : at + len(segment.tokens)] = segment.tokens
+            at += len(segment.tokens)
+        states, queries = replays.run((body, keep, form, origin.dtype), work, table)
+        parts = states[:count].split([len(segment.tokens) for segment in segments])
+        return [Pass(*each) for each in zip(parts, _parted(queries, segments), strict=True)]
+
+    def replays(self) -> Replays:
+        """See :meth:`Backend.replays`."""
+        return Graphs(self.device) if self.graphs else super().replays()
 
     def attend(
         self,
@@ -142,6 +192,28 @@ class CudaBackend(Backend):
     ) -> Float[Tensor, "*m D"]:
         """See :meth:`Backend.norm`."""
         return self.ops.norm(states.float().contiguous(), weight, eps, dtype)
+
+    def _stays(self, tokens: Tensor) -> bool:
+        """Whether tokens are where only the device looks."""
+        return not self.walks and tokens.device.type == self.kind
+
+    def _known(self, tokens: Tensor) -> list[int]:
+        """Tokens as the host knows them; 0 for those that it does not."""
+        return [0] * len(tokens) if self._stays(tokens) else tokens.tolist()
+
+    def ranker(self, params: SamplingParams) -> DeviceRanker:
+        """See :meth:`Backend.ranker`: all of a ranking comes back at once."""
+        return DeviceRanker(params, self.replays(), self.device, self.fetch)
+
+    def fetch(self, values: Tensor) -> list[Any]:
+        """Numbers from the device: the one place at which a step waits for it."""
+        return values.tolist()
+
+
+def _parted(queries: Float[Tensor, "L H n d"], segments: Sequence[Segment]) -> list[Tensor]:
+    """The queries of each segment."""
+    ends = accumulate((len(segment.tokens) for segment in segments), initial=0)
+    return [queries[:, :, start:end] for start, end in pairwise(ends)]
 
 
 def _packed(weight: Packed) -> CudaPacked:

@@ -6,18 +6,21 @@ text's: they have to be near what torch makes of them, and equal to each other b
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from importlib.metadata import version
 from itertools import pairwise
 
 import torch
 
-from tokenswift.backends.case import TAIL, Case
+from tokenswift.backends.base import Replays
+from tokenswift.backends.case import BEFORE, LOOKED_AT, TAIL, Case
 from tokenswift.backends.cuda.backend import CudaBackend
 from tokenswift.weights.format import Format
 from tokenswift.weights.q4_1 import Q4_1
 from tokenswift.weights.q8_0 import Q8_0
 
+logger = logging.getLogger("tokenswift")
 Kind = tuple[torch.dtype, Format | None, torch.dtype | None]  # of weights, their format, of activations
 KINDS: tuple[Kind, ...] = (
     (torch.bfloat16, None, None),
@@ -30,21 +33,39 @@ KINDS: tuple[Kind, ...] = (
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
 
-def started(device: torch.device) -> CudaBackend | str:
-    """The backend of a device; or in one line why it does not work there."""
+def started(device: torch.device, graphs: bool = True) -> CudaBackend | str:
+    """The backend of a device; or in one line why it does not work there. ``graphs``: see `Backend`."""
     try:
         from tokenswift.backends.cuda.launch import Kernels
         from tokenswift.backends.cuda.products import cublas, settle
 
         settle()
         backend = CudaBackend(device, Kernels(device), cublas)
+        backend.graphs = graphs
         found = fault(backend)
     except Exception as error:  # Triton, its compiler, the driver and torch each raise their own here
         return " ".join(str(error).split())[:160] or type(error).__name__
     if found is not None:
         return found
+    if graphs and (found := unrecorded(backend)) is not None:
+        logger.warning("CUDA graphs do not work here (%s); kernels are started one by one", found)
+        backend.graphs = False
     backend.equal_bits, backend.build = True, f"triton {version('triton')}"
+    backend.key = f"{backend.build}, {backend.processor()}"
     return backend
+
+
+@torch.inference_mode()
+def unrecorded(backend: CudaBackend) -> str | None:
+    """Why a backend's passes cannot be recorded; None when replays give the bits of eager passes."""
+    case = Case(backend, torch.bfloat16)
+    case.run(backend, [list(range(TAIL))])
+    expected = case.replayed(backend, Replays())
+    try:
+        found = case.replayed(backend, backend.replays(), (BEFORE, BEFORE + TAIL, BEFORE))
+    except RuntimeError as error:  # torch, the driver and Triton's launcher
+        return " ".join(str(error).split())[:160] or type(error).__name__
+    return None if torch.equal(found, expected) else "replays have other bits"
 
 
 @torch.inference_mode()
@@ -69,6 +90,8 @@ def fault(
             passes = [list(range(*ends)) for ends in pairwise(cuts)]
             if not torch.equal(case.run(backend, passes), alone):
                 return f"rows in {len(passes)} passes, {case.name}"
+        if not torch.equal(case.replayed(backend, Replays()), alone[[*LOOKED_AT]]):
+            return f"rows in passes that are filled up, {case.name}"
         for count in steps:
             tree, text = case.tree(backend, count)
             if not torch.equal(tree, alone[:count]):

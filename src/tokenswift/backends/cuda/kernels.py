@@ -263,6 +263,7 @@ def turn_append(
         number = head - H
         part = 2 * layer.to(tl.int64) + number // KV
         to = data + tl.multiple_of(offset, 16) + ((part * KV + number % KV) * capacity + slot) * D + d
+        inside = inside & (slot >= 0)
     tl.store(to, x.to(query.dtype.element_ty), mask=inside)
     tl.store(to + half, y.to(query.dtype.element_ty), mask=inside)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from tokenswift.backends.cuda import kernels
 from tokenswift.backends.cuda.plan import CHUNK, SPAN, TILE, Plan, queries_of
 from tokenswift.backends.cuda.weights import Planes
+from tokenswift.backends.pages import sent
 
 ROWS, COLUMNS, INNER = 64, 64, 64  # of a program's part of a product, and of a step along its inner dimension
 FEW = 16  # rows of a program's part of a product with a weight of few bits
@@ -53,20 +54,20 @@ class Kernels:
         """See :meth:`reference.Reference.attend`."""
         rows, heads, width = query.shape
         kv_heads, padded = plan.segments[0].cache.data.shape[1], triton.next_power_of_2(width)
-        cells = plan.spans + plan.own
+        cells = plan.form.spans + plan.form.own
         values = query.new_empty(cells, rows, heads, width, dtype=torch.float32)
         stats = query.new_empty(cells, rows, heads, 2, dtype=torch.float32)
         out = torch.empty_like(query)
         sizes = {"H": heads, "D": width, "DP": padded, "CHUNK": CHUNK, "SPAN": SPAN}
         queries = queries_of(width, query.element_size())
-        programs = len(plan.blocks) * plan.spans + len(plan.units) * plan.own
+        programs = len(plan.blocks) * plan.form.spans + len(plan.units) * plan.form.own
         self.run(
             kernels.attend_chunks,
             (programs, kv_heads, -(-heads // kv_heads // queries)),
             8 if padded > 64 else 4,
             1 if query.dtype == torch.float32 else 2,  # what a block may hold does not have room for two
             query=query,
-            data=plan.segments[0].cache.data,
+            data=plan.origin,
             values=values,
             stats=stats,
             blocks=plan.blocks,
@@ -74,10 +75,10 @@ class Kernels:
             places=plan.places,
             paths=plan.paths,
             blocks_count=len(plan.blocks),
-            spans=plan.spans,
-            own=plan.own,
+            spans=plan.form.spans,
+            own=plan.form.own,
             rows=rows,
-            deepest=plan.paths.shape[1],
+            deepest=plan.form.deepest,
             layer=layer,
             window=window,
             scale=scale,
@@ -98,7 +99,7 @@ class Kernels:
             places=plan.places,
             sinks=stats if sinks is None else sinks.float().contiguous(),
             out=out,
-            spans=plan.spans,
+            spans=plan.form.spans,
             rows=rows,
             window=window,
             SINKS=sinks is not None,
@@ -119,9 +120,9 @@ class Kernels:
         key_norm: Float[Tensor, " d"] | None = None,
     ) -> Float[Tensor, "n H d"]:
         """See :meth:`reference.Reference.append`."""
-        data = plan.segments[0].cache.data
-        kv_heads, width = data.shape[1], data.shape[3]
-        query = data.new_empty(len(mixed), heads, width)
+        cache = plan.segments[0].cache.data
+        kv_heads, width = cache.shape[1], cache.shape[3]
+        query = cache.new_empty(len(mixed), heads, width)
         self.run(
             kernels.turn_append,
             (len(mixed), heads + 2 * kv_heads),
@@ -133,7 +134,7 @@ class Kernels:
             query_norm=cos if query_norm is None else query_norm,
             key_norm=cos if key_norm is None else key_norm,
             places=plan.places,
-            data=data,
+            data=plan.origin,
             query=query,
             layer=layer,
             eps=eps,
@@ -154,7 +155,7 @@ class Kernels:
             4,
             1,
             data=data,
-            nodes=torch.tensor(nodes, device=data.device),
+            nodes=sent(nodes, data.device),
             capacity=capacity,
             start=start,
             count=len(nodes),

@@ -48,7 +48,8 @@ class Reference:
             _attended(segment, query[start:end], layer, scale, window, softcap, sinks)
             for segment, (start, end) in zip(plan.segments, pairwise(ends), strict=True)
         ]
-        return torch.cat(made)
+        more = len(query) - sum(map(len, made))
+        return torch.cat([*made, query.new_zeros(more, *query.shape[1:])])
 
     def append(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -38,6 +38,8 @@ class PricedCandidates(Candidates):
         calibration: makes chances of rankings.
         control: knows rate and prices.
     """
+
+    shares = True
 
     def __init__(
         self,
@@ -81,8 +83,8 @@ class PricedCandidates(Candidates):
     ) -> list[Below]:
         """`Candidates.rank`, but every node is ranked by its own path, whoever shares the logits."""
         if len(logits) < len(nodes):
-            logits = logits[[0] * len(nodes)]
-        found = self._rankings(nodes, logits, subset, refusals, shares=True)
+            logits = logits.expand(len(nodes), -1)
+        found = self._rankings(nodes, logits, subset, refusals)
         return [self.offer(node, row, level, kind) for node, row in zip(nodes, found, strict=True)]
 
     def go_on(self, below: list[Below], level: int) -> tuple[list[int], list[int]]:
@@ -103,18 +105,18 @@ class PricedCandidates(Candidates):
 
     def chain(
         self,
-        run: Callable[[list[int]], Tensor],
+        run: Callable[[list[Any]], Tensor],
         subset: Subset | None = None,
         kind: str | None = None,
         most: int | None = None,
+        later: bool = False,
     ) -> list[int]:
         """Candidates by one pass after another along the likeliest path, while it is likely enough; returns
         its end where a level of heads promises more than it costs."""
         control, known = self.control, self.control.passes[self.drafter.name]
         node, chance = 0, 1.0
-        for done in range(self.most if most is None else min(most, self.most)):
-            self.passes += 1
-            below = self.rank([node], run(self.path(node)), done, subset, kind)[0]
+        for follow in self._follow(run, subset, kind, most, later):
+            below = follow(node)
             if not below:
                 return []
             node, chance = below[0]
@@ -141,5 +143,12 @@ class PricedCandidates(Candidates):
             return new[depth]
         return None
 
-    def _width(self, node: int) -> int:
+    def _width_at(self, depth: int) -> int:
         return WIDTH
+
+    def _promising(self, limit: int) -> int:
+        control, known = self.control, self.control.passes[self.drafter.name]
+        least, count = control.rate * (known.ms + control.row_ms), 1
+        while count < limit and known.lead ** (count + 1) >= least:
+            count += 1
+        return count
