@@ -64,7 +64,8 @@ def test_means_spreads_and_published_figures() -> None:
     (group,) = tables.groups(SPEC, found)
     cells = [tables.cells(SPEC, line) for line in group.lines]
     assert tables.head(SPEC) == [
-        "strategy", "prefill", "new tokens", "α", "×", "published", "prompts × seeds", "same text as plain"
+        "strategy", "prefill", "new tokens", "α", "×", "published", "prompts × seeds", "same text as plain",
+        "heads or draft model",
     ]  # fmt: skip
     assert cells == [
         [
@@ -76,6 +77,7 @@ def test_means_spreads_and_published_figures() -> None:
             "0.60 / 1.80",
             "1 × 2",
             "no",
+            "none",
         ],
         [
             "TokenSwift",
@@ -86,13 +88,14 @@ def test_means_spreads_and_published_figures() -> None:
             "0.60 / 1.80 (at 100)",
             "1 × 2",
             "no",
+            "none",
         ],
-        ["other", "2000", "100", "0.50", "1.00", "–", "1 × 1", "not lossless"],
-        ["other", "2000", "200", "0.50", "2.00", "–", "1 × 1", "not lossless"],
+        ["other", "2000", "100", "0.50", "1.00", "–", "1 × 1", "not lossless", "none"],
+        ["other", "2000", "200", "0.50", "2.00", "–", "1 × 1", "not lossless", "none"],
     ]
     assert (
-        "preset cpu; m; float32; a processor; prompts: shipped; lengths reached by generating; commit abc"
-        == group.about
+        "preset cpu; m; float32; a processor; sampler: θ 1.2; prompts of 2,000 tokens, 100 to 200 new ones; "
+        "1 text, 2 seeds; prompts: shipped; lengths reached by generating; commit abc" == group.about
     )
 
 
@@ -112,6 +115,48 @@ def test_other_conditions_are_another_table() -> None:
     assert len(tables.groups(SPEC, [row(), row(text=1), row(seed=1)])) == 1
     (group,) = tables.groups(SPEC, [row(), row(config={"options": {"budget": 5}})])
     assert len(group.lines) == 4  # another configuration is another line, whatever the labels
+
+
+def test_a_caption_names_model_heads_and_sampler() -> None:
+    """What was trained on how much text stands in the caption and in the line; of the default model, that its
+    weights are those of a Q4_1 file."""
+    heads = {"kind": "linear", "count": 3, "file": "a.heads.safetensors", "tokens": 199_420, "steps": 200}
+    small = {"name": "small", "tokens": 1000, "steps": 5}
+    sampling = {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "penalty_window": 1024,
+    }
+    config = {"model": "smollm2-135m", "sampling": sampling}
+    found = [row(heads=heads, stored={"file": "f.gguf", "types": ["q4_1", "q8_0"]}, config=config)]
+    found.append(row("TriForce", heads=None, draft_model=small, config=config))
+    (group,) = tables.groups(SPEC, found)
+    words = "SmolLM2-135M-Instruct (weights of a Q4_1 file), read as q4_1 and q8_0; float32; a processor; "
+    words += "heads and draft models: 3 linear heads, 199,420 tokens, 200 steps; draft model small, "
+    words += "1,000 tokens, 5 steps; "
+    words += "sampler: temperature 1, min-p 0.1, θ 1.2 over 1,024 tokens; prompts of 2,000 tokens, "
+    assert words in group.about, group.about
+    assert [tables.cells(SPEC, line)[-1] for line in group.lines[::2]] == [
+        "3 linear heads, 199,420 tokens, 200 steps",
+        "draft model small, 1,000 tokens, 5 steps",
+    ]
+
+
+def test_published_figures_stand_beside_each_method_and_its_model() -> None:
+    """The paper's TokenSwift beside our four lines of it; of a model that the paper has, its own figures."""
+    spec = specs.load("table3")
+
+    def theirs(variant: str, model: str) -> str:
+        (line,) = tables.lines(spec, [row(variant, config={"model": model}, figures={"20000": {"alpha": 1}})])
+        return tables.cells(spec, line)[-4]
+
+    assert theirs("paper, exact rule", "meta-llama/Llama-3.1-8B") == "0.64 / 1.87 (prefill 2048)"
+    assert theirs("paper, exact rule", "NousResearch/Yarn-Llama-2-7b-128k") == "0.73 / 2.11 (prefill 2048)"
+    assert theirs("auto", "meta-llama/Llama-3.1-8B") == "0.64 / 1.87 (strategy TokenSwift, prefill 2048)"
+    assert theirs("Medusa", "NousResearch/Yarn-Llama-2-7b-128k") == "0.43 / 0.96 (prefill 2048)"
+    assert theirs("MagicDec, SnapKV", "meta-llama/Llama-3.1-8B") == "–"
 
 
 def test_rows_of_other_specs() -> None:

@@ -161,3 +161,30 @@ def test_lengths_reached_by_text(tiny_folder: Callable[..., Path]) -> None:
     assert made["reached"] == "by prefilled text" and made["context"] == "110 tokens prefilled, 10 generated"
     assert list(made["figures"]) == ["90"] and made["prompt"]["tokens"] == 110
     assert made["raw"]["variant"]["curve"][-1][0] == 10
+
+
+def test_a_row_names_the_heads_that_it_used(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
+    """Their file, and of their training tokens and steps; a strategy that uses none names none."""
+    from tests.lossless.test_tokens import random_heads
+    from tokenswift.benchmark.row import measure
+    from tokenswift.heads.checkpoint import base_of, save_heads
+    from tokenswift.models.load import load
+
+    model, file = (
+        load(str(tiny_folder()), dtype="float32", device="cpu").model,
+        tmp_path / "mine.heads.safetensors",
+    )
+    heads = random_heads("linear", model.config.hidden_size, model.config.vocab_size)
+    save_heads(heads, file, base_of(model), notes={"tokens": 1234, "steps": 56.0, "minutes": 1.5})
+    given = {"model": str(tiny_folder()), "heads": str(file), "prefill": 30, "points": [8], "tree": "1,2"}
+    spec = Spec(
+        "mine", {"title": "A test", "variants": [{"name": "a"}, {"name": "b", "strategy": "magicdec"}]}
+    )
+    ours, magicdec = (measure("decode", config) for config in spec.rows("smoke", given))
+    assert ours["heads"].pop("weights")
+    assert ours["heads"] == {"kind": "linear", "count": 3, "file": file.name, "tokens": 1234, "steps": 56}
+    assert magicdec["heads"] is None and "draft_model" not in magicdec
+    assert ours["stored"] == {"file": None, "types": ["float32"]}
+    last = ours["figures"]["8"]
+    assert last["price"] == pytest.approx(last["length"] / last["speedup"], rel=1e-3)
+    assert last["step_ms"] == pytest.approx(last["ms"] * last["length"], rel=1e-3)

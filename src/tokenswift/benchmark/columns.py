@@ -10,14 +10,16 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tokenswift.benchmark.settings import value_of
 from tokenswift.benchmark.specs import Spec
-from tokenswift.benchmark.tables import Group, Line, Row, Table, mine
+from tokenswift.benchmark.tables import Group, Line, Row, Table, drafter_words, mine, model_words
 from tokenswift.benchmark.tables import groups as by_conditions
 
 MISSING = "–"
+WITHOUT_MODEL = ("ngram", "training-memory")  # kinds that measure no model
 
 
 def value(row: Row, key: str) -> Any:
@@ -76,6 +78,9 @@ def view(rows: list[Row], of: str) -> dict[str, Any]:
     made["seeds"] = last.get("seeds", len({row["config"].get("seed") for row in rows}))
     made["runs"] = sum(row.get("runs", 1) for row in rows)
     made["identical"] = "yes" if all(row.get("identical", True) for row in rows) else "no"
+    if not all(row.get("lossless", True) for row in rows):
+        made["identical"] = "not lossless"
+    made["drafter"] = drafter_words(last) or "none"
     return made
 
 
@@ -94,9 +99,14 @@ def table(spec: Spec, rows: Iterable[Row]) -> Table:
     head = [name for name, _ in wanted["columns"]]
     body = [[_cell(template, line) for _, template in wanted["columns"]] for line in lines]
     parts = [_source(line, wanted.get("from", ())) for line in lines]
-    if not body or not parts[0]:
-        return Table(head, body)
-    return with_sources(head, body, parts)
+    models = sorted({line["model"] for line in lines}) if spec.kind not in WITHOUT_MODEL else []
+    made = Table(head, body) if not body or not parts[0] else with_sources(head, body, parts)
+    if not models:
+        return made
+    words = " and ".join(model_words(model, []) for model in models)
+    return replace(
+        made, below=f"{words} {made.below[0].lower()}{made.below[1:]}" if made.below else f"{words}."
+    )
 
 
 def with_sources(head: list[str], body: list[list[str]], parts: list[list[str]]) -> Table:

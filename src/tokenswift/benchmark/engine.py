@@ -40,19 +40,21 @@ def passes(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     cache = target.new_cache(context + max(ROWS))
     cache.data.normal_()
     cache.commit(tuple(range(context)))
-    block = torch.ones(1 << 28)
+    device = target.device
+    block = torch.ones(1 << 28, device=device)
 
     def bandwidth() -> float:
         return block.numel() * 4 / min(times(block.sum, least=1.0)) / 1e6
 
     near = [bandwidth()]
-    query = torch.randn(target.config.num_attention_heads, max(ROWS), target.head_dim)
+    query = torch.randn(target.config.num_attention_heads, max(ROWS), target.head_dim, device=device)
     query = query.to(target.body.shape.active)
     taken: dict[int, list[list[float]]] = {n: [[], [], []] for n in ROWS}
     for _ in range(config["rounds"]):
         for n in ROWS:
             parents = [-1, *(i // 3 for i in range(n - 1))]  # three children a node
-            tokens, positions = torch.arange(n), torch.full((n,), context)
+            tokens = torch.arange(n, device=device)
+            positions = torch.full((n,), context, device=device)
             hidden, rows = target.forward(tokens, positions, cache, parents).hidden, query[:, :n].contiguous()
             works: tuple[Callable[[], object], ...] = (
                 lambda: target.forward(tokens, positions, cache, parents),  # noqa: B023

@@ -114,6 +114,8 @@ def figures(plain: Side, variant: Side, point: int) -> dict[str, Any]:
         "speedup": seconds[0] / seconds[1],
         "plain_ms": 1000 * seconds[0],
         "ms": 1000 * seconds[1],
+        "step_ms": 1000 * fast["seconds"] / fast["steps"],
+        "price": fast["seconds"] / fast["steps"] / seconds[0],
         "plain_minutes": seconds[0] * point / 60,
         "minutes": seconds[1] * point / 60,
         **{f"d{n}": value for n, value in enumerate(several, 1)},

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from tokenswift.benchmark import drafts, engine, load, machine, ngram, peer, roofline, stored, texts
+from tokenswift.benchmark.needs import check_needs, heads_place, none_shipped
 from tokenswift.benchmark.paired import COLUMNS, Side, figures, paired_run
 from tokenswift.benchmark.prompts import Prompt, prompt
-from tokenswift.config import OPTIONS, SamplingParams, build_options
+from tokenswift.benchmark.settings import LATER
+from tokenswift.config import HEAD_KINDS, OPTIONS, SamplingParams, build_options
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.stream import Stream
-from tokenswift.identity import weights_digest
+from tokenswift.identity import file_digest, weights_digest
+from tokenswift.models.gguf_files import gguf_in
+from tokenswift.models.load import locate
+from tokenswift.models.made import RECORD
 from tokenswift.models.rope import parse_rope_scaling
 from tokenswift.report.figures import repeats
+from tokenswift.roofline.sizes import sizes_of_target
 from tokenswift.strategies.table import drafts_from
+from tokenswift.types import InputError
 
 Progress = Callable[[float], None]
 
@@ -66,15 +75,11 @@ def measure(kind: str, config: dict[str, Any], on_progress: Progress = lambda sh
         return made | machine.provenance("cpu")
     scaling = config["rope_scaling"]
     parse_rope_scaling(scaling)
-    with LLM(
-        config["model"],
-        dtype=config["dtype"],
-        device=config["device"],
-        heads=config["heads"],
-        rope_scaling=None if scaling == "none" else scaling,
-    ) as llm:
+    check_needs(config)
+    with _loaded(config, None if scaling == "none" else scaling) as llm:
         made = {"dtype": llm.dtype, "device": llm.device, "heads": None}
         made["weights"] = llm.source.identity()["weights"]
+        made["stored"] = stored_as(llm, config)
         if kind not in UNDRAFTED:
             made |= used(llm, config)
         if kind in OTHERS:
@@ -87,15 +92,55 @@ def measure(kind: str, config: dict[str, Any], on_progress: Progress = lambda sh
     return made | machine.provenance(made["device"])
 
 
+def _loaded(config: dict[str, Any], scaling: str | None) -> LLM:
+    heads = heads_place(config)
+    place = {name: config[name] for name in ("dtype", "device", *LATER) if name in config}
+    try:
+        return LLM(config["model"], heads=heads, rope_scaling=scaling, **place)
+    except InputError as error:
+        if heads not in HEAD_KINDS or error.field != "heads":
+            raise
+        raise none_shipped(config) from error
+
+
+def stored_as(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
+    """What the model's weights are stored as, and the name of its GGUF file, if it has one."""
+    file = gguf_in(Path(locate(config["model"])[0]))
+    return {
+        "file": None if file is None else file.name,
+        "types": sorted(sizes_of_target(llm.target).weights),
+    }
+
+
 def used(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
-    """The heads that this configuration's strategy uses, and what it drafts from."""
+    """The heads and the draft model that this configuration's strategy uses, with their files and training,
+    and what it drafts from."""
     options = build_options(OPTIONS[config["strategy"]], config["strategy"], _options(config))
     heads, source = drafts_from(llm, config["strategy"], options)
     of_heads = None
     if heads is not None:
         weights = weights_digest(sorted(heads.named_parameters()))
         of_heads = {"kind": heads.kind, "count": heads.count, "weights": weights}
-    return {"heads": of_heads, "drafts": source}
+        of_heads |= {"file": Path(heads.source).name, **_training(heads.notes)}
+    made = {"heads": of_heads, "drafts": source}
+    small = config["options"].get("draft_model")
+    if small is not None or config["strategy"] == "triforce":
+        made["draft_model"] = _draft_model(llm.draft_name(small))
+    return made
+
+
+def _training(notes: dict[str, Any]) -> dict[str, Any]:
+    """Of what is noted of a training: tokens and steps."""
+    return {name: int(notes[name]) for name in ("tokens", "steps") if name in notes}
+
+
+def _draft_model(name: str) -> dict[str, Any]:
+    """Where a draft model comes from."""
+    folder = Path(locate(name)[0])
+    record, weights = folder / RECORD, folder / "model.safetensors"
+    notes = json.loads(record.read_text(encoding="utf-8")).get("notes", {}) if record.is_file() else {}
+    digest = file_digest(weights)[:32] if weights.is_file() else None
+    return {"name": Path(name).name, "weights": digest, **_training(notes)}
 
 
 def _options(config: dict[str, Any]) -> dict[str, Any]:

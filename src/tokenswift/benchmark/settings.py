@@ -37,6 +37,10 @@ DEFAULTS: dict[str, Any] = {
     "model": "smollm2-135m",
     "dtype": "auto",
     "device": "auto",
+    "weights": "stored",
+    "activations": "float",
+    "backend": "auto",
+    "cuda_graphs": "auto",
     "heads": "auto",
     "rope_scaling": "none",
     "threads": 0,  # torch's own choice
@@ -50,6 +54,8 @@ DEFAULTS: dict[str, Any] = {
     "strategy": "auto",  # with a tree, or the published rule: tokenswift
     "sampler": "llama3.1-8b",
 }
+#: settings that rows name where they are not the usual ones
+LATER = ("weights", "activations", "backend", "cuda_graphs")
 #: strategy option → the strategies that have it
 OPTION: dict[str, dict[str, Field[Any]]] = {}
 for _name, _kind in OPTIONS.items():
@@ -143,6 +149,7 @@ def resolve(
         "strategy": strategy,
         "options": {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()},
         **{k: merged[k] for k in named},
+        **{k: merged[k] for k in LATER if merged[k] != DEFAULTS[k]},
         "sampling": asdict(params),
         "points": list(points),
         "reach": merged["reach"],

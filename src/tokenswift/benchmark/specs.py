@@ -5,6 +5,8 @@
     title, kind, claim, differs   what it shows; kind is decode, text, machine or draft; the paper's claim;
                                   how this measurement differs from the paper's
     rows_of, where                instead of variants: show rows of other specs, those with these values
+    methods                       ways to run TokenSwift, by their names in methods.toml: variants before its
+                                  own, with the settings there under those here
     [settings]                    values of `settings.DEFAULTS`, of sampling parameters, of strategy options;
                                   several values of one setting make rows for each
     [[variants]]                  name, and settings of its own: what is compared
@@ -30,6 +32,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from tokenswift.benchmark.needs import METHODS, of_model
 from tokenswift.benchmark.settings import DEFAULTS, KINDS, OPTION, axes, check_keys, resolve, takes
 from tokenswift.config import OPTIONS, check_choice, shown
 from tokenswift.types import InputError
@@ -58,6 +61,11 @@ class Spec:
     def kind(self) -> str:
         """How its rows are measured."""
         return self.data.get("kind", "decode")
+
+    @property
+    def variants(self) -> list[Mapping[str, Any]]:
+        """What it compares, by name: methods, then variants of its own."""
+        return [*({"name": name} for name in self.data.get("methods", ())), *self.data.get("variants", ())]
 
     @property
     def by(self) -> list[str]:
@@ -109,17 +117,18 @@ class Spec:
         chosen = self.data.get("presets", {}).get(preset, {})
         own = {key: value for key, value in chosen.items() if key not in ("only", "variants")}
         made: list[dict[str, Any]] = []
-        for variant in self.data.get("variants", ()):
-            if "only" in chosen and variant["name"] not in chosen["only"]:
+        for variant in self.variants:
+            name = variant["name"]
+            if "only" in chosen and name not in chosen["only"]:
                 continue
+            method = METHODS[name] if name in self.data.get("methods", ()) else {}
             mine = {key: value for key, value in variant.items() if key != "name"}
-            more = chosen.get("variants", {}).get(variant["name"], {})
-            made += self._rows_of(
-                variant["name"], {**self.data.get("settings", {}), **mine, **own, **more, **given}
-            )
+            more = chosen.get("variants", {}).get(name, {})
+            over = {**self.data.get("settings", {}), **mine, **own, **more, **given}
+            made += self._rows_of(name, {**method, **over}, preset)
         return made
 
-    def _rows_of(self, variant: str, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _rows_of(self, variant: str, settings: Mapping[str, Any], preset: str) -> list[dict[str, Any]]:
         strategy = settings.get("strategy", DEFAULTS["strategy"])
         used = {k: v for k, v in settings.items() if k not in OPTION or takes(strategy, k)}
         if used.get("reach") == "text":
@@ -128,6 +137,8 @@ class Spec:
         made = []
         for values in product(*(values for _, values in several)):
             one = {**used, **{key: value for (key, _), value in zip(several, values, strict=True)}}
+            named = preset == "gpu" and self.kind in ("decode", "text")
+            one = of_model(one.get("model", DEFAULTS["model"]), strategy, one, named)
             counts = [_count(one, key) if self.kind in KINDS[:3] else 1 for key in ("texts", "seeds")]
             for text, seed in product(*map(range, counts)):
                 made.append(resolve(variant, one, text, seed, self.kind))
@@ -192,6 +203,8 @@ def _checked(name: str, text: str) -> Spec:
         raise InputError(f"spec {name} has no title; valid: as `tokenswift bench list` shows them")
     spec = Spec(name, data)
     check_choice(f"kind of spec {name}", spec.kind, KINDS)
+    for method in data.get("methods", ()):
+        check_choice(f"method of spec {name}", method, tuple(METHODS))
     for part in _settings_of(data):
         check_keys(part, f"spec {name}")
         check_choice("strategy", part.get("strategy", "auto"), tuple(OPTIONS))

@@ -9,8 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokenswift.benchmark.needs import METHODS, MODELS
 from tokenswift.benchmark.settings import value_of
 from tokenswift.benchmark.specs import Spec
+from tokenswift.config import NEUTRAL
+from tokenswift.models import draft, embedded
 
 #: figure → its head in tables, and digits after the point
 NAMES: dict[str, tuple[str, int]] = {
@@ -21,6 +24,8 @@ NAMES: dict[str, tuple[str, int]] = {
     "speedup": ("×", 2),
     "plain_ms": ("plain, ms a token", 1),
     "ms": ("ms a token", 1),
+    "step_ms": ("ms a step", 1),
+    "price": ("price of a step", 2),
     "plain_minutes": ("plain, minutes", 2),
     "minutes": ("minutes", 2),
     "d1": ("Distinct-1", 2),
@@ -51,6 +56,8 @@ HEADS = {
     "sampler": "sampler",
 }
 Row = dict[str, Any]
+#: the default model in words
+DEFAULT_WORDS = "SmolLM2-135M-Instruct (weights of a Q4_1 file)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +135,19 @@ class Group:
     def about(self) -> str:
         """The conditions in words."""
         commits = sorted({str(row["commit"]) for row in self.rows if row["commit"]})
+        samplers = list(dict.fromkeys(sampler_words(row["config"]["sampling"]) for row in self.rows))
+        drafters = list(dict.fromkeys(filter(None, map(drafter_words, self.rows))))
         prompts = sorted({str(row["config"]["prompts"]) for row in self.rows})
         reached = sorted({row["reached"] for row in self.rows if "reached" in row})
         scaled = sorted({str(row["config"].get("rope_scaling", "none")) for row in self.rows})
         parts = [
             f"preset {self.preset}",
-            self.model,
+            model_words(self.model, self.rows),
             self.dtype,
             self.machine,
+            *([f"heads and draft models: {'; '.join(drafters)}"] if drafters and self.lines else []),
+            *([f"sampler: {samplers[0]}"] if len(samplers) == 1 and self.lines else []),
+            *([lengths_words(self.rows, self.lines)] if self.lines else []),
             *(
                 [f"prompts: {', '.join(prompts)}", f"lengths reached {' and '.join(reached)}"]
                 if reached
@@ -145,6 +157,61 @@ class Group:
             *([f"commit {', '.join(commits)}"] if commits else []),
         ]
         return "; ".join(parts)
+
+
+def model_words(model: str, rows: Sequence[Row]) -> str:
+    """A model in words; of the default one what its weights are, whoever reads its figures."""
+    words = DEFAULT_WORDS if model == embedded.NAME else model
+    types = sorted({kind for row in rows for kind in row.get("stored", {}).get("types", ())})
+    return words + (f", read as {' and '.join(types)}" if types else "")
+
+
+def drafter_words(row: Row) -> str:
+    """The heads or the draft model that a row used, with what they were trained on; "" where it had none."""
+    heads, small = row.get("heads"), row.get("draft_model")
+    wanted = value_of(row["config"], "draft_model")
+    if small is None and (wanted or row["config"].get("strategy") == "triforce"):  # of earlier versions
+        small = {"name": wanted or draft.NAME}
+    if small is not None:
+        words, trained = f"draft model {small['name']}", small
+    elif heads:
+        words, trained = f"{heads['count']} {heads['kind']} heads", heads
+    else:
+        return ""
+    return words + "".join(f", {trained[name]:,} {name}" for name in ("tokens", "steps") if name in trained)
+
+
+def sampler_words(sampling: Mapping[str, Any]) -> str:
+    """How tokens are chosen, in words: what is not neutral."""
+    if sampling.get("greedy"):
+        words = ["greedy"]
+    else:
+        names = {"temperature": "temperature", "top_k": "top-k", "top_p": "top-p", "min_p": "min-p"}
+        names["eta_cutoff"] = "η"
+        off = NEUTRAL | {"temperature": None}
+        words = [
+            f"{word} {sampling[k]:g}" for k, word in names.items() if k in sampling and sampling[k] != off[k]
+        ]
+    theta = sampling.get("repetition_penalty", 1.0)
+    window = f" over {sampling['penalty_window']:,} tokens" if "penalty_window" in sampling else ""
+    return ", ".join([*words, *([f"θ {theta:g}{window}"] if theta != 1 else [])])
+
+
+def lengths_words(rows: Sequence[Row], lines: Sequence[Line]) -> str:
+    """Lengths of prompts and of what was written, and how many texts, in words."""
+
+    def among(numbers: Iterable[int]) -> str:
+        found = sorted(set(numbers))
+        return " to ".join(f"{n:,}" for n in dict.fromkeys((found[0], found[-1])))
+
+    prompts = among(row["config"]["prefill"] for row in rows)
+    new = among(line.labels["point"] for line in lines)
+    texts = {(row["config"]["text"], row.get("prompt", {}).get("name")) for row in rows}
+    seeds = {row["config"]["seed"] for row in rows}
+    several = (
+        f"{n} {what}{'s' if n > 1 else ''}" for n, what in ((len(texts), "text"), (len(seeds), "seed"))
+    )
+    return f"prompts of {prompts} tokens, {new} new ones; {', '.join(several)}"
 
 
 def mine(spec: Spec, rows: Iterable[Row]) -> list[Row]:
@@ -167,9 +234,14 @@ def groups(spec: Spec, rows: Iterable[Row]) -> list[Group]:
         key = (row["preset"], model, row["dtype"], row["machine"], row.get("reached", ""))
         found.setdefault(key, []).append(row)
     return [
-        Group(preset, model or "several models", dtype, machine, part, lines(spec, part))
+        Group(preset, model or _model_of(part), dtype, machine, part, lines(spec, part))
         for (preset, model, dtype, machine, _), part in found.items()
     ]
+
+
+def _model_of(rows: Sequence[Row]) -> str:
+    models = {row["config"]["model"] for row in rows}
+    return models.pop() if len(models) == 1 else "several models"
 
 
 def lines(spec: Spec, rows: Sequence[Row]) -> list[Line]:
@@ -181,6 +253,9 @@ def lines(spec: Spec, rows: Sequence[Row]) -> list[Line]:
         sampling = {k: v for k, v in config["sampling"].items() if k != "seed"}
         for point, figures in row.get("figures", {}).items():
             labels = {key: value_of(config, key) for key in spec.by} | {"point": int(point)}
+            labels["drafter"] = drafter_words(row)
+            if config["model"] in MODELS:
+                labels["called"] = MODELS[config["model"]]["called"]
             key = json.dumps([apart, sampling, point], sort_keys=True)
             line = made.setdefault(key, Line(labels))
             for name, value in figures.items():
@@ -207,12 +282,14 @@ def published(spec: Spec, line: Line) -> tuple[dict[str, float], dict[str, Any]]
         for key, theirs in entry.items():
             if key in NAMES:
                 continue
-            ours: Any = line.labels.get(key)
+            name = "called" if key == "model" else key
+            ours: Any = line.labels.get(name)
+            own = "TokenSwift" if key == "variant" and ours in METHODS else ours
             if _is_number(theirs) and _is_number(ours):
                 far += abs(math.log((theirs + 1) / (ours + 1)))
-            elif key in line.labels and ours != theirs and not str(ours).startswith(f"{theirs},"):
+            elif name in line.labels and own != theirs and not str(ours).startswith(f"{theirs},"):
                 fits = False
-            if ours != theirs:
+            if ours != theirs and not str(ours).startswith("paper,"):
                 differs[key] = theirs
         if fits and (best is None or far < best[0]):
             best = (far, {key: value for key, value in entry.items() if key in NAMES}, differs)
@@ -235,7 +312,8 @@ def head(spec: Spec) -> list[str]:
     """The heads of a spec's table, with its published figures where there are any."""
     labels = [HEADS.get(key, key.replace("_", " ")) for key in _labels(spec)]
     theirs = ["published"] if spec.kind != "machine" and spec.data.get("published") else []
-    more = [] if spec.kind == "machine" else ["prompts × seeds", "same text as plain"]
+    more = ["prompts × seeds", "same text as plain", "heads or draft model"]
+    more = [] if spec.kind == "machine" else more
     return [*labels, *(NAMES[figure][0] for figure in figures_of(spec)), *theirs, *more]
 
 
@@ -251,7 +329,7 @@ def cells(spec: Spec, line: Line) -> list[str]:
     if spec.kind != "machine":
         made += [_theirs(spec, line)] if spec.data.get("published") else []
         same = ("yes" if line.identical else "no") if line.lossless else "not lossless"
-        made += [f"{len(line.texts)} × {len(line.seeds)}", same]
+        made += [f"{len(line.texts)} × {len(line.seeds)}", same, line.labels.get("drafter") or "none"]
     return made
 
 
