@@ -5,7 +5,7 @@
 Each defect is an exact replacement of text in a temporary copy of ``src``; the tests named with it run
 against that copy. A replacement that no longer matches, or tests that fail without any defect, are
 errors. Exit code 0 when all defects are caught, 1 when one is missed, 2 for an error. A whole run's record
-is ``bench/results/mutations.jsonl``: a line a defect, with the test that caught it.
+is ``bench/mutations.jsonl``: a line a defect, with the test that caught it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Make what the docs show of the rows in bench/results.
 
 python scripts/results.py           rewrite docs/results.md, and tables and pictures elsewhere
-python scripts/results.py --check   exit 1 if a page is not what the rows say
+python scripts/results.py --check   exit 1 if a page, or a sentence with a number, is not what the rows say
 
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``: that of the benchmark NAME, or
 one of the summaries here.
@@ -13,7 +13,9 @@ import re
 import sys
 from pathlib import Path
 
-from tokenswift.benchmark import columns, plots, report, specs
+import claims
+
+from tokenswift.benchmark import columns, plots, report, specs, tables
 from tokenswift.benchmark.runner import read_rows
 from tokenswift.benchmark.tables import Row, Table
 
@@ -44,7 +46,7 @@ def headline(rows: list[Row]) -> Table:
         ["**TokenSwift**, the default", f"**{auto:.1f} ×**", f"**{auto / plain:.1f} ×**"],
     ]
     below = (
-        f"SmolLM2-135M writing prose in float32 after 1,024 tokens, one run on {line['machine']}; "
+        f"{tables.DEFAULT_WORDS} writing prose in float32 after 1,024 tokens, one run on {line['machine']}; "
         f"commit {line['commit']}, transformers {line['versions']['transformers']}."
     )
     return Table(["", "over transformers", "over plain decoding"], body, below)
@@ -60,8 +62,14 @@ TEXTS = {
 }
 
 
+#: the variant that is automatic drafting, as rows name it
+AUTOMATIC = ("auto", "TokenSwift, automatic")
+LONG = 5000  # new tokens from which on a text is a line of its own
+
+
 def expect(rows: list[Row]) -> Table:
-    """Automatic drafting over plain decoding by kind of text: range of medians over texts and contexts."""
+    """Automatic drafting over plain decoding by kind of text: range of medians over texts and contexts, and
+    of long texts each length that the newest rows of Tables 1 and 3 reach."""
     lines = columns.views(specs.load("speed"), rows)
     body = []
     for variant, name in TEXTS.items():
@@ -71,8 +79,24 @@ def expect(rows: list[Row]) -> Table:
         between = " to ".join(f"{n:,}" for n in dict.fromkeys((contexts[0], contexts[-1])))
         speed = least if least == most else f"{least} to {most}"
         body.append([name, f"**{speed} ×**", between, " and ".join(dtypes)])
+    lengths: dict[int, list[Row]] = {}
+    for row in rows:
+        if row["spec"] in ("table1", "table3") and row["config"]["variant"] in AUTOMATIC:
+            lengths.setdefault(max(map(int, row["figures"])), []).append(row)
+    for length, found in sorted(lengths.items()):
+        latest = max(found, key=lambda row: row["date"])["commit"]
+        found = [row for row in found if row["commit"] == latest and length >= LONG]
+        if not found:
+            continue
+        speeds = [row["figures"][str(length)]["speedup"] for row in found]
+        speed = " to ".join(dict.fromkeys(f"{pick(speeds):.1f}" for pick in (min, max)))
+        prefills = sorted({row["config"]["prefill"] for row in found})
+        name = f"prose, a text of {length:,} new tokens"
+        between = " to ".join(f"{n:,}" for n in dict.fromkeys((prefills[0], prefills[-1])))
+        body.append([name, f"**{speed} ×**", between, " and ".join(sorted({row["dtype"] for row in found}))])
+        lines += [{"machine": row["machine"]} for row in found]
     machines = " and ".join(dict.fromkeys(line["machine"] for line in lines))
-    return Table(["text", "speed", "context, tokens", "type"], body, f"SmolLM2-135M on {machines}.")
+    return Table(["text", "speed", "context, tokens", "type"], body, f"{tables.DEFAULT_WORDS} on {machines}.")
 
 
 SUMMARIES = {"headline": headline, "expect": expect}
@@ -112,7 +136,10 @@ def main() -> int:
         ]
         for name in stale:
             print(f"error: {name} is not what bench/results says; run make results")
-        return 1 if stale else 0
+        wrong = claims.check(read_rows(RESULTS))
+        for fault in wrong:
+            print(f"error: {fault}")
+        return 1 if stale or wrong else 0
     (DOCS / "results").mkdir(exist_ok=True)
     for file in (DOCS / "results").glob("*.svg"):
         if file not in files:

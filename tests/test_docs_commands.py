@@ -140,7 +140,8 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
 
 def test_options_that_are_named_exist() -> None:
     known = options_of(build_parser()[0])
-    others = {"--index-url", "--torch-backend", "--nproc-per-node", "--prompts", "--contexts", "--results"}
+    others = {"--index-url", "--no-deps", "--torch-backend", "--nproc-per-node", "--speculative-config"}
+    others |= {"--prompts", "--contexts", "--results"}
     for page in walk.pages():
         named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", (ROOT / page).read_text(encoding="utf-8")))
         assert named <= known | others, f"{page}: {sorted(named - known - others)}"

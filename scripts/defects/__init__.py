@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from defects.audit import AUDIT
 from defects.auto import AUTOMATIC
+from defects.cuda import CUDA
 from defects.defect import Defect
 from defects.drafting import DRAFTING
 from defects.exactness import EXACTNESS
 from defects.low_bit import LOW_BIT
 from defects.many import MANY
+from defects.measuring import MEASURING
+from defects.scale import SCALE
 from defects.serving import SERVING
+from defects.spreading import SPREADING
 from defects.training import TRAINING
 
 __all__ = ["DEFECTS", "Defect"]
 
-DEFECTS = [*EXACTNESS, *AUDIT, *DRAFTING, *AUTOMATIC, *LOW_BIT, *MANY, *SERVING, *TRAINING]
+DEFECTS = [
+    *(*EXACTNESS, *AUDIT, *DRAFTING, *AUTOMATIC, *LOW_BIT, *CUDA),
+    *(*MANY, *SCALE, *SERVING, *SPREADING, *TRAINING, *MEASURING),
+]

@@ -46,15 +46,15 @@ AUTOMATIC = (
     Defect(
         "auto: heads after a partial pass start from the verified state",
         "drafters/partial.py",
-        'grow(candidates, nodes, hidden, "after")',
+        'grow(candidates, nodes, states[candidates.tree.depths[nodes[0]]], "after")',
         'grow(candidates, nodes, newest_hidden(sequence), "after")',
         (AUTO,),
     ),
     Defect(
         "auto: a chain of partial passes keeps its position",
         "drafters/partial.py",
-        "torch.tensor([start + len(path)], device=model.device)",
-        "torch.tensor([start], device=model.device)",
+        "torch.tensor([start + len(path)])",
+        "torch.tensor([start])",
         (AUTO,),
     ),
     Defect(

@@ -84,21 +84,21 @@ DRAFTING = [
     Defect(
         "all nodes go on from the first one's state",
         "drafters/heads.py",
-        "states = states[rows]",
+        "states = states[sent(rows, states.device)]",
         "states = states[[0] * len(rows)]",
         (TREES,),
     ),
     Defect(
         "every level is as wide as the first",
         "drafters/candidates.py",
-        "return self.widths[self.tree.depths[node]]",
+        "return self.widths[depth]",
         "return self.widths[0]",
         (TREES,),
     ),
     Defect(
         "packed heads: a state gets the norm of the model's own",
         "heads/packed.py",
-        "self._norm(0 if first else 1, states)",
+        "self._norm(norm, states)",
         "self._norm(0, states)",
         (TREES,),
     ),
@@ -154,8 +154,8 @@ DRAFTING = [
     Defect(
         "a draft pass one position late",
         "drafters/partial.py",
-        "torch.tensor([start + len(path)], device=model.device)",
-        "torch.tensor([start + len(path) + 1], device=model.device)",
+        "torch.tensor([start + len(path)])",
+        "torch.tensor([start + len(path) + 1])",
         (PARTIAL,),
     ),
     Defect(
@@ -210,8 +210,8 @@ DRAFTING = [
     Defect(
         "all passes of a chain at one position",
         "drafters/partial.py",
-        "torch.tensor([start + len(path)], device=model.device)",
-        "torch.tensor([start], device=model.device)",
+        "torch.tensor([start + len(path)])",
+        "torch.tensor([start])",
         (CHAINS,),
     ),
     Defect(

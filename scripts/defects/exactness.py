@@ -63,7 +63,7 @@ EXACTNESS = [
     Defect(
         "second chunk of the prefill at wrong positions",
         "models/base.py",
-        "            positions = torch.arange(cache.length, cache.length + len(rows), device=self.device)",
+        "            positions = torch.arange(cache.length, cache.length + len(rows))",
         "            positions = torch.arange(cache.length, cache.length + len(rows)) + 7 * (start > 0)",
         ("tests/models/test_target.py",),
     ),
@@ -162,8 +162,8 @@ EXACTNESS = [
     Defect(
         "wrong position of a node",
         "engine/step.py",
-        "positions = torch.tensor(tree.depths, device=model.device) + root_position",
-        "positions = torch.arange(len(tree), device=model.device) + root_position",
+        "tokens, positions = torch.tensor(tree.tokens), torch.tensor(tree.depths) + root_position",
+        "tokens, positions = torch.tensor(tree.tokens), torch.arange(len(tree)) + root_position",
         (TOKENS,),
     ),
     Defect(
@@ -183,9 +183,8 @@ EXACTNESS = [
     Defect(
         "draft pass commits to the full cache",
         "drafters/partial.py",
-        "            hidden = model.forward(token, position, cache).hidden\n",
-        "            hidden = model.forward(token, position, cache).hidden\n"
-        "            sequence.cache.commit((0,))\n",
+        "            return model.logits(states[-1])\n",
+        "            return model.logits(states[-1])\n            sequence.cache.commit((0,))\n",
         (TOKENS,),
     ),
     Defect(
@@ -206,23 +205,9 @@ EXACTNESS = [
     Defect(
         "off by one in compaction",
         "cache/full.py",
-        "    rows = torch.tensor(nodes, device=data.device) + start\n",
-        "    rows = torch.tensor(nodes, device=data.device) + start - 1\n",
+        "    rows = sent(nodes, data.device) + start\n",
+        "    rows = sent(nodes, data.device) + start - 1\n",
         ("tests/cache/test_cache.py",),
-    ),
-    Defect(
-        "a branch's keys at their slots, not by the row's path, on CUDA",
-        "backends/cuda/kernels.py",
-        "        slot = tl.where(turned, before + node, place)\n",
-        "        slot = place\n",
-        ("tests/backends/cuda/test_interpreter.py",),
-    ),
-    Defect(
-        "a shared chunk left out on CUDA",
-        "backends/cuda/kernels.py",
-        "tl.minimum(low + SPAN, closed), tl.minimum",
-        "tl.minimum(low + SPAN, closed - 1), tl.minimum",
-        ("tests/backends/cuda/test_interpreter.py",),
     ),
     Defect(
         "compaction skipped",
@@ -260,13 +245,6 @@ EXACTNESS = [
         "        row[node] = 1\n",
         "        row[: node + 1] = b'\\x01' * (node + 1)\n",
         ("tests/test_tree.py",),
-    ),
-    Defect(
-        "a node sees a sibling instead of its ancestor, seen by token equality alone",
-        "backends/cpu/cpu_attention.h",
-        "s[j] = w->node[r * stride + node];",
-        "s[j] = w->node[r * stride + (node > 1 ? node - 1 : node)];",
-        (TOKENS,),
     ),
     Defect(
         "the last accepted row is not kept",

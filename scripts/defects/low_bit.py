@@ -5,7 +5,7 @@ from __future__ import annotations
 from defects.defect import Defect
 
 PANELS, PASSES = "tests/weights/test_panels.py", "tests/models/test_low_bit.py"
-AUTO = "tests/drafters/test_auto.py"
+AUTO, CUDA = "tests/drafters/test_auto.py", "tests/backends/cuda/test_weights.py"
 LOW = "backends/cpu/cpu_low.h"
 
 LOW_BIT = (
@@ -71,5 +71,40 @@ LOW_BIT = (
         "made = backend.pack(Stored(form, form.encode(weight.unpack().float())))",
         "made = backend.pack(Stored(form, form.encode(weight.unpack().float().roll(1, 0))))",
         (PASSES,),
+    ),
+    Defect(
+        "low bits: on CUDA the halves of a byte belong to the other group",
+        "backends/cuda/weights.py",
+        "            u = torch.stack((pairs & 15, pairs >> 4), 2).flatten(1)\n",
+        "            u = torch.stack((pairs >> 4, pairs & 15), 2).flatten(1)\n",
+        (CUDA,),
+    ),
+    Defect(
+        "low bits: weights that are quantised for a card are not checked there",
+        "engine/source.py",
+        "        card = None if card is None else replace(card, far=math.nan)\n",
+        "",
+        (CUDA,),
+    ),
+    Defect(
+        "heads that were packed for another backend are used",
+        "heads/packed.py",
+        "if kept is None or kept[:2] != (backend, state):",
+        "if kept is None or kept[1] != state:",
+        (CUDA,),
+    ),
+    Defect(
+        "graphs stay on for who wants none",
+        "models/target.py",
+        '*(["without graphs"] if off else [])',
+        "*[]",
+        ("tests/models/test_target.py",),
+    ),
+    Defect(
+        "what would fit into a card's memory leaves the run's own out",
+        "memory.py",
+        "room = memory.free + held -",
+        "room = memory.free -",
+        ("tests/test_memory.py",),
     ),
 )

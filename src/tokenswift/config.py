@@ -322,6 +322,8 @@ class TriForceOptions:
         check_choice("candidates", self.candidates, ("coupled", "probability"))
 
 
+#: kinds of draft heads; as ``heads`` each names the shipped ones of its kind
+HEAD_KINDS = ("linear", "conditioned", "medusa")
 #: strategy → kind of its options
 OPTIONS: dict[str, type] = {
     "auto": AutoOptions,

@@ -11,6 +11,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
+def is_address(name: object) -> bool:
+    """Whether a name is an address of fsspec, such as ``s3://bucket/texts``, and no path."""
+    return isinstance(name, str) and "://" in name
+
+
 def read_small(path: Path, most: int = 1 << 20) -> bytes:
     """The content of a regular file of at most ``most`` bytes; never waits, whatever is there.
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # the command line is there before torch is
 
     from tokenswift.weights.format import Stored
 
+#: of a model: names of its parameters, and what makes their values
+Values = Callable[[Any], Iterable[tuple[str, Callable[[], "Tensor"]]]]
 SAMPLE_SIZE = 256  # values taken of a weight for a base's identity
 TOLERANCE = 0.01  # greatest relative distance of two samples of one base; a bf16 cast gives 0.002
 PLACES, RUN = 4, 16  # places of a weight that a digest looks at, and values at each
@@ -107,12 +109,17 @@ class BaseIdentity:
         return max(distance(a, b) for a, b in parts)
 
 
-def base_of(model: Any, name: str | None = None) -> BaseIdentity:
-    """The identity of a loaded transformers causal LM."""
+def base_of(model: Any, name: str | None = None, values: Values | None = None) -> BaseIdentity:
+    """The identity of a loaded transformers causal LM; ``values`` as for :func:`identity_of`."""
     layers = model.base_model.layers
     middle = next(p for p in layers[len(layers) // 2].parameters() if p.ndim == 2)
+    embedding = model.get_input_embeddings().weight
     known = name or getattr(model.config, "_name_or_path", "") or model.config.model_type
-    return _base(str(known), model.get_input_embeddings().weight, middle)
+    if values is not None:
+        found = {id(p): n for n, p in model.named_parameters()}
+        made = dict(values(model))
+        embedding, middle = made[found[id(embedding)]](), made[found[id(middle)]]()
+    return _base(str(known), embedding, middle)
 
 
 def base_of_weights(get: Callable[[str], Tensor | Stored | None], layers: int, name: str) -> BaseIdentity:
@@ -172,9 +179,11 @@ def weights_digest(named: Iterable[tuple[str, Tensor | Stored]], dtype: torch.dt
     return _digest(parts())
 
 
-def identity_of(model: Any) -> dict[str, Any]:
+def identity_of(model: Any, values: Values | None = None) -> dict[str, Any]:
     """The identity of a loaded transformers causal LM, before anything takes its weights.
 
+    Args:
+        values: names of its parameters and what makes their values, where these are not simply there.
     Returns:
         dtype, digests of config and sampled weights, and the adapter: None, or the names of the adapters
         that PEFT attached with a digest of their settings and sampled weights.
@@ -202,7 +211,11 @@ def identity_of(model: Any) -> dict[str, Any]:
     return {
         "dtype": str(model.dtype).removeprefix("torch."),
         "config": config_digest(model.config),
-        "weights": weights_digest(sorted(own, key=itemgetter(0))),
+        "weights": weights_digest(
+            sorted(own, key=itemgetter(0))
+            if values is None
+            else ((name, make()) for name, make in sorted(values(model), key=itemgetter(0)))
+        ),
         "adapter": adapter,
     }
 

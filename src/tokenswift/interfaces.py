@@ -32,8 +32,8 @@ class Segment:
     """Rows of one text in a pass.
 
     Attributes:
-        tokens: (m,) token ids.
-        positions: (m,) their positions.
+        tokens: (m,) token ids, on the host, or where the model is if they arose there.
+        positions: (m,) their positions, on the host.
         cache: the text's own; the rows' entries go to its scratch.
         parents: the row that each row follows (-1 for the root): it sees the whole cache, its ancestors and
             itself. None is a chain, each row after the last.

@@ -107,6 +107,12 @@ GENERATE: list[tuple[str, str]] = [
     ("hi --threads 100000", "--threads is 100000; valid: 1 to "),
     ("hi --threads 5000", "--threads is 5000; valid: 1 to "),
     ("hi --device cuda:97", "--device is 'cuda:97'"),
+    ("hi --backend fast", "--backend is 'fast'; valid: auto, cpu, cuda, torch"),
+    (
+        "hi --backend cuda --device cpu",
+        "--backend is 'cuda', and the device is 'cpu'; valid: auto, cpu, torch",
+    ),
+    ("hi --cuda-graphs on", "--cuda-graphs is 'on'; valid: auto, off"),
     ("hi --strategy triforce --model sized", "--draft-model is not given; valid: a causal LM with"),
     (
         "hi --strategy medusa --model sized",
@@ -124,7 +130,7 @@ GENERATE: list[tuple[str, str]] = [
     ("--prompt-file prompt.txt --explain prompt.txt", "--explain prompt.txt is the file of --prompt-file"),
     ("hi --loop-patterns 5,1,3", "--loop-patterns 5,1,3: MAX is 1; valid: 5 (MIN) to 65536"),
     ("hi --loop-patterns 1,2,1", "--loop-patterns 1,2,1: COUNT is 1; valid: an integer of at least 2"),
-    ("hi --heads 3", "--heads is '3': no such file; valid: auto, none, or an adapter file"),
+    ("hi --heads 3", "--heads is '3': no such file; valid: auto, none, shipped ones by kind (linear,"),
 ]
 TRAIN: list[tuple[str, str]] = [
     ("--out new", "--data or --states is needed"),
@@ -157,7 +163,7 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--model full", "--model folder full"),
         ("--gpu v100", "--gpu is 'v100'; valid: h100, h200, a100, 4090, l40s"),
         ("--gpu h100 --device cpu", "--gpu is 'h100', device is 'cpu'; valid: one of them"),
-        ("--gpu h100 --weights q8_0", "--weights is 'q8_0', which runs on the CPU alone; valid: stored"),
+        ("--gpu h100 --measure", "--gpu is 'h100', and measure is for this machine; valid: one of them"),
         ("--rows 0", "--rows is 0"),
         ("--rows 4 --accepted 2,4.5", "--accepted is 4.5; valid: 1 to 4, the rows of a step"),
         ("--accepted nan", "--accepted is nan; valid: 1 to 5, the rows"),

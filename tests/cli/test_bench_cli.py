@@ -29,7 +29,7 @@ RUN = ("bench", "run", "table5")
         ((*RUN, "--heads", "none.safetensors"), "--heads is 'none.safetensors': no such file"),
         ((*RUN, "--threads", "0"), "--threads is 0; valid: an integer of at least 1"),
         ((*RUN, "--prompts", "no-folder"), "--prompts is 'no-folder'; valid: shipped, pg19, or a folder"),
-        ((*RUN, "--variant", "Medusa"), "--variant is 'Medusa'; valid: TokenSwift, k = 0"),
+        ((*RUN, "--variant", "Medusa"), "--variant is 'Medusa'; valid: ours, fixed tree"),
         (("bench", "report"), "--results is 'bench-results': no such folder"),
     ],
 )
@@ -53,7 +53,7 @@ def test_the_list(cli: Call) -> None:
     shown = cli("bench", "list").out
     assert "\ntable7            Shapes of the tree" in shown and "rows of table15" in shown
     found = {entry["name"]: entry for entry in json.loads(cli("bench", "list", "--json").out)}
-    assert len(found) == 39 and found["table7"]["rows"]["smoke"] == 3
+    assert len(found) == 40 and found["table7"]["rows"]["smoke"] == 3
 
 
 def test_measured_and_reported(cli: Call, tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
@@ -70,10 +70,14 @@ def test_measured_and_reported(cli: Call, tiny_folder: Callable[..., Path], tmp_
         "budget=32",
     )
     there = cli(*words, "--dry-run")
-    assert there.code == 0 and there.out.count("to do  table5: cache") == 3 and there.files == []
+    assert (
+        there.code == 0
+        and there.out.count("to do  table5: ours, fixed tree, cache") == 3
+        and there.files == []
+    )
     done = cli(*words)
     assert done.code == 0 and "3 rows measured, 0 were there: bench-results" in done.err, done.err
-    assert "[1/3] table5: cache full, text 1, seed 0: done" in done.err
+    assert "[1/3] table5: ours, fixed tree, cache full, text 1, seed 0: done" in done.err
     assert "0 rows measured, 3 were there" in cli(*words).err
     assert cli(*words, "--dry-run").out.count("there  table5") == 3
     made = cli("bench", "report", "--title", "Tiny")
@@ -88,4 +92,35 @@ def test_what_does_not_fit_is_left_out(cli: Call, tiny_folder: Callable[..., Pat
     words = ("bench", "run", "table3", "--model", tiny_folder(), "--set", "points=8", "--set", "prefill=20")
     done = cli(*words, "--set", "strategy=medusa")
     assert done.code == 0 and "left out: strategy medusa needs heads" in done.err
-    assert "0 rows measured, 0 were there, 8 left out" in done.err
+    assert "left out: linear heads: " in done.err
+    assert (
+        ".linear.heads.safetensors is missing, run: tokenswift train-heads --recipe paper --model" in done.err
+    )
+    assert "0 rows measured, 0 were there, 9 left out" in done.err
+
+
+def test_ahead_of_a_card(cli: Call) -> None:
+    """Every row of Tables 3 and 4 names its heads or the command for them, memory and time; a row whose heads
+    are there is to do."""
+    words = ("bench", "run", "table3", "table4", "--preset", "gpu", "--set", "texts=1", "--dry-run")
+    (Path.cwd() / "Llama-3.1-8B.linear.heads.safetensors").touch()
+    done = cli(*words)
+    lines = done.out.splitlines()
+    assert done.code == 0 and len(lines) == 9 * 2 * 3 + 4 * 3, done.err
+    for line in lines:
+        drafts = "MagicDec" not in line or "standalone" in line
+        assert not drafts or "heads: " in line or "draft model: " in line, line
+        assert ("unfit" in line) is ("is missing, run: tokenswift " in line) and " GB and " in line, line
+        assert " hours on NVIDIA A100 SXM 80 GB  {" in line
+    llama = [
+        line
+        for line in lines
+        if "model meta-llama/Llama-3.1-8B, text 1" in line and "paper, exact rule" in line
+    ]
+    assert len(llama) == 3 and all(line.startswith("to do") for line in llama)
+    command = (
+        "tokenswift import-heads --checkpoint TokenSwift/TokenSwift-Yarn-Llama-2-7b-128k --model "
+        "NousResearch/Yarn-Llama-2-7b-128k --out Yarn-Llama-2-7b-128k.linear.heads.safetensors"
+    )
+    assert sum(command in line for line in lines) == 6  # two rules, three prefills
+    assert "--card is 'b200'; valid: h100" in cli(*words, "--card", "b200").error

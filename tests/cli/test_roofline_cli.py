@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from transformers import AutoConfig
 
 from tests.cli.conftest import Call
+from tokenswift import LLM
+from tokenswift.cli import roofline
 from tokenswift.roofline import machine
 from tokenswift.roofline.cards import CARDS
 from tokenswift.roofline.passes import floor, steps
@@ -33,10 +36,13 @@ def test_the_record(cli: Call, config: Path) -> None:
     done = cli("roofline", "--model", config, "--gpu", "h200", "--json", "-", "--quiet")
     assert done.code == 0 and done.err == "" and done.out.count("\n") == 1
     made = json.loads(done.out)
-    card, sizes = CARDS["h200"], sizes_of(str(config), packs=False)
+    card = CARDS["h200"]
+    sizes = sizes_of(str(config), machine=card)
+    drafts = sizes.in_few_bits("q8_0")
     assert list(made) == ["model", "sizes", "drafts", "rows", "budget", "machine", "steps"]
     assert made["model"] == str(config) and (made["rows"], made["budget"]) == (5, 1024)
-    assert made["sizes"] == made["drafts"] and made["sizes"]["weights"] == dict(sizes.weights)
+    assert made["drafts"]["weights"] == dict(drafts.weights) == {"q8_0": sizes.weights["bfloat16"]}
+    assert made["sizes"]["weights"] == dict(sizes.weights)
     assert made["sizes"]["limit"] == 8192 and made["sizes"]["windows"] == [0, 0, 0]
     rate = card.arithmetic["bfloat16"]
     assert made["machine"] == {
@@ -44,13 +50,14 @@ def test_the_record(cli: Call, config: Path) -> None:
         "source": card.source,
         "bandwidth": card.bandwidth,
         "arithmetic": [
-            {"part": "products", "stored": "bfloat16", "plain": rate, "verify": rate, "draft": rate},
+            {"part": "products", "stored": "bfloat16", "plain": rate, "verify": rate, "draft": None},
+            {"part": "products", "stored": "q8_0", "plain": None, "verify": None, "draft": rate},
             {"part": "attention", "plain": rate, "verify": rate, "draft": rate},
         ],
     }
     assert [line["context"] for line in made["steps"]] == [1024, 2048, 4096, 8192]
     for line in made["steps"]:
-        found = steps(sizes, sizes, card, line["context"], 5, 1024, [2.0, 3.0, 4.0])
+        found = steps(sizes, drafts, card, line["context"], 5, 1024, [2.0, 3.0, 4.0])
         for name, part in (("plain", found.plain), ("verify", found.verify), ("draft", found.draft)):
             assert line[name] == {
                 "nbytes": part.nbytes,
@@ -72,7 +79,7 @@ def test_the_text(cli: Call, config: Path) -> None:
     *_, head, _, first, last = done.out.splitlines()
     assert head.split() == ["context", "1", "row", "3", "rows", "draft", "tokens/s", "1.5", "tokens"]
     assert first.split()[0] == "1,000" and last.split()[0] == "8,192"
-    plain = floor(sizes_of(str(config), packs=False), CARDS["a100"], 1, 8192)
+    plain = floor(sizes_of(str(config), machine=CARDS["a100"]), CARDS["a100"], 1, 8192)
     assert last.split()[1] == f"{1000 * plain.seconds:.2f}"
     assert last.split()[4] == f"{1 / plain.seconds:,.1f}"
     assert "to" in last.split()
@@ -97,6 +104,43 @@ def test_on_this_machine(cli: Call, config: Path, monkeypatch: pytest.MonkeyPatc
     assert [s["accepted"] for s in few["steps"][0]["speedups"]] == [1.0]
     shown = cli(*argv[:-3], "--length", "100").out
     assert "GFLOP/s" in shown and "measured here" in shown
+
+
+def test_measured_beside_the_floor(
+    cli: Call, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is loaded, and its passes stand beside their floors, with the ratio."""
+    monkeypatch.setattr(machine, "BLOCK", 1 << 20)
+    monkeypatch.setattr(machine, "SECONDS", 0.0)
+    monkeypatch.setattr(roofline, "pass_seconds", lambda target, context, rows: context + rows / 10)
+    argv = ("roofline", "--model", tiny_folder(), "--device", "cpu", "--measure", "--rows", "3")
+    done = cli(*argv, "--length", "50,200", "--json", "r.json")
+    assert done.code == 0
+    made = json.loads(Path("r.json").read_text())
+    assert [line["measured"] for line in made["steps"]] == [
+        {"plain": n + 0.1, "verify": n + 0.3} for n in (50, 200)
+    ]
+    line = made["steps"][1]
+    assert f"{200_100:.0f} ({200.1 / line['plain']['seconds']:.2f})" in done.out
+    assert f"{200_300:.0f} ({200.3 / line['verify']['seconds']:.2f})" in done.out
+    assert "measured (over floor)" in done.out
+    refused = cli("roofline", "--model", tiny_folder(), "--gpu", "h100", "--measure")
+    assert refused.code == 2 and "--gpu is 'h100', and measure is for this machine" in refused.error
+
+
+def test_a_pass_that_is_measured(tiny_folder: Callable[..., Path]) -> None:
+    """Rows over a text of the length, with logits of all of them."""
+    seen: list[tuple[int, int, int]] = []
+    target = LLM(tiny_folder(), device="cpu", heads="none").target
+    run, project = target.forward, target.project
+    target.forward = lambda tokens, at, cache, parents=None: (  # type: ignore[method-assign]
+        seen.append((len(tokens), cache.length, int(at[-1]))) or run(tokens, at, cache, parents)
+    )
+    target.project = lambda normed, rows=None: (  # type: ignore[method-assign]
+        seen.append((len(normed), 0, 0)) or project(normed, rows)
+    )
+    assert roofline.pass_seconds(target, 40, 3) > 0
+    assert seen == [(3, 40, 42), (3, 0, 0)] * (roofline.RUNS + 1)
 
 
 def test_lengths(cli: Call, config: Path, tmp_path: Path) -> None:

@@ -258,7 +258,53 @@ def test_report(cli: Call, tiny: Path, tmp_path: Path) -> None:
     assert page.startswith("<!doctype html>") and "Run run: 60 tokens, finished (length)" in page
     assert cli("report", "run", "--output", "page.html", "--quiet").err == ""
     assert (tmp_path / "cwd/page.html").exists()
-    assert "holds no run" in cli("report", ".").error
+    (tmp_path / "cwd/empty").mkdir()
+    assert "holds no run" in cli("report", "empty").error
+
+
+def test_one_report_of_many_runs(cli: Call, tiny: Path, tmp_path: Path) -> None:
+    """Of a folder with runs in it, and of an address, which has nowhere to put a page."""
+    for name, length in (("first", 30), ("second", 40)):
+        argv = (
+            "--model",
+            tiny,
+            "--ignore-eos",
+            "--max-new-tokens",
+            length,
+            "--run-dir",
+            f"out/{name}",
+            "--quiet",
+        )
+        cli("generate", "hello", *argv)
+    done = cli("report", "out")
+    assert (done.code, done.err) == (0, "out/report.html, 2 runs\n")
+    page = (tmp_path / "cwd/out/report.html").read_text(encoding="utf-8")
+    assert "Runs in out: 2 of 2 finished, 70 tokens" in page and ">first</th>" in page
+    there = f"file://{tmp_path}/cwd/out"
+    shown = cli("runs", there)
+    assert shown.out.count(f"{there}/") == 2 and shown.out.count("finished (length)") == 2
+    assert cli("report", there).error.startswith("--output is not given, and file://")
+    assert cli("report", there, "--output", "page.html").code == 0
+    assert (tmp_path / "cwd/page.html").read_text(encoding="utf-8").replace(there, "out") == page
+    assert "no such folder" in cli("runs", "missing").error
+
+
+def test_a_plan_of_many_prompts(cli: Call, tiny: Path) -> None:
+    Path("p").write_text(
+        '{"prompt": "hello"}\n{"prompt": "hello there", "max_new_tokens": 50}\n' * 2, "utf-8"
+    )
+    how = ("--prompts", "p", "--model", tiny, "--quiet", "--max-new-tokens", "100")
+    shown = cli("plan", *how, "--nodes", "2")
+    assert shown.code == 0 and shown.err == "", shown
+    for word in ("4 texts, 32 tokens of prompts, 300 new tokens; 2 nodes with 2 side by side", "node hours"):
+        assert word in shown.out
+    record = json.loads(cli("plan", *how, "--at-once", "3", "--json", "--no-measure").out)
+    assert (record["at_once"], record["nodes"], record["seconds"]) == (3, 1, None) and record["floor"] > 0
+    assert record["peak"] == sum(part["nbytes"] for part in record["parts"])
+    assert cli("plan", "hi", "--nodes", "2").error == "--nodes is given without --prompts; valid: both"
+    assert cli("plan", "hi", "--prompts", "p").error.startswith("--prompts and PROMPT given")
+    too_long = cli("plan", *how, "--max-new-tokens", "1000")
+    assert too_long.code == 2 and "valid: up to the model's 256 positions" in too_long.error
 
 
 def test_plan(cli: Call, tiny: Path) -> None:

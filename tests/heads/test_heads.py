@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.tiny import tiny_model
+from tokenswift.heads import checkpoint
 from tokenswift.heads.checkpoint import (
     METADATA_KEY,
     base_of,
@@ -148,6 +149,61 @@ def test_none_and_auto() -> None:
     assert resolve_heads(None, tiny()) is None
     assert resolve_heads("auto", tiny()) is None
     assert packaged_heads(tiny()) is None
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Heads of two kinds for a tiny model, shipped with the library in place of the real ones."""
+    model = tiny()
+    (tmp_path / "data").mkdir()
+    for kind in ("linear", "medusa"):
+        save_heads(
+            random_heads(kind), tmp_path / "data" / f"a.{kind}.heads.safetensors", base_of(model, "tiny")
+        )
+    monkeypatch.setattr("tokenswift.heads.checkpoint.resources.files", lambda package: tmp_path)
+    return model
+
+
+def test_shipped_heads_by_kind(shipped: Any) -> None:
+    """A kind names the shipped heads of that kind, whichever comes first by name; another one is refused."""
+    for kind in ("linear", "medusa"):
+        found = resolve_heads(kind, shipped)
+        assert found is not None and (found.kind, found.source) == (
+            kind,
+            f"a.{kind}.heads.safetensors (shipped)",
+        )
+    with pytest.raises(InputError, match="heads is 'conditioned', and no conditioned heads are shipped for"):
+        resolve_heads("conditioned", shipped)
+    with pytest.raises(InputError, match="no linear heads are shipped for"):
+        resolve_heads("linear", tiny(seed=5))
+
+
+@pytest.mark.parametrize("moved, fits, told", [(0.004, True, False), (0.08, True, True), (0.3, False, False)])
+def test_shipped_heads_of_weights_before_rounding(
+    shipped: Any, moved: float, fits: bool, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Weights as far from those that heads were made for as rounding to few bits moves them get the heads,
+    with a line; those of another model do not. Heads from a file are still refused."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in shipped.parameters():
+            weight += moved * weight.norm() / weight.numel() ** 0.5 * torch.randn_like(weight)
+    with caplog.at_level("INFO", "tokenswift"):
+        heads = resolve_heads("auto", shipped)
+    assert (heads is not None) is fits
+    assert any("differ from this model's by" in line for line in caplog.messages) is told
+    file = Path(str(checkpoint.resources.files("tokenswift"))) / "data" / "a.linear.heads.safetensors"
+    if moved > 0.01:
+        with pytest.raises(InputError, match="their weights differ by"):
+            load_heads(file, shipped)
+
+
+def test_heads_know_how_they_were_trained(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_heads(random_heads("linear"), path, base_of(tiny()), notes={"tokens": 7, "steps": 3.0})
+    assert (
+        load_heads(path, tiny()).notes == {"tokens": 7, "steps": 3.0} and random_heads("linear").notes == {}
+    )
 
 
 def damaged(path: Path, change: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from tokenswift.roofline.cards import Card
 from tokenswift.roofline.passes import floor
 from tokenswift.roofline.sizes import sizes_of_target
 from tokenswift.runs import plan as plans
-from tokenswift.runs.plan import Speed, expected, plan
+from tokenswift.runs.plan import Part, Plan, Speed, expected, plan, plan_many
 
 OPTIONS: dict[str, Any] = {"tree": (2, 2), "ngrams": 3, "budget": 60, "sinks": 2, "draft": "partial"}
 
@@ -111,3 +112,19 @@ def test_resident_memory_grows_with_what_is_held() -> None:
         pytest.skip("the system does not tell")
     held = bytearray(b"x") * 200_000_000
     assert resident() - before > 150_000_000 and len(held)
+
+
+def test_many_texts_share_nodes() -> None:
+    """Side by side at twice the speed of one alone; never less than the longest text takes beside others."""
+    speed = Speed(at=0, step=0.1, rate=2.0, slope=0.0, prefill=0.0, prefill_slope=0.0, spread=0.0)
+    longest = Plan([Part("weights", 100)], 100, None, None, 50.0, (40.0, 60.0), speed)
+    sizes = [(10, 1000)] * 8  # 50 s each
+    one = plan_many(longest, sizes, 1, 4, 7, 40.0)
+    assert one.seconds == pytest.approx(200.0) and one.rate == pytest.approx(40.0)
+    assert (one.texts, one.prompt, one.new, one.peak) == (8, 80, 8000, 100 + 3 * 7)
+    assert plan_many(longest, sizes, 2, 4, 7, 40.0).seconds == pytest.approx(100.0)
+    assert plan_many(longest, sizes, 8, 4, 7, 40.0).seconds == pytest.approx(100.0)  # 50 s, at half the speed
+    assert plan_many(longest, sizes, 8, 1, 7, 20.0).seconds == pytest.approx(50.0)
+    assert one.range is not None and one.range[0] < 200.0 < one.range[1]
+    floor_only = plan_many(replace(longest, speed=None), sizes, 4, 2, 7, None, least=80.0)
+    assert (floor_only.seconds, floor_only.range, floor_only.floor) == (None, None, 20.0)

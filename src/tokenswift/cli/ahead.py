@@ -42,8 +42,8 @@ def check_drafts(strategy: str, model: str, heads: str, draft_model: str | None)
             "draft_model is not given; valid: a causal LM with the target's tokenizer, such as a folder of "
             "train-draft"
         )
-    shipped = heads == "auto" and _may_be_shipped_for(model, "medusa")
-    if strategy == "medusa" and heads in ("auto", "none") and not shipped:
+    shipped = heads in ("auto", "medusa") and _may_be_shipped_for(model, "medusa")
+    if strategy == "medusa" and heads in ("auto", "medusa", "none") and not shipped:
         raise InputError(
             f"strategy medusa needs heads of kind medusa, and --heads is {heads!r}; valid: --heads FILE from "
             "tokenswift train-heads --kind medusa or import-heads"

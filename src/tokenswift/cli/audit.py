@@ -9,7 +9,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.declare import integer
+from tokenswift.cli.declare import add_options, integer
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.config import OPTIONS, build_options, check_integer
 from tokenswift.types import InputError, RunError
@@ -58,6 +58,7 @@ def add_parser(subparsers: Any) -> None:
     for action in parser._actions:
         if action.dest == "strategy":
             action.help = "a strategy by name, or all; default: %(default)s"
+    add_options(parser.add_argument_group("several devices"), options.Together)
     group = parser.add_argument_group("results")
     add_json_option(group, "write everything that was found there")
     group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")

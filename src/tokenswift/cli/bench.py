@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.benchmark import runner, specs
+from tokenswift.benchmark.needs import MODELS, needs
 from tokenswift.benchmark.runner import Job, Outcome, read_rows
-from tokenswift.benchmark.settings import KINDS, parse, value_of
+from tokenswift.benchmark.settings import DEFAULTS, KINDS, LATER, parse, value_of
 from tokenswift.benchmark.tables import shown
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_text
 from tokenswift.cli.progress import Line, duration, is_live
 from tokenswift.cli.tables import table
+from tokenswift.config import check_choice
+from tokenswift.roofline.cards import CARDS
 from tokenswift.types import InputError, RunError
 
 RESULTS = "bench-results"
@@ -45,13 +48,13 @@ class Settings:
         model: alias, folder or hub id; default: the preset's
         dtype: auto, float32, bfloat16 or float16; default: the preset's
         device: auto, cpu or cuda; default: auto
-        heads: draft heads: a file, auto or none; default: auto
+        heads: draft heads: a file, auto, none, or shipped ones by kind; default: the variant's
         threads: CPU threads; default: torch's own
         prompts: texts to go on from: a folder of .txt files, pg19 (from the hub) or shipped; default: the
             preset's
         set: a setting over spec and preset, such as texts=2, seeds=3, points=100,200, reach=text or
             budget=256; values with commas make rows for each; may be given several times
-        variant: only this variant of what a table compares, such as TokenSwift; may be given several times;
+        variant: only this variant of what a table compares, such as auto; may be given several times;
             default: all
     """
 
@@ -64,6 +67,20 @@ class Settings:
     prompts: str | None = option(None, "FOLDER")
     set: list[str] = option((), "KEY=VALUE", action="append")
     variant: list[str] = option((), "NAME", action="append", earlier="--way")
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What is said instead of measuring.
+
+    Attributes:
+        dry_run: say which rows would be measured and what they need, and end
+        card: with --dry-run, the least memory and time of each row on a card by its maker's figures: h100,
+            h200, a100, 4090 or l40s; default: a100 with the preset gpu, else none
+    """
+
+    dry_run: bool = option(False)
+    card: str | None = option(None, "CARD")
 
 
 @dataclass(frozen=True)
@@ -117,7 +134,7 @@ def add_parser(subparsers: Any) -> None:
     add_options(running, Settings)
     there = "rows go there, and those there already are not measured again"
     add_options(running, Results, texts={"results": there})
-    running.add_argument("--dry-run", action="store_true", help="say which rows would be measured, and end")
+    add_options(running, Ahead)
     add_options(running, options.Quiet)
     reporting = parts.add_parser(
         "report",
@@ -152,7 +169,7 @@ def run_list(args: argparse.Namespace) -> int:
     rows = []
     for spec in found:
         counts = ", ".join(str(len(spec.rows(preset, {}))) for preset in specs.PRESETS)
-        own = counts if spec.data.get("variants") else f"rows of {', '.join(spec.sources[1:])}"
+        own = counts if spec.variants else f"rows of {', '.join(spec.sources[1:])}"
         rows.append((spec.name, spec.title, spec.group, own))
     print(table(rows, ("name", "what it shows", "group", f"rows ({', '.join(specs.PRESETS)})")))
     return 0
@@ -178,6 +195,8 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
                 if args.variant and config["variant"] not in args.variant:
                     continue
                 parts = [(key, value_of(config, key)) for key in source.told_apart]
+                named = config["model"] in MODELS and "model" not in source.told_apart
+                parts += [("model", config["model"])] if named else []
                 label = ", ".join(
                     shown(value) if key == "variant" else f"{key} {shown(value)}"
                     for key, value in parts
@@ -198,16 +217,17 @@ def check_jobs(jobs: list[Job]) -> None:
         InputError: naming what is not.
     """
     from tokenswift.benchmark.prompts import check_source
-    from tokenswift.models.load import check_place, locate
+    from tokenswift.models.load import check_place, check_place_names, locate
 
     def several(key: str) -> list[Any]:
         return sorted({str(job.config[key]) for job in jobs})
 
     for place in sorted({(job.config["dtype"], job.config["device"]) for job in jobs}):
         check_place(*place)
+    for job in jobs:
+        check_place_names("auto", "auto", *(job.config.get(key, DEFAULTS[key]) for key in LATER))
     for heads in several("heads"):
-        if heads not in ("auto", "none") and not Path(heads).expanduser().exists():
-            raise InputError(f"heads is {heads!r}: no such file; valid: auto, none, or an adapter file")
+        options.check_heads(heads)
     for source in sorted({job.config["prompts"] for job in jobs if job.kind in KINDS[:3]}):
         check_source(source)
     for model in sorted(
@@ -222,12 +242,12 @@ def run_rows(args: argparse.Namespace) -> int:
     folder = Path(args.results).expanduser()
     if folder.exists() and not folder.is_dir():
         raise InputError(f"results is {args.results!r}: it is no folder; valid: a new or a results folder")
+    if args.card is not None:
+        check_choice("card", args.card, tuple(CARDS))
     if args.dry_run:
-        there = {row["key"] for row in read_rows(folder)}
-        for job in jobs:
-            print(f"{'there' if job.key in there else 'to do'}  {job}  {json.dumps(job.config)}")
+        say_ahead(jobs, folder, args.card or ("a100" if args.preset == "gpu" else None))
         return 0
-    check_jobs(jobs)
+    check_jobs([job for job in jobs if not any(need.command for need in needs(job.config))])
     watcher = Rows(args.quiet)
     try:
         outcome = runner.run(jobs, folder, watcher)
@@ -241,6 +261,25 @@ def run_rows(args: argparse.Namespace) -> int:
             f"{len(outcome.failed)} rows failed, the first is {job} ({why}); the others are in {folder}"
         )
     return 0
+
+
+def say_ahead(jobs: list[Job], folder: Path, card: str | None) -> None:
+    """A line for each row: whether it is there, what it needs and has not, what it takes on a card at the
+    least, and its configuration."""
+    there = {row["key"] for row in read_rows(folder)}
+    for job in jobs:
+        found = needs(job.config)
+        missing = any(need.command for need in found)
+        word = "there" if job.key in there else "unfit" if missing else "to do"
+        parts = [str(need) for need in found]
+        if card is not None and job.kind in ("decode", "text"):
+            from tokenswift.benchmark.estimate import estimate
+
+            nbytes, seconds = estimate(job.config, CARDS[card])
+            parts.append(
+                f"at least {nbytes / 1e9:.1f} GB and {seconds / 3600:.2f} hours on {CARDS[card].name}"
+            )
+        print(f"{word}  {'; '.join([str(job), *parts])}  {json.dumps(job.config)}")
 
 
 def _say(outcome: Outcome, folder: Path, quiet: bool) -> None:
@@ -268,7 +307,7 @@ def run_report(args: argparse.Namespace) -> int:
 
 
 #: settings that are options of a part
-OPTIONS = (*(one.name for one in fields(Settings)), "results")
+OPTIONS = (*(one.name for one in fields(Settings)), "results", "card")
 PARTS = {"list": run_list, "run": run_rows, "report": run_report}
 
 

@@ -14,10 +14,11 @@ from tokenswift.benchmark.peer import generate_rate
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.generate import stream
-from tokenswift.cli.output import TextSink, check_writable, record_of, write_json
+from tokenswift.cli.output import TextSink, check_writable, write_json
 from tokenswift.cli.progress import Progress
 from tokenswift.cli.tables import table
 from tokenswift.config import SamplingParams
+from tokenswift.engine.records import record_of
 from tokenswift.types import Generation, InputError, RunError
 
 STRATEGIES = ("autoregressive", "auto")

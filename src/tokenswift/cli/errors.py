@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from difflib import get_close_matches
 
+from tokenswift.cli.escapes import shown_on
+from tokenswift.ranks import says
 from tokenswift.types import InputError
 
 #: words of torch's and the system's errors when memory ran out
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory", "Unable to allocate")
+
+
+def say(message: str) -> None:
+    """The line of an error."""
+    with suppress(OSError):  # the terminal may be gone
+        print(shown_on(sys.stderr, f"error: {message}"), file=sys.stderr, flush=True)
+
+
+def last_line(message: str) -> None:
+    """The line of an error of a run by several ranks, by the one that says it."""
+    if says(message):
+        say(message)
 
 
 def check_utf8(word: str) -> None:
@@ -56,6 +72,8 @@ def with_option_name(message: str, options: dict[str, str]) -> str:
         message = f"{head}; valid: {', '.join(options.get(name, name) for name in names.split(', '))}"
     if "dtype" in options:
         message = re.sub(r"(?<=or )dtype (?=b?float)", f"{options['dtype']} ", message)
+    if "weights" in options:
+        message = re.sub(r"(?<=or )weights (?=q\d_\d)", f"{options['weights']} ", message)
     return re.sub(r"(?<![\w./-])\w+_\w+(?![\w./-])", lambda name: options.get(name[0], name[0]), message)
 
 

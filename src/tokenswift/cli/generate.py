@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenswift.cli import many, options, prompting
 from tokenswift.cli.declare import add_options, check_options, option
-from tokenswift.cli.errors import is_out_of_memory
+from tokenswift.cli.errors import is_out_of_memory, last_line
 from tokenswift.cli.output import (
     STDOUT,
     TextSink,
@@ -20,7 +20,6 @@ from tokenswift.cli.output import (
     check_folder,
     check_outputs,
     files_of_run,
-    record_of,
     write_json,
 )
 from tokenswift.cli.preset import add_preset_option, apply_preset
@@ -28,8 +27,10 @@ from tokenswift.cli.progress import Progress
 from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.cli.streams import STANDARD_OUTPUT
 from tokenswift.config import ON_LOOP, LoopOptions, check_choice
+from tokenswift.engine.records import record_of
 from tokenswift.models.rope import parse_rope_scaling
 from tokenswift.prompts import is_chat
+from tokenswift.ranks import own_rank
 from tokenswift.types import Generation, InputError, RunError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from tokenswift.runs.state import RunState
 
 logger = logging.getLogger("tokenswift")
+PATIENCE = 4.0  # seconds that one of several ranks has for a step once it shall end
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def add_parser(subparsers: Any) -> None:
         "terminated (the text so far is kept; a second signal ends at once).",
     )
     add_call_options(parser)
+    add_options(parser.add_argument_group("several devices"), options.Together)
     group = parser.add_argument_group("results")
     add_options(group, Results)
     add_options(parser.add_argument_group("many texts"), many.Several)
@@ -133,6 +136,8 @@ def _run_dir(name: str | None) -> tuple[Path | None, RunState | None]:
     from tokenswift.runs import folder as folders
 
     folder = Path(name).expanduser()
+    if own_rank():  # the first rank's affair
+        return folder, None
     if not name or (folder.exists() and not folder.is_dir()):
         raise InputError(f"run_dir is {name!r}: it is no folder; valid: a new or an empty folder")
     if not folders.has_run(folder):
@@ -208,6 +213,8 @@ def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, 
 def run(args: argparse.Namespace) -> int:
     """Generate; cheap checks come before the model is loaded."""
     if args.prompts is not None or args.out is not None:
+        if options.tp_from(args) > 1:
+            raise InputError(f"tp is {args.tp} beside --prompts; valid: one prompt, or tp 1")
         many.check_several(args)
         prompting.check_chat_options(args)
         return many.run(args, settings_from(args))
@@ -246,7 +253,8 @@ def stream(
     already = before.text if before is not None else ""
     sink.repeat(already)
 
-    with Signals() as signals:
+    patience = None if llm.ranks is None else PATIENCE
+    with Signals(patience=patience, last=lambda line: last_line(line + go_on)) as signals:
         try:
             with llm.start(replace(request, on_progress=progress.stages)) as steps:
                 for step in steps:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -21,12 +21,15 @@ from tokenswift.cli.errors import (
     at_most,
     check_utf8,
     is_out_of_memory,
+    last_line,
     option_names,
+    say,
     with_option_name,
     with_suggestion,
 )
-from tokenswift.cli.escapes import shown_on, visible
+from tokenswift.cli.escapes import visible
 from tokenswift.cli.streams import STANDARD_OUTPUT, usable_streams
+from tokenswift.ranks import own_rank
 from tokenswift.types import InputError, RunError
 
 COMMANDS = (
@@ -148,6 +151,8 @@ def _main(argv: list[str], is_open: bool) -> int:
         if args.command is None:
             raise InputError(f"no command given; valid: {', '.join(runs)}, or --help")
         options = option_names(subparsers_of(parser)[args.command])
+        if hasattr(args, "tp") and own_rank():
+            _keep_quiet(args)
         logger.setLevel(logging.ERROR if getattr(args, "quiet", False) else logging.INFO)
         if not is_open and args.command not in SILENT:
             return _fail(1, "standard output is closed; nothing was begun", args)
@@ -188,10 +193,21 @@ def _fail(code: int, message: str, args: argparse.Namespace) -> int:
         import traceback
 
         traceback.print_exc()
-    with suppress(OSError):  # the terminal may be gone
-        line = shown_on(sys.stderr, "error: " + " ".join(message.split()))
-        print(line, file=sys.stderr, flush=True)
+    line = " ".join(message.split())
+    if hasattr(args, "tp"):
+        last_line(line)
+    else:
+        say(line)
     return code
+
+
+def _keep_quiet(args: argparse.Namespace) -> None:
+    """Of several ranks the first one alone writes."""
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
+    args.quiet = True
+    for name in ("json", "output", "explain"):
+        if hasattr(args, name):
+            setattr(args, name, None)
 
 
 if __name__ == "__main__":

@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import re
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.cli import options, prompting
-from tokenswift.cli.declare import option
-from tokenswift.cli.output import check_folder, check_record, record_of, write_text
+from tokenswift.cli.declare import check_options, option
+from tokenswift.cli.output import check_folder, check_record, write_text
 from tokenswift.cli.progress import Stages
 from tokenswift.cli.signals import Interrupted, Signals
-from tokenswift.config import SamplingParams, check_flag, check_integer, shown
+from tokenswift.config import SamplingParams, check_integer
+from tokenswift.engine.records import EXAMPLE, Asked, asked, record_of
+from tokenswift.files import is_address
 from tokenswift.prompts import is_chat
 from tokenswift.types import Generation, InputError, RunError, Step
 
@@ -24,10 +26,6 @@ if TYPE_CHECKING:
     from tokenswift.engine.request import Request
 
 logger = logging.getLogger("tokenswift")
-EXAMPLE = '{"prompt": "Once upon a time"}'
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-OWN = ("max_new_tokens", "ignore_eos", "stop")  # fields of a record that are no sampling settings
-SAMPLING = tuple(one.name for one in fields(SamplingParams))
 
 
 @dataclass(frozen=True)
@@ -40,33 +38,27 @@ class Several:
             max_new_tokens; with --out
         out: the folder of their texts: a run's folder for each prompt, by its id or its line. The same
             command goes on with what is missing there
-        at_once: texts side by side at most, or auto (as many as the memory holds, and pay)
+        at_once: texts side by side at most (with --ray: of an actor), or auto (as many as the memory holds,
+            and pay)
+        ray: have a Ray cluster write them: local (this machine), auto (the cluster that it belongs to) or
+            HOST:PORT of a head node; --out is a folder that all nodes see, or an address of fsspec, such as
+            s3://bucket/texts (journals are copied there every ten seconds); needs the extra ray
+        actors: processes that write; default: as many as the cluster has room for
+        actor_cores: of each; default: all of a node, shared among its GPUs
+        actor_gpus: of each; default: 1 where nodes have GPUs
     """
 
     prompts: str | None = option(None, "FILE")
     out: str | None = option(None, "DIR")
     at_once: str = option("auto", "N")
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A line of the file.
-
-    Attributes:
-        name: of its folder.
-        prompt: text, or messages.
-        sampling: settings of its own.
-        more: other arguments of a request.
-    """
-
-    name: str
-    prompt: str | list[dict[str, Any]]
-    sampling: dict[str, Any]
-    more: dict[str, Any]
+    ray: str | None = option(None, "ADDRESS")
+    actors: int | None = option(None, least=1)
+    actor_cores: int | None = option(None, least=1)
+    actor_gpus: int | None = option(None, least=0)
 
 
 def check_several(args: argparse.Namespace) -> None:
-    """Refuse what goes with one prompt only, and halves of a pair.
+    """Refuse halves of a pair, and what goes with one prompt only.
 
     Raises:
         InputError: naming the options.
@@ -74,14 +66,26 @@ def check_several(args: argparse.Namespace) -> None:
     if args.prompts is None or args.out is None:
         there, missing = ("--prompts", "--out") if args.out is None else ("--out", "--prompts")
         raise InputError(f"{there} given without {missing}; valid: both")
+    for name in ("actors", "actor_cores", "actor_gpus"):
+        if args.ray is None and getattr(args, name) is not None:
+            raise InputError(f"{name} is given without --ray; valid: both")
+    check_alone(args)
+
+
+def check_alone(args: argparse.Namespace) -> None:
+    """Refuse what goes with one prompt only.
+
+    Raises:
+        InputError: naming the options.
+    """
     given = {
         "PROMPT": args.prompt,
         "--prompt-file": args.prompt_file,
         "--prompt-ids": args.prompt_ids,
-        "--run-dir": args.run_dir,
-        "--output": args.output,
         "--explain": args.explain,
     }
+    names = ("run_dir", "output")
+    given |= {f"--{name.replace('_', '-')}": getattr(args, name, None) for name in names}
     for name, value in given.items():
         if value is not None:
             raise InputError(f"--prompts and {name} given; valid: one of them")
@@ -114,7 +118,7 @@ def read(name: str) -> list[Asked]:
         if not line.strip():
             continue
         try:
-            one = _asked(line, number)
+            one = asked(_json(line), f"{number:05}")
             if one.name in names:
                 raise InputError(f"id is {one.name!r}, as in line {names[one.name]}; valid: another id")
         except InputError as error:
@@ -126,33 +130,20 @@ def read(name: str) -> list[Asked]:
     return found
 
 
-def _asked(line: str, number: int) -> Asked:
+def _json(line: str) -> Any:
     try:
-        record = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InputError(f"it is no JSON ({error}); valid: an object such as {EXAMPLE}") from error
-    if not isinstance(record, dict) or ("prompt" in record) == ("messages" in record):
-        raise InputError(f"it has not one of prompt and messages; valid: an object such as {EXAMPLE}")
-    for key in record:
-        if key not in ("id", "prompt", "messages", *OWN, *SAMPLING):
-            valid = ", ".join(("id", "prompt", "messages", *OWN, *SAMPLING))
-            raise InputError(f"{shown(key)} is no field; valid: {valid}")
-    name = str(record.get("id", f"{number:05}"))
-    if not NAME.fullmatch(name):
-        raise InputError(f"id is {shown(name)}; valid: up to 100 letters, digits, dots, - and _")
-    prompt: Any = record.get("prompt", record.get("messages"))
-    if "prompt" in record and not (isinstance(prompt, str) and prompt):
-        raise InputError(f"prompt is {shown(prompt)}; valid: text of at least one character")
-    if "messages" in record and not is_chat(prompt):
-        raise InputError(f"messages is {shown(prompt)}; valid: a list of objects with role and content")
-    more = {key: record[key] for key in OWN if key in record}
-    if "max_new_tokens" in more:
-        check_integer("max_new_tokens", more["max_new_tokens"], 1)
-    if "ignore_eos" in more:
-        check_flag("ignore_eos", more["ignore_eos"])
-    sampling = {key: record[key] for key in SAMPLING if key in record}
-    SamplingParams(**sampling)
-    return Asked(name, prompt, sampling, more)
+
+
+def shaped(args: argparse.Namespace, one: Asked) -> Asked:
+    """A prompt as the command's options have it: text that is to be answered becomes messages."""
+    if is_chat(one.prompt) or not (args.chat or args.system is not None):
+        return one
+    return replace(
+        one, prompt=[*prompting.system_messages(args.system), {"role": "user", "content": one.prompt}]
+    )
 
 
 def run(args: argparse.Namespace, call: dict[str, Any]) -> int:
@@ -164,16 +155,20 @@ def run(args: argparse.Namespace, call: dict[str, Any]) -> int:
         RunError: some of them failed; it names them.
         Interrupted: a signal came; what was written is kept.
     """
-    side_by_side, asked = at_once(args.at_once), read(args.prompts)
+    side_by_side, prompts = at_once(args.at_once), [shaped(args, one) for one in read(args.prompts)]
     record = check_record(args.json, options.inputs_of(args))
-    folder = Path(args.out).expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"out is {args.out!r}: it is no folder; valid: a folder, or a new one")
-    check_folder("--out", str(folder / "run"))
+    check_options(args, Several)
+    if args.ray is not None:
+        from tokenswift.cli import on_ray
+
+        return on_ray.run(args, call, prompts, side_by_side, record)
+    if is_address(args.out):
+        raise InputError(f"out is {args.out!r}: an address; valid: a folder, or the same with --ray")
+    folder = check_out(args.out)
     llm = options.load_model(args, args.rope_scaling)
     logger.info("%s, %s on %s, %s", llm.name, llm.dtype, llm.device, args.strategy)
     sampling = options.model_sampling(args, call["sampling"], llm)
-    requests = [_request(args, llm, one, {**call, "sampling": sampling}, folder) for one in asked]
+    requests = [request_of(args, llm, one, call, sampling, folder / one.name) for one in prompts]
 
     from tokenswift.engine.scheduler import Scheduler, run_all
 
@@ -193,42 +188,85 @@ def run(args: argparse.Namespace, call: dict[str, Any]) -> int:
                 if isinstance(result, Generation):
                     results[number] = result
                     continue
-                failed[asked[number].name] = " ".join(str(result).split())
+                failed[prompts[number].name] = " ".join(str(result).split())
                 stages.end()
-                logger.error("%s failed: %s", asked[number].name, failed[asked[number].name])
+                logger.error("%s failed: %s", prompts[number].name, failed[prompts[number].name])
     except KeyboardInterrupt as interrupt:
-        kept = f"{len(results)} of {len(asked)} texts are written; the same command goes on"
-        if isinstance(interrupt, Interrupted):
-            raise Interrupted(interrupt.number, kept) from None
-        raise KeyboardInterrupt(kept) from None
+        raise interrupted(interrupt, len(results), len(prompts)) from None
     finally:
         stages.end()
-    speed = done / (perf_counter() - begun)
-    logger.info("%d of %d texts are in %s (%.0f tokens/s)", len(results), len(asked), folder, speed)
+    records = {}
+    if record is not None:
+        for number, result in results.items():
+            made = record_of(llm, result, args.strategy, call["strategy_options"], requests[number].sampling)
+            records[prompts[number].name] = made
+    names = [one.name for one in prompts]
+    return end(args.out, record, names, records, failed, done / (perf_counter() - begun))
+
+
+def check_out(name: str) -> Path:
+    """The folder of --out, after making sure that it can be written.
+
+    Raises:
+        InputError: it cannot.
+    """
+    folder = Path(name).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"out is {name!r}: it is no folder; valid: a folder, or a new one")
+    check_folder("--out", str(folder / "run"))
+    return folder
+
+
+def end(
+    out: str,
+    record: Path | None,
+    names: Sequence[str],
+    records: Mapping[str, dict[str, Any]],
+    failed: Mapping[str, str],
+    speed: float,
+) -> int:
+    """Say what was done, and write the records.
+
+    Args:
+        out: the folder.
+        record: where the records go.
+        names: of all prompts.
+        records, failed: by name.
+        speed: new tokens a second.
+    Raises:
+        RunError: some have failed; it names them.
+    """
+    written = len(names) - len(failed)
+    logger.info("%d of %d texts are in %s (%.0f tokens/s)", written, len(names), out, speed)
     if record is not None:
         lines = []
-        for number, (one, request) in enumerate(zip(asked, requests, strict=True)):
-            made: dict[str, Any] = {"error": failed.get(one.name)}
-            if number in results:
-                given = call["strategy_options"]
-                made = record_of(llm, results[number], args.strategy, given, request.sampling)
-            lines.append(json.dumps({"id": one.name, **made}, ensure_ascii=False, allow_nan=False) + "\n")
+        for name in names:
+            made = {"id": name, **({"error": failed.get(name)} | records.get(name, {}))}
+            lines.append(json.dumps(made, ensure_ascii=False, allow_nan=False) + "\n")
         write_text(record, "".join(lines))
     if failed:
-        raise RunError(f"{len(failed)} of {len(asked)} prompts failed: {', '.join(failed)}")
+        raise RunError(f"{len(failed)} of {len(names)} prompts failed: {', '.join(failed)}")
     return 0
 
 
-def _request(args: argparse.Namespace, llm: Any, one: Asked, call: dict[str, Any], folder: Path) -> Request:
+def request_of(
+    args: argparse.Namespace,
+    llm: Any,
+    one: Asked,
+    call: dict[str, Any],
+    sampling: SamplingParams,
+    folder: Path | None,
+) -> Request:
     """The request of a line: the command's settings, its own over them."""
-    from tokenswift.engine.request import Request
-
-    prompt: Any = one.prompt
-    if isinstance(prompt, str) and (args.chat or args.system is not None):
-        prompt = [*prompting.system_messages(args.system), {"role": "user", "content": prompt}]
-    sampling = call["sampling"]
-    if is_chat(prompt):
-        prompting.check_template(llm, "messages" if one.prompt is prompt else "--chat")
+    if is_chat(one.prompt):
+        prompting.check_template(llm, "--chat" if args.chat or args.system is not None else "messages")
         sampling = prompting.answer_sampling(args, sampling)
-    sampling = replace(sampling, **one.sampling)
-    return Request(prompt, **{**call, **one.more, "sampling": sampling, "run_dir": folder / one.name})
+    return one.request(call, sampling, folder)
+
+
+def interrupted(interrupt: KeyboardInterrupt, written: int, texts: int) -> KeyboardInterrupt:
+    """An interruption that says what of many texts is written."""
+    kept = f"{written} of {texts} texts are written; the same command goes on"
+    if isinstance(interrupt, Interrupted):
+        return Interrupted(interrupt.number, kept)
+    return KeyboardInterrupt(kept)

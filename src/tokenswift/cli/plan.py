@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import argparse
 import logging
-from dataclasses import asdict, replace
+import time
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tokenswift.cli import options
-from tokenswift.cli.declare import add_options
-from tokenswift.cli.generate import add_call_options, call_from, with_model
+from tokenswift.cli import many, options, prompting
+from tokenswift.cli.declare import add_options, check_options, option
+from tokenswift.cli.generate import add_call_options, call_from, settings_from, with_model
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.cli.progress import duration
 from tokenswift.cli.tables import table
+from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
 GIGA = 1e9
+SHORT = 96  # tokens that each of the texts side by side writes to be timed
+
+
+@dataclass(frozen=True)
+class Several:
+    """Many prompts instead of one.
+
+    Attributes:
+        prompts: what generate --prompts with this file would take
+        nodes: machines like this one that share them
+        at_once: texts side by side on each, or auto (as generate --ray has them)
+    """
+
+    prompts: str | None = option(None, "FILE")
+    nodes: int = option(1, least=1)
+    at_once: str = option("auto", "N")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -29,6 +47,7 @@ def add_parser(subparsers: Any) -> None:
         epilog="Exit codes: 0 it fits, 2 it does not, or bad input.",
     )
     add_call_options(parser)
+    add_options(parser.add_argument_group("many texts"), Several)
     group = parser.add_argument_group("results")
     group.add_argument(
         "--no-measure",
@@ -41,6 +60,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check everything as generate does; measure; print."""
+    check_options(args, Several)
+    if args.prompts is not None:
+        return _run_many(args)
+    for name, usual in (("nodes", 1), ("at_once", "auto")):
+        if getattr(args, name) != usual:
+            raise InputError(f"{name} is given without --prompts; valid: both")
     prompt, call = call_from(args)
     record = check_record(args.json, options.inputs_of(args))
     llm = options.load_model(args, args.rope_scaling)
@@ -48,17 +73,9 @@ def run(args: argparse.Namespace) -> int:
     request = with_model(args, llm, prompt, call)
 
     from tokenswift.engine.run import Run
-    from tokenswift.roofline.machine import machine_at
-    from tokenswift.runs.plan import plan
 
     made = Run(llm, request)
-
-    def again(new: int) -> Run:
-        few = min(new, request.max_new_tokens)
-        prompt = made.prompt[-1024:]
-        return Run(llm, replace(request, prompt=prompt, max_new_tokens=few, ignore_eos=True, stop=()))
-
-    found = plan(made, None, machine_at(llm.device)) if args.no_measure else plan(made, again)
+    found = _plan_of(args, llm, made)
     if record is not None:
         write_json(record, asdict(found))
     if record != STDOUT:
@@ -66,24 +83,132 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _plan_of(args: argparse.Namespace, llm: Any, made: Any) -> Any:
+    """The plan of a run that was made."""
+    from tokenswift.engine.run import Run
+    from tokenswift.roofline.machine import machine_at
+    from tokenswift.runs.plan import plan
+
+    def again(new: int) -> Run:
+        return Run(llm, short(made, new))
+
+    return plan(made, None, machine_at(llm.device)) if args.no_measure else plan(made, again)
+
+
+def short(made: Any, new: int) -> Any:
+    """The request of a run like one that was made, with ``new`` tokens at most and the end of its prompt."""
+    few = min(new, made.max_new_tokens)
+    return replace(made.request, prompt=made.prompt[-1024:], max_new_tokens=few, ignore_eos=True, stop=())
+
+
+def _run_many(args: argparse.Namespace) -> int:
+    many.check_alone(args)
+    prompting.check_chat_options(args)
+    call = settings_from(args)
+    at_once, prompts = many.at_once(args.at_once), [many.shaped(args, one) for one in many.read(args.prompts)]
+    record = check_record(args.json, options.inputs_of(args))
+    llm = options.load_model(args, args.rope_scaling)
+    logger.info("%s, %s on %s, %s", llm.name, llm.dtype, llm.device, args.strategy)
+    sampling = options.model_sampling(args, call["sampling"], llm)
+    requests = [many.request_of(args, llm, one, call, sampling, None) for one in prompts]
+
+    from tokenswift.engine.run import Run
+    from tokenswift.engine.scheduler import MOST
+    from tokenswift.roofline.machine import machine_at
+    from tokenswift.runs.plan import floor_of, plan_many
+
+    sizes = [(len(llm.encode(one.prompt)), one.max_new_tokens) for one in requests]
+    longest = Run(llm, requests[max(range(len(sizes)), key=lambda i: sum(sizes[i]))])
+    found = _plan_of(args, llm, longest)
+    if not isinstance(at_once, int):
+        at_once = min(MOST, -(-len(sizes) // args.nodes))
+        if found.memory is not None:
+            at_once = max(1, min(at_once, found.memory.free // max(1, longest.nbytes)))
+    rate = least = None
+    if args.no_measure:
+        machine = machine_at(llm.device)
+        least = sum(floor_of(llm.target, machine, *size) for size in sizes) if machine is not None else None
+    else:
+        rate = beside_rate(llm, short(longest, SHORT), at_once)
+    planned = plan_many(found, sizes, args.nodes, at_once, longest.nbytes, rate, least)
+    if record is not None:
+        write_json(record, asdict(planned))
+    if record != STDOUT:
+        print(text_of_many(planned), flush=True)
+    return 0
+
+
+def beside_rate(llm: Any, request: Any, at_once: int) -> float:
+    """Tokens a second of a request so many times side by side, while all of them are written."""
+    from tokenswift.engine.scheduler import Scheduler, run_all
+
+    steps: list[tuple[float, int, int]] = []  # when, of which text, tokens
+
+    def on_step(number: int, step: Any) -> None:
+        steps.append((time.perf_counter(), number, len(step.token_ids)))
+
+    with Scheduler(llm, at_once) as scheduler:
+        for _, result in run_all(scheduler, [request] * at_once, on_step):
+            if isinstance(result, Exception):
+                raise result
+    first = max(next(when for when, number, _ in steps if number == i) for i in range(at_once))
+    last = min(max(when for when, number, _ in steps if number == i) for i in range(at_once))
+    inside = [tokens for when, _, tokens in steps if first < when <= last]
+    if last <= first or not inside:  # too short to be side by side
+        return sum(tokens for *_, tokens in steps) / max(steps[-1][0] - steps[0][0], 1e-9)
+    return sum(inside) / (last - first)
+
+
+def _memory(found: Any, peak: str) -> str:
+    """A table of a plan's parts and their sum, under its name."""
+    sizes = [*((part.name, part.nbytes) for part in found.parts), (peak, found.peak)]
+    return table([(name, f"{size / GIGA:.3f}") for name, size in sizes], ("memory", "GB"), right=(1,))
+
+
+def _expected(found: Any) -> str:
+    low, high = found.range
+    return f"expected time {duration(found.seconds)} ({duration(low)} to {duration(high)})"
+
+
+def text_of_many(found: Any) -> str:
+    """A plan of many texts as text."""
+    lines = [
+        f"{found.texts:,} texts, {found.prompt:,} tokens of prompts, {found.new:,} new tokens; "
+        f"{found.nodes:,} {'nodes' if found.nodes > 1 else 'node'} with {found.at_once} side by side",
+        "",
+        _memory(found, "expected peak of a node"),
+    ]
+    if found.memory is not None:
+        lines.append(f"{found.memory.free / GIGA:.1f} GB more can be had now on this machine")
+    if found.seconds is not None:
+        lines += [
+            "",
+            f"{_expected(found)}, "
+            f"{found.nodes * found.seconds / 3600:,.2f} node hours; a node writes {found.rate:,.1f} tokens/s",
+        ]
+    if found.floor is not None:
+        lines += [
+            "",
+            f"plain decoding, one text after another, takes at least {duration(found.floor)} by this "
+            "machine's bandwidth and arithmetic (see tokenswift roofline)",
+        ]
+    return "\n".join(lines)
+
+
 def text_of(found: Any, prompt: int, new: int) -> str:
     """A plan as text."""
-    sizes = [*((part.name, part.nbytes) for part in found.parts), ("expected peak", found.peak)]
-    rows = [(name, f"{nbytes / GIGA:.3f}") for name, nbytes in sizes]
     lines = [
         f"{prompt:,} tokens of prompt, {new:,} new tokens",
         "",
-        table(rows, ("memory", "GB"), right=(1,)),
+        _memory(found, "expected peak"),
     ]
     if found.memory is not None:
         free = f"{found.memory.free / GIGA:.1f} GB"
         lines.append(f"{free} more can be had now; up to {found.most:,} new tokens fit")
     if found.seconds is not None:
-        low, high = found.range
         lines += [
             "",
-            f"expected time {duration(found.seconds)} ({duration(low)} to {duration(high)}), "
-            f"{new / found.seconds:.1f} tokens/s",
+            f"{_expected(found)}, {new / found.seconds:.1f} tokens/s",
             f"a step takes {1000 * found.speed.step:.1f} ms at {found.speed.at:,} tokens, "
             f"{1e6 * found.speed.slope:.2f} ms more per 1,000 tokens, and writes {found.speed.rate:.2f} "
             "tokens",

@@ -17,16 +17,18 @@ from tokenswift.cli.output import (
     add_json_option,
     check_record,
     files_of_run,
-    record_of,
     write_json,
 )
 from tokenswift.cli.progress import Progress, Stages
 from tokenswift.config import check_threads
+from tokenswift.engine.records import record_of
+from tokenswift.models.load import check_spread
 
 logger = logging.getLogger("tokenswift")
 
 
 #: here the default is what the run had
+PLACED = "where layers lie now: auto, or a JSON file with a place for each module; default: as before"
 LOOP = "when the text repeats itself: report (go on and say so) or stop; default: as before"
 
 
@@ -57,7 +59,8 @@ def add_parser(subparsers: Any) -> None:
     add_options(parser, options.RunDir)
     add_options(parser, Longer)
     add_options(parser, Loops, unset=True, texts={"on_loop": LOOP})
-    add_options(parser, options.Model, only=("threads",))
+    add_options(parser, options.Model, only=("threads", "device_map"), texts={"device_map": PLACED})
+    add_options(parser, options.Together)
     add_json_option(parser, "write one record there, as generate does")
     add_options(parser, options.Shown)
 
@@ -69,6 +72,9 @@ def run(args: argparse.Namespace) -> int:
     check_options(args, Longer)
     if args.threads is not None:
         check_threads(args.threads)
+    device_map = options.device_map_from(args)
+    tp = options.tp_from(args)
+    check_spread(device_map, tp, "auto")
     record = check_record(args.json, files_of_run(args.run_dir))
     folder = Path(args.run_dir).expanduser()
     contents, state = folders.load(folder)
@@ -84,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     with Stages(args.quiet) as stages:
-        llm = reload(state, stages)
+        llm = reload(state, stages, device_map, tp)
     logger.info("%s, %s on %s, from token %d", llm.name, llm.dtype, llm.device, len(state.tokens))
     progress = Progress(request.max_new_tokens, args.quiet, done=len(state.tokens), verbose=args.verbose)
     result = stream(llm, request, TextSink(None, record != STDOUT, args.raw_output), progress, state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from tokenswift.cli import options
@@ -22,6 +23,7 @@ LENGTHS = tuple(1 << bits for bits in range(10, 18))  # 1K to 128K
 ACCEPTED = (2.0, 3.0, 4.0)
 PASSES = ("plain", "verify", "draft")
 GIGA = 1e9
+RUNS = 11  # of a pass that is measured
 
 
 def numbers(text: str) -> list[float]:
@@ -42,12 +44,14 @@ class Reckoned:
         length: tokens of text, several with commas; default: 1K to 128K as far as the model allows
         rows: tokens that a step checks, the newest of the text included
         accepted: tokens that a step yields on average, several with commas; default: 2,3,4
+        measure: load the model and time its passes beside their floors
     """
 
     gpu: str | None = option(None, "CARD")
     length: list[int] | None = option(None, "N,N,…", type=options.token_ids)
     rows: int = option(5, least=1)
     accepted: list[float] | None = option(None, "X,X,…", type=numbers)
+    measure: bool = option(False)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -94,12 +98,11 @@ def run(args: argparse.Namespace) -> int:
         torch.set_num_threads(args.threads)
     device = check_place(args.dtype, args.device if args.gpu is None else "cpu")
     machine = machine_at(device) if args.gpu is None else card_named(args.gpu)
-    check_weights(args.weights, device)
     whole = args.activations == "int8"
-    sizes = sizes_of(args.model, args.dtype, args.weights, whole, scaling, machine.packs)
+    sizes = sizes_of(args.model, args.dtype, args.weights, whole, scaling, machine)
     contexts = lengths(args.length, sizes.limit)
     form = "q8_0" if chosen.draft_weights == "auto" else chosen.draft_weights
-    low = machine.packs and not whole and form != "none"
+    low = not whole and form != "none" and machine.keeps(form, sizes.dtype)
     drafts, budget = sizes.in_few_bits(form) if low else sizes, chosen.budget or BUDGET
     accepted = args.accepted or [a for a in ACCEPTED if a <= args.rows] or [float(args.rows)]
     made = {
@@ -119,6 +122,11 @@ def run(args: argparse.Namespace) -> int:
             for context in contexts
         ],
     }
+    if args.measure:
+        with options.load_model(args, args.rope_scaling) as llm:
+            for line in made["steps"]:
+                timed = partial(pass_seconds, llm.target, line["context"])
+                line["measured"] = {name: timed(count) for name, count in measured(args.rows)}
     if record is not None:
         write_json(record, made)
     if record != STDOUT:
@@ -128,25 +136,21 @@ def run(args: argparse.Namespace) -> int:
 
 def check(args: argparse.Namespace) -> None:
     """What can be checked without a model."""
-    args.heads = "none"
+    args.heads, args.backend, args.cuda_graphs = "none", "auto", "auto"
     options.check_model_options(args)
     check_options(args, Reckoned)
     if args.gpu is not None:
         card_named(args.gpu)
-        check_weights(args.weights, args.gpu)
-        if args.device != "auto":
-            raise InputError(f"gpu is {args.gpu!r}, device is {args.device!r}; valid: one of them")
+        if args.device != "auto" or args.measure:
+            other = (
+                f"device is {args.device!r}" if args.device != "auto" else "and measure is for this machine"
+            )
+            raise InputError(f"gpu is {args.gpu!r}, {other}; valid: one of them")
     for value in args.accepted or ():
         if not 1 <= value <= args.rows:
             raise InputError(f"accepted is {value:g}; valid: 1 to {args.rows}, the rows of a step")
     if args.length is not None and min(args.length, default=0) < 1:
         raise InputError(f"length is {min(args.length, default='empty')}; valid: integers of at least 1")
-
-
-def check_weights(weights: str, device: str) -> None:
-    """Refuse weights that are quantised at loading where that cannot be."""
-    if weights != "stored" and device != "cpu":
-        raise InputError(f"weights is {weights!r}, which runs on the CPU alone; valid: stored")
 
 
 def lengths(given: list[int] | None, limit: int | None) -> list[int]:
@@ -187,6 +191,27 @@ def rates(sizes: Any, drafts: Any, machine: Any, rows: int) -> list[dict[str, An
     return [*products, {"part": "attention", **{n: machine.attention(s, r) for n, s, r in passes}}]
 
 
+def measured(rows: int) -> list[tuple[str, int]]:
+    """The passes that are timed, and their rows."""
+    return [("plain", 1), ("verify", rows)]
+
+
+def pass_seconds(target: Any, context: int, rows: int) -> float:
+    """What a pass of some rows (a chain of drafts) with its logits takes: the median of several."""
+    import torch
+
+    from tokenswift.benchmark.timer import median, times
+
+    cache = target.new_cache(context + rows)
+    cache.data.normal_()  # what keys hold costs nothing
+    cache.commit(tuple(range(context)))
+    tokens = torch.arange(rows, device=target.device) % target.vocab_size
+    positions = torch.arange(context, context + rows, device=target.device)
+    parents = None if rows == 1 else list(range(-1, rows - 1))
+    work = partial(target.forward, tokens, positions, cache, parents)
+    return median(times(lambda: target.logits(work().hidden), RUNS)) / 1e3
+
+
 def milliseconds(seconds: float) -> str:
     """A time, with three digits or more."""
     value = 1000 * seconds
@@ -204,15 +229,22 @@ def text_of(made: dict[str, Any], sizes: Any) -> str:
         ]
         for r in machine["arithmetic"]
     ]
+    names = [name for name, _ in measured(rows)] if "measured" in made["steps"][0] else []
     lines = [
         [
             f"{line['context']:,}",
             *(milliseconds(line[name]["seconds"]) for name in PASSES),
+            *(
+                f"{milliseconds(found)} ({found / line[name]['seconds']:.2f})"
+                for name in names
+                for found in [line["measured"][name]]
+            ),
             f"{1 / line['plain']['seconds']:,.1f}",
             *(f"{s['drafts_by_passes']:.2f} to {s['drafts_for_nothing']:.2f}" for s in line["speedups"]),
         ]
         for line in made["steps"]
     ]
+    heads = [f"{one} measured (over floor)" for one in ("1 row", of)] if names else []
     accepted = [f"{s['accepted']:g} tokens" for s in made["steps"][0]["speedups"]]
     return "\n".join(
         [
@@ -226,6 +258,8 @@ def text_of(made: dict[str, Any], sizes: Any) -> str:
             f"are that yield so many tokens: from drafts by {rows - 1} passes over {made['budget']:,} tokens "
             "to drafts that cost nothing.",
             "",
-            table(lines, ("context", "1 row", of, "draft", "tokens/s", *accepted), right=range(0, 99)),
+            table(
+                lines, ("context", "1 row", of, "draft", *heads, "tokens/s", *accepted), right=range(0, 99)
+            ),
         ]
     )

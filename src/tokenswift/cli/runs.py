@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_text
 from tokenswift.cli.tables import table
+from tokenswift.files import is_address
 from tokenswift.types import InputError
 
 COLUMNS = ("run", "state", "tokens", "of", "tokens/s", "a pass", "model", "strategy", "last written")
@@ -26,25 +30,51 @@ def add_parser(subparsers: Any) -> None:
         nargs="?",
         default=".",
         metavar="DIR",
-        help="a run's folder, or one that has such folders in it; default: the current folder",
+        help="a run's folder, one that has such folders in it, or an address that generate --ray wrote to; "
+        "default: the current folder",
     )
     add_json_option(parser, "write one record a run there, a line each")
 
 
 def run(args: argparse.Namespace) -> int:
     """Read the journals; nothing is loaded, nothing is locked."""
-    from tokenswift.runs.listing import find, summary_of
-
-    folder = Path(args.folder).expanduser()
-    if not folder.is_dir():
-        raise InputError(f"folder is {args.folder!r}: no such folder; valid: one with runs in it")
     record = check_record(args.json)
-    rows = [summary_of(path) for path in find(folder)]
+    rows = summaries(args.folder)
     if record is not None:
         write_text(record, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     if record != STDOUT:
-        print(shown(rows) if rows else f"no runs in {folder}", flush=True)
+        print(shown(rows) if rows else f"no runs in {args.folder}", flush=True)
     return 0
+
+
+def summaries(name: str) -> list[dict[str, Any]]:
+    """The figures of the runs in a folder, or at an address.
+
+    Raises:
+        InputError: there is no such folder.
+    """
+    from tokenswift.runs.listing import find, summary_of
+
+    with fetched(name) as folder:
+        if not folder.is_dir():
+            raise InputError(f"folder is {name!r}: no such folder; valid: one with runs in it")
+        rows = [summary_of(path) for path in find(folder)]
+        if is_address(name):  # its copies have no locks
+            rows = [{**row, "run": f"{name.rstrip('/')}/{Path(row['run']).name}"} for row in rows]
+        return rows
+
+
+@contextmanager
+def fetched(name: str) -> Iterator[Path]:
+    """A folder, or the journals of the runs at an address in a folder of this moment."""
+    if not is_address(name):
+        yield Path(name).expanduser()
+        return
+    from tokenswift.runs.remote import fetch
+
+    with tempfile.TemporaryDirectory() as folder:
+        fetch(name, Path(folder))
+        yield Path(folder)
 
 
 def shown(rows: list[dict[str, Any]]) -> str:

@@ -39,11 +39,21 @@ from tokenswift.heads.modules import Heads
 from tokenswift.interfaces import LowBit
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.draft_models import Drafters
-from tokenswift.models.load import ACTIVATIONS, cache_dir, sampling_of
+from tokenswift.models.load import (
+    ACTIVATIONS,
+    CUDA_GRAPHS,
+    cache_dir,
+    check_backend,
+    check_place,
+    check_spread,
+    sampling_of,
+)
 from tokenswift.models.low_bit import LowBitTarget, low_bit
+from tokenswift.models.placed import tp_of
 from tokenswift.models.rope import RopeScaling
-from tokenswift.models.target import Target
+from tokenswift.models.target import Target, backend_for
 from tokenswift.prompts import Prompt, default_sampling, has_template, prompt_ids, several_ids
+from tokenswift.ranks import Ranks
 from tokenswift.types import Generation, InputError, OnProgress, Step
 
 logger = logging.getLogger("tokenswift")
@@ -60,25 +70,34 @@ class LLM:
         model: an alias (``"smollm2-135m"``), a folder or a hub id of a transformers checkpoint, a GGUF file,
             a folder with one, or one of the hub (``"owner/name:file.gguf"``).
         dtype: "auto" (the checkpoint's; for a GGUF file of low-bit weights float32), "float32", "bfloat16",
-            "float16", or one of these of torch.
+            "float16", or one of these of torch; for a GGUF file on CUDA bfloat16 instead of float32.
         device: "auto" (CUDA where there is one), "cpu", "cuda", or a device of torch.
-        heads: "auto" (shipped heads that fit the model, else none), "none" or None, an adapter file, or
-            the heads themselves.
+        heads: "auto" (shipped heads that fit the model, else none), "none" or None, shipped ones by kind
+            ("conditioned", "linear", "medusa"), an adapter file, or the heads themselves.
         rope_scaling: None, "yarn:4" (four times the model's positions) or "yarn" (room for 131,072), for
             texts beyond the model's positions.
         on_progress: told how far loading is: ``on_progress(stage, done, total)`` with the stages "fetch"
             (bytes), "load" (tensors) and "pack" (layers).
         threads: CPU threads of the whole process, as ``torch.set_num_threads`` sets them; None leaves them.
         weights: what they are stored as: "stored" (as the files hold them), "float32", "bfloat16", or
-            quantised at loading: "q8_0", "q4_0", "q4_1". CPU only.
+            quantised at loading: "q8_0", "q4_0", "q4_1".
         activations: "float", or "int8": weights that are stored in few bits are multiplied with groups of 32
             whole numbers. Faster, and another model (exact relative to itself).
+        device_map: where layers lie: None (all on ``device``), "auto" (accelerate's placing: over cards, then
+            memory, then disk), or a place for each module: ``{"model.layers.0": 0, …, "lm_head": "cpu"}``.
+        tp: processes that compute the model together, by transformers' tensor-parallel plan; each of them,
+            started by torchrun, makes its ``LLM`` and the same calls.
+        backend: what computes: "auto" (the device's kernels, or torch where they do not work), "cpu" or
+            "cuda" (those kernels, or an error), or "torch", for diagnosis.
+        cuda_graphs: "auto" (passes on a card are captured as graphs), or "off", for diagnosis.
 
     An ``LLM`` is a context manager; `close` lets go of everything it made.
 
     Raises:
         InputError: naming the argument and what is valid.
     """
+
+    ranks: Ranks | None = None  # the processes that compute it together, where there are several
 
     def __init__(
         self,
@@ -91,16 +110,28 @@ class LLM:
         threads: int | None = None,
         weights: str = "stored",
         activations: str = "float",
+        device_map: str | Mapping[str, str | int] | None = None,
+        tp: int = 1,
+        backend: str = "auto",
+        cuda_graphs: str = "auto",
     ) -> None:
         check_name(model)
         check_choice("activations", activations, ACTIVATIONS)
+        check_choice("cuda_graphs", cuda_graphs, CUDA_GRAPHS)
         dtype_name, device_name = plain_place(dtype, device)
         heads = str(heads) if isinstance(heads, Path) else heads
         check_callback("on_progress", on_progress)
         if threads is not None:
             torch.set_num_threads(check_threads(threads))
         scaling = check_scaling(rope_scaling)
-        source = open_model(str(model), dtype_name, device_name, scaling, on_progress, weights)
+        check_spread(device_map, tp, device_name)
+        if tp > 1:
+            place = check_place(dtype_name, device_name)
+            if place == "cpu" and torch.cuda.is_available():
+                raise InputError(f"device is {device_name!r} beside tp {tp}; valid: auto, which is cuda here")
+            self.ranks = Ranks(tp, place)
+        how = (weights, backend, cuda_graphs == "auto", device_map, tp)
+        source = open_model(str(model), dtype_name, device_name, scaling, on_progress, *how)
         self._set_up(source, str(model), heads, scaling, on_progress)
         self.loading = {
             "model": str(Path(model).expanduser().absolute()) if Path(model).exists() else str(model),
@@ -110,6 +141,9 @@ class LLM:
             "rope_scaling": rope_scaling,
             "weights": weights,
             "activations": activations,
+            "device_map": dict(device_map) if isinstance(device_map, Mapping) else device_map,
+            "backend": backend,
+            "cuda_graphs": cuda_graphs,
         }
         if activations == "int8":
             if not isinstance(self.target, LeanTarget):
@@ -125,6 +159,8 @@ class LLM:
         tokenizer: Any = None,
         heads: str | Path | Heads | None = "auto",
         rope_scaling: str | None = None,
+        backend: str = "auto",
+        cuda_graphs: str = "auto",
     ) -> LLM:
         """Wrap a loaded transformers model; the object itself stays as it is.
 
@@ -134,13 +170,19 @@ class LLM:
             model: a causal LM of transformers.
             tokenizer: its tokenizer; None: prompts are token ids, and texts are empty.
             heads: as for ``LLM``; shipped heads are found by the model's weights.
-            rope_scaling: as for ``LLM``.
+            rope_scaling, backend, cuda_graphs: as for ``LLM``.
         """
         check_loaded(model, tokenizer)
+        if (ranks := tp_of(model)) > 1:
+            raise InputError(f"the model is spread over {ranks} ranks; valid: LLM(name, tp={ranks})")
+        check_choice("cuda_graphs", cuda_graphs, CUDA_GRAPHS)
         llm = cls.__new__(cls)
         name = getattr(model.config, "_name_or_path", "") or type(model).__name__
         scaling = check_scaling(rope_scaling)
-        llm._set_up(FromModel(model, tokenizer, scaling, take=False), name, heads, scaling)
+        device = model.lm_head.weight.device
+        check_backend(backend, str(device))
+        computes = backend_for(device, backend, cuda_graphs == "auto")
+        llm._set_up(FromModel(model, tokenizer, scaling, take=False, backend=computes), name, heads, scaling)
         return llm
 
     def _set_up(
@@ -224,7 +266,10 @@ class LLM:
             if (threads, few) not in self._costs:
                 made = partial(measure, self.target, level_of(self.target, self.heads), low=low)
                 more = (few, self.target.whole) if few or self.target.whole else None
-                self._costs[threads, few] = kept_table(self.target, cache_dir() / "costs", made, more)
+                if self.ranks is not None:  # measured in step, by one clock
+                    self._costs[threads, few] = self.ranks.shared(made(clock=self.ranks.clock))
+                else:
+                    self._costs[threads, few] = kept_table(self.target, cache_dir() / "costs", made, more)
             return self._costs[threads, few]
 
     def low_bit(self, wanted: str = "auto") -> LowBitTarget | None:
@@ -421,6 +466,12 @@ class LLM:
         for longest in sorted(requests, key=lambda request: len(request.prompt))[-1:]:
             Run(self, longest)  # it fits, so the others do
         results: dict[int, Generation] = {}
+        if self.ranks is not None:  # which texts go side by side is a matter of time
+            for i, request in enumerate(requests):
+                results[i] = self.start(request).finish()
+                if on_result is not None:
+                    on_result(i, results[i])
+            return [results[i] for i in range(len(requests))]
         with Scheduler(self, at_once) as scheduler:
             for i, result in run_all(scheduler, requests):
                 if isinstance(result, Exception):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -82,9 +82,17 @@ def request_of(
     )
 
 
-def reload(state: RunState, on_progress: OnProgress | None = None) -> LLM:
-    """The ``LLM`` of a run, loaded as it was; ``on_progress`` as of ``LLM``.
+def reload(
+    state: RunState,
+    on_progress: OnProgress | None = None,
+    device_map: str | Mapping[str, str | int] | None = None,
+    tp: int = 1,
+) -> LLM:
+    """The ``LLM`` of a run, loaded as it was.
 
+    Args:
+        on_progress, tp: as of ``LLM``. How many ranks the run had before is no matter.
+        device_map: as of ``LLM``; None as before, unless there are several ranks.
     Raises:
         InputError: it was made from a model object, or cannot be loaded any more.
     """
@@ -93,7 +101,9 @@ def reload(state: RunState, on_progress: OnProgress | None = None) -> LLM:
             f"llm is not given, and the run's model {state.header.name} came from a program; valid: "
             f"resume(run_dir, llm=LLM.from_model(…))"
         )
-    loading = msgspec.to_builtins(state.header.model)
+    loading = msgspec.to_builtins(state.header.model) | {"tp": tp}
+    if device_map is not None or tp > 1:
+        loading |= {"device_map": device_map, "device": "auto"}
     if loading["heads"] not in (None, "auto", "none"):
         with suppress(InputError):  # heads never change the tokens: without them it is slower, that is all
             return LLM(**loading, on_progress=on_progress)

@@ -23,13 +23,15 @@ from tokenswift.engine.step import Reading, Text, advance, prefill
 from tokenswift.engine.text import TextStream
 from tokenswift.identity import versions
 from tokenswift.interfaces import TokenSequence
-from tokenswift.memory import check_run, needs_of
+from tokenswift.memory import check_run, needs_of, ran_out
 from tokenswift.metrics import Meter
+from tokenswift.models.low_bit import savings
+from tokenswift.ranks import Ranks
 from tokenswift.runs.loop import LoopGuard
 from tokenswift.runs.state import RunState
 from tokenswift.runs.writer import RunWriter, open_run
 from tokenswift.strategies.table import STRATEGIES, drafts_from
-from tokenswift.types import Generation, InputError, Logprob, Metrics, Step
+from tokenswift.types import Generation, InputError, Logprob, Metrics, RunError, Step
 
 logger = logging.getLogger("tokenswift")
 
@@ -60,6 +62,9 @@ class Run:
         self.target = llm.target
         self.sampling = request.sampling
         self.prompt: list[int] = llm.encode(request.prompt)
+        self.ranks: Ranks | None = llm.ranks
+        if self.ranks is not None:
+            self.ranks.agree("the prompt", self.prompt)
         llm.check_room(len(self.prompt) + request.max_new_tokens)
         self.max_new_tokens = request.max_new_tokens
         self.sampler = self.target.sampler(self.sampling)
@@ -76,7 +81,7 @@ class Run:
         stop = tuple(request.stop)
         self.stream = TextStream(llm.source.codec, stop)
         self.guard = LoopGuard(request.loop)
-        self.meter = Meter()
+        self.meter = Meter() if self.ranks is None else Meter(self.ranks.shared)
         self.tokens: list[int] = []
         self.written: list[str] = []
         self.text: Text | None = None
@@ -91,12 +96,12 @@ class Run:
         self.writer: RunWriter | None = None
         if request.run_dir is not None:
             identity = self._identity(stop)
-            self.writer = open_run(Path(request.run_dir), identity, self.prompt, request.drop_damaged)
-            if self.writer.state is not None:
+            state = self._take_folder(Path(request.run_dir), identity)
+            if state is not None:
                 try:
-                    self._go_on(self.writer.state)
+                    self._go_on(state)
                 except BaseException:
-                    self.writer.close()
+                    self.close()
                     raise
 
     # ---- memory ---------------------------------------------------------------------------------
@@ -111,6 +116,17 @@ class Run:
                 raise
             check_run(*sizes, spare)
 
+    def explained(self, error: Exception) -> Exception:
+        """An error as whoever asked for the text is told of it: where a card's memory ran out, what would
+        fit."""
+        if not isinstance(error, torch.OutOfMemoryError):
+            return error
+        held = 0 if self._sequence is None else self.nbytes
+        ways = [f"weights {form} (frees {nbytes:,} bytes)" for form, nbytes in savings(self.target).items()]
+        made = RunError(ran_out(self.target, self.strategy, len(self.prompt), held, error, ways))
+        made.__cause__ = error
+        return made
+
     @property
     def nbytes(self) -> int:
         """Bytes that it will hold in any case."""
@@ -118,6 +134,15 @@ class Run:
         return sum(need.nbytes for need in needs if need.sure)
 
     # ---- the journal ----------------------------------------------------------------------------
+
+    def _take_folder(self, folder: Path, identity: dict[str, Any]) -> RunState | None:
+        """The run that is there already. Of several ranks the first one alone writes."""
+
+        def opened() -> RunState | None:
+            self.writer = open_run(folder, identity, self.prompt, self.request.drop_damaged)
+            return self.writer.state
+
+        return opened() if self.ranks is None else self.ranks.first(opened)
 
     def _identity(self, stop: tuple[str, ...]) -> dict[str, Any]:
         """What decides the tokens (but for the prompt)."""
@@ -198,6 +223,12 @@ class Run:
                     raise made
                 yield self.take(made)
             self.finish()
+        except torch.OutOfMemoryError as error:
+            raise self.explained(error) from error
+        except Exception as error:
+            if self.ranks is None or (found := self.ranks.explained(error)) is error:
+                raise
+            raise found from error
         finally:
             self.close()
 
@@ -273,7 +304,7 @@ class Run:
     def _make_text(self, sequence: TokenSequence) -> None:
         room = self.max_new_tokens - len(self.tokens)
         self.text = Text(sequence, self.strategy, self.sampler, room, self.eos, self.meter)
-        self.text.logprobs = self.request.logprobs
+        self.text.logprobs, self.text.ranks = self.request.logprobs, self.ranks
         self.text.begin()
 
     def take(self, step: Step) -> Step:
@@ -368,6 +399,8 @@ def _warn(then: Mapping[str, Any], now: Mapping[str, Any], acceptance: str) -> N
     """Say in one line why the text may differ from the uninterrupted run's."""
     old, new = then["numerics"], now["numerics"]
     changed = [what for what in ("device", "processor", "how", "compiler") if old.get(what) != new.get(what)]
+    if "how" in changed:
+        changed[changed.index("how")] = f"how passes are computed ({old['how']}; now {new['how']})"
     changed += [k for k in ("tokenswift", "torch") if then["versions"].get(k) != now["versions"][k]]
     if acceptance != "exact":
         reason = "the published rule draws by what was drafted"

@@ -448,6 +448,7 @@ class Scheduler:
     def _leave(self, ticket: Ticket, how: str, error: Exception | None = None) -> None:
         """A text is over: let go of its memory and journal, and tell who waits for it."""
         run = ticket.run
+        error = None if error is None else run.explained(error)
         result = None if error is not None else run.result()
         if result is not None and how == "cancelled":
             result = replace(result, finish_reason=how)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tokenswift.backends.weights import STORED_IN
+from tokenswift.backends.base import Backend
 from tokenswift.config import check_choice
 from tokenswift.heads.checkpoint import HeadsHost, host_of
 from tokenswift.heads.published import holds_heads
@@ -32,20 +33,25 @@ from tokenswift.identity import (
     weights_digest,
 )
 from tokenswift.models import card as cards
+from tokenswift.models import placed
 from tokenswift.models.card import Card
 from tokenswift.models.checkpoint import HEAD, FileWeights, StoredWeights
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.gguf import GgufWeights, config_of, formats, is_lean, layout_of, own_dtype
 from tokenswift.models.gguf_tokenizer import build, end_ids, wrapped
 from tokenswift.models.load import (
+    DTYPES,
     WEIGHTS,
     cache_dir,
+    check_backend,
     check_memory,
     check_place,
+    check_spread,
     gguf_in,
     load_located,
     load_tokenizer,
     locate,
+    no_room,
 )
 from tokenswift.models.recoded import Recoded
 from tokenswift.models.rope import RopeScaling, rotary_of_config
@@ -54,16 +60,16 @@ from tokenswift.models.target import (
     TOLERANCES,
     Target,
     backend_for,
-    backend_key,
     check_model,
     checked,
     make_target,
 )
 from tokenswift.models.unpacked import config_beside, say_differences, say_foreign
 from tokenswift.prompts import end_tokens
-from tokenswift.types import InputError, OnProgress
+from tokenswift.types import InputError, OnProgress, RunError
+from tokenswift.weights.format import Format
 from tokenswift.weights.gguf import GgufFile
-from tokenswift.weights.registry import FORMATS
+from tokenswift.weights.registry import BY_CODE, FORMATS
 
 logger = logging.getLogger("tokenswift")
 
@@ -77,6 +83,7 @@ class Files:
         folder: where its files are: a folder, or a GGUF file.
         dtype: the type asked for, "auto" included.
         scaling: a wish for YaRN.
+        backend: what is to compute.
         key: the name of its card.
         weights: what they are stored as, of `load.WEIGHTS`; it does not change the card.
         gguf: the GGUF file, where it is one.
@@ -86,26 +93,38 @@ class Files:
     folder: Path
     dtype: str
     scaling: RopeScaling | None
+    backend: Backend
     key: str | None
     weights: str = WEIGHTS[0]
     gguf: Path | None = None
 
     @classmethod
     def of(
-        cls, name: str, folder: Path, dtype: str, scaling: RopeScaling | None, weights: str = WEIGHTS[0]
+        cls,
+        name: str,
+        folder: Path,
+        dtype: str,
+        scaling: RopeScaling | None,
+        backend: Backend,
+        weights: str = WEIGHTS[0],
     ) -> Files:
         """The files in a folder, or a GGUF file."""
-        return cls(name, folder, dtype, scaling, _key(folder, dtype, scaling), weights, gguf_in(folder))
+        key = _key(folder, dtype, scaling, backend)
+        return cls(name, folder, dtype, scaling, backend, key, weights, gguf_in(folder))
+
+    def on_host(self) -> Files:
+        """The same for the CPU."""
+        here = backend_for()
+        return replace(self, backend=here, key=_key(self.folder, self.dtype, self.scaling, here))
 
     def are_as_they_were(self) -> bool:
         """Whether nothing in the folder has changed."""
-        return _key(self.folder, self.dtype, self.scaling) == self.key
+        return _key(self.folder, self.dtype, self.scaling, self.backend) == self.key
 
 
-def _key(folder: Path, dtype: str, scaling: RopeScaling | None) -> str | None:
-    made = backend_key()
+def _key(folder: Path, dtype: str, scaling: RopeScaling | None, backend: Backend) -> str | None:
     try:
-        return None if made is None else cards.key_of(folder, dtype, scaling, made)
+        return None if backend.key is None else cards.key_of(folder, dtype, scaling, backend.key)
     except OSError:
         return None
 
@@ -124,9 +143,12 @@ class FromModel:
         scaling: a wish for YaRN.
         take: its weights may be taken (nobody else has it).
         kept: the files that it was loaded from, where a card of them may be kept.
+        spread: it was loaded to lie in several places.
+        backend: what computes, if the model is on its device; otherwise the usual one.
 
     Attributes:
         model, tokenizer: transformers' own.
+        spread: whether its weights may lie in several places.
         codec: what makes ids of texts and texts of ids.
         host: what heads must fit.
     """
@@ -138,12 +160,16 @@ class FromModel:
         scaling: RopeScaling | None,
         take: bool,
         kept: Files | None = None,
+        backend: Backend | None = None,
+        spread: bool = False,
     ) -> None:
         check_model(model)
         self.model, self.tokenizer = model, tokenizer
-        self.host: HeadsHost = host_of(model)
-        self._scaling, self._take, self._kept = scaling, take, kept
-        self._identity = identity_of(model)
+        self.spread = spread or placed.is_placed(model)
+        values = placed.parameters if self.spread else None
+        self.host: HeadsHost = host_of(model, values)
+        self._scaling, self._take, self._kept, self._backend = scaling, take, kept, backend
+        self._identity = identity_of(model, values)
 
     @property
     def codec(self) -> Any:
@@ -153,7 +179,11 @@ class FromModel:
     def target(self, on_progress: OnProgress | None = None) -> Target:
         """The target, made now and checked; what the next load needs to know is kept."""
         names = {name for name, _ in self.model.named_parameters()}
-        made = make_target(self.model, self._scaling, self._take, on_progress)
+        try:
+            made = make_target(self.model, self._scaling, self._take, on_progress, self._backend, self.spread)
+        except torch.OutOfMemoryError as error:
+            needed = sum(part.numel() * part.element_size() for part in self.model.parameters())
+            raise _no_room(self.model.name_or_path, self._backend, needed, []) from error
         if self._kept is not None and self._kept.key is not None and isinstance(made, LeanTarget):
             found = self._card(made, names, self._kept)
             if found is not None:
@@ -228,7 +258,7 @@ class FromFiles:
         if card.tokenizer is not None:
             self._stand_in = StandIn(source, **card.tokenizer, real=lambda: self.tokenizer)
         base = base_of_weights(own.get, card.layout.num_hidden_layers, files.folder.name)
-        self.host = HeadsHost(base, own.dtype, own.device, str(files.folder))
+        self.host = HeadsHost(base, own.dtype, files.backend.device, str(files.folder))
 
     @property
     def codec(self) -> Any:
@@ -253,14 +283,14 @@ class FromFiles:
             InputError: the files have changed.
         """
         self._check_files()
-        files = self._files
+        files, place = self._files, str(self._files.backend.device)
         if files.weights == WEIGHTS[0]:
-            return load_located(files.name, str(files.folder), True, files.dtype, "cpu").model
+            return load_located(files.name, str(files.folder), True, files.dtype, place).model
         from tokenswift.models.unpacked import model_of
 
         made = model_of(_config(files), self._weights, self._weights.dtype, list(self._card.ends))
         made.name_or_path = files.name
-        return made
+        return made.to(place)
 
     def _check_files(self) -> None:
         if not self._files.are_as_they_were():
@@ -271,11 +301,15 @@ class FromFiles:
 
     def target(self, on_progress: OnProgress | None = None) -> Target:
         """The target, its weights packed from the files."""
-        weights = self._weights
+        weights, backend = self._weights, self._files.backend
         if on_progress is not None:
             for done in (0, len(weights.names())):  # nothing is read before it is packed
                 on_progress("load", done, len(weights.names()))
-        made = LeanTarget(weights, backend_for(), self._card.rotary, on_progress=on_progress)
+        rotary = self._card.rotary.to(backend.device)
+        try:
+            made = LeanTarget(weights, backend, rotary, on_progress=on_progress)
+        except torch.OutOfMemoryError as error:
+            raise _no_room(self._files.name, backend, *self._sizes()) from error
         if not math.isnan(self._card.far):
             made.far = self._card.far
             return made
@@ -284,6 +318,44 @@ class FromFiles:
         if self._files.key is not None and self._files.weights == WEIGHTS[0]:
             cards.write(cards_folder(), self._files.key, self._card)
         return made
+
+    def check_memory(self) -> None:
+        """See that the weights fit, as they will be stored.
+
+        Raises:
+            InputError: they do not.
+        """
+        files = self._files
+        needed, others = self._sizes()
+        check_memory(files.name, needed, str(files.backend.device), others)
+
+    def _sizes(self) -> tuple[int, list[tuple[str, int]]]:
+        """Bytes of the weights as they will be stored, and of ways to store them in less."""
+        backend, layout, kind = self._files.backend, self._card.layout, self._files.weights
+        dtype = getattr(torch, self._card.identity["dtype"])
+        shapes = layout.shapes().values()
+        numbers = sum(math.prod(shape) for shape in shapes)
+
+        def stored(form: Format) -> int:
+            return numbers // form.block * form.nbytes
+
+        if isinstance(self._weights, GgufWeights):
+            needed = sum(
+                entry.nbytes
+                if entry.code in BY_CODE and backend.keeps(BY_CODE[entry.code].name, dtype)
+                else math.prod(entry.shape) * dtype.itemsize
+                for entry in self._weights.file.tensors.values()
+            )
+        elif kind in FORMATS and backend.keeps(kind, dtype):
+            needed = stored(FORMATS[kind])
+        else:
+            needed = numbers * (getattr(torch, kind) if kind in DTYPES else dtype).itemsize
+        fits = all(shape[-1] % 32 == 0 for shape in shapes if len(shape) > 1)
+        forms = [FORMATS[k] for k in WEIGHTS if k in FORMATS and fits and backend.keeps(k, dtype)]
+        ways = [(f"weights {form.name}", stored(form)) for form in forms]
+        if dtype == torch.float32 and kind == WEIGHTS[0] and self._files.gguf is None:
+            ways.insert(0, ("dtype bfloat16", needed // 2))
+        return needed, ways
 
     def identity(self) -> dict[str, Any]:
         """What of the model decides the tokens."""
@@ -304,37 +376,39 @@ class FromFiles:
 Source = FromModel | FromFiles
 
 
+def _kept_card(files: Files) -> Card | None:
+    card = None if files.key is None else cards.read(cards_folder(), files.key)
+    if card is None or not card.far <= TOLERANCES[getattr(torch, card.identity["dtype"])]:
+        return None
+    return card
+
+
 def _from_files(files: Files) -> FromFiles | None:
     """A model whose card is kept; None: there is no card, or none that fits the files.
 
     Raises:
         InputError: the weights do not fit into memory.
     """
-    card = None if files.key is None else cards.read(cards_folder(), files.key)
+    card = _kept_card(files)
+    if card is None and files.weights != WEIGHTS[0] and not files.backend.on_host:
+        card = _kept_card(files.on_host())  # what is stored otherwise is checked as it is made
+        card = None if card is None else replace(card, far=math.nan)
     if card is None:
-        return None
-    dtype = getattr(torch, card.identity["dtype"])
-    if not card.far <= TOLERANCES[dtype]:
         return None
     try:
         found = FromFiles(files, card)
     except InputError:  # it was made for other files: what reads them anew says what is wrong with these
         return None
-    _check_memory(files, card)
+    found.check_memory()
     return found
 
 
-def _check_memory(files: Files, card: Card) -> None:
-    """`check_memory` for weights as they will be stored."""
-    dtype, kind = getattr(torch, card.identity["dtype"]), files.weights
-    numbers = sum(math.prod(shape) for shape in card.layout.shapes().values())
-    if kind in FORMATS:
-        needed = FORMATS[kind].row_bytes(FORMATS[kind].block) * numbers // FORMATS[kind].block
-    elif kind == WEIGHTS[0] and files.gguf is not None and dtype in STORED_IN:
-        needed = files.gguf.stat().st_size
-    else:
-        needed = numbers * (dtype if kind == WEIGHTS[0] else getattr(torch, kind)).itemsize
-    check_memory(files.name, needed, dtype == torch.float32 and kind == WEIGHTS[0] and files.gguf is None)
+def _no_room(name: str, backend: Backend | None, needed: int, others: list[tuple[str, int]]) -> RunError:
+    """What is said where memory runs out while a model is loaded."""
+    memory = None if backend is None else backend.memory()
+    return RunError(
+        no_room(name, needed, 0 if memory is None else memory.free, others) + "; nothing was kept"
+    )
 
 
 def _config(files: Files) -> Any:
@@ -358,9 +432,10 @@ def _from_gguf(files: Files) -> FromFiles | None:
     if not is_lean(file):
         return None
     config = _config(files)
-    dtype = own_dtype(file) if files.dtype == "auto" else files.dtype
+    dtype = own_dtype(file, files.backend.kind) if files.dtype == "auto" else files.dtype
     kind = getattr(torch, dtype)
-    say_foreign(files.name, file, kind)
+    if files.weights == WEIGHTS[0]:
+        say_foreign(files.name, file, kind, lambda form: files.backend.keeps(form, kind))
     say_differences(files.name, files.gguf, config)
     layout, rotary = layout_of(file, config), rotary_of_config(config, files.scaling)
     weights = GgufWeights(file, layout, kind)
@@ -382,8 +457,9 @@ def _from_gguf(files: Files) -> FromFiles | None:
         ends=tuple(end_ids(file.metadata)),
         tokenizer=describe(tokenizer, own),
     )
-    _check_memory(files, card)
-    return FromFiles(files, card, file)
+    found = FromFiles(files, card, file)
+    found.check_memory()
+    return found
 
 
 def open_model(
@@ -393,29 +469,47 @@ def open_model(
     scaling: RopeScaling | None,
     on_progress: OnProgress | None = None,
     weights: str = WEIGHTS[0],
+    backend: str = "auto",
+    graphs: bool = True,
+    device_map: str | Mapping[str, str | int] | None = None,
+    tp: int = 1,
 ) -> Source:
     """A model by its name; arguments and errors as of `models.load.load`.
 
     Args:
         scaling: a wish for YaRN.
         weights: what they are stored as, of `load.WEIGHTS`.
+        backend, graphs: as of `target.backend_for`.
     """
     place = check_place(dtype, device)
     check_choice("weights", weights, WEIGHTS)
+    check_backend(backend, place)
+    check_spread(device_map, tp, device)
+    spread = device_map is not None or tp > 1
+    if spread:
+        for option, value, usual in (("weights", weights, WEIGHTS[0]), ("backend", backend, "auto")):
+            if value != usual:
+                raise InputError(f"{option} is {value!r}, but {_spread(device_map, tp)}; valid: {usual}")
     where, local = locate(name, on_progress)
-    files = None
-    if place == "cpu" and Path(where).exists():
-        files = Files.of(name, Path(where), dtype, scaling, weights)
+    if spread:
+        loaded = load_located(name, where, local, dtype, place, on_progress, device_map, tp)
+        logger.info("%s: transformers' own forward is used", _spread(device_map, tp))
+        return FromModel(loaded.model, loaded.tokenizer, scaling, take=True, spread=True)
+    files, computes = None, backend_for(place, backend, graphs)
+    if computes.decodes and Path(where).exists():
+        files = Files.of(name, Path(where), dtype, scaling, computes, weights)
         found = _from_files(files)
         if found is None and files.gguf is not None:
             found = _from_gguf(files)
         if found is not None:
             return _said(found, files)
-    loaded = load_located(name, where, local, dtype, place, on_progress)
-    made = FromModel(loaded.model, loaded.tokenizer, scaling, take=True, kept=files)
     if weights == WEIGHTS[0]:
-        return made
-    if files is not None:  # its card first: the check is of the model as it is
+        loaded = load_located(name, where, local, dtype, place, on_progress)
+        return FromModel(loaded.model, loaded.tokenizer, scaling, take=True, kept=files, backend=computes)
+    if files is not None:  # its card first, on the host: the check is of the model as it is
+        kept = files if computes.on_host else files.on_host()
+        loaded = load_located(name, where, local, dtype, "cpu", on_progress)
+        made = FromModel(loaded.model, loaded.tokenizer, scaling, take=True, kept=kept, backend=kept.backend)
         made.target(on_progress)
         del made, loaded
         if (found := _from_files(files)) is not None:
@@ -423,6 +517,11 @@ def open_model(
     raise InputError(
         f"weights is {weights!r}, but model {name} runs through transformers' own model here; valid: stored"
     )
+
+
+def _spread(device_map: object, tp: int) -> str:
+    """How a model is spread, in words."""
+    return f"the model is spread over {tp} ranks" if tp > 1 else "the model's layers are placed by device_map"
 
 
 def _said(found: FromFiles, files: Files) -> FromFiles:

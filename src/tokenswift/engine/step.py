@@ -20,6 +20,7 @@ from torch import Tensor
 from tokenswift.cache.select import OBSERVED
 from tokenswift.interfaces import ALONE, Beside, Pass, Segment, Strategy, TokenSequence
 from tokenswift.metrics import PREFILL, Meter
+from tokenswift.ranks import Ranks
 from tokenswift.sampling.accept import accept_exact, accept_published
 from tokenswift.sampling.choice import Sampler
 from tokenswift.types import Accepted, DraftTree, OnProgress, Step
@@ -97,9 +98,9 @@ class Reading:
 
     def segment(self) -> Segment:
         """The part's rows, as a chain."""
-        tokens, at, device = self.sequence.tokens, self.sequence.cache.length, self.sequence.model.device
-        rows = torch.tensor(tokens[at : at + self.rows], device=device)
-        return Segment(rows, torch.arange(at, at + self.rows, device=device), self.sequence.cache)
+        tokens, at = self.sequence.tokens, self.sequence.cache.length
+        rows = torch.tensor(tokens[at : at + self.rows])
+        return Segment(rows, torch.arange(at, at + self.rows), self.sequence.cache)
 
     def take(self, result: Pass) -> None:
         """Commit the part."""
@@ -124,6 +125,7 @@ class Text:
         tokens, ms: running means of a step: new tokens, and milliseconds outside of the pass.
         logprobs: how many of the likeliest tokens steps tell with each new token's log-probability; None:
             neither is told.
+        ranks: processes that run the same text over one model, in step with this one; None without.
     """
 
     sequence: TokenSequence
@@ -137,6 +139,7 @@ class Text:
     tokens: float = 1.0
     ms: float = 0.0
     logprobs: int | None = None
+    ranks: Ranks | None = None
 
     def begin(self) -> None:
         """The strategy's own reading of the prompt; once, before the first step."""
@@ -241,8 +244,9 @@ def _pass(
             phases.enter_context(text.meter.phase("verify"))
             sequence = text.sequence
             root_position = len(sequence.tokens) - 1
-            tokens = torch.tensor(tree.tokens, device=model.device)
-            positions = torch.tensor(tree.depths, device=model.device) + root_position
+            if text.ranks is not None:
+                text.ranks.agree("what to draft", (root_position, *tree.tokens, *tree.parents))
+            tokens, positions = torch.tensor(tree.tokens), torch.tensor(tree.depths) + root_position
             segments.append(Segment(tokens, positions, sequence.cache, tree.parents))
         if reading is not None:
             phases.enter_context(reading.meter.phase(PREFILL))
@@ -270,6 +274,8 @@ def _finished(text: Text, tree: DraftTree, result: Pass, logits: Tensor) -> Step
         else:
             accepted = accept_exact(tree, logits, sequence.tokens, sampler, all_rows=not sampler.walks)
         new, text.ended = _new_tokens(tree, accepted, text.room, text.eos)
+        if text.ranks is not None:
+            text.ranks.agree("the tokens of a step", new)
         nodes = accepted.nodes[: len(new)]  # the last new token is the next root, not cached yet
         logprobs = ()
         if text.logprobs is not None:

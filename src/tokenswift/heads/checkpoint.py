@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import math
 from dataclasses import dataclass
 from importlib import resources
@@ -22,14 +23,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tokenswift.config import shown
+from tokenswift.config import HEAD_KINDS, shown
 from tokenswift.files import replacing
 from tokenswift.heads.modules import Heads, HeadsConfig
-from tokenswift.identity import TOLERANCE, BaseIdentity, base_of
+from tokenswift.identity import TOLERANCE, BaseIdentity, Values, base_of
 from tokenswift.types import InputError
 
 FORMAT_VERSION = 1
 METADATA_KEY = "tokenswift_heads"
+#: greatest distance of a model from the one that shipped heads were made for: that one's weights are those of
+#: a Q4_1 file, rounding to which moves weights by .08 of their size; the model before it gets them, too
+ROUNDED = 0.15
+
+logger = logging.getLogger("tokenswift")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +56,13 @@ class HeadsHost:
     model: Any = None
 
 
-def host_of(model: Any) -> HeadsHost:
-    """A loaded transformers causal LM as heads see it; a :class:`HeadsHost` as it is."""
+def host_of(model: Any, values: Values | None = None) -> HeadsHost:
+    """A loaded transformers causal LM as heads see it; a :class:`HeadsHost` as it is. ``values`` as for
+    `identity.base_of`."""
     if isinstance(model, HeadsHost):
         return model
     place = getattr(model.config, "_name_or_path", "") or ""
-    return HeadsHost(base_of(model), model.dtype, model.device, str(place), model)
+    return HeadsHost(base_of(model, values=values), model.dtype, model.device, str(place), model)
 
 
 def check_base(heads: str, wanted: BaseIdentity, model: BaseIdentity) -> None:
@@ -159,7 +166,7 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
             raise InputError(f"heads file {path} names frequent tokens outside 0 to {config.vocab_size - 1}")
         heads.frequent = frequent.long()
     heads.calibration = _calibration(header.get("calibration"), path)
-    heads.source = str(path)
+    heads.source, heads.notes = str(path), notes
     base = BaseIdentity(str(header.get("base", "?")), config.hidden_size, config.vocab_size, sample.float())
     return heads, base, notes
 
@@ -238,7 +245,8 @@ def fitted(heads: Heads, host: HeadsHost) -> Heads:
 
 
 def packaged_kinds(model: Any) -> dict[str, Traversable]:
-    """The files of the shipped heads that were made for this model, by kind, in the order of their names.
+    """The files of the shipped heads that were made for this model, or for its weights rounded to few bits,
+    by kind, in the order of their names.
 
     Only headers and samples are read, and those only where the sizes fit.
     """
@@ -257,7 +265,7 @@ def packaged_kinds(model: Any) -> dict[str, Traversable]:
                 continue
             sample = file.get_tensor("base.sample").float()
         base = BaseIdentity(str(header.get("base")), identity.hidden_size, identity.vocab_size, sample)
-        if base.distance(identity) <= TOLERANCE:
+        if base.distance(identity) <= ROUNDED:
             found.setdefault(config["kind"], entry)
     return found
 
@@ -270,13 +278,26 @@ def packaged_heads(model: Any, kind: str | None = None) -> Heads | None:
     entry = next(iter(found.values()), None) if kind is None else found.get(kind)
     if entry is None:
         return None
-    return fitted(read_packaged(entry), host)
+    with resources.as_file(entry) as path:
+        heads, base, _ = read_heads(path)
+    if (far := base.distance(host.base)) > TOLERANCE:
+        logger.info(
+            "the shipped heads were made for %s, whose weights differ from this model's by %.0f%%, as "
+            "rounding to few bits does; they may guess less well here, and cannot change the text",
+            base.name,
+            100 * far,
+        )
+    return fitted(_shipped(heads, entry), host)
 
 
 def read_packaged(entry: Traversable) -> Heads:
     """Shipped heads from :func:`packaged_kinds`, which has seen that they fit; float32 on the CPU."""
     with resources.as_file(entry) as path:
         heads, _, _ = read_heads(path)
+    return _shipped(heads, entry)
+
+
+def _shipped(heads: Heads, entry: Traversable) -> Heads:
     heads.source = f"{entry.name} (shipped)"
     return heads
 
@@ -286,8 +307,10 @@ def resolve_heads(spec: str | Path | Heads | None, model: Any) -> Heads | None:
 
     Args:
         spec: "auto" (heads in the model's own folder, shipped heads that fit the model, else none),
-            "none" or None, the path of a heads file, or the heads themselves.
+            "none" or None, a kind of shipped heads, the path of a heads file, or the heads themselves.
         model: the loaded transformers causal LM, or its :class:`HeadsHost`.
+    Raises:
+        InputError: a file that holds no heads for this model, or no heads of that kind are shipped for it.
     """
     if spec is None or spec == "none":
         return None
@@ -299,9 +322,18 @@ def resolve_heads(spec: str | Path | Heads | None, model: Any) -> Heads | None:
         same = (spec.dtype, next(spec.parameters()).device) == (host.dtype, host.device)
         return spec if same else copy.deepcopy(spec).to(dtype=host.dtype, device=host.device)
     if not isinstance(spec, str | Path):
-        raise InputError(f"heads is {shown(spec)}; valid: auto, none, an adapter file, or Heads")
+        raise InputError(f"heads is {shown(spec)}; valid: auto, none, a kind, an adapter file, or Heads")
     if spec == "auto":
         return _heads_beside(host) or packaged_heads(host)
+    if spec in HEAD_KINDS:
+        shipped = packaged_heads(host, str(spec))
+        if shipped is None:
+            raise InputError(
+                f"heads is {shown(spec)}, and no {spec} heads are shipped for {host.base.name}; valid: auto, "
+                "none, or an adapter file",
+                "heads",
+            )
+        return shipped
     return load_heads(spec, host)
 
 

@@ -1,4 +1,4 @@
-"""The paper's heads: ``h_i = h_{i-1} + Linear_i(RMSNorm_in,i(h_{i-1}))`` (section 3.1)."""
+"""The paper's heads: ``h_i = h_{i-1} + Linear_i(RMSNorm_in,i(h_{i-1}))`` (section 3.2)."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tokenswift.config import check_choice, check_flag, check_integer, check_number
+from tokenswift.config import HEAD_KINDS, check_choice, check_flag, check_integer, check_number
 
-KINDS = ("linear", "conditioned", "medusa")
+KINDS = HEAD_KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,7 @@ class Heads(nn.Module):
         frequent: token ids worth drafting, most of the training text; None: the whole vocabulary.
         calibration: weights of `drafters.auto.chances` that fit these heads; None: the library's.
         source: where they come from (a file, a folder, "… (shipped)"); "" when a program made them.
+        notes: how they were trained, from their file: tokens, steps and the like.
         conditioned: a head needs the embedding of the token drafted before its own.
     """
 
@@ -115,6 +116,7 @@ class Heads(nn.Module):
         self.frequent: Tensor | None = None
         self.calibration: dict[str, list[list[float]]] | None = None
         self.source = ""
+        self.notes: dict[str, Any] = {}
         self.layers = nn.ModuleList(self.made(config))
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -1,10 +1,12 @@
-"""Conditioned heads on the CPU kernels: the same arithmetic as `modules`, with packed weights.
+"""Conditioned heads on a backend's kernels: the same arithmetic as `modules`, with packed weights.
 
 The base state's share of a step's products is the same for every level of a draft, so it is made once and
 enters the products as a bias.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -25,7 +27,7 @@ class PackedStep:
     """
 
     def __init__(self, step: ConditionedStep, backend: Backend) -> None:
-        self.backend = backend
+        self.backend, self._replays = backend, backend.replays()
         self.width = step.linear.out_features
         self.dtype = step.linear.weight.dtype
         weight, bias = step.linear.weight.detach(), step.linear.bias.detach()
@@ -52,7 +54,11 @@ class PackedStep:
         self, states: Float[Tensor, "m D"], share: Tensor, embeds: Float[Tensor, "m D"], first: bool
     ) -> Float[Tensor, "m D"]:
         """The next states, float32; ``share`` from :meth:`begin`, ``first``: the states are the base's."""
-        x = torch.cat((self._norm(0 if first else 1, states), self._norm(3, embeds)), dim=1)
+        work = partial(self._level, 0 if first else 1)
+        return self._replays.rows(first, work, states, embeds, all_rows=[share])
+
+    def _level(self, norm: int, states: Tensor, embeds: Tensor, share: Tensor) -> Tensor:
+        x = torch.cat((self._norm(norm, states), self._norm(3, embeds)), dim=1)
         made = self.backend.linear(x, self.moving, share)
         if self.outer is None:
             return made
@@ -62,7 +68,7 @@ class PackedStep:
 
 def packed_steps(heads: Heads, backend: Backend) -> list[PackedStep] | None:
     """The heads' steps, packed once; None where the heads or the backend are of another kind."""
-    if not heads.conditioned or not backend.panels or heads.config.hidden_size % 2:
+    if not heads.conditioned or not backend.fused or heads.config.hidden_size % 2:
         return None
     if next(heads.parameters()).device != backend.device or heads.dtype not in (
         torch.float32,
@@ -72,7 +78,7 @@ def packed_steps(heads: Heads, backend: Backend) -> list[PackedStep] | None:
     # training and loading move a weight's version on; tensors of inference mode have none
     state = [(id(w), None if w.is_inference() else w._version) for w in heads.parameters()]
     kept = heads.__dict__.get("_packed")
-    if kept is None or kept[0] != state:
+    if kept is None or kept[:2] != (backend, state):
         steps = [layer for layer in heads.layers if isinstance(layer, ConditionedStep)]
-        kept = heads.__dict__["_packed"] = (state, [PackedStep(step, backend) for step in steps])
-    return kept[1]
+        kept = heads.__dict__["_packed"] = (backend, state, [PackedStep(step, backend) for step in steps])
+    return kept[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
-from logging import CRITICAL
+from logging import CRITICAL, getLogger
 from typing import Any
 
 from tokenswift.types import OnProgress
@@ -20,6 +20,9 @@ def quiet_transformers() -> Iterator[None]:
     from transformers.utils import logging
 
     bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    placing = getLogger("accelerate.big_modeling")
+    level = placing.level
+    placing.setLevel(CRITICAL)
     logging.disable_progress_bar()
     logging.set_verbosity(CRITICAL)
     try:
@@ -28,6 +31,7 @@ def quiet_transformers() -> Iterator[None]:
             yield
     finally:
         logging.set_verbosity(verbosity)
+        placing.setLevel(level)
         if bars:
             logging.enable_progress_bar()
 

@@ -32,6 +32,7 @@ class BaseTarget(ABC):
         head: the LM head's weight, (V, D): sizes, type and device are its.
         rotary: the model's positions.
         backend: what computes.
+        kv_heads: heads of keys and values computed here; None: all of the config's.
 
     Attributes:
         keys: type of keys and values.
@@ -48,13 +49,16 @@ class BaseTarget(ABC):
     whole = False
     layout: Layout | None = None
 
-    def __init__(self, config: Any, head: Tensor, rotary: Rotary, backend: Backend) -> None:
+    def __init__(
+        self, config: Any, head: Tensor, rotary: Rotary, backend: Backend, kv_heads: int | None = None
+    ) -> None:
         self.config, self.rotary, self.backend = config, rotary, backend
         self.device, self.dtype = head.device, head.dtype
         self.keys = head.dtype
         self.vocab_size, self.hidden_size = head.shape
         self.layers: int = config.num_hidden_layers
-        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        every: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.kv_heads = kv_heads or every
         self.head_dim = head_width(config)
         self.kv_bytes = 2 * self.layers * self.kv_heads * self.head_dim * self.keys.itemsize
         self.weight_bytes = self.copied_bytes = 0
@@ -129,8 +133,8 @@ class BaseTarget(ABC):
         for start, end in pairwise([*range(0, kept, self.prefill_chunk), kept, length]):
             if start == end:
                 continue
-            rows = torch.tensor(tokens[start:end], device=self.device)
-            positions = torch.arange(cache.length, cache.length + len(rows), device=self.device)
+            rows = torch.tensor(tokens[start:end])
+            positions = torch.arange(cache.length, cache.length + len(rows))
             result = self._run([Segment(rows, positions, cache)], keep=start == kept)[0]
             cache.commit(tuple(range(len(rows))))
             report("prompt", end, length)

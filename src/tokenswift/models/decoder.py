@@ -67,11 +67,11 @@ def unfit(model: Any) -> str | None:
 
 
 class LeanTarget(BaseTarget):
-    """A model on the CPU, ready for tree passes (implements `interfaces.DraftModel`).
+    """A model ready for tree passes (implements `interfaces.DraftModel`).
 
     Args:
         source: a transformers causal LM for which :func:`unfit` is None, or the weights of a model's files.
-        backend: compiled kernels or the torch path.
+        backend: what computes; weights go to its device.
         rotary: its positions.
         take: replace the model's own weights by empty ones as they are packed, so that they exist once;
             :meth:`give_back` restores them. Otherwise the model is left alone and the packed copies cost
@@ -99,8 +99,8 @@ class LeanTarget(BaseTarget):
         )
         super().__init__(layout if files else source.config, sizes, rotary, backend)
         self.head = self._packed([HEAD])
-        self.head_bias = _vector(self._weights.get("lm_head.bias"))
-        self._norm, self._eps = _copied(self._weight(NORM)), layout.eps
+        self.head_bias = self._vector("lm_head.bias")
+        self._norm, self._eps = self._copied(self._weight(NORM)), layout.eps
         weights: list[LayerWeights] = []
         for number in range(layout.num_hidden_layers):
             weights.append(self._layer(number))
@@ -113,7 +113,7 @@ class LeanTarget(BaseTarget):
             if isinstance(embedding, Stored):
                 self._embedding = backend.pack(embedding, self.dtype)
             else:
-                self._embedding = embedding.clone() if files or take else embedding
+                self._embedding = embedding.to(self.device, copy=files or take)
         self._taken = self._weights.done()
         del self._weights
         if files or take:
@@ -132,6 +132,7 @@ class LeanTarget(BaseTarget):
             scale=layout.scale,
         )
         self.body: Any = backend.body(shape, weights)
+        self.replays = backend.replays()
         self._table = rotary.angles(torch.arange(BLOCK, device=self.device))
         layer_bytes = sum(t.numel() * t.element_size() for w in weights for t in w.tensors())
         self.weight_bytes = layer_bytes + self.head.nbytes
@@ -142,6 +143,16 @@ class LeanTarget(BaseTarget):
         if found is None:
             raise InputError(f"the model has no weight {name}")
         return found
+
+    def _copied(self, weight: Tensor | Stored) -> Tensor:
+        """A norm weight as the kernels read it, in memory of its own."""
+        made = unstored(weight, torch.float32).detach()
+        return made.to(self.device, torch.float32, copy=True).contiguous()
+
+    def _vector(self, name: str) -> Tensor | None:
+        """A bias or norm weight as the kernels read it, if there is one."""
+        found = self._weights.get(name)
+        return None if found is None else self._copied(found)
 
     def _packed(self, names: list[str]) -> Packed:
         """Weights with the same input as the kernels read them, one below the other; counts what they take
@@ -158,7 +169,6 @@ class LeanTarget(BaseTarget):
 
     def _layer(self, number: int) -> LayerWeights:
         layer = f"model.layers.{number}."
-        get = self._weights.get
         qkv, qkv_bias = self._fused(*(f"{layer}self_attn.{name}_proj" for name in "qkv"))
         out, out_bias = self._fused(f"{layer}self_attn.o_proj")
         gate_up, gate_up_bias = self._fused(f"{layer}mlp.gate_proj", f"{layer}mlp.up_proj")
@@ -168,14 +178,14 @@ class LeanTarget(BaseTarget):
             out=out,
             gate_up=gate_up,
             down=down,
-            norm=_copied(self._weight(f"{layer}input_layernorm.weight")),
-            mlp_norm=_copied(self._weight(f"{layer}post_attention_layernorm.weight")),
+            norm=self._copied(self._weight(f"{layer}input_layernorm.weight")),
+            mlp_norm=self._copied(self._weight(f"{layer}post_attention_layernorm.weight")),
             qkv_bias=qkv_bias,
             out_bias=out_bias,
             gate_up_bias=gate_up_bias,
             down_bias=down_bias,
-            query_norm=_vector(get(f"{layer}self_attn.q_norm.weight")),
-            key_norm=_vector(get(f"{layer}self_attn.k_norm.weight")),
+            query_norm=self._vector(f"{layer}self_attn.q_norm.weight"),
+            key_norm=self._vector(f"{layer}self_attn.k_norm.weight"),
             window=self.layout.windows[number],
         )
         self._weights.rest()
@@ -191,7 +201,7 @@ class LeanTarget(BaseTarget):
             pairs = zip(weights, biases, strict=True)
             bias = torch.cat(
                 [
-                    torch.zeros(len(self._weight(w)), device=self.device) if b is None else _copied(b)
+                    torch.zeros(len(self._weight(w)), device=self.device) if b is None else self._copied(b)
                     for w, b in pairs
                 ]
             )
@@ -204,7 +214,7 @@ class LeanTarget(BaseTarget):
             InputError: a weight is not stored in few bits.
         """
         packed = [self.head, *(weight for layer in self.body.weights for weight in layer.packed())]
-        if not self.backend.low_bit or not all(weight.stored for weight in packed):
+        if not self.backend.formats or not all(weight.stored for weight in packed):
             raise InputError(
                 "activations is 'int8', but not all of the model's weights are stored in few bits; valid: "
                 "float, or int8 with weights q8_0, q4_1 or q4_0, or with a GGUF file of such"
@@ -222,11 +232,11 @@ class LeanTarget(BaseTarget):
 
         ``keep``: its queries are wanted.
         """
-        states = self.embed(torch.cat([segment.tokens for segment in segments])).float()
-        cos, sin = self._turns(torch.cat([segment.positions for segment in segments]))
-        queries = self.backend.layers(body, states, cos, sin, segments, keep)
-        parts = states.split([len(segment.tokens) for segment in segments])
-        return [Pass(*each) for each in zip(parts, queries, strict=True)]
+        return self.backend.run(body, segments, keep, self._enter, self.replays)
+
+    def _enter(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """States of tokens, and the angles of their positions."""
+        return self.embed(tokens).float(), *self._turns(positions)
 
     def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions, (n, d / 2) each, on the CPU from a table that grows by blocks.
@@ -234,7 +244,7 @@ class LeanTarget(BaseTarget):
         Each is computed once, and taken out by numpy: torch would start its threads for these few numbers,
         which then spin beside ours. On an accelerator nobody waits for the positions to come here.
         """
-        if self.device.type != "cpu":
+        if not self.backend.on_host:
             return self.rotary.angles(positions)
         at, table = positions.numpy(), self._table
         while len(table[0]) <= at.max():
@@ -256,6 +266,11 @@ class LeanTarget(BaseTarget):
             return self.backend.linear(normed, rows)
         active = torch.int8 if self.whole else None
         return self.backend.linear(normed, self.head, self.head_bias, active)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm and LM head: (n, D) → (n, V), float32."""
+        return self.replays.rows("logits", lambda rows: self.project(self.norm(rows)), hidden)
 
     def _gather(self, ids: Tensor) -> Packed:
         return self.backend.pack(self.backend.take(self.head, ids))
@@ -279,13 +294,3 @@ def release_free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def _copied(weight: Tensor | Stored) -> Tensor:
-    """A norm weight as the kernels read it, in memory of its own."""
-    return unstored(weight, torch.float32).detach().to(torch.float32, copy=True).contiguous()
-
-
-def _vector(weight: Tensor | Stored | None) -> Tensor | None:
-    """A bias or norm weight as the kernels read it, if there is one."""
-    return None if weight is None else _copied(weight)

@@ -53,7 +53,7 @@ class Drafters:
             loaded = load(name, dtype=dtype, device=str(self._target.device))
         except InputError as error:
             raise InputError(re.sub("^model", "draft_model", str(error))) from error
-        return self._checked(_target(loaded.model, name, take=True), loaded.tokenizer, name)
+        return self._checked(self._made_of(loaded.model, name, take=True), loaded.tokenizer, name)
 
     def _take(self, model: Any) -> Target:
         try:
@@ -64,7 +64,7 @@ class Drafters:
             ) from error
         target = self._target
         name = type(model).__name__
-        made = self._checked(_target(model, name, take=False), None, name)
+        made = self._checked(self._made_of(model, name, take=False), None, name)
         if (made.device, made.dtype) != (target.device, target.dtype):
             raise InputError(
                 f"draft_model is {made.dtype} on {made.device}; valid: as the target, "
@@ -72,6 +72,14 @@ class Drafters:
             )
         self._lent.append(model)  # while it lives, no other object has its id
         return made
+
+    def _made_of(self, model: Any, name: str, take: bool) -> Target:
+        """A target over a draft model; what is wrong with it is said of the draft model of that name."""
+        try:
+            return make_target(model, take=take, backend=self._target.backend)
+        except InputError as error:
+            text = re.sub(rf"^model {re.escape(type(model).__name__)}", "", str(error))
+            raise InputError(f"draft_model {name}{text}") from error
 
     def _checked(self, made: Target, tokenizer: Any, name: str) -> Target:
         mine, theirs = self._target.vocab_size, made.vocab_size
@@ -86,15 +94,6 @@ class Drafters:
                     f"draft_model {name} has another vocabulary; valid: a model with the target's tokenizer"
                 )
         return made
-
-
-def _target(model: Any, name: str, take: bool) -> Target:
-    """A target over a draft model; what is wrong with it is said of the draft model of that name."""
-    try:
-        return make_target(model, take=take)
-    except InputError as error:
-        text = re.sub(rf"^model {re.escape(type(model).__name__)}", "", str(error))
-        raise InputError(f"draft_model {name}{text}") from error
 
 
 def _is_name(wanted: Any) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
+from threading import Lock
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 from tokenswift.backends.base import Backend
 from tokenswift.interfaces import Pass, Segment
+from tokenswift.models import placed
 from tokenswift.models.attention import NAME, PassContext
 from tokenswift.models.base import BaseTarget
 from tokenswift.models.rope import Rotary
@@ -30,7 +33,9 @@ def shared_copy(model: Any, rotary: Rotary) -> Any:
     Raises:
         InputError: the modules cannot be copied.
     """
-    shared: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    meshes = (getattr(model, name, None) for name in placed.SHARED)
+    parts = (*model.parameters(), *model.buffers(), *placed.hooks_of(model), *meshes)
+    shared: dict[int, Any] = {id(part): part for part in parts}
     try:
         copied = copy.deepcopy(model, shared)
     except Exception as error:  # modules may hold anything
@@ -78,9 +83,13 @@ class GenericTarget(BaseTarget):
     """A loaded transformers model, ready for tree passes (implements `interfaces.DraftModel`).
 
     Args:
-        model: a causal LM whose attention goes through transformers' attention interface.
+        model: a causal LM whose attention goes through transformers' attention interface; its weights may lie
+            in several places (`models.placed`).
         backend: what computes attention.
         rotary: its positions.
+
+    Attributes:
+        ranks: processes that compute it together.
     Raises:
         InputError: for a model whose parts are not where they are in transformers' decoders.
     """
@@ -90,27 +99,31 @@ class GenericTarget(BaseTarget):
     def __init__(self, model: Any, backend: Backend, rotary: Rotary) -> None:
         norm = final_norm_name(model)
         copied = shared_copy(model, rotary)
-        super().__init__(copied.config, copied.lm_head.weight, rotary, backend)
+        super().__init__(copied.config, copied.lm_head.weight, rotary, backend, placed.kv_heads_of(model))
+        self.device = placed.device_of(copied.lm_head)
+        self.ranks = placed.tp_of(model)
+        self._one_by_one = Lock() if placed.is_offloaded(model) else nullcontext()
         self.config._attn_implementation = NAME
         self.body, self.lm_head = copied.model, copied.lm_head
         self._final = getattr(self.body, norm)
         setattr(self.body, norm, nn.Identity())  # a pass ends with the states before the final norm
         weights = (*self.body.layers.parameters(), self.lm_head.weight)
-        self.weight_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
+        self.weight_bytes = sum(map(placed.local_bytes, weights))
         first = torch.zeros(1, dtype=torch.long, device=self.device)
         self.windows = self._pass(Segment(first, first, self.new_cache(1)))[1].windows
 
     @torch.inference_mode()
     def _pass(self, segment: Segment) -> tuple[Tensor, PassContext]:
         context = PassContext(segment, self.backend)
-        made = self.body(
-            input_ids=segment.tokens[None],
-            position_ids=segment.positions[None],
-            past_key_values=segment.cache,
-            use_cache=True,
-            tokenswift_pass=context,
-        )
-        return made.last_hidden_state[0], context
+        with self._one_by_one:  # weights that come and go are the pass's own
+            made = self.body(
+                input_ids=segment.tokens[None].to(self.device),
+                position_ids=segment.positions[None].to(self.device),
+                past_key_values=segment.cache,
+                use_cache=True,
+                tokenswift_pass=context,
+            )
+        return made.last_hidden_state[0].to(self.device), context
 
     def _run(self, segments: Sequence[Segment], keep: bool = True) -> list[Pass]:
         """Each segment by a pass of its own: transformers' forward takes one text."""
@@ -120,18 +133,29 @@ class GenericTarget(BaseTarget):
     @torch.inference_mode()
     def norm(self, hidden: Tensor) -> Tensor:
         """The final norm: (n, D) → (n, D)."""
-        return self._final(hidden)
+        with self._one_by_one:
+            return self._final(hidden).to(self.device)
 
     @torch.inference_mode()
     def project(self, normed: Tensor, rows: Any = None) -> Tensor:
         """The LM head alone: (n, D) → (n, V), float32; only its ``rows`` (m, D) → (n, m) when given."""
-        logits = self.lm_head(normed) if rows is None else normed @ rows.T
-        return shaped_logits(logits, self.config).float()
+        with self._one_by_one:
+            logits = self.lm_head(normed) if rows is None else normed @ rows.T
+        return shaped_logits(logits.to(self.device), self.config).float()
 
     def _gather(self, ids: Tensor) -> Tensor:
-        return self.lm_head.weight.detach()[ids.to(self.device)]
+        weight = placed.whole(self.lm_head)
+        return weight[ids.to(weight.device)].to(self.device)
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings: (n,) → (n, D)."""
-        return self.body.embed_tokens(tokens)
+        with self._one_by_one:
+            return self.body.embed_tokens(tokens).to(self.device)
+
+    def numerics(self) -> dict[str, Any]:
+        """See :meth:`BaseTarget.numerics`; over how many ranks, too."""
+        found = super().numerics()
+        if self.ranks > 1:
+            found["how"] = found["how"].replace("own forward", f"own forward over {self.ranks} ranks")
+        return found

@@ -20,6 +20,7 @@ from tokenswift.models.gguf_tokenizer import end_ids
 from tokenswift.types import InputError
 from tokenswift.weights.format import Stored
 from tokenswift.weights.gguf import GgufFile
+from tokenswift.weights.registry import BY_CODE
 
 #: architectures that the lean decoder runs, and transformers' names for them
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -62,11 +63,12 @@ def formats(file: GgufFile) -> str:
     return "+".join(sorted(found, key=lambda name: -found[name]))
 
 
-def own_dtype(file: GgufFile) -> str:
+def own_dtype(file: GgufFile, place: str = "cpu") -> str:
     """What ``dtype="auto"`` means for a file: the type of its matrices where they are float numbers, bfloat16
-    where some must be unpacked, else float32."""
-    kinds = {entry.kind for entry in file.tensors.values() if len(entry.shape) > 1}
-    if "BF16" in kinds or file.foreign():
+    where some must be unpacked or a card multiplies with weights of few bits, else float32."""
+    matrices = [entry for entry in file.tensors.values() if len(entry.shape) > 1]
+    kinds = {entry.kind for entry in matrices}
+    if "BF16" in kinds or file.foreign() or (place != "cpu" and any(e.code in BY_CODE for e in matrices)):
         return "bfloat16"
     return "float16" if kinds == {"F16"} else "float32"
 

@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tokenswift.config import check_choice
+from tokenswift.config import check_choice, check_integer, shown
 from tokenswift.models import draft, embedded, hub
 from tokenswift.models._hf import counted_loading, quiet_transformers
 from tokenswift.models.gguf_files import gguf_in
 from tokenswift.models.hub import line_of
+from tokenswift.ranks import check_tp
 from tokenswift.types import InputError, OnProgress, RunError
 
 __all__ = [
     "ALIASES",
+    "BACKENDS",
+    "CUDA_GRAPHS",
     "DEVICES",
     "DTYPES",
     "WEIGHTS",
@@ -42,6 +46,9 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS = ("stored", "float32", "bfloat16", "q8_0", "q4_0", "q4_1")
 ACTIVATIONS = ("float", "int8")
 DEVICES = ("auto", "cpu", "cuda")
+#: what computes: the kernels of the device where they work, those of a kind of device or no model, or torch
+BACKENDS = ("auto", "cpu", "cuda", "torch")
+CUDA_GRAPHS = ("auto", "off")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 GGUF_FILE = re.compile(rf"({HUB_ID.pattern}):([\w.+-]+\.gguf)", re.IGNORECASE)
 #: methods by which weights were quantised for other programs
@@ -77,22 +84,39 @@ def cache_dir() -> Path:
     return (Path(shared) if os.path.isabs(shared) else Path.home() / ".cache") / "tokenswift"
 
 
-def native_kernels_wanted() -> bool:
-    """Whether CPU kernels may be compiled; ``TOKENSWIFT_KERNELS=torch`` forbids it.
+def usual_backend() -> str:
+    """What the backend "auto" is: ``TOKENSWIFT_KERNELS``, "auto" or "torch".
 
     Raises:
         InputError: another value.
     """
     wanted = os.environ.get("TOKENSWIFT_KERNELS") or "auto"
     check_choice("TOKENSWIFT_KERNELS", wanted, ("auto", "torch"))
-    return wanted == "auto"
+    return wanted
 
 
-def check_place_names(dtype: str, device: str, weights: str = "stored", activations: str = "float") -> None:
-    """Raise :class:`InputError` for an unknown dtype, kind of device, weights or activations; light."""
+def check_backend(backend: str, place: str) -> None:
+    """Raise :class:`InputError` for a backend that does not run on a place from :func:`check_place`."""
+    check_choice("backend", backend, BACKENDS)
+    kind = place.partition(":")[0]
+    if backend not in ("auto", "torch", kind):
+        raise InputError(f"backend is {backend!r}, and the device is {place!r}; valid: auto, {kind}, torch")
+
+
+def check_place_names(
+    dtype: str,
+    device: str,
+    weights: str = "stored",
+    activations: str = "float",
+    backend: str = "auto",
+    cuda_graphs: str = "auto",
+) -> None:
+    """Raise :class:`InputError` for an unknown dtype, kind of device, and so on; light."""
     check_choice("dtype", dtype, DTYPES)
     check_choice("weights", weights, WEIGHTS)
     check_choice("activations", activations, ACTIVATIONS)
+    check_choice("cuda_graphs", cuda_graphs, CUDA_GRAPHS)
+    check_backend(backend, device if device in DEVICES[1:] else backend)
     if device not in DEVICES and not re.fullmatch(r"cuda:\d+", str(device)):
         raise InputError(f"device is {device!r}; valid: {', '.join(DEVICES)}")
 
@@ -116,6 +140,38 @@ def check_place(dtype: str, device: str) -> str:
     return device
 
 
+def check_spread(device_map: object, tp: object, device: str) -> None:
+    """Refuse what no model can be spread by; light.
+
+    Args:
+        device_map: None; "auto", as accelerate places layers over cards, memory and disk; or, by the name of
+            a module, "cpu", "disk", "cuda:N" or a card's number.
+        tp: ranks of a tensor-parallel model.
+    Raises:
+        InputError: neither; both; or what they need is not there.
+    """
+    ranks = check_integer("tp", tp, 1)
+    valid = "valid: auto, or a device for each module by name"
+    if device_map is not None and device_map != "auto":
+        if not isinstance(device_map, Mapping) or not device_map:
+            raise InputError(f"device_map is {shown(device_map)}; {valid}")
+        for module, place in device_map.items():
+            if not isinstance(module, str) or not re.fullmatch(r"cpu|disk|cuda|cuda:\d+|\d+", str(place)):
+                raise InputError(
+                    f"device_map places {shown(module)} on {shown(place)}; valid: cpu, disk, cuda:N or N"
+                )
+    if device_map is not None and ranks > 1:
+        raise InputError(f"device_map is {shown(device_map)} beside tp {tp}; valid: one of the two")
+    if device_map is not None and device != "auto":
+        raise InputError(f"device is {device!r} beside device_map; valid: auto, the map says where")
+    if device_map is not None and find_spec("accelerate") is None:
+        raise InputError("device_map needs accelerate; valid: with it installed (pip install accelerate)")
+    if ranks > 1 and ":" in device:
+        raise InputError(f"device is {device!r} beside tp {tp}; valid: auto, each rank has its own")
+    if ranks > 1:
+        check_tp(ranks)
+
+
 def native_bfloat16(device: str) -> bool:
     """Whether torch's bfloat16 products run in hardware on a place from :func:`check_place`; for training.
 
@@ -136,6 +192,8 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     on_progress: OnProgress | None = None,
+    device_map: str | Mapping[str, str | int] | None = None,
+    tp: int = 1,
 ) -> Loaded:
     """Load a model and its tokenizer.
 
@@ -145,32 +203,48 @@ def load(
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
         on_progress: told of the stages "fetch" (the default model, in bytes) and "load" (in tensors).
+        device_map: where layers lie, as :func:`check_spread` takes it.
+        tp: ranks that the model is spread over; this process is one of them.
     Raises:
         InputError: one line: what is wrong with the name, the folder, its files, or the place to run.
         RunError: the model does not fit into memory, or making the default model failed.
     """
     place = check_place(dtype, device)
     name = str(name_or_path)
+    check_spread(device_map, tp, device)
     source, local = locate(name, on_progress)
-    return load_located(name, source, local, dtype, place, on_progress)
+    return load_located(name, source, local, dtype, place, on_progress, device_map, tp)
 
 
 def load_located(
-    name: str, source: str, local: bool, dtype: str, place: str, on_progress: OnProgress | None = None
+    name: str,
+    source: str,
+    local: bool,
+    dtype: str,
+    place: str,
+    on_progress: OnProgress | None = None,
+    device_map: str | Mapping[str, str | int] | None = None,
+    tp: int = 1,
 ) -> Loaded:
     """:func:`load` for what :func:`locate` has found (``source``, ``local``), on a place from
     :func:`check_place`."""
+    spread = device_map is not None or tp > 1
     if (file := gguf_in(Path(source))) is not None:
         from tokenswift.models.unpacked import load_file
 
-        model, tokenizer = load_file(name, file, dtype, place)
+        model, tokenizer = load_file(
+            name, file, dtype, place, lambda config: _places(name, config, device_map, tp)
+        )
         return Loaded(model, tokenizer, name)
     with quiet_transformers(), counted_loading(on_progress):
         config = _config(name, source, local)
         tokenizer = _tokenizer(name, source, local)
-        if place == "cpu" and Path(source).is_dir():
-            _check_folder(name, Path(source), config, dtype)
-        model = _model(name, source, local, config, dtype, place)
+        needed = 0, []
+        if Path(source).is_dir() and not spread:
+            needed = _needed(Path(source), config, dtype, place)
+            check_memory(name, needed[0], place, needed[1])
+        places = _places(name, config, device_map, tp)
+        model = _model(name, source, local, config, dtype, place, needed, places)
     return Loaded(model, tokenizer, name)
 
 
@@ -341,9 +415,12 @@ def _tokenizer(name: str, source: str, local: bool) -> Any:
         raise InputError(f"model {name}: its tokenizer cannot be loaded ({line_of(error)})") from error
 
 
-def _check_folder(name: str, folder: Path, config: Any, dtype: str) -> None:
-    """:func:`check_memory` for the files of a folder."""
+def _needed(folder: Path, config: Any, dtype: str, place: str) -> tuple[int, list[tuple[str, int]]]:
+    """What :func:`check_memory` is given for the files of a folder: bytes, and ways to need less."""
     import torch
+
+    from tokenswift.models.decoder import FAMILIES
+    from tokenswift.weights.registry import FORMATS
 
     sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     weights = [file for file in hub.wanted_files(list(sizes)) if file.endswith((".safetensors", ".bin"))]
@@ -351,35 +428,83 @@ def _check_folder(name: str, folder: Path, config: Any, dtype: str) -> None:
     kind = stored if dtype == "auto" else getattr(torch, dtype)
     scale = kind.itemsize / stored.itemsize if isinstance(stored, torch.dtype) and kind else 1.0
     needed = int(sum(sizes[file] for file in weights) * scale)
-    check_memory(name, needed, kind == torch.float32)
+    ways = [("dtype bfloat16", needed // 2)] if kind == torch.float32 else []
+    if place != "cpu" and kind and config.model_type in FAMILIES:  # quantised on their way to the card
+        few = [FORMATS[name] for name in WEIGHTS if name in FORMATS]
+        ways += [(f"weights {f.name}", needed // kind.itemsize * f.nbytes // f.block) for f in few]
+    return needed, ways
 
 
-def check_memory(name: str, needed: int, wide: bool) -> None:
+def check_memory(name: str, needed: int, place: str, others: Sequence[tuple[str, int]] = ()) -> None:
     """Refuse a model whose weights alone are more than the memory that can be had: the system would end the
     process without a word.
 
     Args:
         needed: bytes.
-        wide: whether the weights would be float32.
+        place: from :func:`check_place`.
+        others: ways to load it in less, and their bytes.
     Raises:
-        InputError: they do not fit.
+        InputError: they do not fit; the line names the ways that do.
     """
-    from tokenswift.memory import host_memory
+    import torch
 
-    memory = host_memory()
-    if needed > memory.free:
-        smaller = ", or dtype bfloat16" if wide else ""
+    from tokenswift.memory import memory_of
+
+    memory = memory_of(torch.device(place))
+    if memory is not None and needed > memory.free:
+        raise InputError(no_room(name, needed, memory.free, others))
+
+
+def _places(
+    name: str, config: Any, device_map: str | Mapping[str, str | int] | None, tp: int
+) -> dict[str, Any]:
+    """What transformers' loading is told of places: nothing where the model lies on one device.
+
+    Raises:
+        InputError: the model cannot be spread, or not over so many ranks.
+    """
+    if device_map is None and tp == 1:
+        return {}
+    if config is None:
+        asked = f"device_map is {shown(device_map)}" if device_map is not None else f"tp is {tp}"
         raise InputError(
-            f"model {name} needs {needed:,} bytes of memory for its weights, {memory.free:,} bytes are "
-            f"available; valid: a smaller model{smaller}"
+            f"{asked}, but transformers unpacks model {name}; valid: one in transformers' format"
         )
+    if device_map is not None:
+        return {"device_map": device_map if isinstance(device_map, str) else dict(device_map)}
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    from tokenswift.models.placed import check_heads
+
+    check_heads(name, config, tp)
+    return {"distributed_config": DistributedConfig(tp_size=tp, tp_plan="auto")}
 
 
-def _model(name: str, source: str, local: bool, config: Any, dtype: str, device: str) -> Any:
+def no_room(name: str, needed: int, free: int, others: Sequence[tuple[str, int]] = ()) -> str:
+    """In one line that a model's weights do not fit, and what would; arguments as of :func:`check_memory`."""
+    fitting = [f"{way} ({nbytes:,} bytes)" for way, nbytes in others if nbytes < min(needed, free)]
+    return (
+        f"model {name} needs {needed:,} bytes of memory for its weights, {free:,} bytes are available; "
+        f"valid: {', or '.join(['a smaller model', *fitting])}"
+    )
+
+
+def _model(
+    name: str,
+    source: str,
+    local: bool,
+    config: Any,
+    dtype: str,
+    device: str,
+    needed: tuple[int, list[tuple[str, int]]],
+    places: dict[str, Any],
+) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    options: dict[str, Any] = {} if device == "cpu" else {"device_map": {"": device}}
+    from tokenswift.memory import memory_of
+
+    options = places or ({} if device == "cpu" else {"device_map": {"": device}})
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
@@ -390,9 +515,11 @@ def _model(name: str, source: str, local: bool, config: Any, dtype: str, device:
             **options,
         )
     except (torch.OutOfMemoryError, MemoryError) as error:
-        raise RunError(
-            f"model {name} does not fit into the memory of device {device}; nothing was kept"
-        ) from error
+        memory = memory_of(torch.device(device))
+        line = f"model {name} does not fit into the memory of device {device}"
+        if needed[0] and memory is not None:
+            line = no_room(name, needed[0], memory.free, needed[1])
+        raise RunError(f"{line}; nothing was kept") from error
     except Exception as error:  # safetensors, transformers and torch each raise their own here
         raise InputError(
             f"model {name}: its weights cannot be loaded ({line_of(error)}); the files may be incomplete"

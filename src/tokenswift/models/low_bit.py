@@ -71,6 +71,9 @@ class LowBitTarget:
     @torch.inference_mode()
     def logits(self, hidden: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
         """Final norm and LM head; float32."""
+        return self._target.replays.rows(self._body, self._scored, hidden)
+
+    def _scored(self, hidden: Tensor) -> Tensor:
         normed = self._target.norm(hidden, torch.float32)
         return self._target.backend.linear(normed, self._head, self._target.head_bias, torch.int8)
 
@@ -118,10 +121,28 @@ def _quantisable(target: LeanTarget, form: Format) -> bool:
     """Whether blocks divide the widths of a lean decoder whose backend takes them."""
     shape = target.body.shape
     widths = (shape.hidden, shape.inner, shape.heads * shape.width)
-    return target.backend.low_bit and form.encode is not None and all(w % form.block == 0 for w in widths)
+    return (
+        form.name in target.backend.formats
+        and form.encode is not None
+        and all(w % form.block == 0 for w in widths)
+    )
 
 
 def copy_bytes(target: LeanTarget, form: Format) -> int:
     """Bytes that a copy of the weights would take that are not in few bits yet."""
+    return sum(weight.rows * form.row_bytes(weight.columns) for weight in _dense(target))
+
+
+def savings(target: object) -> dict[str, int]:
+    """Bytes that a model would take less with its weights in few bits, by format."""
+    if not isinstance(target, LeanTarget):
+        return {}
+    held = sum(weight.nbytes for weight in _dense(target))
+    forms = [form for form in FORMATS.values() if _quantisable(target, form)] if held else []
+    return {form.name: held - copy_bytes(target, form) for form in forms}
+
+
+def _dense(target: LeanTarget) -> list[Packed]:
+    """Weights that are not in few bits."""
     packed = [target.head, *(weight for layer in target.body.weights for weight in layer.packed())]
-    return sum(weight.rows * form.row_bytes(weight.columns) for weight in packed if not weight.stored)
+    return [weight for weight in packed if not weight.stored]

@@ -19,9 +19,11 @@ from tokenswift.weights.format import Stored
 ROWS = 8192  # of the LM head that are unpacked at a time
 
 
-def dense(weight: Tensor | Stored) -> Tensor:
-    """A weight in float32."""
-    return weight.decode() if isinstance(weight, Stored) else weight.float()
+def dense(weight: Tensor | Stored, device: torch.device | None = None) -> Tensor:
+    """A weight in float32, on a device or where it is."""
+    if isinstance(weight, Stored):
+        return (weight if device is None else Stored(weight.format, weight.blocks.to(device))).decode()
+    return weight.to(device, torch.float32)
 
 
 @torch.inference_mode()
@@ -33,7 +35,8 @@ def logits(weights: Weights, rotary: Rotary, tokens: Sequence[int], parents: Seq
         rotary: its positions.
         parents: of each token, an earlier one; -1 for one that begins a text.
     """
-    sees = torch.eye(len(tokens), dtype=torch.bool)
+    device = rotary.single().device
+    sees = torch.eye(len(tokens), dtype=torch.bool, device=device)
     for token, parent in enumerate(parents):
         if parent >= 0:
             sees[token] |= sees[parent]
@@ -44,19 +47,19 @@ def logits(weights: Weights, rotary: Rotary, tokens: Sequence[int], parents: Seq
     def get(name: str) -> Tensor:
         found = weights.get(name)
         assert found is not None, name
-        return dense(found)
+        return dense(found, device)
 
     def linear(name: str, states: Tensor) -> Tensor:
         bias = weights.get(f"{name}.bias")
-        return F.linear(states, get(f"{name}.weight"), None if bias is None else dense(bias))
+        return F.linear(states, get(f"{name}.weight"), None if bias is None else dense(bias, device))
 
     def heads(name: str, states: Tensor) -> Tensor:
         """(n, D) → (n, H, d)."""
         made = linear(f"{name}_proj", states).unflatten(1, (-1, layout.head_dim))
         norm = weights.get(f"{name}_norm.weight")
-        return made if norm is None else _norm(made, dense(norm), eps)
+        return made if norm is None else _norm(made, dense(norm, device), eps)
 
-    states = _rows(weights, EMBEDDING, torch.tensor(list(tokens)))
+    states = _rows(weights, EMBEDDING, torch.tensor(list(tokens)), device)
     for number, window in enumerate(layout.windows):
         layer = f"model.layers.{number}."
         normed = _norm(states, get(f"{layer}input_layernorm.weight"), eps)
@@ -77,14 +80,14 @@ def logits(weights: Weights, rotary: Rotary, tokens: Sequence[int], parents: Seq
         weights.rest()
     states = _norm(states, get(NORM), eps)
     parts = torch.arange(layout.vocab_size).split(ROWS)
-    return torch.cat([F.linear(states, _rows(weights, HEAD, rows)) for rows in parts], -1)
+    return torch.cat([F.linear(states, _rows(weights, HEAD, rows, device)) for rows in parts], -1)
 
 
-def _rows(weights: Weights, name: str, rows: Tensor) -> Tensor:
+def _rows(weights: Weights, name: str, rows: Tensor, device: torch.device) -> Tensor:
     """Rows of a weight, float32."""
     found = weights.get(name)
     assert found is not None, name
-    return found.take(rows).decode() if isinstance(found, Stored) else found[rows].float()
+    return dense(found.take(rows) if isinstance(found, Stored) else found[rows], device)
 
 
 def _norm(states: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.types import InputError
 
 if TYPE_CHECKING:  # the command line reads wishes from here, without torch
+    import torch
     from jaxtyping import Float, Int
     from torch import Tensor
 
@@ -58,6 +59,10 @@ class Rotary:
         if self.frequencies is None:
             raise InputError("the model has several sets of rotary frequencies; valid: one for all layers")
         return self.frequencies
+
+    def to(self, device: torch.device | str) -> Rotary:
+        """The same with its frequencies on a device."""
+        return replace(self, frequencies=None if self.frequencies is None else self.frequencies.to(device))
 
     def angles(self, positions: Int[Tensor, " n"]) -> tuple[Float[Tensor, "n half"], Float[Tensor, "n half"]]:
         """Cosines and sines of each position.

@@ -19,11 +19,12 @@ from tokenswift.backends.cpu.backend import CpuBackend
 from tokenswift.backends.cpu.build import library
 from tokenswift.backends.cpu.check import fault
 from tokenswift.backends.cpu.threads import usable
+from tokenswift.backends.several import SeveralBackend
 from tokenswift.backends.torch import TorchBackend
-from tokenswift.models import reference
+from tokenswift.models import placed, reference
 from tokenswift.models.checkpoint import Weights
 from tokenswift.models.decoder import PREFILL_CHUNK, LeanTarget, unfit
-from tokenswift.models.load import cache_dir, native_kernels_wanted
+from tokenswift.models.load import cache_dir, usual_backend
 from tokenswift.models.rope import RopeScaling, rotary_of
 from tokenswift.types import InputError, OnProgress, RunError
 
@@ -34,7 +35,6 @@ __all__ = [
     "PREFILL_CHUNK",
     "Target",
     "backend_for",
-    "backend_key",
     "check_model",
     "checked",
     "distance",
@@ -51,56 +51,61 @@ TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 logger = logging.getLogger("tokenswift")
 _backends: dict[str, Backend] = {}
-_files: dict[str, str] = {}  # names of the libraries that they come from
 
 
-def backend_for(device: torch.device | str = "cpu") -> Backend:
-    """The backend of a device.
+def backend_for(device: torch.device | str = "cpu", wanted: str = "auto", graphs: bool = True) -> Backend:
+    """The backend of a device; made, and its kernels checked, once a process.
 
-    On the CPU compiled kernels, on CUDA Triton's; or torch where there are none or they break the rule that a
-    row's bits are its own affair (found once a process).
+    Args:
+        wanted: one of `load.BACKENDS`. "auto": on the CPU compiled kernels, on CUDA Triton's; or torch where
+            there are none or they break the rule that a row's bits are their own affair, as one line says.
+        graphs: whether a card's passes may be captured as graphs.
+    Raises:
+        InputError: the kernels that are asked for do not work here.
     """
     device = torch.device(device)
-    if device.type != "cpu":
-        if str(device) not in _backends:
-            _backends[str(device)] = _accelerated(device)
-        return _backends[str(device)]
-    if "cpu" not in _backends:
-        compiled = library(cache_dir() / "kernels") if native_kernels_wanted() else None
-        if compiled is not None and (found := fault(compiled)) is not None:
-            logger.warning(
-                "the compiled CPU kernels give rows other bits than they have alone (%s); the slower torch "
-                "path is used",
-                found,
-            )
-            compiled = None
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    off = device.type == "cuda" and not graphs
+    key = " ".join(
+        [str(device), *([wanted] if wanted != "auto" else []), *(["without graphs"] if off else [])]
+    )
+    if key not in _backends:
+        made = _made(device, wanted, graphs)
+        if isinstance(made, str):
+            if wanted != "auto":
+                raise InputError(f"backend is {wanted!r}, but {made}; valid: auto, torch")
+            logger.warning("%s; the slower torch path is used", made)
+            made = TorchBackend(device)
+        _backends[key] = made
+    return _backends[key]
+
+
+def _made(device: torch.device, wanted: str, graphs: bool) -> Backend | str:
+    """A backend; or why its kernels do not work."""
+    if device.type == "cpu":
         if torch.get_num_threads() > usable():  # of processors that a control group allows only in part
             torch.set_num_threads(usable())
         # a forked child has the memory of torch's threads and of ours, but not the threads
         os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
-        _backends["cpu"] = TorchBackend() if compiled is None else CpuBackend(compiled)
-        _files["cpu"] = "torch" if compiled is None else Path(compiled._name).stem
-    return _backends["cpu"]
-
-
-def _accelerated(device: torch.device) -> Backend:
-    if device.type != "cuda" or not native_kernels_wanted():
+    kind = usual_backend() if wanted == "auto" else wanted
+    if kind == "torch" or device.type not in ("cpu", "cuda"):
         return TorchBackend(device)
-    from tokenswift.backends.cuda.check import started
+    if device.type == "cuda":
+        from tokenswift.backends.cuda.check import started
 
-    found = started(device)
-    if isinstance(found, Backend):
-        return found
-    logger.warning("the CUDA kernels do not work here (%s); the slower torch path is used", found)
-    return TorchBackend(device)
-
-
-def backend_key() -> str | None:
-    """What tells the CPU's backend from others: the name of the compiled library, or "torch". None: it is
-    kept nowhere, so nothing can be kept about it."""
-    backend_for()
-    name = _files.get("cpu", "")
-    return name if name.startswith("kernels-") or name == "torch" else None
+        found = started(device, graphs)
+        return f"the CUDA kernels do not work here ({found})" if isinstance(found, str) else found
+    compiled = library(cache_dir() / "kernels")
+    if compiled is None:  # a line has said why
+        return TorchBackend() if wanted == "auto" else "the CPU kernels cannot be compiled here"
+    if (wrong := fault(compiled)) is not None:
+        return f"the compiled CPU kernels give rows other bits than they have alone ({wrong})"
+    made, name = CpuBackend(compiled), Path(compiled._name).stem
+    made.key = (
+        name if name.startswith("kernels-") else None
+    )  # where it is kept nowhere, nothing is kept of it
+    return made
 
 
 def check_model(model: Any) -> None:
@@ -120,6 +125,8 @@ def make_target(
     scaling: RopeScaling | None = None,
     take: bool = False,
     on_progress: OnProgress | None = None,
+    backend: Backend | None = None,
+    spread: bool = False,
 ) -> Target:
     """A target over a loaded causal LM.
 
@@ -127,7 +134,9 @@ def make_target(
         model: from transformers. It stays as it is, unless
         take: its weights may be replaced by packed ones (a model that nobody else uses).
         scaling: a wish for YaRN.
-        on_progress: told of the stage "pack" (weights made ready for the CPU, in layers).
+        on_progress: told of the stage "pack" (weights made ready for the kernels, in layers).
+        backend: what computes, if the model is on its device; otherwise the usual one.
+        spread: its weights may lie in several places, so that its own forward has to run it.
     Raises:
         InputError: a model that cannot run here, in one line that says why.
     """
@@ -136,7 +145,9 @@ def make_target(
     check_model(model)
     name = type(model).__name__
     rotary = rotary_of(model, scaling)
-    backend = backend_for(model.lm_head.weight.device)
+    usual = _backend_of(model)
+    if backend is None or backend.device != usual.device or isinstance(usual, SeveralBackend):
+        backend = usual
     cases = _cases(model.lm_head.weight.shape[0])
     try:
         expected = _expected(shared_copy(model, rotary), cases)
@@ -146,7 +157,7 @@ def make_target(
         raise InputError(f"model {name}: its own forward fails ({_line(error)})") from error
     if not bool(expected.isfinite().all()):
         raise InputError(f"model {name}: logits of its own forward hold NaN or infinite values")
-    if backend.decodes and unfit(model) is None:
+    if backend.decodes and not spread and unfit(model) is None:
         target: Target = LeanTarget(model, backend, rotary, take, on_progress)
         far = distance(target, cases, expected)
         if far <= TOLERANCES[target.dtype]:
@@ -173,6 +184,15 @@ def make_target(
         )
     target.far = far
     return target
+
+
+def _backend_of(model: Any) -> Backend:
+    """What computes a model's attention: where its layers do."""
+    devices = [placed.device_of(layer) for layer in model.model.layers]
+    head = placed.device_of(model.lm_head)
+    if not any(device != head for device in devices):
+        return backend_for(head)
+    return SeveralBackend(backend_for(head), {device: backend_for(device) for device in devices}, devices)
 
 
 def checked(target: LeanTarget, weights: Weights, name: str) -> float:
@@ -215,11 +235,11 @@ def _cases(vocab: int) -> list[list[int]]:
 @torch.inference_mode()
 def _expected(shared: Any, cases: list[list[int]]) -> Tensor:
     """Logits after each case by the model's own forward, (cases, V) float32."""
-    device = shared.lm_head.weight.device
+    device = placed.device_of(shared.lm_head)
     rows = [
         shared(input_ids=torch.tensor([case], device=device), use_cache=False).logits[0, -1] for case in cases
     ]
-    return torch.stack(rows).float()
+    return torch.stack(rows).to(device).float()
 
 
 @torch.inference_mode()
@@ -234,5 +254,6 @@ def distance(target: Target, cases: list[list[int]], expected: Tensor) -> float:
     positions = torch.tensor([len(case) - 1 for case in cases], device=device)
     tokens = torch.tensor([case[-1] for case in cases], device=device)
     found = target.logits(target.forward(tokens, positions, cache, PARENTS).hidden)
+    expected = expected.to(device)
     far = float((found - expected).norm() / expected.norm().clamp_min(1e-9))
     return far if far == far else float("inf")

@@ -11,6 +11,7 @@ import copy
 import io
 import json
 import logging
+from collections.abc import Callable
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -80,26 +81,49 @@ def model_of(config: Any, weights: StoredWeights, dtype: torch.dtype, ends: list
     return model.eval()
 
 
-def load_file(name: str, path: Path, dtype: str, device: str) -> tuple[Any, Any]:
+def load_file(
+    name: str,
+    path: Path,
+    dtype: str,
+    device: str,
+    places: Callable[[Any], dict[str, Any]] = lambda config: {},
+) -> tuple[Any, Any]:
     """transformers' own model and tokenizer of a GGUF file, unpacked.
 
     Args:
         name: what the model was asked for by.
         dtype: "auto" (the file's: see `gguf.own_dtype`; bfloat16 for other families) or a type's name.
         device: from `load.check_place`.
+        places: what ``from_pretrained`` is told of places for the weights of a config; with none, all go to
+            the device. To be spread they are all unpacked in memory first, in each process. A config of None
+            stands for a family that transformers unpacks.
     Raises:
         InputError: the file cannot be read, or nobody here can unpack it.
     """
     file = GgufFile(path)
     if not is_lean(file):
+        places(None)
         return _by_transformers(name, file, dtype, device)
-    kind = getattr(torch, own_dtype(file) if dtype == "auto" else dtype)
-    say_foreign(name, file, kind)
+    kind = getattr(torch, own_dtype(file, device) if dtype == "auto" else dtype)
+    say_foreign(name, file, kind, lambda form: device == "cpu")
     config = config_beside(path)
     config = config_of(file) if config is None else config
     model = model_of(config, GgufWeights(file, layout_of(file, config), kind), kind, end_ids(file.metadata))
+    if options := places(config):
+        model = _spread(model, options)
     model.name_or_path = model.config._name_or_path = str(path)
-    return model.to(device), tokenizer_of(file)
+    return model if options else model.to(device), tokenizer_of(file)
+
+
+def _spread(model: Any, options: dict[str, Any]) -> Any:
+    """A model in memory, its weights moved to their places."""
+    ends = model.generation_config
+    with quiet_transformers():
+        made = type(model).from_pretrained(
+            None, config=model.config, state_dict=model.state_dict(), dtype=model.dtype, **options
+        )
+    made.generation_config = ends
+    return made.eval()
 
 
 def config_beside(path: Path) -> Any:
@@ -144,9 +168,11 @@ def tokenizer_of(file: GgufFile) -> Any:
     return wrapped(build(file.metadata, file.path), file.metadata)
 
 
-def say_foreign(name: str, file: GgufFile, dtype: torch.dtype) -> None:
-    """Say which tensors of a file are unpacked, where some are."""
-    if foreign := file.foreign():
+def say_foreign(
+    name: str, file: GgufFile, dtype: torch.dtype, keeps: Callable[[str], bool] = lambda form: True
+) -> None:
+    """Say which tensors of a file are unpacked, where some are; ``keeps``: whether a format stays."""
+    if foreign := file.foreign(keeps):
         logger.warning(
             "model %s: tensors of type %s are unpacked to %s, which takes more memory than the file",
             name,

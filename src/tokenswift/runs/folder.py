@@ -28,11 +28,16 @@ JOURNAL, LOCK = "journal", "lock"
 TRIES, PAUSE = 8, 0.05  # somebody may look for a moment whether the lock is held
 
 
+class Busy(InputError):
+    """Another process writes in the folder now."""
+
+
 class Lock:
     """The right to write in a run's folder.
 
     Raises:
-        InputError: another process (or another run of this one) has it, or the file is none of ours.
+        Busy: another process (or another run of this one) has it.
+        InputError: the file is none of ours.
         OSError: as the system says.
     """
 
@@ -55,7 +60,7 @@ class Lock:
                 return
             except BlockingIOError:
                 if attempt + 1 == TRIES:
-                    raise InputError(
+                    raise Busy(
                         f"run_dir {folder} is being written by process {holder or '?'}; valid: a folder "
                         f"that no process writes, or wait for its end"
                     ) from None

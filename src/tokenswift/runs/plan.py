@@ -9,7 +9,7 @@ Without a run there is the least time of plain decoding, by what the machine rea
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -187,6 +187,84 @@ def plan(run: Any, again: Callable[[int], Any] | None, machine: Machine | None =
         span = (seconds / (1 + off), seconds * (1 + off))
     least = floor_of(target, machine, prompt, new) if machine is not None and speed is None else None
     return Plan(parts, sum(part.nbytes for part in parts), memory, most, seconds, span, speed, least)
+
+
+@dataclass(frozen=True, slots=True)
+class ManyPlan:
+    """What the texts of many prompts will take on some nodes like this machine.
+
+    Attributes:
+        texts, prompt, new: how many, and their tokens of prompt and at most of output.
+        nodes: machines.
+        at_once: texts side by side on each.
+        parts, peak: memory of a node, as if all texts were as long as the longest.
+        memory: of this machine, None where the system does not tell.
+        rate: tokens a second of a node; None when nothing was measured.
+        seconds: expected; None likewise.
+        range: least and most seconds.
+        floor: where nothing was measured, the least seconds of prefill and plain decoding, one text after
+            another on each node; None otherwise.
+    """
+
+    texts: int
+    prompt: int
+    new: int
+    nodes: int
+    at_once: int
+    parts: list[Part]
+    peak: int
+    memory: Memory | None
+    rate: float | None
+    seconds: float | None
+    range: tuple[float, float] | None
+    floor: float | None
+
+
+def plan_many(
+    longest: Plan,
+    sizes: Sequence[tuple[int, int]],
+    nodes: int,
+    at_once: int,
+    more: int,
+    rate: float | None,
+    least: float | None = None,
+) -> ManyPlan:
+    """What many texts will take. A node's speed with texts side by side is taken for constant but for how a
+    step grows with the text, and the last texts are taken to end together, unless one alone takes longer.
+
+    Args:
+        longest: the plan of the longest of them, alone.
+        sizes: tokens of prompt and output of each.
+        nodes, at_once: see `ManyPlan`.
+        more: bytes of a further text.
+        rate: tokens a second that ``at_once`` short texts were written with; None: nothing was measured.
+        least: seconds of all of them one after another, by `floor_of`.
+    """
+    beside = Part(f"caches of {at_once - 1} more texts", (at_once - 1) * more)
+    parts = [*longest.parts, *([beside] if at_once > 1 else [])]
+    seconds = span = None
+    if longest.speed is not None and rate is not None:
+        speed = longest.speed
+        gain = rate * speed.step / speed.rate  # over one text alone
+        each = [expected(speed, prompt, new) for prompt, new in sizes]
+        seconds = max(sum(each) / gain / nodes, max(each) * max(1.0, at_once / gain))
+        off = max(DRIFT, speed.spread)
+        span = (seconds / (1 + off), seconds * (1 + off))
+        rate = sum(new for _, new in sizes) / (sum(each) / gain)
+    return ManyPlan(
+        len(sizes),
+        sum(prompt for prompt, _ in sizes),
+        sum(new for _, new in sizes),
+        nodes,
+        at_once,
+        parts,
+        sum(part.nbytes for part in parts),
+        longest.memory,
+        rate,
+        seconds,
+        span,
+        None if least is None else least / nodes,
+    )
 
 
 def floor_of(target: Any, machine: Machine, prompt: int, new: int) -> float:

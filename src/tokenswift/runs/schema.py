@@ -68,6 +68,9 @@ class Loading(Strict):
     rope_scaling: Word | None
     weights: Word = "stored"
     activations: Word = "float"
+    backend: Word = "auto"
+    cuda_graphs: Word = "auto"
+    device_map: Word | dict[Word, Word | int] | None = None
 
 
 class Header(Strict, tag_field="kind", tag="header"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,10 +104,14 @@ class GgufFile:
             ) from error
         return torch.from_numpy(unpacked).view(entry.shape)
 
-    def foreign(self) -> list[str]:
-        """Names of the types of tensors that are neither torch's nor one of our formats."""
+    def foreign(self, keeps: Callable[[str], bool] = lambda form: True) -> list[str]:
+        """Names of the types of tensors that are neither torch's nor one of our formats that is kept."""
         return sorted(
-            {e.kind for e in self.tensors.values() if e.code not in DENSE and e.code not in BY_CODE}
+            {
+                e.kind
+                for e in self.tensors.values()
+                if e.code not in DENSE and not (e.code in BY_CODE and keeps(BY_CODE[e.code].name))
+            }
         )
 
     def rest(self) -> None:

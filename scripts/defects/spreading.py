@@ -1,0 +1,52 @@
+"""Defects of models over several devices."""
+
+from __future__ import annotations
+
+from defects.defect import Defect
+
+RANKS, PLACED = "tests/engine/test_ranks.py", "tests/models/test_placed.py"
+
+SPREADING = (
+    Defect(
+        "ranks: nobody compares what was chosen",
+        "engine/step.py",
+        'text.ranks.agree("the tokens of a step", new)',
+        "pass",
+        (RANKS,),
+    ),
+    Defect(
+        "ranks: every rank writes the text",
+        "cli/main.py",
+        'if hasattr(args, "tp") and own_rank():',
+        "if False:",
+        (RANKS,),
+    ),
+    Defect(
+        "ranks: each has the heads of the whole model",
+        "models/placed.py",
+        "    return found\n\n\ndef check_heads",
+        "    return heads\n\n\ndef check_heads",
+        (RANKS,),
+    ),
+    Defect(
+        "several devices: a layer's keys are looked for in another layer's place",
+        "cache/split.py",
+        "        part, own = self.places[layer]\n        return part, self.parts[part], own",
+        "        part, own = self.places[layer]\n        return part, self.parts[part], 0",
+        ("tests/cache/test_split.py",),
+    ),
+    Defect(
+        "several devices: a selection goes to the layers of another device",
+        "cache/split.py",
+        "if where == number]",
+        "if where != number][: part.data.shape[0] // 2]",
+        ("tests/cache/test_split.py", PLACED),
+    ),
+    Defect(
+        "vllm: a row's text is taken for the one before",
+        "plugins/vllm.py",
+        "if found is not None and found.goes_on_as(tokens):",
+        "if found is not None:",
+        ("tests/plugins/test_vllm.py",),
+    ),
+)

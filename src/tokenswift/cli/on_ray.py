@@ -1,0 +1,122 @@
+"""``tokenswift generate --prompts FILE --ray ADDRESS``: the texts of a file, written by a Ray cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from tokenswift.cli import many, options, prompting
+from tokenswift.cli.progress import Stages
+from tokenswift.cli.signals import Signals
+from tokenswift.cli.tables import table
+from tokenswift.engine.records import Asked
+from tokenswift.files import is_address
+from tokenswift.types import InputError
+
+logger = logging.getLogger("tokenswift")
+COLUMNS = ("node", "texts", "tokens", "gone on with", "failed")
+
+
+def run(
+    args: argparse.Namespace,
+    call: dict[str, Any],
+    prompts: Sequence[Asked],
+    at_once: int | str,
+    record: Path | None,
+) -> int:
+    """Write all texts that are missing; see `cli.many.run`."""
+    for name in ("ray", "pyarrow", "fsspec"):
+        if find_spec(name) is None:
+            raise InputError(
+                f"the package {name} is not installed; valid: pip install 'tokenswift-exact[ray]'"
+            )
+    out = args.out
+    if is_address(out):
+        from tokenswift.runs.remote import open_address
+
+        open_address(out)
+    else:
+        out = str(many.check_out(out).absolute())
+    from tokenswift.ray import cluster
+
+    settings = settings_from(args, call) | {"records": record is not None}
+    requests = {one.name: one.record() for one in prompts}
+    total = sum(one.more.get("max_new_tokens", args.max_new_tokens) for one in prompts)
+    each = at_once if isinstance(at_once, int) else None
+    done: dict[str, dict[str, Any]] = {}
+    stages, begun, tokens = Stages(args.quiet), perf_counter(), 0
+    try:
+        with Signals(), cluster.connected(args.ray):
+            how = cluster.laid_out(len(prompts), args.actors, args.actor_cores, args.actor_gpus, each)
+            cluster.check_shared(out)
+            nodes = len(cluster.nodes())
+            logger.info(
+                "%d nodes; %d actors with %d cores and %d GPUs each, %d texts at once each",
+                nodes, how.actors, how.cores, how.gpus, how.at_once,
+            )  # fmt: skip
+            for row in cluster.write(requests, out, how, settings):
+                if isinstance(row, int):
+                    stages("generate", min(row, total - 1), total)
+                    before, nodes = nodes, len(cluster.nodes())
+                    if nodes < before:
+                        stages.end()
+                        logger.warning("a node is gone, %d are left; its texts go on elsewhere", nodes)
+                    continue
+                done[row["name"]] = row
+                tokens += (row["new_tokens"] or 0) - (row["went_on_at"] or 0)
+                if row["error"] is not None:
+                    stages.end()
+                    logger.error("%s failed: %s", row["name"], row["error"])
+    except KeyboardInterrupt as interrupt:
+        written = sum(row["error"] is None for row in done.values())
+        raise many.interrupted(interrupt, written, len(prompts)) from None
+    finally:
+        stages.end()
+    for line in by_node(list(done.values())).splitlines():
+        logger.info("%s", line)
+    failed = {name: row["error"] for name, row in done.items() if row["error"] is not None}
+    records = {name: json.loads(row["record"]) for name, row in done.items() if row.get("record")}
+    return many.end(args.out, record, list(requests), records, failed, tokens / (perf_counter() - begun))
+
+
+def settings_from(args: argparse.Namespace, call: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `ray.Generator` that the command's options are."""
+    sampling: dict[str, Any] = {"sampling": "model", **options.given_sampling(args)}
+    if args.sampling != "model":
+        made = call["sampling"]
+        sampling = {"sampling": made, "answers": prompting.answer_sampling(args, made)}
+    loading = {**options.loading_of(args), "rope_scaling": args.rope_scaling}
+    model, loading["heads"] = _whole(args.model), _whole(args.heads)
+    if args.threads is not None:
+        loading["threads"] = args.threads
+    rest = {name: value for name, value in call.items() if name != "sampling"}
+    return {"model": model, "loading": loading, **rest, **sampling}
+
+
+def _whole(name: str) -> str:
+    """A path from the root, where there is one of that name: actors have other working folders."""
+    path = Path(name).expanduser()
+    return str(path.absolute()) if path.exists() else name
+
+
+def by_node(rows: Sequence[dict[str, Any]]) -> str:
+    """A table of what each node has done; texts that an actor found begun are counted once more."""
+    texts, tokens, taken, failed = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    for row in rows:
+        node = row["node"]
+        texts[node] += row["error"] is None
+        failed[node] += row["error"] is not None
+        tokens[node] += (row["new_tokens"] or 0) - (row["went_on_at"] or 0)
+        taken[node] += 0 < (row["went_on_at"] or 0) < (row["new_tokens"] or 0)
+    cells = [
+        (node, str(texts[node]), f"{tokens[node]:,}", str(taken[node]), str(failed[node]))
+        for node in sorted(texts)
+    ]
+    return table(cells, COLUMNS, right=range(1, 5))

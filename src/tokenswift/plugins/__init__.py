@@ -1,0 +1,1 @@
+"""Parts of this library inside other engines."""

@@ -1,0 +1,162 @@
+"""Weights in several places: the tokens, the identity and the refusals are those of one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tokenswift import LLM
+from tokenswift.backends.several import SeveralBackend
+from tokenswift.cache.split import SplitCache, SplitSparse
+from tokenswift.models import load, placed, target
+from tokenswift.types import InputError
+
+PROMPT = list(range(40, 100)) * 2
+PAPER = {"tree": (1, 2, 2), "ngrams": 4, "budget": 64, "sinks": 8, "draft": "partial"}
+HOW: list[tuple[str, dict[str, Any], bool]] = [  # with greedy decoding or a seed
+    ("autoregressive", {}, True),
+    ("tokenswift", PAPER, False),
+    ("magicdec", {"budget": 64}, True),
+]
+DISK: dict[str, str | int] = {
+    "model.embed_tokens": "cpu",
+    "model.rotary_emb": "cpu",
+    "model.layers.0": "disk",
+    "model.layers.1": "cpu",
+    "model.norm": "disk",
+    "lm_head": "disk",
+}
+
+
+def texts(llm: LLM) -> list[list[int]]:
+    """The text of each way."""
+    return [
+        llm.generate(PROMPT, 14, name, options, greedy=greedy, seed=2, ignore_eos=True).token_ids
+        for name, options, greedy in HOW
+    ]
+
+
+@pytest.fixture(scope="module", params=["llama", "tied qwen2"])
+def folder(request: pytest.FixtureRequest, tiny_folder: Callable[..., Path]) -> str:
+    tied = request.param.startswith("tied ")
+    return str(tiny_folder(request.param.removeprefix("tied "), tie_word_embeddings=tied))
+
+
+@pytest.fixture(scope="module")
+def plain(folder: str) -> LLM:
+    return LLM(folder, heads=None)
+
+
+@pytest.fixture(scope="module")
+def expected(plain: LLM) -> list[list[int]]:
+    return texts(plain)
+
+
+@pytest.fixture(scope="module")
+def disk(folder: str, plain: LLM) -> dict[str, str | int]:
+    """Most of the model on the disk; tied weights lie together."""
+    tied = (
+        plain.target.config.tie_word_embeddings if plain.target.layout is None else plain.target.layout.tied
+    )
+    return DISK | ({"model.embed_tokens": "disk"} if tied else {})
+
+
+@pytest.mark.parametrize("kind", ["auto", "disk"])
+def test_tokens_are_those_of_one_device(
+    folder: str, plain: LLM, expected: list[list[int]], disk: dict[str, str | int], kind: str
+) -> None:
+    where = disk if kind == "disk" else kind
+    llm = LLM(folder, heads=None, device_map=where)
+    assert texts(llm) == expected
+    assert llm.identity() == plain.identity()
+    assert llm.source.host.base.distance(plain.source.host.base) == 0
+    assert llm.target.layout is None and "transformers' own forward" in llm.numerics()["how"]
+    assert placed.is_offloaded(llm.model) is (kind == "disk")
+    if kind == "disk":
+        assert llm.model.model.layers[0].mlp.up_proj.weight.device.type == "meta"
+    assert llm.loading is not None and llm.loading["device_map"] == where
+
+
+def test_a_model_that_a_program_has_placed(
+    folder: str, plain: LLM, expected: list[list[int]], disk: dict[str, str | int]
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder, device_map=disk)
+    llm = LLM.from_model(model, heads=None)
+    assert llm.generate(PROMPT, 14, HOW[0][0], greedy=True, ignore_eos=True).token_ids == expected[0]
+    assert llm.identity()["weights"] == plain.identity()["weights"]
+
+
+def test_layers_on_two_devices_have_caches_of_their_own(
+    tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two names of the processor stand for two devices."""
+    folder = str(tiny_folder("llama", tie_word_embeddings=False))
+    expected = texts(LLM(folder, heads=None))
+    usual = placed.device_of
+    second: list[Any] = []
+    monkeypatch.setattr(
+        placed, "device_of", lambda module: torch.device("cpu", 0) if module in second else usual(module)
+    )
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    second.append(model.model.layers[1])
+    made = target.make_target(model, spread=True)
+    assert isinstance(made.backend, SeveralBackend) and len(made.backend.parts) == 2
+    cache = made.new_cache(50)
+    assert isinstance(cache, SplitCache) and [part.layers for part in cache.parts] == [1, 1]
+    assert isinstance(made.backend.partial_cache(cache, 20, 4, 4), SplitSparse)
+    llm = LLM.from_model(model, heads=None)
+    llm.target = made
+    assert texts(llm) == expected
+    memory, whole = made.backend.memory(), made.backend.head.memory()
+    assert memory is not None and whole is not None and memory.total == pytest.approx(2 * whole.total)
+    auto = llm.generate(PROMPT, 14, greedy=True, ignore_eos=True)  # measures passes
+    assert auto.token_ids == expected[0]
+
+
+@pytest.mark.parametrize(
+    "asked, line",
+    [
+        ({"device_map": "nowhere"}, "device_map is 'nowhere'; valid: auto, or a device for each module"),
+        ({"device_map": {}}, "device_map is {}; valid: auto"),
+        ({"device_map": {"": "tape"}}, "device_map places '' on 'tape'; valid: cpu, disk, cuda:N or N"),
+        ({"device_map": "auto", "device": "cpu"}, "device is 'cpu' beside device_map; valid: auto"),
+        ({"device_map": "auto", "tp": 2}, "device_map is 'auto' beside tp 2; valid: one of the two"),
+        ({"tp": 0}, "tp is 0; valid: an integer of at least 1"),
+        ({"tp": 2}, "tp is 2, but torchrun did not start this process; valid: 1, or torchrun --nproc"),
+        ({"tp": 2, "device": "cuda:1"}, "device is 'cuda:1' beside tp 2; valid: auto"),
+        ({"device_map": "auto", "weights": "q8_0"}, "weights is 'q8_0', but the model's layers are placed"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_one_line(folder: str, asked: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError) as error:
+        LLM(folder, heads=None, **asked)
+    assert str(error.value).startswith(line) and "\n" not in str(error.value)
+
+
+def test_accelerate_is_missing(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="device_map needs accelerate; valid: with it installed"):
+        LLM(folder, heads=None, device_map="auto")
+
+
+@pytest.mark.parametrize(
+    "heads, keys, tp, valid", [(9, 3, 2, "1, 3"), (8, 4, 3, "1, 2, 4"), (6, 2, 4, "1, 2")]
+)
+def test_heads_that_cannot_be_shared_out(heads: int, keys: int, tp: int, valid: str) -> None:
+    config = SimpleNamespace(
+        base_model_tp_plan={"a": "b"}, num_attention_heads=heads, num_key_value_heads=keys, model_type="llama"
+    )
+    line = f"tp is {tp}, but model m has {heads} heads of queries and {keys} of keys; valid: {valid}$"
+    with pytest.raises(InputError, match=line):
+        placed.check_heads("m", config, tp)
+    placed.check_heads("m", config, int(valid[-1]))
+    config.base_model_tp_plan = None
+    with pytest.raises(InputError, match="no tensor-parallel plan for model type 'llama'"):
+        placed.check_heads("m", config, tp)
