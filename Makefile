@@ -2,6 +2,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+# Processes that run tests; torch has one thread in each.
+WORKERS ?= 2
 
 .PHONY: setup demo test test-slow lint bench results docs mutations clean
 
@@ -17,7 +19,7 @@ demo: setup
 	$(BIN)/tokenswift demo --out demo
 
 test: setup lint
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

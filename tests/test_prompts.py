@@ -67,7 +67,7 @@ def test_token_ids_of_every_kind(ids: Any) -> None:
         (None, "prompt is None; valid: text"),
         ({"input_ids": [1]}, "prompt is {'input_ids': [1]}; valid: text"),
         ({1, 2}, "prompt is {1, 2}; valid: text"),
-        (iter([1]), "prompt is <list_iterator"),
+        pytest.param(iter([1]), "prompt is <list_iterator", id="iterator"),  # its own repr holds an address
         ([1.0], "prompt holds 1.0; valid: text"),
         ([True], "prompt holds True; valid: text"),
         ([1, None], "prompt holds None; valid: text"),

@@ -184,7 +184,7 @@ EXACTNESS = [
         "draft pass commits to the full cache",
         "drafters/partial.py",
         "            return model.logits(states[-1])\n",
-        "            return model.logits(states[-1])\n            sequence.cache.commit((0,))\n",
+        "            sequence.cache.commit((0,))\n            return model.logits(states[-1])\n",
         (TOKENS,),
     ),
     Defect(
