@@ -1,11 +1,11 @@
-"""An older version of this repository beside the checkout: milliseconds a token, the same texts, taken in turns.
+"""An older version of this repository beside the checkout: milliseconds a token of the same texts.
 
     python bench/versions.py COMMIT BOOK [--rounds 3] [--tokens 200] [--context 1024] [--out FILE]
 
-Each round runs either version in a process of its own, the one first that came second before: plain decoding and
-automatic drafting of the default model, in float32 and in bfloat16. The older version's sources are taken from git
-and run with the packages of this environment; it keeps its own copy of the default model and its own kernels in a
-folder that is removed afterwards. Prints a line of JSON for each mode; ``--out`` appends them to a file.
+Each round runs either version in a process of its own, the one first that came second before: plain decoding
+and automatic drafting of the default model, in float32 and in bfloat16. The older version's sources are taken
+from git and run with the packages of this environment; it keeps a copy of the default model and its kernels
+in a folder that is removed afterwards. Prints a line of JSON for each mode; ``--out`` appends them to a file.
 """
 
 from __future__ import annotations
@@ -81,10 +81,16 @@ def main() -> None:
                 ms = {side: [round(one[mode], 2) for one in times[side]] for side in sides}
                 ratio = median(ms["newer"]) / median(ms["older"])
                 row = {
-                    "older": args.older, "commit": commit(), "machine": machine("cpu"), "mode": mode, "dtype": dtype,
-                    "context": args.context, "tokens": args.tokens, "ms_a_token": ms,
+                    "older": args.older,
+                    "commit": commit(),
+                    "machine": machine("cpu"),
+                    "mode": mode,
+                    "dtype": dtype,
+                    "context": args.context,
+                    "tokens": args.tokens,
+                    "ms_a_token": ms,
                     "newer_over_older": round(ratio, 3),
-                }  # fmt: skip
+                }
                 print(json.dumps(row), flush=True)
                 if args.out is not None:
                     with args.out.open("a", encoding="utf-8") as file:

@@ -211,7 +211,7 @@ class RunWriter:
             self._wake.notify()
         with suppress(OSError):
             self._flush()
-        if self._thread is not None:
+        if self._thread is not None and self._thread.is_alive():  # a signal may have come before its start
             self._thread.join()
         for part in (self._appender, self._file):
             if part is not None:
