@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -292,6 +293,23 @@ def test_a_hundred_thousand_tokens_are_read_without_decoding_them_again(llm: LLM
     assert big.stream is not None
     stream.restore(big.stream)
     assert calls == []
+
+
+def test_a_signal_before_the_journals_thread_starts(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It stays an interruption, and the run can be gone on with."""
+
+    class Late(threading.Thread):
+        def start(self) -> None:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, "Thread", Late)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("hello", **CALL, run_dir=tmp_path / "run")
+    expected = llm.generate("hello", **CALL)
+    assert tokenswift.resume(tmp_path / "run", llm=llm).token_ids == expected.token_ids
 
 
 def test_a_closed_llm_says_so(tmp_path: Path) -> None:
