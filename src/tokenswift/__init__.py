@@ -5,6 +5,8 @@ Every name is loaded on its first use: an import of this package alone takes no 
 
 from __future__ import annotations
 
+import atexit as _atexit
+import gc as _gc
 import os as _os
 import sys as _sys
 
@@ -14,6 +16,10 @@ if "torch" not in _sys.modules and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & _
     # torch's threads spin for milliseconds when they have nothing to do, on cores that ours or another
     # program could use; its OpenMP runtime reads this once, when torch is loaded
     _os.environ["GOMP_SPINCOUNT"] = "1000"
+
+# The collections of an interpreter that ends can read what msgspec's types have freed, and end the process by a
+# signal after all is done (msgspec issue 717). Nothing that is alive then needs to be collected.
+_atexit.register(_gc.freeze)
 
 TYPE_CHECKING = False  # typing's own, without the import
 if TYPE_CHECKING:
