@@ -7,7 +7,8 @@ import sys
 
 PROGRAM = """
 import atexit, gc
-atexit.register(lambda: print(gc.get_freeze_count() > 1000, len(gc.get_objects()) < 1000))  # the last to be called
+# called last
+atexit.register(lambda: print(gc.get_freeze_count() > 1000, len(gc.get_objects()) < 1000))
 import tokenswift
 from tokenswift.runs import schema
 """

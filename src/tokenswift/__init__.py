@@ -17,8 +17,8 @@ if "torch" not in _sys.modules and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & _
     # program could use; its OpenMP runtime reads this once, when torch is loaded
     _os.environ["GOMP_SPINCOUNT"] = "1000"
 
-# The collections of an interpreter that ends can read what msgspec's types have freed, and end the process by a
-# signal after all is done (msgspec issue 717). Nothing that is alive then needs to be collected.
+# The collections of an interpreter that ends can read what msgspec's types have freed, and end the process by
+# a signal after all is done (msgspec issue 717). Nothing that is alive then needs to be collected.
 _atexit.register(_gc.freeze)
 
 TYPE_CHECKING = False  # typing's own, without the import
