@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tokenswift.benchmark import columns, plots, prompts, report, specs, tables
+from tokenswift.benchmark import columns, plots, prompts, report, settings, specs, tables
 from tokenswift.benchmark.specs import Spec
 from tokenswift.types import InputError
 
@@ -238,6 +239,15 @@ def test_prompts_that_are_made(source: str) -> None:
     first, again = (prompts.prompt(source, lambda t: [ord(c) for c in t], 0, 9000, 50) for _ in range(2))
     assert len(first.ids) == 9000 and first == again and first.name == source
     assert source != "random" or set(first.ids) == set(range(50))
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "bench" / "results").glob("*/*.jsonl")), ids=lambda f: f.stem)
+def test_committed_rows_are_found_again(file: Path) -> None:
+    """A row whose key is not its configuration's would be measured a second time, beside the first."""
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    stale = [row["date"] for row in rows if row["key"] != settings.key_of(row["spec"], row["config"])]
+    assert not stale
+    assert len({(row["key"], row["commit"], row["machine"]) for row in rows}) == len(rows)
 
 
 def test_results_in_the_docs_are_up_to_date() -> None:
