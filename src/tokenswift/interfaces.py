@@ -245,6 +245,7 @@ class TokenSequence:
         newest_row: that token's row in it.
         draft_passes: extra passes that the strategy made (it counts them itself).
         beside: what the step under way holds besides.
+        left: new tokens that may still come, the step's own included; None: nobody knows.
     """
 
     tokens: list[int]
@@ -256,6 +257,7 @@ class TokenSequence:
     newest_row: int = 0
     draft_passes: int = 0
     beside: Beside = ALONE
+    left: int | None = None
 
 
 class Strategy(Protocol):

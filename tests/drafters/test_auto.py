@@ -160,13 +160,21 @@ def test_the_text_is_plain_decodings_whatever_is_decided(
 
 
 def simulate(
-    right: float, steps: int, context: int, rnd: random.Random, partial: float = 0.0, noise: float = 0.05
+    right: float,
+    steps: int,
+    context: int,
+    rnd: random.Random,
+    partial: float = 0.0,
+    noise: float = 0.05,
+    left: int | None = None,
 ) -> tuple[Control, list[str]]:
-    """Steps of a made-up decoder: heads right with chance ``right``, partial passes with ``partial``."""
+    """Steps of a made-up decoder: heads right with chance ``right``, partial passes with ``partial``; at the
+    first of them ``left`` tokens are to come."""
     costs = Costs(REAL)
     control = Control(costs, {HIDDEN: heads_offer(costs), PARTIAL: partial_offer(costs, 500)})
     seen = []
     for _ in range(steps):
+        control.left = left
         mode = control.mode(context)
         seen.append(mode)
         rows, chance, draft = {PLAIN: (1, 0.0, 0.0), HIDDEN: (3, right, 0.2), PARTIAL: (4, partial, 1.7)}[
@@ -177,6 +185,7 @@ def simulate(
         control.drafted(Drafted(mode, expected, rows))
         spent = REAL.verify(rows, context) * rnd.lognormvariate(0, noise) * (20 if rnd.random() < 0.01 else 1)
         control.took(tokens, rows, context, spent, draft)
+        left = None if left is None else left - tokens
     return control, seen
 
 
@@ -205,6 +214,34 @@ def test_partial_passes_take_over_where_they_pay() -> None:
     assert bad[200:].count(PARTIAL) < 0.02 * len(bad[200:])
     control, _ = simulate(0.4, 50, 600, rnd, partial=0.5)
     assert 1000 <= (control.pays_from(PARTIAL) or 0) <= 8000
+
+
+def test_a_cache_is_loaded_where_the_rest_of_the_text_repays_it() -> None:
+    """Four plain steps before it was seen what loading takes; afterwards that."""
+    _, long = simulate(0.4, 300, 8000, random.Random(1), partial=0.5, left=3000)
+    _, short = simulate(0.4, 300, 8000, random.Random(1), partial=0.5, left=20)
+    assert long[200:].count(PARTIAL) > 90 and PARTIAL not in short
+    control, _ = simulate(0.4, 300, 8000, random.Random(1), partial=0.5)
+    control.current, usual = PLAIN, control.modes[PARTIAL].draft_ms
+    control.drafted(Drafted(PARTIAL, 2.0, 4, loaded=True))
+    control.took(2, 4, 8000, REAL.verify(4, 8000), usual + 500.0)
+    assert control.modes[PARTIAL].load_ms == 500.0 and control.modes[PARTIAL].draft_ms == usual
+    saved = 1 / control.pace(PLAIN, 8000) - 1 / control.pace(PARTIAL, 8000)
+    rates = {name: control.pace(name, 8000) for name in (PLAIN, PARTIAL)}
+    found = []
+    for share in (0.9, 1.1):
+        control.left = round(share * 2 * 500 / saved)
+        found.append(control._repays(PARTIAL, rates, 8000))
+    assert found == [False, True]
+
+
+def test_a_mode_is_priced_by_the_rows_that_it_has_in_the_mean() -> None:
+    costs = Costs(REAL)
+    control = Control(costs, {HIDDEN: heads_offer(costs)})
+    mode = control.modes[HIDDEN]
+    mode.rows, mode.tokens, mode.draft_ms = 2.25, 1.5, 0.5
+    verify = 0.75 * REAL.verify(2, 300) + 0.25 * REAL.verify(3, 300)
+    assert control.pace(HIDDEN, 300) == pytest.approx(1.5 / (0.5 + verify))
 
 
 def test_a_settled_mode_does_not_flap() -> None:

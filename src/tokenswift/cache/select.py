@@ -72,9 +72,8 @@ def select(
         elif policy == "chunks":
             importance = _chunks(_grouped(query, row, len(keys)), keys, chunk, max(chunk, budget // 8), sinks)
         else:
-            importance = torch.einsum(
-                "kd,ktd->kt", _grouped(query, row, len(keys)).to(keys.dtype), keys
-            ).float()
+            newest = _grouped(query, row, len(keys)).to(keys.dtype)
+            importance = (keys @ newest[:, :, None]).squeeze(2).float()
         window = windows[layer]
         if window is not None and total > window:
             inside = importance[:, total - window :]

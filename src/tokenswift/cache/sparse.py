@@ -99,13 +99,16 @@ class SparseCache:
         Args:
             chosen: n ≤ B positions each: sinks first, then the others in rising importance.
         """
+        kv_heads, capacity, width = full.data.shape[1:]
+        first = torch.arange(kv_heads, device=self.data.device)[:, None] * capacity  # rows before a head's
         for layer, places in enumerate(chosen):
             count = places.shape[1]
             places = places.to(self.data.device)
             self.positions[layer, :, :count] = places
-            rows = places[:, :, None].expand(-1, -1, self.data.shape[-1])
+            rows = (places + first).flatten()
             for part in (2 * layer, 2 * layer + 1):
-                self.data[part, :, :count] = full.data[part].gather(1, rows)
+                entries = full.data[part].flatten(0, 1).index_select(0, rows)
+                self.data[part, :, :count] = entries.view(kv_heads, count, width)
         self.filled = chosen[0].shape[1]
         self.drafted = self.replaced = 0
         self._next = self.sinks

@@ -19,7 +19,8 @@ class Offer:
         pass_ms, lead: of a drafter that makes one pass after another: milliseconds of one, and the chance of
             its best candidate; 0 for others.
         least: it drafts only over more cached tokens than these.
-        loads: it has to load a cache first, so it is tried seldom and has to promise more.
+        loads: it has to load a cache first, so it is tried seldom, and only where what is left of the text
+            promises to repay that.
         given: the user asked for it, so the summary says when it did not pay.
         priors: weights that its chances start from, by kind of ranking (see `calibration`).
     """

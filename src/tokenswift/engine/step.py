@@ -191,7 +191,7 @@ def advance(texts: Sequence[Text], reading: Reading | None = None) -> list[Step 
         rows -= text.rows  # those before it have drafted, the others' are those of their last steps
         rest = (rows, context - text.sequence.cache.length, tokens - text.tokens, ms - text.ms)
         try:
-            text.sequence.beside = ALONE if alone else Beside(*rest)
+            text.sequence.beside, text.sequence.left = ALONE if alone else Beside(*rest), text.room
             with text.meter.phase("draft"):
                 trees[i] = text.strategy.draft(text.sequence)
             text.rows = len(trees[i])

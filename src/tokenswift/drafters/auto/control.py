@@ -37,6 +37,8 @@ _BEGINNING = 8  # steps before the first of them
 _FIRST, _LAST = 16, 1024  # steps between trials of a mode that is not in use: at first, and at most
 _LOADED = 512  # the same for a mode that has to load its cache first
 _PROMISING = 1.05  # what such a mode must promise to be tried
+_LOADING = 4.0  # what its loading takes, in plain steps, before it was seen
+_REPAID = 2.0  # times that its gain over what is left of the text must repay that
 _TRIED = 0.8  # what another one must promise; beside other texts, which wait for its trial, as much
 _DWELL = 16  # steps that a mode is kept for at least
 _DEAR = 0.4  # tokens that a row has to yield, from which on no candidates are looked for
@@ -55,6 +57,7 @@ class _Mode:
     drafted: int = 0  # nodes below the root, in all
     interval: int = _FIRST
     next_trial: int = 0
+    load_ms: float | None = None  # what loading its cache took
     bias: float = 1.0  # drafted tokens that came over those that were expected
     judged: int = _TRUST  # steps that it was learnt from, and those that its first value counts for
 
@@ -123,6 +126,7 @@ class Control:
     Attributes:
         rate: tokens a millisecond that decoding reaches now, those of the texts beside it included.
         beside: what the next pass holds besides (see `join`).
+        left: new tokens that may still come; None: nobody knows.
         row_ms, level_ms: one more row of a verify pass, one level of the heads.
         passes: of each drafter that drafts by passes, what is known of them.
     """
@@ -130,6 +134,7 @@ class Control:
     def __init__(self, costs: Costs, offers: Mapping[str, Offer]) -> None:
         self.costs, self.offers = costs, offers
         self.beside = ALONE
+        self.left: int | None = None
         self.level_ms = costs.level()
         self._leads = [_CHANCE] * (_LEVELS + 1)
         self.modes = {PLAIN: _Mode(1.0, 1, 0.0)}
@@ -169,6 +174,7 @@ class Control:
             self._trial = (name, left - 1) if left > 1 else None
             return name
         rates = {name: self.pace(name, context) for name in self.modes if self._open(name, context)}
+        rates = {name: rate for name, rate in rates.items() if self._repays(name, rates, context)}
         best = max(rates, key=rates.__getitem__)
         self._stay -= 1
         margin = _PROMISING if self._loads(best) and not self.modes[best].steps else _MARGIN
@@ -210,6 +216,15 @@ class Control:
     def _loads(self, name: str) -> bool:
         return name in self.offers and self.offers[name].loads
 
+    def _repays(self, name: str, rates: Mapping[str, float], context: int) -> bool:
+        """Whether what is left of the text is long enough for a mode to repay the loading of its cache."""
+        if self.left is None or name == self.current or not self._loads(name):
+            return True
+        load = self.modes[name].load_ms
+        load = _LOADING * self.plain_ms(context) if load is None else load
+        saved = 1 / rates.get(self.current, rates[PLAIN]) - 1 / rates[name]
+        return saved * self.left > _REPAID * load
+
     @property
     def rests(self) -> bool:
         """Whether, beside other texts, a row costs so much that few candidates could be worth it."""
@@ -218,10 +233,12 @@ class Control:
     def pace(self, name: str, context: int) -> float:
         """Tokens a millisecond that a mode would reach with ``context`` tokens cached."""
         mode = self.modes[name]
-        rows = max(1, round(mode.rows))
+        rows = int(mode.rows)
+        part = mode.rows - rows  # of steps with a row more
+        verify = (1 - part) * self._verify(rows, context) + part * self._verify(rows + 1, context)
         extra = mode.tokens - 1
         beside = self.beside
-        spent = mode.draft_ms + self._verify(rows, context) + beside.ms
+        spent = mode.draft_ms + verify + beside.ms
         return (1 + extra * mode.bias + beside.tokens) / spent
 
     def uses(self, name: str) -> bool:
@@ -260,6 +277,8 @@ class Control:
             self.costs.observe(rows, context, verify_ms, self.beside)
         mode = self.modes[last.mode]
         mode.learn(last.expected, rows, None if last.loaded else draft_ms)
+        if last.loaded:
+            mode.load_ms = max(0.0, draft_ms - mode.draft_ms)
         mode.made += tokens
         self._steps_ms += verify_ms + draft_ms
         mode.judge(tokens, last.expected)

@@ -127,6 +127,7 @@ class ByChance:
             control.observed(1000 * self._before.times.get("observe", 0.0))
         if sequence.beside != control.beside:
             control.join(sequence.beside, length)
+        control.left = sequence.left
         mode = control.mode(length)
         made = PricedCandidates(sequence, self.sampler, self.coupled, self.calibration, control)
         self._candidates = made
