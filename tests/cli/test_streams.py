@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,7 +87,8 @@ def test_progress_does_not_glue_to_the_text(tiny: Path, tmp_path: Path) -> None:
     assert shown and begin.endswith("\n"), both
     assert end.removeprefix("\n").startswith("40 tokens in ") and end.count("\n") == 2 - text.endswith("\n")
     apart = shell(command, f'-c "{DRIVER}"')
-    assert "2 of 40 tokens, " in apart.stderr and apart.stdout.removesuffix("\n") == text.removesuffix("\n")
+    under_way = re.search(r"^(?!40)\d+ of 40 tokens, ", apart.stderr, re.MULTILINE)  # steps differ in length
+    assert under_way and apart.stdout.removesuffix("\n") == text.removesuffix("\n")
 
 
 def test_one_terminal_for_both(tiny: Path, tmp_path: Path) -> None:
