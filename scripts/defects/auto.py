@@ -39,7 +39,7 @@ AUTOMATIC = (
     Defect(
         "auto: a cache is loaded for a text that ends at once",
         "drafters/auto/control.py",
-        "return saved * self.left > _REPAID * load",
+        "return saved * self.left > _REPAID * price",
         "return saved > 0",
         (AUTO,),
     ),
@@ -48,6 +48,20 @@ AUTOMATIC = (
         "drafters/auto/control.py",
         "mode.load_ms = max(0.0, draft_ms - mode.draft_ms)",
         "mode.load_ms = None",
+        (AUTO,),
+    ),
+    Defect(
+        "auto: the price of a plain step is hardly ever looked at",
+        "drafters/auto/control.py",
+        "return _BEGINNING if close and",
+        "return _BASELINE if close and",
+        (AUTO,),
+    ),
+    Defect(
+        "auto: expectations are believed for ever",
+        "drafters/auto/control.py",
+        "self.judged = max(drafted, min(_MEMORY, self.judged + drafted))",
+        "self.judged = 1e9",
         (AUTO,),
     ),
     Defect(

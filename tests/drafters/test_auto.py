@@ -15,7 +15,7 @@ from tests.drafters.scripted import scripted_heads, scripted_model
 from tests.drafters.test_accepted import GREEDY, NOISY, PROMPT, llm_of, prompt
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, InputError, SamplingParams
-from tokenswift.drafters.auto.control import PLAIN, Control, Drafted
+from tokenswift.drafters.auto.control import PLAIN, Control, Drafted, _Mode
 from tokenswift.drafters.auto.prices import Costs, Table
 from tokenswift.drafters.heads import HIDDEN, heads_offer
 from tokenswift.drafters.model import MODEL
@@ -217,7 +217,7 @@ def test_partial_passes_take_over_where_they_pay() -> None:
 
 
 def test_a_cache_is_loaded_where_the_rest_of_the_text_repays_it() -> None:
-    """Four plain steps before it was seen what loading takes; afterwards that."""
+    """Loading takes four plain steps before it was seen what it takes, and its trial may lose four."""
     _, long = simulate(0.4, 300, 8000, random.Random(1), partial=0.5, left=3000)
     _, short = simulate(0.4, 300, 8000, random.Random(1), partial=0.5, left=20)
     assert long[200:].count(PARTIAL) > 90 and PARTIAL not in short
@@ -228,9 +228,9 @@ def test_a_cache_is_loaded_where_the_rest_of_the_text_repays_it() -> None:
     assert control.modes[PARTIAL].load_ms == 500.0 and control.modes[PARTIAL].draft_ms == usual
     saved = 1 / control.pace(PLAIN, 8000) - 1 / control.pace(PARTIAL, 8000)
     rates = {name: control.pace(name, 8000) for name in (PLAIN, PARTIAL)}
-    found = []
+    price, found = 500 + 4 * control.plain_ms(8000), []
     for share in (0.9, 1.1):
-        control.left = round(share * 2 * 500 / saved)
+        control.left = round(share * 4 * price / saved)
         found.append(control._repays(PARTIAL, rates, 8000))
     assert found == [False, True]
 
@@ -242,6 +242,25 @@ def test_a_mode_is_priced_by_the_rows_that_it_has_in_the_mean() -> None:
     mode.rows, mode.tokens, mode.draft_ms = 2.25, 1.5, 0.5
     verify = 0.75 * REAL.verify(2, 300) + 0.25 * REAL.verify(3, 300)
     assert control.pace(HIDDEN, 300) == pytest.approx(1.5 / (0.5 + verify))
+
+
+def test_plain_steps_are_frequent_while_their_price_decides() -> None:
+    """Eight of the first ones, if drafting is hardly faster; where it is much faster, as few as later on."""
+    _, close = simulate(0.35, 100, 300, random.Random(2), noise=0.0)
+    _, clear = simulate(0.95, 100, 300, random.Random(2), noise=0.0)
+    assert close[:72].count(PLAIN) >= 8 and clear.count(PLAIN) <= 2
+
+
+def test_expectations_are_corrected_by_what_came_of_them() -> None:
+    """Of half a token a step, expected for 64 steps, none came; eight tokens count for the expectation."""
+    mode = _Mode(1.5, 2, 0.0)
+    for _ in range(64):
+        mode.judge(1, 1.5)
+    assert mode.bias == pytest.approx(max(0.3, 8 / (8 + 32)))
+    mode = _Mode(1.5, 2, 0.0)
+    for came in (1, 2) * 8:  # every second time
+        mode.judge(came, 1.5)
+    assert mode.bias == pytest.approx(1.0, abs=0.05)
 
 
 def test_a_settled_mode_does_not_flap() -> None:

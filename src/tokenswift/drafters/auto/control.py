@@ -29,16 +29,20 @@ _SLOW = 1 / 32  # weight of a new figure in a running mean
 _PASS = 1 / 16  # the same for passes and levels that draft
 _CHANCE = 0.35  # of a level's best candidate, before anything is known
 _OFF = 3.0  # a step that took this many times what was expected says no more: a hiccup of the machine
-_TRUST = 32  # steps that a mode's expectations are believed for at first
+_TRUST = 8.0  # drafted tokens for which a mode's expectations are believed at first
+_MEMORY = 64.0  # drafted tokens that say how good they are
 _LEVELS = 8  # levels of heads whose best candidates are told apart
-_MARGIN = 1.02  # a mode has to be this much better to take over
+_MARGIN = 1.02  # a mode has to be this much better to take over; plain decoding need only be better
 _BASELINE = 96  # steps between plain ones, which keep the price of plain decoding known
-_BEGINNING = 8  # steps before the first of them
+_BEGINNING = 8  # steps before the first of them, and between the first ones while it is a close thing
+_FIRSTS = 8  # of these
+_CLOSE = 1.25  # times as fast as plain decoding, at most
 _FIRST, _LAST = 16, 1024  # steps between trials of a mode that is not in use: at first, and at most
 _LOADED = 512  # the same for a mode that has to load its cache first
 _PROMISING = 1.05  # what such a mode must promise to be tried
 _LOADING = 4.0  # what its loading takes, in plain steps, before it was seen
-_REPAID = 2.0  # times that its gain over what is left of the text must repay that
+_TRYING = 4.0  # what trying such a mode may lose besides, in plain steps
+_REPAID = 4.0  # times that its gain over what is left of the text must repay both
 _TRIED = 0.8  # what another one must promise; beside other texts, which wait for its trial, as much
 _DWELL = 16  # steps that a mode is kept for at least
 _DEAR = 0.4  # tokens that a row has to yield, from which on no candidates are looked for
@@ -59,7 +63,7 @@ class _Mode:
     next_trial: int = 0
     load_ms: float | None = None  # what loading its cache took
     bias: float = 1.0  # drafted tokens that came over those that were expected
-    judged: int = _TRUST  # steps that it was learnt from, and those that its first value counts for
+    judged: float = _TRUST  # drafted tokens that were expected, and those that its first value counts for
 
     def learn(self, tokens: float, rows: int, draft_ms: float | None) -> None:
         weight = max(_SLOW, 1 / (self.steps + 2))
@@ -73,10 +77,10 @@ class _Mode:
     def judge(self, tokens: int, expected: float) -> None:
         """Compare what a step yielded with what was expected of it."""
         if expected > 1.05:
-            self.judged += 1
-            ratio = (tokens - 1) / (expected - 1)
-            weight = max(_SLOW / 4, 1 / self.judged) * min(1.0, expected - 1)
-            self.bias = min(1.3, max(0.3, self.bias + weight * (ratio - self.bias)))
+            drafted = expected - 1
+            self.judged = max(drafted, min(_MEMORY, self.judged + drafted))
+            change = (tokens - 1 - drafted * self.bias) / self.judged
+            self.bias = min(1.3, max(0.3, self.bias + change))
 
 
 @dataclass(slots=True)
@@ -178,6 +182,7 @@ class Control:
         best = max(rates, key=rates.__getitem__)
         self._stay -= 1
         margin = _PROMISING if self._loads(best) and not self.modes[best].steps else _MARGIN
+        margin = 1.0 if best == PLAIN else margin
         better = self.current not in rates or rates[best] > margin * rates[self.current]
         if better and self._stay < 0:
             if self.current != best:
@@ -194,10 +199,15 @@ class Control:
                     self._trial = (name, 8 if name in self.passes else 2)
                     return name
         self._since_plain += 1
-        if self._since_plain >= _BASELINE:
+        if self._since_plain >= self._baseline(rates):
             self._since_plain = 0
             return PLAIN
         return self.current
+
+    def _baseline(self, rates: Mapping[str, float]) -> int:
+        """Steps between plain ones: fewer as long as little is known of a price that decides."""
+        close = rates[self.current] < _CLOSE * rates[PLAIN]
+        return _BEGINNING if close and self.modes[PLAIN].steps < _FIRSTS else _BASELINE
 
     def drop(self, name: str) -> None:
         """Leave a mode out from the next step on."""
@@ -217,13 +227,14 @@ class Control:
         return name in self.offers and self.offers[name].loads
 
     def _repays(self, name: str, rates: Mapping[str, float], context: int) -> bool:
-        """Whether what is left of the text is long enough for a mode to repay the loading of its cache."""
+        """Whether what is left of the text is long enough for a mode to repay the loading of its cache, and
+        its trial."""
         if self.left is None or name == self.current or not self._loads(name):
             return True
-        load = self.modes[name].load_ms
-        load = _LOADING * self.plain_ms(context) if load is None else load
+        load, plain = self.modes[name].load_ms, self.plain_ms(context)
+        price = _TRYING * plain + (_LOADING * plain if load is None else load)
         saved = 1 / rates.get(self.current, rates[PLAIN]) - 1 / rates[name]
-        return saved * self.left > _REPAID * load
+        return saved * self.left > _REPAID * price
 
     @property
     def rests(self) -> bool:
