@@ -115,8 +115,11 @@ def level_of(model: DraftModel, heads: Heads | None) -> Callable[[], object] | N
 
 
 def heads_offer(costs: Costs) -> Offer:
-    """What heads from the verified state expect."""
-    return Offer("heads from the verified state", "the heads", 1.5, 3, 2 * costs.level())
+    """What heads from the verified state expect: of one candidate or of two, what pays better."""
+    level = costs.level()
+    trees = ((1.4, 2, 1.5 * level), (1.5, 3, 2 * level))
+    tokens, rows, price = max(trees, key=lambda tree: tree[0] / (tree[2] + costs.verify(tree[1], 0)))
+    return Offer("heads from the verified state", "the heads", tokens, rows, price)
 
 
 class HeadDrafter:

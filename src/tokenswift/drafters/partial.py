@@ -194,8 +194,8 @@ class PartialDrafter:
 
 def low_offer(costs: Costs, drafted: int, verified: int) -> Offer:
     """What passes in few bits over ``drafted`` cached tokens expect, verified over ``verified``, in the chain
-    that pays best."""
-    pass_ms = costs.low(drafted)
+    that pays best. To rank the candidates of a pass takes about what a level of heads takes."""
+    pass_ms = costs.low(drafted) + costs.level()
     chains = [(1 + sum(_LEAD**i for i in range(1, n + 1)), n) for n in range(1, _LONGEST + 1)]
     tokens, length = max(chains, key=lambda c: c[0] / (c[1] * pass_ms + costs.verify(c[1] + 1, verified)))
     return Offer(
