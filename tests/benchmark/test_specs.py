@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ def test_a_spec(name: str) -> None:
                 value_of(config, key) is not None or key in ("tree", "model", "ngrams") for key in spec.by
             ), config
             if spec.kind == "decode" and preset == "smoke":
-                assert config["prefill"] + config["points"][-1] <= 500 and config["prompts"] == "shipped"
+                assert config["prefill"] + config["points"][-1] <= 500
+                assert config["prompts"] in ("shipped", *MADE)
     for group in ("table", "plot"):
         part = spec.data.get(group, {})
         assert set(part.get("figures", part.get("y", ()))) <= set(NAMES)
@@ -218,6 +220,20 @@ def test_places_of_files_are_in_no_row(tmp_path: Path) -> None:
     before = key_of("mine", config)
     (folder / "b.txt").write_text("b")
     assert key_of("mine", config) != before
+
+
+def test_a_kind_of_text_stays(tmp_path: Path) -> None:
+    """A line about lists is measured on lists, whatever texts the preset or the user gives the others."""
+    (tmp_path / "a.txt").write_text("a")
+    for name, preset, given in product(("figure4", "speed"), PRESETS, ({}, {"prompts": str(tmp_path)})):
+        spec = specs.load(name)
+        kinds = {one["name"]: one["prompts"] for one in spec.variants if "prompts" in one}
+        assert kinds
+        for config in spec.rows(preset, given):
+            if config["variant"] in kinds:
+                assert config["prompts"] == kinds[config["variant"]]
+            elif given:
+                assert config["prompts"] == str(tmp_path)
 
 
 def test_samplers_of_the_paper() -> None:

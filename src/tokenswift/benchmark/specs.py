@@ -109,7 +109,7 @@ class Spec:
 
         Args:
             preset: one of :data:`PRESETS`.
-            given: settings that go over everything.
+            given: settings that go over everything but the ``prompts`` of a variant that has its own.
         Raises:
             InputError: naming the setting and what is valid.
         """
@@ -125,6 +125,8 @@ class Spec:
             mine = {key: value for key, value in variant.items() if key != "name"}
             more = chosen.get("variants", {}).get(name, {})
             over = {**self.data.get("settings", {}), **mine, **own, **more, **given}
+            if "prompts" in mine:  # a kind of text that is what the line is about
+                over["prompts"] = mine["prompts"]
             made += self._rows_of(name, {**method, **over}, preset)
         return made
 

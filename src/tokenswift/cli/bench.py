@@ -50,8 +50,8 @@ class Settings:
         device: auto, cpu or cuda; default: auto
         heads: draft heads: a file, auto, none, or shipped ones by kind; default: the variant's
         threads: CPU threads; default: torch's own
-        prompts: texts to go on from: a folder of .txt files, pg19 (from the hub) or shipped; default: the
-            preset's
+        prompts: texts to go on from: a folder of .txt files, pg19 (from the hub) or shipped; lines about a
+            kind of text, such as program code, keep theirs; default: the preset's
         set: a setting over spec and preset, such as texts=2, seeds=3, points=100,200, reach=text or
             budget=256; values with commas make rows for each; may be given several times
         variant: only this variant of what a table compares, such as auto; may be given several times;
