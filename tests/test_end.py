@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 PROGRAM = """
 import atexit, gc
@@ -18,3 +20,19 @@ def test_nothing_is_collected_when_the_interpreter_ends() -> None:
     """msgspec's types can end the process by a signal in such a collection."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "True True\n"), done
+
+
+LEFT = """
+import sys
+from tokenswift import LLM
+stream = LLM(sys.argv[1]).stream([1, 2, 3], 50, strategy="autoregressive")
+kept = iter(stream)
+next(kept)
+"""
+
+
+def test_a_stream_left_unfinished_says_nothing(tiny_folder: Callable[..., Path]) -> None:
+    """The interpreter closes what is left of it, after it has taken torch's names away."""
+    command = [sys.executable, "-c", LEFT, str(tiny_folder())]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "") and "Exception" not in done.stderr, done

@@ -223,6 +223,8 @@ class Run:
                     raise made
                 yield self.take(made)
             self.finish()
+        except GeneratorExit:  # left unfinished, at the interpreter's end too, where torch may be gone
+            raise
         except torch.OutOfMemoryError as error:
             raise self.explained(error) from error
         except Exception as error:
