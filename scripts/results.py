@@ -74,7 +74,7 @@ def expect(rows: list[Row]) -> Table:
     body = []
     for variant, name in TEXTS.items():
         found = [line for line in lines if line["variant"] == variant]
-        least, most = (f"{pick(line['speedup'] for line in found):.1f}" for pick in (min, max))
+        least, most = (f"{pick(line['speedup'] for line in found):.2f}" for pick in (min, max))
         contexts, dtypes = (sorted({line[key] for line in found}) for key in ("prefill", "dtype"))
         between = " to ".join(f"{n:,}" for n in dict.fromkeys((contexts[0], contexts[-1])))
         speed = least if least == most else f"{least} to {most}"
@@ -90,7 +90,7 @@ def expect(rows: list[Row]) -> Table:
         if not found:
             continue
         speeds = [row["figures"][str(length)]["speedup"] for row in found]
-        speed = " to ".join(dict.fromkeys(f"{pick(speeds):.1f}" for pick in (min, max)))
+        speed = " to ".join(dict.fromkeys(f"{pick(speeds):.2f}" for pick in (min, max)))
         prefills = sorted({row["config"]["prefill"] for row in found})
         name = f"prose, a text of {length:,} new tokens"
         between = " to ".join(f"{n:,}" for n in dict.fromkeys((prefills[0], prefills[-1])))
