@@ -5,7 +5,7 @@ STAMP := $(VENV)/.ready
 # Processes that run tests; torch has one thread in each.
 WORKERS ?= 2
 
-.PHONY: setup demo test test-slow lint bench results docs mutations clean
+.PHONY: setup demo test test-slow lint bench headline results docs mutations clean
 
 setup: $(STAMP)
 
@@ -35,6 +35,20 @@ mutations: setup
 
 bench: setup
 	$(BIN)/tokenswift bench run engine drafts --preset cpu
+
+# Speeds beside llama.cpp and transformers, with the table at the top of README: about 15 minutes on two quiet cores.
+# LLAMA_BENCH: llama.cpp's llama-bench. PROMPTS: a folder of novels, for prose after 8K. Rows that are in
+# build/headline are not measured again.
+LLAMA_BENCH ?= llama-bench
+SHAPE ?= build/shape-1b-q4_0.gguf
+HEADLINE = --preset cpu --llama-bench $(LLAMA_BENCH) --results build/headline
+headline: setup
+	mkdir -p build
+	test -f $(SHAPE) || $(BIN)/python bench/shape.py $(SHAPE) --weights q4_0 --layers 16 --width 2048
+	$(BIN)/tokenswift bench run headline $(HEADLINE) $(if $(PROMPTS),--prompts $(PROMPTS))
+	$(BIN)/tokenswift bench run llama shape $(HEADLINE) --model $(SHAPE) --set prefill=128 --set points=32 --set kv_type=f16
+	cp build/headline/rows.jsonl bench/results/cpu/headline.jsonl
+	$(BIN)/python scripts/results.py
 
 results: setup
 	$(BIN)/python scripts/results.py

@@ -11,6 +11,10 @@
     point = 20000                      # at so many new tokens; none: each row's last
     speedup = [0.9, 1.0]               # this figure's median over texts and seeds lies there for every line,
                                        # rounded to as many digits as the bounds have
+    each = true                        # not the median: every row of any commit, and every length in it;
+                                       # a range of speeds ("1.1 to 1.4 times") must be held so
+
+Ranges of tables are held against every row of their kind as well (`ranges`).
 
 A sentence without an entry, an entry whose words stand nowhere, a number that neither `given` nor the rows
 have, rows that do not exist or do not hold: each is a fault.
@@ -24,12 +28,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ranges
+
 from tokenswift.benchmark import columns
 from tokenswift.benchmark.specs import Spec
 from tokenswift.benchmark.tables import Row
 
 ROOT = Path(__file__).parents[1]
 FILE, README = ROOT / "bench" / "claims.toml", ROOT / "README.md"
+PAGES = (README, ROOT / "docs" / "index.md", ROOT / "docs" / "benchmarks.md")
 NOTES = ROOT / "bench" / "results" / "paper" / "notes.toml"
 #: what is no prose: code, generated tables, comments, pictures, where links lead
 ASIDE = (r"```.*?```", r"<!-- table: .*?<!-- end -->", r"<!--.*?-->", r"`[^`]*`", r"(?<=\])\([^)]*\)")
@@ -41,6 +48,7 @@ NAMES = re.compile(
 #: what tells the lines apart that each must hold
 APART = ["variant", "model", "prefill", "prompts", "options", "machine", "temperature", "min_p"]
 APART += ["top_p", "eta_cutoff", "repetition_penalty", "penalty_window"]
+SPREAD = re.compile(r"\d[\d.]*\W* to \W*\d[\d.]*\W* (?:×|times)")
 NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
 
 
@@ -79,6 +87,8 @@ def faults(texts: dict[str, str], claims: list[dict[str, Any]], rows: list[Row])
         words = " ".join(claim["says"].split())
         if not any(words in sentence for page in said.values() for sentence in page):
             found.append(f"no page says {words!r}")
+        if SPREAD.search(words) and not any(part.get("each") for part in claim.get("rows", ())):
+            found.append(f"{words!r} is a range; valid: rows with each = true")
         held = [float(number) for number in claim.get("given", ())]
         for part in claim.get("rows", ()):
             found += [f"{words!r}: {fault}" for fault in _against(part, rows)]
@@ -104,12 +114,21 @@ def _numbers(values: Any) -> list[float]:
 
 def _against(part: dict[str, Any], rows: Iterable[Row]) -> list[str]:
     """What of an entry's rows does not hold."""
-    figures = {name: bounds for name, bounds in part.items() if name not in ("spec", "where", "point")}
+    figures = {
+        name: bounds for name, bounds in part.items() if name not in ("spec", "where", "point", "each")
+    }
     spec = Spec("claims", {"title": "", "rows_of": [part["spec"]], "table": {"by": APART}})
     point = str(part["point"]) if "point" in part else None
     mine = [row for row in rows if row["spec"] == part["spec"] and point in (None, *row.get("figures", ()))]
     mine = [row for row in mine if all(columns.value(row, k) == v for k, v in part.get("where", {}).items())]
     lines = [columns.view(line, "speedup") for line in columns.newest(spec, mine)]
+    if part.get("each"):
+        lines = [
+            {**entry, **_at(entry, point)}
+            for row in mine
+            for at, entry in row["figures"].items()
+            if point in (None, at)
+        ]
     if not lines:
         return [f"there are no rows of {part['spec']} with {part.get('where', {})} and {point} new tokens"]
     wrong = []
@@ -122,6 +141,12 @@ def _against(part: dict[str, Any], rows: Iterable[Row]) -> list[str]:
     return wrong
 
 
+def _at(figures: dict[str, Any], point: str | None) -> dict[str, Any]:
+    """Figures by the names that a claim for a length uses."""
+    return {} if point is None else {f"{name}@{point}": value for name, value in figures.items()}
+
+
 def check(rows: list[Row]) -> list[str]:
     """The faults of what is committed."""
-    return faults(pages(), tomllib.loads(FILE.read_text(encoding="utf-8"))["claim"], rows)
+    said = faults(pages(), tomllib.loads(FILE.read_text(encoding="utf-8"))["claim"], rows)
+    return said + ranges.uncovered({page.name: page.read_text(encoding="utf-8") for page in PAGES}, rows)

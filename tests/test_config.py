@@ -69,7 +69,7 @@ def test_errors_carry_the_field() -> None:
         (lambda: SamplingParams(top_p=2), "top_p"),
         (lambda: SamplingParams(seed=-1), "seed"),
         (lambda: SamplingParams(greedy=1), "greedy"),  # type: ignore[arg-type]
-        (lambda: TokenSwiftOptions(cache="all"), "cache"),
+        (lambda: TokenSwiftOptions(cache="all"), "cache"),  # type: ignore[arg-type]
         (lambda: TokenSwiftOptions(tree=()), "tree"),
         (lambda: TokenSwiftOptions(budget=3), "budget"),
     ):

@@ -18,7 +18,7 @@ import pytest
 
 import tokenswift
 from tokenswift.cli.main import COMMANDS, build_parser, main
-from tokenswift.config import CHAT_TEMPERATURE
+from tokenswift.config import ANSWERS
 
 ROOT = Path(__file__).parents[1]
 MOST = 12  # tokens to write
@@ -122,9 +122,13 @@ def test_the_readme_says_what_pip_and_the_defaults_do() -> None:
         f"repetition penalty of {defaults.repetition_penalty}",
         f"last {defaults.penalty_window:,} tokens",
         f"min-p {defaults.min_p}",
-        f"temperature {CHAT_TEMPERATURE} when a question is answered",
     ):
         assert shown in " ".join(text.split()), shown
+    rows = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for name, words in (("temperature", ""), ("min_p", ""), ("repetition_penalty", " (off)")):
+        answers, continued = getattr(ANSWERS, name), getattr(defaults, name)
+        row = f"| `--{name.replace('_', '-')}` | {answers:g}{words} | {continued:g} |"
+        assert row in rows, row
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:
@@ -141,7 +145,7 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
 def test_options_that_are_named_exist() -> None:
     known = options_of(build_parser()[0])
     others = {"--index-url", "--no-deps", "--torch-backend", "--nproc-per-node", "--speculative-config"}
-    others |= {"--prompts", "--contexts", "--results"}
+    others |= {"--prompts", "--contexts", "--results", "--build", "--target"}
     for page in walk.pages():
         named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", (ROOT / page).read_text(encoding="utf-8")))
         assert named <= known | others, f"{page}: {sorted(named - known - others)}"

@@ -62,7 +62,9 @@ def test_texts_go_into_devices_and_pipes_but_renamed_files_do_not(tmp_path: Path
 
 
 def test_places_are_tried_and_left_as_they_were(tmp_path: Path) -> None:
-    assert check_writable("--out", tmp_path / "a/b/c", renamed=True) == tmp_path / "a/b/c"
+    for renamed in (True, False):
+        with pytest.raises(InputError, match="^--out .*/a/b/c cannot be written .there is no folder .*/a/b."):
+            check_writable("--out", tmp_path / "a/b/c", renamed=renamed)
     assert check_folder("--work", tmp_path / "a/b") == tmp_path / "a/b"
     (tmp_path / "file").write_text("")
     for name in (tmp_path / "file", tmp_path / "file/x", "/proc/x"):

@@ -11,8 +11,8 @@ AUTOMATIC = (
     Defect(
         "C choice: the penalty window does not slide",
         "backends/cpu/cpu_choose.h",
-        "const long start = row->drop < r->tail_size ? row->drop : r->tail_size;",
-        "const long start = 0;",
+        "start = drop < r->tail_size ? drop : r->tail_size;",
+        "start = 0;",
         (CHOOSE,),
     ),
     Defect(
@@ -74,8 +74,8 @@ AUTOMATIC = (
     Defect(
         "a partial cache takes every head's rows from the first",
         "cache/sparse.py",
-        "rows = (places + first).flatten()",
-        "rows = places.flatten()",
+        "rows, count = (places + first).flatten(), places.shape[1]",
+        "rows, count = places.flatten(), places.shape[1]",
         ("tests/cache/test_cache.py",),
     ),
     Defect(

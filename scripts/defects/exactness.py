@@ -25,8 +25,8 @@ EXACTNESS = [
     Defect(
         "a row of the kernels sees the node after its own",
         "backends/cpu/cpu_attention.h",
-        "        end[i] = clampl(place, 0, CHUNK);",
-        "        end[i] = clampl(place + (a->parents == 0), 0, CHUNK);",
+        "        x->end[i] = clampl(place, 0, CHUNK);",
+        "        x->end[i] = clampl(place + (a->parents == 0), 0, CHUNK);",
         ("tests/backends/test_kernels.py",),
     ),
     Defect(
@@ -176,7 +176,7 @@ EXACTNESS = [
     Defect(
         "stale partial-cache row leaks into the full cache",
         "cache/sparse.py",
-        "        self._put(full.data[:, :, start:end], start)",
+        "        self._put(full, start, end - start, start)",
         "        full.data[:, :, start:end] = self.data[:, :, : end - start]",
         ("tests/cache/test_cache.py", TOKENS),
     ),

@@ -6,7 +6,7 @@ from defects.defect import Defect
 
 PANELS, PASSES = "tests/weights/test_panels.py", "tests/models/test_low_bit.py"
 AUTO, CUDA = "tests/drafters/test_auto.py", "tests/backends/cuda/test_weights.py"
-LOW = "backends/cpu/cpu_low.h"
+LOW, INT = "backends/cpu/cpu_low.h", "backends/cpu/cpu_int.h"
 
 LOW_BIT = (
     Defect(
@@ -32,16 +32,16 @@ LOW_BIT = (
     ),
     Defect(
         "low bits: the offset is taken from half of a group",
-        LOW,
-        "y->sums[0] + y->sums[1];",
-        "y->sums[0];",
+        INT,
+        "out->first = sums[0], out->all = sums[0] + sums[1];",
+        "out->first = sums[0], out->all = sums[0];",
         (PANELS,),
     ),
     Defect(
         "low bits: activations are cut, not rounded",
-        LOW,
-        "const float whole = y[i] * up + 12582912.0f;",
-        "const float whole = truncf(y[i] * up) + 12582912.0f;",
+        INT,
+        "const float whole = up > 0 ? y[i] * up + 12582912.0f : 12582912.0f; /* rounds to nearest even */",
+        "const float whole = up > 0 ? truncf(y[i] * up) + 12582912.0f : 12582912.0f;",
         (PANELS,),
     ),
     Defect(

@@ -108,8 +108,8 @@ SERVING = (
     Defect(
         "server: n texts have one seed",
         "serve/schemas.py",
-        'sampling["seed"] + index',
-        'sampling["seed"]',
+        "replace(sampling, seed=sampling.seed + index)",
+        "sampling",
         (f"{OPENAI}::test_several_texts",),
     ),
 )

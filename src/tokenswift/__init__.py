@@ -71,6 +71,10 @@ _MODULES = {
 }
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 def __getattr__(name: str) -> object:
     """Load a public name (PEP 562)."""
     from importlib import import_module

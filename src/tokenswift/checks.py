@@ -5,13 +5,17 @@ from __future__ import annotations
 import inspect
 import math
 import operator
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
 from functools import wraps
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from tokenswift.types import InputError
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 #: the greatest integer that a field takes: what a tensor's size and index can be
 LARGEST = 2**63 - 1
@@ -57,7 +61,32 @@ def check_integer(name: str, value: object, least: int, valid: str | None = None
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise :class:`InputError` unless ``value`` is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
-        raise InputError(f"{name} is {shown(value)}; valid: {', '.join(choices)}", name)
+        raise InputError(
+            f"{name} is {shown(value)}; valid: {', '.join(choices)}{meant(value, choices)}", name
+        )
+
+
+def alike(given: str, words: Iterable[str]) -> str | None:
+    """The word that was probably meant by another one; None: none is written like it."""
+    named = {word.lstrip("-"): word for word in words}
+    begun = given.lower().lstrip("-")
+    found = [name for name in named if len(begun) > 2 and name.startswith(begun)][:1]
+    ends = [name for name in named if len(name) > 2 and re.search(rf"[-_]{re.escape(name)}$", begun)]
+    found = found or ends[:1] or get_close_matches(begun, named, n=1, cutoff=0.6)
+    return named[found[0]] if found and found[0] != begun else None
+
+
+def meant(given: object, words: Iterable[str]) -> str:
+    """What a refusal ends with: the word that was probably meant, if any."""
+    word = alike(given, words) if isinstance(given, str) else None
+    return "" if word is None else f"; did you mean {word}?"
+
+
+def check_tokens(tokens: Collection[int], count: int) -> None:
+    """Raise :class:`InputError` unless all token ids are below ``count`` and none is negative."""
+    if tokens and (min(tokens) < 0 or max(tokens) >= count):
+        wrong = next(token for token in tokens if not 0 <= token < count)
+        raise InputError(f"token id is {wrong}; valid: 0 to {count - 1}, the model's vocabulary")
 
 
 def check_flag(name: str, value: object) -> bool:
@@ -112,6 +141,7 @@ def named_errors(kind: type[T]) -> type[T]:
         for name in kwargs:
             if name not in known:
                 valid = ", ".join(known) or "none"
+                valid += meant(name, known)
                 raise InputError(f"{name!r} is no field of {kind.__name__}; valid: {valid}", name)
         if len(args) > len(known):
             raise InputError(
@@ -124,3 +154,28 @@ def named_errors(kind: type[T]) -> type[T]:
 
     kind.__init__ = __init__
     return kind
+
+
+def named_arguments(hints: Mapping[str, str] | None = None) -> Callable[[F], F]:
+    """A decorator of functions: keywords that are no arguments are an :class:`InputError` that lists those
+    there are, where Python has a TypeError.
+
+    Args:
+        hints: of names that other libraries have: what there is here instead.
+    """
+
+    def decorated(function: F) -> F:
+        known = [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for name in kwargs:
+                if name not in known:
+                    hint = (hints or {}).get(name)
+                    more = meant(name, known) if hint is None else f"; {hint}"
+                    raise InputError(f"{name!r} is no argument; valid: {', '.join(known)}{more}", name)
+            return function(*args, **kwargs)
+
+        return cast(F, call)
+
+    return decorated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from tokenswift.checks import (
@@ -15,12 +15,26 @@ from tokenswift.checks import (
     check_number,
     finite,
     integer_of,
+    meant,
     named_errors,
     shown,
 )
 from tokenswift.types import InputError
+from tokenswift.words import (
+    Acceptance,
+    Cache,
+    Candidates,
+    Draft,
+    DraftWeights,
+    HeadKind,
+    Kv,
+    OnLoop,
+    Vocabulary,
+    words,
+)
 
 T = TypeVar("T")
+API_KEY = "TOKENSWIFT_API_KEY"
 
 
 def _keep(options: object, name: str, value: object) -> None:
@@ -36,6 +50,11 @@ def _whole(options: object, name: str, least: int, valid: str | None = None, mos
     if number > most:
         raise InputError(f"{name} is {shown(number)}; valid: {valid}", name)
     _keep(options, name, number)
+
+
+def environment_key() -> str | None:
+    """The key that clients of a server have to show, by the environment; None where it is not set."""
+    return os.environ.get(API_KEY) or None
 
 
 def check_threads(value: object) -> int:
@@ -115,10 +134,37 @@ NEUTRAL: dict[str, Any] = {
     "eta_cutoff": 0.0,
     "repetition_penalty": 1.0,
 }
-#: of answers to chat messages, where no sampling is given: small models wander at 1
-CHAT_TEMPERATURE = 0.2
+#: of answers, where no sampling is given and the model names none: a penalty would break what has to be
+#: repeated, such as JSON, code and names
+ANSWERS = SamplingParams(temperature=0.7, min_p=0.05, repetition_penalty=1.0)
+
+
+def sampling_over(usual: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
+    """A sampling with the given fields over it.
+
+    Raises:
+        InputError: one of them is out of its range.
+    """
+    return replace(usual, **_warm(given))
+
+
+def sampling_by(named: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:
+    """The sampling that a model names, the given fields over it; what neither names is off.
+
+    Raises:
+        InputError: a field is out of its range.
+    """
+    return SamplingParams(**{**NEUTRAL, **named, **_warm(given)})
+
+
+def _warm(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given fields; whoever gives a temperature wants no greedy decoding, whatever is usual."""
+    return {"greedy": False, **given} if given.get("temperature") else dict(given)
+
+
 MAX_NODES = 4096  # of a tree, its root included
-ON_LOOP = ("report", "stop")
+MAX_GAMMA = 32  # tokens of a drafted chain, each of which takes a pass or more
+ON_LOOP = words(OnLoop)
 MOST_PATTERN = 65_536  # tokens of a repeated pattern
 
 
@@ -187,7 +233,7 @@ def _sinks() -> Any:
 
 
 def _gamma(default: int) -> Any:
-    return option(default, "tokens of a drafted chain, at least 1")
+    return option(default, f"tokens of a drafted chain, 1 to {MAX_GAMMA}")
 
 
 def _draft_model(text: str) -> Any:
@@ -212,15 +258,15 @@ class AutoOptions:
     ngrams: int | None = option(None, "n-gram branches of a fixed tree; 0: none, nor long matches", "K")
     budget: int | None = option(None, "tokens in the partial KV cache, more than --sinks", "B")
     sinks: int = _sinks()
-    cache: str = option("dynamic", "cache of the draft: dynamic, partial (selected once) or full", "NAME")
-    candidates: str = _coupled()
-    draft: str = option(
+    cache: Cache = option("dynamic", "cache of the draft: dynamic, partial (selected once) or full", "NAME")
+    candidates: Candidates = _coupled()
+    draft: Draft = option(
         "auto", "partial (a pass over the partial cache), hidden (no extra pass) or auto", "NAME"
     )
-    draft_weights: str = option(
+    draft_weights: DraftWeights = option(
         "auto", "weights that the model drafts for itself with: auto, q8_0, q4_1, q4_0 or none", "FORMAT"
     )
-    vocabulary: str = _vocabulary()
+    vocabulary: Vocabulary = _vocabulary()
     draft_model: Any = _draft_model("; with an automatic tree: one more source of drafts")
     explain: Any = option(None, "with an automatic tree: write one line of JSON for each decision", "FILE")
 
@@ -230,11 +276,11 @@ class AutoOptions:
         _whole(self, "sinks", 0)
         if self.budget is not None:
             check_budget(self, "budget")
-        check_choice("cache", self.cache, ("full", "partial", "dynamic"))
-        check_choice("candidates", self.candidates, ("coupled", "probability"))
-        check_choice("draft", self.draft, ("auto", "partial", "hidden"))
-        check_choice("draft_weights", self.draft_weights, ("auto", "q8_0", "q4_1", "q4_0", "none"))
-        check_choice("vocabulary", self.vocabulary, ("frequent", "full"))
+        check_choice("cache", self.cache, words(Cache))
+        check_choice("candidates", self.candidates, words(Candidates))
+        check_choice("draft", self.draft, words(Draft))
+        check_choice("draft_weights", self.draft_weights, words(DraftWeights))
+        check_choice("vocabulary", self.vocabulary, words(Vocabulary))
 
 
 @named_errors
@@ -247,14 +293,14 @@ class TokenSwiftOptions(AutoOptions):
         None, "candidates per level, such as 1,3,3,3; auto: strategy auto", "W,W,…"
     )
     ngram_count: int | None = option(None, "fixed tree: draft n-grams seen this often, at least 1")
-    acceptance: str = _acceptance()
+    acceptance: Acceptance = _acceptance()
 
     def __post_init__(self) -> None:
         AutoOptions.__post_init__(self)
         check_widths(self)
         if self.ngram_count is not None:
             _whole(self, "ngram_count", 1)
-        check_choice("acceptance", self.acceptance, ("exact", "published"))
+        check_choice("acceptance", self.acceptance, words(Acceptance))
         if self.draft_model is not None and (self.tree is not None or self.acceptance != "exact"):
             raise InputError(
                 "draft_model is given beside a fixed tree; valid: strategy auto, triforce or magicdec"
@@ -267,15 +313,15 @@ class MedusaOptions:
     """Options of the ``medusa`` strategy."""
 
     tree: tuple[int, ...] | None = _widths()
-    candidates: str = _coupled()
-    acceptance: str = _acceptance()
-    vocabulary: str = _vocabulary()
+    candidates: Candidates = _coupled()
+    acceptance: Acceptance = _acceptance()
+    vocabulary: Vocabulary = _vocabulary()
 
     def __post_init__(self) -> None:
         check_widths(self)
-        check_choice("candidates", self.candidates, ("coupled", "probability"))
-        check_choice("acceptance", self.acceptance, ("exact", "published"))
-        check_choice("vocabulary", self.vocabulary, ("frequent", "full"))
+        check_choice("candidates", self.candidates, words(Candidates))
+        check_choice("acceptance", self.acceptance, words(Acceptance))
+        check_choice("vocabulary", self.vocabulary, words(Vocabulary))
 
 
 @named_errors
@@ -284,17 +330,17 @@ class MagicDecOptions:
     """Options of the ``magicdec`` strategy."""
 
     gamma: int = _gamma(3)
-    kv: str = option("snapkv", "sparse cache: snapkv (pooled attention at prefill) or streaming", "NAME")
+    kv: Kv = option("snapkv", "sparse cache: snapkv (pooled attention at prefill) or streaming", "NAME")
     budget: int = _budget(4096)
     sinks: int = _sinks()
     draft_model: Any = _draft_model("; none: the target drafts for itself")
-    candidates: str = _coupled()
+    candidates: Candidates = _coupled()
 
     def __post_init__(self) -> None:
-        _whole(self, "gamma", 1, most=MAX_NODES - 2)
-        check_choice("kv", self.kv, ("snapkv", "streaming"))
+        _whole(self, "gamma", 1, most=MAX_GAMMA)
+        check_choice("kv", self.kv, words(Kv))
         check_budget(self, "budget")
-        check_choice("candidates", self.candidates, ("coupled", "probability"))
+        check_choice("candidates", self.candidates, words(Candidates))
 
 
 @named_errors
@@ -303,27 +349,29 @@ class TriForceOptions:
     """Options of the ``triforce`` strategy."""
 
     gamma: int = _gamma(6)
-    inner_gamma: int = option(2, "tokens that the draft model drafts for the partial cache, at least 1")
+    inner_gamma: int = option(
+        2, f"tokens that the draft model drafts for the partial cache, 1 to {MAX_GAMMA}"
+    )
     budget: int = _budget(4096)
     sinks: int = _sinks()
     chunk: int = option(8, "tokens of a retrieved chunk, at least 1")
     refresh: int = option(64, "new tokens after which retrieval is repeated; 0: only at prefill")
     draft_model: Any = _draft_model("; for the default model the shipped one")
     draft_budget: int = _draft_budget()
-    candidates: str = _coupled()
+    candidates: Candidates = _coupled()
 
     def __post_init__(self) -> None:
         for name in ("gamma", "inner_gamma"):
-            _whole(self, name, 1, most=MAX_NODES - 2)
+            _whole(self, name, 1, most=MAX_GAMMA)
         _whole(self, "chunk", 1)
         _whole(self, "refresh", 0)
         check_budget(self, "budget")
         check_budget(self, "draft_budget")
-        check_choice("candidates", self.candidates, ("coupled", "probability"))
+        check_choice("candidates", self.candidates, words(Candidates))
 
 
 #: kinds of draft heads; as ``heads`` each names the shipped ones of its kind
-HEAD_KINDS = ("linear", "conditioned", "medusa")
+HEAD_KINDS = words(HeadKind)
 #: strategy → kind of its options
 OPTIONS: dict[str, type] = {
     "auto": AutoOptions,
@@ -392,6 +440,7 @@ def build_options(kind: type[T], strategy: str, values: Mapping[str, Any] | T | 
     for name in values or {}:
         if name not in known:
             valid = ", ".join(known) or "none"
+            valid += meant(name, known)
             raise InputError(f"{shown(name)} is no option of strategy {strategy}; valid: {valid}")
     return kind(**(values or {}))
 

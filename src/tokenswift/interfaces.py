@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from math import inf
+from time import perf_counter
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.config import SamplingParams
-from tokenswift.types import DraftTree, OnProgress, Step
+from tokenswift.types import DraftTree, OnProgress, Step, Stopped
 
 
 @dataclass(slots=True)
@@ -49,12 +51,13 @@ class KVCache(Protocol):
     """Keys and values of the tokens committed so far, plus room for the pass under way.
 
     Attributes:
-        data: (2 · layers, K, capacity, d): layer l's keys at index 2l, its values at 2l + 1.
+        data: (2 · layers, K, capacity, d): layer l's keys at index 2l, its values at 2l + 1; of int8
+            (layers, K, pages, bytes of a page), see `backends.cpu.entries`.
         ordered: whether entry i is position i (the full cache), so that sliding windows hold.
         work: scratch memory of the kernels, uint8; they replace it by more when they need it.
     """
 
-    data: Float[Tensor, "L2 K capacity d"]
+    data: Tensor
     ordered: bool
     work: Tensor
 
@@ -77,6 +80,11 @@ class KVCache(Protocol):
 
 class CommittingCache(KVCache, Protocol):
     """The full cache: a pass's entries become permanent only by ``commit``."""
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit, scratch room included."""
+        ...
 
     def commit(self, nodes: tuple[int, ...]) -> None:
         """Keep the entries of these nodes of the last pass, in order; drop the others."""
@@ -232,6 +240,14 @@ class Beside:
 ALONE = Beside()
 
 
+def _always() -> bool:
+    return True
+
+
+def _endless() -> float:
+    return inf
+
+
 @dataclass(slots=True)
 class TokenSequence:
     """The state of one generation, shared by the loop and the strategy.
@@ -246,6 +262,10 @@ class TokenSequence:
         draft_passes: extra passes that the strategy made (it counts them itself).
         beside: what the step under way holds besides.
         left: new tokens that may still come, the step's own included; None: nobody knows.
+        owner: whose it is: only texts of one owner have beginnings copied from each other.
+        wanted: whether somebody still wants the text; asked between the passes that draft.
+        patience: seconds that a step may draft for now; asked there too.
+        begun: when the step under way began to draft (`time.perf_counter`).
     """
 
     tokens: list[int]
@@ -258,6 +278,25 @@ class TokenSequence:
     draft_passes: int = 0
     beside: Beside = ALONE
     left: int | None = None
+    owner: str = ""
+    wanted: Callable[[], bool] = _always
+    patience: Callable[[], float] = _endless
+    begun: float = 0.0
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether the step has drafted for as long as it may: what drafts makes no further pass then. May be
+        asked after the first pass only, so that every draft gets on."""
+        return perf_counter() - self.begun > self.patience()
+
+    def check(self) -> None:
+        """Called between passes that draft.
+
+        Raises:
+            Stopped: nobody wants the text any more.
+        """
+        if not self.wanted():
+            raise Stopped
 
 
 class Strategy(Protocol):
@@ -282,4 +321,17 @@ class Strategy(Protocol):
     def observe(self, sequence: TokenSequence, step: Step, nodes: tuple[int, ...]) -> None:
         """Called after a step was committed: ``nodes`` of the step's tree were kept. ``step.times`` holds its
         seconds up to here, and later those of this call too."""
+        ...
+
+
+@runtime_checkable
+class Calibrated(Protocol):
+    """A strategy that goes by what passes cost."""
+
+    def calibrate(self) -> None:
+        """Called once, before `Strategy.begin`: measure what was never measured here."""
+        ...
+
+    def settle(self) -> None:
+        """Called once, after the last step: keep what the steps have shown of it."""
         ...

@@ -13,6 +13,7 @@ import torch
 
 from tokenswift.config import shown
 from tokenswift.types import InputError
+from tokenswift.words import counted
 
 CGROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 LOGIT = 4  # bytes of a float32
@@ -96,7 +97,7 @@ def needs_of(model: Sized, strategy: Planned, prompt: int, max_new_tokens: int) 
     """What a run holds: the full cache (as two entries, prompt and new tokens), and the strategy's own."""
     token = model.kv_bytes
     return [
-        Need("prompt", f"{prompt} tokens", prompt * token),
+        Need("prompt", counted(prompt, "token"), prompt * token),
         Need("max_new_tokens", max_new_tokens, max_new_tokens * token),
         *strategy.needs(prompt + max_new_tokens, token + LOGIT * model.vocab_size),
     ]

@@ -14,6 +14,8 @@ from time import perf_counter
 from tokenswift.types import Loop, Metrics, Step
 
 PREFILL = "prefill"
+CALIBRATION = "calibration"
+BEFORE = (PREFILL, CALIBRATION)  # phases before the first step
 
 
 def distinct(tokens: Sequence[int], n: int) -> float:
@@ -65,7 +67,7 @@ class Meter:
         self._lap: dict[str, float] = {}
 
     def phase(self, name: str) -> _Phase:
-        """A context manager that adds its time to the phase; "prefill" is kept apart."""
+        """A context manager that adds its time to the phase; "prefill" and "calibration" are kept apart."""
         phase = self._phases.get(name)
         if phase is None:
             phase = self._phases[name] = _Phase()
@@ -115,12 +117,12 @@ class Meter:
         Args:
             tokens: the new tokens, as handed to the user.
             draft_passes: model passes made only to draft.
-            seconds: decoding time without the prefill; by default the sum of the phases.
+            seconds: decoding time without what comes before; by default the sum of the phases.
             prefill_seconds: by default the time of the phase "prefill".
             loop: where the text repeats itself.
         """
         phases = self.seconds
-        prefill = phases.pop(PREFILL, 0.0)
+        prefill, calibration = (phases.pop(name, 0.0) for name in BEFORE)
         if seconds is None:
             seconds = sum(phases.values())
         return Metrics(
@@ -136,4 +138,10 @@ class Meter:
             distinct=(distinct(tokens, 1), distinct(tokens, 2), distinct(tokens, 3), distinct(tokens, 4)),
             phases=phases,
             loop=loop,
+            calibration_seconds=calibration,
         )
+
+
+def decoding(seconds: Mapping[str, float]) -> float:
+    """Of seconds by phase those of the steps."""
+    return sum(value for phase, value in seconds.items() if phase not in BEFORE)

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tokenswift.checks import check_text
-from tokenswift.config import CHAT_TEMPERATURE, SamplingParams, integer_of, shown
+from tokenswift.config import ANSWERS, SamplingParams, integer_of, shown
+from tokenswift.templates.render import rendered
 from tokenswift.types import InputError
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
@@ -39,6 +40,12 @@ def prompt_ids(prompt: Any, tokenizer: Any, vocab_size: int, name: str = "prompt
         ids = _checked(prompt, vocab_size, name)
     if not ids:
         raise InputError(f"{name} is empty; valid: at least one token")
+    if (token := max(ids)) >= vocab_size:  # a tokenizer may have added tokens that the model has no row for
+        written = shown(str(tokenizer.convert_ids_to_tokens(token)))
+        raise InputError(
+            f"{name} holds {written}, whose token id is {token}; valid: tokens of the model, 0 to "
+            f"{vocab_size - 1}"
+        )
     return ids
 
 
@@ -58,13 +65,25 @@ def text_ids(text: str, tokenizer: Any, name: str = "prompt") -> list[int]:
     of the beginning (``<s>``, say), it gets no second one."""
     if tokenizer is None:
         raise InputError(f"{name} is text, but the model came without a tokenizer; valid: token ids")
-    ids = list(tokenizer(check_text(name, text))["input_ids"])
+    ids = _encoded(check_text(name, text), tokenizer, name)
     begin = getattr(tokenizer, "bos_token", None)
     if begin and text.startswith(begin):
-        bare = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        bare = _encoded(text, tokenizer, name, add_special_tokens=False)
         if ids[: len(bare) + 1] == [tokenizer.bos_token_id, *bare]:
             return ids[1:]
     return ids
+
+
+def _encoded(text: str, tokenizer: Any, name: str, **options: Any) -> list[int]:
+    """Token ids of a text; what a model's tokenizer trips over is bad input."""
+    try:
+        return list(tokenizer(text, **options)["input_ids"])
+    except BaseException as error:
+        panics = type(error).__module__ == "pyo3_runtime"  # of `tokenizers`; they are no Exceptions
+        if isinstance(error, MemoryError) or not (panics or isinstance(error, Exception)):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"the model's tokenizer refuses {name} ({reason[:160]})") from error
 
 
 def is_chat(prompt: Any) -> bool:
@@ -72,9 +91,13 @@ def is_chat(prompt: Any) -> bool:
     return isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
-def default_sampling(prompt: Any) -> SamplingParams:
-    """The sampling where none is given: answers to chat messages are sampled at a low temperature."""
-    return SamplingParams(temperature=CHAT_TEMPERATURE) if is_chat(prompt) else SamplingParams()
+def default_sampling(prompt: Any, answers: SamplingParams = ANSWERS) -> SamplingParams:
+    """The sampling where none is given: the paper's for a text that is gone on from, another for answers.
+
+    Args:
+        answers: of chat messages.
+    """
+    return answers if is_chat(prompt) else SamplingParams()
 
 
 def has_template(tokenizer: Any) -> bool:
@@ -101,14 +124,27 @@ def chat_ids(messages: Any, tokenizer: Any, name: str = "prompt") -> list[int]:
             check_text(f"{name}[{i}][{key!r}]", message[key])
     if not has_template(tokenizer):
         raise InputError(f"{name} is a list of messages, but the model has no chat template; valid: text")
-    try:
-        text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
-        )
-    except Exception as error:  # whatever the template's own code raises
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"the model's chat template refuses the messages ({reason[:160]})") from error
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    made = "the text that the model's chat template makes"
+    text = check_text(made, _written(messages, tokenizer))
+    return _encoded(text, tokenizer, made, add_special_tokens=False)
+
+
+def _written(messages: Messages, tokenizer: Any) -> str:
+    """The text of chat messages by the tokenizer's template, or by its own method where it has one."""
+    given = [dict(message) for message in messages]
+    own = getattr(type(tokenizer), "apply_chat_template", None)
+    if own is not None and getattr(own, "__module__", None) != "transformers.tokenization_utils_base":
+        try:
+            return tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # whatever its code raises
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise InputError(f"the model's tokenizer refuses the messages ({reason[:160]})") from error
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template["default"]
+    if not isinstance(template, str):
+        raise InputError(f"the model's chat template is {shown(template)}; valid: text")
+    return rendered(template, given, tokenizer.special_tokens_map)
 
 
 def _checked(prompt: Any, vocab_size: int, name: str) -> list[int]:

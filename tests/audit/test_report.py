@@ -186,9 +186,7 @@ def test_a_skipped_strategy_did_not_pass() -> None:
     found.skipped["medusa"] = "no heads"
     assert found.failures == [] and found.headline == "exact; not run: medusa"
     assert found.strategies == ["triforce"] == found.record()["strategies"]
-    assert (
-        "1 texts by 1 strategies, 32 tokens" in found.text() and "Not run: medusa (no heads)" in found.text()
-    )
+    assert "1 text by 1 strategy, 32 tokens" in found.text() and "Not run: medusa (no heads)" in found.text()
     found.skipped["triforce"] = "no draft model"
     failed(found, "nothing was compared")
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from tests.lossless.test_bits import Text, mixed
 from tests.tiny import SIZES, VOCAB, build
 from tokenswift.backends.cpu.backend import CpuBackend
+from tokenswift.backends.cpu.entries import IntFullCache
 from tokenswift.backends.torch import CHUNK
 from tokenswift.backends.weights import Packed
 from tokenswift.cache.full import FullCache
@@ -25,6 +26,7 @@ from tokenswift.weights.format import Format, Stored
 from tokenswift.weights.registry import FORMATS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+KEYS = (*DTYPES, torch.int8)
 WIDTHS = (4, 6, 8, 12, 16, 20, 32, 36, 40, 64, 64, 80, 96, 100, 128, 128, 160, 256)
 SIZES_OF_PASSES = (1, 2, 3, 4, 7, 11, 12, 13, 20, 41, 64, 65, 90)
 
@@ -78,28 +80,36 @@ def fuzz(library: ctypes.CDLL, seeds: range, kind: type[CpuBackend] = CpuBackend
 def attention(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
     """The last positions of a text: one at a time, in chunks, in trees with wrong branches."""
     made = random.Random(seed)
-    dtype = DTYPES[seed % len(DTYPES)]
+    dtype = KEYS[seed % len(KEYS)]
     width = made.choice((made.choice(WIDTHS), made.randrange(4, 257)))
-    width += width % 2 if dtype == torch.bfloat16 else 0
+    width += -width % (4 if dtype == torch.int8 else 2)  # others are left to torch
     kv_heads, group = made.choice((1, 1, 2, 3, 4)), made.choice((1, 1, 2, 3, 4, 7, 8))
     heads, tail = kv_heads * group, made.choice(SIZES_OF_PASSES)
     before = max(0, made.randrange(4) * CHUNK + made.choice((0, 0, -1, 1, made.randrange(-70, 30))))
     window = made.choice((0, 0, made.randrange(1, before + tail + 20), made.randrange(1, 40)))
     case = f"attention {seed}: {dtype}, {heads}/{kv_heads} heads × {width}, {before} + {tail}, {window} seen"
     noise = torch.Generator().manual_seed(seed)
-    text = torch.randn(2, kv_heads, before + tail, width, generator=noise).to(dtype)
+    capacity = before + tail + max(SIZES_OF_PASSES)
+    text, other, unseen, cache = (kernels[0].new_cache(1, kv_heads, width, capacity, dtype) for _ in range(4))
+    for filled in (text, other, unseen):
+        if isinstance(filled, IntFullCache):
+            random_pages(filled, noise)
+        else:
+            filled.data.copy_(torch.randn(filled.data.shape, generator=noise))
     query = torch.randn(heads, tail, width, generator=noise)
-    cache = FullCache(1, kv_heads, width, before + tail + max(SIZES_OF_PASSES), dtype, torch.device("cpu"))
 
     def run(first: int, rows: list[int], parents: list[int] | None) -> Tensor:
         """Rows of the tail (-1: a wrong one) over the text up to row ``first``."""
         start = before + first
-        cache.data.fill_(7.0)  # what a row must not see
-        cache.data[:, :, :start] = text[:, :, :start]
-        keys = text[:, :, [before + row for row in rows]]
-        wrong = torch.tensor(rows) < 0
-        keys[:, :, wrong] = torch.randn(2, kv_heads, int(wrong.sum()), width, generator=noise).to(dtype)
-        cache.data[:, :, start : start + len(rows)] = keys
+        cache.data.copy_(unseen.data)  # what a row must not see
+        copied(cache, text, list(range(start)), list(range(start)))
+        for row, at in zip(rows, range(start, start + len(rows)), strict=True):
+            copied(
+                cache,
+                text if row >= 0 else other,
+                [at],
+                [before + row if row >= 0 else made.randrange(capacity)],
+            )
         cache._length = start
         return made.choice(kernels).attend(query[:, rows], 0, cache, parents, width**-0.5, window)
 
@@ -120,6 +130,25 @@ def attention(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
         right = [at for at, row in enumerate(rows) if row >= 0]
         found = run(first, rows, parents)[right]
         tally.compare(f"{case}, in a tree of {len(rows)}", found, alone[[rows[at] for at in right]])
+
+
+def random_pages(cache: IntFullCache, noise: torch.Generator) -> None:
+    """Keys and values in int8, with scales."""
+    width = cache.pages.width
+    scales = cache.data[..., :128].view(torch.float32)
+    scales.copy_(0.001 + 0.02 * torch.rand(scales.shape, generator=noise))
+    numbers = cache.data[..., 128:]
+    whole = torch.randint(-127, 128, numbers.shape, generator=noise)
+    whole[..., : 16 * width] += 128
+    numbers.copy_((whole % 256).to(torch.uint8))
+
+
+def copied(to: FullCache, source: FullCache, into: list[int], rows: list[int]) -> None:
+    """Copy entries from cache to cache."""
+    if isinstance(to, IntFullCache) and isinstance(source, IntFullCache):
+        to.pages.copy(source.pages, into, rows)
+    else:
+        to.data[:, :, into] = source.data[:, :, rows]
 
 
 def tree(made: random.Random, first: int, tail: int, nodes: int) -> tuple[list[int], list[int]]:
@@ -237,9 +266,11 @@ def passes(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
     model = model_of(seed)
     target = LeanTarget(model, kernels[0], rotary_of(model, None))
     made = random.Random(seed)
+    if seed // 4 % 2 and target.head_dim % 4 == 0:
+        target.take_keys(torch.int8, "kv_cache_dtype")
     least, tail = max(1, made.choice((0, 1, 2)) * CHUNK - made.randrange(30)), 30
     tokens = [made.randrange(2, VOCAB) for _ in range(least + tail)]
-    case = f"passes {seed}: {model.config.model_type}, {target.dtype}, {least} + {tail}"
+    case = f"passes {seed}: {model.config.model_type}, {target.dtype}, keys {target.keys}, {least} + {tail}"
     text = Text(target, tokens, VOCAB)
     text.chain(least)
     for _ in range(tail):

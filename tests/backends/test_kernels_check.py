@@ -64,7 +64,7 @@ def test_such_kernels_are_not_used_and_nothing_is_promised(
 ) -> None:
     library = _made(tmp_path, monkeypatch, *DEFECTS["two roundings outside the tiles"])
     monkeypatch.setattr(targets, "_backends", {})
-    monkeypatch.setattr(targets, "library", lambda folder: library)
+    monkeypatch.setattr(targets, "library", lambda folder, sets: library)
     with caplog.at_level(logging.WARNING):
         target = targets.make_target(tiny_model("llama"))
     assert isinstance(target.backend, TorchBackend)

@@ -28,6 +28,15 @@ def test_medians_over_seeds_and_the_newest_measurement() -> None:
     ]  # at 200 tokens
 
 
+def test_a_range_over_all_rows_of_the_conditions() -> None:
+    """The median is the newest measurement's; an older row is no line of its own, and none is left out."""
+    old = row("a", seed=3, speedup=0.5, commit="old", date="2026-01-01")
+    new = [row("a", seed=i, speedup=s, date="2026-01-02") for i, s in enumerate((1.0, 4.0, 2.0))]
+    rows = [*new, old, row("b", speedup=0.1, commit="old")]
+    assert columns.table(spec(range="all"), rows).body[0] == ["a", "4.0 1.0–8.0"]
+    assert columns.table(spec(), rows).body[0] == ["a", "4.0 2.0–8.0"]
+
+
 def test_rows_of_many_runs_say_their_least_and_most() -> None:
     many = row("a")
     many["figures"] = {"100": {"speedup": 1.5, "least": 1.25, "most": 1.75}}
@@ -58,7 +67,7 @@ def test_what_all_rows_share_stands_below_a_table_once() -> None:
 
     one, other = ("M, 2 threads", "float32", "c1"), ("M, 2 threads", "float32", "c2+")
     assert made(one, one) == "| a |\n| --- |\n| 0 |\n| 1 |\n\nm on M, 2 threads, float32, commit c1.\n"
-    below = "\n\nm on M, 2 threads, float32.\n"
+    below = f"\n\nm on M, 2 threads, float32. {columns.APART}\n"
     assert made(one, other) == "| a | commit |\n| --- | --- |\n| 0 | c1 |\n| 1 | c2+ |" + below
     mixed = made(one, ("N", "float32", "c1"))
     assert mixed.splitlines()[2:] == [
@@ -67,6 +76,7 @@ def test_what_all_rows_share_stands_below_a_table_once() -> None:
         "",
         "m.",
     ]
+    assert columns.APART in made(one, ("N", "float32", "c2"))
 
 
 def test_a_report_has_them_beside_the_papers() -> None:

@@ -228,7 +228,7 @@ def test_prompts_of_a_folder(tmp_path: Path) -> None:
     found = prompts.prompt(str(tmp_path), lambda text: [ord(c) for c in text], 0, 9)
     assert (found.name, found.ids) == ("b", letters)
     assert prompts.prompt(str(tmp_path), lambda text: [ord(c) for c in text], 1, 9).name == "c"
-    with pytest.raises(InputError, match="with 1 texts of 300 tokens, 2 are needed"):
+    with pytest.raises(InputError, match="with 1 text of 300 tokens, 2 are needed"):
         prompts.prompt(str(tmp_path), lambda text: [ord(c) for c in text], 1, 300)
     assert prompts.prompt("shipped", lambda text: [ord(c) for c in text], 3, 500).name == "orchard"
 

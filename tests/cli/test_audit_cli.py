@@ -55,6 +55,15 @@ def test_an_exact_model_passes(cli: Call, tiny: Path, prompts: Path) -> None:
     assert record["dtype"] == "float32" and record["versions"]["torch"]
 
 
+def test_a_text_as_an_argument(cli: Call, tiny: Path) -> None:
+    done = cli(
+        "audit", "It was a dark", "--model", tiny, "--toy-runs", "0", "--tokens", "4", "--json", "a.json"
+    )
+    assert done.code == 0 and "prompt 1 of 1" in done.err, done
+    rows = json.loads(Path("a.json").read_text(encoding="utf-8"))["comparisons"]
+    assert rows and {row["prompt"] for row in rows} == {1}
+
+
 def test_the_published_rule_fails_the_audit(cli: Call, tiny: Path, prompts: Path) -> None:
     arguments = ("--tree", "1,3,3,3", "--draft", "partial", "--acceptance", "published", "--toy-runs", "0")
     done = cli(
@@ -113,6 +122,8 @@ def test_small_windows_are_exact(
     ("argv", "words"),
     [
         (("--max-new-tokens", "0"), ("--max-new-tokens is 0",)),
+        (("a text", "--prompts", "f"), ("PROMPT and --prompts given; valid: one of them",)),
+        ((" ",), ("PROMPT is ' '; valid: a text",)),
         (("--tokens", "x"), ("--tokens is 'x'", "integer")),
         (("--seeds", "0"), ("--seeds is 0",)),
         (("--seeds", "2", "--seed", str(2**63 - 1)), ("--seeds is 2",)),

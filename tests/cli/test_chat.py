@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,21 @@ from tests.chats import chat_tokenizer
 from tests.cli.conftest import Call, Outcome, Terminal, chatty_model
 from tokenswift.cli import chat as module
 from tokenswift.cli import options
-from tokenswift.cli.chat import Chat
 from tokenswift.cli.keys import Editor, Typed
 from tokenswift.cli.signals import Interrupted
-from tokenswift.config import CHAT_TEMPERATURE, SamplingParams
+from tokenswift.cli.talk import Chat, figures
+from tokenswift.config import ANSWERS, SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
 from tokenswift.engine.run import Run
 from tokenswift.engine.stream import Stream
-from tokenswift.types import Step
+from tokenswift.types import InputError, RunError, Step
 
+SETTINGS = (
+    *("temperature", "top-k", "top-p", "min-p", "eta-cutoff", "repetition-penalty"),
+    *("penalty-window", "seed", "greedy", "max-new-tokens"),
+)
 ANSWERED, CONTINUED = "prompt: answered, through the model's chat template", "prompt: continued as it is"
 
 
@@ -61,31 +66,41 @@ def template_tokens(*messages: tuple[str, str]) -> int:
 # ---- generate ---------------------------------------------------------------------------------------------
 
 
-def test_an_argument_is_answered_and_other_prompts_are_continued(
+def test_the_same_words_are_treated_the_same_however_they_come(
     generate: Callable[..., tuple[str, dict[str, Any]]], tiny: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "p"
     file.write_text("Hi", encoding="utf-8")
     asked = template_tokens(("user", "Hi"))
     with_system = template_tokens(("system", "Be brief."), ("user", "Hi"))
-    for argv, more, begins, tokens, temperature in (
-        (("Hi",), {}, ANSWERED, asked, CHAT_TEMPERATURE),
-        (("Hi", "--temperature", "0.9"), {}, ANSWERED, asked, 0.9),
-        (("Hi", "--chat", "--greedy"), {}, ANSWERED, asked, 1.0),
-        (("Hi", "--system", "Be brief."), {}, ANSWERED, with_system, CHAT_TEMPERATURE),
-        (("Hi", "--raw"), {}, CONTINUED, 3, 1.0),
-        (("-",), {"stdin": file}, CONTINUED, 3, 1.0),
-        (("-", "--chat"), {"stdin": file}, ANSWERED, asked, CHAT_TEMPERATURE),
-        (("--prompt-file", file), {}, f"{CONTINUED} (--chat has it answered)", 3, 1.0),
-        (("--prompt-file", file, "--chat"), {}, ANSWERED, asked, CHAT_TEMPERATURE),
-        (("--prompt-file", file, "--system", "Be brief."), {}, ANSWERED, with_system, CHAT_TEMPERATURE),
-        (("--prompt-ids", "5,6"), {}, "prompt: token ids", 2, 1.0),
-        (("Hi",), {"model": tiny}, f"{CONTINUED} (the model has no chat template)", 2, 1.0),
+    both = template_tokens(("user", "Hi\n\nWhy?"))
+    usual, warm = asdict(ANSWERS), asdict(replace(ANSWERS, temperature=0.9))
+    paper = asdict(SamplingParams())
+    for argv, more, begins, tokens, sampling in (
+        (("Hi",), {}, ANSWERED, asked, usual),
+        (("Hi", "-t", "0.9"), {}, ANSWERED, asked, warm),
+        (("Hi", "--chat", "--greedy"), {}, ANSWERED, asked, asdict(replace(ANSWERS, greedy=True))),
+        (("Hi", "--system", "Be brief."), {}, ANSWERED, with_system, usual),
+        (("Hi", "--preset", "min-p"), {}, ANSWERED, asked, paper),
+        (("Hi", "--raw"), {}, CONTINUED, 3, paper),
+        (("Hi", "--continue"), {}, CONTINUED, 3, paper),
+        ((), {"stdin": file}, ANSWERED, asked, usual),
+        (("-",), {"stdin": file}, ANSWERED, asked, usual),
+        (("-", "--continue"), {"stdin": file}, CONTINUED, 3, paper),
+        (("--continue",), {"stdin": file}, CONTINUED, 3, paper),
+        (("Why?",), {"stdin": file}, ANSWERED, both, usual),
+        (("Why?", "--continue"), {"stdin": file}, CONTINUED, len("Hi\n\nWhy?") + 1, paper),
+        (("--prompt-file", file), {}, ANSWERED, asked, usual),
+        (("--prompt-file", file, "--continue"), {}, CONTINUED, 3, paper),
+        (("--prompt-file", file, "--system", "Be brief."), {}, ANSWERED, with_system, usual),
+        (("--prompt-ids", "5,6"), {}, "prompt: token ids", 2, paper),
+        (("Hi",), {"model": tiny}, f"{CONTINUED} (the model has no chat template)", 2, paper),
+        ((), {"model": tiny, "stdin": file}, f"{CONTINUED} (the model has no chat template)", 2, paper),
     ):
         line, record = generate(*argv, **more)
         assert line.startswith(begins), (argv, line)
         assert record["prompt_tokens"] == tokens, argv
-        assert record["sampling"]["temperature"] == temperature, argv
+        assert record["sampling"] == sampling, argv
 
 
 def test_the_record_names_what_drafted(generate: Callable[..., tuple[str, dict[str, Any]]]) -> None:
@@ -97,9 +112,9 @@ def test_the_record_names_what_drafted(generate: Callable[..., tuple[str, dict[s
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("Hi", "--raw", "--chat"), "--raw and --chat given; valid: one of them"),
-        (("Hi", "--raw", "--system", "x"), "--raw and --system given; valid: one of them"),
-        (("Hi", "--raw", "--system", ""), "--raw and --system given; valid: one of them"),
+        (("Hi", "--raw", "--chat"), "--continue and --chat given; valid: one of them"),
+        (("Hi", "--raw", "--system", "x"), "--continue and --system given; valid: one of them"),
+        (("Hi", "--raw", "--system", ""), "--continue and --system given; valid: one of them"),
         (("--prompt-ids", "1", "--chat"), "--prompt-ids and --chat given; valid: --chat with text"),
         (("--prompt-ids", "1", "--system", "x"), "--prompt-ids and --system given; valid: --system with"),
     ],
@@ -127,9 +142,9 @@ def test_a_chat_without_a_template_is_refused(cli: Call, tiny: Path) -> None:
 def talk(cli: Call, chatty: Path, tmp_path: Path) -> Callable[..., Outcome]:
     """``talk(b"lines", options…)``: the lines go to ``tokenswift chat`` through standard input."""
 
-    def call(lines: bytes, *argv: object) -> Outcome:
+    def call(lines: bytes, *argv: object, seed: tuple[str, ...] = ("--seed", "0")) -> Outcome:
         (tmp_path / "in").write_bytes(lines)
-        rest = ("--model", chatty, "--max-new-tokens", "6", *argv)
+        rest = ("--model", chatty, "--max-new-tokens", "6", *seed, *argv)
         return cli("chat", *rest, stdin=tmp_path / "in")
 
     return call
@@ -155,7 +170,24 @@ def test_a_conversation_from_a_pipe(talk: Callable[..., Outcome], chatty: Path) 
     answers = [said[1][1], said[3][1], said[1][1]]
     assert done.out == "".join(text if text.endswith("\n") else text + "\n" for text in answers)
     assert Path("c.txt").read_text(encoding="utf-8").startswith("user:\nHello\n\nassistant:\n")
-    assert "4 messages written to c.json" in done.err and "cut off by --max-new-tokens" in done.err
+    assert "4 messages written to c.json" in done.err and "cut off by max-new-tokens" in done.err
+
+
+def test_a_chat_without_a_seed_varies_and_says_what_repeats_it(talk: Callable[..., Outcome]) -> None:
+    lines = b"Hello\n/save c.json\n"
+    seen: dict[str, str] = {}
+    for _ in range(3):
+        done = talk(lines, "-v", seed=())
+        said = re.findall(r"temperature 0.7, min-p 0.05; --seed (\d+) repeats", done.err)
+        assert done.code == 0 and len(said) == 1, done
+        assert f"2 messages written to c.json (--seed {said[0]} repeats them)" in done.err
+        seen[said[0]] = done.out
+        Path("c.json").unlink()
+        assert talk(lines, seed=("-s", said[0])).out == done.out
+        Path("c.json").unlink()
+    assert len(seen) == len(set(seen.values())) == 3
+    quiet = talk(lines, seed=())
+    assert "repeats the answers" not in quiet.err
 
 
 def test_an_answer_reads_only_what_is_new(real: LLM) -> None:
@@ -189,7 +221,25 @@ def test_the_system_message_survives_a_reset(talk: Callable[..., Outcome]) -> No
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (b"/nope\n", "/nope is no command; valid: /reset, /load FILE, /save FILE, /help, /exit"),
+        (
+            b"/nope\n",
+            "/nope is no command; valid: /system TEXT, /set NAME VALUE, /retry, /undo, /clear, /load",
+        ),
+        (b"/sytem Hi\n", "; did you mean /system?"),
+        (b"/redo\n", "; did you mean /undo?"),
+        (b"/retry\n", "/retry has no message to answer again; valid: behind a message"),
+        (b"/undo\n", "/undo has no answer to take back; valid: behind an answer"),
+        (b"/undo 2\n", "/undo is followed by '2'; valid: /undo alone"),
+        (b"/set top-p 2\n", "/set top-p is 2.0; valid: in (0, 1]"),
+        (b"/set seed one\n", "/set seed is 'one'; valid: an integer"),
+        (b"/set seed -1\n", "/set seed is -1; valid: an integer from 0 to 2^63 - 1"),
+        (b"/set max-new-tokens 0\n", "/set max-new-tokens is 0; valid: an integer of at least 1"),
+        (b"/set temperature hot\n", "/set temperature is 'hot'; valid: a number"),
+        (b"/set temperature nan\n", "/set temperature is nan; valid: 0 (greedy decoding), or from"),
+        (b"/set greedy yes\n", "/set greedy is 'yes'; valid: on, off"),
+        (b"/set top-p\n", "/set top-p has no value; valid: /set top-p X"),
+        (b"/set top_b 1\n", "/set top_b is no setting; valid: temperature, top-k, top-p, min-p, "),
+        (b"/set temprature 1\n", "; did you mean temperature?"),
         (b"/save\n", "/save has no file; valid: /save FILE"),
         (b"/save .\n", "/save .: it is there already; valid: a new file"),
         (b"/save no/such/folder.json\n", "/save no/such/folder.json cannot be written (No such file"),
@@ -288,6 +338,148 @@ def test_load_needs_a_file(talk: Callable[..., Outcome]) -> None:
     assert "/load f cannot be read (it is a folder)" in talk(b"/load f\n", "--quiet").error
 
 
+def test_a_message_of_several_lines(talk: Callable[..., Outcome]) -> None:
+    done = talk(
+        b'"""one\r\n\n/help\nfour"""\n"""five"""\n"""\nsix\n"""\n/save c.json\n"""seven\n/save d.json'
+    )
+    assert done.code == 0, done
+    questions = [content for role, content in messages_of() if role == "user"]
+    assert questions == ["one\n\n/help\nfour", "five", "six"]
+    assert "d.json" not in done.files and done.err.count(" tokens/s") == 4
+
+
+def test_the_system_text_is_set_and_shown(talk: Callable[..., Outcome]) -> None:
+    lines = (
+        b"/system\nHello\n/system Be brief.\nAnd then?\n/save a.json\n/system\n/clear\n/save b.json\n"
+        b'/system """two\nlines"""\n/save c.json\n/system ""\n/save d.json\n'
+    )
+    done = talk(lines)
+    assert done.code == 0, done
+    asked = [("user", "Hello"), ("user", "And then?")]
+    assert [pair for pair in messages_of("a.json") if pair[0] != "assistant"] == [
+        ("system", "Be brief."),
+        *asked,
+    ]
+    assert messages_of("b.json") == [("system", "Be brief.")] and messages_of("d.json") == []
+    assert messages_of("c.json") == [("system", "two\nlines")]
+    assert "no instructions but the chat template's own\n" in done.err and "\nBe brief.\n" in done.err
+    assert "the instructions are set; the conversation goes on (/clear begins a new one)\n" in done.err
+    assert "1 message written to b.json\n" in done.err and "0 messages written to d.json" in done.err
+
+
+def test_the_system_text_is_part_of_what_the_model_reads(talk: Callable[..., Outcome], chatty: Path) -> None:
+    done = talk(b"Hello\n/system Be brief.\nAnd then?\n/save c.json\n", "--greedy")
+    assert done.code == 0, done
+    said = [{"role": role, "content": content} for role, content in messages_of()]
+    with LLM(chatty) as llm:
+        assert llm.generate(said[:-1], 6, greedy=True).text == said[-1]["content"]
+
+
+def test_a_template_without_system_messages_refuses_the_text(real: LLM) -> None:
+    chat = Chat(real, 4)
+    refuse = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
+    with pytest.MonkeyPatch.context() as patch:
+        codec = real.source.codec
+        patch.setattr(codec, "chat_template", refuse + codec.chat_template)
+        with pytest.raises(InputError, match="no system here"):
+            chat.take("/system Be brief.")
+        assert chat.messages == [] and chat.take("Hello") and len(chat.turns) == 1
+
+
+def test_settings_are_shown_and_changed(talk: Callable[..., Outcome]) -> None:
+    lines = (
+        b"/set\n/set temperature 0.25\n/set top_p=0.5\n/set --max-new-tokens 3\nHello\n/set\n"
+        b"/set temperature 0\n/set min-p 0.2\n/set temperature 2\n/set greedy\n/set greedy off\n/set\n"
+        b"/save c.json\n"
+    )
+    done = talk(lines)
+    assert done.code == 0, done
+    words = [" ".join(line.split()[:2]) for line in done.err.splitlines()]
+    first, second, third = (
+        {name: words[place + i].split()[1] for i, name in enumerate(SETTINGS)}
+        for place in [
+            i for i, line in enumerate(words) if line.startswith("temperature ") and "is" not in line
+        ]
+    )
+    usual = ["0.7", "0", "1", "0.05", "0", "1", "1024", "0", "off", "6"]
+    assert list(first.values()) == usual
+    assert first | {"temperature": "0.25", "top-p": "0.5", "max-new-tokens": "3"} == second
+    assert second | {"temperature": "2", "min-p": "0.2"} == third
+    assert "temperature is 0.25" in done.err and "greedy is on" in done.err
+    assert "greedy decoding takes the likeliest token: min-p without effect" in done.err
+    assert "(3 tokens, " in done.err and "repeats them" not in done.err
+
+
+def test_help_names_the_sampling_of_answers(cli: Call) -> None:
+    shown = " ".join(cli("chat", "--help").out.split())
+    for words in (
+        "default: 0.7",
+        "1 is off; default: 1.0",
+        "keeps all; default: 0.05",
+        "default: another one",
+    ):
+        assert words in shown, words
+    assert "1.2" not in shown
+
+
+def test_settings_act_as_the_options_do(talk: Callable[..., Outcome]) -> None:
+    one = talk(b"Hello\n", "--quiet", "--temperature", "0.9", "--top-k", "7", seed=("--seed", "5"))
+    other = talk(b"/set temperature 0.9\n/set top-k 7\n/set seed 5\nHello\n", "--quiet")
+    plain = talk(b"Hello\n", "--quiet")
+    assert one.code == other.code == 0 and one.out == other.out != plain.out
+
+
+def test_retry_writes_another_answer_with_the_next_seed(talk: Callable[..., Outcome]) -> None:
+    done = talk(b"Hello\n/retry\n/save c.json\n", seed=("--seed", "7"))
+    assert done.code == 0 and "another answer, with seed 8\n" in done.err and "repeats them" not in done.err
+    assert [role for role, _ in messages_of()] == ["user", "assistant"]
+    first, second = (talk(b"Hello\n", "--quiet", seed=("--seed", seed)).out for seed in "78")
+    assert first != second and done.out == first + second
+    assert messages_of()[1][1].strip() == second.strip()
+    assert talk(b"Hello\n/save a.json\n/retry\n/save b.json", seed=()).code == 0
+    assert messages_of("a.json")[0] == messages_of("b.json")[0]
+    assert messages_of("a.json")[1] != messages_of("b.json")[1]
+    greedy = talk(b"Hello\n/retry\n", "--greedy")
+    assert "greedy decoding has one answer; /set temperature 0.7 has more" in greedy.err
+
+
+def test_undo_takes_the_last_turn_back(talk: Callable[..., Outcome]) -> None:
+    done = talk(
+        b"Hello\n/save a.json\nAnd?\n/undo\n/save b.json\nAnd then?\n/save c.json\n/undo\n/undo\n/undo\n"
+    )
+    assert done.code == 2 and "/undo has no answer to take back" in done.err, done
+    assert messages_of("a.json") == messages_of("b.json") == messages_of("c.json")[:2]
+    assert "taken back: 'And?' and its answer; 2 messages left\n" in done.err
+    assert "2 messages written to b.json (--seed 0 repeats them)\n" in done.err  # the kept answers
+
+
+def test_names_that_other_programs_have(talk: Callable[..., Outcome]) -> None:
+    done = talk(b"Hello\n/regen\n/reset\n/?\n/bye\nnot asked\n")
+    assert done.code == 0 and "with seed 1" in done.err and "a new conversation" in done.err
+    assert all(name in done.err for name in ("/system TEXT", "/clear", "Ctrl-J", '"""'))
+
+
+def test_retry_that_fails_keeps_the_answer(real: LLM) -> None:
+    chat = Chat(real, 6, sampling=SamplingParams(seed=3))
+    chat.take("Hello")
+    kept = chat.messages
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat, "_llm", Slow(real, signal.SIGINT, 0))  # Ctrl-C while it reads
+        assert chat.take("/retry") and chat.messages == kept
+        patch.setattr(real, "start", lambda *_: (_ for _ in ()).throw(RunError("out of memory")))
+        patch.setattr(chat, "_llm", real)
+        with pytest.raises(RunError):
+            chat.take("/retry")
+    assert chat.messages == kept and chat.settings.sampling.seed == 5
+
+
+def test_a_message_without_an_answer_is_asked_again(real: LLM) -> None:
+    chat = Chat(Slow(real, signal.SIGINT, 0), 6)
+    assert chat.take("Hello") and chat.messages == []
+    chat._llm = real
+    assert chat.take("/retry") and chat.messages[0]["content"] == "Hello" and len(chat.turns) == 1
+
+
 # ---- chat, interrupted ------------------------------------------------------------------------------------
 
 
@@ -371,7 +563,8 @@ def test_a_terminal_goes_on_after_errors_and_ends_with_ctrl_d(
             return event
 
     monkeypatch.setattr(module, "Editor", Fake)
-    monkeypatch.setattr(Typed, "silent", lambda self: nullcontext())  # it is no terminal in truth
+    for name in ("silent", "plain_enter"):
+        monkeypatch.setattr(Typed, name, lambda self: nullcontext())  # it is no terminal in truth
     monkeypatch.setattr(sys, "stdout", Terminal(sys.stdout))
     monkeypatch.setattr(sys, "stdin", Terminal(sys.stdin))
     code = module.run(_parsed("--model", str(chatty), "--max-new-tokens", "4", "--history", "none"))
@@ -393,10 +586,14 @@ def test_typed_lines_are_kept_for_oneself(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path / "cache"))
     with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
         ask = Editor(None)
-        keys.send_text("one\x1b\rtwo\r")  # Alt-Enter, Enter
-        assert ask() == "one\ntwo"
+        keys.send_text("one\x1b\rtwo\nthree\r")  # Alt-Enter, Ctrl-J, Enter
+        assert ask() == "one\ntwo\nthree"
         keys.send_text("\x1b[A\r")  # arrow up
-        assert ask() == "one\ntwo"
+        assert ask() == "one\ntwo\nthree"
+        keys.send_text('"""one\rtwo\r"""\r')
+        assert ask() == '"""one\ntwo\n"""'
+        keys.send_text('/system """one\rtwo"""\r')
+        assert ask() == '/system """one\ntwo"""'
         keys.send_text("gone\x03")
         with pytest.raises(KeyboardInterrupt):
             ask()
@@ -414,5 +611,5 @@ def test_typed_lines_are_kept_for_oneself(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_figures_say_why_an_answer_was_cut(real: LLM) -> None:
     done = real.generate("Hi", 4, ignore_eos=True)
-    assert module.figures(done, 4).endswith("; cut off by --max-new-tokens")
-    assert module.figures(done, 9).endswith("; cut off by the model's positions")
+    assert figures(done, 4).endswith("; cut off by max-new-tokens, see /set")
+    assert figures(done, 9).endswith("; cut off by the model's positions")

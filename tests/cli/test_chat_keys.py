@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
 import sys
+import termios
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +21,8 @@ import pytest
 
 from tests.cli.conftest import chatty_model
 
-#: ``tokenswift`` whose first answer waits at its third step until the file "go" is there
+#: ``tokenswift`` whose first answer waits at its third step until the file "go" is there, and whose answers
+#: are the pieces of the file "say" where there is one
 DRIVER = """
 import sys, time
 from dataclasses import replace
@@ -37,6 +41,9 @@ class Waits(Stream):
             while not Path("go").exists():
                 time.sleep(0.02)
             time.sleep(0.2)  # for the terminal's own queue
+        if Path("say").exists():
+            pieces = Path("say").read_text().split("|")
+            step = replace(step, text=pieces[self.steps - 1] if self.steps <= len(pieces) else "")
         return step
 
 LLM.start = lambda self, request, *more: Waits(Run(self, replace(request, ignore_eos=True), *more))
@@ -56,6 +63,8 @@ class Session:
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder, self.screen = folder, b""
         self.master, slave = pty.openpty()
+        termios.tcsetwinsize(slave, (24, 40))
+        self.mode = termios.tcgetattr(slave)
         more = ["--model", str(model), "--max-new-tokens", "12", "--history", "none", "--device", "cpu"]
         self.process = subprocess.Popen(
             [sys.executable, "-c", DRIVER, "chat", *more],
@@ -86,6 +95,11 @@ class Session:
         self.until(lambda: self.process.poll() is not None)
         return self.process.wait(10)
 
+    def texts(self) -> str:
+        """What was shown, without what moves the cursor or colours it."""
+        shown = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", self.screen)
+        return shown.decode().replace("\r\n", "\n").replace("\r", "")
+
     def messages(self, name: str = "c.json") -> list[str]:
         return [m["content"] for m in json.loads((self.folder / name).read_text()) if m["role"] == "user"]
 
@@ -93,7 +107,6 @@ class Session:
 def _own_terminal() -> None:
     """Make standard input the controlling terminal, so that Ctrl-C in it is a signal."""
     import fcntl
-    import termios
 
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -134,3 +147,54 @@ def test_ctrl_c_throws_no_typed_line_away(session: Session) -> None:
     session.type(b"/exit\r")
     assert session.wait() == 0, session.screen
     assert session.messages() == ["Hello", "And you?"] and b"(stopped)" in session.screen
+
+
+def test_ctrl_j_and_three_quotes_begin_new_lines(session: Session) -> None:
+    begin(session)
+    session.type(b'one\ntwo\r"""three\r\r/help\r"""\r/system """four\rfive"""\r')
+    (session.folder / "go").touch()
+    session.type(b"/save c.json\r/exit\r")
+    assert session.wait() == 0, session.screen
+    assert session.messages() == ["Hello", "one\ntwo", "three\n\n/help"]
+    assert json.loads((session.folder / "c.json").read_text())[0]["content"] == "four\nfive"
+
+
+def test_what_is_typed_before_the_chat_begins_is_a_message(session: Session) -> None:
+    session.type(b"Hello\r")  # the terminal makes Ctrl-J of Enter, as nobody has told it otherwise
+    (session.folder / "go").touch()
+    session.until(lambda: b"loading" in session.screen)
+    session.type(b"And then?\r/save c.json\r")
+    session.until((session.folder / "c.json").exists)
+    session.type(b"/exit\r")
+    assert session.wait() == 0, session.screen
+    assert session.messages() == ["Hello", "And then?"]
+
+
+def test_no_word_of_an_answer_is_cut(session: Session) -> None:
+    text = "The quick brown fox jumps over the lazy dog, and the considerable remainder of it does so, too."
+    pieces = [
+        "The qu",
+        "ick brown fox",
+        " jumps over the la",
+        "zy dog, and the considerab",
+        "le remainder of it",
+    ]
+    (session.folder / "say").write_text("|".join([*pieces, text.removeprefix("".join(pieces))]))
+    begin(session)
+    (session.folder / "go").touch()
+    session.type(b"/help\r/save c.json\r/exit\r")
+    assert session.wait() == 0, session.screen
+    assert textwrap.fill(text, 39) + "\n(" in session.texts()
+    assert json.loads((session.folder / "c.json").read_text())[1]["content"] == text
+    assert all(len(line) < 40 for line in session.texts().partition("Enter sends")[2].splitlines()[:8])
+
+
+@pytest.mark.parametrize("end", [b"/exit\r", b"\x04", None])
+def test_the_terminal_is_given_back_as_it_was(session: Session, end: bytes | None) -> None:
+    session.until(lambda: b"/help lists" in session.screen)
+    if end is None:
+        session.process.send_signal(signal.SIGTERM)
+    else:
+        session.type(end)
+    assert session.wait() == (143 if end is None else 0), session.screen
+    assert termios.tcgetattr(session.master) == session.mode

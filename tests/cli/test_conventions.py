@@ -201,6 +201,11 @@ MEANT = [
     ("generate hi --dtype bf16", "; did you mean bfloat16?"),
     ("generate hi --strategy medusa --vocab full", "--vocab full; did you mean --vocabulary?"),
     ("completion zhs", "; did you mean zsh?"),
+    ("generate hi there --temprature 1", "there --temprature 1; did you mean --temperature?"),
+    ("generate hi -n x", "--max-new-tokens is 'x'; valid: an integer"),
+    ("generate hi -m smollm-135m", "; did you mean smollm2-135m?"),
+    ("generate hi -t -1", "--temperature is -1.0; valid: 0 (greedy decoding), or from 1e-30 to 1e30"),
+    ("generate hi --on-loop stpo", "--on-loop is 'stpo'; valid: report, stop; did you mean stop?"),
     ("generate hi --wrong", "unrecognized arguments: --wrong"),
     ("generate hi --strategy best", "medusa, triforce, magicdec"),
 ]

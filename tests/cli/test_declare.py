@@ -11,9 +11,8 @@ import pytest
 from tokenswift.cli.declare import add_options, check_options, option, texts_of
 from tokenswift.cli.generate import Prompt
 from tokenswift.cli.main import Parser, build_parser, subparsers_of
-from tokenswift.cli.options import DEFAULT_MODEL, Model
-from tokenswift.cli.prompting import Chat
-from tokenswift.config import CHAT_TEMPERATURE, LoopOptions
+from tokenswift.cli.options import DEFAULT_MODEL, Model, Source
+from tokenswift.config import ANSWERS, LoopOptions
 from tokenswift.types import InputError
 
 
@@ -95,7 +94,8 @@ def test_every_option_says_what_it_is() -> None:
 
 def test_docstrings_name_the_defaults_of_the_code() -> None:
     """Where a text says a value that stands elsewhere too."""
-    assert f"temperature {CHAT_TEMPERATURE} unless" in texts_of(Chat)["chat"]
+    usual = f"else temperature {ANSWERS.temperature}, min-p {ANSWERS.min_p} and no penalty"
+    assert usual in texts_of(Source)["sampling"] and ANSWERS.window == 0
     assert f"default: {DEFAULT_MODEL}," in texts_of(Model)["model"]
     loops = LoopOptions()
     words = f"{loops.min_tokens} tokens together at least; default: {loops.min_pattern_size},"

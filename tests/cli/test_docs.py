@@ -27,6 +27,13 @@ def test_help_in_the_docs(cli: Call, monkeypatch: pytest.MonkeyPatch, command: s
     assert f"```text\n{shown.out.rstrip()}\n```" in DOCS.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("command", ["generate", "chat", "serve", "plan", "roofline", "demo", "audit"])
+def test_an_option_that_has_another_name_now_is_not_shown(cli: Call, command: str) -> None:
+    shown = cli(command, "--help").out
+    assert "--dtype" in shown and "--activations" not in shown
+    assert "--activations" not in DOCS.read_text(encoding="utf-8")
+
+
 def test_sources_named_in_the_docs_exist() -> None:
     found = 0
     for page in ("algorithm.md", "exactness.md"):

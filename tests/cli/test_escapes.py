@@ -78,7 +78,7 @@ def test_generate_and_its_record(cli: Call, roomy: Path, monkeypatch: pytest.Mon
 
 def test_chat(cli: Call, roomy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "in").write_text("Hello\n")
-    argv = ("chat", "--model", roomy, "--max-new-tokens", "120", "--temperature", "1", "--quiet")
+    argv = ("chat", "--model", roomy, "--max-new-tokens", "120", "--temperature", "1", "--quiet", "-s", "3")
     check(*(done.out for done in three_ways(cli, monkeypatch, *argv, stdin=tmp_path / "in")))
 
 

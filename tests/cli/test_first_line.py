@@ -40,7 +40,7 @@ tell("")
 CALLS: dict[str, tuple[str, str]] = {
     "generate": ("hi --model model", "loading model\n"),
     "chat": ("--model model", "loading model\n"),
-    "serve": ("--model model", "loading model\n"),
+    "serve": ("--model model --port 0", "loading model\n"),  # the usual port may be another's
     "resume": ("run", "loading "),
     "runs": (".", "run "),
     "text": ("run --output t.txt", "t.txt, 4 tokens"),

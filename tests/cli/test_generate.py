@@ -6,13 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Call, Stream
+from tokenswift import LLM
+from tokenswift.benchmark import peer
+from tokenswift.cli import demo
 from tokenswift.cli import output as output_module
 from tokenswift.cli.output import TextSink, check_writable, write_json
 from tokenswift.cli.progress import Progress, duration, mode_of, summary
@@ -226,6 +229,11 @@ def test_summary_and_duration() -> None:
     detailed = summary(RESULT, verbose=True)
     assert "; 95 passes, mean acceptance length 2.10, α 0.37 (n-grams 0.10)" in detailed
     assert "prompt of 3 tokens" in detailed and "LOSSLESS" not in detailed
+    one = replace(RESULT, token_ids=[1], prompt_tokens=1, metrics=replace(METRICS, steps=1))
+    assert summary(one, verbose=True).startswith(
+        "1 token in 8.1 s (24.7 tokens/s), after 0.4 s for a prompt of 1 token; ended at the length asked "
+        "for; 1 pass, mean"
+    )
     assert summary(replace(RESULT, lossless=False)).endswith("NOT LOSSLESS (published acceptance rule)")
     assert [duration(s) for s in (0, 59.6, 3599, 3600, 36061)] == [
         "0:00",
@@ -247,13 +255,86 @@ def roomy(tiny_folder: Callable[..., Path]) -> Path:
 def test_demo(cli: Call, roomy: Path, tmp_path: Path) -> None:
     done = cli("demo", "--model", roomy, "--tokens", "16", "--out", "results")
     assert done.code == 0, done.err
-    assert done.files == ["auto.json", "autoregressive.json", "results"]
-    records = [
-        json.loads((tmp_path / "cwd/results" / f"{n}.json").read_text()) for n in ("autoregressive", "auto")
-    ]
-    assert records[0]["token_ids"] == records[1]["token_ids"] and len(records[0]["token_ids"]) == 16
-    assert "identical: yes" in done.out and "mean acceptance length" in done.out
-    assert done.out.count(records[0]["text"]) >= 1
+    names = ["auto.json", "autoregressive.json", "list.auto.json", "list.autoregressive.json"]
+    assert done.files == [*names, "results"]
+    found = [json.loads((tmp_path / "cwd/results" / name).read_text()) for name in names]
+    for auto, plain in (found[:2], found[2:]):
+        assert auto["token_ids"] == plain["token_ids"] and len(plain["token_ids"]) == 16
+        assert plain["text"] in done.out
+    assert [record["sampling"]["greedy"] for record in found] == [False, False, True, True]
+    assert "identical: yes" in done.out
+    left = "autoregressive.json, auto.json, list.autoregressive.json, list.auto.json"
+    assert done.out.endswith(f"\nleft in results: {left} (tokens, text and figures of each)\n")
+
+
+def test_a_demo_that_does_not_begin_leaves_nothing(cli: Call, roomy: Path) -> None:
+    done = cli("demo", "--model", "no/model", "--out", "new")
+    assert done.code == 2 and done.files == [], done
+    assert cli("demo", "--model", "no/model", "--out", "").code == 2
+    Path("old/auto.json").mkdir(parents=True)
+    done = cli("demo", "--model", roomy, "--out", "old")
+    assert done.code == 2 and "--out old/auto.json cannot be written (it is a folder)" in done.error, done
+
+
+def test_demo_has_both_ends_and_transformers_beside_them(cli: Call, roomy: Path) -> None:
+    """A line for each way and text, speeds over the plain line of its text, bytes that a pass reads."""
+    done = cli("demo", "--model", roomy, "--tokens", "40")
+    lines = [line.split() for line in done.out.splitlines()]
+    rows = [line for line in lines if line[1:2] in (["prose"], ["list"])]
+    assert [row[0] for row in rows] == ["transformers", "plain", "automatic"] * 2
+    assert [row[1] for row in rows] == ["prose"] * 3 + ["list"] * 3
+    size = sum(p.numel() for p in LLM(roomy, dtype="float32").model.parameters()) * 4 / 1e6
+    for theirs, plain, automatic in (rows[:3], rows[3:]):
+        assert plain[3] == "1.00" and float(automatic[4]) >= 1.0 and plain[4] == theirs[4] == "1.00"
+        assert float(theirs[3]) == pytest.approx(float(theirs[2]) / float(plain[2]), abs=0.02)
+        assert float(theirs[5]) <= round(size)
+    assert "(transformers: unpacked, float32)" in done.out
+    without = cli("demo", "--model", roomy, "--tokens", "1", "--peer", "none", "--out", "other")
+    assert without.code == 0 and "transformers" not in without.out
+
+
+def test_demo_in_a_type_that_transformers_does_not_have(
+    cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers computes in float32 then."""
+    monkeypatch.setattr(demo, "FLOATS", ("float32",))
+    done = cli("demo", "--model", roomy, "--tokens", "4", "--dtype", "bfloat16")
+    assert done.code == 0 and "(transformers: unpacked, float32)" in done.out
+
+
+def test_demo_takes_turns(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No side is always first, and transformers is timed between them, not afterwards."""
+    order: list[str] = []
+    real, theirs = demo.Side.run_to, peer.Turns.run
+
+    def noted(self: demo.Side, tokens: int) -> Iterator[Step]:
+        order.append(self.steps._run.request.strategy)
+        return real(self, tokens)
+
+    def noted_too(self: peer.Turns, tokens: int) -> None:
+        order.append("transformers")
+        theirs(self, tokens)
+
+    monkeypatch.setattr(demo.Side, "run_to", noted)
+    monkeypatch.setattr(peer.Turns, "run", noted_too)
+    assert cli("demo", "--model", roomy, "--tokens", "64").code == 0
+    plain, auto, third = "autoregressive", "auto", "transformers"
+    assert order == [third, plain, auto, third, auto, plain, third] * 2  # first a warm-up
+
+
+def test_an_interrupted_demo_says_how_far_it_was(
+    cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = peer.Turns.run
+
+    def stopped(self: peer.Turns, tokens: int) -> None:
+        if self.tokens:
+            raise KeyboardInterrupt
+        real(self, tokens)
+
+    monkeypatch.setattr(peer.Turns, "run", stopped)
+    done = cli("demo", "--model", roomy, "--tokens", "100")
+    assert done.code == 130 and "error: interrupted; tokens written: 64 by plain and " in done.err
 
 
 def test_demo_says_when_the_texts_differ(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +349,7 @@ def test_demo_says_when_the_texts_differ(cli: Call, roomy: Path, monkeypatch: py
     monkeypatch.setattr(Run, "result", other)
     done = cli("demo", "--model", roomy, "--tokens", "8", "--quiet")
     assert done.code == 1 and "differ from new token 3" in done.error
-    assert "identical: no" in done.out and len(done.files) == 3
+    assert "identical: no" in done.out and "(prose)" in done.error and len(done.files) == 5
 
 
 def test_closed_standard_output(tiny: Path, tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Call, Outcome, chatty_model
-from tokenswift.config import CHAT_TEMPERATURE
+from tokenswift.config import ANSWERS
 from tokenswift.engine.llm import LLM
 from tokenswift.runs import folder as folders
 
@@ -59,7 +60,7 @@ def test_each_text_is_that_of_its_prompt_alone(many: Callable[..., Outcome], cha
         for record, given in zip(records, PROMPTS, strict=True):
             more = {k: v for k, v in given.items() if k in ("seed", "greedy", "max_new_tokens", "stop")}
             if "messages" in given:
-                more["temperature"] = CHAT_TEMPERATURE
+                more = {**asdict(ANSWERS), "seed": 8, **more}
             how = {"max_new_tokens": 20, "seed": 8, "strategy": "autoregressive", "ignore_eos": True, **more}
             alone = llm.generate(given.get("prompt") or given["messages"], **how)
             assert record["token_ids"] == alone.token_ids and record["text"] == alone.text

@@ -57,6 +57,11 @@ def test_a_file_that_is_generated_from(cli: Call, tiny: Path) -> None:
 def test_refusals_leave_nothing(cli: Call, tiny: Path) -> None:
     done = cli("quantize", tiny, tiny / "model.safetensors", "--force")
     assert done.code == 2 and "valid: a file name that ends in .gguf" in done.error
+    done = cli("quantize", tiny, "no/where/q.gguf")
+    assert done.code == 2 and done.files == [], done
+    assert done.error == (
+        "DST no/where/q.gguf cannot be written (there is no folder no/where); valid: a writable file"
+    )
     Path("link.gguf").symlink_to(tiny / "model.safetensors")
     done = cli("quantize", tiny, "link.gguf", "--force")
     assert done.code == 2 and "DST link.gguf is the file of SRC, model.safetensors" in done.error

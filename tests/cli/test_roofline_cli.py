@@ -97,7 +97,12 @@ def test_on_this_machine(cli: Call, config: Path, monkeypatch: pytest.MonkeyPatc
     assert stored == ["bfloat16", "q8_0", None]
     assert made["machine"]["arithmetic"][0]["draft"] is made["machine"]["arithmetic"][1]["plain"] is None
     assert json.loads(cli(*argv, "--draft-weights", "none").out)["drafts"] == made["sizes"]
-    few = json.loads(cli(*argv, "--weights", "q4_0", "--activations", "int8", "--rows", "1").out)
+    low = (*argv, "--weights", "q4_0", "--rows", "1")
+    few = json.loads(cli(*low, "--dtype", "int8").out)
+    assert few["sizes"]["kept"] == "int8" and few["sizes"]["dtype"] == "float32"
+    earlier = json.loads(cli(*low, "--activations", "int8").out)
+    assert {**earlier["sizes"], "kept": "int8", "dtype": "float32"} == few["sizes"]
+    assert earlier["sizes"]["kept"] is None
     assert (
         few["sizes"] == few["drafts"] and few["sizes"]["whole"] and list(few["sizes"]["weights"]) == ["q4_0"]
     )

@@ -256,6 +256,10 @@ def test_report(cli: Call, tiny: Path, tmp_path: Path) -> None:
     assert done.code == 0 and done.out == "" and "60 tokens" in done.err
     page = (tmp_path / "cwd/run/report.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>") and "Run run: 60 tokens, finished (length)" in page
+    assert "1; never resumed" in page
+    assert cli("resume", "run", "--max-new-tokens", "61", "--quiet").code == 0
+    assert cli("report", "run", "--quiet").code == 0
+    assert "2; resumed at token 60" in (tmp_path / "cwd/run/report.html").read_text(encoding="utf-8")
     assert cli("report", "run", "--output", "page.html", "--quiet").err == ""
     assert (tmp_path / "cwd/page.html").exists()
     (tmp_path / "cwd/empty").mkdir()

@@ -74,15 +74,18 @@ def drafts(
     new: int,
     prompt: Sequence[int] = PROMPT,
 ) -> list[tuple[list[int], DraftTree]]:
-    """The trees of a whole run, each with the text before it."""
+    """The trees of ``new`` tokens, each with the text before it; there is room for more, so none is cut."""
     sampler = Sampler(params, VOCAB)
     made = STRATEGIES[strategy].build(llm, OPTIONS[strategy](**options), sampler)
     watched = Watched(made)
-    cache = llm.target.new_cache(len(prompt) + new + watched.max_nodes)
+    room = new + watched.max_nodes
+    cache = llm.target.new_cache(len(prompt) + room + watched.max_nodes)
     sequence = TokenSequence(list(prompt), len(prompt), cache, llm.target, sampler)
     with torch.inference_mode():
         prefill(sequence)
-        list(decode(sequence, watched, sampler, new, (), Meter()))
+        for _ in decode(sequence, watched, sampler, room, (), Meter()):
+            if len(sequence.tokens) >= len(prompt) + new:
+                break
     return watched.drafts
 
 

@@ -129,7 +129,7 @@ def is_used(done: Any) -> bool:
 
 def made(folder: Path | None, params: SamplingParams = GREEDY, new: int = 120, **options: Any) -> Any:
     """The model and what it wrote, with what is installed alone to draft from."""
-    llm = LLM.from_model(scripted_model(params is GREEDY), tiny_tokenizer(), heads=None)
+    llm = LLM.from_model(scripted_model(params is GREEDY), heads=None)
     given = {"ngrams": 0, "draft": "hidden", **options}
     return llm, llm.generate(prompt(PROMPT), new, strategy_options=given, sampling=params, run_dir=folder)
 

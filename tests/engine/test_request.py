@@ -27,7 +27,7 @@ from tokenswift import (
     TriForceOptions,
     resume,
 )
-from tokenswift.config import CHAT_TEMPERATURE
+from tokenswift.config import ANSWERS
 from tokenswift.heads.checkpoint import save_heads
 from tokenswift.identity import base_of
 
@@ -120,7 +120,7 @@ def test_what_a_generation_refuses(llm: LLM, given: dict[str, Any], words: str) 
         ("model", None, "model is of type NoneType; valid: alias"),
         ("model", b"x", "model is of type bytes; valid: alias"),
         ("dtype", None, "dtype is None; valid: auto, float32"),
-        ("dtype", torch.int8, "dtype is 'int8'; valid: auto, float32"),
+        ("dtype", torch.int16, "dtype is 'int16'; valid: auto, float32"),
         ("device", 0, "device is 0; valid: auto, cpu, cuda"),
         ("device", torch.device("meta"), "device is 'meta'; valid: auto, cpu, cuda"),
         ("heads", 4, "heads is 4; valid: auto, none"),
@@ -156,12 +156,11 @@ def test_messages_are_the_templates_token_ids(llm: LLM) -> None:
     assert llm.has_chat_template
     ids = llm.encode(HELLO)
     assert llm.tokenizer.decode(ids) == "<s>user: Hello\nassistant:"
-    cool = SamplingParams(temperature=CHAT_TEMPERATURE)
     answer = llm.generate(HELLO, 16, ignore_eos=True)
     assert answer.prompt_tokens == len(ids)
-    assert answer.token_ids == llm.generate(ids, 16, ignore_eos=True, sampling=cool).token_ids
-    warm = SamplingParams(temperature=1.0)  # what is given counts
-    assert llm.generate(HELLO, 16, ignore_eos=True, sampling=warm).token_ids != answer.token_ids
+    assert answer.token_ids == llm.generate(ids, 16, ignore_eos=True, sampling=ANSWERS).token_ids
+    cold = SamplingParams(greedy=True)  # what is given counts
+    assert llm.generate(HELLO, 16, ignore_eos=True, sampling=cold).token_ids != answer.token_ids
 
 
 def test_a_journal_of_a_chat_holds_its_token_ids(llm: LLM, tmp_path: Path) -> None:
@@ -171,7 +170,7 @@ def test_a_journal_of_a_chat_holds_its_token_ids(llm: LLM, tmp_path: Path) -> No
     assert again.token_ids[:8] == first.token_ids
     assert resume(tmp_path / "run", 16, llm).token_ids[:12] == again.token_ids
     with pytest.raises(InputError, match="the prompt differs"):
-        llm.generate("Hello", 20, **call, temperature=CHAT_TEMPERATURE)
+        llm.generate("Hello", 20, **call, sampling=ANSWERS)
 
 
 # ---- results ----------------------------------------------------------------------------------------------

@@ -524,3 +524,42 @@ def test_requests_are_submitted_as_they_can_run(llm: LLM) -> None:
             assert submitted - len(seen) <= 5
     assert sorted(seen) == list(range(30)) and isinstance(seen.pop(4), InputError)
     assert all(len(one.token_ids) == 3 for one in seen.values())
+
+
+def test_owners_share_no_beginnings(llm: LLM) -> None:
+    """Neither while a text is written nor when it is kept; and no owner's texts push out another's."""
+    with Scheduler(llm) as scheduler:
+        for owner in ("", "one", "other"):
+            gate = Gate(scheduler)
+            tickets = [scheduler.submit(plain(SHARED, 10, seed), owner) for seed in range(2)]
+            gate.opened.set()
+            over(gate.ticket, *tickets)
+        each = len(SHARED) - 1 - 32
+        assert scheduler.figures().reused == 3 * each
+        longer = scheduler.submit(plain([*SHARED, *tickets[1].result.token_ids, *range(40)], 5), "third")
+        over(longer)
+        assert scheduler.figures().reused == 3 * each
+        again = scheduler.submit(plain(SHARED, 10, 7), "one")
+        over(again)
+        assert scheduler.figures().reused == 4 * each
+        assert longer.result.token_ids == alone(llm, longer_request(tickets[1])).token_ids
+
+
+def longer_request(ticket: Ticket) -> Request:
+    return plain([*SHARED, *ticket.result.token_ids, *range(40)], 5)
+
+
+def test_a_scheduler_that_makes_no_step_says_so(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as there is something to do; the clock is ours."""
+    now = [0.0]
+    monkeypatch.setattr(scheduling, "monotonic", lambda: now[0])
+    with Scheduler(llm) as scheduler:
+        now[0] = 1000.0
+        assert scheduler.stalled == 0.0
+        gate = Gate(scheduler)
+        now[0] = 1070.0
+        assert 0.0 < scheduler.stalled <= 70.0
+        gate.opened.set()
+        over(gate.ticket)
+        assert scheduler.stalled == 0.0 and not scheduler.is_closed
+    assert scheduler.is_closed

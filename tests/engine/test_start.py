@@ -26,6 +26,7 @@ from tokenswift.models import card as cards
 from tokenswift.models import target as targets
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.stand_in import StandIn, describe
+from tokenswift.prompts import prompt_ids
 from tokenswift.types import InputError
 
 GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)
@@ -227,7 +228,7 @@ def test_the_stand_in_does_as_the_tokenizer(tmp_path: Path) -> None:
         real.save_pretrained(tmp_path)
         said = describe(real, tmp_path)
         assert said is not None
-        made = StandIn(tmp_path, **said, real=lambda real=real: real)
+        made = StandIn(tmp_path, **said)
         for text in ("Hi", "", "<s>Hi</s> there", "Grüße, \U0001f600\n", "<s>"):
             assert made(text)["input_ids"] == real(text)["input_ids"]
             bare = real(text, add_special_tokens=False)["input_ids"]
@@ -236,27 +237,15 @@ def test_the_stand_in_does_as_the_tokenizer(tmp_path: Path) -> None:
             names = [made.convert_ids_to_tokens(token) for token in bare]
             assert names == real.convert_ids_to_tokens(bare)
         chat = [{"role": "user", "content": "a", "name": "b"}]  # more than a role and a text
-        assert made.apply_chat_template(chat) == real.apply_chat_template(
-            chat, tokenize=False, add_generation_prompt=True
-        )
+        written = real.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        for tokenizer in (made, real):
+            ids = prompt_ids(chat, tokenizer, 260)
+            assert ids == real(written, add_special_tokens=False)["input_ids"]
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ strftime_now('%Y') }}",
-        "{{ messages | tojson }}",
-        "{% set ns = namespace(a=1) %}{{ ns.a }}",
-        "{% generation %}{{ messages[0]['content'] }}{% endgeneration %}",
-        "{{ range(3) | list }}",
-        "{{ unknown }}",
-        "{% for m in messages %}{% break %}{% endfor %}",
-        {"default": "{{ messages }}", "tool_use": "{{ tools }}"},
-    ],
-)
-def test_unusual_templates_are_left_to_transformers(tmp_path: Path, template: Any) -> None:
+def test_several_templates_are_left_to_transformers(tmp_path: Path) -> None:
     real = tiny_tokenizer()
-    real.chat_template = template
+    real.chat_template = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
     real.save_pretrained(tmp_path)
     assert describe(real, tmp_path) is None
 

@@ -196,7 +196,7 @@ def test_the_streaming_window_moves_with_its_sinks() -> None:
 @pytest.mark.parametrize(
     ("strategy", "options", "words"),
     [
-        ("magicdec", {"gamma": 0}, "gamma is 0; valid: an integer from 1 to 4,094"),
+        ("magicdec", {"gamma": 0}, "gamma is 0; valid: an integer from 1 to 32"),
         ("triforce", {"inner_gamma": 0}, "inner_gamma is 0"),
         ("magicdec", {"budget": 16}, "budget is 16; valid: more than the 16 sink tokens"),
         ("triforce", {"draft_budget": 9}, "draft_budget is 9; valid: more than the 16 sink tokens"),

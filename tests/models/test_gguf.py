@@ -558,7 +558,7 @@ def test_load_gives_transformers_own(tmp_path: Path) -> None:
     loaded = load(tmp_path / "model.gguf", device="cpu")
     assert torch.equal(logits(loaded.model), logits(model)) and loaded.name == str(tmp_path / "model.gguf")
     assert loaded.tokenizer("Hi")["input_ids"] == chat_tokenizer(False)("Hi")["input_ids"]
-    assert loaded.generation_config.eos_token_id == 257
+    assert loaded.model.generation_config.eos_token_id == 257
     out = loaded.model.generate(torch.tensor([PROMPT]), max_new_tokens=3, do_sample=False)
     assert out.shape == (1, len(PROMPT) + 3)
 

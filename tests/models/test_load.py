@@ -79,7 +79,7 @@ def test_bad_names(tmp_path: Path) -> None:
 
 
 def test_bad_dtype_and_device(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused(tiny_folder(), "dtype is 'int8'", "float32", dtype="int8")
+    refused(tiny_folder(), "dtype is 'int8'; valid: auto, float32, bfloat16, float16", dtype="int8")
     refused(tiny_folder(), "device is 'tpu'", device="tpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     refused(tiny_folder(), "device is 'cuda'", "no CUDA device", device="cuda")

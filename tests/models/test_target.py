@@ -156,7 +156,7 @@ def test_a_backend_for_each_wish(made_anew: None, monkeypatch: pytest.MonkeyPatc
 
 def test_kernels_that_are_asked_for_and_do_not_work(made_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "started", lambda device, graphs: "no driver")
-    monkeypatch.setattr(targets, "library", lambda folder: None)
+    monkeypatch.setattr(targets, "library", lambda folder, sets: None)
     with pytest.raises(
         InputError, match=r"backend is 'cuda', but the CUDA kernels .* \(no driver\); valid: auto"
     ):

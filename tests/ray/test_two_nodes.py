@@ -157,7 +157,7 @@ def test_an_interrupt_ends_it_cleanly_and_the_same_command_goes_on(
     assert process.returncode == 130, err
     *lines, last = err.splitlines()
     assert re.fullmatch(r"error: interrupted; [0-7] of 8 texts are written; the same command goes on", last)
-    assert all(re.match(r"1 nodes; 1 actors with|generating: ", line) for line in lines), err
+    assert all(re.match(r"1 node; 1 actor with|generating: ", line) for line in lines), err
     session = subprocess.run(["ps", "-o", "args", "-s", str(process.pid)], capture_output=True, text=True)
     assert "ray" not in session.stdout, session.stdout
     before = {name: len(state.tokens) for name, state in states("out").items()}

@@ -13,6 +13,7 @@ from tokenswift.roofline import machine as machines
 from tokenswift.roofline.machine import Processor, accelerator, machine_at
 from tokenswift.roofline.passes import ITEM, Sizes, floor
 from tokenswift.weights.registry import FORMATS
+from tokenswift.words import counted
 
 
 @pytest.fixture
@@ -78,7 +79,9 @@ def test_the_machine_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the real clock: figures are positive and finite, whatever they are."""
     monkeypatch.setattr(machines, "BLOCK", 1 << 24)
     here = machine_at("cpu")
-    assert here.source == "measured here" and f"{torch.get_num_threads()} threads" in here.name
+    assert (
+        here.source == "measured here" and here.name == f"CPU, {counted(torch.get_num_threads(), 'thread')}"
+    )
     for figure in (here.products(sizes(), "float32", 1), here.attention(sizes(), 1), here.bandwidth):
         assert 0 < figure < float("inf")
 

@@ -19,7 +19,7 @@ SLOW = Card("slow", "made up", 100.0, {"bfloat16": 1000.0, "float32": 4000.0})
 def test_a_dense_model_by_hand() -> None:
     """One row waits for memory: 2,000 bytes of weights, 10 · 48 of keys and values. Eleven rows
     compute longer: 22,000 operations of products, 4 · 30 · 2 · 2 · 11 of attention."""
-    assert (DENSE.weight_bytes, DENSE.token_bytes, DENSE.keys(10)) == (2000, 48, 30)
+    assert (DENSE.weight_bytes, DENSE.token_bytes, DENSE.seen(10)) == (2000, 48, 30)
     assert floor(DENSE, SLOW, 1, 10) == Floor(2480, 2000 + 480, 20.0, 4.8)
     found = floor(DENSE, SLOW, 11, 10)
     assert found == Floor(2480, 22_000 + 5280, 22.0, 5.28)
@@ -30,7 +30,7 @@ def test_a_dense_model_by_hand() -> None:
 def test_a_grouped_model_by_hand() -> None:
     """Formats are read one by one: 3,200 weights of 20 bytes a 32, 640 of 34 a 32. Behind 70 tokens one layer
     sees 70 keys and the other 50, of 256 bytes."""
-    assert (GROUPED.weight_bytes, GROUPED.token_bytes, GROUPED.keys(70)) == (2000 + 680, 512, 120)
+    assert (GROUPED.weight_bytes, GROUPED.token_bytes, GROUPED.seen(70)) == (2000 + 680, 512, 120)
     assert floor(GROUPED, SLOW, 1, 70) == Floor(2680 + 30_720, 7680 + 61_440, 26.8, 307.2)
     found = floor(GROUPED, SLOW, 20, 70)  # q4_1 computes 32 s, q8_0 reads 6.8 s, attention computes 307.2 s
     assert found == Floor(33_400, 153_600 + 1_228_800, 32.0 + 6.8, 307.2)

@@ -146,13 +146,18 @@ def test_how_weights_are_read(tmp_path: Path) -> None:
             r"\(type mixtral\) has weights that a pass reads in part; valid: models without exp",
         ),
         ("llama", {"dtype": None}, {}, "the config.json of .* names none; valid: float32, bfloat16"),
-        ("llama", {"num_attention_heads": 0}, {}, "its config.json (makes no model|cannot be used)"),
-        ("llama", {}, {"whole": True}, "activations is 'int8', but not all"),
+        (
+            "llama",
+            {"num_attention_heads": 0},
+            {},
+            "config.json of .*: num_attention_heads is 0; valid: a whole",
+        ),
+        ("llama", {}, {"whole": True}, "dtype is 'int8', but not all"),
         (
             "llama",
             {},
             {"weights": "q8_0", "whole": True, "machine": Processor(TorchBackend())},
-            "activations is 'int8', but not all",
+            "dtype is 'int8', but not all",
         ),
         ("gemma2", {}, {"weights": "q8_0"}, "weights is 'q8_0', but model .* valid: stored"),
         (

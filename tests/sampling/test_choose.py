@@ -74,3 +74,12 @@ def test_bad_logits_are_refused(kernels: CpuBackend, value: float) -> None:
     assert len(sampler.choose(logits[:1], [1], [[]])) == 1
     with pytest.raises(RunError, match="no finite maximum"):
         sampler.choose(torch.full((1, V), -torch.inf), [1], [[]])
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_shares_of_the_largest_logits(kernels: CpuBackend, greedy: bool) -> None:
+    """Where the next smaller float is more than 25 away, the best token still has all of the probability."""
+    params = SamplingParams(greedy=greedy, repetition_penalty=1.0)
+    logits = torch.tensor([[3e38, 1.0, 2.0]], dtype=torch.float32)
+    rows = LogitRows(logits, [], [[]], [0], [2], coupled=False, shares=True)
+    assert Sampler(params, 3, "cpu", kernels.ranker(params)).candidates(rows)[0].shares[0] == 1.0

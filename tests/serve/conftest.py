@@ -129,7 +129,9 @@ class Process:
 
     def __init__(self, model: Path, folder: Path, *argv: str, pause: float = 0.0, port: int = 0) -> None:
         self.log = folder.parent / f"{folder.name}.log"
-        command = [sys.executable, "-m", "tests.serve.slow", str(pause), "--model", str(model)]
+        self.hangs = folder.parent / "hangs"  # while it is there, a pass takes a minute
+        command = [sys.executable, "-m", "tests.serve.slow", str(pause), str(self.hangs)]
+        command += ["--model", str(model)]
         command += ["--run-dir", str(folder), "--port", str(port), "--threads", "1", *argv]
         with self.log.open("ab") as log:
             begun = log.tell()
@@ -142,9 +144,13 @@ class Process:
             time.sleep(0.02)
         self.url = said.partition("listening on ")[2].split()[0]
 
+    def send(self, number: int) -> None:
+        """Send a signal."""
+        os.kill(self._process.pid, number)
+
     def end(self, number: int = signal.SIGKILL) -> int:
         """Send a signal; the exit code."""
-        os.kill(self._process.pid, number)
+        self.send(number)
         return self._process.wait(30)
 
     def is_running(self) -> bool:

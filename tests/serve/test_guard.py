@@ -50,7 +50,9 @@ def test_the_key(start: Start, keys: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.org"])
 def test_another_address_demands_a_key(host: str, keys: str) -> None:
-    with pytest.raises(InputError, match="host is .* valid: with --api-key-file, or 127.0.0.1"):
+    with pytest.raises(
+        InputError, match="host is .* valid: with --api-key-file or TOKENSWIFT_API_KEY, or 127.0.0.1"
+    ):
         Settings(host=host)
     assert Settings(host=host, api_key_file=keys).keys() == [KEY, OTHER]
 
@@ -78,7 +80,7 @@ def test_limits(start: Start) -> None:
     wrong: list[tuple[dict[str, Any], int, str]] = [
         ({**HELLO, "max_tokens": 9}, 400, "max_tokens is 9; valid: an integer from 1 to 8"),
         ({"prompt": "hello!", "max_tokens": 4}, 400, "the prompt is 7 tokens; valid: up to 5"),
-        ({**HELLO, "prompt": "hi", "n": 3}, 400, "n is 3, for 1 prompts; valid: 1 to 2 in all"),
+        ({**HELLO, "prompt": "hi", "n": 3}, 400, "n is 3, for 1 prompt; valid: 1 to 2 in all"),
         ({"prompt": "h" * 300}, 413, "the body is longer than 300 bytes; valid: a shorter one"),
     ]
     for body, status, message in wrong:

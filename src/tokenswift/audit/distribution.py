@@ -146,7 +146,7 @@ def exact_step(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) -> D
     walk meets one node per position and the noise of different positions is independent, so a sequence's
     probability is the product of its choices'.
     """
-    logits = torch.zeros(len(tree), 1)
+    logits = torch.zeros(len(tree), 1, dtype=torch.float32)
     distribution: Distribution = {}
     open_: list[tuple[Tokens, float]] = [((), 1.0)]
     while open_:

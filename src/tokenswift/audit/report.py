@@ -9,6 +9,7 @@ from typing import Any
 from tokenswift.audit.equality import Divergence
 from tokenswift.audit.passes import NumericError
 from tokenswift.audit.reference import Distance
+from tokenswift.words import counted
 
 DISTRIBUTION_LIMIT = 1e-5  # a distribution this unlikely is refused; some thirty tests are made in an audit
 BIAS_LIMIT = 1e-6  # the published rule has to fail at least this clearly
@@ -120,7 +121,7 @@ class Report:
             if test.same is not None and test.same < test.samples:
                 found.append(
                     f"{test.strategy} differs from plain decoding in {test.samples - test.same} of "
-                    f"{test.samples} runs on the toy model ({test.case})"
+                    f"{counted(test.samples, 'run')} on the toy model ({test.case})"
                 )
         for test in self.published:
             if test.p >= BIAS_LIMIT:
@@ -162,7 +163,7 @@ class Report:
             blocks.append(self._distributions())
         blocks += [f"Not run: {name} ({why})" for name, why in self.skipped.items()]
         blocks += [
-            f"Prompt {number} was shortened to its first {tokens} tokens (the model's positions)"
+            f"Prompt {number} was shortened to its first {counted(tokens, 'token')} (the model's positions)"
             for number, tokens in self.shortened.items()
         ]
         return "\n\n".join([*blocks, self.verdict()])
@@ -179,7 +180,7 @@ class Report:
         if self.failures:
             return "NOT EXACT"
         ties = len(self.near_ties)
-        text = f"exact up to {ties} near-tie{'s' * (ties > 1)}" if ties else "exact"
+        text = f"exact up to {counted(ties, 'near-tie')}" if ties else "exact"
         return text + (f"; not run: {', '.join(self.skipped)}" if self.skipped else "")
 
     def verdict(self) -> str:
@@ -187,8 +188,9 @@ class Report:
         if self.failures:
             return f"Verdict: {self.headline}. " + "; ".join(self.failures) + "."
         text = (
-            f"Verdict: {self.headline}. {len(self.passed)} texts by {len(self.strategies)} "
-            f"strategies, {sum(c.tokens for c in self.passed)} tokens: "
+            f"Verdict: {self.headline}. {counted(len(self.passed), 'text')} by "
+            f"{counted(len(self.strategies), 'strategy', 'strategies')}, "
+            f"{counted(sum(c.tokens for c in self.passed), 'token')}: "
         )
         if self.near_ties:
             text += (

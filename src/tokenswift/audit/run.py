@@ -19,6 +19,7 @@ from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.strategies.table import STRATEGIES
 from tokenswift.types import InputError, Step
+from tokenswift.words import counted
 
 BASELINE = toy.BASELINE
 SEPARATOR = "---"
@@ -139,9 +140,9 @@ class _Audit:
             ids = self.llm.encode(prompt)
             if limit is not None and len(ids) + new > limit:
                 self.say(
-                    f"prompt {number} of {len(self.options.prompts)} has {len(ids)} tokens, shortened to its "
-                    f"first {limit - new} tokens: the model has {limit} positions, and {new} tokens are "
-                    f"written"
+                    f"prompt {number} of {len(self.options.prompts)} has {counted(len(ids), 'token')}, "
+                    f"shortened to its first {counted(limit - new, 'token')}: the model has {limit:,} "
+                    f"positions, and {counted(new, 'token is', 'tokens are')} written"
                 )
                 ids = ids[: limit - new]
                 self.report.shortened[number] = len(ids)
@@ -199,7 +200,7 @@ class _Audit:
         seconds = time.monotonic() - start
         place = first_difference(plain.tokens, got.token_ids)
         if place is None:
-            self.say(f"{where}: {new} tokens equal, {seconds:.1f} s")
+            self.say(f"{where}: {counted(new, 'token')} equal, {seconds:.1f} s")
         else:
             self.say(f"{where}: differs at new token {place}, looking into it")
         found = account(llm, plain, variant.strategy, variant.options, got.token_ids, error)

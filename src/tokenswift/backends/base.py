@@ -21,6 +21,7 @@ from tokenswift import memory
 from tokenswift.backends.weights import LayerWeights, Packed, Shape
 from tokenswift.cache.full import FullCache
 from tokenswift.cache.sparse import SparseCache
+from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache, Pass, Segment
 from tokenswift.sampling.ranking import Ranker
@@ -116,7 +117,12 @@ class Backend(ABC):
         return Packed(weight, self.panels, dtype)
 
     def take(self, weight: Packed, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
-        """Some rows of a packed weight, of the type of its products."""
+        """Some rows of a packed weight, of the type of its products.
+
+        Raises:
+            InputError: an id, on the host, for which there is no row.
+        """
+        check_ids(ids, weight.rows)
         return weight.take(ids)
 
     def new_cache(
@@ -124,6 +130,14 @@ class Backend(ABC):
     ) -> FullCache:
         """An empty full cache for ``capacity`` tokens, scratch room included; ``dtype``: its own."""
         return FullCache(layers, kv_heads, width, capacity, dtype, self.device)
+
+    def has_int8_keys(self, width: int) -> bool:
+        """Whether keys and values of heads of a width may be int8."""
+        return False
+
+    def entry_bytes(self, width: int, dtype: torch.dtype) -> int:
+        """Bytes of a token's key and value of one head."""
+        return 2 * width * dtype.itemsize
 
     def partial_cache(self, full: FullCache, budget: int, sinks: int, scratch: int) -> SparseCache:
         """An empty cache that holds a part of a full one; see `cache.sparse.SparseCache`."""
@@ -245,13 +259,29 @@ class Backend(ABC):
         return None
 
 
+def capacity_of(data: Tensor) -> int:
+    """Tokens that a cache's tensor has room for; pages of int8 hold 16."""
+    return data.shape[2] * (16 if data.dtype == torch.uint8 else 1)
+
+
+def check_ids(ids: Tensor, count: int) -> None:
+    """Refuse token ids that a matrix of so many rows has no row for. Those on a device are its ranker's.
+
+    Raises:
+        InputError: naming one of them.
+    """
+    if ids.device.type == "cpu" and len(ids):
+        numbers = ids.numpy()  # torch would start its threads for a few numbers
+        check_tokens((int(numbers.min()), int(numbers.max())), count)
+
+
 def check_rows(cache: KVCache, count: int, parents: Sequence[int] | None) -> None:
     """Refuse rows of a text that cannot run.
 
     Raises:
         ValueError: they do not fit the cache, or a parent is no earlier row.
     """
-    before, capacity = cache.length, cache.data.shape[2]
+    before, capacity = cache.length, capacity_of(cache.data)
     if before + count > capacity:
         raise ValueError(
             f"a pass of {count} rows over {before} keys needs more room than the cache's {capacity}"

@@ -50,7 +50,7 @@ class Case:
         made = torch.Generator().manual_seed(1)
 
         def random(*shape: int, size: float = 2.0) -> Tensor:
-            return (size * (torch.rand(shape, generator=made) - 0.5)).to(backend.device)
+            return (size * (torch.rand(shape, generator=made, dtype=torch.float32) - 0.5)).to(backend.device)
 
         def weight(rows: int, columns: int) -> Packed:
             values = random(rows, columns, size=columns**-0.5)

@@ -2,7 +2,8 @@
 
 A cell is a template over what a row says: settings, figures of its last point (``{speedup:.2f}``) or of any
 point (``{pass_ms@4:.1f}``), ``{prompt[name]}``, ``{heads[kind]}``. Over rows of several prompts and seeds
-figures are medians, with ``{least}`` and ``{most}`` of the figure that ``of`` names.
+figures are medians, with ``{least}`` and ``{most}`` of the figure that ``of`` names: of the line's rows, or
+with ``range = "all"`` of all rows under its conditions, older ones included.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tokenswift.benchmark.tables import Group, Line, Row, Table, drafter_words, 
 from tokenswift.benchmark.tables import groups as by_conditions
 
 MISSING = "–"
+APART = "Its lines are of several commits, measured at different times."
 WITHOUT_MODEL = ("ngram", "training-memory")  # kinds that measure no model
 
 
@@ -29,12 +31,21 @@ def value(row: Row, key: str) -> Any:
 
 def newest(spec: Spec, rows: Iterable[Row]) -> list[list[Row]]:
     """A spec's rows by its conditions, of each the newest measurement's: its prompts and seeds."""
+    return [_newest(spec, part) for part in _every(spec, rows)]
+
+
+def _every(spec: Spec, rows: Iterable[Row]) -> list[list[Row]]:
+    """A spec's rows by its conditions."""
     found: dict[str, list[Row]] = {}
     for row in mine(spec, rows):
         key = [value(row, name) for name in (*spec.by, "dtype")]
         found.setdefault(json.dumps(key, sort_keys=True), []).append(row)
+    return list(found.values())
+
+
+def _newest(spec: Spec, rows: list[Row]) -> list[Row]:
     best = spec.data["table"].get("best")
-    return [_best(part, best) if best else _like(part, _last(part)) for part in found.values()]
+    return _best(rows, best) if best else _like(rows, _last(rows))
 
 
 def _like(rows: list[Row], one: Row) -> list[Row]:
@@ -86,8 +97,12 @@ def view(rows: list[Row], of: str) -> dict[str, Any]:
 
 def views(spec: Spec, rows: Iterable[Row]) -> list[dict[str, Any]]:
     """The lines of a spec's table, in its order."""
-    wanted = spec.data["table"]
-    made = [view(part, wanted.get("of", "speedup")) for part in newest(spec, rows)]
+    wanted, made = spec.data["table"], list[dict[str, Any]]()
+    of = wanted.get("of", "speedup")
+    for part in _every(spec, rows):
+        whole = view(part, of)
+        ends = {name: whole[name] for name in ("least", "most")} if wanted.get("range") == "all" else {}
+        made.append(view(_newest(spec, part), of) | ends)
     made = [line for line in made if wanted.get("needs", "variant") in line]
     return sorted(made, key=lambda line: [line[key] for key in wanted.get("sort", ())])
 
@@ -99,14 +114,14 @@ def table(spec: Spec, rows: Iterable[Row]) -> Table:
     head = [name for name, _ in wanted["columns"]]
     body = [[_cell(template, line) for _, template in wanted["columns"]] for line in lines]
     parts = [_source(line, wanted.get("from", ())) for line in lines]
+    several = len({line["commit"] for line in lines}) > 1
     models = sorted({line["model"] for line in lines}) if spec.kind not in WITHOUT_MODEL else []
     made = Table(head, body) if not body or not parts[0] else with_sources(head, body, parts)
-    if not models:
-        return made
-    words = " and ".join(model_words(model, []) for model in models)
-    return replace(
-        made, below=f"{words} {made.below[0].lower()}{made.below[1:]}" if made.below else f"{words}."
-    )
+    if models:
+        words = " and ".join(model_words(model, []) for model in models)
+        below = f"{words} {made.below[0].lower()}{made.below[1:]}" if made.below else f"{words}."
+        made = replace(made, below=below)
+    return replace(made, below=f"{made.below} {APART}".lstrip()) if several else made
 
 
 def with_sources(head: list[str], body: list[list[str]], parts: list[list[str]]) -> Table:

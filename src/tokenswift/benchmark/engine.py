@@ -38,16 +38,18 @@ def passes(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
         raise InputError(f"passes are measured with our own layers, which {config['model']} does not run on")
     context = config["prefill"]
     cache = target.new_cache(context + max(ROWS))
-    cache.data.normal_()
+    cache.fill_random()
     cache.commit(tuple(range(context)))
     device = target.device
-    block = torch.ones(1 << 28, device=device)
+    block = torch.ones(1 << 28, dtype=torch.float32, device=device)
 
     def bandwidth() -> float:
         return block.numel() * 4 / min(times(block.sum, least=1.0)) / 1e6
 
     near = [bandwidth()]
-    query = torch.randn(target.config.num_attention_heads, max(ROWS), target.head_dim, device=device)
+    query = torch.randn(
+        target.config.num_attention_heads, max(ROWS), target.head_dim, dtype=torch.float32, device=device
+    )
     query = query.to(target.body.shape.active)
     taken: dict[int, list[list[float]]] = {n: [[], [], []] for n in ROWS}
     for _ in range(config["rounds"]):
@@ -64,7 +66,7 @@ def passes(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
             for found, work in zip(taken[n], works, strict=True):
                 found += times(work, 3)
         near.append(bandwidth())
-    layer = 2 * target.kv_heads * target.head_dim * target.dtype.itemsize * context
+    layer = target.kv_bytes / target.layers * context
     figures: dict[str, dict[str, float]] = {}
     for n in ROWS:
         body, head, attention = (median(kind) for kind in taken[n])
@@ -178,7 +180,7 @@ def bookkeeping(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
 
     def fill(tokens: list[int], cache: Any, *more: Any, **rest: Any) -> Any:
         """Random keys instead of a prefill, and real states for the last tokens."""
-        cache.data.normal_()
+        cache.fill_random()
         cache.commit(tuple(range(len(tokens) - REAL)))
         return real["prefill"](tokens[-REAL:], cache, *more, **rest)
 

@@ -1,5 +1,5 @@
-"""Other programs with our model and sampling settings, for comparison of speed: transformers' own
-``generate``, also with a static cache or prompt look-up, and llama.cpp where llama-cpp-python is installed.
+"""transformers' own ``generate`` with our model and sampling settings, for comparison of speed; also with a
+static cache or prompt look-up. (llama.cpp: `llama`. The same weights on both sides: `rates`.)
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.config import SamplingParams, check_choice
-from tokenswift.types import InputError
 
 if TYPE_CHECKING:
     from tokenswift.engine.llm import LLM
@@ -53,13 +52,20 @@ def token_times(
         tokens: how many to write; the text is not ours (another random generator).
         more: further arguments of ``generate``; with prompt look-up an entry stands for a step.
     """
+    return _generate(model, prompt, tokens, sampling, **more)[0]
+
+
+def _generate(
+    model: Any, prompt: list[int], tokens: int, sampling: SamplingParams, **more: Any
+) -> tuple[list[float], list[int]]:
+    """The times, and all tokens."""
     import torch
 
     ids = torch.tensor([prompt], device=model.device)
     clock = _Clock()
     torch.manual_seed(sampling.seed)
     with torch.inference_mode():
-        model.generate(
+        made = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=tokens,
@@ -70,7 +76,34 @@ def token_times(
             **settings(sampling),
             **more,
         )
-    return clock.times
+    return clock.times, made[0].tolist()
+
+
+class Turns:
+    """transformers' ``generate`` on one text, some tokens at a time; its cache stays.
+
+    Attributes:
+        tokens, seconds: what was timed so far: of each turn all tokens but the first.
+    """
+
+    def __init__(self, model: Any, prompt: list[int], sampling: SamplingParams) -> None:
+        import torch
+        from transformers import DynamicCache
+
+        self._model, self._ids, self._sampling = model, prompt, sampling
+        self._cache = DynamicCache(config=model.config)
+        with torch.inference_mode():
+            given = torch.tensor([prompt[:-1]], device=model.device)
+            model(given, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+        self.tokens, self.seconds = 0, 0.0
+
+    def run(self, tokens: int) -> None:
+        """Write so many more, at least 2."""
+        times, self._ids = _generate(
+            self._model, self._ids, tokens, self._sampling, past_key_values=self._cache
+        )
+        self.tokens += tokens - 1
+        self.seconds += times[-1] - times[1]
 
 
 def generate_rate(llm: LLM, prompt: list[int], tokens: int, sampling: SamplingParams, **more: Any) -> float:
@@ -81,6 +114,15 @@ def generate_rate(llm: LLM, prompt: list[int], tokens: int, sampling: SamplingPa
     """
     times = token_times(llm.model, prompt, tokens, sampling, **more)
     return (tokens - 1) / (times[-1] - times[1])
+
+
+def bytes_read(model: Any) -> int:
+    """Bytes of weights that a pass of a transformers model reads: of an embedding that is no LM head as well,
+    one row."""
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    whole = sum(p.numel() * p.element_size() for p in model.parameters())
+    apart = head is not None and head.weight is not table.weight
+    return whole - (table.weight.numel() * table.weight.element_size() if apart else 0)
 
 
 #: what of transformers' ``generate`` makes a peer
@@ -95,23 +137,22 @@ def measure(llm: LLM, config: dict[str, Any], ids: list[int]) -> dict[str, Any]:
     """Plain decoding and the strategy beside it, then the peer, after the same prompt.
 
     Raises:
-        InputError: no such peer, or llama.cpp's model or package is missing.
+        InputError: no such peer.
     """
     from tokenswift.benchmark.paired import figures, paired_run  # not at the top: torch comes with it
 
     name, new = config["peer"], config["points"][-1]
-    check_choice("peer", name, (*PEERS, "llama.cpp"))
+    check_choice("peer", name, tuple(PEERS))
     params = SamplingParams(**config["sampling"])
     options = {k: tuple(v) if isinstance(v, list) else v for k, v in config["options"].items()}
-    theirs = _llama(config["gguf"], ids, new, params) if name == "llama.cpp" else None
     sides = paired_run(llm.prefill(ids), config["strategy"], options, params, [new])
     ours = figures(*sides, new)
-    if theirs is None:
-        if name == "look-up":  # an entry of its times stands for a step of several tokens
-            theirs = generate_rate(llm, ids, new, params, **PEERS[name])
-        else:
-            times = token_times(llm.model, ids, new, params, **PEERS[name])[2:]  # prefill, compilation
-            theirs = (len(times) - 1) / (times[-1] - times[0])
+    weights = llm.target.weight_bytes
+    if name == "look-up":  # an entry of its times stands for a step of several tokens
+        theirs = generate_rate(llm, ids, new, params, **PEERS[name])
+    else:
+        times = token_times(llm.model, ids, new, params, **PEERS[name])[2:]  # prefill, compilation
+        theirs = (len(times) - 1) / (times[-1] - times[0])
     found = {
         "plain_ms": ours["plain_ms"],
         "auto_ms": ours["ms"],
@@ -119,40 +160,7 @@ def measure(llm: LLM, config: dict[str, Any], ids: list[int]) -> dict[str, Any]:
         "peer_tokens_per_second": theirs,
         "plain_over_peer": 1e3 / theirs / ours["plain_ms"],
         "auto_over_peer": 1e3 / theirs / ours["ms"],
+        "weights_mb": weights / 1e6,
+        "peer_weights_mb": bytes_read(llm.model) / 1e6,
     }
     return {"figures": {str(len(ids)): {key: round(value, 4) for key, value in found.items()}}}
-
-
-def _llama(file: str, ids: list[int], count: int, params: SamplingParams) -> float:
-    """Tokens a second of llama.cpp with the same sampling, prefill apart. The file is made of the same
-    weights in the same type by its ``convert_hf_to_gguf.py --outtype f32`` (or ``bf16``)."""
-    import torch
-
-    if not file:
-        raise InputError("gguf is ''; valid for llama.cpp: the model in its format and the same type")
-    try:
-        from llama_cpp import Llama  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise InputError("peer llama.cpp needs the package llama-cpp-python") from None
-    threads = torch.get_num_threads()
-    model = Llama(
-        file,
-        n_ctx=len(ids) + count + 8,
-        n_threads=threads,
-        n_threads_batch=threads,
-        last_n_tokens_size=params.window,
-        verbose=False,
-    )
-    made = model.generate(
-        ids,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        temp=params.temperature,
-        repeat_penalty=params.repetition_penalty,
-    )
-    next(made)
-    begun = perf_counter()
-    for _ in range(count):
-        next(made)
-    return count / (perf_counter() - begun)

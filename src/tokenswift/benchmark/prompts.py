@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from tokenswift.config import shown
 from tokenswift.types import InputError
+from tokenswift.words import counted
 
 PG19 = "emozilla/pg19-test"
 LONG = 40_000  # characters of a text whose beginning is left out,
@@ -121,8 +122,8 @@ def prompt(
             return Prompt(name, ids)
         found += 1
     raise InputError(
-        f"prompts is {source!r} with {found} texts of {length} tokens, {index + 1} are needed; "
-        f"valid: shorter prompts, or a folder with longer .txt files"
+        f"prompts is {source!r} with {counted(found, 'text')} of {counted(length, 'token')}, "
+        f"{index + 1} are needed; valid: shorter prompts, or a folder with longer .txt files"
     )
 
 

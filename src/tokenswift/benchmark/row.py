@@ -10,7 +10,20 @@ from typing import Any
 
 import torch
 
-from tokenswift.benchmark import drafts, engine, load, machine, ngram, peer, roofline, stored, texts
+from tokenswift.benchmark import (
+    drafts,
+    engine,
+    llama,
+    load,
+    machine,
+    ngram,
+    peer,
+    quality,
+    rates,
+    roofline,
+    stored,
+    texts,
+)
 from tokenswift.benchmark.needs import check_needs, heads_place, none_shipped
 from tokenswift.benchmark.paired import COLUMNS, Side, figures, paired_run
 from tokenswift.benchmark.prompts import Prompt, prompt
@@ -42,9 +55,10 @@ APART: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "memory": engine.memory,
     "ngram": ngram.measure,
     "training-memory": _training_memory,
+    "llama": llama.measure,
 }
 #: kinds that draft nothing
-UNDRAFTED = ("machine", "draft", "passes", "prefill", "load")
+UNDRAFTED = ("machine", "draft", "passes", "prefill", "load", "floats", "quality")
 #: kinds that measure a model otherwise than by decoding beside plain decoding
 OTHERS: dict[str, Callable[[LLM, dict[str, Any]], dict[str, Any]]] = {
     "machine": roofline.measure,
@@ -57,6 +71,9 @@ OTHERS: dict[str, Callable[[LLM, dict[str, Any]], dict[str, Any]]] = {
     "texts": texts.measure,
     "nodes": drafts.nodes,
     "calibration": drafts.calibration,
+    "quality": quality.measure,
+    "rates": rates.measure,
+    "floats": rates.against_transformers,
 }
 
 

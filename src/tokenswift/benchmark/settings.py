@@ -17,11 +17,12 @@ REACHES = ("generate", "text")
 #: kinds of measurements; the first three have a row for each prompt and seed
 KINDS = (
     *("decode", "text", "peer", "machine", "draft", "passes", "prefill", "memory", "bookkeeping", "load"),
-    *("weights", "texts", "nodes", "calibration", "ngram", "training-memory"),
+    *("weights", "texts", "nodes", "calibration", "ngram", "training-memory", "rates", "floats", "llama"),
+    "quality",
 )
 #: kind → settings that it alone has, with their defaults
 OWN: dict[str, dict[str, Any]] = {
-    "peer": {"peer": "generate", "gguf": ""},
+    "peer": {"peer": "generate"},
     "passes": {"rounds": 3},
     "prefill": {"rounds": 4},
     "bookkeeping": {"rounds": 2, "contexts": [1024, 65536]},
@@ -31,7 +32,13 @@ OWN: dict[str, dict[str, Any]] = {
     "nodes": {"nodes": 8, "texts": 1, "seeds": 1},
     "calibration": {"texts": 1, "seeds": 1},
     "training-memory": {"block": 8192, "batch": 1, "count": 3},
+    "quality": {"novels": 3, "texts": 1, "seeds": 1},
+    "rates": {"rounds": 5},
+    "floats": {"rounds": 5},
+    "llama": {"rounds": 5, "gguf": "", "llama_bench": "llama-bench", "kv_type": "f16"},
 }
+#: kind → settings that its rows have no use for, so that no two of them are the same measurement
+WITHOUT = {"llama": ("dtype", "prompts", "heads", "seeds", "texts")}
 #: what a spec, a variant, a preset or ``--set`` may say, with the values of what nobody says
 DEFAULTS: dict[str, Any] = {
     "model": "smollm2-135m",
@@ -39,6 +46,7 @@ DEFAULTS: dict[str, Any] = {
     "device": "auto",
     "weights": "stored",
     "activations": "float",
+    "kv_cache_dtype": "auto",
     "backend": "auto",
     "cuda_graphs": "auto",
     "heads": "auto",
@@ -55,7 +63,7 @@ DEFAULTS: dict[str, Any] = {
     "sampler": "llama3.1-8b",
 }
 #: settings that rows name where they are not the usual ones
-LATER = ("weights", "activations", "backend", "cuda_graphs")
+LATER = ("weights", "activations", "kv_cache_dtype", "backend", "cuda_graphs")
 #: strategy option → the strategies that have it
 OPTION: dict[str, dict[str, Field[Any]]] = {}
 for _name, _kind in OPTIONS.items():
@@ -184,7 +192,7 @@ def _tree(text: Any) -> Any:
 
 
 #: settings that may name a file or folder
-_PLACES = ("model", "heads", "prompts", "draft_model", "gguf")
+_PLACES = ("model", "heads", "prompts", "draft_model", "gguf", "llama_bench")
 
 
 def public(config: Mapping[str, Any]) -> dict[str, Any]:

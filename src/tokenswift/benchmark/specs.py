@@ -14,8 +14,8 @@
                                   [presets.P.variants.NAME] for one
     group                         "paper", or a name under which specs of our own are asked for together
     [table]                       by: settings that tell lines apart; figures: see `tables.NAMES`; or, in
-                                  specs of our own, columns, sort, from, of, best, tried and needs: see
-                                  `columns`
+                                  specs of our own, columns, sort, from, of, range, best, tried and needs:
+                                  see `columns`
     [plot]                        x: a setting or "point"; y: figures; series: settings that tell lines apart;
                                   where: as above
     [published]                   columns and rows of the paper's numbers; note
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.benchmark.needs import METHODS, of_model
-from tokenswift.benchmark.settings import DEFAULTS, KINDS, OPTION, axes, check_keys, resolve, takes
+from tokenswift.benchmark.settings import DEFAULTS, KINDS, OPTION, WITHOUT, axes, check_keys, resolve, takes
 from tokenswift.config import OPTIONS, check_choice, shown
 from tokenswift.types import InputError
 
@@ -125,6 +125,7 @@ class Spec:
             mine = {key: value for key, value in variant.items() if key != "name"}
             more = chosen.get("variants", {}).get(name, {})
             over = {**self.data.get("settings", {}), **mine, **own, **more, **given}
+            over = {key: value for key, value in over.items() if key not in WITHOUT.get(self.kind, ())}
             if "prompts" in mine:  # a kind of text that is what the line is about
                 over["prompts"] = mine["prompts"]
             made += self._rows_of(name, {**method, **over}, preset)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from tokenswift.benchmark.prompts import prompt
+from tokenswift.benchmark.rates import FLOATS
 from tokenswift.benchmark.timer import median
-from tokenswift.config import SamplingParams
+from tokenswift.config import SamplingParams, check_choice
 from tokenswift.engine.llm import LLM
 from tokenswift.types import InputError
 
@@ -21,9 +22,11 @@ def measure(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     """How many times as fast the forms are.
 
     Raises:
-        InputError: the model's weights are not stored in few bits, or it does not run on the CPU kernels.
+        InputError: the model's weights are not stored in few bits, it does not run on the CPU kernels, or the
+            dtype is none of float numbers.
     """
     dtype = llm.dtype
+    check_choice("dtype", dtype, FLOATS)
     if not llm.target.backend.panels or llm.target.weight_bytes * 2 > _dense(llm):
         raise InputError(
             f"model {config['model']} is not stored in few bits here; valid: the default model or "
@@ -33,7 +36,7 @@ def measure(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
         "stored": llm,
         "unpacked": LLM(config["model"], dtype=dtype, device="cpu", weights=dtype),
         "bare": LLM(config["model"], dtype=dtype, device="cpu", weights=dtype, heads="none"),
-        "whole": LLM(config["model"], dtype=dtype, device="cpu", activations="int8"),
+        "whole": LLM(config["model"], dtype="int8", device="cpu"),
     }
     size = llm.target.vocab_size
     ids = prompt(config["prompts"], llm.encode, config["text"], config["prefill"], size).ids

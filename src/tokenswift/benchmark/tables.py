@@ -70,9 +70,9 @@ class Table:
 
     def markdown(self) -> str:
         """As Markdown."""
-        rows = [self.head, ["---"] * len(self.head), *self.body]
-        lines = ("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
-        return "".join(lines) + (f"\n{self.below}\n" if self.below else "")
+        rows = [self.head, ["---"] * len(self.head), *self.body] if self.head else []
+        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows]
+        return "".join(lines) + "\n" * bool(rows and self.below) + (f"{self.below}\n" if self.below else "")
 
 
 @dataclass(slots=True)

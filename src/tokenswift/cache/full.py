@@ -82,8 +82,12 @@ class FullCache:
         while kept < len(nodes) and nodes[kept] == kept:
             kept += 1
         if kept < len(nodes):
-            self._move(self.data, start + kept, [node - kept for node in nodes[kept:]])
+            self._move_rows(start + kept, [node - kept for node in nodes[kept:]])
         self._length = start + len(nodes)
+
+    def fill_random(self) -> None:
+        """Random entries in all slots, for measuring."""
+        self.data.normal_()
 
     def fork(self, capacity: int, length: int | None = None) -> FullCache:
         """A copy of the committed entries with room of its own; neither sees what the other does next.
@@ -97,6 +101,14 @@ class FullCache:
             raise ValueError(f"length is {length}; the cache holds {self._length} tokens")
         if capacity < length:
             raise ValueError(f"capacity is {capacity}; {length} tokens are to be copied")
+        return self._copy(capacity, length)
+
+    def _move_rows(self, start: int, nodes: Sequence[int]) -> None:
+        """Move entries ``start + nodes[i]`` to ``start + i``, for rising nodes."""
+        self._move(self.data, start, nodes)
+
+    def _copy(self, capacity: int, length: int) -> FullCache:
+        """A cache of so much room with the first ``length`` entries."""
         layers2, kv_heads, _, width = self.data.shape
         place = (self.data.dtype, self.data.device, self._move)
         made = FullCache(layers2 // 2, kv_heads, width, capacity, *place)

@@ -90,7 +90,7 @@ def _grouped(query: Float[Tensor, "H n d"], row: int, kv_heads: int) -> Float[Te
 
 def _recent_first(importance: Float[Tensor, "K T"], count: int) -> Float[Tensor, "K T"]:
     """The same with the last ``count`` positions above all others, rising."""
-    top = importance.amax() if importance.shape[1] else torch.zeros(())
+    top = importance.amax() if importance.shape[1] else importance.new_zeros(())
     importance[:, importance.shape[1] - count :] = top + torch.arange(1, count + 1, device=importance.device)
     return importance
 

@@ -35,19 +35,23 @@ class SparseCache:
     ordered = False
 
     def __init__(self, like: FullCache, budget: int, sinks: int, scratch: int) -> None:
-        layers2, kv_heads, _, width = like.data.shape
-        device = like.data.device
         self.budget, self.sinks, self.scratch = budget, sinks, scratch
-        shape = (layers2, kv_heads, budget + scratch, width)
-        self.data = torch.empty(shape, dtype=like.data.dtype, device=device)
+        self._make(like, budget + scratch)
         self.work = torch.empty(0, dtype=torch.uint8)
         #: position in the text of every slot, (layers, K, B)
-        self.positions = torch.zeros(layers2 // 2, kv_heads, budget, dtype=torch.long, device=device)
+        shape = (like.layers, like.data.shape[1], budget)
+        self.positions = torch.zeros(shape, dtype=torch.long, device=like.data.device)
         self.filled = 0
         self.drafted = 0  # scratch rows that count as context
         self.replaced = 0  # slots that newer tokens have taken since the last selection
         self.selections = 0
         self._next = sinks  # of the slots after the sinks, the next one to replace
+
+    def _make(self, like: FullCache, rows: int) -> None:
+        """Room for entries as a full cache has them."""
+        layers2, kv_heads, _, width = like.data.shape
+        shape = (layers2, kv_heads, rows, width)
+        self.data = torch.empty(shape, dtype=like.data.dtype, device=like.data.device)
 
     @property
     def length(self) -> int:
@@ -89,7 +93,7 @@ class SparseCache:
         """Give the first ``rows`` draft rows slots, as positions from ``start`` on; drop the others."""
         self.drafted = 0
         if rows:
-            self._put(self.data[:, :, self.filled : self.filled + rows].clone(), start)
+            self._put(self, self.filled, rows, start)
 
     # ---- committed tokens -----------------------------------------------------------------------
 
@@ -99,28 +103,22 @@ class SparseCache:
         Args:
             chosen: n ≤ B positions each: sinks first, then the others in rising importance.
         """
-        kv_heads, capacity, width = full.data.shape[1:]
-        first = torch.arange(kv_heads, device=self.data.device)[:, None] * capacity  # rows before a head's
-        for layer, places in enumerate(chosen):
-            count = places.shape[1]
-            places = places.to(self.data.device)
-            self.positions[layer, :, :count] = places
-            rows = (places + first).flatten()
-            for part in (2 * layer, 2 * layer + 1):
-                entries = full.data[part].flatten(0, 1).index_select(0, rows)
-                self.data[part, :, :count] = entries.view(kv_heads, count, width)
+        chosen = [places.to(self.data.device) for places in chosen]
         self.filled = chosen[0].shape[1]
+        for layer, places in enumerate(chosen):
+            self.positions[layer, :, : self.filled] = places
+        self._copy_chosen(full, chosen)
         self.drafted = self.replaced = 0
         self._next = self.sinks
         self.selections += 1
 
     def append(self, full: FullCache, start: int, end: int) -> None:
         """Take in positions [start, end) of the full cache, newly committed."""
-        self._put(full.data[:, :, start:end], start)
+        self._put(full, start, end - start, start)
 
-    def _put(self, entries: Float[Tensor, "L2 K n d"], start: int) -> None:
-        """Give consecutive positions from ``start`` on their slots; of too many, the newest."""
-        count = entries.shape[2]
+    def _put(self, source: FullCache | SparseCache, first: int, count: int, start: int) -> None:
+        """Give ``count`` entries of a cache, from ``first`` on, slots as positions from ``start`` on; of too
+        many, the newest."""
         ring = self.budget - self.sinks
         free = min(count, self.budget - self.filled)
         slots = list(range(self.filled, self.filled + free))
@@ -132,13 +130,36 @@ class SparseCache:
         kept = [*range(free), *range(max(free, count - ring), count)]
         self.filled += free
         self.replaced += count
-        into, source = sent(slots, self.data.device), sent(kept, self.data.device)
-        self.data[:, :, into] = entries[:, :, source]
-        self.positions[:, :, into] = source + start
+        self._copy(source, slots, [first + at for at in kept])
+        into, places = sent(slots, self.data.device), sent(kept, self.data.device)
+        self.positions[:, :, into] = places + start
+
+    def _copy(self, source: FullCache | SparseCache, into: list[int], rows: list[int]) -> None:
+        """Copy entries of all layers and heads to slots."""
+        device = self.data.device
+        self.data[:, :, sent(into, device)] = source.data[:, :, sent(rows, device)]
+
+    def _copy_chosen(self, full: FullCache, chosen: list[Int[Tensor, "K n"]]) -> None:
+        """Copy entries of each layer and head to the first slots."""
+        kv_heads, capacity, width = full.data.shape[1:]
+        first = torch.arange(kv_heads, device=self.data.device)[:, None] * capacity  # rows before a head's
+        for layer, places in enumerate(chosen):
+            rows, count = (places + first).flatten(), places.shape[1]
+            for part in (2 * layer, 2 * layer + 1):
+                entries = full.data[part].flatten(0, 1).index_select(0, rows)
+                self.data[part, :, :count] = entries.view(kv_heads, count, width)
+
+    def _keys(self, start: int, end: int) -> Float[Tensor, "L K n d"]:
+        """Keys of slots."""
+        return self.data[0::2, :, start:end]
+
+    def _put_keys(self, start: int, keys: Float[Tensor, "L K n d"]) -> None:
+        """Write keys of slots from ``start`` on."""
+        self.data[0::2, :, start : start + keys.shape[2]] = keys.to(self.data.dtype)
 
     def first_keys(self) -> Float[Tensor, "L K S d"]:
         """The sinks' keys as they are now, for `turn_sinks`."""
-        return self.data[0::2, :, : self.sinks].clone()
+        return self._keys(0, self.sinks).clone()
 
     def turn_sinks(self, by: int, frequencies: Float[Tensor, " half"], origin: Tensor) -> None:
         """Rotate the sinks' keys as if they stood ``by`` positions later (StreamingLLM, Xiao et al. 2024).
@@ -147,15 +168,14 @@ class SparseCache:
             frequencies: the model's rotary frequencies, (d / 2,).
             origin: the sinks' keys as first written, (layers, K, S, d).
         """
-        self.data[0::2, :, : origin.shape[2]] = _turned(origin, by, frequencies).to(self.data.dtype)
+        self._put_keys(0, _turned(origin, by, frequencies))
 
     def turn_window(self, by: int, frequencies: Float[Tensor, " half"]) -> None:
         """Rotate the keys of all slots but the sinks as if they stood ``by`` positions later.
 
         Each turn rounds the keys once in the cache's dtype, so turn seldom and far.
         """
-        window = self.data[0::2, :, self.sinks : self.filled]
-        window.copy_(_turned(window, by, frequencies))
+        self._put_keys(self.sinks, _turned(self._keys(self.sinks, self.filled), by, frequencies))
 
 
 def _turned(keys: Tensor, by: int, frequencies: Float[Tensor, " half"]) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.cli.version import cuda_count
+from tokenswift.json_files import MOST_CONFIG, object_in
 from tokenswift.models import draft, embedded
 from tokenswift.types import InputError
 
@@ -58,9 +59,9 @@ def _may_be_shipped_for(model: str, kind: str | None) -> bool:
     if model == draft.NAME or not path.is_file():
         return model != draft.NAME
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = object_in(path, MOST_CONFIG, f"model {model}")
         sizes = config["hidden_size"], config["vocab_size"]
-    except (OSError, ValueError, KeyError, TypeError):  # loading it will say what is wrong, or know better
+    except (InputError, KeyError):  # loading it will say what is wrong, or know better
         return True
     return any(
         (found.get("hidden_size"), found.get("vocab_size")) == sizes and kind in (None, found.get("kind"))

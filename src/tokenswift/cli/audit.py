@@ -28,6 +28,12 @@ def add_parser(subparsers: Any) -> None:
         "standard output, progress to standard error.",
         epilog="Exit codes: 0 exact, 1 not exact or the run failed, 2 bad input, 130 interrupted.",
     )
+    parser.add_argument(
+        "prompt",
+        nargs="?",
+        metavar="PROMPT",
+        help="a text to go on from in every way; default: those of --prompts",
+    )
     for name, default, text in (
         ("max-new-tokens", 32, "new tokens per text, at least 1"),
         ("seeds", 1, "texts per prompt with sampling, at least 1, from --seed on"),
@@ -78,6 +84,10 @@ def run(args: argparse.Namespace) -> int:
     record = check_record(args.json, options.inputs_of(args))
     given = _strategy_options(args)
 
+    if args.prompt is not None and args.prompts is not None:
+        raise InputError("PROMPT and --prompts given; valid: one of them")
+    if args.prompt is not None and not args.prompt.strip():
+        raise InputError(f"PROMPT is {args.prompt!r}; valid: a text of at least one word")
     text = None if args.prompts is None else options.read_named(args.prompts, "--prompts")
     if text is not None and not text.replace("---", "").strip():
         raise InputError(f"prompts {args.prompts} holds no text; valid: a UTF-8 file with prompts")
@@ -85,7 +95,10 @@ def run(args: argparse.Namespace) -> int:
     logger.info("auditing %s", args.model)
     from tokenswift.audit.run import AuditOptions, audit, shipped_prompts, split_prompts, variants
 
-    prompts = shipped_prompts() if text is None else split_prompts(text)
+    if args.prompt is not None:
+        prompts = [args.prompt]
+    else:
+        prompts = shipped_prompts() if text is None else split_prompts(text)
     llm = options.load_model(args)
     logger.info("%s, %s on %s", llm.name, llm.dtype, llm.device)
     sampling = options.model_sampling(args, sampling, llm)

@@ -56,6 +56,7 @@ class Settings:
             budget=256; values with commas make rows for each; may be given several times
         variant: only this variant of what a table compares, such as auto; may be given several times;
             default: all
+        llama_bench: llama.cpp's own llama-bench, for rows of llama.cpp; default: the one on the PATH
     """
 
     preset: str = option("smoke", "P")
@@ -67,6 +68,7 @@ class Settings:
     prompts: str | None = option(None, "FOLDER")
     set: list[str] = option((), "KEY=VALUE", action="append")
     variant: list[str] = option((), "NAME", action="append", earlier="--way")
+    llama_bench: str | None = option(None, "PATH")
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
         InputError: an unknown spec, preset, setting, strategy, model or place.
     """
     given: dict[str, Any] = dict(parse(text) for text in args.set)
-    for name in ("model", "dtype", "device", "heads", "threads", "prompts"):
+    for name in ("model", "dtype", "device", "heads", "threads", "prompts", "llama_bench"):
         if getattr(args, name) is not None:
             given[name] = getattr(args, name)
     check_options(args, Settings)

@@ -8,45 +8,34 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
-import re
+import secrets
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
-from tokenswift.cli import conversation, options, prompting
+from tokenswift.cli import options, prompting
 from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.errors import option_names, with_option_name
 from tokenswift.cli.generate import Length
-from tokenswift.cli.keys import Editor, Typed
-from tokenswift.cli.output import TextSink, check_writable
-from tokenswift.cli.progress import Stages
-from tokenswift.cli.signals import Interrupted, Signals
-from tokenswift.cli.tables import table
+from tokenswift.cli.keys import Editor, Typed, is_open
+from tokenswift.cli.output import check_writable
+from tokenswift.cli.signals import Interrupted
+from tokenswift.cli.talk import COMMANDS, Chat
+from tokenswift.config import ANSWERS, SamplingParams
 from tokenswift.models.rope import parse_rope_scaling
-from tokenswift.types import Generation, InputError, RunError
+from tokenswift.types import InputError, RunError
 
-if TYPE_CHECKING:
-    from tokenswift.engine.prefixes import Prefixes
-
-COMMANDS = {
-    "/reset": "forget the conversation and begin a new one",
-    "/load FILE": "go on with a conversation that /save has written to a name that ends in .json",
-    "/save FILE": "write the conversation there: messages as JSON for a name that ends in .json, else text",
-    "/help": "show this list",
-    "/exit": "end the chat, as Ctrl-D does",
-}
-KEYS = (
-    "Enter sends, Alt-Enter begins a new line, Ctrl-C stops an answer, arrow up brings back earlier messages"
-)
 #: what options of other commands are here
 TEXTS = {
     "system": "instructions that stand before the conversation; default: the template's own",
     "max_new_tokens": "tokens of an answer at most, at least 1",
+    "sampling": "where settings come from that are not given here: default (what the model's "
+    "generation_config.json or GGUF file names, else the defaults below) or model (what it names; the rest "
+    "is off); default: default",
+    "seed": "0 or more: the same seed and messages, the same answers; default: another one each time",
 }
 logger = logging.getLogger("tokenswift")
 
@@ -79,7 +68,7 @@ def add_parser(subparsers: Any) -> None:
     add_options(parser, History)
     options.add_model_options(parser)
     options.add_strategy_options(parser)
-    options.add_sampling_options(parser)
+    options.add_sampling_options(parser, texts=TEXTS, usual=ANSWERS)
     add_options(parser.add_argument_group("results"), options.Shown)
     parser.set_defaults(options=option_names(parser))
 
@@ -91,28 +80,20 @@ def run(args: argparse.Namespace) -> int:
     parse_rope_scaling(args.rope_scaling)
     options.check_model_options(args)
     call = {"strategy": args.strategy, "strategy_options": options.strategy_options_from(args)}
-    terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if args.history not in (None, "none"):
         check_writable("--history", args.history)
-
-    llm = options.load_model(args, args.rope_scaling)
-    prompting.check_template(llm, "chat")
-    sampling = options.model_sampling(args, sampling, llm)
-    call["sampling"] = prompting.answer_sampling(args, sampling)
-    logger.info("%s, %s on %s, %s; /help lists the commands", llm.name, llm.dtype, llm.device, args.strategy)
-
-    from tokenswift.engine.prefixes import Prefixes
-
-    shown = (args.quiet, args.raw_output, args.verbose)
-    chat = Chat(llm, args.max_new_tokens, args.system, *shown, Prefixes.beside(llm.target), **call)
-    if not terminal:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        chat = _begin(args, sampling, call)
         for line in _piped():
             if not chat.take(line):
                 break
         return 0
-    with _ends_by_signal():
-        editor = Editor(args.history)
-        chat.typed = Typed(editor)
+    editor = Editor(args.history)
+    typed = Typed(editor)
+    with _ends_by_signal(), typed.plain_enter():
+        with typed.silent():
+            chat = _begin(args, sampling, call)
+        chat.typed = typed
         while True:
             try:
                 if not chat.take(editor()):
@@ -127,169 +108,44 @@ def run(args: argparse.Namespace) -> int:
                 logger.error("error: %s", with_option_name(str(error), args.options))
 
 
-class Chat:
-    """A conversation.
+def _begin(args: argparse.Namespace, sampling: SamplingParams, call: dict[str, Any]) -> Chat:
+    """The chat, once its model is loaded."""
+    llm = options.load_model(args, args.rope_scaling)
+    prompting.check_template(llm, "chat")
+    sampling = options.model_sampling(args, sampling, llm)
+    call["sampling"] = prompting.answer_sampling(args, sampling, llm)
+    if args.seed is None:  # a chat need not begin like the one before
+        call["sampling"] = replace(call["sampling"], seed=secrets.randbits(31))
+    logger.info("%s, %s on %s, %s; /help lists the commands", llm.name, llm.dtype, llm.device, args.strategy)
+    if args.verbose:
+        settings = options.sampling_words(call["sampling"])
+        logger.info("%s; --seed %d repeats the answers", settings, call["sampling"].seed)
 
-    Args:
-        llm: an ``LLM`` with a chat template.
-        most: tokens of an answer at most.
-        system: the system message, None for the template's own.
-        quiet: show no progress.
-        raw: let control characters of the answers reach a terminal.
-        verbose: tokens a pass behind each answer too.
-        prefixes: keeps what was read of the conversation, so that an answer needs to read only what is new.
-        call: strategy and sampling of a request.
+    from tokenswift.engine.prefixes import Prefixes
 
-    Attributes:
-        messages: what was said, oldest first.
-        typed: takes what is typed during an answer.
-    """
-
-    def __init__(
-        self,
-        llm: Any,
-        most: int,
-        system: str | None = None,
-        quiet: bool = False,
-        raw: bool = False,
-        verbose: bool = False,
-        prefixes: Prefixes | None = None,
-        **call: Any,
-    ) -> None:
-        self._llm, self._most, self._quiet, self._raw, self._call = llm, most, quiet, raw, call
-        self._verbose = verbose
-        self._prefixes = prefixes
-        self.typed = Typed()
-        self._begin = prompting.system_messages(system)
-        self._saved: set[Path] = set()
-        self.messages = list(self._begin)
-
-    def take(self, line: str) -> bool:
-        """Do what a line says, a command or a message; False when the chat is to end.
-
-        Raises:
-            InputError, RunError: a command or an answer failed; the conversation is as it was before.
-            Interrupted: a signal other than Ctrl-C ended the answer.
-        """
-        text = line.strip()
-        command = re.fullmatch(r"(/[a-z]+)(?:\s+(.*))?", text)
-        if not text:
-            return True
-        if command is None:
-            self.answer(text)
-        elif command[1] in ("/exit", "/quit"):
-            return False
-        elif command[1] == "/reset":
-            self.messages = list(self._begin)
-            logger.info("a new conversation")
-        elif command[1] == "/save":
-            self.save(command[2] or "")
-        elif command[1] == "/load":
-            self.load(command[2] or "")
-        elif command[1] == "/help":
-            logger.info("%s\n%s", table(COMMANDS.items()), KEYS)
-        else:
-            raise InputError(f"{command[1]} is no command; valid: {', '.join(COMMANDS)}")
-        return True
-
-    def answer(self, text: str) -> None:
-        """Answer a message; what Ctrl-C left of the answer is kept."""
-        messages = [*self.messages, {"role": "user", "content": text}]
-        ids = self._llm.encode(messages)
-        sink, said = TextSink(None, raw=self._raw), ""
-        stages = Stages(self._quiet)
-        from tokenswift.engine.request import Request
-
-        request = Request(ids, self._room(len(ids)), **self._call, on_loop="stop", on_progress=stages)
-        with Signals(leave=_leave) as signals, self.typed.silent():
-            try:
-                with self._llm.start(request, self._prefixes) as steps:
-                    for step in steps:
-                        said += step.text
-                        sink.write(step.text)
-                        self.typed.listen()
-                        signals.check()
-                    ended = figures(steps.result, self._most, self._verbose)
-            except KeyboardInterrupt:
-                if signals.number not in (0, signal.SIGINT):
-                    raise
-                ended = "stopped"
-            finally:
-                stages.end()
-                sink.close()
-        if said:
-            self.messages = [*messages, {"role": "assistant", "content": said}]
-        logger.info("(%s)", ended)
-
-    def _room(self, tokens: int) -> int:
-        """How long an answer may become behind ``tokens`` tokens."""
-        limit = self._llm.target.rotary.limit
-        if limit is not None and tokens >= limit:
-            raise InputError(
-                f"the conversation has {tokens} tokens, the model {limit} positions; valid: a shorter "
-                "message, /reset, or --rope-scaling yarn"
-            )
-        return self._most if limit is None else min(self._most, limit - tokens)
-
-    def save(self, name: str) -> None:
-        """Write the conversation to a file, which is replaced only if this chat has made it.
-
-        Raises:
-            InputError: there is something else of that name, or it cannot be written.
-        """
-        if not name:
-            raise InputError("/save has no file; valid: /save FILE")
-        path = Path(name).expanduser()
-        if path.exists() and path.resolve() not in self._saved:
-            raise InputError(f"/save {name}: it is there already; valid: a new file")
-        try:
-            path.write_text(conversation.text_of(self.messages, path), encoding="utf-8")
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"/save {name} cannot be written ({reason}); valid: a writable file") from error
-        self._saved.add(path.resolve())
-        logger.info("%d messages written to %s", len(self.messages), path)
-
-    def load(self, name: str) -> None:
-        """Take up a conversation of a file in place of this one.
-
-        Raises:
-            InputError: there is no conversation in it, or it is too long for the model; this one stays.
-        """
-        if not name:
-            raise InputError("/load has no file; valid: /load FILE")
-        messages = conversation.read(name)
-        if messages and messages[-1]["role"] == "assistant":
-            self._room(len(self._llm.encode(messages)))
-        self.messages = messages
-        logger.info("%d messages read from %s", len(messages), name)
-
-
-def figures(result: Generation, most: int, verbose: bool = False) -> str:
-    """An answer in figures, and why it ended where that is not its own end."""
-    m = result.metrics
-    text = f"{len(result.token_ids)} tokens, {m.tokens_per_second:.0f} tokens/s"
-    if verbose:
-        text += f", {m.mean_acceptance_length:.2f} tokens a pass"
-    if result.finish_reason == "length":
-        reached = "--max-new-tokens" if len(result.token_ids) == most else "the model's positions"
-        return f"{text}; cut off by {reached}"
-    return text + ("; stopped, it began to repeat itself" if result.finish_reason == "loop" else "")
-
-
-def _leave(code: int) -> None:
-    """A second signal during an answer: one more Ctrl-C says nothing new."""
-    if code != 128 + signal.SIGINT:
-        os._exit(code)
+    telling = (args.quiet, args.raw_output, args.verbose)
+    return Chat(llm, args.max_new_tokens, args.system, *telling, Prefixes.beside(llm.target), **call)
 
 
 def _piped() -> Iterator[str]:
-    """The lines of standard input."""
+    """The messages of standard input: its lines, those between three quotes together."""
+    held = ""
+    for line in _lines():
+        held += line
+        if not is_open(held):
+            yield held
+            held = ""
+    if held:
+        yield held
+
+
+def _lines() -> Iterator[str]:
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise InputError(f"line {number} of standard input is not UTF-8; valid: UTF-8 text") from error
+        yield text.replace("\r\n", "\n")
 
 
 @contextmanager

@@ -36,8 +36,8 @@ def option(default: Any = MISSING, metavar: str | None = None, **more: Any) -> A
         default: None stands for what the text says; without one it has to be given.
         metavar: placeholder of its value, by its type where it is not given.
         more: ``names`` beside the usual one; ``earlier``, a name that is understood but not shown; ``least``
-            of a number, and ``valid``, that in words; ``place``, for an argument without a name; anything
-            else is argparse's.
+            of a number, and ``valid``, that in words; ``hidden``, for one that no help shows; ``place``, for
+            an argument without a name; anything else is argparse's.
     """
     return field(default=default, metadata={"metavar": metavar, **more})
 
@@ -73,6 +73,8 @@ def widths(text: str) -> tuple[int, ...] | None:
     return made
 
 
+#: short names of options, the same in every command
+SHORT = {"model": "-m", "max_new_tokens": "-n", "seed": "-s", "temperature": "-t"}
 #: type of a field → how its value is read, and its placeholder
 KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
     "int": (integer, "N"),
@@ -128,6 +130,7 @@ def add_option(to: Any, one: Field[Any], text: str, default: Any = None, unset: 
     more = dict(one.metadata)
     names = [*more.pop("names", ()), f"--{one.name.replace('_', '-')}"]
     metavar, place, earlier = (more.pop(key, None) for key in ("metavar", "place", "earlier"))
+    hidden = more.pop("hidden", False)
     for key in ("least", "valid", "help"):
         more.pop(key, None)
     type_name = str(one.type).removesuffix(" | None")
@@ -140,10 +143,11 @@ def add_option(to: Any, one: Field[Any], text: str, default: Any = None, unset: 
             text += f"; default: {default}"
     default = [] if default == () else default
     how |= {"default": None if unset else default, **more}
-    text = text.replace("%", "%%")
+    text = argparse.SUPPRESS if hidden else text.replace("%", "%%")
     if place:
         to.add_argument(one.name, **how, help=text)
         return
+    names = [SHORT[one.name], *names] if one.name in SHORT else names
     to.add_argument(*names, dest=one.name, **how, required=one.default is MISSING, help=text)
     if earlier:
         to.add_argument(earlier, dest=one.name, **how, help=argparse.SUPPRESS)

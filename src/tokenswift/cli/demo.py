@@ -1,28 +1,36 @@
-"""``tokenswift demo``: the same text by plain decoding and with drafts, and transformers beside them."""
+"""``tokenswift demo``: plain decoding, automatic drafting and transformers in turns, on prose and on a text
+that repeats itself."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from importlib import resources
-from pathlib import Path
+from signal import SIGINT
 from typing import Any
 
-from tokenswift.benchmark.peer import generate_rate
+from tokenswift.benchmark import peer
+from tokenswift.benchmark.prompts import made
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, check_options, option
-from tokenswift.cli.generate import stream
-from tokenswift.cli.output import TextSink, check_writable, write_json
+from tokenswift.cli.output import TextSink, check_folder, check_writable, write_json
 from tokenswift.cli.progress import Progress
+from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.cli.tables import table
 from tokenswift.config import SamplingParams
 from tokenswift.engine.records import record_of
-from tokenswift.types import Generation, InputError, RunError
+from tokenswift.types import Generation, RunError, Step
 
 STRATEGIES = ("autoregressive", "auto")
-PEER_TOKENS = 128  # that transformers writes: enough to tell its speed
+NAMES = {"autoregressive": "plain", "auto": "automatic"}
+TURN, TURNS = 32, 16  # least tokens that one writes before the other goes on, and most turns
+PEER_TURN = 8  # tokens that transformers writes in its turn: enough to tell its speed
+WARM = 8  # tokens that each writes before
+LIST = 600  # tokens of the list that is gone on with
+FLOATS = ("float32", "bfloat16", "float16")  # what transformers computes in
 logger = logging.getLogger("tokenswift")
 
 
@@ -31,100 +39,201 @@ class Demo(options.Shown):
     """What is compared.
 
     Attributes:
-        out: folder for autoregressive.json and auto.json
-        max_new_tokens: tokens to write, at least 1
+        out: folder that the records are left in: autoregressive.json and auto.json of the story,
+            list.autoregressive.json and list.auto.json of the list; it is made where it is not there
+        max_new_tokens: tokens to write of each text, at least 1
         seed: 0 or more
         peer: transformers or none: also time transformers' generate
     """
 
     out: str = option("demo", "DIR")
-    max_new_tokens: int = option(512, earlier="--tokens", least=1)
+    max_new_tokens: int = option(384, earlier="--tokens", least=1)
     seed: int = option(0)
     peer: str = option("transformers", choices=("transformers", "none"))
+
+
+@dataclass(slots=True)
+class Side:
+    """One way of decoding a text.
+
+    Attributes:
+        steps: what it takes.
+        seconds: of the steps so far.
+        count: new tokens so far.
+    """
+
+    steps: Any
+    seconds: float = 0.0
+    count: int = 0
+
+    def run_to(self, tokens: int) -> Iterator[Step]:
+        """Decode until there are so many tokens."""
+        while self.count < tokens:
+            step = next(self.steps)
+            self.seconds += step.seconds
+            self.count += len(step.token_ids)
+            yield step
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a text.
+
+    Attributes:
+        results, rates: by strategy.
+        theirs: transformers' tokens a second; None: not asked.
+    """
+
+    results: dict[str, Generation]
+    rates: dict[str, float]
+    theirs: float | None
+
+    @property
+    def same(self) -> bool:
+        """Whether both are the same tokens."""
+        return self.results["autoregressive"].token_ids == self.results["auto"].token_ids
 
 
 def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
     parser = subparsers.add_parser(
         "demo",
-        help="compare plain decoding and TokenSwift on one text",
-        description="Continue the shipped story twice, by plain decoding and with drafts, with the same "
-        "seed; print both, a table, and whether every token is the same (exit code 1 if not). The table's "
-        "last row is transformers' own generate with the same sampling (its texts are others).",
+        help="compare plain decoding and TokenSwift on two texts",
+        description="Go on with the shipped story, and with a list that repeats itself (greedy, no penalty), "
+        "each twice with the same seed: by plain decoding and with drafts, in turns of some tokens. Print "
+        "the texts, a table, and whether every token is the same (exit code 1 if not). transformers' own "
+        "generate takes turns with the same model, dtype and sampling, with unpacked weights (its texts are "
+        "others, and it writes fewer tokens). Four records with tokens, text and figures are left in --out.",
     )
     add_options(parser, Demo)
     options.add_model_options(parser, dtype="float32")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generate twice, compare, keep both records."""
+    """Write both texts, compare, keep the records."""
     check_options(args, Demo)
     sampling = SamplingParams(seed=args.seed)
     options.check_model_options(args)
-    folder = Path(args.out).expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = error.strerror or error
-        raise InputError(f"out is {args.out!r}: it cannot be made ({reason}); valid: a folder") from error
-    files = {name: check_writable("--out", str(folder / f"{name}.json")) for name in STRATEGIES}
+    folder = check_folder("--out", args.out)
+    files = {(text, name): folder / f"{text}{name}.json" for text in ("", "list.") for name in STRATEGIES}
+    if folder.exists():
+        for file in files.values():
+            check_writable("--out", file)
     prompt = (
         resources.files("tokenswift").joinpath("data/demo_prompt.txt").read_text(encoding="utf-8").strip()
     )
     llm = options.load_model(args)
-    from tokenswift.engine.request import Request
-
     logger.info("%s, %s on %s", llm.name, llm.dtype, llm.device)
-
-    results: dict[str, Generation] = {}
-    for name in STRATEGIES:
-        print(f"\n--- {name}: …{prompt[-60:].partition(' ')[2]}", flush=True)
-        results[name] = stream(
-            llm,
-            Request(prompt, args.max_new_tokens, name, sampling=sampling, ignore_eos=True),
-            TextSink(None, raw=args.raw_output),
-            Progress(args.max_new_tokens, args.quiet, label=name, verbose=args.verbose),
-        )
-        path = files[name]
-        if path is not None:
-            write_json(path, record_of(llm, results[name], name, {}, sampling))
-    same = results["autoregressive"].token_ids == results["auto"].token_ids
-    peer = None
-    if args.peer != "none" and args.max_new_tokens > 1:
-        logger.info("transformers' generate, %d tokens", min(args.max_new_tokens, PEER_TOKENS))
-        peer = generate_rate(llm, llm.encode(prompt), min(args.max_new_tokens, PEER_TOKENS), sampling)
-    print("\n" + shown(results, peer))
-    drafting = results["auto"].drafting
-    if drafting is not None:
-        print(f"drafting: {drafting['summary']}")
-    print(f"identical: {'yes' if same else 'no'}")
-    print(f"records: {', '.join(str(path) for path in files.values())}")
+    repeating = made("list", llm.encode, LIST, llm.target.vocab_size)
+    greedy = replace(sampling, greedy=True, repetition_penalty=1.0)
+    texts: dict[str, tuple[str, Any, SamplingParams]] = {
+        "": ("prose", llm.encode(prompt), sampling),
+        "list.": ("list", repeating, greedy),
+    }
+    ends = {"": prompt, "list.": llm.tokenizer.decode(repeating)}
+    outcomes: dict[str, Outcome] = {}
+    theirs = None if args.peer == "none" else _transformers(llm, args)
+    for text, (words, ids, how) in texts.items():
+        end = ends[text][-60:].partition(" ")[2].replace("\n", " ")
+        print(f"\n--- {words}: …{end}", flush=True)
+        outcomes[words] = in_turns(llm, theirs, ids, how, args)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in STRATEGIES:
+            record = record_of(llm, outcomes[words].results[name], name, {}, how)
+            write_json(files[text, name], record)
+    print("\n" + shown(outcomes, llm.target.weight_bytes, peer.bytes_read(theirs) if theirs else 0))
+    unpacked = f" (transformers: unpacked, {str(theirs.dtype).removeprefix('torch.')})" if theirs else ""
+    print(f"MB a pass: weights that the model reads for it{unpacked}")
+    for words, outcome in outcomes.items():
+        drafting = outcome.results["auto"].drafting
+        if drafting is not None:
+            print(f"drafting, {words}: {drafting['summary']}")
+    different = [words for words, outcome in outcomes.items() if not outcome.same]
+    print(f"identical: {'no' if different else 'yes'}")
+    left = ", ".join(path.name for path in files.values())
+    print(f"left in {folder}: {left} (tokens, text and figures of each)")
     sys.stdout.flush()
-    if not same:
+    if different:
+        results = outcomes[different[0]].results
         pairs = zip(*(results[name].token_ids for name in STRATEGIES), strict=False)
         place = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
         raise RunError(
-            f"the two texts differ from new token {place} on; both records were kept in {folder}"
+            f"the two texts differ from new token {place} on ({different[0]}); all records are in {folder}"
             + ("" if llm.dtype == "float32" else f" (near-ties flip in {llm.dtype}; compare in float32)")
         )
     return 0
 
 
-def shown(results: dict[str, Generation], peer: float | None = None) -> str:
-    """Figures of the runs, a row each; the speed-up is against the first. ``peer``: transformers' tokens a
-    second."""
-    head = ("strategy", "tokens/s", "speed-up", "α", "mean acceptance length", "passes")
-    base = next(iter(results.values())).metrics.tokens_per_second
+def _transformers(llm: Any, args: argparse.Namespace) -> Any:
+    """transformers' model: in the type that is computed in here, or float32 where it has none such."""
+    if llm.dtype in FLOATS:
+        return llm.model
+    return options.load_model(argparse.Namespace(**{**vars(args), "dtype": "float32", "heads": "none"})).model
 
-    def cells(name: str, rate: float, *more: str) -> tuple[str, ...]:
-        return (name, f"{rate:.1f}", f"{rate / base:.2f}" if base else "–", *more)
 
+def in_turns(llm: Any, model: Any, ids: list[int], sampling: SamplingParams, args: Any) -> Outcome:
+    """Write one text both ways, shown as plain decoding writes it.
+
+    Args:
+        model: transformers', which takes turns; None: it does not.
+        ids: the prompt.
+    """
+    new, base = args.max_new_tokens, llm.prefill(ids)
+    for name in STRATEGIES:
+        base.generate(min(WARM, new), name, {}, sampling, ignore_eos=True)
+    sides = {name: Side(base.stream(new, name, {}, sampling, ignore_eos=True)) for name in STRATEGIES}
+    third = None if model is None else peer.Turns(model, ids, sampling)
+    if third is not None:
+        third.run(WARM)
+        third.tokens, third.seconds = 0, 0.0
+    sink, order = TextSink(None, raw=args.raw_output), list(sides)
+    progress = Progress(new, args.quiet, verbose=args.verbose)
+    with Signals() as signals:
+        try:
+            size = max(TURN, -(-new // TURNS))
+            for end in (*range(size, new, size), new):
+                for name in order:
+                    for step in sides[name].run_to(end):
+                        if name == "autoregressive":
+                            sink.write(step.text)
+                            progress.update(step)
+                        signals.check()
+                if third is not None:
+                    third.run(PEER_TURN)
+                    signals.check()
+                order.reverse()
+        except KeyboardInterrupt:
+            counts = " and ".join(f"{side.count} by {NAMES[name]}" for name, side in sides.items())
+            raise Interrupted(signals.number or SIGINT, f"tokens written: {counts}, {sink.kept}") from None
+        finally:
+            progress.end()
+            for side in sides.values():
+                side.steps.close()
+    results = {name: side.steps.result for name, side in sides.items()}
+    sink.write(results["autoregressive"].text[sink.written :])
+    sink.close()
+    rates = {name: side.count / side.seconds for name, side in sides.items()}
+    return Outcome(results, rates, None if third is None else third.tokens / third.seconds)
+
+
+def shown(outcomes: dict[str, Outcome], ours: int, theirs: int) -> str:
+    """Figures of the texts: a row for each way of decoding; times are those of plain decoding.
+
+    Args:
+        ours, theirs: bytes of weights that a pass reads.
+    """
+    head = ("strategy", "text", "tokens/s", "over plain", "tokens a pass", "MB a pass")
     rows = []
-    for name, result in results.items():
-        m = result.metrics
-        alpha = f"{m.acceptance_rate:.2f}" if name != "autoregressive" else "–"
-        more = (alpha, f"{m.mean_acceptance_length:.2f}", str(m.steps))
-        rows.append(cells(name, m.tokens_per_second, *more))
-    if peer is not None:
-        rows.append(cells("transformers generate", peer, "–", "1.00", "–"))
-    return table(rows, head, right=range(1, 6))
+    for words, outcome in outcomes.items():
+        base = outcome.rates["autoregressive"]
+        lines = [
+            (NAMES[name], outcome.rates[name], f"{result.metrics.mean_acceptance_length:.2f}", ours)
+            for name, result in outcome.results.items()
+        ]
+        if outcome.theirs is not None:
+            lines.insert(0, ("transformers", outcome.theirs, "1.00", theirs))
+        rows += [
+            (name, words, f"{rate:.1f}", f"{rate / base:.2f}", length, f"{nbytes / 1e6:.0f}")
+            for name, rate, length, nbytes in lines
+        ]
+    return table(rows, head, right=range(2, 6))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 
+from tokenswift.checks import meant
 from tokenswift.cli.escapes import shown_on
 from tokenswift.ranks import says
 from tokenswift.types import InputError
 
+MEANT = "; did you mean "
 #: words of torch's and the system's errors when memory ran out
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory", "Unable to allocate")
 
@@ -55,10 +56,15 @@ def option_names(parser: argparse.ArgumentParser) -> dict[str, str]:
     hidden: dict[str, str] = {}
     for option in parser._actions:
         if option.option_strings and option.help != argparse.SUPPRESS:
-            shown[option.dest] = option.option_strings[0]
+            shown[option.dest] = long_name(option.option_strings)
         for name in option.option_strings:
             hidden[name.lstrip("-").replace("-", "_")] = option.dest
     return {**{name: shown[dest] for name, dest in hidden.items() if dest in shown}, **shown}
+
+
+def long_name(names: Sequence[str]) -> str:
+    """The name of an option that messages use: ``--seed`` of ``-s`` and ``--seed``."""
+    return next((name for name in names if name.startswith("--")), names[0])
 
 
 def with_option_name(message: str, options: dict[str, str]) -> str:
@@ -69,7 +75,10 @@ def with_option_name(message: str, options: dict[str, str]) -> str:
         message = options[found[1]] + message[found.end() :]
     if " is no option of " in message:
         head, _, names = message.partition("; valid: ")
+        names, _, probably = names.partition(MEANT)
         message = f"{head}; valid: {', '.join(options.get(name, name) for name in names.split(', '))}"
+        if probably:
+            message += f"{MEANT}{options.get(probably[:-1], probably[:-1])}?"
     if "dtype" in options:
         message = re.sub(r"(?<=or )dtype (?=b?float)", f"{options['dtype']} ", message)
     if "weights" in options:
@@ -84,9 +93,11 @@ def with_suggestion(message: str, options: Iterable[str] = ()) -> str:
         message: as this library or argparse words it.
         options: of the subcommand, for one that it does not know.
     """
+    if MEANT in message:
+        return message
     choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)$", message)
     value = re.search(r" is '([^']*)'.*?; valid: (.*)$", message)
-    unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+    unknown = re.match(r"unrecognized arguments: (?:.*? )?(--[\w-]+)", message)
     wrong = re.match(r"'?([\w-]+)'? is no option of .*?; valid: (.*)$", message)
     if found := choice or value or wrong:
         given, words = found[1], [word.strip(" '") for word in found[2].split(",")]
@@ -94,9 +105,4 @@ def with_suggestion(message: str, options: Iterable[str] = ()) -> str:
         given, words = unknown[1], list(options)
     else:
         return message
-    words = [word for word in words if word and " " not in word]
-    named = {word.lstrip("-"): word for word in words}
-    begun = given.lower().lstrip("-")
-    alike = [name for name in named if len(begun) > 2 and name.startswith(begun)][:1]
-    alike = alike or get_close_matches(begun, named, n=1, cutoff=0.6)
-    return f"{message}; did you mean {named[alike[0]]}?" if alike and alike[0] != begun else message
+    return message + meant(given, [word for word in words if word and " " not in word])

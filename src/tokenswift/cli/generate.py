@@ -32,6 +32,7 @@ from tokenswift.models.rope import parse_rope_scaling
 from tokenswift.prompts import is_chat
 from tokenswift.ranks import own_rank
 from tokenswift.types import Generation, InputError, RunError
+from tokenswift.words import counted
 
 if TYPE_CHECKING:
     from tokenswift.engine.request import Request
@@ -71,8 +72,9 @@ class Prompt:
     """What is gone on from, and where the text ends.
 
     Attributes:
-        prompt: text to answer, or to go on from (see --raw); - reads standard input
-        prompt_file: UTF-8 file with text to go on from; - reads standard input
+        prompt: text to answer, or to go on from (see --continue); a text that comes by a pipe is the prompt,
+            or stands before PROMPT; - reads standard input, whatever it is
+        prompt_file: UTF-8 file with that text; - reads standard input
         prompt_ids: token ids instead of text, 0 or more each
         ignore_eos: go on after an end-of-text token
         stop: end before this text, which is left out; may be given several times; default: none
@@ -107,7 +109,9 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "generate",
         help="write a text",
-        description="Write a text. It streams to standard output; progress and summary go to standard error.",
+        description="Write a text. A prompt is a question to a chat model, whether it comes as an argument, "
+        "by a pipe or from a file; --continue goes on from it instead. The text streams to standard output; "
+        "progress and summary go to standard error.",
         epilog="Exit codes: 0 done, 1 the run failed, 2 bad input, 129, 130, 143 hung up, interrupted, "
         "terminated (the text so far is kept; a second signal ends at once).",
     )
@@ -121,8 +125,13 @@ def add_parser(subparsers: Any) -> None:
 
 def add_call_options(parser: argparse.ArgumentParser) -> None:
     """What is to be written and how: prompt, length, model, strategy, sampling."""
-    for kind in (Prompt, prompting.Chat, prompting.System, Length, Loops):
+    for kind in (Prompt, prompting.Chat, prompting.System):
         add_options(parser, kind)
+    add_options(
+        parser, Length, only=("max_new_tokens",), unset=True
+    )  # whether it was given is said at the end
+    add_options(parser, Length, only=("rope_scaling",))
+    add_options(parser, Loops)
     options.add_model_options(parser)
     options.add_strategy_options(parser)
     options.add_sampling_options(parser)
@@ -170,6 +179,9 @@ def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]
 def settings_from(args: argparse.Namespace) -> dict[str, Any]:
     """What a request needs besides its prompt, as far as it is known without a model."""
     check_options(args, Length)
+    args.by_default = args.max_new_tokens is None
+    if args.by_default:
+        args.max_new_tokens = Length.max_new_tokens
     apply_preset(args)
     sampling = options.sampling_from(args)
     parse_rope_scaling(args.rope_scaling)
@@ -203,9 +215,8 @@ def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, 
     sampling = options.model_sampling(args, call["sampling"], llm)
     prompt, told = prompting.shaped(args, llm, prompt)
     if is_chat(prompt):
-        sampling = prompting.answer_sampling(args, sampling)
-        if not sampling.greedy:
-            told += f", temperature {sampling.temperature:g}"
+        sampling = prompting.answer_sampling(args, sampling, llm)
+        told += f", {options.sampling_words(sampling)}"
     logger.info("%s", told)
     return Request(prompt, **{**call, "sampling": sampling})
 
@@ -230,12 +241,22 @@ def run(args: argparse.Namespace) -> int:
 
     sink = TextSink(output, echo=record != STDOUT, raw=args.raw_output)
     done = len(before.tokens) if before else 0
-    progress = Progress(args.max_new_tokens, args.quiet, done=done, verbose=args.verbose)
+    cut = default_length(args.run_dir) if args.by_default else None
+    progress = Progress(args.max_new_tokens, args.quiet, done=done, verbose=args.verbose, at_length=cut)
     result = stream(llm, request, sink, progress, before)
     if record is not None:
         given = call["strategy_options"]
         write_json(record, record_of(llm, result, args.strategy, given, request.sampling))
     return 0
+
+
+def default_length(run_dir: str | None) -> str:
+    """What is said of a text that ended at a length nobody asked for."""
+    more = "--max-new-tokens 1000"
+    again = f"the same command with {more} writes this text and goes on"
+    if run_dir is not None:
+        again = f"go on with: tokenswift resume {run_dir} {more}"
+    return f"stopped at the default of {counted(Length.max_new_tokens, 'token')} (--max-new-tokens); {again}"
 
 
 def stream(
@@ -267,7 +288,7 @@ def stream(
             progress.end()
             with suppress(OSError):
                 sink.close()
-            kept = f"{progress.tokens} tokens were written, {sink.kept}{go_on}"
+            kept = f"{counted(progress.tokens, 'token was', 'tokens were')} written, {sink.kept}{go_on}"
             number = signals.number or getattr(error, "number", 0)
             if number and isinstance(error, KeyboardInterrupt | OSError):  # a hung up terminal takes no text
                 raise Interrupted(number, kept) from None
@@ -286,7 +307,7 @@ def stream(
                 raise RunError(f"out of memory; {kept}") from error
             what = " ".join(str(error).split())[:200]
             raise RunError(
-                f"the run failed after {progress.tokens} tokens ({type(error).__name__}: {what}); "
+                f"the run failed after {counted(progress.tokens, 'token')} ({type(error).__name__}: {what}); "
                 f"{sink.kept}{go_on}"
             ) from error
     sink.close()

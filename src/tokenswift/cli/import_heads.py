@@ -13,6 +13,7 @@ from tokenswift.cli.declare import add_options, option
 from tokenswift.cli.output import check_folder, check_writable
 from tokenswift.cli.progress import Stages
 from tokenswift.types import InputError
+from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")
 
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     model = _load(args).model if args.model else None
     heads, base = import_checkpoint(folder, model)
     save_heads(heads, args.out, base, notes={"imported": Path(args.checkpoint).resolve().name})
-    logger.info("wrote %s: %d %s heads for %s", args.out, heads.count, heads.kind, base.name)
+    logger.info("wrote %s: %s for %s", args.out, counted(heads.count, f"{heads.kind} head"), base.name)
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +13,21 @@ from typing import Any
 
 PROMPT, MORE = "\n> ", "  "
 BLOCK = 4096  # bytes that a terminal keeps for its reader
+QUOTES = '"""'
 logger = logging.getLogger("tokenswift")
+
+
+def is_open(text: str) -> bool:
+    """Whether a message, or the text of a command, has begun with three quotes and goes on."""
+    begun = re.match(rf"\s*(?:/[a-z]+\s+)?{QUOTES}(.*)", text, re.DOTALL)
+    return begun is not None and not begun[1].rstrip().endswith(QUOTES)
+
+
+def unquoted(text: str) -> str:
+    """What stands between three quotes; a text that does not begin with them as it is."""
+    if not text.startswith(QUOTES):
+        return text
+    return text.removeprefix(QUOTES).rstrip().removesuffix(QUOTES).strip("\n")
 
 
 class Editor:
@@ -24,18 +39,25 @@ class Editor:
 
     def __init__(self, history: str | None) -> None:
         from prompt_toolkit import PromptSession
+        from prompt_toolkit.application import get_app
+        from prompt_toolkit.filters import Condition
         from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
         keys = KeyBindings()
 
+        @keys.add("c-j")
         @keys.add("escape", "enter")
         def _(event: KeyPressEvent) -> None:
             event.current_buffer.insert_text("\n")
+
+        def several() -> bool:
+            return is_open(get_app().current_buffer.text)
 
         self._session: PromptSession[str] = PromptSession(
             history=_history(history),
             key_bindings=keys,
             prompt_continuation=MORE,
+            multiline=Condition(several),
             include_default_pygments_style=False,
         )
 
@@ -66,6 +88,25 @@ class Typed:
         self._editor = editor
         self._keys = b""
         self._listening = False
+        self._made = False  # whether line ends that wait to be read were made of Enter
+
+    @contextmanager
+    def plain_enter(self) -> Iterator[None]:
+        """While entered, the terminal does not make Ctrl-J of Enter, whoever reads it; what was typed before
+        is taken with :meth:`silent`, its line ends as Enter."""
+        if not sys.stdin.isatty():
+            yield
+            return
+        import termios
+
+        handle = sys.stdin.fileno()
+        before = termios.tcgetattr(handle)
+        termios.tcsetattr(handle, termios.TCSANOW, [before[0] & ~termios.ICRNL, *before[1:]])
+        self._made = True
+        try:
+            yield
+        finally:
+            termios.tcsetattr(handle, termios.TCSANOW, before)
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -80,12 +121,14 @@ class Typed:
         mode = [*before[:6], [*before[6]]]
         mode[3] = mode[3] & ~termios.ECHO | termios.NOFLSH
         if self._editor is not None:  # its keys one by one, as many as there are, none waited for
-            mode[0] &= ~termios.ICRNL
             mode[3] &= ~termios.ICANON
             mode[6][termios.VMIN] = mode[6][termios.VTIME] = 0
         try:
             termios.tcsetattr(handle, termios.TCSANOW, mode)
             self._listening = self._editor is not None
+            if self._made:
+                self.listen()
+                self._keys, self._made = self._keys.replace(b"\n", b"\r"), False
             yield
         finally:
             self.listen()

@@ -22,6 +22,7 @@ from tokenswift.cli.errors import (
     check_utf8,
     is_out_of_memory,
     last_line,
+    long_name,
     option_names,
     say,
     with_option_name,
@@ -79,7 +80,11 @@ class Parser(argparse.ArgumentParser):
         print(self.format_help(), end="", file=file or sys.stdout, flush=True)
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(re.sub(r"^argument ([^:]+):( is )?", lambda m: m[1] + (m[2] or ":"), message))
+        raise InputError(
+            re.sub(
+                r"^argument ([^:]+):( is )?", lambda m: long_name(m[1].split("/")) + (m[2] or ":"), message
+            )
+        )
 
 
 def subparsers_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

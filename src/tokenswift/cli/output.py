@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tokenswift.cli.escapes import one_place, shown_on
+from tokenswift.cli.wrap import Wrapped
 from tokenswift.types import InputError, RunError
 
 #: what ``--json -`` stands for
@@ -42,9 +43,9 @@ def check_writable(option: str, name: str | Path | None, renamed: bool = False) 
 
     Args:
         renamed: the file is made beside its place and takes it by a rename: only a regular file (or
-            nothing) may be there, and its folder is made. Otherwise a pipe or a character device will do.
+            nothing) may be there. Otherwise a pipe or a character device will do.
     Raises:
-        InputError: naming the option, the path and the reason.
+        InputError: naming the option, the path and the reason; its folder may be missing, which is not made.
     """
     if name is None:
         return None
@@ -58,9 +59,10 @@ def check_writable(option: str, name: str | Path | None, renamed: bool = False) 
         if kind and not os.access(path, os.W_OK):
             raise PermissionError(0, "no right to write")
         place = Path(os.path.realpath(path)).parent
-        if renamed and not place.exists():
-            check_folder(option, place)
-        elif kind in ("", "file"):
+        if not place.exists():
+            folder = place if path.parent.exists() else path.parent
+            raise FileNotFoundError(0, f"there is no folder {folder}")
+        if kind in ("", "file"):
             _try_to_write(place)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -184,14 +186,16 @@ class TextSink:
         path: the file, if there is to be one.
         echo: write to standard output too.
         raw: let control characters reach a terminal.
+        wrap: end lines on a terminal between words.
 
     Attributes:
         kept: where the text so far is, in words.
         written: characters that it has seen, those of :meth:`repeat` included.
     """
 
-    def __init__(self, path: Path | None, echo: bool = True, raw: bool = False) -> None:
+    def __init__(self, path: Path | None, echo: bool = True, raw: bool = False, wrap: bool = False) -> None:
         self.written = 0
+        self._wrapped = Wrapped() if wrap and not raw else None  # escape sequences have no width
         self._path, self._echo, self._raw = path, echo, raw
         self._file: IO[str] | None = None
         self._last = "\n"
@@ -217,8 +221,8 @@ class TextSink:
         if text and self._echo:
             if self._last.endswith("\n") and one_place(sys.stdout, sys.stderr):
                 logger.addFilter(self._on_a_line_of_its_own)
-            self._show(shown_on(sys.stdout, text, self._raw))
-            self._last = text
+            shown = shown_on(sys.stdout, text, self._raw)
+            self._show(shown if self._wrapped is None else self._wrapped.more(shown))
         self.written += len(text)
 
     def repeat(self, text: str) -> None:
@@ -228,18 +232,25 @@ class TextSink:
         self.written += len(text)
 
     def _show(self, text: str) -> None:
+        if not text:
+            return
+        self._last = text
         try:
             say(text)
         except OSError:
-            self._failed, self._last = True, "\n"
+            self._failed, self._last, self._wrapped = True, "\n", None
             raise
 
     def _on_a_line_of_its_own(self, record: logging.LogRecord) -> bool:
         """A filter of log records that go where the text goes: they begin a line."""
+        self._end_line()
+        return True
+
+    def _end_line(self) -> None:
+        if self._wrapped is not None:
+            self._show(self._wrapped.rest())
         if not self._last.endswith("\n"):
             self._show("\n")
-            self._last = "\n"
-        return True
 
     def _to_file(self, text: str) -> None:
         if self._path is not None:
@@ -267,9 +278,7 @@ class TextSink:
         logger.removeFilter(self._on_a_line_of_its_own)
         if self._file is not None:
             self._file.close()
-        if not self._last.endswith("\n"):
-            self._show("\n")
-            self._last = "\n"
+        self._end_line()
 
 
 def say(text: str) -> None:

@@ -15,6 +15,7 @@ from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_j
 from tokenswift.cli.progress import duration
 from tokenswift.cli.tables import table
 from tokenswift.types import InputError
+from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")
 GIGA = 1e9
@@ -173,8 +174,9 @@ def _expected(found: Any) -> str:
 def text_of_many(found: Any) -> str:
     """A plan of many texts as text."""
     lines = [
-        f"{found.texts:,} texts, {found.prompt:,} tokens of prompts, {found.new:,} new tokens; "
-        f"{found.nodes:,} {'nodes' if found.nodes > 1 else 'node'} with {found.at_once} side by side",
+        f"{counted(found.texts, 'text')}, {counted(found.prompt, 'token')} of prompts, "
+        f"{counted(found.new, 'new token')}; "
+        f"{counted(found.nodes, 'node')} with {found.at_once} side by side",
         "",
         _memory(found, "expected peak of a node"),
     ]
@@ -198,13 +200,14 @@ def text_of_many(found: Any) -> str:
 def text_of(found: Any, prompt: int, new: int) -> str:
     """A plan as text."""
     lines = [
-        f"{prompt:,} tokens of prompt, {new:,} new tokens",
+        f"{counted(prompt, 'token')} of prompt, {counted(new, 'new token')}",
         "",
         _memory(found, "expected peak"),
     ]
     if found.memory is not None:
         free = f"{found.memory.free / GIGA:.1f} GB"
-        lines.append(f"{free} more can be had now; up to {found.most:,} new tokens fit")
+        most = counted(found.most, "new token fits", "new tokens fit")
+        lines.append(f"{free} more can be had now; up to {most}")
     if found.seconds is not None:
         lines += [
             "",

@@ -16,6 +16,7 @@ from typing import IO
 
 from tokenswift.cli.escapes import one_place
 from tokenswift.types import Generation, Loop, Step
+from tokenswift.words import counted
 
 PLAIN_SECONDS, LIVE_SECONDS = 10.0, 0.25
 #: stage (`types.OnProgress`) → what is done, the unit, and how many of what is counted make one of it
@@ -38,6 +39,7 @@ ENDINGS = {
     "loop": "stopped, it began to repeat itself",
 }
 READING_SECONDS = 1.0  # that a prompt takes to be worth a word
+MEASURING_SECONDS = 0.05  # that measuring takes to be worth one, among the details
 BAR = 16  # columns of a live line's bar
 PAUSES = {"plain": PLAIN_SECONDS, "live": LIVE_SECONDS, "title": LIVE_SECONDS}
 TITLE, PUSH_TITLE, POP_TITLE = "\x1b]2;{}\x07", "\x1b[22;2t", "\x1b[23;2t"
@@ -133,7 +135,7 @@ class Stages:
         what, unit, size = STAGES.get(stage, (stage, "", 1))
         rate = (done - self._first) / max(now - self._started, 1e-9)
         left = duration((total - done) / rate) if rate > 0 else "?"
-        return f"{what}: {done // size:,} of {total // size:,} {unit}, ETA {left}"
+        return f"{what}: {done // size:,} of {_units(total // size, unit)}, ETA {left}"
 
     def end(self) -> None:
         """Take the live line away; what is told next is a new stage."""
@@ -156,15 +158,22 @@ class Progress:
         label: put before every line, e.g. the strategy.
         done: tokens that an earlier session has written.
         verbose: show figures of drafting too.
+        at_length: as of :func:`summary`.
 
     Attributes:
         stages: shows the reading of the prompt, until the first :meth:`update`.
     """
 
     def __init__(
-        self, total: int, quiet: bool = False, label: str = "", done: int = 0, verbose: bool = False
+        self,
+        total: int,
+        quiet: bool = False,
+        label: str = "",
+        done: int = 0,
+        verbose: bool = False,
+        at_length: str | None = None,
     ) -> None:
-        self._verbose, self._quiet = verbose, quiet
+        self._verbose, self._quiet, self._at_length = verbose, quiet, at_length
         self._total, self._label = total, f"{label}: " if label else ""
         self._line = Line("none" if quiet else mode_of(sys.stderr, sys.stdout))
         self.stages = Stages(quiet)
@@ -197,7 +206,8 @@ class Progress:
                 f"{(self.tokens - self._done) / max(self.steps, 1):.2f} tokens a pass, "
                 f"α {self.accepted / max(self.gamma, 1):.2f}, "
             )
-        return f"{self._label}{self.tokens} of {self._total} tokens, {rate:.1f} tokens/s, {more}ETA {left}"
+        done = f"{self._label}{self.tokens:,} of {counted(self._total, 'token')}"
+        return f"{done}, {rate:.1f} tokens/s, {more}ETA {left}"
 
     def end(self) -> None:
         """Take the live line or the title away (also after an error)."""
@@ -207,7 +217,7 @@ class Progress:
     def summary(self, result: Generation) -> None:
         """Print the figures of a finished run."""
         if not self._quiet:
-            print(self._label + summary(result, self._verbose), file=sys.stderr, flush=True)
+            print(self._label + summary(result, self._verbose, self._at_length), file=sys.stderr, flush=True)
 
 
 def is_live(stream: IO[str]) -> bool:
@@ -237,24 +247,30 @@ def duration(seconds: float) -> str:
 def loop_words(loop: Loop) -> str:
     """Where a text repeats itself."""
     if loop.sign == "pattern":
-        return f"the text repeats itself from token {loop.start} on ({loop.size} tokens again and again)"
+        pattern = counted(loop.size, "token")
+        return f"the text repeats itself from token {loop.start} on ({pattern} again and again)"
     return f"the text repeats itself from token {loop.start} on (its n-grams are nearly always accepted)"
 
 
-def summary(result: Generation, verbose: bool = False) -> str:
+def summary(result: Generation, verbose: bool = False, at_length: str | None = None) -> str:
     """One line about a finished run: tokens, seconds, why it ended; says so when it was not lossless.
 
     Args:
         verbose: passes, acceptance and what was drafted from, too.
+        at_length: what is said of an end at the length; None: that it was asked for.
     """
     m = result.metrics
-    text = f"{_tokens(len(result.token_ids))} in {m.seconds:.1f} s ({m.tokens_per_second:.1f} tokens/s)"
+    text = counted(len(result.token_ids), "token")
+    text += f" in {m.seconds:.1f} s ({m.tokens_per_second:.1f} tokens/s)"
     if verbose or m.prefill_seconds >= READING_SECONDS:
-        text += f", after {m.prefill_seconds:.1f} s for a prompt of {_tokens(result.prompt_tokens)}"
-    text += f"; {ENDINGS.get(result.finish_reason, result.finish_reason)}"
+        text += f", after {m.prefill_seconds:.1f} s for a prompt of {counted(result.prompt_tokens, 'token')}"
+    if verbose and m.calibration_seconds >= MEASURING_SECONDS:
+        text += f", {m.calibration_seconds:.1f} s of measuring what passes cost here, which is kept"
+    endings = ENDINGS | ({} if at_length is None else {"length": at_length})
+    text += f"; {endings.get(result.finish_reason, result.finish_reason)}"
     if verbose:
         text += (
-            f"; {m.steps} passes, mean acceptance length {m.mean_acceptance_length:.2f}, "
+            f"; {counted(m.steps, 'pass', 'passes')}, mean acceptance length {m.mean_acceptance_length:.2f}, "
             f"α {m.acceptance_rate:.2f} (n-grams {m.ngram_acceptance_rate:.2f})"
         )
         if result.drafting is not None:
@@ -264,5 +280,6 @@ def summary(result: Generation, verbose: bool = False) -> str:
     return text if result.lossless else f"{text}; NOT LOSSLESS (published acceptance rule)"
 
 
-def _tokens(count: int) -> str:
-    return f"{count:,} token" + ("s" if count != 1 else "")
+def _units(number: int, unit: str) -> str:
+    """A number of a unit, which is in the plural, or MB."""
+    return f"{number:,} MB" if unit == "MB" else counted(number, unit.removesuffix("s"))

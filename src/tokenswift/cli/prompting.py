@@ -1,17 +1,19 @@
 """Whether a prompt is answered, through the model's chat template, or continued as it is.
 
-A prompt given as an argument is answered where the model has a template; files, standard input and token
-ids are continued. ``--raw``, ``--chat`` and ``--system`` say otherwise. Light: no torch in here.
+Text is answered where the model has a template, however it comes; token ids are continued. ``--continue``
+(``--raw`` before) has text continued, too; ``--chat`` and ``--system`` insist on an answer. Light: no torch
+in here.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from tokenswift.cli import options
 from tokenswift.cli.declare import option
-from tokenswift.config import CHAT_TEMPERATURE, SamplingParams
+from tokenswift.config import SamplingParams, sampling_over
 from tokenswift.types import InputError
 
 
@@ -20,13 +22,12 @@ class Chat:
     """Whether a prompt is answered.
 
     Attributes:
-        raw: continue PROMPT as it is; default: it is answered, through the model's chat template, where the
-            model has one
-        chat: have the prompt answered, from a file or standard input too; default: those are continued as
-            they are. Answers are sampled at temperature 0.2 unless --temperature or --sampling is given
+        raw: go on from the prompt as it is; default: it is a question to a model that has a chat template,
+            whether it comes as an argument, by a pipe or from a file
+        chat: have the prompt answered, or refused where the model has no chat template
     """
 
-    raw: bool = option(False)
+    raw: bool = option(False, names=("--continue",))
     chat: bool = option(False)
 
 
@@ -52,7 +53,9 @@ def check_chat_options(args: argparse.Namespace) -> None:
         if getattr(args, name) in (None, False):
             continue
         if args.raw:
-            raise InputError(f"--raw and --{name} given; valid: one of them (--raw uses no chat template)")
+            raise InputError(
+                f"--continue and --{name} given; valid: one of them (--continue uses no chat template)"
+            )
         if args.prompt_ids is not None:
             raise InputError(f"--prompt-ids and --{name} given; valid: --{name} with text")
 
@@ -69,14 +72,11 @@ def shaped(args: argparse.Namespace, llm: Any, prompt: str | list[int]) -> tuple
         return prompt, "prompt: token ids, continued as they are"
     if args.raw:
         return prompt, "prompt: continued as it is"
-    wanted, argument = args.chat or args.system is not None, args.prompt not in (None, "-")
-    if wanted:
+    if args.chat or args.system is not None:
         check_template(llm, "--chat" if args.chat else "--system")
-    elif not argument:
-        return prompt, "prompt: continued as it is (--chat has it answered)"
     elif not llm.has_chat_template:
         return prompt, "prompt: continued as it is (the model has no chat template)"
-    told = "prompt: answered, through the model's chat template (--raw continues it as it is)"
+    told = "prompt: answered, through the model's chat template (--continue goes on from it as it is)"
     return [*system_messages(args.system), {"role": "user", "content": prompt}], told
 
 
@@ -85,7 +85,7 @@ def check_template(llm: Any, what: str) -> None:
     if not llm.has_chat_template:
         raise InputError(
             f"{what} needs a chat template, and the model {llm.name} has none; valid: a model made for chat, "
-            f"or tokenswift generate --raw"
+            f"or tokenswift generate --continue"
         )
 
 
@@ -94,12 +94,13 @@ def system_messages(text: str | None) -> list[dict[str, str]]:
     return [] if text is None else [{"role": "system", "content": text}]
 
 
-def answer_sampling(args: argparse.Namespace, made: SamplingParams) -> SamplingParams:
-    """The sampling parameters of an answer: a low temperature where none was asked for.
+def answer_sampling(args: argparse.Namespace, made: SamplingParams, llm: Any) -> SamplingParams:
+    """The sampling parameters of an answer: what is usual for one, and what the command line names over it.
 
     Args:
-        made: from the command line, the model's file included.
+        made: from the command line, with --sampling model the model's own included.
     """
-    if args.sampling != "default" or args.temperature is not None or made.greedy:
+    if args.sampling != "default":
         return made
-    return replace(made, temperature=CHAT_TEMPERATURE)
+    usual = llm.default_sampling([{"role": "user", "content": ""}])
+    return sampling_over(usual, options.given_sampling(args))

@@ -30,7 +30,7 @@ class Quantisation:
     Attributes:
         src: alias, folder or hub id of a Llama, Qwen2, Qwen3 or Mistral checkpoint in safetensors files, a
             GGUF file, or owner/name:file.gguf of the hub
-        dst: file to write; its name ends in .gguf
+        dst: file to write, in a folder that is there; its name ends in .gguf
         weights: what the projections are stored as: q8_0, q4_0 or q4_1
         head_weights: what the embedding and the LM head are stored as, which suffer most from few bits: q8_0,
             q4_0 or q4_1

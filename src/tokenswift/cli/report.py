@@ -13,6 +13,7 @@ from tokenswift.cli.output import check_apart, check_writable, files_of_run, wri
 from tokenswift.cli.runs import summaries
 from tokenswift.files import is_address
 from tokenswift.types import InputError
+from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")
 
@@ -50,13 +51,13 @@ def run(args: argparse.Namespace) -> int:
     if contents is None or state is None:
         rows = summaries(args.run_dir)
         html = page_of_all(rows, args.run_dir if remote else folder.resolve().name)
-        told = f"{len(rows)} runs"
+        told = counted(len(rows), "run")
     else:
         if contents.damaged:
             what = "the journal is damaged at byte %d; the page shows what is before it"
             logger.warning(what, contents.good)
         html = page(state, folder.resolve().name, folders.is_locked(folder))
-        told = f"{len(state.tokens)} tokens"
+        told = counted(len(state.tokens), "token")
     if path is not None:
         write_text(path, html.encode("utf-8", errors="replace").decode("utf-8"))
     logger.info("%s, %s", path, told)

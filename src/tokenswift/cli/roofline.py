@@ -64,7 +64,7 @@ def add_parser(subparsers: Any) -> None:
         "config.json or the header of its GGUF file and no weights: of a hub's model none are downloaded.",
         epilog="Exit codes: 0 done, 2 bad input.",
     )
-    model = ("model", "dtype", "weights", "activations", "device", "threads")
+    model = ("model", "dtype", "weights", "activations", "kv_cache_dtype", "device", "threads")
     group = parser.add_argument_group("model")
     add_options(group, options.Model, only=model)
     add_options(group, Length, only=("rope_scaling",))
@@ -96,13 +96,15 @@ def run(args: argparse.Namespace) -> int:
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    device = check_place(args.dtype, args.device if args.gpu is None else "cpu")
+    device = check_place(
+        "auto" if args.dtype == "int8" else args.dtype, args.device if args.gpu is None else "cpu"
+    )
     machine = machine_at(device) if args.gpu is None else card_named(args.gpu)
     whole = args.activations == "int8"
-    sizes = sizes_of(args.model, args.dtype, args.weights, whole, scaling, machine)
+    sizes = sizes_of(args.model, args.dtype, args.weights, whole, scaling, machine, args.kv_cache_dtype)
     contexts = lengths(args.length, sizes.limit)
     form = "q8_0" if chosen.draft_weights == "auto" else chosen.draft_weights
-    low = not whole and form != "none" and machine.keeps(form, sizes.dtype)
+    low = not sizes.whole and form != "none" and machine.keeps(form, sizes.dtype)
     drafts, budget = sizes.in_few_bits(form) if low else sizes, chosen.budget or BUDGET
     accepted = args.accepted or [a for a in ACCEPTED if a <= args.rows] or [float(args.rows)]
     made = {
@@ -203,7 +205,7 @@ def pass_seconds(target: Any, context: int, rows: int) -> float:
     from tokenswift.benchmark.timer import median, times
 
     cache = target.new_cache(context + rows)
-    cache.data.normal_()  # what keys hold costs nothing
+    cache.fill_random()  # what keys hold costs nothing
     cache.commit(tuple(range(context)))
     tokens = torch.arange(rows, device=target.device) % target.vocab_size
     positions = torch.arange(context, context + rows, device=target.device)

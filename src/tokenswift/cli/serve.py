@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+from contextlib import closing
 from dataclasses import fields
 from importlib.util import find_spec
+from signal import SIGTERM
 from typing import Any
 
 from tokenswift.cli import options
@@ -28,8 +30,9 @@ def add_parser(subparsers: Any) -> None:
         description="Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/responses (in the "
         "background too, and taken up where a client was), /v1/models, /health, /metrics, and a page at /. "
         "Only this machine is served unless --host and --api-key-file say otherwise.",
-        epilog="Ctrl-C or SIGTERM ends it between two steps. Exit codes: 1 it failed, 2 bad input, 129, 130, "
-        "143 hung up, interrupted, terminated.",
+        epilog="SIGTERM or Ctrl-C ends it between two steps, within ten seconds whatever is under way. Exit "
+        "codes: 0 ended by SIGTERM, 1 it failed, 2 bad input, 129, 130 hung up, interrupted, 143 ended by "
+        "force.",
     )
     add_options(parser.add_argument_group("server"), Settings)
     options.add_model_options(parser)
@@ -48,17 +51,27 @@ def run(args: argparse.Namespace) -> int:
         check_folder("--run-dir", settings.run_dir)
     parse_rope_scaling(args.rope_scaling)
     options.check_model_options(args)
-    llm = options.load_model(args, args.rope_scaling)
-    logger.info("%s, %s on %s", llm.name, llm.dtype, llm.device)
-    llm.generate([0, 0], 2, ignore_eos=True)  # measures and compiles what the first client would wait for
 
-    from tokenswift.serve.server import make_server
+    from tokenswift.serve.places import bound, store_of
 
-    server = make_server(llm, settings)
-    server.listen(lambda address: logger.info("listening on %s", address))
+    with closing(bound(settings)) as taken:  # what cannot be had is said before the model is loaded
+        store = store_of(settings)
+        try:
+            llm = options.load_model(args, args.rope_scaling)
+            logger.info("%s, %s on %s", llm.name, llm.dtype, llm.device)
+            from tokenswift.serve.server import make_server
+
+            llm.generate([0, 0], 2, ignore_eos=True)  # compiles what the first client would wait for
+            server = make_server(llm, settings, taken, store)
+            server.listen(lambda address: logger.info("listening on %s", address))
+        finally:
+            if store is not None:
+                store.close()
     left = server.answers.left
-    kept = f"{left} answers are kept" if left else ""
-    go_on = f"; they go on with: tokenswift serve --run-dir {settings.run_dir}" if left else ""
-    if server.number:
-        raise Interrupted(server.number, kept + go_on)
+    they = "1 answer is kept; it goes" if left == 1 else f"{left} answers are kept; they go"
+    kept = f"{they} on with: tokenswift serve --run-dir {settings.run_dir}" if left else ""
+    if server.number not in (0, SIGTERM):
+        raise Interrupted(server.number, kept)
+    if server.number:  # the usual end of a server, and no error
+        logger.info("ended%s", f"; {kept}" if kept else "")
     return 0 if server.started else 1

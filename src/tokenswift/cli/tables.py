@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 
 from tokenswift.cli.escapes import visible
 from tokenswift.cli.progress import is_live
+from tokenswift.cli.wrap import LEAST, columns
 
 WIDE = 10_000  # columns where nothing has to be folded
 
@@ -45,3 +46,10 @@ def table(
     with console.capture() as shown:
         console.print(Padding(made, (0, 0, 0, indent), expand=False))
     return "\n".join(line.rstrip() for line in shown.get().splitlines())
+
+
+def folded(text: str) -> list[str]:
+    """A text as lines that a terminal does not cut; one line where there is none."""
+    from textwrap import wrap
+
+    return wrap(text, columns() - 1 if columns() > LEAST else WIDE)

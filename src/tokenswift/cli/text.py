@@ -11,6 +11,7 @@ from typing import Any
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options
 from tokenswift.cli.output import STDOUT, TextSink, check_apart, check_writable, files_of_run, write_text
+from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")
 
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     text = (state.text + state.tail).encode("utf-8", errors="replace").decode("utf-8")
     if path is not None:
         write_text(path, text)
-        logger.info("%s, %d tokens", path, len(state.tokens))
+        logger.info("%s, %s", path, counted(len(state.tokens), "token"))
         return 0
     sink = TextSink(None)
     sink.write(text)

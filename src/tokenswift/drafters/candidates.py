@@ -80,7 +80,9 @@ class Candidates:
 
         Raises:
             RunError: what it proposed is no token.
+            Stopped: nobody wants the text any more.
         """
+        self.sequence.check()
         self._drafter, before = drafter, len(self.tree)
         drafter.propose(self.sequence, self)
         size = self.sequence.model.vocab_size
@@ -196,13 +198,20 @@ class Candidates:
         if not later or self.sampler.later is None or self.ahead:
 
             def follow(done: int, node: int) -> Below:
+                self.sequence.check()
                 self.passes += 1
                 return self.rank([node], run(self.path(node)), done, subset, kind)[0]
 
-            yield from (partial(follow, done) for done in range(limit))
+            for done in range(limit):
+                if done and self.sequence.has_enough:
+                    return
+                yield partial(follow, done)
             return
         asked: list[Asked] = []
         for done in range(self._promising(limit)):
+            if done and self.sequence.has_enough:
+                break
+            self.sequence.check()
             self.passes += 1
             path = [one.best for one in asked]
             place, width = len(self.text) + done, self._width_at(done)

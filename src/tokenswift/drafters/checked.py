@@ -27,8 +27,8 @@ class CheckedDrafter:
         inner: drafts for it.
         sampler: the target's choice rule.
         step: tokens that ``inner`` drafts at a time.
-        least: tokens of the chain, one more at most; fewer where a row of one of the two is refused, none
-            once either is left out.
+        least: tokens of the chain, one more at most; fewer where a row of one of the two is refused or the
+            tree has no room for more, none once either is left out.
     """
 
     name, mark = "checked", CHAIN
@@ -68,23 +68,31 @@ class CheckedDrafter:
         if sequence.newest is None or self.refusals.dropped:
             return
         chain: list[int] = []
-        cache = self.context.cache(sequence)
-        while len(chain) < self.least and not self.refusals.dropped:
-            part = self._part(sequence, candidates, cache, chain)
+        cache, room = self.context.cache(sequence), len(candidates.widths)
+        least = min(self.least, room)
+        while len(chain) < least and not self.refusals.dropped:
+            part = self._part(sequence, candidates, cache, chain, least)
             if not part:
                 break
             chain += part
+            if sequence.has_enough:
+                break
         node = 0
-        for token in chain:
+        for token in chain[:room]:
             node = candidates.add(node, token)
 
     def _part(
-        self, sequence: TokenSequence, candidates: Candidates, cache: SparseCache, chain: list[int]
+        self,
+        sequence: TokenSequence,
+        candidates: Candidates,
+        cache: SparseCache,
+        chain: list[int],
+        least: int,
     ) -> list[int]:
         """What follows the text and ``chain``: drafted, checked over the partial cache, kept as far as the
         target chooses it itself (nothing where it cannot choose)."""
         text = sequence.tokens
-        widths = (1,) * min(self.step, self.least - len(chain))
+        widths = (1,) * min(self.step, least - len(chain))
         inner = Candidates(sequence, self.sampler, candidates.coupled, widths, ahead=chain)
         inner.ask(self.inner)
         tree = inner.tree.build()

@@ -51,7 +51,7 @@ class HeadLevels:
         self.model, self.heads, self.frequent = model, heads, frequent
         self.vocabulary = DraftVocabulary(model)
         self._steps = packed_steps(heads, model.backend)
-        self._base = torch.empty(0)
+        self._base = torch.empty(0, dtype=torch.float32)
         self._shares: dict[int, Tensor] = {}
 
     def begin(self, tokens: list[int]) -> None:
@@ -102,7 +102,7 @@ def level_of(model: DraftModel, heads: Heads | None) -> Callable[[], object] | N
     levels = HeadLevels(model, heads, frequent=True)
     levels.begin([0])
     sampler = model.sampler(SamplingParams())
-    states = levels.start(torch.zeros(1, heads.config.hidden_size, device=model.device))
+    states = levels.start(torch.zeros(1, heads.config.hidden_size, dtype=torch.float32, device=model.device))
 
     def level() -> object:
         logits = levels.level(0, states, [0])[1]

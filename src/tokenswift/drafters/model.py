@@ -6,7 +6,7 @@ position, so it guesses right wherever both would choose alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -75,8 +75,8 @@ class ModelContext:
         self._turned = 0  # positions that the sinks have moved
 
     @torch.inference_mode()
-    def begin(self, tokens: list[int]) -> None:
-        """Run the prompt, all but its last token (the first root)."""
+    def begin(self, tokens: list[int], check: Callable[[], None] = lambda: None) -> None:
+        """Run the prompt, all but its last token (the first root); ``check`` is called between passes."""
         known = tokens[:-1]
         self.vocabulary = draft_vocabulary(self.model, self.frequent, tokens)
         run = known
@@ -86,7 +86,7 @@ class ModelContext:
         full = self.model.new_cache(max(1, len(run)))
         cache = self.model.backend.partial_cache(full, self.slots, self.sinks, self.longest + 2)
         if run:
-            last = self.model.prefill(run, full)
+            last = self.model.prefill(run, full, lambda stage, done, total: check())
             policy = "snapkv" if self.kv == "snapkv" else "recent"
             row, windows = len(last.hidden) - 1, self.model.windows
             cache.load(full, select(policy, full, last.queries, row, windows, self.slots, self.sinks))
@@ -127,12 +127,14 @@ class ModelContext:
         self._drafted = fresh
         return self.vocabulary.logits(result.hidden[-1:])
 
-    def catch_up(self, tokens: list[int]) -> bool:
-        """Take in text that was written while this model did not draft; whether there was any."""
+    def catch_up(self, tokens: list[int], check: Callable[[], None] = lambda: None) -> bool:
+        """Take in text that was written while this model did not draft; whether there was any. ``check`` is
+        called between passes."""
         lagged = len(tokens) - self._known > _LAG
         if len(tokens) - self._known > 8 * self.longest:
-            self.begin(tokens)
+            self.begin(tokens, check)
         while len(tokens) - self._known > _LAG:
+            check()
             part = tokens[: self._known + self.longest + 1]
             self.row(part, ())
             self.observe(part)
@@ -196,7 +198,7 @@ class ModelDrafter:
 
     def begin(self, sequence: TokenSequence) -> None:
         """Run the prompt."""
-        self.context.begin(sequence.tokens)
+        self.context.begin(sequence.tokens, sequence.check)
 
     def needs(self, text: int, row: int) -> list[Need]:
         """Its cache."""
@@ -212,7 +214,7 @@ class ModelDrafter:
         if self.refusals.dropped:
             return
         context, text = self.context, sequence.tokens
-        candidates.loaded |= context.catch_up(text)
+        candidates.loaded |= context.catch_up(text, sequence.check)
         most = context.passes(text, candidates.ahead)
         candidates.chain(lambda path: context.row(text, path), context.subset, most=most)
 

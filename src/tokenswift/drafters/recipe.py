@@ -69,9 +69,12 @@ class FixedWidths:
         return self.drafters
 
     def draft(self, sequence: TokenSequence) -> DraftTree:
-        """The step's tree."""
-        candidates = Candidates(sequence, self.sampler, self.coupled, self.widths, self.most)
-        for drafter in self.asked(sequence):
+        """The step's tree, no deeper than tokens are wanted: the last of them is the target's own."""
+        widths, left = self.widths, sequence.left
+        if left is not None and self.acceptance == "exact":  # by the published rule drafts change tokens
+            widths = widths[: max(0, left - 1)]
+        candidates = Candidates(sequence, self.sampler, self.coupled, widths, self.most)
+        for drafter in self.asked(sequence) if widths else ():
             candidates.ask(drafter)
         sequence.draft_passes += candidates.passes
         return candidates.tree.build()

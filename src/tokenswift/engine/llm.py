@@ -14,8 +14,9 @@ from typing import Any, Literal, Unpack
 
 import torch
 
-from tokenswift.config import NEUTRAL, RENAMED, SamplingParams, check_choice, check_threads
-from tokenswift.drafters.auto.prices import Table, kept_table, measure
+from tokenswift.checks import named_arguments
+from tokenswift.config import ANSWERS, RENAMED, SamplingParams, check_choice, check_threads, sampling_by
+from tokenswift.drafters.auto.prices import Table, keep_table, kept_table, measure
 from tokenswift.drafters.heads import level_of
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.engine.prefixes import Prefixes
@@ -42,24 +43,61 @@ from tokenswift.models.draft_models import Drafters
 from tokenswift.models.load import (
     ACTIVATIONS,
     CUDA_GRAPHS,
+    KV_CACHE_DTYPES,
     cache_dir,
     check_backend,
     check_place,
     check_spread,
-    sampling_of,
 )
 from tokenswift.models.low_bit import LowBitTarget, low_bit
+from tokenswift.models.own_sampling import check_named
 from tokenswift.models.placed import tp_of
 from tokenswift.models.rope import RopeScaling
 from tokenswift.models.target import Target, backend_for
-from tokenswift.prompts import Prompt, default_sampling, has_template, prompt_ids, several_ids
+from tokenswift.prompts import Prompt, default_sampling, has_template, is_chat, prompt_ids, several_ids
 from tokenswift.ranks import Ranks
 from tokenswift.types import Generation, InputError, OnProgress, Step
+from tokenswift.words import (
+    Activations,
+    Backend,
+    CudaGraphs,
+    Device,
+    Dtype,
+    HeadKind,
+    KvCacheDtype,
+    Strategy,
+    Weights,
+)
 
 logger = logging.getLogger("tokenswift")
 WITHOUT_HEADS = (
     "no draft heads fit %s, so little speed is gained; train some with: tokenswift train-heads --model %s "
     "--data self --out heads.safetensors (then --heads heads.safetensors), or try --strategy magicdec"
+)
+#: arguments of other libraries → what there is instead
+INSTEAD: dict[str, str] = dict.fromkeys(
+    ("n_ctx", "max_model_len", "max_seq_len", "max_seq_length", "context_length", "num_ctx"),
+    "a text may take all of the model's positions, and rope_scaling makes more of them",
+)
+#: what ``dir`` shows of an `LLM`
+PUBLIC = (
+    "close",
+    "default_sampling",
+    "device",
+    "dtype",
+    "encode",
+    "from_model",
+    "generate",
+    "generate_many",
+    "generation_config",
+    "has_chat_template",
+    "model",
+    "model_sampling",
+    "name",
+    "numerics",
+    "prefill",
+    "stream",
+    "tokenizer",
 )
 
 
@@ -69,8 +107,9 @@ class LLM:
     Args:
         model: an alias (``"smollm2-135m"``), a folder or a hub id of a transformers checkpoint, a GGUF file,
             a folder with one, or one of the hub (``"owner/name:file.gguf"``).
-        dtype: "auto" (the checkpoint's; for a GGUF file of low-bit weights float32), "float32", "bfloat16",
-            "float16", or one of these of torch; for a GGUF file on CUDA bfloat16 instead of float32.
+        dtype: what is computed in: "auto", "int8", "float32", "bfloat16", "float16", or one of these of
+            torch. "auto" is the checkpoint's; for quantized weights int8 on a CPU, bfloat16 on CUDA. "int8":
+            products of quantized weights, and keys and values; the rest in float32.
         device: "auto" (CUDA where there is one), "cpu", "cuda", or a device of torch.
         heads: "auto" (shipped heads that fit the model, else none), "none" or None, shipped ones by kind
             ("conditioned", "linear", "medusa"), an adapter file, or the heads themselves.
@@ -81,8 +120,9 @@ class LLM:
         threads: CPU threads of the whole process, as ``torch.set_num_threads`` sets them; None leaves them.
         weights: what they are stored as: "stored" (as the files hold them), "float32", "bfloat16", or
             quantised at loading: "q8_0", "q4_0", "q4_1".
-        activations: "float", or "int8": weights that are stored in few bits are multiplied with groups of 32
-            whole numbers. Faster, and another model (exact relative to itself).
+        activations: "float", or "int8": products alone in int8, keys and values in floats.
+        kv_cache_dtype: of keys and values: "auto" (as the rest), "float32", "bfloat16" or "int8" (half the
+            memory of bfloat16, for long texts).
         device_map: where layers lie: None (all on ``device``), "auto" (accelerate's placing: over cards, then
             memory, then disk), or a place for each module: ``{"model.layers.0": 0, …, "lm_head": "cpu"}``.
         tp: processes that compute the model together, by transformers' tensor-parallel plan; each of them,
@@ -99,24 +139,27 @@ class LLM:
 
     ranks: Ranks | None = None  # the processes that compute it together, where there are several
 
+    @named_arguments(INSTEAD)
     def __init__(
         self,
         model: str | os.PathLike[str],
-        dtype: str | torch.dtype = "auto",
-        device: str | torch.device = "auto",
-        heads: str | Path | Heads | None = "auto",
+        dtype: Dtype | str | torch.dtype = "auto",
+        device: Device | str | torch.device = "auto",
+        heads: Literal["auto", "none"] | HeadKind | str | Path | Heads | None = "auto",
         rope_scaling: str | None = None,
         on_progress: OnProgress | None = None,
         threads: int | None = None,
-        weights: str = "stored",
-        activations: str = "float",
+        weights: Weights | str = "stored",
+        activations: Activations | str = "float",
+        kv_cache_dtype: KvCacheDtype | str = "auto",
         device_map: str | Mapping[str, str | int] | None = None,
         tp: int = 1,
-        backend: str = "auto",
-        cuda_graphs: str = "auto",
+        backend: Backend | str = "auto",
+        cuda_graphs: CudaGraphs | str = "auto",
     ) -> None:
         check_name(model)
         check_choice("activations", activations, ACTIVATIONS)
+        check_choice("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
         check_choice("cuda_graphs", cuda_graphs, CUDA_GRAPHS)
         dtype_name, device_name = plain_place(dtype, device)
         heads = str(heads) if isinstance(heads, Path) else heads
@@ -131,7 +174,8 @@ class LLM:
                 raise InputError(f"device is {device_name!r} beside tp {tp}; valid: auto, which is cuda here")
             self.ranks = Ranks(tp, place)
         how = (weights, backend, cuda_graphs == "auto", device_map, tp)
-        source = open_model(str(model), dtype_name, device_name, scaling, on_progress, *how)
+        computed = "float32" if dtype_name == "int8" else dtype_name
+        source = open_model(str(model), computed, device_name, scaling, on_progress, *how)
         self._set_up(source, str(model), heads, scaling, on_progress)
         self.loading = {
             "model": str(Path(model).expanduser().absolute()) if Path(model).exists() else str(model),
@@ -141,26 +185,53 @@ class LLM:
             "rope_scaling": rope_scaling,
             "weights": weights,
             "activations": activations,
+            "kv_cache_dtype": kv_cache_dtype,
             "device_map": dict(device_map) if isinstance(device_map, Mapping) else device_map,
             "backend": backend,
             "cuda_graphs": cuda_graphs,
         }
-        if activations == "int8":
-            if not isinstance(self.target, LeanTarget):
-                raise InputError(
-                    f"activations is 'int8', but {model} runs through transformers' own model; valid: float"
-                )
-            self.target.take_whole_numbers()
+        self._quantize(dtype_name, activations, kv_cache_dtype)
+
+    def _quantize(self, dtype: str, activations: str, kv_cache_dtype: str) -> None:
+        """Compute in int8, and keep keys and values as they are asked for.
+
+        Raises:
+            InputError: the model or its backend cannot.
+        """
+        if dtype == "auto" and activations == "float" and isinstance(self.target, LeanTarget):
+            dtype = "int8" if self.target.has_int8 else dtype
+        option = "dtype" if dtype == "int8" else "activations" if activations == "int8" else "kv_cache_dtype"
+        kept = "int8" if dtype == "int8" and kv_cache_dtype == "auto" else kv_cache_dtype
+        if option == "kv_cache_dtype" and kept == "auto":
+            return
+        if not isinstance(self.target, LeanTarget):
+            given, instead = {
+                "dtype": (dtype, "auto, float32, bfloat16, float16"),
+                "activations": (activations, "float"),
+                "kv_cache_dtype": (kept, "auto"),
+            }[option]
+            raise InputError(
+                f"{option} is {given!r}, but {self.name} runs through transformers' own model; "
+                f"valid: {instead}",
+                option,
+            )
+        if option != "kv_cache_dtype":
+            self.target.take_int8(option)
+        if kept != "auto":
+            self.target.take_keys(
+                getattr(torch, kept), option if kv_cache_dtype == "auto" else "kv_cache_dtype"
+            )
 
     @classmethod
+    @named_arguments(INSTEAD)
     def from_model(
         cls,
         model: Any,
         tokenizer: Any = None,
-        heads: str | Path | Heads | None = "auto",
+        heads: Literal["auto", "none"] | HeadKind | str | Path | Heads | None = "auto",
         rope_scaling: str | None = None,
-        backend: str = "auto",
-        cuda_graphs: str = "auto",
+        backend: Backend | str = "auto",
+        cuda_graphs: CudaGraphs | str = "auto",
     ) -> LLM:
         """Wrap a loaded transformers model; the object itself stays as it is.
 
@@ -170,7 +241,9 @@ class LLM:
             model: a causal LM of transformers.
             tokenizer: its tokenizer; None: prompts are token ids, and texts are empty.
             heads: as for ``LLM``; shipped heads are found by the model's weights.
-            rope_scaling, backend, cuda_graphs: as for ``LLM``.
+            rope_scaling: as for ``LLM``.
+            backend: as for ``LLM``.
+            cuda_graphs: as for ``LLM``.
         """
         check_loaded(model, tokenizer)
         if (ranks := tp_of(model)) > 1:
@@ -202,7 +275,7 @@ class LLM:
         automatic = isinstance(heads, str) and heads == "auto"
         self._packaged = packaged if automatic else {}
         self._misses_heads = automatic and self.heads is None  # until it was said
-        self._said_renamed = False
+        self._said_renamed = self._said_unusable = False
         self._shipped: dict[str, Heads] = {}  # those of them that were asked for
         self._lock = Lock()
         self._costs: dict[tuple[int, int], Table] = {}
@@ -238,6 +311,14 @@ class LLM:
         if "target" not in self.__dict__:
             raise InputError("the LLM is closed; valid: one that was not closed")
 
+    def __dir__(self) -> list[str]:
+        return list(PUBLIC)
+
+    def __repr__(self) -> str:
+        if "target" not in self.__dict__:
+            return f"LLM({self.__dict__.get('name', '')!r}, closed)"
+        return f"LLM({self.name!r}, dtype={self.dtype!r}, device={self.device!r})"
+
     def __enter__(self) -> LLM:
         return self
 
@@ -246,8 +327,10 @@ class LLM:
 
     @property
     def dtype(self) -> str:
-        """The model's dtype, e.g. "float32"."""
+        """What is computed in, e.g. "float32"; "int8" where products and attention are."""
         self._check_open()
+        if self.target.whole and self.target.keys == torch.int8:
+            return "int8"
         return str(self.target.dtype).removeprefix("torch.")
 
     @property
@@ -257,20 +340,34 @@ class LLM:
         return str(self.target.device)
 
     def costs(self, low: LowBit | None = None) -> Table:
-        """Measured times of passes of this model here, for automatic drafting: made at the first call (about
-        two seconds) and kept in the cache folder, by model, device, type and threads. With ``low``, of
-        its passes in few bits, too."""
+        """Times of passes of this model here, for automatic drafting: measured the first time (about two
+        seconds), corrected by what steps take, and kept in the cache folder, by model, device, type and
+        threads. With ``low``, of its passes in few bits, too."""
         self._check_open()
         with self._lock:
-            threads, few = torch.get_num_threads(), 0 if low is None else low.weight_bytes
-            if (threads, few) not in self._costs:
+            key, more = self._costs_of(low)
+            if key not in self._costs:
                 made = partial(measure, self.target, level_of(self.target, self.heads), low=low)
-                more = (few, self.target.whole) if few or self.target.whole else None
                 if self.ranks is not None:  # measured in step, by one clock
-                    self._costs[threads, few] = self.ranks.shared(made(clock=self.ranks.clock))
+                    self._costs[key] = self.ranks.shared(made(clock=self.ranks.clock))
                 else:
-                    self._costs[threads, few] = kept_table(self.target, cache_dir() / "costs", made, more)
-            return self._costs[threads, few]
+                    self._costs[key] = kept_table(self.target, cache_dir() / "costs", made, more)
+            return self._costs[key]
+
+    def learn_costs(self, table: Table, low: LowBit | None = None) -> None:
+        """Take what a run has made of the table that `costs` gave it, for the next runs."""
+        if self.ranks is not None or "target" not in self.__dict__:  # every rank keeps what they agreed on
+            return
+        with self._lock:
+            key, more = self._costs_of(low)
+            self._costs[key] = table
+            keep_table(self.target, cache_dir() / "costs", table, more)
+
+    def _costs_of(self, low: LowBit | None) -> tuple[tuple[int, int], object]:
+        """What tells tables of this model apart, in this process and in the cache folder."""
+        few = 0 if low is None else low.weight_bytes
+        more = (few, self.target.whole) if few or self.target.whole else None
+        return (torch.get_num_threads(), few), more
 
     def low_bit(self, wanted: str = "auto") -> LowBitTarget | None:
         """The target in few bits, made at the first call.
@@ -354,14 +451,35 @@ class LLM:
         Raises:
             InputError: the file names no sampling setting, or a field is out of its range.
         """
-        taken = sampling_of(self.generation_config, self.name)
-        return SamplingParams(**{**NEUTRAL, **taken, **given})
+        return sampling_by(check_named(self.named_sampling(), self.name), given)
+
+    def named_sampling(self) -> dict[str, Any]:
+        """The fields of `SamplingParams` that the model itself names: in its ``generation_config.json``, or
+        in its GGUF file."""
+        self._check_open()
+        return self.source.named_sampling()
+
+    def default_sampling(self, prompt: Prompt) -> SamplingParams:
+        """The sampling of a prompt for which none is given: the paper's for text and token ids, which are
+        gone on from. Answers to chat messages have what the model itself names, else temperature 0.7 and
+        min-p 0.05 without a penalty."""
+        return default_sampling(prompt, self._answers() if is_chat(prompt) else ANSWERS)
+
+    def _answers(self) -> SamplingParams:
+        named = self.named_sampling()
+        try:
+            return sampling_by(named, {}) if named else ANSWERS
+        except InputError as error:
+            if not self._said_unusable:
+                self._said_unusable = True
+                logger.warning("the sampling settings that %s names are left aside: %s", self.name, error)
+            return ANSWERS
 
     def generate(
         self,
         prompt: Prompt,
         max_new_tokens: int = 200,
-        strategy: str = "auto",
+        strategy: Strategy | str = "auto",
         strategy_options: Mapping[str, Any] | Any = None,
         sampling: SamplingParams | None = None,
         *,
@@ -376,8 +494,8 @@ class LLM:
             strategy: how to draft, by name; it never changes the tokens. "auto" drafts what pays;
                 "tokenswift" without a tree means "auto", too.
             strategy_options: a dict of options, or the strategy's ``TokenSwiftOptions(tree=(1, 3))``.
-            sampling: how tokens are chosen; default `SamplingParams()`, for chat messages with a
-                temperature of 0.2. Instead of it, its fields as keywords, the others as by default:
+            sampling: how tokens are chosen; default: what `default_sampling` gives for the prompt. Instead of
+                it, its fields as keywords, the others as by default:
                 ``llm.generate(prompt, temperature=0.7, seed=3)``.
             on_step: called with each step as it happens.
             options: ``ignore_eos=True`` goes on after an end-of-text token (default False); ``stop="…"``, or
@@ -395,14 +513,14 @@ class LLM:
             RunError: the run failed on its way; the line says what was kept.
         """
         check_callback("on_step", on_step)
-        request = Request.of(prompt, max_new_tokens, strategy, strategy_options, sampling, options)
-        return self.start(request).finish(on_step)
+        how = (max_new_tokens, strategy, strategy_options, sampling, options)
+        return self.start(self._request(prompt, *how)).finish(on_step)
 
     def stream(
         self,
         prompt: Prompt,
         max_new_tokens: int = 200,
-        strategy: str = "auto",
+        strategy: Strategy | str = "auto",
         strategy_options: Mapping[str, Any] | Any = None,
         sampling: SamplingParams | None = None,
         **options: Unpack[GenerateOptions],
@@ -411,7 +529,21 @@ class LLM:
 
         After the last step ``stream.result`` is what `generate` would have returned (see `Stream`).
         """
-        return self.start(Request.of(prompt, max_new_tokens, strategy, strategy_options, sampling, options))
+        return self.start(
+            self._request(prompt, max_new_tokens, strategy, strategy_options, sampling, options)
+        )
+
+    def _request(
+        self,
+        prompt: Prompt,
+        new: int,
+        strategy: str,
+        given: Any,
+        sampling: SamplingParams | None,
+        options: Any,
+    ) -> Request:
+        usual = self.default_sampling(prompt) if sampling is None else sampling
+        return Request.of(prompt, usual, new, strategy, given, sampling, options)
 
     def start(self, request: Request, prefixes: Prefixes | None = None) -> Stream:
         """The steps of a request that was made before, as `stream` gives them.
@@ -425,7 +557,7 @@ class LLM:
         self,
         prompts: Sequence[Prompt],
         max_new_tokens: int = 200,
-        strategy: str = "auto",
+        strategy: Strategy | str = "auto",
         strategy_options: Mapping[str, Any] | Any = None,
         sampling: SamplingParams | None = None,
         *,
@@ -460,7 +592,7 @@ class LLM:
         ids = several_ids(prompts, self.source.codec, self.target.vocab_size)
         how = (max_new_tokens, strategy, strategy_options, sampling, options)
         requests = [
-            replace(Request.of(prompt, *how), prompt=tokens)
+            replace(self._request(prompt, *how), prompt=tokens)
             for prompt, tokens in zip(prompts, ids, strict=True)
         ]
         for longest in sorted(requests, key=lambda request: len(request.prompt))[-1:]:
@@ -491,14 +623,20 @@ class LLM:
         self._check_open()
         ids = self.encode(prompt)
         self.check_room(len(ids) + 1)
-        return Prefilled(self, ids, self.target.sampler(default_sampling(prompt)))
+        return Prefilled(self, ids, self.target.sampler(self.default_sampling(prompt)))
 
     def identity(self) -> dict[str, Any]:
         """What of this ``LLM`` decides the tokens: dtype, config, weights, adapter, positions, tokenizer."""
         factor = self.rope_scaling.factor if self.rope_scaling is not None else None
         rope = "none" if self.rope_scaling is None else "yarn" if factor is None else f"yarn:{factor:g}"
-        whole = self.target.whole
-        return {**self.source.identity(), "rope": rope, **({"activations": "int8"} if whole else {})}
+        target, made = self.target, {**self.source.identity(), "rope": rope}
+        if self.dtype == "int8":
+            made["dtype"] = "int8"
+        elif target.whole:
+            made["activations"] = "int8"
+        if self.dtype != "int8" and target.keys != target.dtype:
+            made["kv_cache_dtype"] = str(target.keys).removeprefix("torch.")
+        return made
 
     def numerics(self) -> dict[str, Any]:
         """How passes are computed, and whether prefill, decoding and trees agree in every bit."""

@@ -1,7 +1,8 @@
 """Texts that were read lately: what begins as one of them is not read again.
 
 Keys and values of a beginning are copied into the cache of the text that shares it, so neither text sees
-what the other does. A row's bits depend on its own context alone, not on the passes that read it, so a copy
+what the other does. But how soon a text begins tells what was read before it: texts of one owner alone share
+beginnings. A row's bits depend on its own context alone, not on the passes that read it, so a copy
 has the bits of reading; models of which this is not true are not given any.
 """
 
@@ -45,7 +46,7 @@ class Prefixes:
         """Bytes of caches of ended texts."""
         return sum(_nbytes(sequence) for sequence in self._kept)
 
-    def begin(self, tokens: list[int], capacity: int) -> CommittingCache | None:
+    def begin(self, tokens: list[int], capacity: int, owner: str = "") -> CommittingCache | None:
         """A cache with the longest known beginning of a text; None where none is worth it.
 
         The rows that a partial cache is chosen by are left to be read: drafts are those of a text alone, too.
@@ -53,9 +54,10 @@ class Prefixes:
         Args:
             tokens: of the text, the last one not to be cached.
             capacity: tokens that the cache is to hold, scratch room included.
+            owner: of the text.
         """
         best, most = None, LEAST - 1
-        for sequence in (*self._running, *self._kept):
+        for sequence in _of(owner, (*self._running, *self._kept)):
             shared = min(common(sequence.tokens, tokens), sequence.cache.length, len(tokens) - 1 - OBSERVED)
             if shared > most:
                 best, most = sequence, shared
@@ -76,14 +78,15 @@ class Prefixes:
         tokens, length = sequence.tokens, sequence.cache.length
         if not LEAST <= length < len(tokens):
             return  # nothing to share, or interrupted within a step
-        shared = [common(one.tokens, tokens) for one in self._kept]
+        own = _of(sequence.owner, self._kept)
+        shared = [common(one.tokens, tokens) for one in own]
         if any(least >= length for least in shared):
             return
-        if 2 * length <= sequence.cache.data.shape[2]:
+        if 2 * length <= sequence.cache.capacity:
             sequence.cache = sequence.cache.fork(length)  # it ended early: most of its room is empty
         sequence.newest = None
-        longer = [one for one, least in zip(self._kept, shared, strict=True) if least < one.cache.length]
-        self._kept = [*longer, sequence]
+        within = [one for one, least in zip(own, shared, strict=True) if least >= one.cache.length]
+        self._kept = [*(one for one in self._kept if not any(one is other for other in within)), sequence]
         self.shrink(self.most)
 
     def shrink(self, most: int) -> None:
@@ -97,6 +100,11 @@ class Prefixes:
         """Let go of all ended texts; whether there were any."""
         there, self._kept = bool(self._kept), []
         return there
+
+
+def _of(owner: str, sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
+    """The texts of an owner."""
+    return [one for one in sequences if one.owner == owner]
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
 
-from tokenswift.checks import check_text
+from tokenswift.checks import check_text, meant
 from tokenswift.config import (
     ON_LOOP,
     OPTIONS,
@@ -21,14 +21,16 @@ from tokenswift.config import (
     check_integer,
     given_options,
     integer_of,
+    sampling_over,
     settled,
     shown,
 )
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.models.rope import RopeScaling, parse_rope_scaling
 from tokenswift.models.target import check_model
-from tokenswift.prompts import Prompt, default_sampling
+from tokenswift.prompts import Prompt
 from tokenswift.types import InputError, OnProgress
+from tokenswift.words import OnLoop
 
 MOST_LOGPROBS = 20  # of OpenAI's interface
 LOGPROBS = f"an integer from 0 to {MOST_LOGPROBS}, or None"
@@ -54,7 +56,7 @@ class GenerateOptions(SamplingFields, total=False):
 
     ignore_eos: bool
     stop: str | Sequence[str]
-    on_loop: str
+    on_loop: OnLoop | str
     loop: LoopOptions | None
     run_dir: str | os.PathLike[str] | None
     drop_damaged: bool
@@ -71,7 +73,7 @@ def merged_sampling(
         InputError: both are given, or a field is out of its range.
     """
     if whole is None:
-        return replace(usual, **given)
+        return sampling_over(usual, given)
     if given:
         example = ", ".join(f"{name}={shown(value)}" for name, value in given.items())
         raise InputError(
@@ -115,6 +117,7 @@ class Request:
     def of(
         cls,
         prompt: Prompt,
+        usual: SamplingParams,
         max_new_tokens: int,
         strategy: str,
         strategy_options: Any,
@@ -124,7 +127,8 @@ class Request:
         """The request that a call's arguments make.
 
         Args:
-            sampling: None leaves it to the fields among the options, and to what is usual for the prompt.
+            usual: the sampling of the prompt where none is given.
+            sampling: None leaves it to the fields among the options, and to what is usual.
             options: `GenerateOptions`, and ``prefilled``.
         Raises:
             InputError: a name that no generation takes, sampling given twice, or as for the class.
@@ -134,11 +138,11 @@ class Request:
         for name in rest:
             if name not in GenerateOptions.__annotations__ and name != "prefilled":
                 own = [one.name for one in fields(cls) if one.name not in ("prefilled", "renamed")]
-                valid = ", ".join([*own, *SamplingFields.__annotations__])
+                known = [*own, *SamplingFields.__annotations__]
+                valid = ", ".join(known) + meant(name, known)
                 raise InputError(f"{name!r} is no argument; valid: {valid}", name)
         prefilled: Prefilled | None = rest.get("prefilled")
-        usual = default_sampling(prompt) if prefilled is None else prefilled.sampling
-        settings = merged_sampling(sampling, chosen, usual)
+        settings = merged_sampling(sampling, chosen, usual if prefilled is None else prefilled.sampling)
         return cls(prompt, max_new_tokens, strategy, strategy_options, settings, **rest)
 
     def __post_init__(self) -> None:

@@ -8,22 +8,25 @@ from pathlib import Path
 
 import msgspec
 
+from tokenswift.checks import named_arguments
 from tokenswift.config import LoopOptions, SamplingParams, shown
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.request import Request, check_callback
 from tokenswift.runs import folder as folders
 from tokenswift.runs.state import RunState
 from tokenswift.types import Generation, InputError, OnProgress, Step
+from tokenswift.words import OnLoop
 
 __all__ = ["reload", "request_of", "resume"]
 
 
+@named_arguments()
 def resume(
     run_dir: str | Path,
     max_new_tokens: int | None = None,
     llm: LLM | None = None,
     on_step: Callable[[Step], None] | None = None,
-    on_loop: str | None = None,
+    on_loop: OnLoop | str | None = None,
     drop_damaged: bool = False,
 ) -> Generation:
     """Go on with a run; a finished one is returned as it is, unless it may become longer.

@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tokenswift.engine.request import Request
 from tokenswift.engine.step import Reading, Text, advance, prefill
 from tokenswift.engine.text import TextStream
 from tokenswift.identity import versions
-from tokenswift.interfaces import TokenSequence
+from tokenswift.interfaces import Calibrated, TokenSequence
 from tokenswift.memory import check_run, needs_of, ran_out
 from tokenswift.metrics import Meter
 from tokenswift.models.low_bit import savings
@@ -32,6 +32,7 @@ from tokenswift.runs.state import RunState
 from tokenswift.runs.writer import RunWriter, open_run
 from tokenswift.strategies.table import STRATEGIES, drafts_from
 from tokenswift.types import Generation, InputError, Logprob, Metrics, RunError, Step
+from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")
 
@@ -47,8 +48,11 @@ class Run:
         request: what is asked for.
         prefixes: texts read lately, whose beginnings need not be read again.
         spare: bytes that will be free by the time that it runs, besides those that are free now.
+        owner: whose it is; of ``prefixes`` it gets its owner's alone.
 
     Attributes:
+        wanted: whether somebody still wants the text: asked between the passes that draft for it.
+        patience: seconds that a step may draft for now: asked there too.
         text: the text under way, once the prompt is read.
         finish_reason: why it ended; None until then.
         written: the text so far, in pieces.
@@ -56,9 +60,18 @@ class Run:
         InputError: naming the argument, its value and what is valid.
     """
 
-    def __init__(self, llm: Any, request: Request, prefixes: Prefixes | None = None, spare: int = 0) -> None:
+    def __init__(
+        self,
+        llm: Any,
+        request: Request,
+        prefixes: Prefixes | None = None,
+        spare: int = 0,
+        owner: str = "",
+    ) -> None:
         options = request.options
-        self.llm, self.request = llm, request
+        self.llm, self.request, self.owner = llm, request, owner
+        self.wanted: Callable[[], bool] | None = None
+        self.patience: Callable[[], float] | None = None
         self.target = llm.target
         self.sampling = request.sampling
         self.prompt: list[int] = llm.encode(request.prompt)
@@ -182,8 +195,8 @@ class Run:
         """Take up a run where its journal ends."""
         if self.max_new_tokens < len(state.tokens):
             raise InputError(
-                f"max_new_tokens is {self.max_new_tokens}; the run has {len(state.tokens)} tokens already; "
-                f"valid: at least as many"
+                f"max_new_tokens is {self.max_new_tokens}; the run has "
+                f"{counted(len(state.tokens), 'token')} already; valid: at least as many"
             )
         if max(state.tokens, default=0) >= self.target.vocab_size:
             raise InputError(
@@ -260,18 +273,28 @@ class Run:
         capacity = len(self.prompt) + self.max_new_tokens + self.strategy.max_nodes
         with self.meter.phase("prefill"):
             if self.request.prefilled is not None and not self.tokens:
-                self._sequence = self.request.prefilled.fork(capacity, self.sampler)
+                self._sequence = self._named(self.request.prefilled.fork(capacity, self.sampler))
                 return self._sequence
             known, cache = self.prompt + self.tokens, None
             if self.prefixes is not None:
-                cache = self.prefixes.begin(known, capacity)
+                cache = self.prefixes.begin(known, capacity, self.owner)
             if cache is None:
                 cache = self.target.new_cache(capacity)
-            self._sequence = TokenSequence(known, len(self.prompt), cache, self.target, self.sampler)
+            made = TokenSequence(known, len(self.prompt), cache, self.target, self.sampler)
+            self._sequence = self._named(made)
         self._sequence.draft_passes = self.draft_passes
         if self.prefixes is not None:
             self.prefixes.watch(self._sequence)
         return self._sequence
+
+    def _named(self, sequence: TokenSequence) -> TokenSequence:
+        """The sequence, with whose it is, whether it is wanted, and how long it may draft."""
+        sequence.owner = self.owner
+        if self.wanted is not None:
+            sequence.wanted = self.wanted
+        if self.patience is not None and self.strategy.acceptance == "exact":  # others' drafts change tokens
+            sequence.patience = self.patience
+        return sequence
 
     def read(self, rows: int | None = None) -> int:
         """Read on in the prompt (and in what was written before), about so many rows or all that is left;
@@ -329,7 +352,9 @@ class Run:
         return replace(step, text=step.text + self._tail)
 
     def finish(self) -> None:
-        """Write the end to the journal, where there is one."""
+        """Write the end to the journal, where there is one; keep what the steps have shown of their costs."""
+        if self.text is not None and isinstance(self.strategy, Calibrated):
+            self.strategy.settle()
         if self.writer is not None and not self._is_kept():
             self.writer.finish(self.finish_reason or "length", self._tail, self.metrics())
 

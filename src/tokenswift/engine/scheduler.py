@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from queue import SimpleQueue
 from threading import Condition, Thread
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, Literal, TypeAlias
 
 from tokenswift.config import check_integer, shown
@@ -25,7 +26,8 @@ from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request, check_callback
 from tokenswift.engine.run import Run
 from tokenswift.engine.step import advance
-from tokenswift.types import Generation, InputError, Step
+from tokenswift.types import Generation, InputError, Step, Stopped
+from tokenswift.words import counted
 
 #: a step; None: the text has ended; an exception: it has failed
 Event: TypeAlias = "Step | Exception | None"
@@ -33,8 +35,11 @@ Event: TypeAlias = "Step | Exception | None"
 MOST = 16  # texts side by side with "auto": about from there rows cost what they would cost alone
 READ = 1.5  # steps' time that a part of a prompt may add to a step
 FIRST = 4  # rows of the first part that is read beside texts under way; later ones follow from their times
+FEW = 64  # rows of the first part that is read alone
 FEWER, MORE = 0.7, 1.1  # what the next part's rows are at least and at most, times the last one's
 BARE = 16  # every so many steps nothing is read: what a step takes without is known by those
+DRAFT = 0.1  # seconds that all texts may draft for in a step, or as long as their pass, where others wait
+PART = 0.5  # seconds that a part of a prompt may take for which no text waits
 _SLOW = 1 / 8  # weight of a new time in a running mean
 
 logger = logging.getLogger("tokenswift")
@@ -141,7 +146,8 @@ class Ticket:
         return self._result
 
     def cancel(self) -> None:
-        """End the text after the step under way; a journal stays and can be gone on with."""
+        """End the text after the step under way, or the draft pass; a journal stays and can be gone on
+        with."""
         self._scheduler._cancel(self)
 
     def on_event(self, callback: Callable[[Event], object]) -> None:
@@ -216,15 +222,20 @@ class Scheduler:
         self._turn = 0
         self._step_seconds = self._mean_step = self._pause = 0.0
         self._part = float(FIRST)  # rows that fit beside a step
+        self._pass = 0.0  # seconds of the last verify pass
+        self._rows_alone = FEW  # of a part that is read beside nothing
         self._last = 0.0  # when the last step of all texts ended; 0: none is under way
+        self._sign = monotonic()  # when there was the last step, part of a prompt or end of a text
         self._thread = Thread(target=self._work, name="tokenswift-scheduler", daemon=True)
         self._thread.start()
 
     # ---- for any thread -------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> Ticket:
+    def submit(self, request: Request, owner: str = "") -> Ticket:
         """Have a request run, in its turn. A journal begins now.
 
+        Args:
+            owner: whose it is: what texts of one owner begin with is read once.
         Raises:
             InputError: the request is wrong, or cannot fit the memory.
             QueueFull: as many wait as may.
@@ -233,15 +244,18 @@ class Scheduler:
         with self._wake:
             self._check_queue()
             held = sum(self._nbytes.values())
-        run = Run(self._llm, request, self._prefixes, held)
+        run = Run(self._llm, request, self._prefixes, held, owner)
         try:
             run.open()
             ticket = Ticket(self, run)
+            run.wanted, run.patience = partial(self._wants, ticket), self._patience
             if run.finish_reason is not None:  # by its journal it has ended already
                 self._finish(ticket)
                 return ticket
             with self._wake:
                 self._check_queue()
+                if not self._all():
+                    self._sign = monotonic()
                 self._waiting.append(ticket)
                 self._wake.notify()
         except BaseException:
@@ -254,7 +268,8 @@ class Scheduler:
             raise InputError("the scheduler is closed; valid: one that was not closed")
         idle = self.at_once - len(self._running) - len(self._reading)
         if self._queue is not None and len(self._waiting) >= self._queue + max(0, idle):
-            raise QueueFull(f"{len(self._waiting)} requests wait already; valid: up to queue {self._queue}")
+            waiting = counted(len(self._waiting), "request waits", "requests wait")
+            raise QueueFull(f"{waiting} already; valid: up to queue {self._queue}")
 
     def figures(self) -> Figures:
         """What is under way, and what was done so far."""
@@ -271,6 +286,17 @@ class Scheduler:
                 kept_bytes=self._prefixes.nbytes,
                 **self._counted,
             )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes nothing more: `close` was called, or a fault of its own ended it."""
+        return self._is_closed
+
+    @property
+    def stalled(self) -> float:
+        """Seconds since the last step, or part of a prompt, while there is something to do; 0 otherwise."""
+        with self._wake:
+            return monotonic() - self._sign if self._all() else 0.0
 
     def close(self) -> None:
         """End all texts after the step under way, as by `Ticket.cancel`, and the thread with them."""
@@ -289,6 +315,16 @@ class Scheduler:
         with self._wake:
             self._cancelled.append(ticket)
             self._wake.notify()
+
+    def _wants(self, ticket: Ticket) -> bool:
+        """Whether a text is to go on."""
+        return not self._is_closed and ticket not in self._cancelled
+
+    def _patience(self) -> float:
+        """Seconds that a text may draft for: one that drafts for long does not keep the others waiting."""
+        if len(self._running) + len(self._reading) + len(self._waiting) < 2:
+            return inf
+        return max(DRAFT, self._pass) / max(1, len(self._running))
 
     # ---- its own thread -------------------------------------------------------------------------
 
@@ -375,13 +411,16 @@ class Scheduler:
 
     def _read(self, ticket: Ticket, rows: int | None = None) -> None:
         """Read a part of a prompt in passes of its own."""
-        run = ticket.run
+        run, most, begun = ticket.run, self._llm.target.prefill_chunk, perf_counter()
         try:
             before = run.left
-            left = run.read(rows or self._llm.target.prefill_chunk)
+            left = run.read(rows or min(self._rows_alone, most))
         except Exception as error:
-            self._leave(ticket, "failed", error)
+            self._fail(ticket, error)
             return
+        if rows is None and left:  # so many that whoever comes, or cancels, does not wait long
+            fit = PART / max(perf_counter() - begun, 1e-9)
+            self._rows_alone = min(max(FIRST, int(self._rows_alone * min(fit, 2.0))), most)
         self._has_read(ticket, before - left, left)
 
     def _has_read(self, ticket: Ticket, rows: int, left: int) -> None:
@@ -410,10 +449,11 @@ class Scheduler:
                     raise made
                 run = ticket.run
                 step = run.take(made)
+                self._pass = step.times.get("verify", 0.0)
                 self._count(steps=1, tokens=len(step.token_ids), drafted=step.drafted, accepted=step.accepted)
                 ticket._tell(step)
             except Exception as error:
-                self._leave(ticket, "failed", error)
+                self._fail(ticket, error)
                 continue
             if run.finish_reason is not None:
                 self._finish(ticket)
@@ -424,7 +464,7 @@ class Scheduler:
             try:
                 self._has_read(reader, part.rows, reader.run.took(part))
             except Exception as error:
-                self._leave(reader, "failed", error)
+                self._fail(reader, error)
         now = perf_counter()
         self._step_seconds = now - begun
         if reader is None:
@@ -436,6 +476,11 @@ class Scheduler:
         if self._last:
             self._pause = max(self._pause, now - self._last)
         self._last = now if self._running else 0.0
+
+    def _fail(self, ticket: Ticket, error: Exception) -> None:
+        """A text cannot go on; one that is not wanted leaves with the others of its kind (`_waits`)."""
+        if not isinstance(error, Stopped):
+            self._leave(ticket, "failed", error)
 
     def _finish(self, ticket: Ticket) -> None:
         try:
@@ -463,6 +508,7 @@ class Scheduler:
 
     def _count(self, **more: int) -> None:
         with self._wake:
+            self._sign = monotonic()
             for name, number in more.items():
                 self._counted[name] += number
 

@@ -53,6 +53,7 @@ from tokenswift.models.load import (
     locate,
     no_room,
 )
+from tokenswift.models.own_sampling import named, named_by_gguf, named_in
 from tokenswift.models.recoded import Recoded
 from tokenswift.models.rope import RopeScaling, rotary_of_config
 from tokenswift.models.stand_in import StandIn, describe
@@ -65,6 +66,7 @@ from tokenswift.models.target import (
     make_target,
 )
 from tokenswift.models.unpacked import config_beside, say_differences, say_foreign
+from tokenswift.models.vocabulary_checks import check_config_ids, check_tokenizer
 from tokenswift.prompts import end_tokens
 from tokenswift.types import InputError, OnProgress, RunError
 from tokenswift.weights.format import Format
@@ -134,6 +136,17 @@ def cards_folder() -> Path:
     return cache_dir() / "cards"
 
 
+def _check_ids(model: Any, tokenizer: Any) -> None:
+    """Refuse ids of a tokenizer and of configs that the embedding has no rows for."""
+    rows, name = model.get_input_embeddings().weight.shape[0], getattr(model, "name_or_path", "") or "?"
+    if tokenizer is not None:
+        check_tokenizer(tokenizer, rows, name)
+    check_config_ids(model.config, rows, f"config.json of model {name}")
+    check_config_ids(
+        getattr(model, "generation_config", None), rows, f"generation_config.json of model {name}"
+    )
+
+
 class FromModel:
     """A loaded transformers model.
 
@@ -164,6 +177,7 @@ class FromModel:
         spread: bool = False,
     ) -> None:
         check_model(model)
+        _check_ids(model, tokenizer)
         self.model, self.tokenizer = model, tokenizer
         self.spread = spread or placed.is_placed(model)
         values = placed.parameters if self.spread else None
@@ -199,6 +213,10 @@ class FromModel:
     def end_tokens(self) -> set[int]:
         """End-of-text ids."""
         return end_tokens(self.model, self.tokenizer)
+
+    def named_sampling(self) -> dict[str, Any]:
+        """The sampling settings that the model itself names."""
+        return named(getattr(self.model, "generation_config", None))
 
     def _card(self, made: LeanTarget, names: set[str], kept: Files) -> Card | None:
         """The card of a model whose files hold what transformers made of them, name for name."""
@@ -250,13 +268,17 @@ class FromFiles:
         if files.gguf is None:
             own = FileWeights(files.folder, card.layout, dtype)
             source: Any = files.folder
+            self._named = named_in(files.folder)
         else:
             own = GgufWeights(file or GgufFile(files.gguf), card.layout, dtype)
             source = card.tokenizer and build(own.file.metadata, files.gguf)
+            self._named = named_by_gguf(own.file.metadata)
+            if not self._named and files.folder.is_dir():
+                self._named = named_in(files.folder, ("generation_config.json",))
         self._weights = own if files.weights == WEIGHTS[0] else Recoded(own, files.weights)
         self._stand_in: Any = None
         if card.tokenizer is not None:
-            self._stand_in = StandIn(source, **card.tokenizer, real=lambda: self.tokenizer)
+            self._stand_in = StandIn(source, **card.tokenizer)
         base = base_of_weights(own.get, card.layout.num_hidden_layers, files.folder.name)
         self.host = HeadsHost(base, own.dtype, files.backend.device, str(files.folder))
 
@@ -371,6 +393,12 @@ class FromFiles:
         if "model" in self.__dict__:  # somebody has it, and may have set others
             return end_tokens(self.model, self.tokenizer)
         return set(self._card.ends)
+
+    def named_sampling(self) -> dict[str, Any]:
+        """The sampling settings that the model itself names."""
+        if "model" in self.__dict__:  # as above
+            return named(getattr(self.model, "generation_config", None))
+        return dict(self._named)
 
 
 Source = FromModel | FromFiles

@@ -13,13 +13,14 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from tokenswift.cache.select import OBSERVED
-from tokenswift.interfaces import ALONE, Beside, Pass, Segment, Strategy, TokenSequence
-from tokenswift.metrics import PREFILL, Meter
+from tokenswift.interfaces import ALONE, Beside, Calibrated, Pass, Segment, Strategy, TokenSequence
+from tokenswift.metrics import CALIBRATION, PREFILL, Meter
 from tokenswift.ranks import Ranks
 from tokenswift.sampling.accept import accept_exact, accept_published
 from tokenswift.sampling.choice import Sampler
@@ -143,6 +144,9 @@ class Text:
 
     def begin(self) -> None:
         """The strategy's own reading of the prompt; once, before the first step."""
+        if isinstance(self.strategy, Calibrated):
+            with self.meter.phase(CALIBRATION):
+                self.strategy.calibrate()
         with self.meter.phase(PREFILL):
             self.strategy.begin(self.sequence)
         self.meter.lap()
@@ -192,6 +196,7 @@ def advance(texts: Sequence[Text], reading: Reading | None = None) -> list[Step 
         rest = (rows, context - text.sequence.cache.length, tokens - text.tokens, ms - text.ms)
         try:
             text.sequence.beside, text.sequence.left = ALONE if alone else Beside(*rest), text.room
+            text.sequence.begun = perf_counter()
             with text.meter.phase("draft"):
                 trees[i] = text.strategy.draft(text.sequence)
             text.rows = len(trees[i])

@@ -29,9 +29,9 @@ class ConditionedStep(nn.Module):
         self.state_norm = RMSNorm(width, config.eps)  # of a head's state, as `previous`
         self.base_norm = RMSNorm(width, config.eps)
         self.embed_norm = RMSNorm(width, config.eps)
-        self.linear = nn.Linear(3 * width, width)
-        self.inner = nn.Linear(3 * width, config.inner) if config.inner else None
-        self.outer = nn.Linear(config.inner, width, bias=False) if config.inner else None
+        self.linear = nn.Linear(3 * width, width, dtype=torch.float32)
+        self.inner = nn.Linear(3 * width, config.inner, dtype=torch.float32) if config.inner else None
+        self.outer = nn.Linear(config.inner, width, bias=False, dtype=torch.float32) if config.inner else None
         if self.outer is not None:
             nn.init.zeros_(self.outer.weight)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 
 from tokenswift.heads.modules import Heads, HeadsConfig, RMSNorm
@@ -14,7 +15,7 @@ class LinearHead(nn.Module):
 
     def __init__(self, config: HeadsConfig) -> None:
         super().__init__()
-        self.linear = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.linear = nn.Linear(config.hidden_size, config.hidden_size, bias=False, dtype=torch.float32)
         self.input_layernorm = RMSNorm(config.hidden_size, config.eps)
         self.post_layernorm = RMSNorm(config.hidden_size, config.eps)
         nn.init.zeros_(self.linear.weight)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 
 from tokenswift.heads.modules import Heads, HeadsConfig, RMSNorm
@@ -16,8 +17,14 @@ class MedusaHead(nn.Module):
         super().__init__()
         width = config.hidden_size
         self.final_norm = RMSNorm(width, config.eps)
-        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(config.blocks))
-        self.lm_head = nn.Linear(width, config.vocab_size, bias=False) if config.own_lm_heads else None
+        self.blocks = nn.ModuleList(
+            nn.Linear(width, width, dtype=torch.float32) for _ in range(config.blocks)
+        )
+        self.lm_head = (
+            nn.Linear(width, config.vocab_size, bias=False, dtype=torch.float32)
+            if config.own_lm_heads
+            else None
+        )
 
     def forward(self, base: Tensor) -> Tensor:
         state = self.final_norm(base)

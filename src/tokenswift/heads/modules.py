@@ -79,7 +79,7 @@ class RMSNorm(nn.Module):
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
+        self.weight = nn.Parameter(torch.ones(width, dtype=torch.float32))
         self.eps = eps
 
     def forward(self, states: Float[Tensor, "*m D"]) -> Float[Tensor, "*m D"]:

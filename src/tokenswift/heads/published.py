@@ -22,6 +22,7 @@ from torch import Tensor
 from tokenswift.heads.checkpoint import build_heads, check_base
 from tokenswift.heads.modules import Heads, HeadsConfig
 from tokenswift.identity import BaseIdentity, base_of, sample_of
+from tokenswift.json_files import MOST_CONFIG, object_in
 from tokenswift.types import InputError
 
 PREFIX = "model.medusa_layers."
@@ -90,13 +91,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise InputError(f"--checkpoint {folder} has no config.json")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"--checkpoint {path} is not JSON") from error
-    if not isinstance(config, dict):
-        raise InputError(f"--checkpoint {path} is not a JSON object")
-    return config
+    return object_in(path, MOST_CONFIG, f"--checkpoint {folder}")
 
 
 def read_tensors(folder: Path, wanted: re.Pattern[str]) -> dict[str, Tensor]:
@@ -141,8 +136,8 @@ def holds_heads(folder: str | Path) -> bool:
     """True for a folder in the published TokenSwift layout."""
     path = Path(folder) / "config.json"
     try:
-        return path.is_file() and "medusa_heads" in json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError):
+        return path.is_file() and "medusa_heads" in object_in(path, MOST_CONFIG, str(folder))
+    except InputError:
         return False
 
 

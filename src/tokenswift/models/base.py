@@ -60,12 +60,16 @@ class BaseTarget(ABC):
         every: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.kv_heads = kv_heads or every
         self.head_dim = head_width(config)
-        self.kv_bytes = 2 * self.layers * self.kv_heads * self.head_dim * self.keys.itemsize
+        self.kv_bytes = self._entry_bytes()
         self.weight_bytes = self.copied_bytes = 0
         self.far = float("nan")
         self.windows: list[int | None] = [None] * self.layers
         self._rows: tuple[Tensor, Any] | None = None
         self._taken: list[tuple[nn.Module, Callable[[], Tensor]]] = []  # modules, what makes their weights
+
+    def _entry_bytes(self) -> int:
+        """Bytes of a token's keys and values."""
+        return self.layers * self.kv_heads * self.backend.entry_bytes(self.head_dim, self.keys)
 
     @property
     def equal_bits(self) -> bool:

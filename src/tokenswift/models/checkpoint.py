@@ -5,8 +5,8 @@ Both give tensors by the names that checkpoints use, and a :class:`Layout` that 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -16,11 +16,32 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from tokenswift.checks import shown
+from tokenswift.json_files import MOST_INDEX, object_in
 from tokenswift.models.base import head_width
 from tokenswift.types import InputError
 from tokenswift.weights.format import Stored
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+#: projections of a layer, and the families whose queries and keys have norms
+PROJECTIONS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
+NORMED = ("qwen3",)
+#: projections that may have biases, by model type
+BIASED = {"llama": PROJECTIONS, "qwen2": PROJECTIONS[:3], "qwen3": PROJECTIONS[:4], "mistral": ()}
+#: types of numbers in safetensors files that weights are made of
+FLOATS = ("F32", "BF16", "F16", "F64", "F8_E4M3", "F8_E5M2")
+#: names of files in an index
+FILE = re.compile(r"[\w.-]{1,243}\.safetensors", re.ASCII)
+#: more than any model's file has: bytes of a header, tensors
+MOST_HEADER, MOST_TENSORS = 1 << 24, 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +97,10 @@ class Layout:
         """Names and shapes of the weights that every such decoder has."""
         queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         wide, inner = self.hidden_size, self.intermediate_size
-        found = {EMBEDDING: (self.vocab_size, wide), NORM: (wide,)}
+        found: dict[str, tuple[int, ...]] = {EMBEDDING: (self.vocab_size, wide), NORM: (wide,)}
         if not self.tied:
             found[HEAD] = (self.vocab_size, wide)
-        layer = {
+        layer: dict[str, tuple[int, ...]] = {
             "self_attn.q_proj": (queries, wide),
             "self_attn.k_proj": (keys, wide),
             "self_attn.v_proj": (keys, wide),
@@ -90,9 +111,74 @@ class Layout:
             "input_layernorm": (wide,),
             "post_attention_layernorm": (wide,),
         }
+        if self.model_type in NORMED:
+            layer |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (self.head_dim,))
         for number in range(self.num_hidden_layers):
             found |= {f"model.layers.{number}.{name}.weight": shape for name, shape in layer.items()}
         return found
+
+    def biases(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of what some of the family's decoders have besides."""
+        there = self.shapes()
+        weights = [
+            f"model.layers.{number}.{name}"
+            for number in range(self.num_hidden_layers)
+            for name in BIASED.get(self.model_type, ())
+        ]
+        return {f"{name}.bias": there[f"{name}.weight"][:1] for name in weights}
+
+
+def check_tensors(
+    layout: Layout,
+    found: Mapping[str, tuple[tuple[int, ...], str]],
+    types: Collection[str],
+    where: str,
+    what: str,
+    called: Callable[[str], str] = str,
+) -> None:
+    """Hold all that a decoder may read of a file against the family's table, before anything is read.
+
+    Args:
+        found: shape and type of each tensor of the file, by its name in transformers.
+        types: that weights may have.
+        where, what: the file, and what it calls a tensor, for messages.
+        called: the file's own name of a tensor.
+    Raises:
+        InputError: one is missing, of another shape or type, or none that the family has.
+    """
+    needed, more = layout.shapes(), layout.biases()
+    for name in needed:
+        if name not in found:
+            raise InputError(f"{where} lacks {what} {called(name)}; valid: files where none is missing")
+    for name, (shape, kind) in found.items():
+        wanted = needed.get(name, more.get(name))
+        if name == HEAD and layout.tied:  # not read: the embedding is
+            continue
+        if wanted is None:
+            if is_read(name):
+                raise InputError(
+                    f"{where}: {what} {called(name)} is none of a {layout.model_type} model's; valid: a file "
+                    "without it"
+                )
+            continue
+        if shape != wanted:
+            raise InputError(f"{where}: {what} {called(name)} has shape {shape}; valid: {wanted}")
+        if kind not in types:
+            raise InputError(
+                f"{where}: {what} {called(name)} has the type {kind}, which cannot be unpacked; valid: "
+                f"{', '.join(types)}"
+            )
+
+
+def is_read(name: str) -> bool:
+    """Whether the lean decoder asks for a tensor of that name of some family."""
+    if name in (EMBEDDING, HEAD, NORM, "lm_head.bias"):
+        return True
+    inner, _, end = name.removeprefix("model.layers.").partition(".")[2].rpartition(".")
+    if not name.startswith("model.layers.") or end not in ("weight", "bias"):
+        return False
+    norms = ("self_attn.q_norm", "self_attn.k_norm", "input_layernorm", "post_attention_layernorm")
+    return inner in PROJECTIONS or (inner in norms and end == "weight")
 
 
 class Weights(Protocol):
@@ -198,12 +284,11 @@ class FileWeights:
         self.layout, self.copies, self.dtype, self.folder = layout, False, dtype, folder
         self._open: dict[Path, Any] = {}
         self._where = {name: path for path in weight_files(folder) for name in self._file(path).keys()}  # noqa: SIM118
-        for name, shape in layout.shapes().items():
-            if name not in self._where:
-                raise InputError(f"model folder {folder} lacks weight {name}")
-            found = tuple(self._file(self._where[name]).get_slice(name).get_shape())
-            if found != shape:
-                raise InputError(f"model folder {folder}: weight {name} has shape {found}; valid: {shape}")
+        found: dict[str, tuple[tuple[int, ...], str]] = {}
+        for name, path in self._where.items():
+            part = self._file(path).get_slice(name)
+            found[name] = tuple(part.get_shape()), part.get_dtype()
+        check_tensors(layout, found, FLOATS, f"model folder {folder}", "weight")
 
     def names(self) -> list[str]:
         """The names of all tensors in the files, in order."""
@@ -233,28 +318,74 @@ class FileWeights:
 
     def _file(self, path: Path) -> Any:
         if path not in self._open:
-            try:
-                self._open[path] = safe_open(path, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise InputError(f"weight file {path} cannot be read ({error})") from error
+            self._open[path] = open_weights(path)
         return self._open[path]
+
+
+def open_weights(path: Path) -> Any:
+    """A safetensors file, opened for reading; its library has checked that tensors lie apart and in the file.
+
+    Raises:
+        InputError: it cannot be read, or its header is larger than a model's.
+    """
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+        if size > MOST_HEADER:
+            raise InputError(
+                f"weight file {path} has a header of {size:,} bytes; valid: up to {MOST_HEADER:,}"
+            )
+        made = safe_open(path, framework="pt")
+        count = len(made.keys())
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"weight file {path} cannot be read ({error})") from error
+    if count > MOST_TENSORS:
+        raise InputError(f"weight file {path} has {count:,} tensors; valid: up to {MOST_TENSORS:,}")
+    return made
+
+
+def headers(folder: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and type of each tensor of a checkpoint's safetensors files.
+
+    Raises:
+        InputError: files cannot be read.
+    """
+    found: dict[str, tuple[tuple[int, ...], str]] = {}
+    for path in weight_files(folder):
+        file = open_weights(path)
+        for name in file.keys():  # noqa: SIM118
+            part = file.get_slice(name)
+            found[name] = tuple(part.get_shape()), part.get_dtype()
+    return found
 
 
 def weight_files(folder: Path) -> Iterator[Path]:
     """The safetensors files of a checkpoint.
 
     Raises:
-        InputError: there are none, or their index cannot be read.
+        InputError: there are none, or their index cannot be read or names other files than those of the
+            folder.
     """
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    where = f"model folder {folder}"
     if single.is_file():
         yield single
-    elif index.is_file():
-        try:
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"model folder {folder}: its weights' index cannot be read ({error})") from error
-        files = [name for name in names if isinstance(name, str) and Path(name).name == name]
-        yield from sorted(folder / name for name in files)
-    else:
-        raise InputError(f"model folder {folder} has no safetensors files")
+        return
+    if not index.exists():
+        raise InputError(f"{where} has no safetensors files")
+    said = object_in(index, MOST_INDEX, where).get("weight_map")
+    if not isinstance(said, dict) or not said:
+        raise InputError(
+            f"{where}: weight_map of {index.name} is {shown(said)}; valid: files of tensors by name"
+        )
+    names = set()
+    for name in said.values():
+        if not isinstance(name, str) or FILE.fullmatch(name) is None:
+            raise InputError(
+                f"{where}: {index.name} names the file {shown(name)}; valid: safetensors files of the folder"
+            )
+        names.add(name)
+    for name in sorted(names):
+        if not (folder / name).is_file():
+            raise InputError(f"{where} lacks {name}, which {index.name} names; valid: all of its files")
+    yield from sorted(folder / name for name in names)

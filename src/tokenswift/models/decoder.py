@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenswift.backends.base import Backend
+from tokenswift.backends.base import Backend, check_ids
 from tokenswift.backends.cpu.backend import TYPES
 from tokenswift.backends.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.interfaces import Pass, Segment
@@ -201,26 +201,62 @@ class LeanTarget(BaseTarget):
             pairs = zip(weights, biases, strict=True)
             bias = torch.cat(
                 [
-                    torch.zeros(len(self._weight(w)), device=self.device) if b is None else self._copied(b)
+                    self._copied(torch.zeros(len(self._weight(w)), dtype=torch.float32) if b is None else b)
                     for w, b in pairs
                 ]
             )
         return self._packed(weights), bias
 
-    def take_whole_numbers(self) -> None:
-        """Round the activations of all products to 8 bits from now on: another model, and a faster one.
+    @property
+    def has_int8(self) -> bool:
+        """Whether all products, and keys and values, can be computed in int8."""
+        stored = all(weight.stored for weight in self._multiplied())
+        return stored and bool(self.backend.formats) and self.backend.has_int8_keys(self.head_dim)
 
+    def _multiplied(self) -> list[Packed]:
+        """The weights that products are with."""
+        return [self.head, *(weight for layer in self.body.weights for weight in layer.packed())]
+
+    def take_int8(self, option: str) -> None:
+        """Compute all products in int8 from now on: another model, and a faster one.
+
+        Args:
+            option: that asks for it, for the message.
         Raises:
-            InputError: a weight is not stored in few bits.
+            InputError: a weight is not quantized, or the backend has no such products.
         """
-        packed = [self.head, *(weight for layer in self.body.weights for weight in layer.packed())]
-        if not self.backend.formats or not all(weight.stored for weight in packed):
+        if not self.backend.formats or not all(weight.stored for weight in self._multiplied()):
+            floats = "float" if option == "activations" else "auto, float32, bfloat16"
             raise InputError(
-                "activations is 'int8', but not all of the model's weights are stored in few bits; valid: "
-                "float, or int8 with weights q8_0, q4_1 or q4_0, or with a GGUF file of such"
+                f"{option} is 'int8', but not all of the model's weights are quantized in a format that the "
+                f"{self.backend.name} backend multiplies; valid: {floats}, or int8 with weights q8_0, q4_1 "
+                "or q4_0 (quantized while loading), or with a GGUF file of such",
+                option,
             )
-        self.body = self.backend.body(replace(self.body.shape, active=torch.int8), self.body.weights)
+        self._run_as(active=torch.int8)
         self.whole = True
+
+    def take_keys(self, dtype: torch.dtype, option: str) -> None:
+        """Keep keys and values as ``dtype`` from now on.
+
+        Args:
+            option: that asks for it, for the message.
+        Raises:
+            InputError: the kernels do not have it for this model.
+        """
+        if dtype == torch.int8 and not self.backend.has_int8_keys(self.head_dim):
+            raise InputError(
+                f"{option} is 'int8', but the {self.backend.name} backend keeps no keys of heads of width "
+                f"{self.head_dim} in int8; valid: auto, float32, bfloat16, or heads whose width is a "
+                "multiple of 4 on a CPU with compiled kernels",
+                option,
+            )
+        self.keys = dtype
+        self.kv_bytes = self._entry_bytes()
+        self._run_as(keys=dtype)
+
+    def _run_as(self, **types: torch.dtype) -> None:
+        self.body = self.backend.body(replace(self.body.shape, **types), self.body.weights)
 
     # ---- passes ---------------------------------------------------------------------------------
 
@@ -232,6 +268,9 @@ class LeanTarget(BaseTarget):
 
         ``keep``: its queries are wanted.
         """
+        if not self.backend.on_host:  # which would trip over them later, and for good
+            for segment in segments:
+                check_ids(segment.tokens, self.vocab_size)
         return self.backend.run(body, segments, keep, self._enter, self.replays)
 
     def _enter(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -281,6 +320,7 @@ class LeanTarget(BaseTarget):
         embedding = self.head if self._embedding is None else self._embedding
         if isinstance(embedding, Packed):
             return self.backend.take(embedding, tokens)
+        check_ids(tokens, len(embedding))
         return embedding[tokens]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenswift.backends.base import Backend
+from tokenswift.backends.base import Backend, check_ids
 from tokenswift.interfaces import Pass, Segment
 from tokenswift.models import placed
 from tokenswift.models.attention import NAME, PassContext
@@ -114,6 +114,7 @@ class GenericTarget(BaseTarget):
 
     @torch.inference_mode()
     def _pass(self, segment: Segment) -> tuple[Tensor, PassContext]:
+        check_ids(segment.tokens, self.vocab_size)
         context = PassContext(segment, self.backend)
         with self._one_by_one:  # weights that come and go are the pass's own
             made = self.body(
@@ -150,6 +151,7 @@ class GenericTarget(BaseTarget):
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings: (n,) → (n, D)."""
+        check_ids(tokens, self.vocab_size)
         with self._one_by_one:
             return self.body.embed_tokens(tokens).to(self.device)
 

@@ -8,19 +8,30 @@ checkpoints; weights stay in the format of the file, whose rows are moved whole.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tokenswift.models.checkpoint import EMBEDDING, HEAD, NORM, Layout
+from tokenswift.models.checkpoint import EMBEDDING, HEAD, NORM, Layout, check_tensors
+from tokenswift.models.gguf_numbers import (
+    CALLED,
+    FACTORS,
+    architecture,
+    called,
+    check_meant,
+    number_of,
+    positions,
+    short,
+)
 from tokenswift.models.gguf_tokenizer import end_ids
+from tokenswift.models.numbers import check_numbers, refusal
+from tokenswift.models.vocabulary_checks import check_words
 from tokenswift.types import InputError
 from tokenswift.weights.format import Stored
-from tokenswift.weights.gguf import GgufFile
-from tokenswift.weights.registry import BY_CODE
+from tokenswift.weights.gguf import GgufFile, unpacks
+from tokenswift.weights.registry import BY_CODE, FORMATS
 
 #: architectures that the lean decoder runs, and transformers' names for them
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -38,20 +49,20 @@ INNER = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
-FACTORS = "rope_freqs.weight"  # what Llama 3's rule divides each frequency by
-#: Llama 3's rule: wavelengths between these parts of the first model's positions are scaled in part
-LOW, HIGH = 1.0, 4.0
 
 
 def is_lean(file: GgufFile) -> bool:
-    """Whether the lean decoder runs a file's model."""
-    known = {gguf_name(name) for name in names_of(_number(file, "block_count"))} | {FACTORS}
-    return architecture(file) in ARCHITECTURES and file.tensors.keys() <= known
+    """Whether the lean decoder runs a file's model.
 
-
-def architecture(file: GgufFile) -> str:
-    """The file's own name of its model's kind."""
-    return str(file.metadata.get("general.architecture"))
+    Raises:
+        InputError: it says of its architecture what no model's file says.
+    """
+    if architecture(file) not in ARCHITECTURES:
+        return False
+    layers = number_of(file, "block_count")
+    check_numbers({"num_hidden_layers": layers}, f"model file {file.path}", called(file))
+    known = {gguf_name(name) for name in names_of(layers)} | {FACTORS}
+    return file.tensors.keys() <= known
 
 
 def formats(file: GgufFile) -> str:
@@ -76,31 +87,6 @@ def own_dtype(file: GgufFile, place: str = "cpu") -> str:
 # ---- what the file says of the model -----------------------------------------------------------------------
 
 
-def _number(file: GgufFile, name: str, default: Any = None) -> Any:
-    """A number of the file's architecture.
-
-    Raises:
-        InputError: it is not there and there is no default.
-    """
-    found = file.metadata.get(f"{architecture(file)}.{name}", default)
-    if isinstance(found, list):  # one for each layer: only where they are the same
-        found = found[0] if len(set(found)) == 1 else None
-    if found is None or isinstance(found, str | bool):
-        raise InputError(
-            f"model file {file.path} lacks {architecture(file)}.{name}, a number; valid: a whole model's file"
-        )
-    return found
-
-
-def _short(value: float) -> float:
-    """The shortest decimal number that is the same in float32: 1e-05 for 9.99999974e-06."""
-    return next(
-        short
-        for digits in range(1, 18)
-        if struct.pack("f", short := float(f"{value:.{digits}g}")) == struct.pack("f", value)
-    )
-
-
 def config_of(file: GgufFile) -> Any:
     """The config that transformers would have of a lean family's model, a ``PretrainedConfig``.
 
@@ -109,38 +95,48 @@ def config_of(file: GgufFile) -> Any:
     """
     from transformers import AutoConfig
 
-    said = file.metadata
+    said, kind, where = file.metadata, ARCHITECTURES[architecture(file)], f"model file {file.path}"
     window = said.get(f"{architecture(file)}.attention.sliding_window") or None
-    kind = ARCHITECTURES[architecture(file)]
     if kind == "llama" and window is not None:
         kind = "mistral"
-    vocab, hidden = _entry(file, EMBEDDING).shape
-    heads = _number(file, "attention.head_count")
-    width = said.get(f"{architecture(file)}.attention.key_length")
-    width = width or said.get(f"{architecture(file)}.rope.dimension_count") or hidden // heads
-    positions = _number(file, "context_length")
-    own: dict[str, Any] = {"llama": {"attention_bias": "blk.0.attn_q.bias" in file.tensors}}.get(kind, {})
+    shape = _entry(file, EMBEDDING).shape
+    if len(shape) != 2:
+        raise InputError(f"{where}: tensor {OUTER[EMBEDDING]} has shape {shape}; valid: a matrix")
+    check_words(said, shape[0], file.path)
+    heads = number_of(file, "attention.head_count")
+    numbers: dict[str, Any] = {
+        "vocab_size": shape[0],
+        "hidden_size": shape[1],
+        "intermediate_size": number_of(file, "feed_forward_length"),
+        "num_hidden_layers": number_of(file, "block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": number_of(file, "attention.head_count_kv", heads),
+        "head_dim": said.get(f"{architecture(file)}.attention.key_length") or None,
+        "max_position_embeddings": number_of(file, "context_length"),
+        "rms_norm_eps": short(number_of(file, "attention.layer_norm_rms_epsilon")),
+    }
+    check_numbers(numbers | {"sliding_window": window}, where, called(file))
+    numbers["head_dim"] = width = numbers["head_dim"] or shape[1] // heads
+    check_meant(file, shape[1], width)
+    own: dict[str, Any] = {}
     if kind == "llama":
         own["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
+    if kind in ("llama", "qwen3"):
+        own["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     if kind == "mistral":
         own["sliding_window"] = window
+    rope = positions(file, width, numbers["max_position_embeddings"])
     ids = {name: said.get(f"tokenizer.ggml.{theirs}_token_id") for name, theirs in _IDS.items()}
+    if ids["pad_token_id"] not in range(shape[0]):  # the only one that may have no row
+        ids["pad_token_id"] = None
     ends = end_ids(said)
     return AutoConfig.for_model(
         kind,
         architectures=[f"{_CLASSES[kind]}ForCausalLM"],
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=_number(file, "feed_forward_length"),
-        num_hidden_layers=_number(file, "block_count"),
-        num_attention_heads=heads,
-        num_key_value_heads=_number(file, "attention.head_count_kv", heads),
-        head_dim=width,
-        max_position_embeddings=positions,
-        rms_norm_eps=_short(_number(file, "attention.layer_norm_rms_epsilon")),
-        rope_parameters=_positions(file, width, positions),
+        rope_parameters=rope,
         tie_word_embeddings=OUTER[HEAD] not in file.tensors,
         dtype=own_dtype(file),
+        **numbers,
         **own,
         **ids | {"eos_token_id": ends[0] if len(ends) == 1 else ends or None},
     )
@@ -148,64 +144,6 @@ def config_of(file: GgufFile) -> Any:
 
 _IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 _CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-
-
-def _positions(file: GgufFile, width: int, limit: int) -> dict[str, Any]:
-    """``rope_parameters`` as transformers' configs have them."""
-    said = file.metadata
-    made: dict[str, Any] = {"rope_theta": _short(_number(file, "rope.freq_base", 10000.0))}
-    kind = said.get(f"{architecture(file)}.rope.scaling.type", "none")
-    if FACTORS in file.tensors:
-        return made | _llama3(file, width, made["rope_theta"])
-    if kind == "none":
-        return made | {"rope_type": "default"}
-    factor = _short(_number(file, "rope.scaling.factor"))
-    if kind == "linear":
-        return made | {"rope_type": "linear", "factor": factor}
-    if kind != "yarn":
-        raise InputError(
-            f"model file {file.path} scales positions by {kind!r}; valid: none, linear, yarn, or {FACTORS}"
-        )
-    first = said.get(f"{architecture(file)}.rope.scaling.original_context_length") or limit
-    made |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": first}
-    for name in ("beta_fast", "beta_slow"):
-        if (value := said.get(f"{architecture(file)}.rope.scaling.yarn_{name}")) is not None:
-            made[name] = _short(value)
-    if (own := said.get(f"{architecture(file)}.rope.scaling.attn_factor")) not in (None, 1.0):
-        made["attention_factor"] = _short(own) * (0.1 * math.log(factor) + 1.0)
-    return made
-
-
-def _llama3(file: GgufFile, width: int, theta: float) -> dict[str, Any]:
-    """Llama 3's rule from the factors that it gave.
-
-    Raises:
-        InputError: no such rule gives them.
-    """
-    factors = _float(file[FACTORS]).double()
-    waves = 2 * math.pi * theta ** (torch.arange(0, width, 2).double() / width)
-    factor = _short(float(factors.max()))
-    between = (factors > 1.001) & (factors < factor * 0.999)
-    firsts: list[int] = []
-    if bool(between.any()):
-        smooth = (1 / factors[between] - 1 / factor) / (1 - 1 / factor)
-        firsts.append(round(float((waves[between] * (LOW + smooth * (HIGH - LOW))).median())))
-    elif bool((factors == 1).any()) and factor > 1:  # any number between the last kept and the first scaled
-        least, most = float(waves[factors == 1].max()) * HIGH, float(waves[factors > 1].min()) * LOW
-        firsts = [1 << bits for bits in range(3, 24) if least <= 1 << bits <= most]
-    for first in firsts:
-        smooth = ((first / waves - LOW) / (HIGH - LOW)).clamp(0, 1)
-        if len(factors) == len(waves) and torch.allclose(
-            1 / ((1 - smooth) / factor + smooth), factors, rtol=1e-4, atol=0
-        ):
-            return {
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": LOW,
-                "high_freq_factor": HIGH,
-                "original_max_position_embeddings": first,
-            }
-    raise InputError(f"model file {file.path}: {FACTORS} is not by the rule of Llama 3; valid: such factors")
 
 
 def layout_of(file: GgufFile, config: Any) -> Layout:
@@ -286,11 +224,7 @@ class GgufWeights:
         self.file, self.layout, self.copies, self.dtype = file, layout, False, dtype
         self.folder = file.path
         self._turned = architecture(file) == "llama"
-        for name, shape in layout.shapes().items():
-            if (found := _entry(file, name).shape) != shape:
-                raise InputError(
-                    f"model file {file.path}: tensor {gguf_name(name)} has shape {found}; valid: {shape}"
-                )
+        check_table(file, layout)
 
     def names(self) -> list[str]:
         """The names of all tensors, in order."""
@@ -326,11 +260,29 @@ class GgufWeights:
         return []
 
 
+def check_table(file: GgufFile, layout: Layout) -> None:
+    """Hold a file's tensors against the table of its model's family, before any is read.
+
+    Raises:
+        InputError: tensors are missing, of other shapes or types, or none of the family's; or a width is odd,
+            which the kernels do not take.
+    """
+    where, kind = f"model file {file.path}", architecture(file)
+    for name in ("hidden_size", "intermediate_size"):
+        if getattr(layout, name) % 2:
+            raise refusal(where, f"{kind}.{CALLED[name]}", getattr(layout, name), "an even number")
+    check_words(file.metadata, layout.vocab_size, file.path)
+    there = {name: file.tensors.get(gguf_name(name)) for name in names_of(layout.num_hidden_layers)}
+    found = {name: (entry.shape, entry.kind) for name, entry in there.items() if entry is not None}
+    types = [*TYPES, *sorted({e.kind for e in file.tensors.values() if unpacks(e.code)} - set(TYPES))]
+    check_tensors(layout, found, types, where, "tensor", gguf_name)
+
+
+#: types of tensors that need no other package
+TYPES = ("F32", "F16", "BF16", *(name.upper() for name in FORMATS))
+
+
 def straight(rows: int, heads: int) -> Tensor:
     """Where each row of queries or keys stands in a file of the llama kind, which pairs neighbours: row i of
     the first half of a head is at 2 i there, of the second at 2 i + 1."""
     return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)
-
-
-def _float(weight: Tensor | Stored) -> Tensor:
-    return weight.decode() if isinstance(weight, Stored) else weight.float()

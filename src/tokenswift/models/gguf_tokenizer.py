@@ -52,6 +52,11 @@ def build(metadata: Mapping[str, Any], path: Path) -> Any:
     from tokenizers import AddedToken, processors
 
     kind, tokens = _value(metadata, "model"), _value(metadata, "tokens")
+    needed = ("tokens", "scores", "token_type") if kind == "llama" else ("tokens",)
+    if lacking := next((name for name in needed if _value(metadata, name) is None), None):
+        raise InputError(
+            f"model file {path} lacks tokenizer.ggml.{lacking}; valid: a file with its tokenizer"
+        )
     try:
         if kind == "gpt2":
             made = _byte_level(metadata, path)
@@ -85,11 +90,12 @@ def wrapped(made: Any, metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
 
     tokens = _value(metadata, "tokens")
     named = {name: _value(metadata, f"{theirs}_token_id") for name, theirs in NAMED.items()}
+    there = {name: at for name, at in named.items() if at is not None and 0 <= at < len(tokens)}
     return PreTrainedTokenizerFast(
         tokenizer_object=made,
         chat_template=metadata.get("tokenizer.chat_template"),
         clean_up_tokenization_spaces=False,
-        **{f"{name}_token": tokens[at] for name, at in named.items() if at is not None and at < len(tokens)},
+        **{f"{name}_token": tokens[at] for name, at in there.items()},
     )
 
 

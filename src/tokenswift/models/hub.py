@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.types import InputError
+from tokenswift.words import counted
 
 TIMEOUT = 8  # seconds for the one question whether the hub answers
 #: what a model's folder needs besides weights, by the end of the file's name
@@ -44,6 +45,20 @@ def cached(name: str) -> bool:
     return isinstance(try_to_load_from_cache(name, "config.json"), str)
 
 
+def file_of(source: str, file: str, local: bool) -> Path | None:
+    """A small file of a model: in its folder, or of a hub id, fetched unless only ``local`` files may be
+    used; None where there is none."""
+    folder = Path(source)
+    if folder.is_dir():
+        return folder / file if (folder / file).is_file() else None
+    if local:
+        found = cached_file(source, file)
+        return None if found is None else Path(found)
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(source, file))
+
+
 def fetch(name: str) -> str:
     """The folder of a hub model, of its newest version; what is missing there is fetched.
 
@@ -70,7 +85,8 @@ def fetch(name: str) -> str:
         missing = [file.filename for file in plan if file.will_download]
         if missing:
             size = sum(sizes.get(file, 0) for file in missing)
-            logger.warning("fetching %s from the hub: %d files, %.1f MB", name, len(missing), size / 1e6)
+            files = counted(len(missing), "file")
+            logger.warning("fetching %s from the hub: %s, %.1f MB", name, files, size / 1e6)
         with _bars(bool(missing)):
             return str(snapshot_download(name, allow_patterns=wanted))
 

@@ -17,13 +17,25 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tokenswift.backends.cpu.build import INSTRUCTION_SETS
 from tokenswift.config import check_choice, check_integer, shown
 from tokenswift.models import draft, embedded, hub
-from tokenswift.models._hf import counted_loading, quiet_transformers
+from tokenswift.models._hf import counted_loading, making_models, quiet_transformers
 from tokenswift.models.gguf_files import gguf_in
 from tokenswift.models.hub import line_of
+from tokenswift.models.own_sampling import named
 from tokenswift.ranks import check_tp
 from tokenswift.types import InputError, OnProgress, RunError
+from tokenswift.words import (
+    Activations,
+    Backend,
+    CudaGraphs,
+    Device,
+    Dtype,
+    KvCacheDtype,
+    Weights,
+    words,
+)
 
 __all__ = [
     "ALIASES",
@@ -31,6 +43,7 @@ __all__ = [
     "CUDA_GRAPHS",
     "DEVICES",
     "DTYPES",
+    "KV_CACHE_DTYPES",
     "WEIGHTS",
     "Loaded",
     "cache_dir",
@@ -41,14 +54,16 @@ __all__ = [
 ]
 
 ALIASES = (embedded.NAME, draft.NAME)
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+DTYPES = words(Dtype)
+#: types of keys and values
+KV_CACHE_DTYPES = words(KvCacheDtype)
 #: what weights are stored as in memory: as their files hold them, as floats, or in a low-bit format
-WEIGHTS = ("stored", "float32", "bfloat16", "q8_0", "q4_0", "q4_1")
-ACTIVATIONS = ("float", "int8")
-DEVICES = ("auto", "cpu", "cuda")
+WEIGHTS = words(Weights)
+ACTIVATIONS = words(Activations)
+DEVICES = words(Device)
 #: what computes: the kernels of the device where they work, those of a kind of device or no model, or torch
-BACKENDS = ("auto", "cpu", "cuda", "torch")
-CUDA_GRAPHS = ("auto", "off")
+BACKENDS = words(Backend)
+CUDA_GRAPHS = words(CudaGraphs)
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 GGUF_FILE = re.compile(rf"({HUB_ID.pattern}):([\w.+-]+\.gguf)", re.IGNORECASE)
 #: methods by which weights were quantised for other programs
@@ -70,10 +85,9 @@ class Loaded:
     tokenizer: Any
     name: str
 
-    @property
-    def generation_config(self) -> Any:
-        """The model's transformers ``GenerationConfig``; None where it has none."""
-        return getattr(self.model, "generation_config", None)
+    def named_sampling(self) -> dict[str, Any]:
+        """The sampling settings that the model itself names."""
+        return named(getattr(self.model, "generation_config", None))
 
 
 def cache_dir() -> Path:
@@ -85,13 +99,23 @@ def cache_dir() -> Path:
 
 
 def usual_backend() -> str:
-    """What the backend "auto" is: ``TOKENSWIFT_KERNELS``, "auto" or "torch".
+    """What the backend "auto" is: "auto" or "torch", as ``TOKENSWIFT_KERNELS`` says.
+
+    Raises:
+        InputError: see :func:`kernels_wanted`.
+    """
+    return "torch" if kernels_wanted() == "torch" else "auto"
+
+
+def kernels_wanted() -> str:
+    """``TOKENSWIFT_KERNELS``: "auto", "torch", or the instruction set that CPU kernels are compiled
+    for, to find out what is at fault.
 
     Raises:
         InputError: another value.
     """
     wanted = os.environ.get("TOKENSWIFT_KERNELS") or "auto"
-    check_choice("TOKENSWIFT_KERNELS", wanted, ("auto", "torch"))
+    check_choice("TOKENSWIFT_KERNELS", wanted, ("auto", "torch", *INSTRUCTION_SETS))
     return wanted
 
 
@@ -110,12 +134,14 @@ def check_place_names(
     activations: str = "float",
     backend: str = "auto",
     cuda_graphs: str = "auto",
+    kv_cache_dtype: str = "auto",
 ) -> None:
     """Raise :class:`InputError` for an unknown dtype, kind of device, and so on; light."""
     check_choice("dtype", dtype, DTYPES)
     check_choice("weights", weights, WEIGHTS)
     check_choice("activations", activations, ACTIVATIONS)
     check_choice("cuda_graphs", cuda_graphs, CUDA_GRAPHS)
+    check_choice("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
     check_backend(backend, device if device in DEVICES[1:] else backend)
     if device not in DEVICES and not re.fullmatch(r"cuda:\d+", str(device)):
         raise InputError(f"device is {device!r}; valid: {', '.join(DEVICES)}")
@@ -209,6 +235,7 @@ def load(
         InputError: one line: what is wrong with the name, the folder, its files, or the place to run.
         RunError: the model does not fit into memory, or making the default model failed.
     """
+    check_choice("dtype", dtype, tuple(name for name in DTYPES if name != "int8"))
     place = check_place(dtype, device)
     name = str(name_or_path)
     check_spread(device_map, tp, device)
@@ -236,10 +263,15 @@ def load_located(
             name, file, dtype, place, lambda config: _places(name, config, device_map, tp)
         )
         return Loaded(model, tokenizer, name)
-    with quiet_transformers(), counted_loading(on_progress):
+    from tokenswift.models.decoder import FAMILIES
+    from tokenswift.models.folder_checks import check_weights
+
+    with making_models(), counted_loading(on_progress):
         config = _config(name, source, local)
         tokenizer = _tokenizer(name, source, local)
-        needed = 0, []
+        needed, folder = (0, []), _folder(source, local)
+        if folder is not None:
+            check_weights(name, folder, config, FAMILIES)
         if Path(source).is_dir() and not spread:
             needed = _needed(Path(source), config, dtype, place)
             check_memory(name, needed[0], place, needed[1])
@@ -344,33 +376,20 @@ def _at_hand(name: str, on_progress: OnProgress | None = None) -> str | None:
     )
 
 
-def sampling_of(config: Any, name: str) -> dict[str, Any]:
-    """The fields of `config.SamplingParams` that a model's ``generation_config.json`` names.
-
-    Args:
-        config: a transformers ``GenerationConfig``; None counts as one that names nothing.
-        name: the model's, for messages.
-    Raises:
-        InputError: it names none.
-    """
-    names = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty")
-    found = {key: value for key in names if (value := getattr(config, key, None)) is not None}
-    if getattr(config, "do_sample", None) is False:
-        found["greedy"] = True
-    if not found:
-        raise InputError(
-            f"sampling is 'model', but the generation_config.json of {name} names no setting of it; "
-            f"valid: default"
-        )
-    return found
-
-
 def _config(name: str, source: str, local: bool) -> Any:
     from transformers import AutoConfig
 
+    from tokenswift.models.decoder import FAMILIES
+    from tokenswift.models.folder_checks import check_config, check_said
+
     supported = "valid: causal language models with rotary positions, such as Llama, Qwen or Mistral"
     try:
-        config = AutoConfig.from_pretrained(source, local_files_only=local)
+        file = hub.file_of(source, "config.json", local)
+        if file is not None:
+            check_said(name, file, FAMILIES)
+        config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+    except InputError:
+        raise
     except (
         Exception
     ) as error:  # transformers raises OSError, ValueError, KeyError, TypeError and its own here
@@ -384,7 +403,14 @@ def _config(name: str, source: str, local: bool) -> Any:
             f"model {name} is not a causal language model (architecture {architectures[0]}); {supported}"
         )
     _check_unquantised(name, config)
+    check_config(name, config, FAMILIES)
     return config
+
+
+def _folder(source: str, local: bool) -> Path | None:
+    """The folder of a model's files; None where they are not here."""
+    file = hub.file_of(source, "config.json", local)
+    return None if file is None else file.parent
 
 
 def _check_unquantised(name: str, config: Any) -> None:
@@ -409,8 +435,12 @@ def _tokenizer(name: str, source: str, local: bool) -> Any:
     folder = Path(source)
     if folder.is_dir() and not any((folder / file).is_file() for file in TOKENIZER_FILES):
         raise InputError(f"model folder {name} has no tokenizer files; valid: with {TOKENIZER_FILES[0]}")
+    if (here := _folder(source, local)) is not None:
+        from tokenswift.models.folder_checks import check_tokenizer_files
+
+        check_tokenizer_files(name, here)
     try:
-        return AutoTokenizer.from_pretrained(source, local_files_only=local)
+        return AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=False)
     except Exception as error:  # as above
         raise InputError(f"model {name}: its tokenizer cannot be loaded ({line_of(error)})") from error
 

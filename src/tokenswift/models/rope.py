@@ -71,8 +71,40 @@ class Rotary:
             InputError: the layers have several sets of frequencies.
         """
         angle = positions[:, None].float() * self.single()
-        cos, sin = angle.cos(), angle.sin()
+        cos, sin = cos_sin(angle) if angle.device.type == "cpu" else (angle.cos(), angle.sin())
         return (cos, sin) if self.scaling == 1.0 else (cos * self.scaling, sin * self.scaling)
+
+
+#: π / 2 in three parts; the first two have so few bits that their products with quarter turns are exact
+_QUARTER = (1.5707963267341256, 6.0771005063039659e-11, 2.0222662487959506e-21)
+
+
+def cos_sin(angle: Float[Tensor, "*s"]) -> tuple[Float[Tensor, "*s"], Float[Tensor, "*s"]]:
+    """Cosines and sines of float32 angles, rounded to float32, on the CPU.
+
+    By sums and products in float64 alone, so that they are the same on every processor; those of torch and of
+    systems' libraries are not.
+    """
+    import numpy as np
+    import torch
+
+    x = angle.double().numpy()
+    turns = np.rint(x * (2 / math.pi))
+    r = ((x - turns * _QUARTER[0]) - turns * _QUARTER[1]) - turns * _QUARTER[2]
+    z = r * r
+    sin, cos = np.ones_like(r), np.ones_like(r)
+    for n in range(17, 1, -2):  # their series; the next terms are below 1e-18
+        sin = 1 - sin * z / (n * (n - 1))
+        cos = 1 - cos * z / ((n - 1) * (n - 2))
+    sin = r * sin
+    quarter = turns.astype(np.int64) & 3
+    odd = (quarter & 1).astype(bool)
+    found = (np.where(odd, sin, cos), np.where(odd, cos, sin))
+    signs = (np.where((quarter == 1) | (quarter == 2), -1.0, 1.0), np.where(quarter >= 2, -1.0, 1.0))
+    made = [
+        torch.from_numpy((value * sign).astype(np.float32)) for value, sign in zip(found, signs, strict=True)
+    ]
+    return made[0], made[1]
 
 
 def parse_rope_scaling(text: str) -> RopeScaling | None:
@@ -188,7 +220,7 @@ def rotary_of_config(config: Any, scaling: RopeScaling | None = None) -> Rotary:
     rope = config.rope_parameters
     if rope["rope_type"] == "default":
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        places = torch.arange(0, width, 2, dtype=torch.int64).float() / width
-        return Rotary(1.0 / rope["rope_theta"] ** places, 1.0, context_limit(config), config)
+        powers = [float(rope["rope_theta"]) ** (place / width) for place in range(0, width, 2)]
+        return Rotary(1.0 / torch.tensor(powers, dtype=torch.float32), 1.0, context_limit(config), config)
     frequencies, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
     return Rotary(frequencies.float(), float(factor), context_limit(config), config)

@@ -1,23 +1,18 @@
 """A stand-in for a transformers tokenizer, without importing transformers: a second at every start.
 
-It knows what generating needs: texts and ids in both directions, and chat templates that ask for nothing
-unusual. :func:`describe` makes one beside the tokenizer and compares the two: what they do not do alike,
+It knows what generating needs: texts and ids in both directions, and the chat template, which `prompts`
+renders. :func:`describe` makes one beside the tokenizer and compares the two: what they do not do alike,
 transformers does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tokenswift.types import InputError
 
 FILE = "tokenizer.json"
-#: what a template may ask for besides the special tokens
-GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception"}
-#: words of a template for which transformers has rules of its own
-OWN_RULES = ("tojson", "namespace", "dict", "generation %}", "generation -%}", "__", "strftime")
 #: methods of a tokenizer class that the stand-in takes to be transformers' usual ones
 USUAL = (
     "__call__",
@@ -28,18 +23,6 @@ USUAL = (
     "apply_chat_template",
     "get_chat_template",
 )
-#: chats that both must write alike, or refuse alike
-CHATS: tuple[list[dict[str, str]], ...] = (
-    [{"role": "user", "content": "Hi"}],
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " <b>two\nlines</b> & 'q' \" "}],
-    [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b"},
-        {"role": "user", "content": ""},
-    ],
-    [{"role": "assistant", "content": "b"}, {"role": "system", "content": "c"}],
-    [{"role": "nobody", "content": "x"}],
-)
 
 
 class StandIn:
@@ -49,18 +32,15 @@ class StandIn:
         source: the model's folder, or its tokenizer as `tokenizers` has it.
         special: the special tokens by name (``bos_token``, …), as transformers reads them.
         template: the chat template, or None.
-        real: gives the tokenizer that it stands for, for messages that are more than a role and a text.
     Raises:
         InputError: the file cannot be read, or says that texts are to be cut or filled.
     """
 
-    def __init__(
-        self, source: Any, special: dict[str, str], template: str | None, real: Callable[[], Any]
-    ) -> None:
+    def __init__(self, source: Any, special: dict[str, str], template: str | None) -> None:
         self._tokenizer: Any = _read(source) if isinstance(source, Path) else source
         if self._tokenizer.truncation is not None or self._tokenizer.padding is not None:
             raise InputError(f"tokenizer {source} cuts or fills texts; valid: one that does not")
-        self.special_tokens_map, self.chat_template, self._real = special, template, real
+        self.special_tokens_map, self.chat_template = special, template
         self.bos_token = special.get("bos_token")
         self.bos_token_id = None if self.bos_token is None else self._tokenizer.token_to_id(self.bos_token)
 
@@ -88,28 +68,6 @@ class StandIn:
         """The tokenizer as its library writes it."""
         return self._tokenizer.to_str()
 
-    def apply_chat_template(
-        self, messages: list[dict[str, str]], tokenize: bool = False, add_generation_prompt: bool = True
-    ) -> str:
-        """The text of chat messages.
-
-        Raises:
-            Exception: whatever the template raises.
-        """
-        if any(message.keys() != {"role", "content"} for message in messages):
-            real = self._real()
-            return real.apply_chat_template(
-                messages, tokenize=tokenize, add_generation_prompt=add_generation_prompt
-            )
-        made = _environment().from_string(self.chat_template or "")
-        return made.render(
-            messages=messages,
-            tools=None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **self.special_tokens_map,
-        )
-
 
 def _read(folder: Path) -> Any:
     from tokenizers import Tokenizer
@@ -136,54 +94,15 @@ def describe(tokenizer: Any, source: Any) -> dict[str, Any] | None:
     if any(name in vars(kind) for kind in own for name in USUAL) or tokenizer.split_special_tokens:
         return None
     special, template = dict(tokenizer.special_tokens_map), tokenizer.chat_template
-    if not (template is None or isinstance(template, str)) or not _is_plain(template, special):
+    if not (template is None or isinstance(template, str)):
         return None
     try:
-        made = StandIn(source, special, template, lambda: tokenizer)
+        made = StandIn(source, special, template)
     except InputError:
         return None
     same = (
         made.to_str() == tokenizer.backend_tokenizer.to_str()
         and made.bos_token_id == tokenizer.bos_token_id
         and made.get_vocab() == tokenizer.get_vocab()
-        and (template is None or all(_written(made, chat) == _written(tokenizer, chat) for chat in CHATS))
     )
     return {"special": special, "template": template} if same else None
-
-
-def _is_plain(template: str | None, special: dict[str, str]) -> bool:
-    """Whether a template asks for nothing but messages, special tokens and what jinja itself does."""
-    if template is None:
-        return True
-    from jinja2 import TemplateSyntaxError, meta
-
-    if any(word in template for word in OWN_RULES):
-        return False
-    try:
-        asked = meta.find_undeclared_variables(_environment().parse(template))
-    except TemplateSyntaxError:
-        return False
-    return asked <= GIVEN | special.keys()
-
-
-def _environment() -> Any:
-    """Where templates are rendered: a sandbox, without anything that a plain one does not ask for."""
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    made.globals.clear()
-    made.globals["raise_exception"] = refuse
-    return made
-
-
-def _written(tokenizer: Any, chat: list[dict[str, str]]) -> tuple[str, str]:
-    """What a tokenizer makes of a chat: its text, or what it says against it."""
-    try:
-        messages = [dict(message) for message in chat]
-        return "text", tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # whatever the template's own code raises
-        return type(error).__name__, str(error)

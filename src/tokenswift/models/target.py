@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenswift.backends.base import Backend
 from tokenswift.backends.cpu.backend import CpuBackend
-from tokenswift.backends.cpu.build import library
+from tokenswift.backends.cpu.build import INSTRUCTION_SETS, TARGETS, library, targets_of
 from tokenswift.backends.cpu.check import fault
 from tokenswift.backends.cpu.threads import usable
 from tokenswift.backends.several import SeveralBackend
@@ -24,7 +24,7 @@ from tokenswift.backends.torch import TorchBackend
 from tokenswift.models import placed, reference
 from tokenswift.models.checkpoint import Weights
 from tokenswift.models.decoder import PREFILL_CHUNK, LeanTarget, unfit
-from tokenswift.models.load import cache_dir, usual_backend
+from tokenswift.models.load import cache_dir, kernels_wanted, usual_backend
 from tokenswift.models.rope import RopeScaling, rotary_of
 from tokenswift.types import InputError, OnProgress, RunError
 
@@ -96,7 +96,15 @@ def _made(device: torch.device, wanted: str, graphs: bool) -> Backend | str:
 
         found = started(device, graphs)
         return f"the CUDA kernels do not work here ({found})" if isinstance(found, str) else found
-    compiled = library(cache_dir() / "kernels")
+    targets = TARGETS
+    if (instructions := kernels_wanted()) in INSTRUCTION_SETS:
+        asked = targets_of(instructions)
+        if asked is None:
+            raise InputError(
+                f"TOKENSWIFT_KERNELS is {instructions!r}, which this processor does not have; valid: auto"
+            )
+        targets = asked
+    compiled = library(cache_dir() / "kernels", targets)
     if compiled is None:  # a line has said why
         return TorchBackend() if wanted == "auto" else "the CPU kernels cannot be compiled here"
     if (wrong := fault(compiled)) is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import logging
 from collections.abc import Callable
 from contextlib import redirect_stderr
@@ -19,8 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tokenswift.files import read_small
-from tokenswift.models._hf import quiet_transformers
+from tokenswift.json_files import MOST_CONFIG, object_in
+from tokenswift.models._hf import making_models
 from tokenswift.models.checkpoint import StoredWeights
 from tokenswift.models.decoder import unstored
 from tokenswift.models.gguf import (
@@ -59,17 +58,18 @@ def model_of(config: Any, weights: StoredWeights, dtype: torch.dtype, ends: list
     Args:
         ends: end-of-text ids, where the config does not say all.
     """
-    from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
     config = copy.deepcopy(config)
     config.dtype = dtype
-    with quiet_transformers(), init_empty_weights(include_buffers=False):
-        model: Any = AutoModelForCausalLM.from_config(config)
+    with making_models():
+        with torch.device("meta"):  # without memory
+            model: Any = AutoModelForCausalLM.from_config(config)
+        model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config)  # its only buffers
     filled: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
         found = weights.get(name)  # a family may have biases that a file lacks: they are 0
-        made = torch.zeros(parameter.shape) if found is None else unstored(found, dtype)
+        made = torch.zeros(parameter.shape, dtype=dtype) if found is None else unstored(found, dtype)
         filled[name] = made.to(dtype, copy=found is not None and made is found).contiguous()
     model.load_state_dict(filled, strict=False, assign=True)
     model.tie_weights()
@@ -118,7 +118,7 @@ def load_file(
 def _spread(model: Any, options: dict[str, Any]) -> Any:
     """A model in memory, its weights moved to their places."""
     ends = model.generation_config
-    with quiet_transformers():
+    with making_models():
         made = type(model).from_pretrained(
             None, config=model.config, state_dict=model.state_dict(), dtype=model.dtype, **options
         )
@@ -140,11 +140,9 @@ def say_differences(name: str, path: Path, config: Any) -> None:
     """Say where a ``config.json`` beside a GGUF file names other sizes or another theta than the file. The
     file counts; tokenizers and sliding windows are not compared."""
     try:
-        theirs = json.loads(read_small(path.parent / "config.json"))
-    except (OSError, ValueError):
+        theirs = object_in(path.parent / "config.json", MOST_CONFIG, f"model {name}")
+    except InputError:
         return  # there is none, or it is no config
-    if not isinstance(theirs, dict):
-        return
     ours = config.to_dict() | {"rope_theta": config.rope_parameters.get("rope_theta")}
     if isinstance(newer := theirs.get("rope_parameters"), dict):
         theirs = {"rope_theta": newer.get("rope_theta"), **theirs}
@@ -189,7 +187,7 @@ def _by_transformers(name: str, file: GgufFile, dtype: str, device: str) -> tupl
     logger.warning("model %s: the architecture %s is unpacked to %s by transformers", name, what, kind)
     options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
     try:
-        with quiet_transformers(), redirect_stderr(io.StringIO()):  # of the reader's bare progress bar
+        with making_models(), redirect_stderr(io.StringIO()):  # of the reader's bare progress bar
             model: Any = AutoModelForCausalLM.from_pretrained(
                 path.parent,
                 quantization_config=GgufConfig(gguf_file=path.name, dequantize=True),

@@ -42,6 +42,7 @@ from tokenswift.models.gguf_files import gguf_in
 from tokenswift.models.gguf_tokenizer import build, end_ids
 from tokenswift.models.gguf_vocabulary import vocabulary
 from tokenswift.models.load import load_config, load_tokenizer, locate
+from tokenswift.models.own_sampling import gguf_fields, named_in
 from tokenswift.prompts import end_tokens
 from tokenswift.types import InputError, OnProgress, RunError
 from tokenswift.weights.format import Format, Stored
@@ -217,6 +218,7 @@ def _from_folder(name: str, folder: Path, local: bool) -> _Source:
     fields = {"general.name": (TEXT, Path(name).name), **sizes_of(config, kind, layout)}
     words = vocabulary(tokenizer, layout.vocab_size, name)
     notes = _end(words, end_tokens(_said(folder, config), tokenizer))
+    words |= gguf_fields(named_in(folder))
     fields |= {key: (type_of(value), value) for key, value in words.items()}
     check_back(name, kind, fields, factors, config, layout, weights.names())
     files = tuple(weight_files(folder))

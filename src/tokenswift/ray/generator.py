@@ -7,11 +7,11 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.config import SamplingParams, check_integer
+from tokenswift.config import SamplingParams, check_integer, sampling_over
 from tokenswift.engine.records import FIELDS, asked, record_of
 from tokenswift.files import is_address
 from tokenswift.prompts import is_chat
@@ -113,7 +113,6 @@ class Generator:
         from tokenswift.engine.llm import LLM
         from tokenswift.engine.request import SamplingFields
         from tokenswift.engine.scheduler import Scheduler
-        from tokenswift.prompts import default_sampling
 
         self._node, cores = _place()
         self._llm = LLM(model, **{"threads": cores, **(loading or {})})
@@ -123,8 +122,11 @@ class Generator:
         elif isinstance(sampling, SamplingParams):
             self._sampling, self._answers = sampling, answers or sampling
         else:
-            usual = default_sampling(""), default_sampling([{"role": "user", "content": ""}])
-            self._sampling, self._answers = (replace(one, **fields) for one in usual)
+            usual = (
+                self._llm.default_sampling(""),
+                self._llm.default_sampling([{"role": "user", "content": ""}]),
+            )
+            self._sampling, self._answers = (sampling_over(one, fields) for one in usual)
         self._settings = settings
         self._copies = Copies(str(out)) if is_address(out) else None
         self._out = Path(out) if self._copies is None else self._copies.folder

@@ -13,10 +13,12 @@ from itertools import groupby
 from typing import Any
 
 from tokenswift.drafters.registry import mark_of, marks
+from tokenswift.metrics import decoding
 from tokenswift.report import figures
 from tokenswift.report.plots import Line, number, plot
 from tokenswift.report.render import render
 from tokenswift.runs.state import RunState
+from tokenswift.words import counted
 
 BLOCK = 1000  # tokens of a block of the text
 #: letter of a source → its element; others have one of their own, such as k-x
@@ -38,7 +40,7 @@ def page(state: RunState, name: str, running: bool = False) -> str:
     starts = range(0, len(state.tokens), BLOCK)
     return render(
         "run.html",
-        title=f"Run {name}: {len(state.tokens):,} tokens, {word}",
+        title=f"Run {name}: {counted(len(state.tokens), 'token')}, {word}",
         figures=_figures(state, word, marked),
         sources=_sources(state),
         plots=_plots(state, marked),
@@ -55,14 +57,15 @@ def page(state: RunState, name: str, running: bool = False) -> str:
 def _figures(state: RunState, word: str, marked: Sequence[bool]) -> Rows:
     steps, tokens = state.all_steps, len(state.tokens)
     gamma = sum(step[4] for step in steps) or 1
-    decoding = sum(value for phase, value in state.seconds.items() if phase != "prefill")
-    resumed = ", ".join(f"{at:,}" for at in figures.resumed_at(state)) or "never"
+    spent = decoding(state.seconds)
+    resumed = ", ".join(f"{at:,}" for at in figures.resumed_at(state))
+    again = f"resumed at token {resumed}" if resumed else "never resumed"
     return [
         ("state", word),
         ("new tokens", f"{tokens:,} of at most {state.session.max_new_tokens:,}"),
         ("prompt tokens", f"{len(state.prompt):,}"),
-        ("tokens a second", number(tokens / decoding if decoding else None)),
-        ("decoding", f"{decoding:,.1f} s"),
+        ("tokens a second", number(tokens / spent if spent else None)),
+        ("decoding", f"{spent:,.1f} s"),
         ("prefill, all sessions", f"{state.seconds.get('prefill', 0.0):,.1f} s"),
         ("passes", f"{len(steps):,} (and {state.passes:,} to draft)"),
         ("tokens a pass", number(tokens / len(steps) if steps else None)),
@@ -70,7 +73,7 @@ def _figures(state: RunState, word: str, marked: Sequence[bool]) -> Rows:
         ("by n-grams, β", number(sum(step[3] for step in steps) / gamma)),
         ("Distinct-1, -2, -3, -4", ", ".join(f"{value:.2f}" for value in figures.distincts(state.tokens))),
         ("tokens in repeats", f"{sum(marked) / tokens:.1%}" if tokens else "–"),
-        ("sessions", f"{len(state.sessions)}; resumed at token {resumed}"),
+        ("sessions", f"{len(state.sessions)}; {again}"),
         ("loop", _loop(state)),
     ]
 
@@ -97,7 +100,8 @@ def _others(state: RunState) -> list[dict[str, str]]:
 def _loop(state: RunState) -> str:
     if state.loop is None:
         return "none found"
-    what = f"a pattern of {state.loop.size} tokens" if state.loop.size else "n-grams nearly always accepted"
+    pattern = f"a pattern of {counted(state.loop.size, 'token')}"
+    what = pattern if state.loop.size else "n-grams nearly always accepted"
     return f"from token {state.loop.start:,} on: {what}"
 
 
@@ -137,7 +141,7 @@ def _settings(state: RunState) -> Rows:
         ("model", state.header.name),
         ("weights, config (digests)", f"{identity.weights}, {identity.config}"),
         ("adapter", "none" if adapter is None else f"{', '.join(adapter.names)} ({adapter.digest})"),
-        ("dtype, device", f"{identity.dtype}, {numerics['device']}, {session.threads} threads"),
+        ("dtype, device", f"{identity.dtype}, {numerics['device']}, {counted(session.threads, 'thread')}"),
         ("computed by", f"{numerics['how']}" + ("" if numerics["equal_bits"] else " (bits not equal)")),
         ("positions", identity.rope),
         ("strategy", session.strategy),

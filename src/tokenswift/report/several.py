@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenswift.report.plots import number
 from tokenswift.report.render import render
+from tokenswift.words import counted
 
 HEAD = (
     "run",
@@ -39,12 +40,12 @@ def page_of_all(rows: Sequence[Mapping[str, Any]], name: str) -> str:
         ("new tokens", f"{tokens:,} of at most {sum(row['max_new_tokens'] for row in known):,}"),
         ("prompt tokens", f"{sum(row['prompt_tokens'] for row in known):,}"),
         ("tokens a second of a text's own time", number(tokens / seconds if seconds else None)),
-        ("gone on with", f"{sum(row['sessions'] > 1 for row in known):,} texts"),
+        ("gone on with", counted(sum(row["sessions"] > 1 for row in known), "text")),
         ("sessions", f"{sum(row['sessions'] for row in known):,}"),
-        ("repeat themselves", f"{sum(row['loop_start'] is not None for row in known):,} texts"),
+        ("repeat themselves", counted(sum(row["loop_start"] is not None for row in known), "text")),
         ("models", ", ".join(f"{model}: {count:,}" for model, count in models.most_common())),
     ]
-    title = f"Runs in {name}: {finished:,} of {len(rows):,} finished, {tokens:,} tokens"
+    title = f"Runs in {name}: {finished:,} of {len(rows):,} finished, {counted(tokens, 'token')}"
     return render("runs.html", title=title, figures=figures, head=HEAD, runs=[_cells(row) for row in rows])
 
 

@@ -18,6 +18,7 @@ from tokenswift.roofline.passes import ITEM, Machine, Sizes, stored_bytes
 from tokenswift.weights.format import Stored
 from tokenswift.weights.panels import PANEL
 from tokenswift.weights.registry import FORMATS
+from tokenswift.words import counted
 
 BLOCK = 1 << 29  # bytes read to measure bandwidth, more than caches hold
 SIDE = 8192  # of the square matrices that an accelerator multiplies
@@ -53,7 +54,7 @@ class Processor:
     source, device = "measured here", "cpu"
 
     def __init__(self, backend: Backend) -> None:
-        self.name = f"CPU, {torch.get_num_threads()} threads"
+        self.name = f"CPU, {counted(torch.get_num_threads(), 'thread')}"
         self._backend = backend
         self._read = cache(lambda: bandwidth(torch.device("cpu")))
         self._packed = cache(self._pack)
@@ -76,22 +77,23 @@ class Processor:
     def attention(self, sizes: Sizes, rows: int) -> float:
         """See `passes.Machine`."""
         layers = max(1, min(len(sizes.windows), MOST // (KEYS * sizes.layer_bytes)))
-        return self._attend(layers, sizes.heads, sizes.kv_heads, sizes.width, sizes.dtype, rows)
+        kinds = sizes.dtype, sizes.keys or sizes.dtype
+        return self._attend(layers, sizes.heads, sizes.kv_heads, sizes.width, *kinds, rows)
 
     def _time_product(
         self, hidden: int, stored: str, count: int, dtype: str, whole: bool, rows: int
     ) -> float:
         weight = self._packed(hidden, stored, count, dtype)
-        states, active = torch.randn(rows, weight.columns), torch.int8 if whole else None
+        states, active = torch.randn(rows, weight.columns, dtype=torch.float32), torch.int8 if whole else None
         taken = least(lambda: self._backend.linear(states, weight, None, active))
         return 2 * rows * weight.rows * weight.columns / taken
 
     def _time_attention(
-        self, layers: int, heads: int, kv_heads: int, width: int, dtype: str, rows: int
+        self, layers: int, heads: int, kv_heads: int, width: int, dtype: str, keys: str, rows: int
     ) -> float:
-        query = torch.randn(heads, rows, width).to(getattr(torch, dtype))
-        kept = self._backend.new_cache(layers, kv_heads, width, KEYS + rows, query.dtype)
-        kept.data.zero_()
+        query = torch.randn(heads, rows, width, dtype=torch.float32).to(getattr(torch, dtype))
+        kept = self._backend.new_cache(layers, kv_heads, width, KEYS + rows, getattr(torch, keys))
+        kept.fill_random()
         kept.commit(tuple(range(KEYS)))
         attend, scale = self._backend.attend, width**-0.5
         taken = least(lambda: [attend(query, layer, kept, None, scale) for layer in range(layers)])

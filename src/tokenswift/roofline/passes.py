@@ -32,8 +32,9 @@ class Sizes:
         windows: newest keys that a token sees, by layer; 0 is all.
         weights: how many weights a row is multiplied with, by what they are stored as: a type of
             :data:`ITEM` or a format of `weights.registry.FORMATS`.
-        dtype: of products, and of keys and values: one of :data:`ITEM`.
-        whole: whether products take activations as whole numbers of 8 bits.
+        dtype: of what is not in int8: one of :data:`ITEM`.
+        whole: whether products take activations in int8.
+        keys: of keys and values: one of :data:`ITEM`, or "int8"; "" is as ``dtype``.
         limit: positions that may be used; None: no limit.
     """
 
@@ -46,6 +47,7 @@ class Sizes:
     dtype: str
     whole: bool = False
     limit: int | None = None
+    keys: str = ""
 
     @property
     def weight_bytes(self) -> int:
@@ -60,9 +62,11 @@ class Sizes:
     @property
     def layer_bytes(self) -> int:
         """Bytes of keys and values of one token in one layer."""
-        return 2 * self.kv_heads * self.width * ITEM[self.dtype]
+        if self.keys == "int8":  # each with a scale, and values filled up to 16
+            return self.kv_heads * (8 + self.width + -(-self.width // 16) * 16)
+        return 2 * self.kv_heads * self.width * ITEM[self.keys or self.dtype]
 
-    def keys(self, context: int) -> int:
+    def seen(self, context: int) -> int:
         """Keys that a token behind ``context`` others sees, of all layers."""
         return sum(min(context, window or context) for window in self.windows)
 
@@ -145,7 +149,7 @@ def floor(sizes: Sizes, machine: Machine, rows: int, context: int) -> Floor:
         read, worked = stored_bytes(kind, count), 2 * count * rows
         seconds += max(read / machine.bandwidth, worked / machine.products(sizes, kind, rows))
         nbytes, operations = nbytes + read, operations + worked
-    keys = sizes.keys(context)
+    keys = sizes.seen(context)
     read = keys * sizes.layer_bytes
     worked = 4 * keys * sizes.heads * sizes.width * rows
     attended = max(read / machine.bandwidth, worked / machine.attention(sizes, rows)) if keys else 0.0

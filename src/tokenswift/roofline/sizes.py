@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tokenswift.backends.weights import STORED_IN
-from tokenswift.models._hf import quiet_transformers
+from tokenswift.models._hf import making_models
 from tokenswift.models.base import head_width
 from tokenswift.models.checkpoint import EMBEDDING, HEAD
 from tokenswift.models.decoder import FAMILIES
@@ -43,19 +43,21 @@ def sizes_of(
     whole: bool = False,
     scaling: RopeScaling | None = None,
     machine: Machine | None = None,
+    kv_cache_dtype: str = "auto",
 ) -> Sizes:
     """The sizes of a model by its name; nothing of its weights is read or fetched.
 
     Args:
-        name, dtype, weights: as `engine.source.open_model` has them.
-        whole: products take whole numbers (``activations`` "int8").
+        name, dtype, weights, kv_cache_dtype: as `LLM` has them.
+        whole: products take activations in int8, whatever the rest is in.
         scaling: a wish for YaRN.
         machine: that it runs on; None: the CPU's kernels, which keep all formats.
     Raises:
         InputError: there is no such model, its config does not say enough, or which weights a pass reads
             depends on the text (mixtures of experts).
     """
-    keeps = _kept if machine is None else machine.keeps
+    keeps, on_cpu = (_kept, True) if machine is None else (machine.keeps, machine.device == "cpu")
+    asked, dtype = dtype, "float32" if dtype == "int8" else dtype
     with header_of(name) as (source, local):
         path = gguf_in(Path(source))
         if path is None:
@@ -85,22 +87,27 @@ def sizes_of(
     for kind, count in stored.items():
         kind = kind if weights == "stored" else weights
         found[kind if keeps(kind, own) else own] += count
-    if whole and not all(kind in FORMATS for kind in found):
+    width, quantized = head_width(config), all(kind in FORMATS for kind in found)
+    if (whole or asked == "int8") and not (quantized and on_cpu):
         raise InputError(
-            "activations is 'int8', but not all of the model's weights are stored in few bits; valid: float, "
-            "or int8 with weights q8_0, q4_1 or q4_0, or with a GGUF file of such"
+            "dtype is 'int8', but not all of the model's weights are quantized, or it is for a card; valid: "
+            "auto, float32, bfloat16, or int8 on a CPU with weights q8_0, q4_1 or q4_0, or with a GGUF file "
+            "of such"
         )
+    if asked == "int8" or (asked == "auto" and not whole and quantized and on_cpu and width % 4 == 0):
+        whole, kv_cache_dtype = True, "int8" if kv_cache_dtype == "auto" else kv_cache_dtype
     check_rope(config)
     return Sizes(
         hidden=config.hidden_size,
         heads=config.num_attention_heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        width=head_width(config),
+        width=width,
         windows=_windows(config),
         weights=dict(found),
         dtype=own,
         whole=whole,
         limit=context_limit(scaled_config(config, scaling)),
+        keys="" if kv_cache_dtype in ("auto", own) else kv_cache_dtype,
     )
 
 
@@ -125,6 +132,7 @@ def sizes_of_target(target: Any) -> Sizes:
         dtype=dtype,
         whole=target.whole,
         limit=target.rotary.limit,
+        keys="" if target.keys == target.dtype else _name(target.keys),
     )
 
 
@@ -160,7 +168,7 @@ def _weights(name: str, config: Any) -> int:
     from transformers import AutoModelForCausalLM
 
     try:
-        with quiet_transformers(), torch.device("meta"):
+        with making_models(), torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config)
     except Exception as error:  # a family's own code
         raise InputError(f"model {name}: its config.json makes no model ({line_of(error)})") from error

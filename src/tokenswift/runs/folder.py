@@ -23,6 +23,7 @@ from tokenswift.runs import journal
 from tokenswift.runs.regular import check_entries, open_regular, read_regular
 from tokenswift.runs.state import RunState, replay
 from tokenswift.types import InputError
+from tokenswift.words import counted
 
 JOURNAL, LOCK = "journal", "lock"
 TRIES, PAUSE = 8, 0.05  # somebody may look for a moment whether the lock is held
@@ -154,10 +155,11 @@ def check_whole(folder: Path, contents: journal.Contents, state: RunState) -> No
         InputError: bytes that are neither records nor a torn tail.
     """
     if contents.damaged:
+        before = counted(len(state.tokens), "token before it is", "tokens before it are")
         raise InputError(
             f"{folder / JOURNAL} is damaged at byte {contents.good} (record {len(contents.records) + 1}); "
-            f"the {len(state.tokens)} tokens before it are good; valid: --drop-damaged goes on from there "
-            f"and keeps the {contents.damaged} bytes behind it in a file of their own"
+            f"the {before} good; valid: --drop-damaged goes on from there "
+            f"and keeps the {counted(contents.damaged, 'byte')} behind it in a file of their own"
         )
 
 

@@ -12,6 +12,7 @@ from tokenswift.types import InputError
 NAMES = {
     "dtype": "dtype",
     "activations": "activations",
+    "kv_cache_dtype": "kv_cache_dtype",
     "config": "the model's config",
     "weights": "the model's weights",
     "adapter": "the adapter",
@@ -33,7 +34,14 @@ def check_same(folder: str, kept: Mapping[str, Any], now: Mapping[str, Any]) -> 
     Raises:
         InputError: naming everything that differs, with both values where they are short.
     """
-    kept, now = ({**each, "activations": each.get("activations") or "float"} for each in (kept, now))
+    kept, now = (
+        {
+            **each,
+            "activations": each.get("activations") or "float",
+            "kv_cache_dtype": each.get("kv_cache_dtype") or "auto",
+        }
+        for each in (kept, now)
+    )
     found = []
     for key in kept.keys() | now.keys():
         a, b = kept.get(key), now.get(key)
@@ -43,7 +51,7 @@ def check_same(folder: str, kept: Mapping[str, Any], now: Mapping[str, Any]) -> 
             continue  # a file's name and format: the weights' values decide
         if key == "sampling" and isinstance(a, dict) and isinstance(b, dict):
             found += [f"{k} is {shown(b.get(k))}, was {shown(v)}" for k, v in a.items() if b.get(k) != v]
-        elif key in ("dtype", "activations", "acceptance", "stop", "eos", "rope"):
+        elif key in ("dtype", "activations", "kv_cache_dtype", "acceptance", "stop", "eos", "rope"):
             found.append(f"{NAMES[key]} is {shown(b)}, was {shown(a)}")
         else:
             found.append(f"{NAMES.get(key, key)} differs")

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tokenswift.metrics import CALIBRATION, PREFILL, decoding
 from tokenswift.runs import folder as folders
 from tokenswift.types import InputError
 
@@ -27,7 +28,7 @@ def summary_of(folder: Path) -> dict[str, Any]:
     except InputError as error:
         return {"run": str(folder), "state": f"unreadable: {error}"}
     steps, seconds = state.all_steps, state.seconds
-    decoding = sum(value for phase, value in seconds.items() if phase != "prefill")
+    spent = decoding(seconds)
     finished = state.end is not None
     if folders.is_locked(folder):
         word = "running"
@@ -44,10 +45,11 @@ def summary_of(folder: Path) -> dict[str, Any]:
         "max_new_tokens": state.session.max_new_tokens,
         "prompt_tokens": len(state.prompt),
         "sessions": len(state.sessions),
-        "tokens_per_second": len(state.tokens) / decoding if decoding else 0.0,
+        "tokens_per_second": len(state.tokens) / spent if spent else 0.0,
         "tokens_a_pass": len(state.tokens) / len(steps) if steps else 0.0,
-        "seconds": decoding,
-        "prefill_seconds": seconds.get("prefill", 0.0),
+        "seconds": spent,
+        "prefill_seconds": seconds.get(PREFILL, 0.0),
+        "calibration_seconds": seconds.get(CALIBRATION, 0.0),
         "loop_start": state.loop.start if state.loop else None,
         "model": state.header.name,
         "dtype": state.header.identity.dtype,

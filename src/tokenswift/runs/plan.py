@@ -18,6 +18,7 @@ import torch
 
 from tokenswift.config import shown
 from tokenswift.memory import Memory, largest, needs_of
+from tokenswift.metrics import BEFORE
 from tokenswift.roofline.passes import Machine, floor, read_seconds
 from tokenswift.roofline.sizes import sizes_of_target
 
@@ -127,7 +128,7 @@ def measure(run: Callable[[int], Any], target: Any, total: int) -> Speed:
         drafted.append(step.drafted)
         begun = now
     prefill = short.meter.seconds["prefill"] / max(1, len(short.prompt) - 1)
-    times[0] = max(0.0, times[0] - short.meter.seconds["prefill"])
+    times[0] = max(0.0, times[0] - sum(short.meter.seconds.get(phase, 0.0) for phase in BEFORE))
     rows = 1 + round(sum(drafted) / len(drafted))
     rate = sum(tokens) / len(tokens)
     warm = min(WARM, len(times) // 4)  # the first steps make what later ones find
@@ -150,7 +151,7 @@ def measure(run: Callable[[int], Any], target: Any, total: int) -> Speed:
 def _pass(target: Any, length: int, rows: int, repeats: int = REPEATS) -> float:
     """Seconds of a pass of some rows behind a text of a length (made up: only its size matters)."""
     cache = target.new_cache(length + rows)
-    cache.data.normal_()
+    cache.fill_random()
     cache.commit(tuple(range(length)))
     tokens = torch.arange(rows, device=target.device) % target.vocab_size
     positions = torch.arange(length, length + rows, device=target.device)

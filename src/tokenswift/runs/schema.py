@@ -51,6 +51,7 @@ class Identity(Strict):
     acceptance: Literal["exact", "published"]
     stored: Word | None = None
     activations: Word | None = None
+    kv_cache_dtype: Word | None = None
 
     def __post_init__(self) -> None:
         made = asdict(SamplingParams(**self.sampling))  # type: ignore[arg-type]
@@ -68,6 +69,7 @@ class Loading(Strict):
     rope_scaling: Word | None
     weights: Word = "stored"
     activations: Word = "float"
+    kv_cache_dtype: Word = "auto"
     backend: Word = "auto"
     cuda_graphs: Word = "auto"
     device_map: Word | dict[Word, Word | int] | None = None

@@ -22,6 +22,7 @@ from tokenswift.runs import journal
 from tokenswift.runs.identity import check_same
 from tokenswift.runs.state import RunState, sources_of
 from tokenswift.types import InputError, Loop, Metrics, RunError, Step
+from tokenswift.words import counted
 
 SYNC_SECONDS, SYNC_TOKENS = 1.0, 64
 BEHIND = 4096  # tokens that may wait for a slow disk before the decode loop waits too
@@ -61,7 +62,8 @@ class RunWriter:
     @property
     def kept(self) -> str:
         """How many tokens are safe and how to go on, in words."""
-        return f"{self._kept} tokens are kept in {self.folder}; go on with: tokenswift resume {self.folder}"
+        kept = counted(self._kept, "token is", "tokens are")
+        return f"{kept} kept in {self.folder}; go on with: tokenswift resume {self.folder}"
 
     def is_unfinished(self) -> bool:
         """Whether a text file waits for its final name."""

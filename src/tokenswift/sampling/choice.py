@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.noise import Noise
 from tokenswift.sampling.ranking import Asked, LaterRanker, LogitRows, Ranked, Ranker
@@ -245,6 +246,8 @@ class Sampler:
         window = self.params.window
         if not window:
             return logits
+        for tokens in (history[-window:], *paths):
+            check_tokens(tokens, self.vocab_size)
         gaps = [0] * len(paths)
         if positions is not None:
             gaps = [at - len(history) - len(path) for at, path in zip(positions, paths, strict=True)]

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tokenswift.checks import check_tokens
+
 
 class Ranked(NamedTuple):
     """The best candidates of one row, best first.
@@ -31,12 +33,17 @@ class Subset:
     Args:
         ids: token id of each column, (S,), no id twice.
         vocab_size: V.
+    Raises:
+        InputError: an id that is not below V.
     """
 
     def __init__(self, ids: Int[Tensor, " S"], vocab_size: int) -> None:
+        known = ids.cpu()
+        if len(known):
+            check_tokens((int(known.min()), int(known.max())), vocab_size)
         self.ids = ids
         self.vocab_size = vocab_size
-        self.ids32 = ids.to("cpu", torch.int32).contiguous()
+        self.ids32 = known.to(torch.int32).contiguous()
         self.place = torch.full((vocab_size,), -1, dtype=torch.int32)  # column of each token; -1: none
         self.place[self.ids32.long()] = torch.arange(len(ids), dtype=torch.int32)
 

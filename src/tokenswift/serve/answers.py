@@ -30,8 +30,9 @@ from tokenswift.serve.errors import Refused
 from tokenswift.serve.metrics import Measures
 from tokenswift.serve.schemas import KINDS, Body
 from tokenswift.serve.settings import Settings
-from tokenswift.serve.store import IDS, Record, Store
+from tokenswift.serve.store import IDS, Record, Store, brief
 from tokenswift.types import InputError, RunError, Step
+from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")
 AGAIN = 0.5  # seconds until a full queue is tried again
@@ -39,6 +40,7 @@ STRETCH = 0.02  # seconds of steps that one event of a stream tells of
 #: why an answer was stopped
 GONE, CANCELLED, ENDS = "its client is gone", "it was cancelled", "the server ends"
 LATE = "the answer took longer than the server's --max-seconds"
+STALLED = 60.0  # seconds without a step, while there is work, after which the server is not well
 KEPT = 64  # answers in memory besides those under way and those that somebody reads
 
 
@@ -111,6 +113,7 @@ class Answer:
     Attributes:
         readers: requests that wait for it now.
         begun, running: its tickets were, or are, with the scheduler (also an earlier server's).
+        kept: it has a folder: what is stopped by the server's end goes on with the next one.
         stopped: why it was stopped, "" where it goes on or has ended.
         failure: what went wrong, "" where nothing did.
         over_at: when it became whole, Unix time.
@@ -125,7 +128,7 @@ class Answer:
         self.failure = ""
         self.over_at: float | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self.stopped = ""
+        self.stopped, self.kept = "", False
         self.lock = asyncio.Lock()
         self._news = asyncio.Event()
 
@@ -224,7 +227,7 @@ class Answers:
                 answer = await self._read(record)
                 left += [] if answer is None else [answer]
         if left:
-            logger.info("going on with %d answers of %s", len(left), self.store.folder)
+            logger.info("going on with %s of %s", counted(len(left), "answer"), self.store.folder)
             self._spawn(self._go_on(left))
 
     async def _go_on(self, left: list[Answer]) -> None:
@@ -265,10 +268,12 @@ class Answers:
             self._owned[owner] = name  # before anything is waited for: a second one finds it
         seed = secrets.randbits(31)
         record = Record(name, kind, int(time.time()), known, seed, [0], owner, digest)
+        record.client = owner_of(client)
         answer = self._answers[name] = Answer(record, body)
+        answer.kept = self._keeps(answer)
         try:
             async with answer.lock:
-                requests = await asyncio.to_thread(body.requests, self.llm, self.settings, seed)
+                requests = await asyncio.to_thread(self._requests, body, seed)
                 record.prompt_tokens = [len(request.prompt) for request in requests]
                 answer.parts = [Part(i, tokens) for i, tokens in enumerate(record.prompt_tokens)]
                 answer.requests = requests
@@ -278,6 +283,19 @@ class Answers:
             self._forget(answer)
             raise
         return answer
+
+    def _requests(self, body: Body, seed: int) -> list[Request]:
+        """What a body asks for; in a thread.
+
+        Raises:
+            InputError: naming the field that is wrong.
+        """
+        try:
+            return body.requests(self.llm, self.settings, seed)
+        except InputError as error:
+            raise body.in_own_words(error) from error
+        except RecursionError as error:
+            raise InputError("the body is nested too deeply; valid: few levels") from error
 
     async def get(self, name: str) -> Answer | None:
         """An answer by its id; None where there is none."""
@@ -295,12 +313,14 @@ class Answers:
         """An answer of the store, as its journals have it; it is not begun."""
         try:
             answer = Answer(record, KINDS[record.kind][0].model_validate(record.body))
+            answer.kept = True
             for part in answer.parts:
                 part.rewind(await asyncio.to_thread(self._store().state, record.id, part.index))
                 part.over = True
             answer.begun = True
         except (KeyError, ValueError) as error:  # pydantic's and ours
-            logger.warning("%s cannot be gone on with: %s", record.id, " ".join(str(error).split())[:300])
+            why = " ".join(str(error).split())[:300]
+            logger.warning("%s cannot be gone on with: %s", brief(record.id), why)
             return None
         answer = self._answers.setdefault(record.id, answer)
         self._shed()
@@ -374,6 +394,14 @@ class Answers:
         if self.store is not None:
             self.store.close()
 
+    def state(self) -> str:
+        """Whether requests are taken and answers written, in a word; "ok" where they are."""
+        if self.closing:
+            return "ending"
+        if self.scheduler.is_closed:
+            return "failed"
+        return "stalled" if self.scheduler.stalled > STALLED else "ok"
+
     @property
     def left(self) -> int:
         """Answers that are kept and not whole."""
@@ -431,17 +459,22 @@ class Answers:
         if not self.closing:
             try:
                 return await asyncio.to_thread(self._submit, answer)
-            except (InputError, RunError):
-                if not self.closing:
-                    raise
+            except (InputError, RunError) as error:
+                if not self.closing and not self.scheduler.is_closed:
+                    if isinstance(error, RunError | QueueFull):
+                        raise
+                    raise answer.body.in_own_words(error) from error
+        if not self.closing:
+            raise Refused(503, "the server cannot write any more, its log says why; valid: another server")
         raise Refused(503, "the server ends; valid: another try when it is there again")
 
     def _submit(self, answer: Answer) -> list[tuple[Any, RunState | None]]:
         """Hand the texts to the scheduler; in a thread."""
         requests = answer.requests
         if requests is None:
-            requests = answer.body.requests(self.llm, self.settings, answer.record.seed)
+            requests = self._requests(answer.body, answer.record.seed)
         answer.requests = None
+        owner = "" if self.settings.share_prefixes else answer.record.client
         made: list[tuple[Any, RunState | None]] = []
         try:
             for index, request in enumerate(requests):
@@ -449,7 +482,7 @@ class Answers:
                 if self._keeps(answer):
                     state = self._store().state(answer.id, index)
                     request = replace(request, run_dir=self._store().run_dir(answer.id, index))
-                made.append((self.scheduler.submit(request), state))
+                made.append((self.scheduler.submit(request, owner), state))
         except BaseException:
             for ticket, _ in made:
                 ticket.cancel()
@@ -473,7 +506,7 @@ class Answers:
                 part.tail, part.reason = result.text[sum(map(len, part.pieces)) :], result.finish_reason
         elif not answer.stopped:
             if not isinstance(error, InputError | RunError):
-                logger.error("%s failed", answer.id, exc_info=error)
+                logger.error("%s failed", brief(answer.id), exc_info=error)
             answer.failure = answer.failure or " ".join(str(error).split()) or type(error).__name__
         part.over, part.ticket = True, None
         if answer.over:
@@ -519,6 +552,11 @@ def _pass_on(loop: asyncio.AbstractEventLoop, take: Callable[[Any], None], event
     """From the scheduler's thread to the event loop's."""
     with suppress(RuntimeError):  # the loop is closed: nobody reads any more
         loop.call_soon_threadsafe(take, event)
+
+
+def owner_of(key: str) -> str:
+    """Whose answers are those of a key, without the key; "" where none is asked for."""
+    return _digest("client", key) if key else ""
 
 
 def _digest(*words: str) -> str:

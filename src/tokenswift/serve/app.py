@@ -17,10 +17,12 @@ from fastapi import FastAPI, Header, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
+from tokenswift.checks import shown
 from tokenswift.engine.scheduler import QueueFull
 from tokenswift.serve import wire
-from tokenswift.serve.answers import ENDS, Answer, Answers
+from tokenswift.serve.answers import ENDS, Answer, Answers, owner_of
 from tokenswift.serve.errors import Refused, error_body, wrong_fields
 from tokenswift.serve.guard import Guard
 from tokenswift.serve.metrics import Measures
@@ -72,9 +74,8 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
 
     async def serve(kind: str, body: Body, request: Request, key: str | None) -> Response:
         if body.model not in (None, model, llm.name):
-            raise Refused(
-                404, f"the model {body.model!r} is not served; valid: {model}", "model", "model_not_found"
-            )
+            message = f"the model {shown(body.model)} is not served; valid: {model}"
+            raise Refused(404, message, "model", "model_not_found")
         answer = await answers.make(kind, body, request.state.client, key)
         background = answer.background and not body.stream
         if background:
@@ -97,9 +98,10 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
             raise Refused(503 if answer.stopped == ENDS else 500, wire.unfinished(answer))
         return JSONResponse(wire.whole(answer, model))
 
-    async def known(name: str) -> Answer:
+    async def known(name: str, request: Request) -> Answer:
         answer = await answers.get(name)
-        if answer is None or answer.record.kind != "response":
+        whose = owner_of(request.state.client)
+        if answer is None or answer.record.kind != "response" or answer.record.client != whose:
             raise Refused(404, f"there is no response {name[:80]!r}; valid: the id of one", "response_id")
         return answer
 
@@ -118,18 +120,19 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
     @app.get("/v1/responses/{response_id}", summary="An answer as it stands, or its events from a place on")
     async def retrieve(
         response_id: str,
+        request: Request,
         stream: bool = False,
         starting_after: Annotated[int, Query(ge=-1, le=2**53)] = -1,
     ) -> Response:
-        answer = await known(response_id)
+        answer = await known(response_id, request)
         if not stream:
             return JSONResponse(wire.response(answer, model))
         await answers.attach(answer)
         return Events(answers, answer, wire.events(answer, model, starting_after, settings.ping))
 
     @app.post("/v1/responses/{response_id}/cancel", summary="Stop an answer for good")
-    async def cancel(response_id: str) -> Response:
-        answer = await known(response_id)
+    async def cancel(response_id: str, request: Request) -> Response:
+        answer = await known(response_id, request)
         await answers.cancel(answer)
         return JSONResponse(wire.response(answer, model))
 
@@ -147,9 +150,8 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
 
     @app.get("/health", summary="Whether the server takes requests")
     async def health() -> Response:
-        return JSONResponse(
-            {"status": "ending" if answers.closing else "ok"}, 503 if answers.closing else 200
-        )
+        state = answers.state()
+        return JSONResponse({"status": state}, 200 if state == "ok" else 503)
 
     @app.get("/metrics", summary="Figures for Prometheus")
     async def metrics() -> Response:
@@ -161,6 +163,14 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
 
     about = {"id": model, "object": "model", "created": made, "owned_by": "tokenswift"}
     app.add_middleware(Guard, settings=settings, keys=keys, measures=measures)  # type: ignore[arg-type]
+    if settings.cors:  # in front of the guard: browsers ask first, without a key, and want to read refusals
+        app.add_middleware(
+            CORSMiddleware,  # type: ignore[arg-type]
+            allow_origins=list(settings.cors),
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("x-answer-id", "retry-after"),
+        )
     return app
 
 
@@ -169,9 +179,10 @@ def _add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(InputError)
     async def wrong(request: Request, error: InputError) -> Response:
-        full = isinstance(error, QueueFull)
-        status, more = (429, {"retry-after": "1"}) if full else (400, {})
-        return JSONResponse(error_body(str(error), status, error.field), status, more)
+        if isinstance(error, QueueFull):
+            text = "as many requests wait as may wait; valid: another try in a moment"
+            return JSONResponse(error_body(text, 429), 429, {"retry-after": "1"})
+        return JSONResponse(error_body(str(error), 400, error.field), 400)
 
     @app.exception_handler(RequestValidationError)
     async def unread(request: Request, error: RequestValidationError) -> Response:
@@ -183,9 +194,9 @@ def _add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def nothing_there(request: Request, error: HTTPException) -> Response:
-        return JSONResponse(
-            error_body(str(error.detail), error.status_code), error.status_code, error.headers
-        )
+        unread = error.status_code == 400  # FastAPI's: numbers of thousands of digits, thousands of levels
+        text = "the body cannot be read; valid: a JSON object of few levels" if unread else str(error.detail)
+        return JSONResponse(error_body(text, error.status_code), error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from tokenswift.checks import shown
+from tokenswift.config import OPTIONS
 from tokenswift.types import InputError
 
 
@@ -36,6 +39,8 @@ def error_body(
 def wrong_fields(errors: Sequence[Any]) -> InputError:
     """What pydantic found, about the first field that is wrong."""
     first = errors[0]
+    if isinstance(own := first.get("ctx", {}).get("error"), InputError):
+        return own
     where = [part for part in first["loc"] if part not in ("body", "query", "path", "header")]
     if first["type"] == "json_invalid":
         return InputError(f"the body is no JSON ({first['ctx']['error']}); valid: a JSON object")
@@ -52,3 +57,37 @@ def wrong_fields(errors: Sequence[Any]) -> InputError:
     return InputError(
         f"{'.'.join([name, *inside[:1]])} is {shown(first['input'])}; valid: {', or '.join(words)}", name
     )
+
+
+#: advice for whoever starts a server, in errors that its clients see
+_NOT_HERE = re.compile(r", a dtype of two bytes|, or more with rope_scaling yarn")
+_OPTION = re.compile(r"'(.*?)' (is no option of strategy )", re.DOTALL)
+#: options of strategies that name files or models: for whoever starts the server, not for its clients
+CLOSED = ("explain", "draft_model")
+_STRATEGIES = {one.name for kind in OPTIONS.values() for one in fields(kind)}
+
+
+def in_words_of(error: InputError, length: str, asked: str, own: Sequence[str]) -> InputError:
+    """An error of the engine, with the names of fields that a client can set.
+
+    Args:
+        length, asked: the request's fields of new tokens and of the prompt.
+        own: fields below ``tokenswift``.
+    """
+    text, field = _NOT_HERE.sub("", str(error)), error.field
+    text = re.sub(r"\bmax_new_tokens\b", length, text)
+    text = _OPTION.sub(lambda found: f"tokenswift.strategy_options.{found[1]} {found[2]}", text)
+    if text.startswith("tokenswift.strategy_options"):
+        for closed in CLOSED:
+            text = text.replace(f", {closed}", "")
+        return InputError(text, "tokenswift")
+    first = text.split(maxsplit=1)[0] if text else ""
+    field = field or ("stop" if first == "stop" else None)
+    name = {"max_new_tokens": length, "prompt": asked}.get(field or "", field)
+    if first.partition("[")[0] == "prompt":
+        text, name = asked + text.removeprefix("prompt"), asked
+    for known, where in ((own, "tokenswift"), (_STRATEGIES, "tokenswift.strategy_options")):
+        if first in known:
+            text, name = f"{where}.{text}", "tokenswift"
+            break
+    return InputError(text, name)

@@ -6,22 +6,26 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.responses import JSONResponse
 
+from tokenswift.checks import shown
 from tokenswift.serve.errors import Refused
 from tokenswift.serve.metrics import Measures
 from tokenswift.serve.settings import Settings
+from tokenswift.serve.store import brief
 
 logger = logging.getLogger("tokenswift")
 OPEN = ("/", "/health")  # what needs no key
 LOCAL = ("localhost", "127.0.0.1", "::1")
 BODY_SECONDS = 60.0  # for a request to arrive
 SHOWN = 2000  # characters of a prompt in the log
+#: a Host header: a name or address, and perhaps a port
+HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{0,5})?", re.IGNORECASE)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -55,7 +59,7 @@ class Guard:
 
         try:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-            self._check_sender(headers)
+            self._check_sender(scope["scheme"], headers)
             scope["state"]["client"] = self._check_key(scope["path"], headers)
             body = await self._body(headers, receive)
             await self._app(scope, _again(body, receive), answer)
@@ -65,14 +69,19 @@ class Guard:
             self._measures.request(status)
             self._log(scope, status, time.perf_counter() - begun, body)
 
-    def _check_sender(self, headers: dict[str, str]) -> None:
+    def _check_sender(self, scheme: str, headers: dict[str, str]) -> None:
         """Refuse pages of other sites: a browser sends their requests to this machine too."""
-        host, origin = headers.get("host", ""), headers.get("origin")
-        name = urlsplit(f"//{host}").hostname
+        host, origin = headers.get("host", "").lower(), headers.get("origin")
+        found = HOST.fullmatch(host)
+        if host and found is None:
+            raise Refused(400, f"the Host header is {shown(host)}; valid: a name or an address, and a port")
+        name = found and (found[1] or found[2])
         if self._settings.is_local and name not in (*LOCAL, self._settings.host):
             raise Refused(403, "the Host header names another machine; valid: localhost or 127.0.0.1")
-        if origin is not None and urlsplit(origin).netloc != host:
-            raise Refused(403, "the Origin header names another site; valid: this server's own page")
+        if origin is not None and origin.lower() not in (f"{scheme}://{host}", *self._settings.cors):
+            raise Refused(
+                403, "the Origin header names another site; valid: this server's own page, or one of --cors"
+            )
 
     def _check_key(self, path: str, headers: dict[str, str]) -> str:
         """The key that the client shows; "" where none is asked for."""
@@ -110,7 +119,7 @@ class Guard:
             raise Refused(408, f"the body took longer than {BODY_SECONDS:g} seconds") from None
 
     def _log(self, scope: Scope, status: int, seconds: float, body: bytes) -> None:
-        path = scope.get("raw_path", b"").decode("ascii", "backslashreplace")[:200]
+        path = ascii(brief(scope["path"][:200]))[1:-1]
         client = (scope.get("client") or ("-",))[0]
         logger.info("%s %s %s %s %.3f s", client, scope["method"], path, status or "gone", seconds)
         if self._settings.log_prompts and body:

@@ -6,22 +6,25 @@ refused. Ranges are checked where the command line's are, by `config.SamplingPar
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any, Literal
+import json
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tokenswift.checks import shown
-from tokenswift.config import SamplingParams
+from tokenswift.config import SamplingParams, sampling_over, tree_nodes
+from tokenswift.drafters.lookup import LENGTH
 from tokenswift.engine.request import MOST_LOGPROBS, Request
-from tokenswift.prompts import Prompt, default_sampling
+from tokenswift.prompts import Prompt
+from tokenswift.serve.errors import CLOSED, in_words_of
+from tokenswift.serve.limits import check_body, check_nodes, check_prompt, check_tokens
 from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError
+from tokenswift.words import counted
 
 LOGPROBS = "message.output_text.logprobs"  # what `include` of a response may name
 TOKENS = 1024  # new tokens where a request names no number
-#: options of strategies that name files or models: for whoever starts the server, not for its clients
-_CLOSED = ("explain", "draft_model")
 #: fields that would change the answer but do nothing here → their values that ask for nothing
 _WITHOUT: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
@@ -63,8 +66,13 @@ class StreamOptions(BaseModel):
 
 
 class Body(BaseModel):
-    """What all bodies have in common."""
+    """What all bodies have in common.
 
+    Attributes:
+        asked: the field that holds the prompt.
+    """
+
+    asked: ClassVar[str]
     model_config = ConfigDict(extra="allow", strict=True)
 
     model: str | None = None
@@ -77,6 +85,13 @@ class Body(BaseModel):
     seed: int | None = None
     stop: str | list[str] | None = None
     tokenswift: Own | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, body: Any) -> Any:
+        """Refuse what is too long before every entry of it is looked at."""
+        check_body(body)
+        return body
 
     @property
     def own(self) -> Own:
@@ -108,10 +123,8 @@ class Body(BaseModel):
             value = given.get(name)
             if value not in nothing:
                 usual = next((v for v in nothing if v is not None), None)
-                raise InputError(
-                    f"{name} is {shown(value)}; valid here: {'none' if usual is None else usual}", name
-                )
-        for name in _CLOSED:
+                raise InputError(f"{name} is {shown(value)}; valid here: {json.dumps(usual)}", name)
+        for name in CLOSED:
             if name in self.own.strategy_options:
                 raise InputError(f"tokenswift.strategy_options.{name} is no option of a server", "tokenswift")
 
@@ -126,31 +139,35 @@ class Body(BaseModel):
         """
         self.check_served()
         field, wanted = self.length()
-        most, own = settings.max_tokens, self.own
+        most, own, limit = settings.max_tokens, self.own, llm.target.rotary.limit
         if wanted is not None and not 1 <= wanted <= most:
             raise InputError(f"{field} is {wanted}; valid: an integer from 1 to {most:,}", field)
         prompts = self.prompts(llm.has_chat_template)
         if not 1 <= self.choices * len(prompts) <= settings.max_choices:
-            raise InputError(
-                f"n is {self.choices}, for {len(prompts)} prompts; valid: 1 to {settings.max_choices} in all",
-                "n",
-            )
+            given = f"n is {self.choices}, for {counted(len(prompts), 'prompt')}"
+            raise InputError(f"{given}; valid: 1 to {settings.max_choices} in all", "n")
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        longest = min((size for size in (settings.max_prompt, limit and limit - 1) if size), default=None)
+        for prompt in prompts:
+            check_prompt(prompt, longest, self.asked)
         made: list[Request] = []
         for prompt in prompts:
-            sampling = self._sampling(prompt, seed)
+            sampling = self._sampling(llm.default_sampling(prompt), seed)
             ids = llm.encode(prompt)
-            limit = llm.target.rotary.limit
-            if settings.max_prompt is not None and len(ids) > settings.max_prompt:
-                raise InputError(f"the prompt is {len(ids)} tokens; valid: up to {settings.max_prompt:,}")
-            room = TOKENS if limit is None else max(1, min(TOKENS, limit - len(ids)))
+            if longest is not None:
+                check_tokens(len(ids), longest, self.asked)
+            left = most if limit is None else limit - len(ids)
+            if wanted is not None and wanted > left:
+                after = f"after a prompt of {counted(len(ids), 'token')}"
+                raise InputError(f"{field} is {wanted}, {after}; valid: up to {left:,}", field)
+            room = min(TOKENS, left)
             made += [
                 Request(
                     ids,
                     min(room, most) if wanted is None else wanted,
                     own.strategy,
                     {k: tuple(v) if isinstance(v, list) else v for k, v in own.strategy_options.items()},
-                    SamplingParams(**{**sampling, "seed": sampling["seed"] + index}),
+                    replace(sampling, seed=sampling.seed + index),
                     ignore_eos=own.ignore_eos,
                     stop=tuple(stop),
                     on_loop=own.on_loop,
@@ -158,16 +175,21 @@ class Body(BaseModel):
                 )
                 for index in range(self.choices)
             ]
+        if made and made[0].strategy in ("tokenswift", "medusa"):
+            options = made[0].options
+            check_nodes(tree_nodes(options.tree or ()) + LENGTH * (getattr(options, "ngrams", None) or 0))
         return made
 
-    def _sampling(self, prompt: Prompt, seed: int) -> dict[str, Any]:
-        usual = default_sampling(prompt)
+    def in_own_words(self, error: InputError) -> InputError:
+        """An error of the engine, with the names of fields that a client can set."""
+        return in_words_of(error, self.length()[0], self.asked, tuple(Own.model_fields))
+
+    def _sampling(self, usual: SamplingParams, seed: int) -> SamplingParams:
         given = {"seed": seed, "eta_cutoff": self.own.eta_cutoff, "penalty_window": self.own.penalty_window}
         for name in ("temperature", "top_p", "min_p", "top_k", "repetition_penalty", "seed"):
             if getattr(self, name) is not None:
                 given[name] = getattr(self, name)
-        values = {f.name: getattr(usual, f.name) for f in fields(SamplingParams)}
-        return values | {name: value for name, value in given.items() if value is not None}
+        return sampling_over(usual, {name: value for name, value in given.items() if value is not None})
 
 
 class Piece(BaseModel):
@@ -206,6 +228,8 @@ class Message(BaseModel):
 class Chat(Body):
     """The body of ``/v1/chat/completions``."""
 
+    asked: ClassVar[str] = "messages"
+
     messages: list[Message] = Field(min_length=1)
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -242,6 +266,8 @@ class Chat(Body):
 class Completion(Body):
     """The body of ``/v1/completions``."""
 
+    asked: ClassVar[str] = "prompt"
+
     prompt: str | list[int] | list[str] | list[list[int]]
     max_tokens: int | None = None
     n: int | None = None
@@ -267,6 +293,8 @@ class Completion(Body):
 
 class Responses(Body):
     """The body of ``/v1/responses``."""
+
+    asked: ClassVar[str] = "input"
 
     input: str | list[Message]
     instructions: str | None = None

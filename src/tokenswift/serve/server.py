@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -18,12 +19,15 @@ from tokenswift.engine.scheduler import Scheduler
 from tokenswift.serve.answers import Answers
 from tokenswift.serve.app import make_app
 from tokenswift.serve.metrics import Measures
+from tokenswift.serve.places import bound, store_of
 from tokenswift.serve.settings import Settings
-from tokenswift.serve.store import Store
-from tokenswift.types import InputError
+from tokenswift.serve.store import Store, without_ids
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LAST = 10  # seconds for connections to take what is left
+LAST = 3  # seconds for connections to take what is left
+PATIENCE = 8.0  # seconds until a signal ends the process, whatever it does
+
+logger = logging.getLogger("tokenswift")
 
 
 class Server(uvicorn.Server):
@@ -45,6 +49,7 @@ class Server(uvicorn.Server):
         host, port = taken.getsockname()[:2]
         self.address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self.number = 0
+        self._over = threading.Event()
 
     def listen(self, ready: Callable[[str], None]) -> None:
         """Serve until a signal comes, or `should_exit` is set.
@@ -53,7 +58,10 @@ class Server(uvicorn.Server):
             ready: called with the address once requests are taken.
         """
         self._ready = ready
-        asyncio.run(self.serve(sockets=[self._taken]))
+        try:
+            asyncio.run(self.serve(sockets=[self._taken]))
+        finally:
+            self._over.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin, and say so."""
@@ -63,42 +71,65 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """The first signal ends the server between two steps, a second one at once."""
+        """The first signal ends the server between two steps, after `PATIENCE` or a second one at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        loop = asyncio.get_running_loop()
         taken = [n for n in SIGNALS if signal.getsignal(n) not in (signal.SIG_IGN, None)]
-        for number in taken:
-            loop.add_signal_handler(number, self._end, number)
+        before = {number: signal.signal(number, self._end) for number in taken}
         try:
             yield
         finally:
-            for number in taken:
-                loop.remove_signal_handler(number)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
-    def _end(self, number: int) -> None:
+    def _end(self, number: int, frame: FrameType | None) -> None:
         if self.number:
             os._exit(128 + number)
         self.number, self.should_exit = number, True
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        """End the process where a step, or a client's prompt, does not let it end by itself."""
+        if not self._over.wait(PATIENCE):
+            logger.error("error: no end came within %g seconds; what is kept goes on", PATIENCE)
+            os._exit(128 + self.number)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the steps, then the connections."""
+        """End the steps, then the connections; one that a client does not let end is cut, and no error."""
         await self.answers.close()
-        await super().shutdown(sockets)
+        heard = logging.getLogger("uvicorn.error")
+        heard.addFilter(_is_news)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            heard.removeFilter(_is_news)
 
 
-def make_server(llm: Any, settings: Settings) -> Server:
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of uvicorn's tells of more than connections that were cut at the end."""
+    kind = record.exc_info[0] if record.exc_info else None
+    cut = kind is not None and issubclass(kind, asyncio.CancelledError)
+    return not cut and not str(record.msg).startswith("Cancel %s running task")
+
+
+def make_server(
+    llm: Any, settings: Settings, taken: socket.socket | None = None, store: Store | None = None
+) -> Server:
     """A server at its address that takes no request yet.
 
     Args:
         llm: the ``LLM``.
+        taken, store: from `places.bound` and `places.store_of`, where they were had before the model was
+            loaded.
     Raises:
         InputError: an address, a folder or keys that cannot be had.
     """
     keys = settings.keys()
-    store = None if settings.run_dir is None else Store(Path(settings.run_dir).expanduser())
-    taken = bound(settings)
+    for name in ("tokenswift", "uvicorn.error"):
+        logging.getLogger(name).addFilter(without_ids)
+    store = store or store_of(settings)
+    taken = taken or bound(settings)
     scheduler = Scheduler(llm, settings.at_once, settings.queue)  # type: ignore[arg-type]
     measures = Measures(scheduler)
     answers = Answers(llm, scheduler, settings, store, measures)
@@ -114,24 +145,3 @@ def make_server(llm: Any, settings: Settings) -> Server:
         timeout_graceful_shutdown=LAST,
     )
     return Server(config, answers, taken)
-
-
-def bound(settings: Settings) -> socket.socket:
-    """A socket at the address.
-
-    Raises:
-        InputError: it cannot be had.
-    """
-    kind = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    made = socket.socket(kind, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        made.bind((settings.host, settings.port))
-    except OSError as error:
-        made.close()
-        raise InputError(
-            f"port is {settings.port}: it cannot be had on {settings.host} ({error.strerror or error}); "
-            f"valid: a free one, or 0 for any",
-            "port",
-        ) from error
-    return made

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from tokenswift.checks import check_integer, check_number
+from tokenswift.checks import check_integer, check_number, shown
+from tokenswift.config import API_KEY, environment_key
 from tokenswift.types import InputError
 
+KEY = 16  # characters of a key at least
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@*]+")
 
-def _option(default: Any, metavar: str, least: int | None = None) -> Any:
+
+def _option(default: Any, metavar: str, least: int | None = None, **more: Any) -> Any:
     """A field with the placeholder of its value, and its least number."""
-    return field(default=default, metadata={"metavar": metavar} | ({} if least is None else {"least": least}))
+    least_one = {} if least is None else {"least": least}
+    return field(default=default, metadata={"metavar": metavar, **least_one, **more})
 
 
 @dataclass(frozen=True)
@@ -21,9 +27,12 @@ class Settings:
     """Where the server listens, who may ask, and how much.
 
     Attributes:
-        host: address to listen at; another than this machine's own needs --api-key-file
+        host: address to listen at; another than this machine's own needs a key
         port: port to listen at, 0 for any that is free
         api_key_file: file with the keys of clients, one a line; default: none is asked for
+        api_key: one more key; everybody on this machine sees it in the list of processes, so it is better in
+            the environment variable TOKENSWIFT_API_KEY
+        cors: another site whose pages may ask, such as https://example.org; may be given several times
         run_dir: keep a journal of every answer there; a server that is started again on the same folder goes
             on with what was under way
         max_concurrent: answers written at once, or auto: what the memory holds
@@ -31,6 +40,8 @@ class Settings:
         max_tokens: new tokens of one text at most
         max_prompt: tokens of one prompt at most; default: the model's positions
         max_choices: texts of one request at most: its prompts times n
+        share_prefixes: read what prompts begin with once for all keys, not for each; how soon an answer
+            begins then tells a client what others have asked
         max_body: bytes of a request at most
         max_connections: connections at once; the next one is refused with status 503
         max_seconds: seconds that an answer may take before it is stopped, 0 for any number
@@ -41,12 +52,15 @@ class Settings:
     host: str = _option("127.0.0.1", "ADDRESS")
     port: int = _option(8000, "N", 0)
     api_key_file: str | None = _option(None, "F")
+    api_key: str | None = _option(None, "KEY")
+    cors: tuple[str, ...] = _option((), "ORIGIN", action="append")
     run_dir: str | None = _option(None, "DIR")
     max_concurrent: str = _option("auto", "N")
     queue: int = _option(64, "N", 0)
     max_tokens: int = _option(32_768, "N", 1)
     max_prompt: int | None = _option(None, "N", 1)
     max_choices: int = _option(16, "N", 1)
+    share_prefixes: bool = False
     max_body: int = _option(8 << 20, "N", 1)
     max_connections: int = _option(256, "N", 1)
     max_seconds: float = _option(0.0, "SECONDS")
@@ -62,9 +76,15 @@ class Settings:
         check_number("ping", self.ping, "seconds, from 0.01 to 3600", 0.01 <= self.ping <= 3600)
         check_number("max_seconds", self.max_seconds, "seconds, 0 for any number", self.max_seconds >= 0)
         self.at_once  # noqa: B018  # says what is wrong with it
-        if not self.is_local and self.api_key_file is None:
+        object.__setattr__(self, "cors", tuple(origin.lower().rstrip("/") for origin in self.cors))
+        for origin in self.cors:
+            if not ORIGIN.fullmatch(origin):
+                valid = "a site such as https://example.org"
+                raise InputError(f"cors is {shown(origin)}; valid: {valid}", "cors")
+        if not self.is_local and not (self.api_key_file or self.api_key or environment_key()):
             raise InputError(
-                f"host is {self.host!r}, for other machines; valid: with --api-key-file, or 127.0.0.1",
+                f"host is {self.host!r}, for other machines; valid: with --api-key-file or {API_KEY}, "
+                f"or 127.0.0.1",
                 "host",
             )
 
@@ -93,8 +113,21 @@ class Settings:
         """The keys that clients may show; [] where none is asked for.
 
         Raises:
-            InputError: the file cannot be read, or holds no key or a short one.
+            InputError: the file cannot be read, or holds no key or a short one; or another one is short.
         """
+        found: list[str] = []
+        for name, key in (("api_key", self.api_key), (API_KEY, environment_key())):
+            if key is None:
+                continue
+            if len(key) < KEY or not key.isascii() or not key.isprintable() or " " in key:
+                raise InputError(  # a wrong key may be nearly a right one: it is not shown
+                    f"{name} has {len(key)} characters; valid: at least {KEY}, of ASCII, without spaces",
+                    "api_key" if name == "api_key" else None,
+                )
+            found.append(key)
+        return [*found, *self._file_keys()]
+
+    def _file_keys(self) -> list[str]:
         if self.api_key_file is None:
             return []
         try:
@@ -106,10 +139,10 @@ class Settings:
                 "api_key_file",
             ) from error
         found = text.split()
-        if not found or min(map(len, found)) < 16:
+        if not found or min(map(len, found)) < KEY:
             raise InputError(
                 f"api_key_file {self.api_key_file} holds {len(found)} keys; valid: at least one, and none of "
-                f"fewer than 16 characters",
+                f"fewer than {KEY} characters",
                 "api_key_file",
             )
         return found

@@ -10,6 +10,7 @@ Names come from the server alone: an id that is not of its form is no answer's.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -28,7 +29,28 @@ from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
 IDS = re.compile(r"(?:chatcmpl-|cmpl-|resp_)[0-9a-f]{32}")
+OWN = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)[0-9a-f]{9,}")  # an id, or the most of one
 RECORD = "answer.json"
+
+
+def brief(text: str) -> str:
+    """A text for the log: ids in it are told apart, but nothing can be asked for by them."""
+    return re.sub("[0-9a-f]{9,}", lambda found: hashlib.sha256(found[0].encode()).hexdigest()[:8] + "…", text)
+
+
+def without_ids(record: logging.LogRecord) -> bool:
+    """Shorten the ids in a line of the log, as `brief` does; a filter that keeps every line. Errors name
+    folders, and an answer's folder has its id for a name."""
+    if record.exc_info:
+        record.exc_text = _shortened(logging.Formatter().formatException(record.exc_info))
+    said = record.getMessage()
+    if (short := _shortened(said)) != said:
+        record.msg, record.args = short, None
+    return True
+
+
+def _shortened(text: str) -> str:
+    return OWN.sub(lambda found: brief(found[0]), text)
 
 
 class Record(msgspec.Struct, forbid_unknown_fields=True):
@@ -44,6 +66,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
         digest: of the body.
         state: "open", "done", "failed" or "cancelled".
         error: of a failed one.
+        client: digest of the client's key, who alone may read it; "" where none was asked for.
     """
 
     id: str
@@ -56,6 +79,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
     digest: str
     state: str = "open"
     error: str = ""
+    client: str = ""
 
 
 class Store:

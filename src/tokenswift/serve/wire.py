@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tokenswift.serve.answers import Answer, Part
+from tokenswift.serve.answers import CANCELLED, ENDS, Answer, Part
 from tokenswift.serve.errors import error_body
 
 BEFORE = 3  # number of the last event before the first token
@@ -172,7 +172,10 @@ def status(answer: Answer) -> str:
     if answer.record.state != "open":
         return answer.record.state
     if not answer.running:
-        return "incomplete"
+        if answer.stopped == CANCELLED:
+            return "cancelled"
+        goes_on = answer.background and (not answer.stopped or (answer.kept and answer.stopped == ENDS))
+        return "queued" if goes_on else "incomplete"
     return "in_progress" if any(part.pieces for part in answer.parts) else "queued"
 
 

@@ -58,4 +58,5 @@ class Auto(ByChance):
             drafters.append(ModelDrafter(own, target, ("draft_model", "given")))
         drafters += [drafter(Setting(target, sampler, coupled)) for drafter in others()]
         priors = None if heads is None else heads.calibration
-        super().__init__(drafters, sampler, coupled, lambda: llm.costs(low), priors, options.explain)
+        costs = (lambda: llm.costs(low), lambda table: llm.learn_costs(table, low))
+        super().__init__(drafters, sampler, coupled, *costs, priors, options.explain)

@@ -28,6 +28,10 @@ class Resources(Protocol):
         """Measured times of passes, of those in few bits too where there are any."""
         ...
 
+    def learn_costs(self, table: Table, low: LowBit | None = None) -> None:
+        """Take these times as a run has corrected them."""
+        ...
+
     def low_bit(self, wanted: str) -> LowBit | None:
         """The target in few bits, as a strategy's option says; InputError where it cannot be had."""
         ...

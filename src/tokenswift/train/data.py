@@ -20,6 +20,7 @@ from typing import Any, NoReturn, Protocol
 
 from tokenswift.checks import check_text
 from tokenswift.types import InputError
+from tokenswift.words import counted
 
 SHORTEST = 64  # tokens; shorter remainders of a document teach little
 ENDLESS = ("pg19",)  # sources that are streamed and whose size is not known
@@ -299,4 +300,4 @@ def check_amount(source: str, tokenizer: Encoder, needed: int) -> NoReturn:
             raise InputError(f"--data {source} has too few texts of at least {SHORTEST} tokens")
     if not found:
         raise InputError(f"--data {source} is empty")
-    raise InputError(f"--data {source} has {found} tokens; at least {needed} are needed")
+    raise InputError(f"--data {source} has {counted(found, 'token')}; at least {needed:,} are needed")

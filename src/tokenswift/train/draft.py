@@ -31,7 +31,7 @@ from tokenswift.config import SamplingParams, check_integer
 from tokenswift.files import replacing
 from tokenswift.identity import sample_of
 from tokenswift.models import draft as packed_draft
-from tokenswift.models._hf import quiet_transformers
+from tokenswift.models._hf import making_models, quiet_transformers
 from tokenswift.models.made import RECORD
 from tokenswift.train.collect import Report
 from tokenswift.train.loss import FrozenBase, cross_entropy
@@ -139,7 +139,7 @@ def make_student(model: Any, picks: Sequence[int]) -> Any:
     config.num_hidden_layers = len(picks)
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[pick] for pick in picks]
-    with quiet_transformers():
+    with making_models():
         student: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     student.set_input_embeddings(model.get_input_embeddings())
     student.set_output_embeddings(model.get_output_embeddings())

@@ -71,7 +71,7 @@ def head_rates(
     """
     model = backbone.model
     noise = Noise(sampling.seed, model.get_input_embeddings().weight.shape[0], model.device)
-    sums = torch.zeros(heads.count, len(MEASURES))
+    sums = torch.zeros(heads.count, len(MEASURES), dtype=torch.float32)
     seen = 0
     last = [len(text) - 1 - heads.count for text in texts]
     strides = [max(1, (end - learn) * len(texts) // positions) for end in last]

@@ -93,7 +93,7 @@ def norm_weight(base: FrozenBase) -> Float[Tensor, " D"]:
         InputError: the norm is no RMS norm.
     """
     width = base.rows.shape[1]
-    probe = torch.linspace(-1, 2, width, device=base.device)
+    probe = torch.linspace(-1, 2, width, dtype=torch.float32, device=base.device)
     weight = base.normed(torch.ones_like(probe)).float()
     want = weight * probe * probe.pow(2).mean().rsqrt()
     if not torch.allclose(base.normed(probe).float(), want, rtol=0.05, atol=0.01 * float(weight.abs().max())):

@@ -171,7 +171,9 @@ def _drawn(
     """The next token of each text, from the state of its last one."""
     recent = text[:, -sampling.penalty_window :]
     mass = chances(backbone.logits(hidden[:, -1]), recent, sampling).cumsum(-1)
-    aim = torch.rand(len(mass), 1, generator=generator, device=mass.device) * mass[:, -1:]
+    aim = (
+        torch.rand(len(mass), 1, generator=generator, dtype=torch.float32, device=mass.device) * mass[:, -1:]
+    )
     return torch.searchsorted(mass, aim, right=True).clamp_max(mass.shape[1] - 1).squeeze(1)
 
 

@@ -107,7 +107,7 @@ class Stored:
     def decode(self) -> Float[Tensor, "N K"]:
         """The weight in float32: what every kernel computes with."""
         rows, columns = self.shape
-        made = torch.empty(rows, columns, device=self.blocks.device)
+        made = torch.empty(rows, columns, dtype=torch.float32, device=self.blocks.device)
         count = max(1, AT_ONCE // max(columns, 1))
         for start in range(0, rows, count):
             part = self.blocks[start : start + count]

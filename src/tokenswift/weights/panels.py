@@ -11,6 +11,13 @@ from tokenswift.weights.format import Format, Numbers, Stored
 PANEL = 32  # rows of a weight side by side; NR of cpu_tile.h
 
 
+def panel_bytes(form: Format, columns: int) -> int:
+    """Bytes of a panel of rows of K weights, K a multiple of the block."""
+    groups, each = form.block // form.group, 1 if form.offset else 2  # scales alone, or with least values
+    heads = each * (2 + (groups if groups > 1 else 0)) * PANEL
+    return columns // form.block * (heads + form.block * form.bits * PANEL // 8)
+
+
 def panels_of(stored: Stored) -> UInt8[Tensor, "P Q"]:
     """The panels of a weight, one below the other: the numbers of its blocks in the order of a product."""
     form, numbers = stored.format, stored.format.split(stored.blocks)

@@ -14,19 +14,42 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.backends import base
-from tokenswift.backends.base import Backend, check_rows
+from tokenswift.backends.base import Backend, capacity_of, check_ids, check_rows
+from tokenswift.backends.cpu.buffers import address
 from tokenswift.backends.cpu.choose import NativeRanker
+from tokenswift.backends.cpu.entries import (
+    PAGE,
+    IntFullCache,
+    IntSparseCache,
+    Pages,
+    entry_bytes,
+    page_bytes,
+)
 from tokenswift.backends.cpu.threads import Threads
 from tokenswift.backends.torch import TorchBackend
-from tokenswift.backends.weights import PRODUCTS, STORED_IN, LayerWeights, Packed, Shape, active_type
+from tokenswift.backends.weights import (
+    PRODUCTS,
+    STORED_IN,
+    LayerWeights,
+    Packed,
+    Part,
+    Shape,
+    active_type,
+)
+from tokenswift.cache.full import FullCache
+from tokenswift.cache.sparse import SparseCache
+from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache, Segment
+from tokenswift.weights.panels import PANEL, panel_bytes
 from tokenswift.weights.registry import FORMATS
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of weights, keys and values
+KEYS = {**TYPES, torch.int8: 3}  # of keys and values
 _ACTIVE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 3}  # of what enters a product
 _LOW = 16  # a low-bit format: this and GGUF's number of it
-_GROUP = 48  # bytes of 32 activations as whole numbers
+_GROUP, _BLOCK = 48, 12  # bytes of 32 activations in int8, and rows that stand together
+_MOST_NUMBERS = 1 << 18  # of a row that the kernels hold on the stack
 
 
 class _Shape(ctypes.Structure):
@@ -104,21 +127,45 @@ class CpuBackend(Backend):
         self._lib = library
         self._fixed = threads
         self._threads = Threads()
+        self._copy_entries = library.ts_copy
+        self._copy_entries.argtypes = [c_void_p, c_long, c_void_p, *[c_long] * 4, *[c_void_p] * 2, c_int]
+        self._copy_entries.restype = None
         self.build = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, "ts_build"))).decode()
         names = ("ts_linear", "ts_take", "ts_norm", "ts_layers", "ts_attend")
         linear, take, norm, layers, attend = (getattr(library, name) for name in names)
         rows = (c_void_p, c_long, c_void_p, c_long)
         linear.argtypes = [*rows, POINTER(_Weight), *[c_long] * 3, c_int, c_int, c_void_p, c_int]
-        take.argtypes = [c_void_p, POINTER(_Weight), c_void_p, c_long, c_long]
+        take.argtypes = [c_void_p, POINTER(_Weight), c_void_p, *[c_long] * 3]
         norm.argtypes = [c_void_p, c_void_p, c_void_p, c_long, c_long, c_float, c_int, c_int]
         layers.argtypes = [POINTER(_Shape), c_void_p, POINTER(_Pass)]
         attend.argtypes = [POINTER(_Shape), POINTER(_Rows), c_long, *[c_void_p] * 5, c_long, c_int]
-        linear.restype = take.restype = norm.restype = None
-        layers.restype = attend.restype = c_long
+        linear.restype = norm.restype = None
+        take.restype = layers.restype = attend.restype = c_long
 
     def keeps(self, form: str, dtype: torch.dtype) -> bool:
         """See :meth:`Backend.keeps`."""
         return form in self.formats and dtype in STORED_IN
+
+    def new_cache(
+        self, layers: int, kv_heads: int, width: int, capacity: int, dtype: torch.dtype
+    ) -> FullCache:
+        """See :meth:`Backend.new_cache`; int8 in pages."""
+        if dtype != torch.int8:
+            return super().new_cache(layers, kv_heads, width, capacity, dtype)
+        return IntFullCache(Pages.empty(layers, kv_heads, width, capacity, self._copy_entries))
+
+    def has_int8_keys(self, width: int) -> bool:
+        """See :meth:`Backend.has_int8_keys`."""
+        return width % 4 == 0
+
+    def entry_bytes(self, width: int, dtype: torch.dtype) -> int:
+        """See :meth:`Backend.entry_bytes`."""
+        return entry_bytes(width) if dtype == torch.int8 else super().entry_bytes(width, dtype)
+
+    def partial_cache(self, full: FullCache, budget: int, sinks: int, scratch: int) -> SparseCache:
+        """See :meth:`Backend.partial_cache`."""
+        kind = IntSparseCache if isinstance(full, IntFullCache) else SparseCache
+        return kind(full, budget, sinks, scratch)
 
     def _count(self, limit: int | None = None) -> int:
         """Threads of the next pass."""
@@ -138,12 +185,20 @@ class CpuBackend(Backend):
         valid = [active_type(shape.weights), *([torch.int8] if stored else [])]
         if shape.active not in valid:
             raise ValueError(f"activations are {shape.active}; valid with these weights: {valid}")
-        array = (_Layer * len(weights))()
+        _check_sizes(shape)
+        array = (_Layer * shape.layers)()
+        sizes = _product_sizes(shape)
         for entry, layer in zip(array, weights, strict=True):
             for name in PRODUCTS:
-                setattr(entry, name, _weight(getattr(layer, name), getattr(layer, f"{name}_bias")))
+                weight = getattr(layer, name)
+                if (weight.rows, weight.columns) != sizes[name]:
+                    raise ValueError(
+                        f"{name} has {(weight.rows, weight.columns)} numbers; valid: {sizes[name]}"
+                    )
+                setattr(entry, name, _weight(weight, getattr(layer, f"{name}_bias")))
             for name in _VECTORS:
-                setattr(entry, name, _pointer(getattr(layer, name)))
+                size = shape.hidden if name in ("norm", "mlp_norm") else shape.width
+                setattr(entry, name, _vector(name, getattr(layer, name), size))
             entry.window = layer.window
         return Body(shape, weights, _c_shape(shape), array)
 
@@ -162,18 +217,22 @@ class CpuBackend(Backend):
         found: list[Tensor] = []
         rows = (_Rows * len(segments))()
         for entry, segment in zip(rows, segments, strict=True):
-            count = len(segment.tokens)
+            count, data = len(segment.tokens), segment.cache.data
             _describe(entry, segment.cache, count, segment.parents)
-            found.append(torch.empty(layers, shape.heads, count, shape.width, dtype=shape.queries))
-            entry.queries, entry.keys_values = _pointers(found[-1], segment.cache.data)
-        limit = torch.get_num_threads()
-        args = _Pass(n=len(states), count=len(segments), threads=self._count(limit), keep=keep)
+            sizes = (layers, shape.heads, count, shape.width)
+            found.append(torch.empty(sizes, dtype=shape.queries, device="cpu"))
+            entry.queries = address("queries", found[-1], shape.queries, *sizes)
+            entry.keys_values = _entries(data, shape, entry.capacity)
+        limit, count = torch.get_num_threads(), sum(entry.n for entry in rows)
+        args = _Pass(n=count, count=len(segments), threads=self._count(limit), keep=keep)
         args.rows = ctypes.addressof(rows)
-        args.cos, args.sin, args.states = _pointers(cos, sin, states)
+        args.cos = address("cos", cos, torch.float32, count, shape.width // 2)
+        args.sin = address("sin", sin, torch.float32, count, shape.width // 2)
+        args.states = address("states", states, torch.float32, count, shape.hidden)
         cache = segments[0].cache
         begun = perf_counter()
         while True:
-            args.work, args.work_bytes = cache.work.data_ptr(), cache.work.numel()
+            args.work, args.work_bytes = _work(cache)
             need = self._lib.ts_layers(byref(body.c_shape), body.c_layers, byref(args))
             if not need:
                 break
@@ -195,22 +254,33 @@ class CpuBackend(Backend):
         sinks: Float[Tensor, " H"] | None = None,
         notes: dict[Any, Any] | None = None,
     ) -> Float[Tensor, "n H d"]:
-        """See :meth:`Backend.attend`. Caps and sinks are left to torch, and so are other types of keys."""
-        data = cache.data
-        if softcap is not None or sinks is not None or data.dtype not in TYPES:
+        """See :meth:`Backend.attend`. Caps and sinks are left to torch, and so are other types of keys
+        and heads of odd width."""
+        data, pages = cache.data, cache.data.dtype == torch.uint8
+        odd = query.shape[-1] % 2  # the kernels take numbers in pairs
+        if softcap is not None or sinks is not None or not (pages or data.dtype in TYPES) or odd:
             more = {"softcap": softcap, "sinks": sinks}
             return TorchBackend().attend(query, layer, cache, parents, scale, window, **more)
         heads, count, width = query.shape
-        active = active_type(data.dtype)
-        shape = Shape(1, 0, 0, heads, data.shape[1], width, data.dtype, data.dtype, active, 0.0, scale)
+        keys = torch.int8 if pages else data.dtype
+        active = active_type(keys)
+        shape = Shape(1, 0, 0, heads, data.shape[1], width, active, keys, active, 0.0, scale)
+        _check_sizes(shape)
         query = query.to(active).contiguous()
-        out = torch.empty(count, heads, width, dtype=active)
+        out = torch.empty(count, heads, width, dtype=active, device="cpu")
         rows, c_shape = _Rows(), _c_shape(shape)
         _describe(rows, cache, count, parents)
-        rest = (c_long(window), *_pointers(query, data[2 * layer], data[2 * layer + 1], out))
-        while need := self._lib.ts_attend(
-            byref(c_shape), byref(rows), *rest, cache.work.data_ptr(), cache.work.numel(), self._count()
-        ):
+        at = slice(layer, layer + 1) if pages else slice(2 * layer, 2 * layer + 2)
+        first = _entries(data[at], shape, rows.capacity)
+        behind = 0 if pages else shape.kv_heads * rows.capacity * width * data.itemsize
+        rest = (
+            c_long(window),
+            address("queries", query, active, heads, count, width),
+            first,
+            first + behind,
+            address("attention", out, active, count, heads, width),
+        )
+        while need := self._lib.ts_attend(byref(c_shape), byref(rows), *rest, *_work(cache), self._count()):
             _more_work(cache, need)
         return out
 
@@ -223,33 +293,46 @@ class CpuBackend(Backend):
     ) -> Float[Tensor, "n N"]:
         """See :meth:`Backend.linear`."""
         whole = active == torch.int8
-        states = states.to(torch.float32 if whole else active_type(weight.dtype)).contiguous()
-        out = torch.empty(len(states), weight.rows)
-        work = torch.empty(len(states), -(-weight.columns // 32) * _GROUP if whole else 0, dtype=torch.uint8)
+        if whole and not weight.stored:
+            raise ValueError("activations are torch.int8; valid: with a weight that is stored in few bits")
+        kind = torch.float32 if whole else active_type(weight.dtype)
+        states, rows, columns = states.to(kind).contiguous(), weight.rows, weight.columns
+        count, groups = len(states), _groups(len(states), columns) if whole else 0
+        out = torch.empty(count, rows, dtype=torch.float32, device="cpu")
+        work = torch.empty(groups, dtype=torch.uint8, device="cpu")
         self._lib.ts_linear(
-            out.data_ptr(),
-            weight.rows,
-            states.data_ptr(),
-            states.stride(0) * states.element_size(),
+            address("products", out, torch.float32, count, rows),
+            rows,
+            address("states", states, kind, count, columns),
+            columns * kind.itemsize,
             byref(_weight(weight, bias)),
-            len(states),
-            weight.rows,
-            weight.columns,
-            _ACTIVE[torch.int8 if whole else states.dtype],
+            count,
+            rows,
+            columns,
+            _ACTIVE[torch.int8 if whole else kind],
             0,
-            work.data_ptr(),
+            address("groups", work, torch.uint8, groups),
             self._count(),
         )
         return out
 
     def take(self, weight: Packed, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
         """See :meth:`Backend.take`."""
-        if len(weight.parts) == 1 and weight.parts[0].format is None:
-            return weight.take(ids)
         if not weight.stored:
-            return weight.unpack()[ids]
-        out, ids = torch.empty(len(ids), weight.columns), ids.long().contiguous()
-        self._lib.ts_take(out.data_ptr(), byref(_weight(weight)), ids.data_ptr(), *out.shape)
+            check_ids(ids, weight.rows)
+            return weight.take(ids) if len(weight.parts) == 1 else weight.unpack()[ids]
+        ids = ids.long().contiguous()
+        out = torch.empty(len(ids), weight.columns, dtype=torch.float32, device="cpu")
+        refused = self._lib.ts_take(
+            address("rows", out, torch.float32, len(ids), weight.columns),
+            byref(_weight(weight)),
+            address("ids", ids, torch.int64, len(ids)),
+            len(ids),
+            weight.rows,
+            weight.columns,
+        )
+        if refused >= 0:
+            check_tokens((int(ids[refused]),), weight.rows)
         return out.to(weight.dtype)
 
     def norm(
@@ -257,32 +340,98 @@ class CpuBackend(Backend):
     ) -> Float[Tensor, "n D"]:
         """See :meth:`Backend.norm`."""
         states = states.float().contiguous()
-        out = torch.empty(states.shape, dtype=dtype)
-        self._lib.ts_norm(*_pointers(out, states, weight), *states.shape, eps, TYPES[dtype], self._count())
+        count, width = states.shape
+        out = torch.empty(count, width, dtype=dtype, device="cpu")
+        self._lib.ts_norm(
+            address("normed states", out, dtype, count, width),
+            address("states", states, torch.float32, count, width),
+            _vector("the norm's weight", weight, width),
+            count,
+            width,
+            eps,
+            TYPES[dtype],
+            self._count(),
+        )
         return out
 
 
 def _weight(packed: Packed, bias: Tensor | None = None) -> _Weight:
     """A weight for the kernels; its list of parts is made once."""
     if packed.native is None:
-        packed.native = (_Part * len(packed.parts))()
-        for entry, part in zip(packed.native, packed.parts, strict=True):
-            entry.data, entry.rows = part.data.data_ptr(), part.rows
+        made = (_Part * len(packed.parts))()
+        for entry, part in zip(made, packed.parts, strict=True):
+            entry.data, entry.rows = _part(part, packed.columns), part.rows
             entry.format = TYPES[part.data.dtype] if part.format is None else _LOW + part.format.code
-    return _Weight(ctypes.addressof(packed.native), _pointer(bias))
+        packed.native = made
+    return _Weight(ctypes.addressof(packed.native), _vector("the bias", bias, packed.rows))
 
 
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _part(part: Part, columns: int) -> int:
+    """Where a part's panels are."""
+    panels, kind = -(-part.rows // PANEL), part.data.dtype
+    if part.format is not None:
+        size = panel_bytes(part.format, columns)
+        return address(f"a weight in {part.format.name}", part.data, torch.uint8, panels, size)
+    pairs = 2 if kind == torch.bfloat16 else 1
+    sizes = (panels, columns // pairs, PANEL, pairs)
+    return address("a weight", part.data, kind if kind in TYPES else torch.float32, *sizes)
 
 
-def _pointers(*tensors: Tensor) -> tuple[int, ...]:
-    return tuple(tensor.data_ptr() for tensor in tensors)
+def _groups(rows: int, columns: int) -> int:
+    """Bytes of rows of activations in int8; blocks of rows are filled up."""
+    return -(-rows // _BLOCK) * _BLOCK * -(-columns // 32) * _GROUP
+
+
+def _entries(data: Tensor, shape: Shape, capacity: int) -> int:
+    """Where a cache's keys and values are."""
+    if shape.keys == torch.int8:
+        sizes = (shape.layers, shape.kv_heads, capacity // PAGE, page_bytes(shape.width))
+        return address("keys and values", data, torch.uint8, *sizes)
+    return address(
+        "keys and values", data, shape.keys, 2 * shape.layers, shape.kv_heads, capacity, shape.width
+    )
+
+
+def _vector(name: str, vector: Tensor | None, size: int) -> int | None:
+    """Where the numbers of a bias or a norm are."""
+    return None if vector is None else address(name, vector, torch.float32, size)
+
+
+def _work(cache: KVCache) -> tuple[int, int]:
+    """A cache's work space for the kernels, and its bytes."""
+    size = cache.work.numel()
+    return address("work space", cache.work, torch.uint8, size), size
+
+
+def _product_sizes(shape: Shape) -> dict[str, tuple[int, int]]:
+    """Rows and columns of a layer's weights."""
+    own, hidden, inner = shape.heads * shape.width, shape.hidden, shape.inner
+    both = own + 2 * shape.kv_heads * shape.width
+    sizes = ((both, hidden), (hidden, own), (2 * inner, hidden), (hidden, inner))
+    return dict(zip(PRODUCTS, sizes, strict=True))
+
+
+def _check_sizes(shape: Shape) -> None:
+    """Refuse layers that the kernels do not run: a head's numbers, for one, go by their threads' stacks.
+
+    Raises:
+        ValueError: heads that do not divide, or sizes that are not in range.
+    """
+    if shape.kv_heads < 1 or shape.heads < 1 or shape.heads % shape.kv_heads:
+        raise ValueError(f"heads are {shape.heads} over {shape.kv_heads}; valid: a multiple of 1 or more")
+    if shape.width % 2 or not 2 <= shape.width <= _MOST_NUMBERS:
+        raise ValueError(f"a head's width is {shape.width}; valid: an even number, 2 to {_MOST_NUMBERS}")
+    if shape.keys == torch.int8 and shape.width % 4:
+        raise ValueError(f"a head's width is {shape.width}; valid with keys in int8: a multiple of 4")
+    if max(shape.hidden, shape.inner) > _MOST_NUMBERS:
+        raise ValueError(
+            f"a row has {max(shape.hidden, shape.inner)} numbers; valid: {_MOST_NUMBERS} at most"
+        )
 
 
 def _c_shape(shape: Shape) -> _Shape:
     sizes = (shape.layers, shape.hidden, shape.inner, shape.heads, shape.kv_heads, shape.width)
-    return _Shape(*sizes, TYPES[shape.keys], _ACTIVE[shape.active], shape.eps, shape.scale)
+    return _Shape(*sizes, KEYS[shape.keys], _ACTIVE[shape.active], shape.eps, shape.scale)
 
 
 def _describe(rows: _Rows, cache: KVCache, count: int, parents: Sequence[int] | None) -> None:
@@ -292,11 +441,22 @@ def _describe(rows: _Rows, cache: KVCache, count: int, parents: Sequence[int] | 
         ValueError: they do not fit the cache, or a parent is no earlier row.
     """
     check_rows(cache, count, parents)
-    rows.n, rows.before, rows.capacity, rows.windows = count, cache.length, cache.data.shape[2], cache.ordered
+    rows.n, rows.before, rows.capacity, rows.windows = (
+        count,
+        cache.length,
+        capacity_of(cache.data),
+        cache.ordered,
+    )
     if parents is not None:
         rows.parents = ctypes.cast((c_int32 * count)(*parents), c_void_p)
 
 
 def _more_work(cache: KVCache, need: int) -> None:
-    """Room for what the kernels asked for, and more: with the text the need grows, not each time."""
-    cache.work = torch.empty(need + need // 4, dtype=torch.uint8)
+    """Room for what the kernels asked for, and more: with the text the need grows, not each time.
+
+    Raises:
+        ValueError: they have refused the rows.
+    """
+    if need < 0:
+        raise ValueError("the kernels refuse rows; valid: rows that fit, each parent -1 or an earlier row")
+    cache.work = torch.empty(need + need // 4, dtype=torch.uint8, device="cpu")

@@ -20,7 +20,17 @@ import tempfile
 from importlib import resources
 from pathlib import Path
 
-SOURCES = ("cpu.c", "cpu_attention.h", "cpu_tile.h", "cpu_team.h", "cpu_choose.h", "cpu_low.h")
+SOURCES = (
+    "cpu.c",
+    "cpu_attention.h",
+    "cpu_tile.h",
+    "cpu_team.h",
+    "cpu_choose.h",
+    "cpu_low.h",
+    "cpu_int.h",
+    "cpu_int_attention.h",
+    "cpu_merge.h",
+)
 COMPILERS = ("cc", "gcc", "clang")
 #: no contraction: what is rounded once is written as such (`fused` in cpu_tile.h), whatever the tuning
 FLAGS = (
@@ -29,6 +39,13 @@ FLAGS = (
 )
 #: the first set that the compiler takes is used
 TARGETS = (("-march=native",), ("-march=native", "-mno-avx512bf16"), ("-mcpu=native",), ())
+#: sets that may be asked for by name: the compiler's flags, and what a processor that has them names
+INSTRUCTION_SETS = {
+    "x86-64": (("-march=x86-64",), "sse2"),
+    "avx2": (("-march=x86-64-v3",), "avx2 fma f16c bmi2"),
+    "avx512": (("-march=x86-64-v4",), "avx512f avx512bw avx512dq avx512vl"),
+    "avx512-vnni": (("-march=x86-64-v4", "-mavx512vnni"), "avx512f avx512bw avx512dq avx512vl avx512_vnni"),
+}
 TIMEOUT = 120  # seconds for one compilation
 _DIGEST = hashlib.sha256().digest_size
 
@@ -72,6 +89,12 @@ def library(
             return _load(path) or _without("the compiled library cannot be loaded")
     except (OSError, subprocess.SubprocessError) as error:
         return _without(" ".join(str(error).split())[:200])
+
+
+def targets_of(instructions: str) -> tuple[tuple[str, ...], ...] | None:
+    """Flags for a set of :data:`INSTRUCTION_SETS`; None where this processor does not have it."""
+    flags, needed = INSTRUCTION_SETS[instructions]
+    return (flags,) if set(needed.split()) <= set(processor().split()) else None
 
 
 def processor() -> str:

@@ -10,9 +10,13 @@ from ctypes import POINTER, byref, c_double, c_float, c_int, c_int32, c_long, c_
 import torch
 from torch import Tensor
 
+from tokenswift.backends.cpu.buffers import address
+from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.noise import position_key
 from tokenswift.sampling.ranking import LogitRows, Ranked
+
+_FOREIGN = -2  # a token for which there is no place; -1: all is well
 
 
 class _Rule(ctypes.Structure):
@@ -30,6 +34,7 @@ class _Rule(ctypes.Structure):
         ("eta", c_double),
         ("min_p", c_float),
         ("greedy", c_int),
+        ("tokens", c_long),
     ]
 
 
@@ -75,10 +80,12 @@ class NativeRanker:
         logits, subset = rows.logits.float().contiguous(), rows.subset
         count, size = logits.shape
         tail = array("i", rows.history[-window:] if window else ())
-        rule.size, rule.ld = size, logits.stride(0)
+        rule.size = rule.ld = rule.tokens = size
         rule.ids = rule.place = None
         if subset is not None:
-            rule.ids, rule.place = subset.ids32.data_ptr(), subset.place.data_ptr()
+            rule.tokens = subset.vocab_size
+            rule.ids = address("ids of the subset", subset.ids32, torch.int32, size)
+            rule.place = address("places of the subset", subset.place, torch.int32, subset.vocab_size)
         rule.tail, rule.tail_size = tail.buffer_info()
         known, kept = len(rows.history), len(tail)
         asked, held = (_Row * count)(), []
@@ -96,10 +103,10 @@ class NativeRanker:
         counts = (c_int32 * count)()
         work = self._work.get(size)
         if work is None:
-            work = self._work[size] = torch.zeros(9 * size + 64, dtype=torch.uint8)
+            work = self._work[size] = torch.zeros(9 * size + 64, dtype=torch.uint8, device="cpu")
         refused = self._rank(
             byref(rule),
-            logits.data_ptr(),
+            address("logits", logits, torch.float32, count, size),
             asked,
             count,
             most,
@@ -107,10 +114,14 @@ class NativeRanker:
             values,
             distribution,
             counts,
-            work.data_ptr(),
+            address("work space", work, torch.uint8, 9 * size + 64),
         )
         if refused >= 0:
             return refused
+        if refused == _FOREIGN:
+            for known_tokens in (tail, *rows.paths):
+                check_tokens(known_tokens, rule.tokens)
+            raise ValueError(f"places of the subset are no columns; valid: -1 to {size - 1}")
         ranked = []
         for at, n in zip(range(0, count * most, most), counts, strict=True):
             best = slice(at, at + n)

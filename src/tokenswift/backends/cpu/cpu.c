@@ -10,9 +10,8 @@
  * Types of keys and values: float32, bfloat16, float16; of weights these and the formats of cpu_low.h. What
  * enters a product is float32, bfloat16 or groups of whole numbers; sums, scores and the residual stream are float32.
  */
-#include "cpu_attention.h"
 #include "cpu_choose.h"
-#include "cpu_low.h"
+#include "cpu_merge.h"
 
 #ifndef TS_BUILD
 #define TS_BUILD ""
@@ -78,11 +77,19 @@ static void dense_panel(const Linear *l, long p, const char *panel, int format) 
 /* A panel of low format: weights are made in registers for a few rows, for more part by part. */
 static void low_panel(const Linear *l, long p, const char *panel, int format) {
     float sums[MANY * NR];
-    if (format > F16 && (l->active == I8 || l->n <= FEW_ROWS)) {
+    if (l->active == I8) {
+        const long block = block_of_rows(l->n);
+        for (long r = 0; r < l->n; r += block) {
+            const int rows = l->n - r < block ? (int)(l->n - r) : (int)block;
+            int_rows(format, rows, group_of((void *)l->x, l->n, l->K, r), block, panel, l->K, sums);
+            put(l, p, r, rows, sums);
+        }
+        return;
+    }
+    if (format > F16 && l->n <= FEW_ROWS) {
         const LowTile tile = low_tile_of(format, l->active);
-        const int most = l->active == I8 ? INT_ROWS : FEW_ROWS;
-        for (long r = 0; r < l->n; r += most) {
-            const int rows = l->n - r < most ? (int)(l->n - r) : most;
+        for (long r = 0; r < l->n; r += FEW_ROWS) {
+            const int rows = l->n - r < FEW_ROWS ? (int)(l->n - r) : FEW_ROWS;
             tile(rows, l->x + r * l->ldx, l->ldx, panel, l->K, sums);
             put(l, p, r, rows, sums);
         }
@@ -131,18 +138,19 @@ static int64_t linear(float *out, long ldo, const void *x, size_t ldx, const Wei
 typedef struct {
     char *out;
     const float *x;
-    long width;
+    long n, width;
 } Quantise;
 
 static void some_groups(void *context, long from, long to, int thread) {
     const Quantise *q = context;
     (void)thread;
-    for (long i = from; i < to; i++) quantise((Group *)(q->out + i * row_of_groups(q->width)), q->x + i * q->width, q->width);
+    for (long i = from; i < to; i++)
+        quantise(group_of(q->out, q->n, q->width, i), block_of_rows(q->n), q->x + i * q->width, q->width);
 }
 
 /* Rows (n, width) float32 as groups. Returns as run does. */
 static int64_t quantised(char *out, const float *x, long n, long width, int threads) {
-    Quantise q = {out, x, width};
+    Quantise q = {out, x, n, width};
     return run(threads, n, (double)n * width * 8, some_groups, &q);
 }
 
@@ -152,18 +160,19 @@ void ts_linear(float *out, long ldo, const void *x, long ldx, const Weight *w, l
     threads = take_team((double)n * N * K < SMALL ? 1 : threads);
     if (active == I8) {
         quantised(work, x, n, K, threads);
-        x = work, ldx = row_of_groups(K);
+        x = work;
     }
     linear(out, ldo, x, ldx, w, n, N, K, active, add, threads);
     leave_team(threads);
 }
 
-/* out (n, K) float32 = rows of a weight of low formats. */
-void ts_take(float *out, const Weight *w, const int64_t *ids, long n, long K) {
+/* out (n, K) float32 = rows of a weight (N, K) of low formats. Returns the first id for which there is none, or -1. */
+long ts_take(float *out, const Weight *w, const int64_t *ids, long n, long N, long K) {
     _Alignas(64) float made[PART * NR];
     for (long i = 0; i < n; i++) {
         const Part *part = w->parts;
         long row = ids[i];
+        if (row < 0 || row >= N) return i;
         while (row >= part->rows) row -= part++->rows;
         const char *panel = part->data + row / NR * panel_bytes(part->format, K);
         for (long k = 0; k < K; k += PART) {
@@ -172,16 +181,17 @@ void ts_take(float *out, const Weight *w, const int64_t *ids, long n, long K) {
             for (long j = k; j < to; j++) out[i * K + j] = made[(j - k) * NR + row % NR];
         }
     }
+    return -1;
 }
 
 /* ---- norms, rotary embedding, SwiGLU ----------------------------------------------------------------- */
 
 /* One row: x times 1 / √(mean square + eps), times the weight (NULL: none). */
 INLINE void norm_row(char *out, int type, const float *x, const float *weight, long width, float eps) {
-    V total = {0};
+    V total[NL] = {{0}};
     for (long c = 0; c < width; c += W) {
         V y = width - c < W ? load_part(F32, (const char *)(x + c), (int)(width - c)) : load(F32, (const char *)(x + c));
-        total = fused(y, y, total);
+        total[c / W % NL] = fused(y, y, total[c / W % NL]);
     }
     const float factor = 1.0f / sqrtf(sum_lanes(total) / width + eps);
     for (long c = 0; c < width; c += W) {
@@ -197,7 +207,7 @@ INLINE void norm_row(char *out, int type, const float *x, const float *weight, l
 typedef struct {
     char *out;
     const float *x, *weight;
-    long width;
+    long n, width;
     float eps;
     int type;
 } Norm;
@@ -213,13 +223,13 @@ static void some_norms(void *context, long from, long to, int thread) {
             continue;
         }
         norm_row((char *)whole, F32, x, m->weight, m->width, m->eps);
-        quantise((Group *)(m->out + i * row_of_groups(m->width)), whole, m->width);
+        quantise(group_of(m->out, m->n, m->width, i), block_of_rows(m->n), whole, m->width);
     }
 }
 
 /* out (n, width) of the type = RMS norm of x (n, width) float32. Returns as run does. */
 static int64_t norm(void *out, const float *x, const float *weight, long n, long width, float eps, int type, int threads) {
-    Norm m = {out, x, weight, width, eps, type};
+    Norm m = {out, x, weight, n, width, eps, type};
     return run(threads, n, (double)n * width * 8, some_norms, &m);
 }
 
@@ -267,6 +277,14 @@ static void some_heads(void *context, long from, long to, int thread) {
         const float *c = p->cos + row * (width / 2), *s = p->sin + row * (width / 2);
         for (long h = 0; h < all; h++) {
             const float *x = p->qkv + (row * all + h) * width;
+            if (a->type == I8 && h >= a->heads) {
+                const int value = h >= a->heads + a->kv_heads;
+                const long kv = h - a->heads - (value ? a->kv_heads : 0);
+                float y[width];
+                turn((char *)y, F32, x, value ? 0 : p->knorm, p->eps, value ? 0 : c, s, width);
+                put_entry((char *)a->k + kv * (a->capacity / PAGE) * page_bytes(width), a->before + i, value, y, width);
+                continue;
+            }
             const long kv = h < a->heads + a->kv_heads ? h - a->heads : h - a->heads - a->kv_heads;
             const size_t place = (kv * a->capacity + a->before + i) * width * bytes_of(a->type);
             if (h < a->heads)
@@ -291,7 +309,7 @@ static int64_t append(const Segment *segments, long n, const float *qkv, const f
 typedef struct {
     char *out;
     const float *x;
-    long width;
+    long n, width;
     int type;
 } Gate;
 
@@ -312,13 +330,13 @@ static void some_gates(void *context, long from, long to, int thread) {
             if (part) store_part(type, at, y, part);
             else store(type, at, y);
         }
-        if (g->type == I8) quantise((Group *)(g->out + i * row_of_groups(width)), whole, width);
+        if (g->type == I8) quantise(group_of(g->out, g->n, width, i), block_of_rows(g->n), whole, width);
     }
 }
 
 /* out (n, width) = silu(gate) * up, with both side by side in x (n, 2, width). Returns as run does. */
 static int64_t swiglu(char *out, int type, const float *x, long n, long width, int threads) {
-    Gate g = {out, x, width, type};
+    Gate g = {out, x, n, width, type};
     return run(threads, n, (double)n * width * 16, some_gates, &g);
 }
 
@@ -356,6 +374,16 @@ typedef struct {
     int shared;             /* out: threads that the pass had */
 } Pass;
 
+/* Whether the rows of texts, n in all, cannot run: they do not fit their caches, or a parent is no earlier row. */
+static int unfit(const Rows *rows, long count, long n) {
+    for (const Rows *r = rows; r < rows + count; n -= r++->n) {
+        if (r->n < 1 || r->before < 0 || r->before > r->capacity - r->n) return 1;
+        for (long i = 0; r->parents && i < r->n; i++)
+            if (r->parents[i] < -1 || r->parents[i] >= i) return 1;
+    }
+    return n != 0;
+}
+
 /* A segment over its own cache; depth: room for n numbers. */
 static Segment segment_of(const Shape *m, const Rows *r, long window, int32_t *depth) {
     Segment s = {{r->n, r->before, r->capacity, r->parents, depth, m->heads, m->kv_heads, m->width,
@@ -371,17 +399,21 @@ static Segment segment_of(const Shape *m, const Rows *r, long window, int32_t *d
 
 INLINE char *aligned(char *at) { return at + (64 - (uintptr_t)at % 64) % 64; }
 
-/* Bytes of a row that enters a product. */
-INLINE size_t row_bytes(int type, long width) { return type == I8 ? row_of_groups(width) : width * bytes_of(type); }
+/* Bytes of rows that enter a product. */
+INLINE size_t rows_bytes(int type, long n, long width) { return type == I8 ? groups_bytes(n, width) : n * width * bytes_of(type); }
 
-/* Runs a pass through all layers. Returns 0, or the bytes of work that it needs if there are fewer. */
+/* Runs a pass through all layers. Returns 0, the bytes of work that it needs if there are fewer, or -1 for rows
+ * that cannot run. */
 long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
+    if (unfit(p->rows, p->count, p->n)) return -1;
     const int type = m->active;
     const long n = p->n, all = (m->heads + 2 * m->kv_heads) * m->width, whole = m->heads * m->width;
-    const size_t hidden = row_bytes(type, m->hidden), heads = row_bytes(type, whole), inner = row_bytes(type, m->inner);
+    const size_t item = type == I8 ? 0 : bytes_of(type); /* rows of groups have no distance of their own */
+    const size_t hidden = m->hidden * item, heads = whole * item, inner = m->inner * item;
     const size_t found = whole * bytes_of(type == I8 ? F32 : type), query = bytes_of(m->keys == BF16 ? BF16 : F32);
-    const size_t sizes[] = {up(p->count * sizeof(Segment), 64), up(n * 4, 64), up(n * hidden, 64), up(n * all * 4, 64),
-                            up(n * found, 64), up(n * 2 * m->inner * 4, 64), up(n * inner, 64), type == I8 ? up(n * heads, 64) : 0};
+    const size_t sizes[] = {up(p->count * sizeof(Segment), 64), up(n * 4, 64), up(rows_bytes(type, n, m->hidden), 64), up(n * all * 4, 64),
+                            up(n * found, 64), up(n * 2 * m->inner * 4, 64), up(rows_bytes(type, n, m->inner), 64),
+                            type == I8 ? up(rows_bytes(type, n, whole), 64) : 0};
     size_t need = 64;
     for (int i = 0; i < 8; i++) need += sizes[i];
     if ((size_t)p->work_bytes < need) return (long)need; /* without what attention needs: it asks again */
@@ -398,7 +430,8 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
         const Layer *w = layers + l;
         for (long i = 0, first = 0; i < p->count; first += p->rows[i++].n) {
             const Rows *r = p->rows + i;
-            const size_t kv = (size_t)m->kv_heads * r->capacity * m->width * bytes_of(m->keys);
+            const size_t kv = m->keys == I8 ? m->kv_heads * (r->capacity / PAGE) * page_bytes(m->width) / 2
+                                            : (size_t)m->kv_heads * r->capacity * m->width * bytes_of(m->keys);
             Attend *a = &segments[i].a;
             a->window = r->windows ? w->window : 0;
             a->q = (char *)r->queries + (p->keep ? l * r->n * whole * query : 0);
@@ -426,6 +459,7 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
  * rows' own pointers are not read. Returns as ts_layers does. */
 long ts_attend(const Shape *m, const Rows *r, long window, const void *q, const void *k, const void *v, void *out,
                char *work, long work_bytes, int threads) {
+    if (unfit(r, 1, r->n)) return -1;
     const size_t first = up(r->n * 4, 64);
     size_t need = 64 + first;
     if ((size_t)work_bytes < need) return (long)need;

@@ -143,7 +143,7 @@ static void along(int type, float *acc, const float *e, const char *v, const int
 
 /* scale, max, exponentials (in place) and sum of a row's scores */
 INLINE void soften(float *s, long used, float scale, float *max, float *sum) {
-    V top = splat(-INFINITY), total = {0};
+    V top = splat(-INFINITY), total[NL] = {{0}};
     float lane[W], best = -INFINITY;
     for (long j = 0; j < used; j += W) {
         V x = load(F32, (char *)(s + j));
@@ -158,47 +158,57 @@ INLINE void soften(float *s, long used, float scale, float *max, float *sum) {
     for (long j = 0; j < used; j += W) {
         V e = vexp(fused(load(F32, (char *)(s + j)), splat(scale), splat(-best)));
         *(Vm *)(s + j) = e;
-        total += e;
+        total[j / W % NL] += e;
     }
     *sum = sum_lanes(total);
+}
+
+typedef struct { /* of a chunk's keys, row i sees low … end; to high they are shared */
+    long low[96], high[96], end[96], shared, longest, least, most, seen;
+} Spans;
+
+static void spans_of(const Attend *a, long start, long first, long count, Spans *x) {
+    const long limit = a->parents ? a->before : a->before + a->n;
+    x->shared = clampl(limit - start, 0, CHUNK);
+    x->longest = x->most = x->seen = 0, x->least = CHUNK;
+    for (long i = 0; i < count; i++) {
+        const long place = a->before + (a->parents ? a->depth[first + i] : first + i) + 1 - start;
+        x->end[i] = clampl(place, 0, CHUNK);
+        x->high[i] = a->parents ? x->shared : x->end[i];
+        x->low[i] = a->window ? clampl(place - a->window, 0, CHUNK) : 0;
+        x->longest = x->end[i] > x->longest ? x->end[i] : x->longest;
+        x->least = x->low[i] < x->least ? x->low[i] : x->least;
+        x->most = x->high[i] > x->most ? x->high[i] : x->most;
+        x->seen |= x->low[i] < x->end[i];
+    }
 }
 
 /* w->max, sum, acc of the queries of rows first … first + count - 1 of a KV head over chunk c.
  * Query r of the head is row first + r / group, and w->q holds them in this order. */
 static void chunk_of(const Attend *a, long c, long head, long first, long count, const Scratch *w) {
     const long group = a->heads / a->kv_heads, queries = count * group, width = a->width, start = c * CHUNK;
-    const long limit = a->parents ? a->before : a->before + a->n, shared = clampl(limit - start, 0, CHUNK);
     const size_t item = bytes_of(a->type), qrow = width * (a->type == BF16 ? 2 : 4);
     const char *k = a->k + head * a->capacity * width * item, *v = a->v + head * a->capacity * width * item;
     const int how = a->type == BF16 ? PAIRS : ROWS_F32;
     const int values = a->type == BF16 ? ROWS_BF16 : a->type == F16 ? ROWS_F16 : ROWS_F32;
-    long low[96], high[96], end[96], longest = 0, least = CHUNK, most = 0, seen = 0;
-    for (long i = 0; i < count; i++) { /* of this chunk's keys, a row sees low … end; to high they are shared */
-        const long place = a->before + (a->parents ? a->depth[first + i] : first + i) + 1 - start;
-        end[i] = clampl(place, 0, CHUNK);
-        high[i] = a->parents ? shared : end[i];
-        low[i] = a->window ? clampl(place - a->window, 0, CHUNK) : 0;
-        longest = end[i] > longest ? end[i] : longest;
-        least = low[i] < least ? low[i] : least;
-        most = high[i] > most ? high[i] : most;
-        seen |= low[i] < end[i];
-    }
+    Spans x;
+    spans_of(a, start, first, count, &x);
     for (long r = 0; r < queries; r++) w->max[r] = -INFINITY, w->sum[r] = 0;
-    if (!seen) return;
+    if (!x.seen) return;
 
-    for (long key = least / NR * NR; key < most; key += NR) {
+    for (long key = x.least / NR * NR; key < x.most; key += NR) {
         soon(k + (start + key + NR) * width * item, width * item);
         soon(v + (start + key) * width * item, width * item);
         panel_of(a->type, k + (start + key) * width * item, width,
-                 shared - key < NR ? (int)(shared - key) : NR, w->panel);
+                 x.shared - key < NR ? (int)(x.shared - key) : NR, w->panel);
         for (long r = 0; r < queries; r += MR) {
             const long rows = queries - r < MR ? queries - r : MR;
-            if (high[(r + rows - 1) / group] <= key) continue;
+            if (x.high[(r + rows - 1) / group] <= key) continue;
             any_tile(how, (int)rows, w->q + r * qrow, qrow, w->panel, NR * 4, w->panel, width, w->s + r * CHUNK + key, CHUNK, 0);
         }
     }
     const long nodes = first + count, stride = up(a->n, NR);
-    const int paths = a->parents && longest > shared;
+    const int paths = a->parents && x.longest > x.shared;
     if (paths) /* all nodes' keys; each row picks those of its path */
         for (long node = 0; node < nodes; node += NR) {
             panel_of(a->type, k + (a->before + node) * width * item, width,
@@ -209,14 +219,14 @@ static void chunk_of(const Attend *a, long c, long head, long first, long count,
             }
         }
     for (long r = 0; r < queries; r++) {
-        const long i = r / group, used = up(end[i], W);
+        const long i = r / group, used = up(x.end[i], W);
         float *s = w->s + r * CHUNK;
-        for (long j = 0; j < low[i]; j++) s[j] = -INFINITY;
-        for (long j = high[i]; j < used; j++) s[j] = -INFINITY;
+        for (long j = 0; j < x.low[i]; j++) s[j] = -INFINITY;
+        for (long j = x.high[i]; j < used; j++) s[j] = -INFINITY;
         if (paths)
             for (long node = first + i; node >= 0; node = a->parents[node]) {
                 const long j = a->before + a->depth[node] - start;
-                if (j < low[i]) break;
+                if (j < x.low[i]) break;
                 if (j < CHUNK) s[j] = w->node[r * stride + node];
             }
         soften(s, used, a->scale, w->max + r, w->sum + r);
@@ -225,8 +235,8 @@ static void chunk_of(const Attend *a, long c, long head, long first, long count,
         const long rows = queries - r < MR ? queries - r : MR, i0 = r / group, i1 = (r + rows - 1) / group;
         long from = CHUNK, to = CHUNK, column = 0; /* keys that all rows of the tile have in common */
         for (long i = i0; i <= i1; i++) {
-            from = low[i] < from ? low[i] : from;
-            to = high[i] < to ? high[i] : to;
+            from = x.low[i] < from ? x.low[i] : from;
+            to = x.high[i] < to ? x.high[i] : to;
         }
         from = from < to ? from : to;
         for (; column + NR <= width; column += NR) {
@@ -243,60 +253,18 @@ static void chunk_of(const Attend *a, long c, long head, long first, long count,
                 memset(acc + column, 0, (width - column) * 4);
                 along(a->type, acc, e + from, v + (start + from) * width * item, 0, to - from, column, width);
             }
-            along(a->type, acc, e + to, v + (start + to) * width * item, 0, high[i] - to, 0, width);
+            along(a->type, acc, e + to, v + (start + to) * width * item, 0, x.high[i] - to, 0, width);
             if (paths) {
                 int32_t slots[CHUNK];
-                const long begin = clampl(a->before - start, low[i], CHUNK);
+                const long begin = clampl(a->before - start, x.low[i], CHUNK);
                 for (long node = first + i; node >= 0; node = a->parents[node]) {
                     const long j = a->before + a->depth[node] - start;
                     if (j < begin) break;
                     if (j < CHUNK) slots[j - begin] = (int32_t)(a->before + node);
                 }
-                along(a->type, acc, e + begin, v, slots, end[i] - begin, 0, width);
+                along(a->type, acc, e + begin, v, slots, x.end[i] - begin, 0, width);
             }
         }
-    }
-}
-
-/* ---- the chunks of a row, merged in their order ------------------------------------------------------ */
-
-/* total: weighted values, max, sum of all chunks so far (max -inf: none). The one place where it is done. */
-static __attribute__((noinline)) void merge(float *total, const float *acc, float max, float sum, long width) {
-    float *top = total + width, *whole = total + width + 1;
-    if (max == -INFINITY) return;
-    if (*top == -INFINITY) {
-        memcpy(total, acc, width * 4);
-        *top = max;
-        *whole = sum;
-        return;
-    }
-    const float best = max > *top ? max : *top;
-    V factors = {0};
-    factors[0] = *top - best, factors[1] = max - best;
-    factors = vexp(factors);
-    const float old = factors[0], new = factors[1];
-    for (long c = 0; c < width; c += W) {
-        const int part = width - c < W ? (int)(width - c) : 0;
-        char *to = (char *)(total + c), *from = (char *)(acc + c);
-        V x = part ? load_part(F32, to, part) : load(F32, to), y = part ? load_part(F32, from, part) : load(F32, from);
-        x = fused(y, splat(new), x * old);
-        if (part) store_part(F32, to, x, part);
-        else store(F32, to, x);
-    }
-    *top = best;
-    *whole = fused(splat(sum), splat(new), splat(*whole * old))[0];
-}
-
-static void finish(const Attend *a, const float *total, long row, long head) {
-    const long width = a->width;
-    const int type = a->active;
-    char *to = a->out + (row * a->heads + head) * width * bytes_of(type);
-    for (long c = 0; c < width; c += W) {
-        const int part = width - c < W ? (int)(width - c) : 0;
-        V x = part ? load_part(F32, (char *)(total + c), part) : load(F32, (char *)(total + c));
-        x /= total[width + 1];
-        if (part) store_part(type, to + c * bytes_of(type), x, part);
-        else store(type, to + c * bytes_of(type), x);
     }
 }
 
@@ -305,125 +273,4 @@ static void queries_of(const Attend *a, long head, long first, long count, char 
     const size_t row = a->width * (a->type == BF16 ? 2 : 4);
     for (long r = 0; r < count * group; r++, to += row)
         memcpy(to, a->q + ((head * group + r % group) * a->n + first + r / group) * row, row);
-}
-
-INLINE long chunks_of(const Attend *a, long depth) { return (a->before + depth) / CHUNK + 1; }
-
-/* Whether the chunks of a row are tasks of their own, merged by a second stage. */
-INLINE int is_split(const Attend *a) { return a->n <= FEW; }
-
-static size_t partial_bytes(const Attend *a, long deepest) {
-    return is_split(a) ? up(chunks_of(a, deepest) * a->heads * a->n * (a->width + 2) * 4, 64) : 0;
-}
-
-typedef struct { /* the attention of one segment: rows of one text over its own cache */
-    Attend a;
-    long deepest;   /* depth of its deepest row */
-    float *partial; /* (heads, n, chunks, width + 2), by KV head; if split */
-    long chunks, tiles, step, tasks, merges;
-} Segment;
-
-typedef struct { /* what the stages of an attention share */
-    const Segment *segments;
-    long count;
-    char *work;
-    size_t each; /* bytes of a thread's scratch */
-} Sharing;
-
-static void some_chunks(const Segment *s, long from, long to, char *scratch) {
-    const Attend *a = &s->a;
-    const long width = a->width, cell = width + 2, queries = a->n * (a->heads / a->kv_heads);
-    const Scratch w = scratch_at(a, scratch);
-    long held = -1;
-    for (long task = from; task < to; task++) {
-        const long head = task / s->chunks, c = task % s->chunks;
-        if (held != head) queries_of(a, held = head, 0, a->n, w.q);
-        chunk_of(a, c, head, 0, a->n, &w);
-        for (long r = 0; r < queries; r++) {
-            float *at = s->partial + ((head * queries + r) * s->chunks + c) * cell;
-            memcpy(at, w.acc + r * width, width * 4);
-            at[width] = w.max[r], at[width + 1] = w.sum[r];
-        }
-    }
-}
-
-static void some_rows(const Segment *s, long from, long to, char *scratch) {
-    const Attend *a = &s->a;
-    const long width = a->width, cell = width + 2, group = a->heads / a->kv_heads;
-    const Scratch w = scratch_at(a, scratch);
-    for (long task = from; task < to; task++) {
-        const long head = task % a->kv_heads, first = (s->tiles - 1 - task / a->kv_heads) * s->step;
-        const long count = a->n - first < s->step ? a->n - first : s->step;
-        queries_of(a, head, first, count, w.q);
-        for (long r = 0; r < count * group; r++) w.total[r * cell + width] = -INFINITY, w.total[r * cell + width + 1] = 0;
-        for (long c = 0; c < s->chunks; c++) {
-            chunk_of(a, c, head, first, count, &w);
-            for (long r = 0; r < count * group; r++)
-                merge(w.total + r * cell, w.acc + r * width, w.max[r], w.sum[r], width);
-        }
-        for (long r = 0; r < count * group; r++)
-            finish(a, w.total + r * cell, first + r / group, head * group + r % group);
-    }
-}
-
-/* Tasks from … to - 1 of all segments, which stand one after the other. */
-static void some_tasks(void *context, long from, long to, int thread) {
-    const Sharing *all = context;
-    char *scratch = all->work + thread * all->each;
-    for (const Segment *s = all->segments; from < to; from = from > s->tasks ? from - s->tasks : 0, to -= s->tasks, s++)
-        if (from < s->tasks) (is_split(&s->a) ? some_chunks : some_rows)(s, from, to < s->tasks ? to : s->tasks, scratch);
-}
-
-static void some_merges(void *context, long from, long to, int thread) {
-    const Sharing *all = context;
-    (void)thread;
-    for (const Segment *s = all->segments; from < to; from = from > s->merges ? from - s->merges : 0, to -= s->merges, s++) {
-        const Attend *a = &s->a;
-        const long width = a->width, cell = width + 2, group = a->heads / a->kv_heads, queries = a->n * group;
-        for (long r = from; r < to && r < s->merges; r++) {
-            float *total = s->partial + r * s->chunks * cell;
-            for (long c = 1; c < s->chunks; c++) {
-                const float *next = total + c * cell;
-                merge(total, next, next[width], next[width + 1], width);
-            }
-            finish(a, total, r % queries / group, r / queries * group + r % group);
-        }
-    }
-}
-
-/* Bytes of work for segments whose `a` and `deepest` are there. */
-static size_t attention_bytes(const Segment *segments, long count, int threads) {
-    size_t each = 0, partial = 0;
-    for (const Segment *s = segments; s < segments + count; s++) {
-        const size_t mine = scratch_bytes(&s->a);
-        each = mine > each ? mine : each;
-        partial += partial_bytes(&s->a, s->deepest);
-    }
-    return threads * each + partial;
-}
-
-/* Attention of all segments, whose `a` and `deepest` are there. Returns as run does. */
-static int64_t attention(Segment *segments, long count, char *work, int threads) {
-    Sharing all = {segments, count, work, 0};
-    double worth = 0, merging = 0;
-    long tasks = 0, merges = 0;
-    for (Segment *s = segments; s < segments + count; s++) {
-        const Attend *a = &s->a;
-        const size_t mine = scratch_bytes(a);
-        all.each = mine > all.each ? mine : all.each;
-        s->step = tile_of(a);
-        s->chunks = chunks_of(a, s->deepest), s->tiles = (a->n + s->step - 1) / s->step;
-        s->tasks = (is_split(a) ? s->chunks : s->tiles) * a->kv_heads;
-        s->merges = is_split(a) ? a->n * a->heads : 0;
-        tasks += s->tasks, merges += s->merges;
-        worth += (double)a->n * (a->before + a->n) * a->heads * a->width;
-        merging += (double)s->merges * s->chunks * a->width;
-    }
-    char *partial = work + threads * all.each;
-    for (Segment *s = segments; s < segments + count; s++) {
-        s->partial = (float *)partial;
-        partial += partial_bytes(&s->a, s->deepest);
-    }
-    const int64_t waited = run(threads, tasks, worth, some_tasks, &all);
-    return waited + run(threads, merges, merging, some_merges, &all);
 }

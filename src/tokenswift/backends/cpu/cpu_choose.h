@@ -20,6 +20,7 @@ typedef struct {
     double top_p, eta;         /* 1 and 0: off */
     float min_p;               /* logarithm; -inf: off */
     int greedy;                /* penalty alone */
+    long tokens;               /* token numbers are below it */
 } Rule;
 
 typedef struct {
@@ -36,23 +37,56 @@ static inline uint64_t mix64(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-static inline float gumbel(uint64_t bits) {
-    return (float)-log(-log1p(-(((double)(bits >> 11) + 0.5) * 0x1p-53)));
+/* Logarithms and exponentials of our own: a system's own differ among processors in the last bit, and so would texts. */
+
+static double atanh2(double s) { /* log((1 + s) / (1 - s)), |s| < 0.172: the series to 1e-17 */
+    const double z = s * s;
+    double sum = 1.0 / 25;
+    for (int n = 23; n > 1; n -= 2) sum = sum * z + 1.0 / n;
+    return 2 * s + 2 * s * (z * sum);
 }
 
-static void penalise(const Rule *r, float *scores, int32_t token, char *seen) {
+static double natural_log(double x) { /* of what is positive and not below 2^-1000; 0: -inf */
+    int power;
+    if (!(x > 0)) return x == 0 ? -INFINITY : NAN;
+    double m = frexp(x, &power);
+    if (m < 0.70710678118654752) m *= 2, power--;
+    return power * 6.93147180369123816490e-01 + (power * 1.90821492927058770002e-10 + atanh2((m - 1) / (m + 1)));
+}
+
+static double natural_exp(double x) { /* of what is not above 700 */
+    if (!(x > -745)) return x != x ? x : 0;
+    const double turns = floor(x * 1.4426950408889634 + 0.5);
+    const double r = (x - turns * 6.93147180369123816490e-01) - turns * 1.90821492927058770002e-10;
+    double sum = 1;
+    for (int n = 14; n > 0; n--) sum = sum * r / n + 1;
+    return ldexp(sum, (int)turns);
+}
+
+static inline float gumbel(uint64_t bits) { /* -log(-log(1 - w)) */
+    const double w = ((double)(bits >> 11) + 0.5) * 0x1p-53;
+    return (float)-natural_log(-(w < 0.29 ? atanh2(-w / (2 - w)) : natural_log(1 - w)));
+}
+
+/* Returns 1 for a token that has no place, else 0. */
+static int penalise(const Rule *r, float *scores, int32_t token, char *seen) {
+    if (token < 0 || token >= r->tokens) return 1;
     const int32_t at = r->place ? r->place[token] : token;
-    if (at < 0 || seen[at]) return;
+    if (at >= r->size) return 1;
+    if (at < 0 || seen[at]) return 0;
     seen[at] = 1;
     scores[at] = scores[at] < 0 ? scores[at] * r->theta : scores[at] / r->theta;
+    return 0;
 }
 
-/* Calls of penalise for all tokens of the window, and back to no token seen. */
-static void penalty(const Rule *r, const Row *row, float *scores, char *seen) {
-    const long start = row->drop < r->tail_size ? row->drop : r->tail_size;
-    for (long i = start; i < r->tail_size; i++) penalise(r, scores, r->tail[i], seen);
-    for (long i = row->drop - start; i < row->path_size; i++) penalise(r, scores, row->path[i], seen);
+/* Calls of penalise for all tokens of the window, and back to no token seen; whether one returned 1. */
+static int penalty(const Rule *r, const Row *row, float *scores, char *seen) {
+    const long drop = row->drop > 0 ? row->drop : 0, start = drop < r->tail_size ? drop : r->tail_size;
+    int foreign = 0;
+    for (long i = start; i < r->tail_size; i++) foreign |= penalise(r, scores, r->tail[i], seen);
+    for (long i = drop - start; i < row->path_size; i++) foreign |= penalise(r, scores, row->path[i], seen);
     memset(seen, 0, (size_t)r->size);
+    return foreign;
 }
 
 /* The largest score; NaN where any is NaN. */
@@ -104,7 +138,7 @@ static int descending(const void *a, const void *b) {
 
 static double mass_of(const float *scores, const int32_t *kept, long count, float peak) {
     double total = 0;
-    for (long i = 0; i < count; i++) total += exp((double)(scores[kept[i]] - peak));
+    for (long i = 0; i < count; i++) total += natural_exp((double)(scores[kept[i]] - peak));
     return total;
 }
 
@@ -141,7 +175,7 @@ static float cut_top_p(const float *scores, const int32_t *kept, long count, dou
             if (scores[kept[i]] >= peak - depth) sorted[near++] = scores[kept[i]];
         qsort(sorted, (size_t)near, sizeof(float), descending);
         for (long i = 0; i < near; i++) {
-            before += exp((double)(sorted[i] - peak));
+            before += natural_exp((double)(sorted[i] - peak));
             if (before >= wanted) return sorted[i];
         }
         if (near == count) return sorted[count - 1];
@@ -150,19 +184,19 @@ static float cut_top_p(const float *scores, const int32_t *kept, long count, dou
 
 static float cut_eta(const float *scores, const int32_t *kept, long count, double epsilon, float peak) {
     double entropy = 0;
-    const double logarithm = log(mass_of(scores, kept, count, peak));
+    const double logarithm = natural_log(mass_of(scores, kept, count, peak));
     for (long i = 0; i < count; i++) {
         const double s = scores[kept[i]] - (double)peak - logarithm;
-        if (s > -INFINITY) entropy -= exp(s) * s;
+        if (s > -INFINITY) entropy -= natural_exp(s) * s;
     }
-    const double cut = 0.5 * log(epsilon) - entropy, most = log(epsilon);
+    const double cut = 0.5 * natural_log(epsilon) - entropy, most = natural_log(epsilon);
     const double at = peak + logarithm + (cut < most ? cut : most);
     return at < peak ? (float)at : peak;
 }
 
 /* Rank each row's candidates. Per row up to `most` of: tokens, values (score plus noise), shares (of the
  * processed law; NULL: not wanted). counts: how many there are. work: size × 9 bytes, zero at first. Returns
- * the first row whose scores hold NaN or no finite maximum, or -1. */
+ * the first row whose scores hold NaN or no finite maximum, -1 for none, or -2 for a token that has no place. */
 long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int most, int32_t *tokens,
              float *values, float *shares, int32_t *counts, char *work) {
     float *scores = (float *)work, *sorted = NULL;
@@ -171,11 +205,17 @@ long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int mo
     for (long x = 0; x < n; x++) {
         const Row *row = rows + x;
         memcpy(scores, logits + x * r->ld, (size_t)r->size * 4);
-        if (r->theta != 1) penalty(r, row, scores, seen);
+        if (r->theta != 1 && penalty(r, row, scores, seen)) {
+            free(sorted);
+            return -2;
+        }
         if (!r->greedy && r->temperature != 1)
             for (long i = 0; i < r->size; i++) scores[i] /= r->temperature;
         const float peak = largest(scores, r->size);
-        if (!isfinite(peak)) return x;
+        if (!isfinite(peak)) {
+            free(sorted);
+            return x;
+        }
         long count;
         float cut = r->greedy ? -INFINITY : peak + r->min_p;
         if (!r->greedy && (r->top_k || r->top_p < 1)) {
@@ -200,7 +240,7 @@ long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int mo
         int32_t *token = tokens + x * most, found = 0;
         float *value = values + x * most, *share = shares ? shares + x * most : NULL;
         const int noisy = row->coupled && !r->greedy, width = row->width < most ? row->width : most;
-        for (long i = 0; i < count; i++) {
+        for (long i = 0; i < count && width > 0; i++) {
             const float score = scores[kept[i]];
             const int32_t id = r->ids ? r->ids[kept[i]] : kept[i];
             float y = score;
@@ -227,8 +267,8 @@ long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int mo
         if (share) {
             double total = 0;
             for (long i = 0; i < count; i++) /* what lies further below is less than rounding */
-                if (scores[kept[i]] > peak - 25) total += exp((double)(scores[kept[i]] - peak));
-            for (int i = 0; i < found; i++) share[i] = (float)(exp((double)(share[i] - peak)) / total);
+                if (scores[kept[i]] > peak - 25 || scores[kept[i]] == peak) total += natural_exp((double)(scores[kept[i]] - peak));
+            for (int i = 0; i < found; i++) share[i] = (float)(natural_exp((double)(share[i] - peak)) / total);
         }
     }
     free(sorted);

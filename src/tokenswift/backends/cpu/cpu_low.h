@@ -205,116 +205,6 @@ static void decode_any(int format, const char *panel, long from, long to, int pa
     }
 }
 
-/* ---- whole numbers: activations of 8 bits ---------------------------------------------------------------- */
-
-typedef struct { /* 32 activations of a row */
-    int8_t q[32];
-    float scale;
-    int32_t sums[2]; /* of the first 16 and of the others */
-    int32_t unused;
-} Group;
-
-INLINE size_t row_of_groups(long K) { return (K + 31) / 32 * sizeof(Group); }
-
-/* One row of K numbers as groups, the last filled up with 0. What is no finite number makes its group's scale NaN. */
-static void quantise(Group *out, const float *x, long K) {
-    for (long from = 0; from < K; from += 32, out++) {
-        float most, y[32] = {0};
-        uint32_t bits[32], top = 0;
-        memcpy(y, x + from, (K - from < 32 ? K - from : 32) * 4);
-        memcpy(bits, y, sizeof y);
-        for (int i = 0; i < 32; i++) top = (bits[i] & 0x7fffffff) > top ? bits[i] & 0x7fffffff : top; /* NaN is the largest */
-        memcpy(&most, &top, 4);
-        const int finite = most <= 3.402823466e38f;
-        const float up = finite && most > 0 ? 127.0f / most : 0;
-        const int usable = up <= 3.402823466e38f; /* not for the smallest numbers */
-        memset(out, 0, sizeof *out);
-        out->scale = !finite ? NAN : usable ? most / 127.0f : 0;
-        if (finite && usable)
-            for (int i = 0; i < 32; i++) {
-                const float whole = y[i] * up + 12582912.0f; /* rounds to nearest even */
-                out->q[i] = (int8_t)(int)(whole - 12582912.0f);
-            }
-        for (int i = 0; i < 32; i++) out->sums[i / 16] += out->q[i];
-    }
-}
-
-/* sum + products of four bytes: u without sign (with offset 128 for 8 bits), x with sign. Exact. */
-INLINE I dot(const Low m, I sum, U u, int32_t x) {
-#if defined(__AVX512VNNI__) && W == 16
-    return (I)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)u, _mm512_set1_epi32(x));
-#elif defined(__AVX512BW__) && W == 16
-    __m512i y = _mm512_set1_epi32(x), w = (__m512i)u;
-    if (m.bits == 8) { /* 16 bits would not hold two products: the sign goes over to x */
-        w = _mm512_xor_si512(w, _mm512_set1_epi8(-128));
-        y = _mm512_mask_sub_epi8(y, _mm512_movepi8_mask(w), _mm512_setzero_si512(), y);
-        w = _mm512_abs_epi8(w);
-    }
-    return (I)_mm512_add_epi32((__m512i)sum, _mm512_madd_epi16(_mm512_maddubs_epi16(w, y), _mm512_set1_epi16(1)));
-#elif defined(__AVXVNNI__) && W == 8
-    return (I)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)u, _mm256_set1_epi32(x));
-#elif defined(__AVX2__) && W == 8
-    __m256i y = _mm256_set1_epi32(x), w = (__m256i)u;
-    if (m.bits == 8) {
-        w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
-        y = _mm256_sign_epi8(y, w);
-        w = _mm256_abs_epi8(w);
-    }
-    return (I)_mm256_add_epi32((__m256i)sum, _mm256_madd_epi16(_mm256_maddubs_epi16(w, y), _mm256_set1_epi16(1)));
-#else
-    UNROLL for (int b = 0; b < 4; b++) sum += (I)(u >> 8 * b & 255) * (int32_t)(int8_t)(x >> 8 * b);
-    return sum;
-#endif
-}
-/* whether dot takes the offset of 8 bits itself */
-#if (defined(__AVX512BW__) && !defined(__AVX512VNNI__) && W == 16) || (defined(__AVX2__) && !defined(__AVXVNNI__) && W == 8)
-#define SIGNED_DOT 1
-#else
-#define SIGNED_DOT 0
-#endif
-
-#define INT_ROWS (W == 16 ? 4 : 2)
-
-/* acc[r][:] += sum over groups of scale * scale of x * (sum over positions of u * x), plus least * sum of x. */
-INLINE void int_tile(const int format, const int rows, const Group *x, size_t ldx, const char *b, long k,
-                     V acc[INT_ROWS][NV]) {
-    const Low m = low_format(format);
-    const int per = m.bits == 8 ? 4 : 8;
-    const int offset = m.bits == 8 && SIGNED_DOT ? 0 : m.offset;
-    for (long i = 0; i < k; i += m.block, b += block_bytes(m)) {
-        const char *numbers = b + head_bytes(m);
-        for (int g = 0; g < m.block / 32; g++, numbers += numbers_bytes(m), x++) {
-            __builtin_prefetch(numbers + 4096);
-            UNROLL for (int s = 0; s < 32 / m.group; s++) {
-                I sum[INT_ROWS][NV] = {{{0}}};
-                V scale[NV], least[NV];
-                for (int w = s * m.group / per; w < (s + 1) * m.group / per; w++) {
-                    UNROLL for (int c = 0; c < NV; c++) {
-                        const Words u = words(m, numbers, w, c);
-                        UNROLL for (int other = 0; other < per / 4; other++) {
-                            const U bytes = four(m, u, w, other);
-                            UNROLL for (int r = 0; r < rows; r++) {
-                                int32_t at;
-                                memcpy(&at, ((const Group *)((const char *)x + r * ldx))->q + w * per + other * 4, 4);
-                                sum[r][c] = dot(m, sum[r][c], bytes, at);
-                            }
-                        }
-                    }
-                }
-                scales(m, b, (g * 32 + s * m.group) / m.group, scale, least);
-                UNROLL for (int r = 0; r < rows; r++) {
-                    const Group *y = (const Group *)((const char *)x + r * ldx);
-                    const int32_t all = m.group == 16 ? y->sums[s] : y->sums[0] + y->sums[1];
-                    UNROLL for (int c = 0; c < NV; c++) {
-                        acc[r][c] = fused(scale[c] * y->scale, __builtin_convertvector(sum[r][c] - offset * all, V), acc[r][c]);
-                        if (m.least) acc[r][c] = fused(least[c], splat(y->scale * (float)all), acc[r][c]);
-                    }
-                }
-            }
-        }
-    }
-}
-
 /* ---- one function a format and kind: out (rows, NR) floats = rows of x times a panel ---------------------- */
 
 #define FEW_ROWS (MR < 8 ? MR : 8) /* up to this many, weights are made in registers */
@@ -328,13 +218,6 @@ INLINE void int_tile(const int format, const int rows, const Group *x, size_t ld
         STORE(n <= MR ? n : 1)                                             \
         return;                                                            \
     }
-#define INT_CASE(name, n)                                                                 \
-    if (rows == n && n <= INT_ROWS) {                                                     \
-        V acc[INT_ROWS][NV] = {{{0}}};                                                    \
-        int_tile(name, n <= INT_ROWS ? n : 1, (const Group *)x, ldx, panel, k, acc);      \
-        STORE(n <= INT_ROWS ? n : 1)                                                      \
-        return;                                                                           \
-    }
 #define TILE(name, kind, cases)                                                                                 \
     static __attribute__((noinline)) void kind##_##name(int rows, const char *x, size_t ldx, const char *panel, \
                                                         long k, float *out) {                                   \
@@ -346,15 +229,13 @@ INLINE void int_tile(const int format, const int rows, const Group *x, size_t ld
     LOW_CASE(name, pairs, 7) LOW_CASE(name, pairs, 8)
 #define TILES(name, number)                   \
     TILE(name, floats, LOW_CASES(name, 0))    \
-    TILE(name, pairs, LOW_CASES(name, 1))     \
-    TILE(name, ints, INT_CASE(name, 1) INT_CASE(name, 2) INT_CASE(name, 3) INT_CASE(name, 4))
+    TILE(name, pairs, LOW_CASES(name, 1))
 FORMATS(TILES)
 #undef TILE
 #undef TILES
 #undef STORE
 #undef LOW_CASE
 #undef LOW_CASES
-#undef INT_CASE
 
 typedef void (*LowTile)(int rows, const char *x, size_t ldx, const char *panel, long k, float *out);
 
@@ -362,7 +243,7 @@ typedef void (*LowTile)(int rows, const char *x, size_t ldx, const char *panel, 
 static LowTile low_tile_of(int format, int active) {
     switch (format) {
 #define CASE(name, number) \
-    case name: return active == I8 ? ints_##name : active == BF16 ? pairs_##name : floats_##name;
+    case name: return active == BF16 ? pairs_##name : floats_##name;
         FORMATS(CASE)
 #undef CASE
     }

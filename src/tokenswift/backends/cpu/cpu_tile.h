@@ -16,16 +16,22 @@
 #elif defined(__AVX__)
 #define W 8
 #define MR 3
-#else
+#elif defined(__aarch64__)
 #define W 4
 #define MR 3
+#else /* no fused step either: right, and slow */
+#define W 4
+#define MR 1
 #endif
 #define NR 32 /* columns of a tile, and of a panel of packed weights */
 #define NV (NR / W)
+#define NL (16 / W) /* vectors of 16 lanes: sums have 16 partial ones, whatever a vector holds */
 #define CHUNK 256 /* keys of an attention chunk */
 #define FEW 12 /* up to this many rows, attention is shared out by chunks of keys, beyond by rows */
 
 typedef float V __attribute__((vector_size(4 * W)));
+typedef double D __attribute__((vector_size(8 * W)));
+typedef int64_t L __attribute__((vector_size(8 * W)));
 typedef int32_t I __attribute__((vector_size(4 * W)));
 typedef uint32_t U __attribute__((vector_size(4 * W)));
 typedef uint16_t U16 __attribute__((vector_size(2 * W)));
@@ -51,21 +57,31 @@ INLINE V splat(float x) { return x - (V){0}; }
 
 /* x * y + z, rounded once. Whether an expression is rounded once or twice is never left to the compiler, which
  * decides by its tuning for a processor: the sources are compiled without contraction, and this is the one place
- * where a fused step is made. A processor that has none rounds the product and the sum, everywhere alike. */
+ * where a fused step is made. Without the instruction the product is exact in double, and the sum is rounded to odd
+ * there (Boldo and Melquiond 2008), so that rounding it to float gives the same. */
+#if W == 16 || (W == 8 && defined(__FMA__)) || (defined(__ARM_NEON) && defined(__aarch64__))
 INLINE V fused(V x, V y, V z) {
 #if W == 16
     return (V)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
-#elif W == 8 && defined(__FMA__)
+#elif W == 8
     return (V)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
-#elif defined(__ARM_NEON) && defined(__aarch64__)
-    return (V)vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
-#elif defined(__FP_FAST_FMAF)
-    UNROLL for (int i = 0; i < W; i++) z[i] = __builtin_fmaf(x[i], y[i], z[i]);
-    return z;
 #else
-    return x * y + z;
+    return (V)vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
 #endif
 }
+#else
+static __attribute__((noinline)) V fused(V x, V y, V z) {
+    const D p = __builtin_convertvector(x, D) * __builtin_convertvector(y, D), c = __builtin_convertvector(z, D);
+    D s = p + c;
+    const D part = s - p, error = (p - (s - part)) + (c - part); /* what the sum has lost, exactly */
+    L bits;
+    memcpy(&bits, &s, sizeof s);
+    const L away = (L)(error > 0.0) ^ (L)(s < 0.0); /* -1: away from zero */
+    bits += (L)(error != 0.0) & (L)(error == error) & ~-(bits & 1) & (-2 * away - 1); /* infinite stays so */
+    memcpy(&s, &bits, sizeof s);
+    return __builtin_convertvector(s, V);
+}
+#endif
 INLINE V as_v(U x) { V y; memcpy(&y, &x, sizeof y); return y; }
 INLINE U as_u(V x) { U y; memcpy(&y, &x, sizeof y); return y; }
 INLINE V pick(I mask, V yes, V no) {
@@ -165,24 +181,23 @@ INLINE void store_part(int type, char *p, V x, int count) {
     memcpy(p, whole, count * bytes_of(type));
 }
 
-INLINE float sum_lanes(V x) { /* a tree of a fixed shape */
-    float lane[W];
-    memcpy(lane, &x, sizeof x);
-    for (int step = W / 2; step; step /= 2)
+INLINE float sum_lanes(const V x[NL]) { /* of 16 lanes, a tree of a fixed shape */
+    float lane[16];
+    memcpy(lane, x, sizeof lane);
+    for (int step = 8; step; step /= 2)
         for (int i = 0; i < step; i++) lane[i] += lane[i + step];
     return lane[0];
 }
 
-INLINE V vexp(V x) { /* relative error below 3e-7; 0 far below 0, NaN stays NaN */
+INLINE V vexp(V x) { /* relative error below 3e-7; 0 far below 0, infinite far above, NaN stays NaN */
 #if defined(__AVX512F__)
-    const __m512 y = _mm512_max_ps(_mm512_set1_ps(-104.0f), (__m512)x);
-    const V turns = (V)_mm512_roundscale_ps((__m512)((V)y * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
-    V r = fused(-turns, splat(0.693145752f), (V)y);
+    const V y = (V)_mm512_min_ps(_mm512_set1_ps(100.0f), _mm512_max_ps(_mm512_set1_ps(-104.0f), (__m512)x));
+    const V turns = (V)_mm512_roundscale_ps((__m512)(y * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
 #else
-    const V y = pick(x > 88.0f, splat(88.0f), x);
-    const V turns = fused(y, splat(1.44269504f), splat(12582912.0f)) - 12582912.0f;
-    V r = fused(-turns, splat(0.693145752f), y);
+    const V y = pick(x > 100.0f, splat(100.0f), pick(x < -104.0f, splat(-104.0f), x));
+    const V turns = (y * 1.44269504f + 12582912.0f) - 12582912.0f;
 #endif
+    V r = fused(-turns, splat(0.693145752f), y);
     r = fused(-turns, splat(1.42860677e-6f), r);
     V p = fused(r, splat(1.38731625e-3f), splat(8.36889912e-3f));
     p = fused(p, r, splat(4.16657962e-2f));
@@ -193,8 +208,8 @@ INLINE V vexp(V x) { /* relative error below 3e-7; 0 far below 0, NaN stays NaN 
 #if defined(__AVX512F__)
     return (V)_mm512_scalef_ps((__m512)p, (__m512)turns);
 #else
-    I power = __builtin_convertvector(turns, I) + 127;
-    return pick(x < -87.0f, (V){0}, p * as_v((U)power << 23));
+    const I power = __builtin_convertvector(turns, I), half = power >> 1; /* in two steps, as far below 1 is rounded once */
+    return p * as_v((U)(half + 127) << 23) * as_v((U)(power - half + 127) << 23);
 #endif
 }
 

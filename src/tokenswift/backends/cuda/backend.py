@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.backends.base import Backend, Body, Enter, Replays
+from tokenswift.backends.base import Backend, Body, Enter, Replays, check_ids
 from tokenswift.backends.cuda.choose import DeviceRanker
 from tokenswift.backends.cuda.graphs import Graphs
 from tokenswift.backends.cuda.plan import RECORDED, Plan, Tables, plan_of
@@ -185,6 +185,7 @@ class CudaBackend(Backend):
 
     def take(self, weight: Packed, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
         """See :meth:`Backend.take`."""
+        check_ids(ids, weight.rows)
         return weight.take(ids)
 
     def norm(

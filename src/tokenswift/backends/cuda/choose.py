@@ -18,6 +18,7 @@ from torch import Tensor
 from tokenswift.backends.base import Replays
 from tokenswift.backends.cuda.plan import RECORDED, power
 from tokenswift.backends.pages import sent
+from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.choice import processed, repetition_penalty
 from tokenswift.sampling.noise import gumbel_rows, signed_key
@@ -100,6 +101,9 @@ class DeviceRanker:
         window, deepest = self.params.window, max(map(len, rows.paths))
         added = power(deepest) + 1 if deepest else 1
         tail = rows.history[-window:] if window else []
+        if window:
+            for tokens in (tail, *rows.paths):
+                check_tokens(tokens, vocab_size)
         drops: list[int] = []
         empty: list[int] = []
         extras: list[int] = []

@@ -91,7 +91,9 @@ def keeps_bits(library: Product, weight: Float[Tensor, "N K"]) -> bool:
     """Whether rows of products with a weight have bits of their own: at several places, beside others, and at
     all of :data:`SIZES`."""
     made = torch.Generator().manual_seed(1)
-    rows = torch.randn(SIZES[-1], weight.shape[1], generator=made).to(weight.device, weight.dtype)
+    rows = torch.randn(SIZES[-1], weight.shape[1], generator=made, dtype=torch.float32).to(
+        weight.device, weight.dtype
+    )
     expected = library(rows, weight)
     for size in SIZES:
         for first in (0, 5, SIZES[-1] - size):

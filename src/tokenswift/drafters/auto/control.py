@@ -47,6 +47,8 @@ _TRIED = 0.8  # what another one must promise; beside other texts, which wait fo
 _DWELL = 16  # steps that a mode is kept for at least
 _DEAR = 0.4  # tokens that a row has to yield, from which on no candidates are looked for
 _STALE = 32  # tokens of context after which prices are computed anew
+_LOOK = 8  # steps between looks at what prices in doubt forbid
+_HOPED = 0.5  # of the price of a row in doubt, at such a look
 
 
 @dataclass(slots=True)
@@ -258,9 +260,12 @@ class Control:
         return self.current == name or trial or self._last.mode == name
 
     def prices(self, context: int, most: int) -> list[float]:
-        """Milliseconds of verify passes with 0, 1, … ``most`` nodes below the root."""
+        """Milliseconds of verify passes with 0, 1, … ``most`` nodes below the root. Where they are in doubt,
+        nodes are priced lower now and then: what the step takes corrects them."""
         if len(self._prices) != most + 1:
             self._prices = [self._verify(rows, context) for rows in range(1, most + 2)]
+        if self.costs.doubtful and self._step % _LOOK == 0:
+            return [self._prices[0] + _HOPED * (price - self._prices[0]) for price in self._prices]
         return self._prices
 
     def reprice(self, context: int) -> None:

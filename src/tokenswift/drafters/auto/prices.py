@@ -2,24 +2,27 @@
 
 The time of a verify pass of n rows over L cached tokens is modelled as ``a_n + b_n · L``: weights,
 arithmetic and overhead once, keys and values by the token. :func:`measure` finds both from passes over
-two lengths; where others had the cores meanwhile, that serves one process and is not kept. During a run
-:class:`Costs` compares each step with its prediction: the median of the newest ratios scales all predictions
-(a busy machine, a longer context), and a row count is corrected by the median of what its steps took beside
-the steps around them, so neither single outliers nor a machine that is slow for a while make one count look
-dearer than another.
+two lengths, once; from then on the times of steps are the measurement. During a run :class:`Costs` compares
+each step with its prediction: the median of the newest ratios scales all predictions (a busy machine, a
+longer context), and a row count is corrected by the median of what its steps took beside the steps around
+them, so neither single outliers nor a machine that is slow for a while make one count look dearer than
+another. What a run has learnt corrects the table that the next one begins with (:meth:`Costs.learned`).
+
+A table that was measured while others had the cores is in doubt: what it says of drafting is taken for less,
+and some steps draft a little more than its prices allow, so that steps can show that it is wrong. Doubt fades
+with the steps.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import statistics
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
@@ -36,12 +39,13 @@ SHORT, LONG = 64, 2048  # cached tokens of the measured passes
 SECONDS = 2.0  # that measuring may take, about
 _RECENT = 15  # ratios that a median is taken of
 _ENOUGH = 3  # steps of a row count that correct its price
-BUSY = 0.1  # share of the measuring spent waiting for a core from which its figures are not kept
+_LEARNT = 32  # steps of a run that correct the table
+_FADES = 64  # steps that halve the doubt in a table
+_MOST_WAIT = 0.9  # share of the time spent waiting that is believed
+BUSY = 0.1  # share of the measuring spent waiting for a core from which its figures are in doubt
 _Rows = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 _Least = Annotated[float, msgspec.Meta(ge=1e-6, le=1e7)]
 _Time = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
-
-logger = logging.getLogger("tokenswift")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +134,8 @@ def measure(
         counts, sweeps = [count for count in counts if (count, LONG) in best], sweeps + 1
     slopes = [max(0.0, (best[n, LONG] - best[n, SHORT]) / (LONG - SHORT)) for n in counts]
     fixed = [max(best[n, SHORT] - slope * SHORT, 1e-6) for n, slope in zip(counts, slopes, strict=True)]
-    for i in range(len(counts) - 2, -1, -1):  # a wider pass that was faster shows what a narrower one takes
-        fixed[i], slopes[i] = min(fixed[i], fixed[i + 1]), min(slopes[i], slopes[i + 1])
+    same = [1.0] * len(counts)
+    fixed, slopes = _rising(fixed, same), _rising(slopes, same)
     level_ms, low_ms = min(levels, default=0.0), min(lows, default=0.0)
     return Table(tuple(counts), tuple(fixed), tuple(slopes), level_ms, low_ms, _waited_since(account))
 
@@ -179,36 +183,34 @@ def _time(run: Callable[[], object], clock: Callable[[], float]) -> float:
 
 
 def kept_table(model: DraftModel, folder: Path, make: Callable[[], Table], more: object = None) -> Table:
-    """The table of this model, type, device and number of threads, from ``folder`` or made now.
+    """The table of this model, type, device and number of threads: the one in ``folder``, or one made now.
 
-    ``more``: what else tells passes apart, such as those in few bits. It is kept unless the machine was busy
-    meanwhile. What cannot be one (a damaged file) is made again.
+    ``more``: what else tells passes apart, such as those in few bits. What cannot be one (a damaged file) is
+    made again.
     """
+    path = _place(model, folder, more)
+    try:
+        return msgspec.json.decode(read_small(path), type=Table)
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
+        pass  # none yet, or damaged
+    table = make()
+    keep_table(model, folder, table, more)
+    return table
+
+
+def keep_table(model: DraftModel, folder: Path, table: Table, more: object = None) -> None:
+    """Keep a table in ``folder`` for :func:`kept_table`, in place of the one that is there."""
+    with suppress(OSError), replacing(_place(model, folder, more)) as part:  # else the next one is made anew
+        part.write_bytes(msgspec.json.encode(table))
+
+
+def _place(model: DraftModel, folder: Path, more: object) -> Path:
+    """The file of a model's table."""
     name = model.backend.processor()
     shape = (model.vocab_size, model.weight_bytes, model.kv_bytes, str(model.dtype), model.backend.name)
     threads = torch.get_num_threads()
     key = repr((shape, name, threads, os.cpu_count(), ROWS, SHORT, LONG, torch.__version__, more, 4))
-    path = folder / f"costs-{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
-    try:
-        table = msgspec.json.decode(read_small(path), type=Table)
-        if table.waited <= BUSY:
-            return table
-    except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
-        pass  # none yet, or damaged
-    table = make()
-    if table.waited > BUSY:
-        logger.info(
-            "the costs of passes were measured on a busy machine (%.0f%% of the time others had the cores); "
-            "they are measured again at the next start",
-            100 * table.waited,
-        )
-        return table
-    try:
-        with replacing(path) as part:
-            part.write_bytes(msgspec.json.encode(table))
-    except OSError:
-        pass  # measured again next time
-    return table
+    return folder / f"costs-{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
 
 
 class Costs:
@@ -216,11 +218,16 @@ class Costs:
 
     Args:
         table: measured beforehand.
+
+    Attributes:
+        doubtful: whether it was measured on a busy machine.
     """
 
     def __init__(self, table: Table) -> None:
         self.table = table
+        self.doubtful = table.waited > BUSY
         self.scale = 1.0
+        self._drafting = 1 - min(table.waited, _MOST_WAIT) if self.doubtful else 1.0
         self._all: deque[tuple[int, float]] = deque(maxlen=2 * _RECENT + 1)  # rows, time over prediction
         self._by_rows: dict[int, deque[float]] = {}
         self._factors: dict[int, float] = {}
@@ -234,11 +241,13 @@ class Costs:
     def low(self, context: int) -> float:
         """A pass of one row in few bits; 0 where there is none."""
         table = self.table
-        return self.scale * (table.low + table.token[0] * max(0, context - SHORT)) if table.low else 0.0
+        if not table.low:
+            return 0.0
+        return self.scale * (self._drafting * table.low + table.token[0] * max(0, context - SHORT))
 
     def level(self) -> float:
         """One level of the heads; a tenth of a pass where none was measured."""
-        return self.scale * self.table.level or 0.1 * self.verify(1, 0)
+        return self.scale * self._drafting * self.table.level or 0.1 * self.verify(1, 0)
 
     def observe(self, rows: int, context: int, milliseconds: float, beside: Beside = ALONE) -> None:
         """Take in one step's verify pass."""
@@ -253,3 +262,47 @@ class Costs:
             for count, ratios in self._by_rows.items():
                 if len(ratios) >= _ENOUGH:
                     self._factors[count] = min(2.0, max(0.5, statistics.median(ratios)))
+
+    def learned(self) -> Table | None:
+        """The table as the steps have corrected it, for the next run; None: too few steps.
+
+        A row count that was not seen is corrected as those beside it. That all of them took longer than the
+        table says is the machine's load, and not kept; that they were faster is.
+        """
+        if self._fresh < _LEARNT or not self._factors:
+            return None
+        table, faster = self.table, min(1.0, self.scale)
+        factors = [faster * _between(self._factors, n) for n in table.rows]
+        fixed, token = _rising(table.fixed, factors), _rising(table.token, factors)
+        waited = table.waited * 0.5 ** (self._fresh / _FADES)
+        less = self._drafting
+        if self.doubtful and waited > BUSY:
+            less /= 1 - min(waited, _MOST_WAIT)
+        return replace(
+            table,
+            fixed=tuple(min(1e7, max(1e-6, value)) for value in fixed),
+            token=tuple(min(1e7, value) for value in token),
+            level=faster * less * table.level,
+            low=faster * less * table.low,
+            waited=waited,
+        )
+
+
+def _between(seen: Mapping[int, float], rows: int) -> float:
+    """What is known of the row counts around this one, in proportion to their distance."""
+    if rows in seen:
+        return seen[rows]
+    counts = sorted(seen)
+    at = bisect_left(counts, rows)
+    if at in (0, len(counts)):
+        return seen[counts[min(at, len(counts) - 1)]]
+    low, high = counts[at - 1], counts[at]
+    return seen[low] + (rows - low) / (high - low) * (seen[high] - seen[low])
+
+
+def _rising(times: Sequence[float], factors: Sequence[float]) -> list[float]:
+    """The times, corrected; a wider pass that is faster shows what a narrower one takes."""
+    made = [time * factor for time, factor in zip(times, factors, strict=True)]
+    for i in range(len(made) - 2, -1, -1):
+        made[i] = min(made[i], made[i + 1])
+    return made

@@ -41,6 +41,7 @@ class ByChance:
         sampler: the target's choice rule.
         coupled: rank candidates with the target's noise.
         table: gives the measured costs, when the run begins.
+        learned: takes them as the run has corrected them, at its end.
         priors: weights that chances start from, by kind of ranking, where better ones than the library's are
             known.
         explain: a file to write one line a decision to, as JSON; None for none.
@@ -57,6 +58,7 @@ class ByChance:
         sampler: Sampler,
         coupled: bool,
         table: Callable[[], Table],
+        learned: Callable[[Table], None] = lambda table: None,
         priors: Mapping[str, Sequence[Sequence[float]]] | None = None,
         explain: str | None = None,
     ) -> None:
@@ -65,7 +67,7 @@ class ByChance:
         if self.explain and (self.explain.is_dir() or not self.explain.absolute().parent.is_dir()):
             raise InputError(f"explain is {str(explain)!r}; valid: a file in a folder that is there")
         self.calibration = Calibration(priors)
-        self._table = table
+        self._table, self._learned = table, learned
         self._control: Control | None = None
         self._free: list[Drafter] = []  # propose in every step
         self._priced: dict[str, Drafter] = {}
@@ -92,6 +94,16 @@ class ByChance:
         """The widest tree's rows, and what the drafters hold (see `memory.Planned`)."""
         own = Need("tree", "auto", self.max_nodes * row)
         return [own, *(need for drafter in self.drafters for need in drafter.needs(text, row))]
+
+    def calibrate(self) -> None:
+        """Have the costs of passes measured, if that was never done."""
+        self._table()
+
+    def settle(self) -> None:
+        """Hand on what the steps have shown of the costs."""
+        table = None if self._control is None else self._control.costs.learned()
+        if table is not None:
+            self._learned(table)
 
     def begin(self, sequence: TokenSequence) -> None:
         """Let the drafters read the prompt, and hear what they offer."""

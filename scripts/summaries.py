@@ -1,0 +1,121 @@
+"""Tables of the docs that rows of several benchmarks make: this engine beside llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import ranges
+
+from tokenswift.benchmark import columns, specs
+from tokenswift.benchmark.tables import DEFAULT_WORDS, Row, Table
+from tokenswift.models import embedded
+
+Line = dict[str, Any]
+HEADLINE = "tokenswift bench run headline --preset cpu --llama-bench PATH"
+SHAPE = "tokenswift bench run llama shape --preset cpu --model FILE.gguf --llama-bench PATH"
+
+
+def headline(rows: list[Row]) -> Table:
+    """llama.cpp and this engine on the default model's file: tokens a second by context."""
+    theirs, ours = (_of(name, rows, True) for name in ("llama", "rates"))
+    if not theirs or not ours:
+        return missing(HEADLINE)
+    named: list[tuple[str, Line, str]] = []
+    for line in theirs:
+        named.append((f"llama.cpp, without sampling, KV cache {line['kv_type']}", line, "plain"))
+    for line in ours:
+        if line["variant"] == "prose":
+            named.append((f"tokenswift, plain, {line['dtype']}", line, "plain"))
+    for line in ours:
+        named.append((f"tokenswift, automatic, {line['variant']}, {line['dtype']}", line, "auto"))
+    return _table(named, "tokens a second", _bests(theirs), [*theirs, *ours], DEFAULT_WORDS)
+
+
+def shape(rows: list[Row]) -> Table:
+    """llama.cpp and plain decoding on files of random weights in the shape of larger models."""
+    theirs, ours = _of("llama", rows, False), _of("shape", rows, False)
+    files = {line["stored"]["file"] for line in ours}
+    theirs = [line for line in theirs if line["stored"]["file"] in files]
+    if not theirs or not ours:
+        return missing(SHAPE)
+    named = []
+    for file in sorted(files):
+        for line in (line for line in theirs if line["stored"]["file"] == file):
+            named.append((f"{file}: llama.cpp, KV cache {line['kv_type']}", line, "plain"))
+        for line in (line for line in ours if line["stored"]["file"] == file):
+            named.append((f"{file}: tokenswift, plain, {line['dtype']}", line, "plain"))
+    return _table(named, "tokens a second", _bests(theirs), [*theirs, *ours], "Random weights")
+
+
+def _of(name: str, rows: list[Row], default: bool) -> list[Line]:
+    """The lines of a benchmark, of the default model or of others."""
+    mine = [row for row in rows if (row["config"].get("model") == embedded.NAME) is default]
+    return columns.views(specs.load(name), mine)
+
+
+def missing(command: str) -> Table:
+    """What stands where a table will be."""
+    return Table([], [], f"Not measured yet: `{command}`.")
+
+
+def _bests(lines: list[Line]) -> dict[tuple[str, int], Line]:
+    """The fastest of llama.cpp's lines by file and context: what others are compared with."""
+    found: dict[tuple[str, int], Line] = {}
+    for line in lines:
+        key = line["stored"]["file"], line["prefill"]
+        if key not in found or line["plain"] > found[key]["plain"]:
+            found[key] = line
+    return found
+
+
+def _table(
+    named: list[tuple[str, Line, str]],
+    what: str,
+    best: dict[tuple[str, int], Line],
+    lines: list[Line],
+    model: str,
+) -> Table:
+    """Lines by name with a cell for each context: median, least to most, and times the best of llama.cpp."""
+    contexts = sorted({line["prefill"] for _, line, _ in named})
+    body: dict[str, list[str]] = {}
+    for name, line, key in named:
+        cells = body.setdefault(name, [name, *["–"] * (1 + len(contexts)), f"{line['weights_mb']:.0f}"])
+        value = line[key]
+        other = best.get((line["stored"]["file"], line["prefill"]))
+        cell = f"**{value:.0f}** ({line[f'{key}_least']:.0f}–{line[f'{key}_most']:.0f})"
+        if other is not None:
+            cell += f", {value / other['plain']:.2f} ×"
+        cells[1 + contexts.index(line["prefill"])] = cell
+        reading = line.get("reading")
+        if reading is not None and line["prefill"] == contexts[0]:
+            cells[1 + len(contexts)] = f"{reading:.0f}"
+    heads = [f"after {context:,}" for context in contexts]
+    head = [what, *heads, f"prompt of {contexts[0]:,}", "weights read a pass, MB"]
+    return Table(head, list(body.values()), f"{model} on {_sources(lines)}")
+
+
+def _sources(lines: Iterable[Line]) -> str:
+    """Machines, runs, programs and commits."""
+    made = list(lines)
+
+    def several(values: Iterable[str]) -> str:
+        return " and ".join(dict.fromkeys(values))
+
+    machines = several(line["machine"] for line in made)
+    programs = [line for line in made if "program" in line]
+    commits = sorted({line["program"]["commit"] for line in programs})
+    words = {f"{line['flash']} after {line['prefill']:,}": line["flash"] for line in programs}
+    flash = several(words.values() if len(set(words.values())) == 1 else words)
+    own = sorted({str(line["commit"]) for line in made})
+    runs = several(str(line["runs"]) for line in made)
+    apart = f" {columns.APART}" if len(own) > 1 else ""
+    return (
+        f"{machines}: medians of {runs} runs (least–most), × over the faster of llama.cpp's lines. "
+        f"llama.cpp {', '.join(commits)} by its own llama-bench, on the same file (flash attention {flash}, "
+        f"whichever was faster); "
+        f"tokenswift with sampling, commit {', '.join(own)}.{apart}"
+    )
+
+
+SUMMARIES = {"headline": headline, "expect": ranges.table, "shape": shape}

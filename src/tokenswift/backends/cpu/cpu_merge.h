@@ -1,0 +1,202 @@
+/* What attention's chunks come to: shared out to threads, merged in their order. See cpu.c. */
+#pragma once
+#include "cpu_int_attention.h"
+
+/* ---- the chunks of a row, merged in their order ------------------------------------------------------ */
+
+/* total: weighted values, max, sum of all chunks so far (max -inf: none). The one place where it is done. */
+static __attribute__((noinline)) void merge(float *total, const float *acc, float max, float sum, long width) {
+    float *top = total + width, *whole = total + width + 1;
+    if (max == -INFINITY) return;
+    if (*top == -INFINITY) {
+        memcpy(total, acc, width * 4);
+        *top = max;
+        *whole = sum;
+        return;
+    }
+    const float best = max > *top ? max : *top;
+    V factors = {0};
+    factors[0] = *top - best, factors[1] = max - best;
+    factors = vexp(factors);
+    const float old = factors[0], new = factors[1];
+    for (long c = 0; c < width; c += W) {
+        const int part = width - c < W ? (int)(width - c) : 0;
+        char *to = (char *)(total + c), *from = (char *)(acc + c);
+        V x = part ? load_part(F32, to, part) : load(F32, to), y = part ? load_part(F32, from, part) : load(F32, from);
+        x = fused(y, splat(new), x * old);
+        if (part) store_part(F32, to, x, part);
+        else store(F32, to, x);
+    }
+    *top = best;
+    *whole = fused(splat(sum), splat(new), splat(*whole * old))[0];
+}
+
+static void finish(const Attend *a, const float *total, long row, long head) {
+    const long width = a->width;
+    const int type = a->active;
+    char *to = a->out + (row * a->heads + head) * width * bytes_of(type);
+    for (long c = 0; c < width; c += W) {
+        const int part = width - c < W ? (int)(width - c) : 0;
+        V x = part ? load_part(F32, (char *)(total + c), part) : load(F32, (char *)(total + c));
+        x /= total[width + 1];
+        if (part) store_part(type, to + c * bytes_of(type), x, part);
+        else store(type, to + c * bytes_of(type), x);
+    }
+}
+
+INLINE long chunks_of(const Attend *a, long depth) { return (a->before + depth) / CHUNK + 1; }
+
+/* Whether the chunks of a row are tasks of their own, merged by a second stage. */
+INLINE int is_split(const Attend *a) { return a->n <= FEW; }
+
+static size_t partial_bytes(const Attend *a, long deepest) {
+    return is_split(a) ? up(chunks_of(a, deepest) * a->heads * a->n * (a->width + 2) * 4, 64) : 0;
+}
+
+typedef struct { /* the attention of one segment: rows of one text over its own cache */
+    Attend a;
+    long deepest;   /* depth of its deepest row */
+    float *partial; /* (heads, n, chunks, width + 2), by KV head; if split */
+    long chunks, tiles, step, tasks, merges;
+} Segment;
+
+typedef struct { /* what the stages of an attention share */
+    const Segment *segments;
+    long count;
+    char *work;
+    size_t each; /* bytes of a thread's scratch */
+} Sharing;
+
+typedef struct { /* a chunk's results, and the room to make them in floats or whole numbers */
+    Scratch floats;
+    Scratch8 ints;
+    float *acc, *max, *sum, *total;
+} Chunks;
+
+static Chunks chunks_at(const Attend *a, char *scratch) {
+    Chunks w = {0};
+    size_t bytes;
+    if (a->type == I8) {
+        w.ints = scratch8_at(a, scratch, &bytes);
+        w.acc = w.ints.acc, w.max = w.ints.max, w.sum = w.ints.sum, w.total = w.ints.total;
+    } else {
+        w.floats = scratch_at(a, scratch);
+        w.acc = w.floats.acc, w.max = w.floats.max, w.sum = w.floats.sum, w.total = w.floats.total;
+    }
+    return w;
+}
+
+static void take_queries(const Attend *a, long head, long first, long count, const Chunks *w) {
+    if (a->type == I8) queries8_of(a, head, first, count, &w->ints);
+    else queries_of(a, head, first, count, w->floats.q);
+}
+
+static void take_chunk(const Attend *a, long c, long head, long first, long count, const Chunks *w) {
+    if (a->type == I8) chunk8_of(a, c, head, first, count, &w->ints);
+    else chunk_of(a, c, head, first, count, &w->floats);
+}
+
+static size_t chunks_bytes(const Attend *a) {
+    size_t bytes;
+    if (a->type != I8) return scratch_bytes(a);
+    scratch8_at(a, NULL, &bytes);
+    return bytes;
+}
+
+static void some_chunks(const Segment *s, long from, long to, char *scratch) {
+    const Attend *a = &s->a;
+    const long width = a->width, cell = width + 2, queries = a->n * (a->heads / a->kv_heads);
+    const Chunks w = chunks_at(a, scratch);
+    long held = -1;
+    for (long task = from; task < to; task++) {
+        const long head = task / s->chunks, c = task % s->chunks;
+        if (held != head) take_queries(a, held = head, 0, a->n, &w);
+        take_chunk(a, c, head, 0, a->n, &w);
+        for (long r = 0; r < queries; r++) {
+            float *at = s->partial + ((head * queries + r) * s->chunks + c) * cell;
+            memcpy(at, w.acc + r * width, width * 4);
+            at[width] = w.max[r], at[width + 1] = w.sum[r];
+        }
+    }
+}
+
+static void some_rows(const Segment *s, long from, long to, char *scratch) {
+    const Attend *a = &s->a;
+    const long width = a->width, cell = width + 2, group = a->heads / a->kv_heads;
+    const Chunks w = chunks_at(a, scratch);
+    for (long task = from; task < to; task++) {
+        const long head = task % a->kv_heads, first = (s->tiles - 1 - task / a->kv_heads) * s->step;
+        const long count = a->n - first < s->step ? a->n - first : s->step;
+        take_queries(a, head, first, count, &w);
+        for (long r = 0; r < count * group; r++) w.total[r * cell + width] = -INFINITY, w.total[r * cell + width + 1] = 0;
+        for (long c = 0; c < s->chunks; c++) {
+            take_chunk(a, c, head, first, count, &w);
+            for (long r = 0; r < count * group; r++)
+                merge(w.total + r * cell, w.acc + r * width, w.max[r], w.sum[r], width);
+        }
+        for (long r = 0; r < count * group; r++)
+            finish(a, w.total + r * cell, first + r / group, head * group + r % group);
+    }
+}
+
+/* Tasks from … to - 1 of all segments, which stand one after the other. */
+static void some_tasks(void *context, long from, long to, int thread) {
+    const Sharing *all = context;
+    char *scratch = all->work + thread * all->each;
+    for (const Segment *s = all->segments; from < to; from = from > s->tasks ? from - s->tasks : 0, to -= s->tasks, s++)
+        if (from < s->tasks) (is_split(&s->a) ? some_chunks : some_rows)(s, from, to < s->tasks ? to : s->tasks, scratch);
+}
+
+static void some_merges(void *context, long from, long to, int thread) {
+    const Sharing *all = context;
+    (void)thread;
+    for (const Segment *s = all->segments; from < to; from = from > s->merges ? from - s->merges : 0, to -= s->merges, s++) {
+        const Attend *a = &s->a;
+        const long width = a->width, cell = width + 2, group = a->heads / a->kv_heads, queries = a->n * group;
+        for (long r = from; r < to && r < s->merges; r++) {
+            float *total = s->partial + r * s->chunks * cell;
+            for (long c = 1; c < s->chunks; c++) {
+                const float *next = total + c * cell;
+                merge(total, next, next[width], next[width + 1], width);
+            }
+            finish(a, total, r % queries / group, r / queries * group + r % group);
+        }
+    }
+}
+
+/* Bytes of work for segments whose `a` and `deepest` are there. */
+static size_t attention_bytes(const Segment *segments, long count, int threads) {
+    size_t each = 0, partial = 0;
+    for (const Segment *s = segments; s < segments + count; s++) {
+        const size_t mine = chunks_bytes(&s->a);
+        each = mine > each ? mine : each;
+        partial += partial_bytes(&s->a, s->deepest);
+    }
+    return threads * each + partial;
+}
+
+/* Attention of all segments, whose `a` and `deepest` are there. Returns as run does. */
+static int64_t attention(Segment *segments, long count, char *work, int threads) {
+    Sharing all = {segments, count, work, 0};
+    double worth = 0, merging = 0;
+    long tasks = 0, merges = 0;
+    for (Segment *s = segments; s < segments + count; s++) {
+        const Attend *a = &s->a;
+        const size_t mine = chunks_bytes(a);
+        all.each = mine > all.each ? mine : all.each;
+        s->step = tile_of(a);
+        s->chunks = chunks_of(a, s->deepest), s->tiles = (a->n + s->step - 1) / s->step;
+        s->tasks = (is_split(a) ? s->chunks : s->tiles) * a->kv_heads;
+        s->merges = is_split(a) ? a->n * a->heads : 0;
+        tasks += s->tasks, merges += s->merges;
+        worth += (double)a->n * (a->before + a->n) * a->heads * a->width;
+        merging += (double)s->merges * s->chunks * a->width;
+    }
+    char *partial = work + threads * all.each;
+    for (Segment *s = segments; s < segments + count; s++) {
+        s->partial = (float *)partial;
+        partial += partial_bytes(&s->a, s->deepest);
+    }
+    const int64_t waited = run(threads, tasks, worth, some_tasks, &all);
+    return waited + run(threads, merges, merging, some_merges, &all);
+}

@@ -1,0 +1,82 @@
+"""The sampling settings that a model itself names: in its ``generation_config.json``, or in a GGUF file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tokenswift.files import read_small
+from tokenswift.types import InputError
+
+NAMES = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty")
+#: key of a GGUF file, after ``general.sampling.`` → field of `config.SamplingParams`
+KEYS = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+
+
+def named(config: Any) -> dict[str, Any]:
+    """The fields of `config.SamplingParams` that a transformers ``GenerationConfig`` names; of None, none."""
+    found = {key: value for key in NAMES if (value := getattr(config, key, None)) is not None}
+    if getattr(config, "do_sample", None) is False:
+        found["greedy"] = True
+    return found
+
+
+def named_in(
+    folder: Path, files: tuple[str, ...] = ("generation_config.json", "config.json")
+) -> dict[str, Any]:
+    """Those that a model's folder names: as transformers has it, in the first of the files that is there."""
+    for file in files:
+        try:
+            said = json.loads(read_small(folder / file))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return named(SimpleNamespace(**said)) if isinstance(said, dict) else {}
+    return {}
+
+
+def named_by_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that a GGUF file names."""
+    said = {name: metadata.get(f"general.sampling.{key}") for key, name in KEYS.items()}
+    return {
+        name: round(value, 6) if isinstance(value, float) else value  # a file has them in float32
+        for name, value in said.items()
+        if value is not None
+    }
+
+
+def gguf_fields(found: Mapping[str, Any]) -> dict[str, int | float]:
+    """What a GGUF file says of such fields, by its keys; what is no number is left out."""
+    said = dict(found) | ({"temperature": 0.0} if found.get("greedy") else {})
+    made: dict[str, int | float] = {}
+    for key, name in KEYS.items():
+        value = said.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+            made[f"general.sampling.{key}"] = int(value) if name == "top_k" else float(value)
+    return made
+
+
+def check_named(found: dict[str, Any], model: str) -> dict[str, Any]:
+    """The fields.
+
+    Args:
+        model: its name.
+    Raises:
+        InputError: there are none.
+    """
+    if not found:
+        raise InputError(
+            f"sampling is 'model', but the generation_config.json of {model} names no setting of it; "
+            f"valid: default"
+        )
+    return found

@@ -1,0 +1,131 @@
+"""How much a request may hold, looked at before anything is made of it: what is longer costs no work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenswift.checks import shown
+from tokenswift.types import InputError
+from tokenswift.words import counted
+
+STOPS, STOP = 16, 256  # stop texts of a request, and characters of one
+MESSAGES = 4096  # of a conversation, and parts of them in all
+PAIRS, NAME, VALUE = 16, 64, 512  # of metadata, and characters of each
+ITEMS = 32  # of a list or an object of settings
+FIELDS = 256  # of a body, those included that nobody knows
+LIST = 4096  # prompts of a request, and numbers of a strategy's option
+CHARACTERS = 32  # of a prompt for each token that it may have: no language has so many
+NODES = 256  # of a fixed tree: a larger one makes every other client wait
+
+
+def check_body(body: Any) -> None:
+    """See that lists and objects are as short as they may be, and lists of prompts of one kind.
+
+    Raises:
+        InputError: naming the field.
+    """
+    if not isinstance(body, Mapping):
+        return  # whoever reads it says so
+    if len(body) > FIELDS:
+        raise InputError(f"the body has {len(body):,} fields; valid: up to {FIELDS}")
+    for name in ("messages", "input"):
+        found = body.get(name)
+        if isinstance(found, list):
+            parts = len(found) if len(found) > MESSAGES else sum(map(_pieces, found))
+            if parts > MESSAGES:
+                raise InputError(f"{name} has {parts:,} parts; valid: up to {MESSAGES:,}", name)
+    stop = body.get("stop")
+    if isinstance(stop, list) and len(stop) > STOPS:
+        raise InputError(f"stop has {counted(len(stop), 'text')}; valid: up to {STOPS}", "stop")
+    for text in stop if isinstance(stop, list) else [stop]:
+        if isinstance(text, str) and len(text) > STOP:
+            raise InputError(f"stop has a text of {len(text):,} characters; valid: up to {STOP}", "stop")
+    own = body.get("tokenswift")
+    options = own.get("strategy_options") if isinstance(own, Mapping) else None
+    for name, found, most in (
+        ("include", body.get("include"), ITEMS),
+        ("metadata", body.get("metadata"), PAIRS),
+        ("tokenswift", own, ITEMS),
+        ("tokenswift.strategy_options", options, ITEMS),
+    ):
+        if isinstance(found, list | Mapping) and len(found) > most:
+            raise InputError(f"{name} has {len(found):,} entries; valid: up to {most}", name.split(".")[0])
+    for name, value in options.items() if isinstance(options, Mapping) else ():
+        if isinstance(value, list) and len(value) > LIST:
+            where = f"tokenswift.strategy_options.{shown(name)[1:-1]}"
+            raise InputError(f"{where} has {len(value):,} entries; valid: up to {LIST:,}", "tokenswift")
+    metadata = body.get("metadata")
+    for key, value in metadata.items() if isinstance(metadata, Mapping) else ():
+        if len(key) > NAME or (isinstance(value, str) and len(value) > VALUE):
+            raise InputError(
+                f"metadata {shown(key)} is too long; valid: up to {NAME} characters, and {VALUE} of a value",
+                "metadata",
+            )
+    _check_prompts(body.get("prompt"))
+
+
+def _pieces(message: Any) -> int:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return max(1, len(content)) if isinstance(content, list) else 1
+
+
+def _check_prompts(prompt: Any) -> None:
+    """A list of texts, of token ids, or of lists of these: of others every entry would be an error."""
+    if not isinstance(prompt, list) or not prompt:
+        return
+    kind = type(prompt[0])
+    if kind is not int and len(prompt) > LIST:
+        raise InputError(f"prompt has {len(prompt):,} entries; valid: up to {LIST:,}", "prompt")
+    alike = kind in (str, int, list) and all(type(one) is kind for one in prompt)
+    if alike and kind is list:
+        alike = all(type(token) is int for one in prompt for token in one)
+    if not alike:
+        raise InputError(
+            f"prompt is {shown(prompt[:8])}; valid: text, a list of texts, token ids, or a list of these",
+            "prompt",
+        )
+
+
+def check_prompt(prompt: Any, most: int | None, field: str) -> None:
+    """See that a prompt can have as few tokens as it may, before it is encoded.
+
+    Args:
+        prompt: text, token ids or messages.
+        most: tokens; None: any number.
+        field: of the request.
+    Raises:
+        InputError: it cannot.
+    """
+    if most is None:
+        return
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+        check_tokens(len(prompt), most, field)
+        return
+    size = len(prompt) if isinstance(prompt, str) else _length(prompt)
+    if size > CHARACTERS * most:
+        room = f"{CHARACTERS * most:,}, for {most:,} tokens"
+        raise InputError(f"the prompt is {size:,} characters; valid: up to {room}", field)
+
+
+def check_tokens(size: int, most: int, field: str) -> None:
+    """See that a prompt has as few tokens as it may."""
+    if size > most:
+        raise InputError(f"the prompt is {size} tokens; valid: up to {most:,}", field)
+
+
+def _length(messages: Sequence[Mapping[str, str]]) -> int:
+    return sum(len(message["content"]) for message in messages)
+
+
+def check_nodes(nodes: int) -> None:
+    """See that a tree is as small as it has to be beside other clients' texts.
+
+    Raises:
+        InputError: it is not.
+    """
+    if nodes > NODES:
+        raise InputError(
+            f"tokenswift.strategy_options asks for a tree of {nodes:,} nodes; valid here: up to {NODES}",
+            "tokenswift",
+        )

@@ -1,0 +1,155 @@
+"""Prompts that come by a pipe, real ones, and what never waits; texts that end at the default length."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Call, chatty_model
+from tests.cli.test_many import lines_of
+from tokenswift.cli import options
+from tokenswift.cli.main import main
+
+GENERATE = [sys.executable, "-m", "tokenswift", "generate"]
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chatty_model(tmp_path_factory.mktemp("chatty"), 1024)
+
+
+def prompt_of(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *argv: str, stdin: Any
+) -> Any:
+    """The prompt of a command line whose standard input is this; or its error."""
+    seen: list[Any] = []
+
+    def keep(args: Any) -> Any:
+        seen.append(options.prompt_from(args))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tokenswift.cli.generate.call_from", keep)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    capsys.readouterr()
+    main(["generate", *argv])
+    return seen[0] if seen else capsys.readouterr().err
+
+
+def piped(content: bytes) -> Any:
+    """A pipe that holds this and is closed."""
+    read, write = os.pipe()
+    os.write(write, content)
+    os.close(write)
+    return os.fdopen(read, encoding="utf-8")
+
+
+def test_a_pipe_is_read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(*argv: str, content: bytes = b"a\nb\n") -> Any:
+        with piped(content) as stdin:
+            return prompt_of(capsys, monkeypatch, *argv, stdin=stdin)
+
+    assert found() == found("-") == found("--prompt-file", "-") == "a\nb"
+    assert found("Why?") == "a\nb\n\nWhy?"
+    assert found("Why?", content=b"") == "Why?"
+    assert found("--prompt-ids", "1,2") == [1, 2]
+    assert "standard input is empty; valid: at least one token" in found(content=b"")
+    assert "PROMPT - is not UTF-8 (byte 1)" in found("Why?", content=b"a\xff")
+
+
+def test_what_is_no_pipe_is_not_waited_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device, a socket beside an argument, and standard input that is closed."""
+    ours, theirs = socket.socketpair()  # never closed by the other side, as of a program that started this
+    with (
+        open("/dev/null", encoding="utf-8") as null,
+        open("/dev/zero", encoding="utf-8") as zero,
+        ours,
+        theirs,
+    ):
+        for stdin in (null, zero, None):
+            assert prompt_of(capsys, monkeypatch, "Why?", stdin=stdin) == "Why?"
+            assert "no prompt given; valid: one of PROMPT" in prompt_of(capsys, monkeypatch, stdin=stdin)
+        with ours.makefile("r", encoding="utf-8") as stream:
+            assert prompt_of(capsys, monkeypatch, "Why?", stdin=stream) == "Why?"
+            theirs.sendall(b"text")
+            theirs.shutdown(socket.SHUT_WR)
+            assert prompt_of(capsys, monkeypatch, stdin=stream) == "text"
+
+
+def test_a_pipe_that_stays_open_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(options, "PATIENCE", 0.01)
+    read, write = os.pipe()
+
+    def end() -> None:
+        while "waiting for the end of standard input" not in caplog.text:
+            done.wait(0.01)
+        os.close(write)
+
+    done = threading.Event()
+    other = threading.Thread(target=end)
+    other.start()
+    with os.fdopen(read, encoding="utf-8") as stdin, caplog.at_level("INFO", "tokenswift"):
+        assert prompt_of(capsys, monkeypatch, "Why?", stdin=stdin) == "Why?"
+    other.join(60)
+    assert "(</dev/null leaves it out)" in caplog.text
+
+
+def test_through_a_shell(chatty: Path) -> None:
+    """``echo hi | tokenswift generate``, and with a question; /dev/null and a closed input do not hang."""
+    rest = f"--model {chatty} --max-new-tokens 2 --ignore-eos --json - --quiet"
+    command = " ".join(GENERATE)
+
+    def tokens(shell: str) -> int:
+        done = subprocess.run(shell, shell=True, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done
+        return json.loads(done.stdout)["prompt_tokens"]
+
+    alone = tokens(f"{command} hi {rest} </dev/null")
+    assert tokens(f"echo hi | {command} {rest}") == tokens(f"{command} hi {rest} <&-") == alone
+    assert tokens(f"echo hi | {command} why {rest}") == alone + len("\n\nwhy")
+
+
+# ---- the default length -----------------------------------------------------------------------------------
+
+
+def test_the_default_length_is_said(cli: Call, chatty: Path) -> None:
+    argv = ("generate", "hi", "--model", chatty, "--strategy", "autoregressive", "--ignore-eos")
+    done = cli(*argv)
+    assert done.code == 0
+    assert done.err.splitlines()[-1].endswith(
+        "; stopped at the default of 200 tokens (--max-new-tokens); the same command with --max-new-tokens "
+        "1000 writes this text and goes on"
+    )
+    longer = cli(*argv, "-n", "220", "--json", "j")
+    assert longer.out.startswith(done.out.rstrip("\n")) and "ended at the length asked for" in longer.err
+    asked = cli(*argv, "--max-new-tokens", "200")
+    assert asked.out == done.out and "default" not in asked.err
+    kept = cli(*argv, "--run-dir", "r")
+    words = "(--max-new-tokens); go on with: tokenswift resume r --max-new-tokens 1000"
+    assert kept.err.splitlines()[-1].endswith(words), kept
+    resumed = cli("resume", "r", "--max-new-tokens", "220")
+    assert resumed.code == 0 and (Path("r") / "text.txt").read_text(encoding="utf-8").startswith(
+        kept.out[:50]
+    )
+    assert cli(*argv, "--quiet").err == ""
+
+
+def test_many_texts_that_stopped_at_the_default_length(cli: Call, chatty: Path) -> None:
+    prompts = [{"prompt": "a"}, {"prompt": "b", "max_new_tokens": 3}, {"prompt": "c"}]
+    argv = ("generate", "--prompts", lines_of(prompts), "--out", "out", "--model", chatty, "--ignore-eos")
+    argv += ("--strategy", "autoregressive")
+    done = cli(*argv)
+    assert done.code == 0 and "2 of them stopped at the default of 200 tokens (--max-new-tokens)" in done.err
+    again = cli(*argv, "-n", "210")
+    assert again.code == 0 and "default" not in again.err

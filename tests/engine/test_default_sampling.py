@@ -1,0 +1,164 @@
+"""What sampling answers and continued texts have where none is given: the model's own, ours, the paper's."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chats import chat_tokenizer
+from tests.conftest import tiny_model
+from tests.gguf_files import small, write
+from tokenswift import LLM, InputError, SamplingParams, resume
+from tokenswift.config import ANSWERS
+from tokenswift.engine.source import FromFiles, FromModel
+from tokenswift.models.own_sampling import named_in
+from tokenswift.models.write_gguf import quantize
+from tokenswift.runs import folder as folders
+
+HELLO = [{"role": "user", "content": "Hello"}]
+NAMED = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.05}
+OWN = SamplingParams(**{**NAMED, "min_p": 0.0})
+
+
+@pytest.fixture
+def saved(tmp_path: Path, own_cache: Path) -> Callable[..., Path]:
+    """``saved(temperature=0.6)`` → a model's folder with these in its generation_config.json."""
+
+    def save(file: str = "generation_config.json", **said: Any) -> Path:
+        folder = tmp_path / "m"
+        tiny_model().save_pretrained(folder)
+        chat_tokenizer().save_pretrained(folder)
+        before = json.loads((folder / file).read_text())
+        (folder / "generation_config.json").unlink()
+        (folder / file).write_text(json.dumps(before | said))
+        return folder
+
+    return save
+
+
+def test_a_model_that_names_none(saved: Callable[..., Path]) -> None:
+    with LLM(saved()) as llm:
+        assert llm.default_sampling(HELLO) == ANSWERS
+        assert llm.default_sampling("Hello") == llm.default_sampling([5, 6]) == SamplingParams()
+
+
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_the_models_own_however_it_was_loaded(saved: Callable[..., Path], file: str) -> None:
+    """Through transformers and from its files; and a text has what its journal says."""
+    folder = saved(file, **NAMED)
+    for kind in (FromModel, FromFiles):
+        with LLM(folder, heads=None) as llm:
+            assert type(llm.source) is kind
+            assert llm.default_sampling(HELLO) == llm.model_sampling() == OWN
+            assert llm.default_sampling("Hello") == SamplingParams()
+            assert "model" not in llm.source.__dict__ or kind is FromModel  # nothing was loaded for it
+            call: dict[str, Any] = {"ignore_eos": True, "strategy": "autoregressive"}
+            plain = llm.generate(HELLO, 12, sampling=replace(OWN, seed=4), **call)
+            run = folder.parent / kind.__name__
+            first = llm.generate(HELLO, 6, seed=4, run_dir=run, **call)
+            assert folders.load(run)[1].header.identity.sampling["top_k"] == 20
+            assert first.token_ids == plain.token_ids[:6]
+            assert resume(run, 12, llm).token_ids == plain.token_ids
+            assert llm.prefill(HELLO).generate(12, seed=4, **call).token_ids == plain.token_ids
+            (many,) = llm.generate_many([HELLO], 12, seed=4, **call)
+            assert many.token_ids == plain.token_ids
+
+
+def test_a_temperature_is_sampling_where_the_model_decodes_greedily(saved: Callable[..., Path]) -> None:
+    with LLM(saved(do_sample=False)) as llm:
+        assert llm.default_sampling(HELLO).greedy
+        call: dict[str, Any] = {"max_new_tokens": 8, "ignore_eos": True}
+        warm = SamplingParams(temperature=1.5, min_p=0, repetition_penalty=1.0, seed=3)
+        assert (
+            llm.generate(HELLO, temperature=1.5, seed=3, **call).token_ids
+            == llm.generate(HELLO, sampling=warm, **call).token_ids
+        )
+        assert llm.model_sampling(temperature=1.5, seed=3) == warm
+        assert llm.model_sampling(seed=3).greedy
+
+
+def test_settings_that_are_not_usable_are_left_aside(
+    saved: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = saved(temperature=0.6, repetition_penalty=0.5)
+    for _ in range(2):  # through transformers, and from its files
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "tokenswift"), LLM(folder, heads=None) as llm:
+            assert llm.default_sampling(HELLO) == llm.default_sampling(HELLO) == ANSWERS
+            (line,) = [r.getMessage() for r in caplog.records if "left aside" in r.getMessage()]
+            assert "repetition_penalty is 0.5; valid: at least 1" in line
+            with pytest.raises(InputError, match="repetition_penalty is 0.5"):
+                llm.model_sampling()
+            assert llm.model_sampling(repetition_penalty=1.1).temperature == 0.6
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b"[" * 100_000, b'{"temperature": null}'])
+def test_a_file_that_says_nothing(tmp_path: Path, content: bytes) -> None:
+    assert named_in(tmp_path) == {}
+    (tmp_path / "config.json").write_text('{"temperature": 0.5}')
+    assert named_in(tmp_path) == {"temperature": 0.5}
+    (tmp_path / "generation_config.json").write_bytes(content)
+    assert named_in(tmp_path) == {}
+
+
+def test_what_a_gguf_file_names(tmp_path: Path, own_cache: Path) -> None:
+    said = {
+        "general.sampling.temp": 0.6,
+        "general.sampling.top_p": 0.9,
+        "general.sampling.top_k": 20,
+        "general.sampling.penalty_repeat": 1.05,
+    }
+    write(tmp_path / "m.gguf", small(), said=said)
+    with LLM(tmp_path / "m.gguf") as llm:
+        assert isinstance(llm.source, FromFiles)
+        assert llm.default_sampling(HELLO) == OWN and llm.default_sampling("Hi") == SamplingParams()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write(folder / "m.gguf", small())
+    (folder / "generation_config.json").write_text('{"temperature": 0.3}')
+    with LLM(folder) as llm:
+        assert llm.default_sampling(HELLO) == llm.model_sampling()
+        assert llm.default_sampling(HELLO).temperature == 0.3
+    with LLM(folder / "m.gguf") as llm:  # what lies beside a file may be another model's
+        assert llm.default_sampling(HELLO) == ANSWERS
+
+
+@pytest.mark.parametrize(
+    "said", [NAMED, {"do_sample": False}, {"temperature": "x", "top_k": -1, "top_p": True}]
+)
+def test_a_quantised_model_goes_on_naming_them(tmp_path: Path, own_cache: Path, said: dict[str, Any]) -> None:
+    folder, file = tmp_path / "m", tmp_path / "q.gguf"
+    small().save_pretrained(folder)
+    chat_tokenizer().save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    quantize(folder, file, "q8_0")
+    with LLM(file) as llm:
+        expected = {"temperature": 1.0, "repetition_penalty": 1.0, "min_p": 0.0, "greedy": True}
+        usual = OWN if said is NAMED else SamplingParams(**expected) if "do_sample" in said else ANSWERS
+        assert llm.default_sampling(HELLO) == usual
+
+
+QUESTIONS = {
+    "What is 2 + 2? Answer with one number.": lambda text: "4" in text,
+    'Give me a JSON object with the keys "name" and "age" for Anna, who is 30. Answer with the JSON object '
+    "only.": lambda text: json.loads(text) == {"name": "Anna", "age": 30},
+    'Say this sentence again, word for word: "The red house has two doors."': lambda text: (
+        "The red house has two doors" in text
+    ),
+}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("seed", [2, 3])
+def test_answers_are_right(embedded: str, seed: int) -> None:
+    """With the paper's penalty of 1.2 none of these is."""
+    with LLM(embedded, device="cpu") as llm:
+        for question, right in QUESTIONS.items():
+            answer = llm.generate([{"role": "user", "content": question}], 60, seed=seed)
+            assert answer.finish_reason == "eos" and right(answer.text), (question, answer.text)

@@ -1,0 +1,130 @@
+"""GGUF files byte by byte: what an honest writer would refuse to write."""
+
+from __future__ import annotations
+
+import struct
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenswift.weights.gguf import ARRAY, NUMBERS, TEXT, GgufFile
+
+U32, I32, F32, BOOL, U64, I64, F64 = 4, 5, 6, 7, 10, 11, 12
+
+
+@dataclass
+class Value:
+    """A value of the header; ``item`` and ``count`` are of a list."""
+
+    kind: int
+    value: Any
+    item: int = 0
+    count: int | None = None
+
+    def packed(self) -> bytes:
+        if self.kind == TEXT:
+            return text(self.value)
+        if self.kind == ARRAY:
+            count = len(self.value) if self.count is None else self.count
+            made = struct.pack("<IQ", self.item, count)
+            return made + b"".join(Value(self.item, one).packed() for one in self.value)
+        if self.kind not in NUMBERS:
+            return bytes(self.value)
+        return struct.pack(f"<{NUMBERS[self.kind]}", self.value)
+
+
+def text(value: str | bytes) -> bytes:
+    """A text of the header."""
+    data = value if isinstance(value, bytes) else value.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+@dataclass(slots=True)
+class Tensor:
+    """A tensor's entry; dimensions as the file has them, columns first."""
+
+    dims: tuple[int, ...]
+    code: int
+    offset: int
+    data: bytes
+
+
+@dataclass
+class Draft:
+    """A file to be changed and written: values and tensors by name, in order (a name may come twice)."""
+
+    values: list[tuple[str | bytes, Value]]
+    tensors: list[tuple[str, Tensor]]
+    magic: bytes = b"GGUF"
+    version: int = 3
+    counts: tuple[int | None, int | None] = (None, None)
+    alignment: int = 32
+    cut: int | None = None
+    more: list[bytes] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, path: Path) -> Draft:
+        """What a whole file says."""
+        file, content = GgufFile(path), path.read_bytes()
+        values: list[tuple[str | bytes, Value]] = []
+        for key, value in file.metadata.items():
+            item = 0
+            if file.kinds[key] == ARRAY:
+                item = {str: TEXT, int: I32, float: F32}[type(value[0])]
+            values.append((key, Value(file.kinds[key], value, item)))
+        tensors: list[tuple[str, Tensor]] = []
+        for name, entry in file.tensors.items():
+            data = content[entry.start : entry.start + entry.nbytes]
+            tensors.append((name, Tensor(entry.shape[::-1], entry.code, -1, data)))
+        file.rest()
+        return cls(values, tensors)
+
+    def copy(self) -> Draft:
+        """Another one to change."""
+        return deepcopy(self)
+
+    def set(self, key: str, value: Value | None) -> Draft:
+        """A key's value; None takes it out."""
+        at = next((i for i, (name, _) in enumerate(self.values) if name == key), None)
+        if at is not None:
+            self.values[at : at + 1] = [] if value is None else [(key, value)]
+        elif value is not None:
+            self.values.append((key, value))
+        return self
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor's entry."""
+        return next(entry for called, entry in self.tensors if called == name)
+
+    def add(self, name: str, dims: tuple[int, ...], data: bytes, code: int = 0) -> Draft:
+        """Another tensor."""
+        self.tensors.append((name, Tensor(dims, code, -1, data)))
+        return self
+
+    def write(self, path: Path) -> Path:
+        """Write the file."""
+        tensors, keys = self.counts
+        made = [
+            self.magic,
+            struct.pack("<I", self.version),
+            struct.pack("<Q", len(self.tensors) if tensors is None else tensors),
+            struct.pack("<Q", len(self.values) if keys is None else keys),
+        ]
+        for key, value in self.values:
+            made += [text(key), struct.pack("<I", value.kind), value.packed()]
+        data, place = bytearray(), max(self.alignment, 1)
+        for name, entry in self.tensors:
+            offset = entry.offset
+            if offset < 0:
+                data += bytes(-len(data) % place)
+                offset = len(data)
+                data += entry.data
+            made.append(text(name))
+            made.append(struct.pack("<I", len(entry.dims)))
+            made += [struct.pack("<Q", size) for size in entry.dims]
+            made.append(struct.pack("<IQ", entry.code, offset))
+        header = b"".join(made)
+        content = header + bytes(-len(header) % place) + bytes(data) + b"".join(self.more)
+        path.write_bytes(content if self.cut is None else content[: self.cut])
+        return path

@@ -1,0 +1,294 @@
+"""What is too long, or comes from elsewhere, is refused before anything is done for it."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serve.conftest import Running, Start
+from tokenswift import LLM, InputError
+from tokenswift.serve import limits
+from tokenswift.serve.schemas import KINDS
+from tokenswift.serve.settings import Settings
+
+HELLO: dict[str, Any] = {"prompt": "hello", "max_tokens": 4}
+MANY = 50_000
+SITE = "https://chat.example"
+
+
+def raw(server: Running, *lines: str, method: str = "GET", path: str = "/health") -> tuple[int, str]:
+    """A request with headers that no client sends; its status and body."""
+    host, port = server.url.removeprefix("http://").split(":")
+    text = "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "connection: close", "", ""])
+    with socket.create_connection((host, int(port)), 30) as sent:
+        sent.sendall(text.encode("latin-1"))
+        data = b""
+        while part := sent.recv(65536):
+            data += part
+    head, _, body = data.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body.decode()
+
+
+HOSTS = [
+    "[",
+    "[::1",
+    "[::1]]",
+    "]",
+    "127.0.0.1:x",
+    "127.0.0.1/x",
+    "x@127.0.0.1",
+    "127.0.0.1#",
+    "a b",
+    "[127.0.0.1",
+    "http://127.0.0.1",
+    "\u00ff",
+    "%31",
+    "127.0.0.1:1:2",
+    "\u2100".encode().decode("latin-1"),
+    "[::1]x",
+]
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=ascii)
+def test_hosts_that_are_none(server: Running, host: str) -> None:
+    status, body = raw(server, f"host: {host}")
+    assert status in (400, 403), body
+    if body.startswith("{"):  # h11 refuses some of them before us
+        assert "Host header" in json.loads(body)["error"]["message"] and "\n" not in body
+
+
+def test_hosts_that_are_this_machine(server: Running) -> None:
+    for host in ("127.0.0.1", "LOCALHOST:5", "[::1]", "[::1]:8000", "localhost:"):
+        assert raw(server, f"host: {host}")[0] == 200, host
+
+
+def test_origins_from_elsewhere(server: Running) -> None:
+    host = server.url.removeprefix("http://")
+    wrong = [
+        "http://[",
+        "http://[::1",
+        "null",
+        "",
+        "x",
+        "http://",
+        f"https://{host}",
+        f"ftp://{host}",
+        host,
+        f"chrome-extension://{host}",
+        f"{server.url}/",
+        f"http://x@{host}",
+        "http://127.0.0.1",
+        SITE,
+    ]
+    for origin in wrong:
+        found = server.post("/v1/completions", HELLO, headers={"origin": origin})
+        assert found.status_code == 403 and "Origin header" in found.json()["error"]["message"], origin
+        assert raw(server, f"host: {host}", f"origin: {origin}")[0] == 403, origin
+    assert server.post("/v1/completions", HELLO, headers={"origin": server.url}).status_code == 200
+
+
+def test_other_sites_that_may_ask(start: Start) -> None:
+    server = start(cors=(SITE, "app://obsidian.md/"), api_key="a-key-of-a-client")
+    asked = {"origin": SITE, "access-control-request-method": "POST"}
+    asked["access-control-request-headers"] = "authorization, content-type, x-stainless-os"
+    first = httpx.options(f"{server.url}/v1/completions", headers=asked)
+    assert first.status_code == 200 and first.headers["access-control-allow-origin"] == SITE
+    assert "x-stainless-os" in first.headers["access-control-allow-headers"]
+    key = {"authorization": "Bearer a-key-of-a-client"}
+    found = server.post("/v1/completions", HELLO, headers={"origin": SITE, **key})
+    assert found.status_code == 200 and found.headers["access-control-allow-origin"] == SITE
+    refused = server.post("/v1/completions", HELLO, headers={"origin": SITE})
+    assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == SITE
+    for origin in ("https://other.example", f"{SITE}.evil.example", "http://chat.example"):
+        other = httpx.options(f"{server.url}/v1/completions", headers={**asked, "origin": origin})
+        assert other.status_code == 400 and "access-control-allow-origin" not in other.headers
+        assert server.post("/v1/completions", HELLO, headers={"origin": origin, **key}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "null", "chat.example", "https://", f"{SITE}/page", "https://*.a.b", ""]
+)
+def test_sites_that_are_none(origin: str) -> None:
+    with pytest.raises(InputError, match="^cors is .*; valid: a site such as https://example.org$"):
+        Settings(cors=(origin,))
+
+
+def test_a_long_prompt_is_not_encoded(start: Start, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(prompt: Any) -> list[int]:
+        raise AssertionError("it was encoded")
+
+    server = start(max_prompt=20)
+    monkeypatch.setattr(llm, "encode", encode)
+    text = "a" * (20 * limits.CHARACTERS + 1)
+    said = f"the prompt is {len(text)} characters; valid: up to {len(text) - 1}, for 20 tokens"
+    half = {"role": "user", "content": text[: len(text) // 2 + 1]}
+    for path, body, field in (
+        ("completions", {"prompt": text}, "prompt"),
+        ("completions", {"prompt": ["a", text]}, "prompt"),
+        ("responses", {"input": text}, "input"),
+        ("responses", {"input": "a", "instructions": text}, "input"),
+        ("chat/completions", {"messages": [half, half]}, "messages"),
+    ):
+        found = server.post(f"/v1/{path}", body)
+        error = found.json()["error"]
+        assert found.status_code == 400 and error["param"] == field, error
+        assert "characters; valid: up to 640, for 20 tokens" in error["message"]
+    assert server.post("/v1/completions", {"prompt": text}).json()["error"]["message"] == said
+    ids = server.post("/v1/completions", {"prompt": [1] * 21}).json()["error"]
+    assert ids["message"] == "the prompt is 21 tokens; valid: up to 20"
+
+
+LONG: dict[str, tuple[str, Any, str]] = {
+    "stop": ("completion", {"prompt": "x", "stop": ["x"] * MANY}, "stop has 50,000 texts; valid: up to 16"),
+    "stop of numbers": ("completion", {"prompt": "x", "stop": [0] * MANY}, "stop has 50,000 texts"),
+    "a long stop": ("completion", {"prompt": "x", "stop": "x" * 257}, "stop has a text of 257 characters"),
+    "messages": ("chat", {"messages": [HELLO] * MANY}, "messages has 50,000 parts; valid: up to 4,096"),
+    "numbers": ("chat", {"messages": [0] * MANY}, "messages has 50,000 parts"),
+    "parts": ("chat", {"messages": [{"role": "user", "content": [0] * MANY}]}, "messages has 50,000 parts"),
+    "input": ("response", {"input": [0] * MANY}, "input has 50,000 parts"),
+    "include": ("response", {"input": "x", "include": [0] * MANY}, "include has 50,000 entries"),
+    "metadata": (
+        "response",
+        {"input": "x", "metadata": dict.fromkeys(map(str, range(MANY)), 0)},
+        "metadata has 50,000 entries; valid: up to 16",
+    ),
+    "a long value": ("response", {"input": "x", "metadata": {"a": "b" * 513}}, "metadata 'a' is too long"),
+    "own": (
+        "chat",
+        {"messages": [], "tokenswift": dict.fromkeys(map(str, range(MANY)), 0)},
+        "tokenswift has 50,000 entries",
+    ),
+    "options": (
+        "completion",
+        {"prompt": "x", "tokenswift": {"strategy_options": dict.fromkeys(map(str, range(99)))}},
+        "tokenswift.strategy_options has 99 entries",
+    ),
+    "ids and text": (
+        "completion",
+        {"prompt": [*[0] * MANY, "x"]},
+        "prompt is [0, 0, 0, 0, 0, 0, 0, 0]; valid: text",
+    ),
+    "fields": (
+        "completion",
+        {"prompt": "x", **dict.fromkeys(map(str, range(MANY)), 0)},
+        "the body has 50,001 fields; valid: up to 256",
+    ),
+    "prompts": ("completion", {"prompt": [[]] * MANY}, "prompt has 50,000 entries; valid: up to 4,096"),
+    "texts": ("completion", {"prompt": [""] * MANY}, "prompt has 50,000 entries"),
+    "widths": (
+        "completion",
+        {"prompt": "x", "tokenswift": {"strategy_options": {"tree": [1] * MANY}}},
+        "tokenswift.strategy_options.tree has 50,000 entries; valid: up to 4,096",
+    ),
+    "lists": ("completion", {"prompt": [[0] * MANY, ["x"]]}, "prompt is [[0, 0, "),
+    "nothing": ("completion", {"prompt": [None] * MANY}, "prompt has 50,000 entries"),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_lists(server: Running, name: str) -> None:
+    """Their entries are not looked at one by one: each would be an error, and megabytes take minutes."""
+    kind, body, message = LONG[name]
+    with pytest.raises(ValueError) as caught:
+        KINDS[kind][0].model_validate(body)
+    assert caught.value.error_count() == 1  # type: ignore[attr-defined]
+    paths = {"chat": "chat/completions", "completion": "completions", "response": "responses"}
+    found = server.post(f"/v1/{paths[kind]}", body)
+    error = found.json()["error"]
+    assert found.status_code == 400 and error["message"].startswith(message), error
+    assert error["param"] in (*body, None)
+
+
+def own(**more: Any) -> dict[str, Any]:
+    return {**HELLO, "tokenswift": more}
+
+
+DEEP: Any = json.loads("[" * 500 + "]" * 500)
+WORDS: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {**HELLO, "max_tokens": 1020},
+        "max_tokens",
+        "max_tokens is 1020, after a prompt of 6 tokens; valid: up to 1,018",
+    ),
+    ({"prompt": [1] * 1024}, "prompt", "the prompt is 1024 tokens; valid: up to 1,023"),
+    ({"prompt": [300]}, "prompt", "prompt token id is 300; valid: 0 to "),
+    (own(strategy="best"), "tokenswift", "tokenswift.strategy is 'best'; valid: auto, "),
+    (own(on_loop="x"), "tokenswift", "tokenswift.on_loop is 'x'; valid: report, stop"),
+    (own(eta_cutoff=2), "tokenswift", "tokenswift.eta_cutoff is 2"),
+    (own(penalty_window=0), "tokenswift", "tokenswift.penalty_window is 0"),
+    (
+        own(strategy="magicdec", strategy_options={"gamma": 4000}),
+        "tokenswift",
+        "tokenswift.strategy_options.gamma is 4000; valid: an integer from 1 to 32",
+    ),
+    (
+        own(strategy="triforce", strategy_options={"gamma": 4000, "inner_gamma": 4000}),
+        "tokenswift",
+        "tokenswift.strategy_options.gamma is 4000; valid: an integer from 1 to 32",
+    ),
+    (
+        own(strategy="tokenswift", strategy_options={"tree": [1, 300]}),
+        "tokenswift",
+        "tokenswift.strategy_options asks for a tree of 302 nodes; valid here: up to 256",
+    ),
+    (
+        own(strategy="tokenswift", strategy_options={"tree": [1], "ngrams": 100}),
+        "tokenswift",
+        "tokenswift.strategy_options asks for a tree of 402 nodes; valid here: up to 256",
+    ),
+    (own(strategy="magicdec", strategy_options={"gamma": DEEP}), "tokenswift", ""),
+    (
+        own(strategy="magicdec", strategy_options={"tree": 4}),
+        "tokenswift",
+        "tokenswift.strategy_options.tree is no option of strategy magicdec; valid: gamma, kv, budget, "
+        "sinks, candidates",
+    ),
+    ({**HELLO, "stop": ["a", ""]}, "stop", "stop is ('a', ''); valid: text, or a list of texts"),
+    (own(strategy="tokenswift", strategy_options={"tree": DEEP}), "tokenswift", ""),
+    ({**HELLO, "suffix": "b"}, "suffix", "suffix is 'b'; valid here: \"\""),
+    (
+        {**HELLO, "previous_response_id": "b"},
+        "previous_response_id",
+        "previous_response_id is 'b'; valid here: null",
+    ),
+    ({**HELLO, "model": "m" * 100_000}, "model", "the model 'mmm"),
+]
+
+
+@pytest.mark.parametrize(("body", "field", "message"), WORDS, ids=lambda part: str(part)[:50])
+def test_errors_name_what_a_client_can_set(
+    server: Running, body: dict[str, Any], field: str, message: str
+) -> None:
+    found = server.post("/v1/completions", body)
+    error = found.json()["error"]
+    assert 400 <= found.status_code < 500 and error["param"] == field, error
+    assert error["message"].startswith(message) and len(error["message"]) < 400
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 5000 + "]" * 5000])
+def test_bodies_that_python_cannot_read(server: Running, value: str) -> None:
+    body, kind = f'{{"prompt": "x", "seed": {value}}}', {"content-type": "application/json"}
+    found = httpx.post(f"{server.url}/v1/completions", content=body, headers=kind)
+    wanted = "the body cannot be read; valid: a JSON object of few levels"
+    assert (found.status_code, found.json()["error"]["message"]) == (400, wanted)
+
+
+def test_errors_of_the_memory(server: Running, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the engine's names, nor advice for whoever starts the server."""
+    from tokenswift.memory import Memory
+
+    monkeypatch.setattr(llm.target.backend, "memory", lambda: Memory(1000, 1 << 40))
+    for path, body, field in (
+        ("completions", {"prompt": "hello"}, "max_tokens"),
+        ("responses", {"input": "hello"}, "max_output_tokens"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "hello"}]}, "max_tokens"),
+    ):
+        for length in (5, 900):
+            name = "max_completion_tokens" if path.startswith("chat") else field
+            error = server.post(f"/v1/{path}", {**body, name: length}).json()["error"]
+            assert "bytes of memory" in error["message"] and "max_new_tokens" not in error["message"]
+            assert "dtype" not in error["message"]
