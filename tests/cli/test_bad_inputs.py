@@ -189,7 +189,7 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
     "text": [("none", "none"), ("full", "full")],
     "strategies": [("magic", "'magic'; valid: auto, autoregressive"), ("--json full", "--json full cannot")],
     "demo": [
-        ("--out prompt.txt", "--out is 'prompt.txt'"),
+        ("--out prompt.txt", "--out prompt.txt cannot be written"),
         ("--max-new-tokens 0", "--max-new-tokens is 0"),
         ("--dtype int4", "--dtype is 'int4'"),
     ],
@@ -499,7 +499,7 @@ def test_heads_that_are_none(refuse: Callable[..., str], tmp_path: Path) -> None
         (("compose",), "invalid choice: 'compose'"),
         (("demo", "--tokens", "0"), "--max-new-tokens is 0"),
         (("demo", "--seed", "-1"), "--seed is -1"),
-        (("demo", "--out", "/proc/nowhere"), "--out is '/proc/nowhere'"),
+        (("demo", "--out", "/proc/nowhere"), "--out /proc/nowhere cannot be written"),
     ],
 )
 def test_commands(cli: Call, no_model: None, argv: tuple[str, ...], words: str) -> None:
