@@ -99,10 +99,10 @@ def test_on_this_machine(cli: Call, config: Path, monkeypatch: pytest.MonkeyPatc
     assert json.loads(cli(*argv, "--draft-weights", "none").out)["drafts"] == made["sizes"]
     low = (*argv, "--weights", "q4_0", "--rows", "1")
     few = json.loads(cli(*low, "--dtype", "int8").out)
-    assert few["sizes"]["kept"] == "int8" and few["sizes"]["dtype"] == "float32"
+    assert few["sizes"]["keys"] == "int8" and few["sizes"]["dtype"] == "float32"
     earlier = json.loads(cli(*low, "--activations", "int8").out)
-    assert {**earlier["sizes"], "kept": "int8", "dtype": "float32"} == few["sizes"]
-    assert earlier["sizes"]["kept"] is None
+    assert {**earlier["sizes"], "keys": "int8", "dtype": "float32"} == few["sizes"]
+    assert earlier["sizes"]["keys"] == ""
     assert (
         few["sizes"] == few["drafts"] and few["sizes"]["whole"] and list(few["sizes"]["weights"]) == ["q4_0"]
     )

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import tiny_tokenizer
 from tests.drafters.scripted import VOCAB, prompt, scripted_model
 from tests.drafters.test_accepted import GREEDY, NOISY, PROMPT
 from tests.drafters.test_auto import REAL, _always
@@ -173,7 +172,7 @@ def test_a_run_is_read_and_continued_without_the_package(install: Any, priced: N
     install()
     html = page(folders.load(tmp_path)[1], "run")
     assert "drafter P (not installed)" in html and "<k-p>" in html
-    llm = LLM.from_model(scripted_model(True), tiny_tokenizer(), heads=None)
+    llm = LLM.from_model(scripted_model(True), heads=None)
     options = {"ngrams": 0, "draft": "hidden"}
     longer = llm.generate(prompt(PROMPT), 150, strategy_options=options, sampling=GREEDY, run_dir=tmp_path)
     assert longer.token_ids[:120] == done.token_ids

@@ -61,7 +61,7 @@ def far(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
-def opened(path: Path, **options: Any) -> LLM:
+def opened(path: Path | str, **options: Any) -> LLM:
     """The model in float32, unless said otherwise: its logits are compared with transformers'."""
     return LLM(path, device="cpu", heads="none", **{"dtype": "float32", **options})
 
@@ -138,7 +138,7 @@ def test_a_sliding_window_makes_it_a_mistral(tmp_path: Path) -> None:
 def test_types_that_are_not_ours_are_unpacked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = write(tmp_path / "model.gguf", small(), {"": QuantType.Q5_1, "ffn_up": QuantType.Q5_0})
     with caplog.at_level(logging.WARNING, "tokenswift"):
-        llm = opened(tmp_path / "model.gguf")
+        llm = opened(tmp_path / "model.gguf", dtype="auto")
     assert [r.message for r in caplog.records] == [
         f"model {tmp_path / 'model.gguf'}: tensors of type Q5_0, Q5_1 are unpacked to bfloat16, which takes "
         "more memory than the file"
@@ -524,7 +524,7 @@ def test_other_architectures_go_through_transformers(
         gguf_files.NAMES.clear()
         gguf_files.NAMES.update(old)
     with caplog.at_level(logging.WARNING, "tokenswift"):
-        llm = opened(tmp_path / "model.gguf")
+        llm = opened(tmp_path / "model.gguf", dtype="auto")
     assert "the architecture gemma2 is unpacked to bfloat16 by transformers" in caplog.records[0].message
     assert isinstance(llm.source, FromModel) and llm.dtype == "bfloat16"
     assert far(logits(llm.model), logits(model)) < 0.05

@@ -315,7 +315,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
 
 @pytest.mark.model
 def test_the_default_model(embedded: str, tmp_path: Path) -> None:
-    llm = LLM(embedded, device="cpu", heads="none", weights="q4_0")
+    llm = opened(embedded, weights="q4_0")
     done = quantize(embedded, tmp_path / "q.gguf", "q4_0", "q4_0")
     assert done.bytes_out < done.bytes_in
     ours = opened(tmp_path / "q.gguf")
