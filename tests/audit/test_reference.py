@@ -110,6 +110,28 @@ def test_whole_numbers_have_a_reference_of_their_own(tmp_path: Path, monkeypatch
     assert not numeric_error(llm, prompt, plain.tokens, plain.kept).sound
 
 
+@pytest.mark.parametrize("window", [None, 24])
+def test_int8_attention_has_a_reference_of_its_own(
+    window: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An audit of int8 is sound; it would not be with float keys, values and probabilities for reference."""
+    kind, more = ("mistral", {"sliding_window": window}) if window else ("llama", {})
+    model = small(kind, max_position_embeddings=512, **more)
+    said = {"llama.attention.sliding_window": window} if window else {}
+    write(tmp_path / "small.gguf", model, {"": QuantType.Q8_0}, said=said)
+    llm = LLM(tmp_path / "small.gguf")
+    if llm.dtype != "int8":
+        pytest.skip("no compiled kernels here")
+    prompt = LONG * 5  # more than a chunk of keys
+    plain = equality.plain_text(llm, prompt, 20, SamplingParams())
+    assert numeric_error(llm, prompt, plain.tokens, plain.kept).sound
+    llm = LLM(tmp_path / "small.gguf", dtype="float32", kv_cache_dtype="int8")
+    plain = equality.plain_text(llm, prompt, 20, SamplingParams())
+    assert numeric_error(llm, prompt, plain.tokens, plain.kept).sound
+    monkeypatch.setattr(reference, "_rounded", lambda rows: (rows, torch.ones_like(rows[..., :1])))
+    assert not numeric_error(llm, prompt, plain.tokens, plain.kept).sound
+
+
 def test_soundness_is_bound_by_the_dtypes_rounding() -> None:
     own = Rounding(Distance(1e-2, 4e-3), 1e-3, 4.0)
 

@@ -378,7 +378,10 @@ GROWS = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
     ("fields", "words"),
     [
         ({"normalizer": GROWS}, "it makes 1,000 tokens of a text of 1 bytes"),
-        ({"normalizer": {"type": "Sequence", "normalizers": [GROWS] * 6}}, "it takes more than 512 MB"),
+        (  # which limit it meets first is the machine's: memory, or processor time
+            {"normalizer": {"type": "Sequence", "normalizers": [GROWS] * 6}},
+            ("it takes more than 512 MB", "it takes more than 2 seconds of processor time"),
+        ),
         (
             {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "////" * 1000}},
             "512 MB of memory, or",
@@ -398,11 +401,12 @@ GROWS = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
     ],
 )
 def test_a_tokenizer_is_tried_before_it_is_loaded(
-    fields: dict[str, Any], words: str, folder: Path, capfd: pytest.CaptureFixture[str]
+    fields: dict[str, Any], words: str | tuple[str, ...], folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     change(folder / "tokenizer.json", **fields)
     line = line_of(lambda: opened(folder))
-    assert words in line and f"model {folder}: its tokenizer cannot be loaded (" in line
+    assert any(part in line for part in ([words] if isinstance(words, str) else words))
+    assert f"model {folder}: its tokenizer cannot be loaded (" in line
     assert "panicked" not in capfd.readouterr().err
 
 

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
+from transformers import AttentionInterface
 
-from tokenswift.backends.torch import quantised
+from tokenswift.backends.torch import CHUNK, quantised
 from tokenswift.engine.llm import LLM
 from tokenswift.models.generic import shared_copy
 from tokenswift.models.rope import rotary_of
@@ -34,6 +35,8 @@ MARGIN = {torch.float32: 16.0}
 MARGIN_HALF = 4.0
 #: Positions that transformers' own error is measured at, at least: of fewer the greatest says little.
 FEWEST = 16
+#: name of the attention that a reference of int8 keys and values runs through
+ATTENTION = "tokenswift_audit_int8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +124,18 @@ class _Finer(TorchFunctionMode):
 def reference_rows(llm: LLM, text: Sequence[int], places: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Logits at some places of a text, by transformers' own code, the whole text in one pass.
 
-    Where the target multiplies whole numbers, transformers' layers are given what these stand for.
+    Where the target multiplies whole numbers, transformers' layers are given what these stand for; where its
+    keys and values are int8, so is the reference's attention.
 
     Returns:
         (m, V) in the model's dtype's arithmetic, and (m, V) in the next finer one (float32 for half
         precision, float64 for float32), the reference proper.
     """
     model = llm.model
-    if llm.rope_scaling is not None:
+    if llm.rope_scaling is not None or llm.target.keys == torch.int8:
         model = shared_copy(model, rotary_of(model, llm.rope_scaling))
+    if llm.target.keys == torch.int8:
+        model.config._attn_implementation = ATTENTION
     low = next(p.dtype for p in model.parameters() if p.is_floating_point())
     high = torch.float32 if low in (torch.bfloat16, torch.float16) else torch.float64
     ids = torch.tensor([list(text)], device=llm.target.device)
@@ -155,6 +161,48 @@ def _whole_numbers(model: torch.nn.Module) -> Iterator[None]:
         yield
 
 
+def _rounded(rows: Tensor, most: int = 127) -> tuple[Tensor, Tensor]:
+    """Integers up to ``most`` and the scale (…, 1) of each row (…, d)."""
+    scale = rows.abs().amax(-1, keepdim=True) / most
+    return torch.where(scale > 0, rows / scale, 0.0).round(), scale
+
+
+def _int8_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """Attention over int8 queries, keys, values and probabilities, as docs/exactness.md specifies it, for a
+    whole text: (1, H, n, d) × (1, K, n, d) → (1, n, H, d)."""
+    heads, n, width = query.shape[1:]
+    scaling = width**-0.5 if scaling is None else scaling
+    at = torch.arange(n, device=query.device)
+    behind = at[:, None] - at
+    seen = (behind >= 0) & (behind < (sliding_window or n))
+    group = heads // key.shape[1]
+    queries, query_scales = _rounded(query[0].unflatten(0, (-1, group)))  # (K, g, n, d)
+    keys, key_scales = (part[:, None] for part in _rounded(key[0]))
+    values, value_scales = (part[:, None] for part in _rounded(value[0]))
+    scores = queries @ keys.transpose(-1, -2) * (key_scales.transpose(-1, -2) * (query_scales * scaling))
+    scores = scores.masked_fill(~seen, float("-inf"))
+    shares = (scores - scores.amax(-1, keepdim=True)).exp()
+    total = torch.zeros_like(queries)
+    for start in range(0, n, CHUNK):
+        part = slice(start, start + CHUNK)
+        weights, scale = _rounded(shares[..., part] * value_scales[..., part, 0].unsqueeze(-2))
+        total = total + weights @ values[..., part, :] * scale
+    out = total / shares.sum(-1, keepdim=True)
+    return out.flatten(0, 1).transpose(0, 1)[None], None
+
+
+AttentionInterface.register(ATTENTION, _int8_attention)
+
+
 def measure_rounding(llm: LLM, text: Sequence[int], places: Sequence[int]) -> tuple[Rounding, Tensor]:
     """What rounding does to a model over a text; the reference's rows (m, V) at ``places`` besides.
 
@@ -166,7 +214,8 @@ def measure_rounding(llm: LLM, text: Sequence[int], places: Sequence[int]) -> tu
     dtype = llm.target.dtype
     distances = [far(a, b) for a, b in zip(own, finer, strict=True)]
     floor = torch.finfo(dtype).eps * float(finer.std()) if finer.isfinite().all() else float("inf")
-    margin = MARGIN_HALF if llm.target.whole else MARGIN.get(dtype, MARGIN_HALF)
+    rounds = llm.target.whole or llm.target.keys == torch.int8
+    margin = MARGIN_HALF if rounds else MARGIN.get(dtype, MARGIN_HALF)
     found = Rounding(Distance.over(distances), floor, margin)
     return found, finer[: len(places)]
 
