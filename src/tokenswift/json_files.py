@@ -4,9 +4,12 @@ libraries read them after us."""
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenswift.checks import shown
 from tokenswift.files import read_small
 from tokenswift.types import InputError
 
@@ -41,6 +44,31 @@ def object_in(path: Path, most: int, where: str) -> dict[str, Any]:
             f"{where}: its {path.name} cannot be used ({reason}); valid: a JSON object of up to "
             f"{most >> 20} MB"
         )
+    return said
+
+
+def weight_map(index: Path, where: str, kinds: Sequence[str] = ("safetensors",)) -> dict[str, str]:
+    """The files of a sharded checkpoint by the names of their tensors.
+
+    Args:
+        index: file that says so.
+        where: whose it is, for messages.
+        kinds: endings that files may have.
+    Raises:
+        InputError: it cannot be read, is empty, or names anything but such files of its own folder.
+    """
+    said = object_in(index, MOST_INDEX, where).get("weight_map")
+    if not isinstance(said, dict) or not said:
+        raise InputError(
+            f"{where}: weight_map of {index.name} is {shown(said)}; valid: files of tensors by name"
+        )
+    valid = re.compile(rf"[\w.-]{{1,243}}\.({'|'.join(kinds)})", re.ASCII)
+    for name in said.values():
+        if not isinstance(name, str) or valid.fullmatch(name) is None:
+            raise InputError(
+                f"{where}: {index.name} names the file {shown(name)}; valid: {' or '.join(kinds)} files of "
+                "the folder"
+            )
     return said
 
 

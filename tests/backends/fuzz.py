@@ -20,6 +20,7 @@ from beartype.roar import BeartypeCallHintViolation
 
 from tokenswift.backends.cpu import backend as cpu_backend
 from tokenswift.backends.cpu.backend import CpuBackend
+from tokenswift.backends.cpu.entries import PAGE
 from tokenswift.backends.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.cache.full import FullCache
 from tokenswift.config import SamplingParams
@@ -28,8 +29,8 @@ from tokenswift.sampling.ranking import LogitRows, Subset
 from tokenswift.weights.format import Format, Stored
 from tokenswift.weights.registry import FORMATS
 
-CPU = torch.device("cpu")
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
+KEYS = (*TYPES, torch.int8, torch.int8)
 FOREIGN = (-1, -(2**31), 2**31 - 1, 1, 2, 31)  # the last three: beyond the end
 
 
@@ -103,10 +104,14 @@ class Fuzz:
     def cache(self, layers: int, kv_heads: int, width: int, rows: int, kind: torch.dtype) -> FullCache:
         """Keys and values, with just the room that the rows need, or a little more."""
         before = self.draw.choice((0, 1, 5, 31, 200, 255, 256, 257, 300, 512, 600))
-        made = FullCache(
-            layers, kv_heads, width, before + rows + self.draw.choice((0, 0, 0, 1, 40)), kind, CPU
-        )
-        made.data.copy_(torch.randn(made.data.shape, generator=self.made))
+        room = before + rows + self.draw.choice((0, 0, 0, 1, 40))
+        made = self.kernels.new_cache(layers, kv_heads, width, room, kind)
+        if kind == torch.int8:
+            made.data.copy_(torch.randint(0, 256, made.data.shape, generator=self.made, dtype=torch.uint8))
+            scales = made.data[..., : 8 * PAGE].view(torch.float32)
+            scales.copy_(torch.rand(scales.shape, generator=self.made) * 0.02)
+        else:
+            made.data.copy_(torch.randn(made.data.shape, generator=self.made))
         made._length = before
         return made
 
@@ -165,7 +170,8 @@ class Fuzz:
         """Attention over chains and trees; rows that cannot run are refused by C, too."""
         kv_heads, group = self.draw.choice((1, 2, 3)), self.draw.choice((1, 2, 3, 8, 100))
         width, count = self.draw.choice((2, 4, 8, 16, 24, 40, 64, 80)), self.rows()
-        cache = self.cache(1, kv_heads, width, count, self.draw.choice(TYPES))
+        kinds = KEYS if self.kernels.has_int8_keys(width) else TYPES
+        cache = self.cache(1, kv_heads, width, count, self.draw.choice(kinds))
         query, parents = self.numbers(kv_heads * group, count, width), self.tree(count)
         window = self.draw.choice((0, 0, 1, 7, 255, 300))
         self.kernels.attend(query, 0, cache, parents, 0.3, window)
@@ -174,7 +180,7 @@ class Fuzz:
         parents[row] = self.draw.choice((row, row + 1, count, -2, 2**31 - 1, -(2**31)))
         with unchecked(), self.refused():
             self.kernels.attend(query, 0, cache, parents, 0.3, window)
-        more = self.numbers(kv_heads * group, cache.data.shape[2] - cache.length + 1, width)
+        more = self.numbers(kv_heads * group, cache.capacity - cache.length + 1, width)
         with unchecked(), self.refused():
             self.kernels.attend(more, 0, cache, None, 0.3, window)
 
@@ -220,7 +226,7 @@ class Fuzz:
             )
             for _ in range(count)
         ]
-        keys = self.draw.choice(TYPES)
+        keys = self.draw.choice(KEYS)
         active = torch.int8 if low and self.draw.random() < 0.6 else active_type(products)
         shape = Shape(count, hidden, inner, heads, kv_heads, width, products, keys, active, 1e-5, 0.3)
         body = self.kernels.body(shape, weights)

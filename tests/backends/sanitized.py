@@ -23,12 +23,16 @@ FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined",
 
 
 def runtime() -> str | None:
-    """The path of GCC's ASan, to be preloaded; None without it."""
+    """What is to be preloaded: GCC's ASan, and libstdc++, without which ASan ends a process in which torch
+    throws an exception. None where GCC has no ASan."""
     if shutil.which("gcc") is None:
         return None
-    asked = ["gcc", "-print-file-name=libasan.so"]
-    path = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
-    return path if os.path.isabs(path) and os.path.exists(path) else None
+    paths = []
+    for name in ("libasan.so", "libstdc++.so"):
+        asked = ["gcc", f"-print-file-name={name}"]
+        found = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+        paths += [found] if os.path.isabs(found) and os.path.exists(found) else []
+    return " ".join(paths) if paths and "libasan" in paths[0] else None
 
 
 def compiled(target: Sequence[str], library: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -197,9 +198,27 @@ def test_missing_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read as weights"):
         import_checkpoint(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": {"model.embed_tokens.weight": "gone"}})
+        json.dumps({"weight_map": {"model.embed_tokens.weight": "gone.bin"}})
     )
-    with pytest.raises(InputError, match="lacks the shard gone"):
+    with pytest.raises(InputError, match=r"lacks the shard gone\.bin"):
+        import_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"model.embed_tokens.weight": "../../model.bin"}, "names the file '../../model.bin'; valid: "),
+        ({"model.embed_tokens.weight": "/dev/zero"}, "names the file '/dev/zero'; valid: safetensors or bin"),
+        ({"model.embed_tokens.weight": 5}, "names the file 5; valid: "),
+        ({}, "weight_map of model.safetensors.index.json is {}; valid: "),
+        ([], "weight_map of model.safetensors.index.json is []; valid: "),
+        (None, "weight_map of model.safetensors.index.json is None; valid: "),
+    ],
+)
+def test_an_index_names_files_of_its_folder(said: object, words: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": said}))
+    with pytest.raises(InputError, match=re.escape(words)):
         import_checkpoint(tmp_path)
 
 

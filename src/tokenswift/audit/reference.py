@@ -180,7 +180,7 @@ def _int8_attention(
     """Attention over int8 queries, keys, values and probabilities, as docs/exactness.md specifies it, for a
     whole text: (1, H, n, d) × (1, K, n, d) → (1, n, H, d)."""
     heads, n, width = query.shape[1:]
-    scaling = width**-0.5 if scaling is None else scaling
+    factor = width**-0.5 if scaling is None else scaling
     at = torch.arange(n, device=query.device)
     behind = at[:, None] - at
     seen = (behind >= 0) & (behind < (sliding_window or n))
@@ -188,7 +188,7 @@ def _int8_attention(
     queries, query_scales = _rounded(query[0].unflatten(0, (-1, group)))  # (K, g, n, d)
     keys, key_scales = (part[:, None] for part in _rounded(key[0]))
     values, value_scales = (part[:, None] for part in _rounded(value[0]))
-    scores = queries @ keys.transpose(-1, -2) * (key_scales.transpose(-1, -2) * (query_scales * scaling))
+    scores = queries @ keys.transpose(-1, -2) * (key_scales.transpose(-1, -2) * (query_scales * factor))
     scores = scores.masked_fill(~seen, float("-inf"))
     shares = (scores - scores.amax(-1, keepdim=True)).exp()
     total = torch.zeros_like(queries)

@@ -102,11 +102,12 @@ def add_parser(subparsers: Any) -> None:
         description="Go on with the shipped story, and with a list that repeats itself (greedy, no penalty), "
         "each twice with the same seed: by plain decoding and with drafts, in turns of some tokens. Print "
         "the texts, a table, and whether every token is the same (exit code 1 if not). transformers' own "
-        "generate takes turns with the same model, dtype and sampling, with unpacked weights (its texts are "
-        "others, and it writes fewer tokens). Four records with tokens, text and figures are left in --out.",
+        "generate takes turns with the same model and sampling, with unpacked weights, in float32 where this "
+        "computes in int8 (its texts are others, and it writes fewer tokens). Four records with tokens, text "
+        "and figures are left in --out.",
     )
     add_options(parser, Demo)
-    options.add_model_options(parser, dtype="float32")
+    options.add_model_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:

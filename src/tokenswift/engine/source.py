@@ -138,7 +138,8 @@ def cards_folder() -> Path:
 
 def _check_ids(model: Any, tokenizer: Any) -> None:
     """Refuse ids of a tokenizer and of configs that the embedding has no rows for."""
-    rows, name = model.get_input_embeddings().weight.shape[0], getattr(model, "name_or_path", "") or "?"
+    rows = model.get_input_embeddings().weight.shape[0]
+    name = getattr(model, "name_or_path", "") or type(model).__name__
     if tokenizer is not None:
         check_tokenizer(tokenizer, rows, name)
     check_config_ids(model.config, rows, f"config.json of model {name}")

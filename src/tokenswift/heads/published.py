@@ -22,7 +22,7 @@ from torch import Tensor
 from tokenswift.heads.checkpoint import build_heads, check_base
 from tokenswift.heads.modules import Heads, HeadsConfig
 from tokenswift.identity import BaseIdentity, base_of, sample_of
-from tokenswift.json_files import MOST_CONFIG, object_in
+from tokenswift.json_files import MOST_CONFIG, object_in, weight_map
 from tokenswift.types import InputError
 
 PREFIX = "model.medusa_layers."
@@ -31,6 +31,7 @@ PARTS = ("linear.weight", "input_layernorm.weight", "post_layernorm.weight")
 
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+SHARDS = ("safetensors", "bin")
 SMALL = ("config.json", "*.index.json", "medusa_lm_head.*")
 
 
@@ -66,7 +67,7 @@ def _shards_of_heads(folder: Path) -> list[str]:
     for stem in ("model.safetensors", "pytorch_model.bin"):
         index = folder / f"{stem}.index.json"
         if index.is_file():
-            files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            files = weight_map(index, f"--checkpoint {folder}", SHARDS)
             wanted = _wanted(read_config(folder))
             return sorted({file for name, file in files.items() if wanted.search(name)})
     return ["model.safetensors", "pytorch_model.bin"]
@@ -118,7 +119,7 @@ def _weight_files(folder: Path, wanted: re.Pattern[str]) -> list[Path]:
     for stem in ("model.safetensors", "pytorch_model.bin"):
         index = folder / f"{stem}.index.json"
         if index.is_file():
-            where: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            where = weight_map(index, f"--checkpoint {folder}", SHARDS)
             names = sorted({file for name, file in where.items() if wanted.search(name)})
             missing = [name for name in names if not (folder / name).is_file()]
             if missing:

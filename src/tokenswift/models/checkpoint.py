@@ -5,7 +5,6 @@ Both give tensors by the names that checkpoints use, and a :class:`Layout` that 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -16,8 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from tokenswift.checks import shown
-from tokenswift.json_files import MOST_INDEX, object_in
+from tokenswift.json_files import weight_map
 from tokenswift.models.base import head_width
 from tokenswift.types import InputError
 from tokenswift.weights.format import Stored
@@ -38,8 +36,6 @@ NORMED = ("qwen3",)
 BIASED = {"llama": PROJECTIONS, "qwen2": PROJECTIONS[:3], "qwen3": PROJECTIONS[:4], "mistral": ()}
 #: types of numbers in safetensors files that weights are made of
 FLOATS = ("F32", "BF16", "F16", "F64", "F8_E4M3", "F8_E5M2")
-#: names of files in an index
-FILE = re.compile(r"[\w.-]{1,243}\.safetensors", re.ASCII)
 #: more than any model's file has: bytes of a header, tensors
 MOST_HEADER, MOST_TENSORS = 1 << 24, 1 << 16
 
@@ -373,18 +369,7 @@ def weight_files(folder: Path) -> Iterator[Path]:
         return
     if not index.exists():
         raise InputError(f"{where} has no safetensors files")
-    said = object_in(index, MOST_INDEX, where).get("weight_map")
-    if not isinstance(said, dict) or not said:
-        raise InputError(
-            f"{where}: weight_map of {index.name} is {shown(said)}; valid: files of tensors by name"
-        )
-    names = set()
-    for name in said.values():
-        if not isinstance(name, str) or FILE.fullmatch(name) is None:
-            raise InputError(
-                f"{where}: {index.name} names the file {shown(name)}; valid: safetensors files of the folder"
-            )
-        names.add(name)
+    names = set(weight_map(index, where).values())
     for name in sorted(names):
         if not (folder / name).is_file():
             raise InputError(f"{where} lacks {name}, which {index.name} names; valid: all of its files")
