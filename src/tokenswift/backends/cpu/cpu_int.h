@@ -225,7 +225,7 @@ INLINE void int_tile(const int format, const int rows, const int cols, int c0, c
                 UNROLL for (int r = 0; r < rows; r++) {
                     const int32_t all = m.group == 32 ? x[r].all : s ? x[r].all - x[r].first : x[r].first;
                     UNROLL for (int c = 0; c < cols; c++) {
-                        if (shift >= 0) sum[r][c] -= (all << (shift & 31)) - (I){0};
+                        if (shift >= 0) sum[r][c] -= all * (1 << (shift & 15)) - (I){0};
                         acc[r][c] = fused(scale[c0 + c] * x[r].scale, __builtin_convertvector(sum[r][c], V), acc[r][c]);
                         if (m.least) acc[r][c] = fused(least[c0 + c], splat(x[r].lead), acc[r][c]);
                     }
