@@ -105,15 +105,13 @@ def _sources(lines: Iterable[Line]) -> str:
     machines = several(line["machine"] for line in made)
     programs = [line for line in made if "program" in line]
     commits = sorted({line["program"]["commit"] for line in programs})
-    words = {f"{line['flash']} after {line['prefill']:,}": line["flash"] for line in programs}
-    flash = several(words.values() if len(set(words.values())) == 1 else words)
     own = sorted({str(line["commit"]) for line in made})
     runs = several(str(line["runs"]) for line in made)
     apart = f" {columns.APART}" if len(own) > 1 else ""
     return (
         f"{machines}: medians of {runs} runs (least–most), × over the faster of llama.cpp's lines. "
-        f"llama.cpp {', '.join(commits)} by its own llama-bench, on the same file (flash attention {flash}, "
-        f"whichever was faster); "
+        f"llama.cpp {', '.join(commits)} by its own llama-bench, on the same file, flash attention on or off, "
+        f"whichever was faster; "
         f"tokenswift with sampling, commit {', '.join(own)}.{apart}"
     )
 
