@@ -110,8 +110,8 @@ def _sources(lines: Iterable[Line]) -> str:
     apart = f" {columns.APART}" if len(own) > 1 else ""
     return (
         f"{machines}: medians of {runs} runs (least–most), × over the faster of llama.cpp's lines. "
-        f"llama.cpp {', '.join(commits)} by its own llama-bench, on the same file, flash attention on or off, "
-        f"whichever was faster; "
+        f"llama.cpp {', '.join(commits)} by its own llama-bench, on the same file, "
+        "flash attention on or off, whichever was faster; "
         f"tokenswift with sampling, commit {', '.join(own)}.{apart}"
     )
 
