@@ -42,8 +42,8 @@ NOTES = ROOT / "bench" / "results" / "paper" / "notes.toml"
 ASIDE = (r"```.*?```", r"<!-- table: .*?<!-- end -->", r"<!--.*?-->", r"`[^`]*`", r"(?<=\])\([^)]*\)")
 #: names with digits in them
 NAMES = re.compile(
-    r"SmolLM2-135M(-Instruct)?|Q4_1|b?float(16|32)|int8|Qwen[23]|Python 3\.11|ICML 2025|arXiv [\d.]+|Apache-2\.0|"
-    r"LLaMA3\.1-8b|A100|(Tables?|Figures?) [\d, and]*\d"
+    r"SmolLM2-135M(-Instruct)?|Q4_1|b?float(16|32)|int8|Qwen[23]|Python 3\.11|ICML 2025|arXiv [\d.]+|"
+    r"Apache-2\.0|LLaMA3\.1-8b|A100|(Tables?|Figures?) [\d, and]*\d"
 )
 #: what tells the lines apart that each must hold
 APART = ["variant", "model", "prefill", "prompts", "options", "machine", "temperature", "min_p"]
