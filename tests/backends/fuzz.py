@@ -20,7 +20,7 @@ from beartype.roar import BeartypeCallHintViolation
 
 from tokenswift.backends.cpu import backend as cpu_backend
 from tokenswift.backends.cpu.backend import CpuBackend
-from tokenswift.backends.cpu.entries import PAGE
+from tokenswift.backends.cpu.entries import IntFullCache
 from tokenswift.backends.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.cache.full import FullCache
 from tokenswift.config import SamplingParams
@@ -108,8 +108,9 @@ class Fuzz:
         made = self.kernels.new_cache(layers, kv_heads, width, room, kind)
         if kind == torch.int8:
             made.data.copy_(torch.randint(0, 256, made.data.shape, generator=self.made, dtype=torch.uint8))
-            scales = made.data[..., : 8 * PAGE].view(torch.float32)
-            scales.copy_(torch.rand(scales.shape, generator=self.made) * 0.02)
+            assert isinstance(made, IntFullCache)
+            scales = torch.rand((2, *made.pages.scales[..., 0, :].shape), generator=self.made) * 0.02
+            made.pages.put_scales(*scales)
         else:
             made.data.copy_(torch.randn(made.data.shape, generator=self.made))
         made._length = before

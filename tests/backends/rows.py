@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.lossless.test_bits import Text, mixed
 from tests.tiny import SIZES, VOCAB, build
 from tokenswift.backends.cpu.backend import CpuBackend
-from tokenswift.backends.cpu.entries import IntFullCache
+from tokenswift.backends.cpu.entries import SCALES, IntFullCache
 from tokenswift.backends.torch import CHUNK
 from tokenswift.backends.weights import Packed
 from tokenswift.cache.full import FullCache
@@ -135,9 +135,9 @@ def attention(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
 def random_pages(cache: IntFullCache, noise: torch.Generator) -> None:
     """Keys and values in int8, with scales."""
     width = cache.pages.width
-    scales = cache.data[..., :128].view(torch.float32)
-    scales.copy_(0.001 + 0.02 * torch.rand(scales.shape, generator=noise))
-    numbers = cache.data[..., 128:]
+    shape = cache.pages.scales[..., 0, :].shape
+    cache.pages.put_scales(*(0.001 + 0.02 * torch.rand((2, *shape), generator=noise)))
+    numbers = cache.data[..., SCALES:]
     whole = torch.randint(-127, 128, numbers.shape, generator=noise)
     whole[..., : 16 * width] += 128
     numbers.copy_((whole % 256).to(torch.uint8))

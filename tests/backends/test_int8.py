@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.backends.rows import random_pages
 from tokenswift.backends.cpu.backend import CpuBackend
-from tokenswift.backends.cpu.entries import IntFullCache, IntSparseCache
+from tokenswift.backends.cpu.entries import SCALES, IntFullCache, IntSparseCache
 from tokenswift.models.target import backend_for
 
 pytestmark = pytest.mark.skipif(not isinstance(backend_for(), CpuBackend), reason="no compiled kernels here")
@@ -37,16 +37,21 @@ def kernels() -> CpuBackend:
 def numbers(cache: IntFullCache, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Whole numbers and scales of keys and values of the first tokens, (K, count, d) and (K, count)."""
     data, width = cache.data[0], cache.pages.width
-    key_scales, value_scales = data[..., :128].view(torch.float32).unflatten(-1, (2, 16)).unbind(-2)
-    keys = (
-        data[..., 128 : 128 + 16 * width].unflatten(-1, (-1, 16, 4)).transpose(-3, -2).flatten(-2).double()
-        - 128
-    )
+    key_scales, _, inverses = cache.pages.scales[0].unbind(-2)
+    value_scales, behind = 1 / inverses, SCALES + 16 * width
+    keys = data[..., SCALES:behind].unflatten(-1, (-1, 16, 4)).transpose(-3, -2).flatten(-2).double() - 128
     filled = -(-width // 16) * 16
-    values = data[..., 128 + 16 * width :].view(torch.int8).unflatten(-1, (4, filled, 4))
+    values = data[..., behind:].view(torch.int8).unflatten(-1, (4, filled, 4))
     values = values.transpose(-2, -1).flatten(-3, -2)[..., :width].double()
     flat = (part.flatten(1, 2)[:, :count] for part in (keys, key_scales, values, value_scales))
     return tuple(flat)  # type: ignore[return-value]
+
+
+def weights_of(x: Tensor) -> Tensor:
+    """127 · 2^x by the specification's polynomial, for x from -100 to 0."""
+    turns = x.clamp_min(-100).round()
+    r = x.clamp_min(-100) - turns
+    return (127 + r * (88.0469360 + r * (30.7607937 + r * 6.98612738))) * 2**turns
 
 
 def expected(cache: IntFullCache, query: Tensor, before: int, window: int, scale: float) -> Tensor:
@@ -61,20 +66,18 @@ def expected(cache: IntFullCache, query: Tensor, before: int, window: int, scale
     out = torch.zeros(rows, heads, query.shape[-1])
     for head in range(heads):
         kv = head // (heads // len(keys))
-        scores = (q[head] @ keys[kv].T).float() * (key_scales[kv] * (q_scale[head] * scale))
-        scores = scores.masked_fill(~seen, -math.inf)
+        scores = (q[head] @ keys[kv].T) * (key_scales[kv] * (q_scale[head] * scale)) * math.log2(math.e)
+        scores = (scores + value_scales[kv].double().log2()).masked_fill(~seen, -math.inf)
         most = scores.amax(1, keepdim=True)
         above, below = torch.zeros(rows, values.shape[-1]).double(), torch.zeros(rows, 1).double()
         for start in range(0, total, CHUNK):
             part, own_scales = scores[:, start : start + CHUNK], value_scales[kv, start : start + CHUNK]
             top = part.amax(1, keepdim=True)
-            top = torch.where(top.isinf(), 0.0, top)
-            shares = (part - top).exp()
-            weights = shares * own_scales
-            unit = (weights.amax(1, keepdim=True) / 127).clamp_min(1e-30)
-            products = (weights / unit).round().double() @ values[kv, start : start + CHUNK] * unit
-            factor = (top - most).exp().double() * (part > -math.inf).any(1, keepdim=True)
-            above, below = above + factor * products, below + factor * shares.double().sum(1, keepdim=True)
+            weights = weights_of(part - torch.where(top.isinf(), 0.0, top)) * (part > -math.inf)
+            products = weights.round() @ values[kv, start : start + CHUNK]
+            factor = torch.exp2(top - most)
+            above = above + factor * products
+            below = below + factor * (weights / own_scales).sum(1, keepdim=True)
         out[:, head] = (above / below).float()
     return out
 
@@ -166,11 +169,10 @@ def test_what_is_no_number_is_seen(what: str) -> None:
     random_pages(cache, noise)
     cache._length = 30
     query = torch.randn(2, 2, 16, generator=noise)
-    scales = cache.data[..., :128].view(torch.float32)
     if what == "query":
         query[0, 1, 5] = math.inf
     else:
-        scales[..., 7 if what == "key" else 16 + 7] = math.nan
+        cache.pages.scales[..., 0 if what == "key" else 1, 7] = math.nan
     found = kernels().attend(query, 0, cache, None, 0.25, 0)
     assert found[1, 0].isnan().all()
 

@@ -143,15 +143,10 @@ static void along(int type, float *acc, const float *e, const char *v, const int
 
 /* scale, max, exponentials (in place) and sum of a row's scores */
 INLINE void soften(float *s, long used, float scale, float *max, float *sum) {
-    V top = splat(-INFINITY), total[NL] = {{0}};
-    float lane[W], best = -INFINITY;
-    for (long j = 0; j < used; j += W) {
-        V x = load(F32, (char *)(s + j));
-        top = pick(x > top, x, top);
-    }
-    memcpy(lane, &top, sizeof top);
-    for (int i = 0; i < W; i++) best = lane[i] > best ? lane[i] : best;
-    best *= scale;
+    V top[NL], total[NL] = {{0}};
+    UNROLL for (int h = 0; h < NL; h++) top[h] = splat(-INFINITY);
+    for (long j = 0; j < used; j += W) top[j / W % NL] = higher(load(F32, (char *)(s + j)), top[j / W % NL]);
+    const float best = highest_lane(top) * scale;
     *max = best;
     *sum = 0;
     if (best == -INFINITY) return;

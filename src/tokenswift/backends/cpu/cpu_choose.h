@@ -4,6 +4,7 @@
  * masses are summed in double. Noise is made only where it can matter: a token whose score lies below the
  * K-th best so far by d needs noise above d, hence w < exp(-d) (sampling/noise.py has the formulas).
  */
+#include "cpu_tile.h"
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -35,32 +36,6 @@ static inline uint64_t mix64(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
     return x ^ (x >> 31);
-}
-
-/* Logarithms and exponentials of our own: a system's own differ among processors in the last bit, and so would texts. */
-
-static double atanh2(double s) { /* log((1 + s) / (1 - s)), |s| < 0.172: the series to 1e-17 */
-    const double z = s * s;
-    double sum = 1.0 / 25;
-    for (int n = 23; n > 1; n -= 2) sum = sum * z + 1.0 / n;
-    return 2 * s + 2 * s * (z * sum);
-}
-
-static double natural_log(double x) { /* of what is positive and not below 2^-1000; 0: -inf */
-    int power;
-    if (!(x > 0)) return x == 0 ? -INFINITY : NAN;
-    double m = frexp(x, &power);
-    if (m < 0.70710678118654752) m *= 2, power--;
-    return power * 6.93147180369123816490e-01 + (power * 1.90821492927058770002e-10 + atanh2((m - 1) / (m + 1)));
-}
-
-static double natural_exp(double x) { /* of what is not above 700 */
-    if (!(x > -745)) return x != x ? x : 0;
-    const double turns = floor(x * 1.4426950408889634 + 0.5);
-    const double r = (x - turns * 6.93147180369123816490e-01) - turns * 1.90821492927058770002e-10;
-    double sum = 1;
-    for (int n = 14; n > 0; n--) sum = sum * r / n + 1;
-    return ldexp(sum, (int)turns);
 }
 
 static inline float gumbel(uint64_t bits) { /* -log(-log(1 - w)) */

@@ -69,23 +69,24 @@ INLINE int32_t whole_bytes(void *out, const V x[NL]) {
 }
 
 /* The greatest of what top holds and of the bits of x without their signs: NaN is the greatest. */
-INLINE U greatest_bits(U top, V x) {
-    const U bits = as_u(x) & 0x7fffffff;
-    const U mask = (U)((I)bits > (I)top);
+INLINE I greatest_bits(I top, V x) {
+    const I bits = (I)(as_u(x) & 0x7fffffff);
+#if W == 16
+    return (I)_mm512_max_epi32((__m512i)bits, (__m512i)top);
+#else
+    const I mask = bits > top;
     return (bits & mask) | (top & ~mask);
+#endif
 }
 
 static void quantise_group(Group *out, const float *y) {
     V x[2][NL];
-    U top[NL];
-    uint32_t bits[16], most = 0;
+    I top[NL];
     UNROLL for (int h = 0; h < NL; h++) {
         x[0][h] = *(const Vm *)(y + h * W), x[1][h] = *(const Vm *)(y + 16 + h * W);
-        top[h] = greatest_bits(greatest_bits((U){0}, x[0][h]), x[1][h]);
+        top[h] = greatest_bits(greatest_bits((I){0}, x[0][h]), x[1][h]);
     }
-    memcpy(bits, top, sizeof bits);
-    for (int i = 0; i < 16; i++) most = bits[i] > most ? bits[i] : most;
-    const float up = scale_of(most, &out->scale);
+    const float up = scale_of((uint32_t)most_lanes(top), &out->scale);
     UNROLL for (int s = 0; s < 2; s++) UNROLL for (int h = 0; h < NL; h++) x[s][h] = up > 0 ? x[s][h] * up : (V){0};
     out->first = whole_bytes(out->q, x[0]);
     out->all = out->first + whole_bytes(out->q + 16, x[1]);

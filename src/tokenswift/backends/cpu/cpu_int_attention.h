@@ -1,39 +1,39 @@
 /* Attention over keys and values in int8, by the specification in docs/exactness.md. See cpu_attention.h.
  *
- * Of each KV head, 16 tokens stand together in a page: 16 scales of keys, 16 scales of values (float32), then the keys
- * as words of 4 dimensions (width / 4 words of 16 tokens each, every byte with an offset of 128), then the values as
- * words of 4 tokens (4 times the width's words, the width filled up to a multiple of 16). So no pass transposes keys.
+ * Of each KV head, 16 tokens stand together in a page: 16 scales of keys, the logarithms (to base 2) of 16 scales of
+ * values and the inverses of these (float32), then the keys as words of 4 dimensions (width / 4 words of 16 tokens each,
+ * every byte with an offset of 128), then the values as words of 4 tokens (4 times the width's words, the width filled up
+ * to a multiple of 16). So no pass transposes keys.
  *
- * Scores are exact sums of whole numbers times two scales. In a chunk the exponentials times the values' scales are
- * rounded to 7 bits, the greatest of a row becoming 127; their products with the values are exact sums again.
+ * Scores are exact sums of integers times two scales, to base 2, and hold the logarithm of the value's scale. So in a chunk
+ * one exponential a key gives the weight of the value's integers: the greatest is 127, and they are rounded. Their
+ * products with the values are exact sums again.
  */
 #pragma once
 #include "cpu_attention.h"
 #include "cpu_int.h"
 
-#define PAGE 16      /* tokens of a page */
+#define PAGE 16           /* tokens of a page */
+#define LEVELS (PAGE * 4) /* bytes from a page's scales of keys to the logarithms of those of values, and to the inverses */
+#define SCALES (3 * LEVELS) /* where a page's keys begin */
+#define CHUNK_PAGES (CHUNK / PAGE)
 #define SCORE_ROWS (W == 16 ? 12 : MR)
 #define VALUE_ROWS (W == 16 ? 6 : MR)
 #define VALUE_COLS (W == 16 ? 4 : 2) /* vectors of dimensions */
 
-INLINE size_t values_at(long width) { return 2 * PAGE * 4 + width * PAGE; }
+INLINE size_t values_at(long width) { return SCALES + width * PAGE; }
 INLINE size_t page_bytes(long width) { return values_at(width) + up(width, 16) * PAGE; }
 
 /* Numbers to whole ones with one scale, as groups are made; returns the scale. */
 static float whole_row(int8_t *q, const float *x, long width) {
-    U top[NL] = {{0}};
+    I top[NL] = {{0}};
     V y[NL];
-    uint32_t bits[16], most = 0;
-    float scale;
+    float scale, rest[16] = {0};
     long j = 0;
     for (; j + 16 <= width; j += 16) UNROLL for (int h = 0; h < NL; h++) top[h] = greatest_bits(top[h], *(const Vm *)(x + j + h * W));
-    memcpy(bits, top, sizeof bits);
-    for (int i = 0; i < 16; i++) most = bits[i] > most ? bits[i] : most;
-    float rest[16] = {0};
     memcpy(rest, x + j, (width - j) * 4);
-    memcpy(bits, rest, sizeof bits);
-    for (int i = 0; i < 16; i++) most = (bits[i] & 0x7fffffff) > most ? bits[i] & 0x7fffffff : most;
-    const float factor = scale_of(most, &scale);
+    UNROLL for (int h = 0; h < NL; h++) top[h] = greatest_bits(top[h], *(const Vm *)(rest + h * W));
+    const float factor = scale_of((uint32_t)most_lanes(top), &scale);
     int8_t last[16];
     for (j = 0; j < width; j += 16) {
         const float *from = j + 16 <= width ? x + j : rest;
@@ -49,12 +49,16 @@ static void put_entry(char *pages, long slot, int value, const float *x, long wi
     char *page = pages + slot / PAGE * page_bytes(width);
     const long t = slot % PAGE;
     int8_t q[width];
-    ((float *)page)[value * PAGE + t] = whole_row(q, x, width);
-    if (value) {
+    const float scale = whole_row(q, x, width);
+    float *at = (float *)page + t;
+    if (value) { /* of nothing but zeros: any scale will do */
+        const double level = scale == 0 ? -64 : natural_log(scale) * 1.4426950408889634;
+        at[PAGE] = (float)level, at[2 * PAGE] = scale == 0 ? 0x1p64f : 1.0f / scale;
         char *to = page + values_at(width) + t / 4 * up(width, 16) * 4 + t % 4;
         for (long j = 0; j < width; j++) to[4 * j] = q[j];
     } else {
-        char *to = page + 2 * PAGE * 4 + t * 4;
+        char *to = page + SCALES + t * 4;
+        *at = scale;
         for (long j = 0; j < width; j += 4)
             for (int b = 0; b < 4; b++) to[j * PAGE + b] = (char)(q[j + b] + 128);
     }
@@ -69,9 +73,7 @@ void ts_copy(char *to, long to_capacity, const char *from, long from_capacity, l
             const long t = into[i] % PAGE, f = source[i] % PAGE;
             char *x = to + (h * (to_capacity / PAGE) + into[i] / PAGE) * page;
             const char *y = from + (h * (from_capacity / PAGE) + source[i] / PAGE) * page;
-            memcpy(x + t * 4, y + f * 4, 4);
-            memcpy(x + (PAGE + t) * 4, y + (PAGE + f) * 4, 4);
-            for (long w = 0; w < width / 4; w++) memcpy(x + 128 + (w * PAGE + t) * 4, y + 128 + (w * PAGE + f) * 4, 4);
+            for (long w = 0; w < 3 + width / 4; w++) memcpy(x + (w * PAGE + t) * 4, y + (w * PAGE + f) * 4, 4);
             x += values + t / 4 * up(width, 16) * 4 + t % 4;
             y += values + f / 4 * up(width, 16) * 4 + f % 4;
             for (long j = 0; j < width; j++) x[4 * j] = y[4 * j];
@@ -82,7 +84,7 @@ typedef struct { /* of one thread */
     int8_t *q;
     uint8_t *p, *node_p;
     int32_t *shift;
-    float *scale, *s, *node, *acc, *max, *sum, *worth, *total;
+    float *scale, *s, *node, *acc, *max, *sum, *total;
 } Scratch8;
 
 INLINE long node_slots(const Attend *a) { return a->parents ? up(a->n, PAGE) + PAGE : 0; }
@@ -102,7 +104,6 @@ static Scratch8 scratch8_at(const Attend *a, char *at, size_t *bytes) {
     TAKE(acc, rows * width * 4);
     TAKE(max, rows * 4);
     TAKE(sum, rows * 4);
-    TAKE(worth, rows * 4);
     TAKE(total, rows * (width + 2) * 4);
 #undef TAKE
     *bytes = at - begin;
@@ -114,7 +115,7 @@ static void queries8_of(const Attend *a, long head, long first, long count, cons
     for (long r = 0; r < count * group; r++) {
         const float *x = (const float *)a->q + ((head * group + r % group) * a->n + first + r / group) * width;
         int32_t sum = 0;
-        w->scale[r] = whole_row(w->q + r * width, x, width) * a->scale;
+        w->scale[r] = whole_row(w->q + r * width, x, width) * (a->scale * 1.44269504f);
         for (long j = 0; j < width; j++) sum += w->q[r * width + j];
         w->shift[r] = SIGNED_DOT ? 0 : -128 * sum;
     }
@@ -122,18 +123,18 @@ static void queries8_of(const Attend *a, long head, long first, long count, cons
 
 /* ---- scores ------------------------------------------------------------------------------------------ */
 
-/* Scores of rows with the tokens of `count` pages next to each other; s: rows lds floats apart. */
+/* Scores of rows with the tokens of `count` pages next to each other, to base 2, with the logarithms of their values'
+ * scales; s: rows lds floats apart. The keys `ahead` bytes on are asked for. */
 INLINE void score_tile(const int rows, const int count, const int8_t *q, const float *scale, const int32_t *shift,
-                       const char *pages, size_t page, long width, float *s, long lds) {
+                       const char *pages, size_t page, size_t ahead, long width, float *s, long lds) {
     I sum[SCORE_ROWS][4 * NL];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int p = 0; p < count * NL; p++) sum[r][p] = shift[r] - (I){0};
     for (long w = 0; w < width / 4; w++) {
         U k[4 * NL];
         UNROLL for (int p = 0; p < count; p++) {
-            const char *at = pages + p * page;
-            __builtin_prefetch(at + 8 * page + w * 128, 0, 2);
-            __builtin_prefetch(at + 8 * page + w * 128 + 64, 0, 2);
-            UNROLL for (int h = 0; h < NL; h++) k[p * NL + h] = *(const Um *)(at + 128 + w * 64 + h * 4 * W);
+            const char *at = pages + p * page + w * PAGE * 4;
+            __builtin_prefetch(at + SCALES + ahead, 0, 2);
+            UNROLL for (int h = 0; h < NL; h++) k[p * NL + h] = *(const Um *)(at + SCALES + h * 4 * W);
         }
         UNROLL for (int r = 0; r < rows; r++) {
             const U x = four_bytes(q + r * width + w * 4);
@@ -141,9 +142,12 @@ INLINE void score_tile(const int rows, const int count, const int8_t *q, const f
         }
     }
     UNROLL for (int p = 0; p < count; p++) UNROLL for (int h = 0; h < NL; h++) {
-        const V scales = *(const Vm *)(pages + p * page + h * 4 * W);
+        const char *at = pages + p * page + h * 4 * W;
+        if (!h) for (int line = 0; line < SCALES; line += 64) __builtin_prefetch(at + line + ahead, 0, 2);
+        const V scales = *(const Vm *)at, level = *(const Vm *)(at + LEVELS);
         UNROLL for (int r = 0; r < rows; r++)
-            *(Vm *)(s + r * lds + p * PAGE + h * W) = __builtin_convertvector(sum[r][p * NL + h], V) * (scales * scale[r]);
+            *(Vm *)(s + r * lds + p * PAGE + h * W) =
+                fused(__builtin_convertvector(sum[r][p * NL + h], V), scales * scale[r], level);
     }
 }
 
@@ -152,12 +156,12 @@ INLINE void score_tile(const int rows, const int count, const int8_t *q, const f
         if (n <= SCORE_ROWS) {                                                                                    \
             const int many = W < 16 ? 1 : n <= 3 ? 4 : n <= 6 ? 2 : 1, one = n <= SCORE_ROWS ? n : 1;             \
             for (; pages >= many; pages -= many, at += many * page, s += many * PAGE)                             \
-                score_tile(one, many, q, scale, shift, at, page, width, s, lds);                                  \
-            for (; pages; pages--, at += page, s += PAGE) score_tile(one, 1, q, scale, shift, at, page, width, s, lds); \
+                score_tile(one, many, q, scale, shift, at, page, ahead, width, s, lds);                                  \
+            for (; pages; pages--, at += page, s += PAGE) score_tile(one, 1, q, scale, shift, at, page, ahead, width, s, lds); \
         }                                                                                                         \
         break;
 static __attribute__((noinline)) void score_pages(int rows, long pages, const int8_t *q, const float *scale,
-                                                  const int32_t *shift, const char *at, long width, float *s, long lds) {
+                                                  const int32_t *shift, const char *at, size_t ahead, long width, float *s, long lds) {
     const size_t page = page_bytes(width);
     switch (rows) {
         SCORE_CASE(1) SCORE_CASE(2) SCORE_CASE(3) SCORE_CASE(4) SCORE_CASE(5) SCORE_CASE(6)
@@ -168,46 +172,51 @@ static __attribute__((noinline)) void score_pages(int rows, long pages, const in
 
 /* ---- probabilities ----------------------------------------------------------------------------------- */
 
-/* A row's scores of positions low … end - 1 → its numbers of 7 bits (0 elsewhere up to a multiple of 16), maximum, sum of
- * exponentials (16 partial sums by position, added as a tree) and the worth of a number. values: scales of the values. */
-INLINE void soften8(float *s, const float *values, long low, long end, uint8_t *p, float *max, float *sum, float *worth) {
+/* 127 * 2^x for x up to 0; below -100 as for -100. The relative error is below 1.1e-4. NaN stays NaN. */
+INLINE V weight_of(V x) {
+#if W == 16
+    x = (V)_mm512_max_ps(_mm512_set1_ps(-100.0f), (__m512)x);
+    const V turns = (V)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#else
+    x = pick(x < -100.0f, splat(-100.0f), x);
+    const V turned = x + 12582912.0f, turns = turned - 12582912.0f;
+#endif
+    const V r = x - turns;
+    V p = fused(r, splat(6.98612738f), splat(30.7607937f));
+    p = fused(p, r, splat(88.0469360f));
+    p = fused(p, r, splat(127.0f));
+#if W == 16
+    return (V)_mm512_scalef_ps((__m512)p, (__m512)turns);
+#else
+    return as_v(as_u(p) + ((as_u(turned) - 0x4b400000u) << 23)); /* NaN: of p, whatever is added */
+#endif
+}
+
+/* A row's scores of positions low … end - 1 (a chunk's, from a multiple of 16 at or below low to one at or above end) →
+ * the values' weights of 7 bits (0 elsewhere), the maximum (to base e) and the sum of exponentials: 127 times what they
+ * are to that maximum, 16 partial sums by position, added as a tree. inverse: of the values' scales, 0 where masked. */
+INLINE void soften8(const float *s, const float *inverse, long low, long end, uint8_t *p, float *max, float *sum) {
     const long used = up(end, 16), skipped = low / 16 * 16;
-    float best = -INFINITY, lanes[16];
     V top[NL], total[NL];
-    U most[NL];
-    for (long j = skipped; j < low; j++) s[j] = -INFINITY;
-    for (long j = end; j < used; j++) s[j] = -INFINITY;
     memset(p, 0, skipped);
-    UNROLL for (int h = 0; h < NL; h++) top[h] = splat(-INFINITY), total[h] = (V){0}, most[h] = (U){0};
-    for (long j = skipped; j < used; j += 16) UNROLL for (int h = 0; h < NL; h++) {
-        const V x = *(const Vm *)(s + j + h * W);
-        top[h] = pick(x > top[h], x, top[h]);
-    }
-    memcpy(lanes, top, sizeof lanes);
-    for (int i = 0; i < 16; i++) best = lanes[i] > best ? lanes[i] : best;
-    *max = best, *sum = *worth = 0;
-    if (best == -INFINITY) {
+    UNROLL for (int h = 0; h < NL; h++) top[h] = splat(-INFINITY), total[h] = (V){0};
+    for (long j = skipped; j < used; j += 16) UNROLL for (int h = 0; h < NL; h++) top[h] = higher(*(const Vm *)(s + j + h * W), top[h]);
+    const float best = highest_lane(top);
+    if (best == -INFINITY) { /* nothing is seen here, or nothing that is a number */
         memset(p + skipped, 0, used - skipped);
+        *max = low < end ? NAN : best, *sum = low < end ? NAN : 0;
         return;
     }
-    for (long j = skipped; j < used; j += 16) UNROLL for (int h = 0; h < NL; h++) {
-        const V x = *(const Vm *)(s + j + h * W), e = vexp(x - best);
-        const V y = pick(x == -INFINITY, (V){0}, e * *(const Vm *)(values + j + h * W)); /* scales that nobody wrote */
-        const U bits = as_u(y);
-        total[h] += e;
-        most[h] = (U)(((I)(bits > most[h]) & (I)bits) | (~(I)(bits > most[h]) & (I)most[h])); /* NaN is the greatest */
-        *(Vm *)(s + j + h * W) = y;
-    }
-    *sum = sum_lanes(total);
-    uint32_t bits[16], greatest = 0;
-    memcpy(bits, most, sizeof bits);
-    for (int i = 0; i < 16; i++) greatest = bits[i] > greatest ? bits[i] : greatest;
-    const float factor = scale_of(greatest & 0x7fffffff, worth);
+    *max = best * 0.693147182f;
     for (long j = skipped; j < used; j += 16) {
         V y[NL];
-        UNROLL for (int h = 0; h < NL; h++) y[h] = factor > 0 ? (V)(*(const Vm *)(s + j + h * W) * factor) : (V){0};
+        UNROLL for (int h = 0; h < NL; h++) {
+            y[h] = weight_of(*(const Vm *)(s + j + h * W) - best);
+            total[h] = fused(y[h], *(const Vm *)(inverse + j + h * W), total[h]);
+        }
         whole_bytes(p + j, y);
     }
+    *sum = sum_lanes(total);
 }
 
 /* ---- values ------------------------------------------------------------------------------------------ */
@@ -218,9 +227,10 @@ typedef struct { /* words of 4 tokens, from … to - 1, and the numbers that the
     const char *pages;
 } Words4;
 
-/* sums[r][:] of rows and `cols` vectors of dimensions from byte `at` on, over two ranges of tokens. */
-INLINE void value_tile(const int rows, const int cols, const Words4 range[2], size_t page, long width, size_t at,
-                       const float *worth, float *out, long column) {
+/* out[r][:] of rows and `cols` vectors of dimensions from byte `at` on: sums over two ranges of tokens. The values
+ * `ahead` bytes on are asked for. */
+INLINE void value_tile(const int rows, const int cols, const Words4 range[2], size_t page, size_t ahead, long width, size_t at,
+                       float *out, long column) {
     I sum[VALUE_ROWS][VALUE_COLS] = {{{0}}};
     const size_t word = up(width, 16) * 4, first = values_at(width) + at;
     for (int part = 0; part < 2; part++) {
@@ -229,6 +239,7 @@ INLINE void value_tile(const int rows, const int cols, const Words4 range[2], si
             const char *v = x->pages + t / 4 * page + first + t % 4 * word;
             U y[VALUE_COLS];
             UNROLL for (int c = 0; c < cols; c++) y[c] = *(const Um *)(v + c * 4 * W);
+            UNROLL for (int c = 0; c < cols; c += NL) __builtin_prefetch(v + ahead + c * 4 * W, 0, 2);
             UNROLL for (int r = 0; r < rows; r++) {
                 const U p = four_bytes((const int8_t *)x->p + r * x->ldp + 4 * t);
                 UNROLL for (int c = 0; c < cols; c++) sum[r][c] = dot_few(sum[r][c], p, y[c]);
@@ -236,7 +247,7 @@ INLINE void value_tile(const int rows, const int cols, const Words4 range[2], si
         }
     }
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < cols; c++) {
-        const V y = __builtin_convertvector(sum[r][c], V) * worth[r];
+        const V y = __builtin_convertvector(sum[r][c], V);
         char *to = (char *)(out + r * width + column + c * W);
         if (column + (c + 1) * W <= width) *(Vm *)to = y;
         else if (column + c * W < width) store_part(F32, to, y, (int)(width - column - c * W));
@@ -249,11 +260,11 @@ INLINE void value_tile(const int rows, const int cols, const Words4 range[2], si
             const int one = n <= VALUE_ROWS ? n : 1;                                                             \
             long column = 0;                                                                                     \
             for (; column + VALUE_COLS * W <= up(width, 16); column += VALUE_COLS * W)                           \
-                value_tile(one, VALUE_COLS, range, page, width, column * 4, worth, out, column);                 \
-            for (; column < width; column += W) value_tile(one, 1, range, page, width, column * 4, worth, out, column); \
+                value_tile(one, VALUE_COLS, range, page, ahead, width, column * 4, out, column);                 \
+            for (; column < width; column += W) value_tile(one, 1, range, page, ahead, width, column * 4, out, column); \
         }                                                                                                        \
         break;
-static __attribute__((noinline)) void value_rows(int rows, const Words4 range[2], long width, const float *worth, float *out) {
+static __attribute__((noinline)) void value_rows(int rows, const Words4 range[2], size_t ahead, long width, float *out) {
     const size_t page = page_bytes(width);
     switch (rows) {
         VALUE_CASE(1) VALUE_CASE(2) VALUE_CASE(3) VALUE_CASE(4) VALUE_CASE(5) VALUE_CASE(6)
@@ -273,10 +284,11 @@ static void chunk8_of(const Attend *a, long c, long head, long first, long count
     if (!x.seen) return;
 
     const long from = x.least / PAGE;
+    const size_t next = CHUNK_PAGES * page; /* asked for with the first tile */
     for (long r = 0; r < queries; r += SCORE_ROWS) {
         const long rows = queries - r < SCORE_ROWS ? queries - r : SCORE_ROWS, to = up(x.high[(r + rows - 1) / group], PAGE) / PAGE;
         if (to > from)
-            score_pages((int)rows, to - from, w->q + r * width, w->scale + r, w->shift + r, here + from * page, width,
+            score_pages((int)rows, to - from, w->q + r * width, w->scale + r, w->shift + r, here + from * page, r ? 0 : next, width,
                         w->s + r * CHUNK + from * PAGE, CHUNK);
     }
     const int paths = a->parents && x.longest > x.shared;
@@ -284,35 +296,39 @@ static void chunk8_of(const Attend *a, long c, long head, long first, long count
     if (paths) /* all nodes' keys; each row picks those of its path */
         for (long r = 0; r < queries; r += SCORE_ROWS)
             score_pages(queries - r < SCORE_ROWS ? (int)(queries - r) : SCORE_ROWS, up(a->before + nodes - near, PAGE) / PAGE,
-                        w->q + r * width, w->scale + r, w->shift + r, pages + near / PAGE * page, width, w->node + r * slots, slots);
+                        w->q + r * width, w->scale + r, w->shift + r, pages + near / PAGE * page, 0, width, w->node + r * slots, slots);
 
-    float values[CHUNK], own[CHUNK];
-    for (long j = from * PAGE; j < up(x.most, PAGE); j += PAGE) memcpy(values + j, here + j / PAGE * page + PAGE * 4, PAGE * 4);
+    float inverse[CHUNK], own[CHUNK];
+    for (long j = from * PAGE; j < up(x.most, PAGE); j += PAGE) memcpy(inverse + j, here + j / PAGE * page + 2 * LEVELS, PAGE * 4);
     for (long r = 0; r < queries; r++) {
-        const long i = r / group;
+        const long i = r / group, low = x.low[i], high = x.high[i], end = x.end[i];
         float *s = w->s + r * CHUNK;
         uint8_t *p = w->p + r * CHUNK, *q = w->node_p + r * slots;
-        const float *scales = values;
+        const int masked = low % 16 || end % 16 || paths;
+        if (masked) {
+            memcpy(own + from * PAGE, inverse + from * PAGE, (CHUNK - from * PAGE) * 4);
+            for (long j = low / 16 * 16; j < low; j++) s[j] = -INFINITY, own[j] = 0;
+            for (long j = high; j < up(end, 16); j++) s[j] = -INFINITY, own[j] = 0;
+        }
         if (paths) {
-            memcpy(own, values, sizeof own), scales = own;
             memset(q, 0, slots);
             for (long node = first + i; node >= 0; node = a->parents[node]) {
                 const long j = a->before + a->depth[node] - start, slot = a->before + node;
-                if (j < x.low[i]) break;
+                if (j < low) break;
                 if (j >= CHUNK) continue;
                 s[j] = w->node[r * slots + slot - near];
-                memcpy(own + j, pages + slot / PAGE * page + (PAGE + slot % PAGE) * 4, 4);
+                memcpy(own + j, pages + slot / PAGE * page + 2 * LEVELS + slot % PAGE * 4, 4);
             }
         }
-        soften8(s, scales, x.low[i], x.end[i], p, w->max + r, w->sum + r, w->worth + r);
-        memset(p + up(x.end[i], 16), 0, CHUNK - up(x.end[i], 16));
+        soften8(s, masked ? own : inverse, low, end, p, w->max + r, w->sum + r);
+        memset(p + up(end, 16), 0, CHUNK - up(end, 16));
         if (paths) {
             for (long node = first + i; node >= 0; node = a->parents[node]) {
                 const long j = a->before + a->depth[node] - start;
-                if (j < x.low[i]) break;
+                if (j < low) break;
                 if (j < CHUNK) q[a->before + node - near] = p[j];
             }
-            if (x.high[i] < CHUNK) memset(p + x.high[i], 0, CHUNK - x.high[i]);
+            if (high < CHUNK) memset(p + high, 0, CHUNK - high);
         }
     }
     for (long r = 0; r < queries; r += VALUE_ROWS) {
@@ -320,6 +336,6 @@ static void chunk8_of(const Attend *a, long c, long head, long first, long count
         const Words4 range[2] = {
             {w->p + r * CHUNK, CHUNK, x.least / 4, up(x.high[(r + rows - 1) / group], 4) / 4, here},
             {w->node_p + r * slots, slots, 0, paths ? up(a->before + nodes - near, 4) / 4 : 0, pages + near / PAGE * page}};
-        value_rows((int)rows, range, width, w->worth + r, w->acc + r * width);
+        value_rows((int)rows, range, r ? 0 : next, width, w->acc + r * width);
     }
 }

@@ -92,6 +92,16 @@ INLINE V pick(I mask, V yes, V no) {
 #endif
 }
 
+INLINE V higher(V x, V y) { /* y where x is not greater */
+#if W == 16
+    return (V)_mm512_max_ps((__m512)x, (__m512)y);
+#elif W == 8
+    return (V)_mm256_max_ps((__m256)x, (__m256)y);
+#else
+    return pick(x > y, x, y);
+#endif
+}
+
 INLINE float half_float(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff, bits;
     float scaled;
@@ -181,11 +191,32 @@ INLINE void store_part(int type, char *p, V x, int count) {
     memcpy(p, whole, count * bytes_of(type));
 }
 
+typedef float V4 __attribute__((vector_size(16)));
+typedef int32_t I4 __attribute__((vector_size(16)));
+
 INLINE float sum_lanes(const V x[NL]) { /* of 16 lanes, a tree of a fixed shape */
+    V4 y[4];
+    memcpy(y, x, sizeof y);
+    y[0] = (y[0] + y[2]) + (y[1] + y[3]);
+    return (y[0][0] + y[0][2]) + (y[0][1] + y[0][3]);
+}
+
+INLINE int32_t most_lanes(const I x[NL]) { /* of 16 lanes */
+    I4 y[4], mask;
+    memcpy(y, x, sizeof y);
+#define GREATER(a, b) (mask = (a) > (b), ((a) & mask) | ((b) & ~mask))
+    y[0] = GREATER(y[0], y[2]), y[1] = GREATER(y[1], y[3]), y[0] = GREATER(y[0], y[1]);
+#undef GREATER
+    const int32_t even = y[0][0] > y[0][2] ? y[0][0] : y[0][2], odd = y[0][1] > y[0][3] ? y[0][1] : y[0][3];
+    return even > odd ? even : odd;
+}
+
+INLINE float highest_lane(const V x[NL]) { /* of 16 lanes, none of them NaN */
     float lane[16];
-    memcpy(lane, x, sizeof lane);
-    for (int step = 8; step; step /= 2)
-        for (int i = 0; i < step; i++) lane[i] += lane[i + step];
+    V y = x[0];
+    UNROLL for (int h = 1; h < NL; h++) y = higher(y, x[h]);
+    memcpy(lane, &y, sizeof y);
+    UNROLL for (int step = W / 2; step; step /= 2) for (int i = 0; i < step; i++) lane[i] = lane[i] > lane[i + step] ? lane[i] : lane[i + step];
     return lane[0];
 }
 
@@ -211,6 +242,32 @@ INLINE V vexp(V x) { /* relative error below 3e-7; 0 far below 0, infinite far a
     const I power = __builtin_convertvector(turns, I), half = power >> 1; /* in two steps, as far below 1 is rounded once */
     return p * as_v((U)(half + 127) << 23) * as_v((U)(power - half + 127) << 23);
 #endif
+}
+
+/* Logarithms and exponentials of our own: a system's own differ among processors in the last bit, and so would texts. */
+
+static double atanh2(double s) { /* log((1 + s) / (1 - s)), |s| < 0.172: the series to 1e-17 */
+    const double z = s * s;
+    double sum = 1.0 / 25;
+    for (int n = 23; n > 1; n -= 2) sum = sum * z + 1.0 / n;
+    return 2 * s + 2 * s * (z * sum);
+}
+
+static double natural_log(double x) { /* of what is positive and not below 2^-1000; 0: -inf */
+    int power;
+    if (!(x > 0)) return x == 0 ? -INFINITY : NAN;
+    double m = frexp(x, &power);
+    if (m < 0.70710678118654752) m *= 2, power--;
+    return power * 6.93147180369123816490e-01 + (power * 1.90821492927058770002e-10 + atanh2((m - 1) / (m + 1)));
+}
+
+static double natural_exp(double x) { /* of what is not above 700 */
+    if (!(x > -745)) return x != x ? x : 0;
+    const double turns = floor(x * 1.4426950408889634 + 0.5);
+    const double r = (x - turns * 6.93147180369123816490e-01) - turns * 1.90821492927058770002e-10;
+    double sum = 1;
+    for (int n = 14; n > 0; n--) sum = sum * r / n + 1;
+    return ldexp(sum, (int)turns);
 }
 
 /* ---- one tile of a product: acc[r][:] += sum over k of a[r][k] * b[k][:] --------------------------- */

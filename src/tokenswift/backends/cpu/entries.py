@@ -21,11 +21,12 @@ from tokenswift.cache.full import FullCache
 from tokenswift.cache.sparse import SparseCache
 
 PAGE = 16  # tokens of a page
+SCALES = 3 * 4 * PAGE  # bytes of a page's scales
 
 
 def page_bytes(width: int) -> int:
     """Bytes of a page of heads of a width."""
-    return 8 * PAGE + width * PAGE + -(-width // 16) * 16 * PAGE
+    return SCALES + width * PAGE + -(-width // 16) * 16 * PAGE
 
 
 def entry_bytes(width: int) -> int:
@@ -59,6 +60,15 @@ class Pages:
         """Room for ``capacity`` tokens, rounded up to pages."""
         shape = (layers, kv_heads, -(-capacity // PAGE), page_bytes(width))
         return cls(large_empty(*shape, dtype=torch.uint8), width, copy_entries)
+
+    @property
+    def scales(self) -> Float[Tensor, "L K pages 3 16"]:
+        """Each token's scale of the key, logarithm to base 2 of the scale of the value, and inverse of that scale."""
+        return self.data[..., :SCALES].view(torch.float32).unflatten(-1, (3, PAGE))
+
+    def put_scales(self, keys: Float[Tensor, "L K pages 16"], values: Float[Tensor, "L K pages 16"]) -> None:
+        """Write the scales of all keys and values."""
+        self.scales.copy_(torch.stack([keys, values.log2(), 1 / values], -2))
 
     @property
     def capacity(self) -> int:
@@ -113,8 +123,8 @@ class Pages:
         """Keys of slots as numbers, float32."""
         first, last = start // PAGE, -(-end // PAGE)
         pages = self.data[layers, :, first:last]
-        scales = pages[..., : 4 * PAGE].view(torch.float32)
-        words = pages[..., 8 * PAGE : (8 + self.width) * PAGE].unflatten(-1, (-1, PAGE, 4))
+        scales = self.scales[layers, :, first:last, 0]
+        words = pages[..., SCALES : SCALES + self.width * PAGE].unflatten(-1, (-1, PAGE, 4))
         whole = words.transpose(-3, -2).flatten(-2).float() - 128  # (L, K, pages, 16, d)
         found = (whole * scales[..., None]).flatten(2, 3)
         return found[:, :, start - first * PAGE : end - first * PAGE]
@@ -125,8 +135,8 @@ class Pages:
         page, place = at // PAGE, at % PAGE
         scale = keys.abs().amax(-1) / 127
         whole = (keys / scale.clamp_min(1e-30)[..., None]).round().clamp(-127, 127) + 128
-        self.data[..., : 4 * PAGE].view(torch.float32)[:, :, page, place] = scale
-        words = self.data[..., 8 * PAGE : (8 + self.width) * PAGE].unflatten(-1, (-1, PAGE, 4))
+        self.scales[:, :, page, 0, place] = scale
+        words = self.data[..., SCALES : SCALES + self.width * PAGE].unflatten(-1, (-1, PAGE, 4))
         # (n, L, K, words, 4): indices that a slice stands between come first
         words[:, :, page, :, place] = whole.to(torch.uint8).unflatten(-1, (-1, 4)).permute(2, 0, 1, 3, 4)
 
@@ -148,7 +158,8 @@ class IntFullCache(FullCache):
     def fill_random(self) -> None:
         """See `FullCache.fill_random`."""
         self.data.random_(1, 255)
-        self.data[..., : 8 * PAGE].view(torch.float32).fill_(0.02)
+        scales = torch.full_like(self.pages.scales[..., 0, :], 0.02)
+        self.pages.put_scales(scales, scales)
 
     def _move_rows(self, start: int, nodes: Sequence[int]) -> None:
         self.pages.copy(self.pages, range(start, start + len(nodes)), [start + node for node in nodes])
