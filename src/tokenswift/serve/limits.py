@@ -111,7 +111,7 @@ def check_prompt(prompt: Any, most: int | None, field: str) -> None:
 def check_tokens(size: int, most: int, field: str) -> None:
     """See that a prompt has as few tokens as it may."""
     if size > most:
-        raise InputError(f"the prompt is {size} tokens; valid: up to {most:,}", field)
+        raise InputError(f"the prompt is {size:,} tokens; valid: up to {most:,}", field)
 
 
 def _length(messages: Sequence[Mapping[str, str]]) -> int:

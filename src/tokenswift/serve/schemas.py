@@ -137,7 +137,6 @@ class Body(BaseModel):
         Raises:
             InputError: naming the field, its value and what is valid.
         """
-        self.check_served()
         field, wanted = self.length()
         most, own, limit = settings.max_tokens, self.own, llm.target.rotary.limit
         if wanted is not None and not 1 <= wanted <= most:
