@@ -231,6 +231,11 @@ WORDS: list[tuple[dict[str, Any], str, str]] = [
         "tokenswift.strategy_options.gamma is 4000; valid: an integer from 1 to 32",
     ),
     (
+        own(strategy="triforce", strategy_options={"gamma": 32, "inner_gamma": 32}),
+        "tokenswift",
+        "tokenswift.strategy_options.gamma times inner_gamma is 1,024; valid here: up to 64",
+    ),
+    (
         own(strategy="tokenswift", strategy_options={"tree": [1, 300]}),
         "tokenswift",
         "tokenswift.strategy_options asks for a tree of 302 nodes; valid here: up to 256",
