@@ -143,8 +143,9 @@ def test_short_options_mean_the_same_everywhere() -> None:
     commands = subparsers_of(build_parser()[0])
     for command, parser in commands.items():
         for action in parser._actions:
-            for name in set(action.option_strings) & short.keys():
-                assert action.option_strings == [name, short[name]], command
+            for name, long in short.items():
+                if {name, long} & {*action.option_strings}:
+                    assert action.option_strings == [name, long], command
     for command in ("generate", "chat", "plan"):
         names = {name for action in commands[command]._actions for name in action.option_strings}
         assert short.keys() <= names, command

@@ -451,6 +451,8 @@ def test_undo_takes_the_last_turn_back(talk: Callable[..., Outcome]) -> None:
     assert messages_of("a.json") == messages_of("b.json") == messages_of("c.json")[:2]
     assert "taken back: 'And?' and its answer; 2 messages left\n" in done.err
     assert "2 messages written to b.json (--seed 0 repeats them)\n" in done.err  # the kept answers
+    told = talk(b"/system Be brief.\nHello\n/undo\n").err
+    assert "taken back: 'Hello' and its answer; 0 messages left\n" in told  # the instructions are none
 
 
 def test_names_that_other_programs_have(talk: Callable[..., Outcome]) -> None:

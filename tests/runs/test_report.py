@@ -153,6 +153,12 @@ def test_an_empty_run(state: RunState) -> None:
     assert "0 tokens, running" in "".join(reader.text["h1"])
 
 
+def test_where_a_run_was_resumed(state: RunState) -> None:
+    once = RunState(state.header, state.sessions[:1], steps=[[]])
+    assert "1; never resumed" in page(once, "run", running=True)
+    assert "2; resumed at token 70" in page(state, "run")
+
+
 def test_repeats() -> None:
     tokens = [*range(20), *range(5, 15), 99, *range(3)]
     marked = repeats(tokens, 4)

@@ -142,6 +142,25 @@ def test_a_full_queue(start: Start, slowed: Any) -> None:
     )
 
 
+def test_one_request_leaves_room_for_others(start: Start, slowed: Any) -> None:
+    llm, slow = slowed
+    slow.pause = 0.005
+    server = start(llm)
+    most = Settings().max_choices
+    body = {"prompt": "hello", "max_tokens": 900, "tokenswift": {"ignore_eos": True}}
+    refused = server.post("/v1/completions", {**body, "n": most + 1})
+    assert refused.status_code == 400 and f"valid: 1 to {most} in all" in refused.json()["error"]["message"]
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(server.post, "/v1/completions", {**body, "n": most})
+        running = f"tokenswift_running_texts {most:.1f}"
+        while running not in server.get("/metrics").text:
+            time.sleep(0.01)
+        assert server.post("/v1/completions", HELLO).status_code == 200
+        assert running in server.get("/metrics").text, "others waited for its end"
+        slow.pause = 0.0
+        assert first.result().status_code == 200
+
+
 def test_an_answer_that_takes_too_long(start: Start, slowed: Any) -> None:
     llm, slow = slowed
     slow.pause = 0.02

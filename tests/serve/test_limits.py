@@ -16,6 +16,7 @@ from tokenswift.serve.schemas import KINDS
 from tokenswift.serve.settings import Settings
 
 HELLO: dict[str, Any] = {"prompt": "hello", "max_tokens": 4}
+PATHS = {"chat": "chat/completions", "completion": "completions", "response": "responses"}
 MANY = 50_000
 SITE = "https://chat.example"
 
@@ -196,8 +197,7 @@ def test_long_lists(server: Running, name: str) -> None:
     with pytest.raises(ValueError) as caught:
         KINDS[kind][0].model_validate(body)
     assert caught.value.error_count() == 1  # type: ignore[attr-defined]
-    paths = {"chat": "chat/completions", "completion": "completions", "response": "responses"}
-    found = server.post(f"/v1/{paths[kind]}", body)
+    found = server.post(f"/v1/{PATHS[kind]}", body)
     error = found.json()["error"]
     assert found.status_code == 400 and error["message"].startswith(message), error
     assert error["param"] in (*body, None)
@@ -214,7 +214,7 @@ WORDS: list[tuple[dict[str, Any], str, str]] = [
         "max_tokens",
         "max_tokens is 1020, after a prompt of 6 tokens; valid: up to 1,018",
     ),
-    ({"prompt": [1] * 1024}, "prompt", "the prompt is 1024 tokens; valid: up to 1,023"),
+    ({"prompt": [1] * 1024}, "prompt", "the prompt is 1,024 tokens; valid: up to 1,023"),
     ({"prompt": [300]}, "prompt", "prompt token id is 300; valid: 0 to "),
     (own(strategy="best"), "tokenswift", "tokenswift.strategy is 'best'; valid: auto, "),
     (own(on_loop="x"), "tokenswift", "tokenswift.on_loop is 'x'; valid: report, stop"),
@@ -229,6 +229,11 @@ WORDS: list[tuple[dict[str, Any], str, str]] = [
         own(strategy="triforce", strategy_options={"gamma": 4000, "inner_gamma": 4000}),
         "tokenswift",
         "tokenswift.strategy_options.gamma is 4000; valid: an integer from 1 to 32",
+    ),
+    (
+        own(strategy="triforce", strategy_options={"gamma": 32, "inner_gamma": 32}),
+        "tokenswift",
+        "tokenswift.strategy_options.gamma times inner_gamma is 1,024; valid here: up to 64",
     ),
     (
         own(strategy="tokenswift", strategy_options={"tree": [1, 300]}),
@@ -267,6 +272,63 @@ def test_errors_name_what_a_client_can_set(
     error = found.json()["error"]
     assert 400 <= found.status_code < 500 and error["param"] == field, error
     assert error["message"].startswith(message) and len(error["message"]) < 400
+
+
+PLACES: list[tuple[str, dict[str, Any], str, str]] = [
+    ("chat", {"messages": []}, "messages", "messages is []; valid: at least one"),
+    ("chat", {"messages": "x"}, "messages", "messages is 'x'; valid: a list"),
+    ("chat", {"messages": [3]}, "messages", "messages[0] is 3; valid: an object"),
+    (
+        "chat",
+        {"messages": [{"role": "user"}]},
+        "messages",
+        "messages[0].content is missing; valid: a value for it",
+    ),
+    (
+        "chat",
+        {"messages": [{"content": None}]},
+        "messages",
+        "messages[0].content is None; valid: text, or a list",
+    ),
+    (
+        "chat",
+        {"messages": [{"content": [{"text": "x"}]}]},
+        "messages",
+        "messages[0].content[0].type is missing; valid: a value for it",
+    ),
+    (
+        "response",
+        {"input": [{"role": "tool", "content": "x"}]},
+        "input",
+        "input[0].role is 'tool'; valid: 'system', 'developer', 'user' or 'assistant'",
+    ),
+    ("response", {"input": 7}, "input", "input is 7; valid: text, or a list"),
+    ("response", {"input": "x", "prompt": {"id": "y"}}, "prompt", "prompt is {'id': 'y'}; valid here: null"),
+    ("response", {"input": "x", "metadata": {"a": 3}}, "metadata", "metadata.a is 3; valid: text"),
+    ("completion", {**HELLO, "stop": [3]}, "stop", "stop[0] is 3; valid: text"),
+    ("completion", {**HELLO, "max_tokens": "3"}, "max_tokens", "max_tokens is '3'; valid: an integer"),
+    (
+        "completion",
+        {**HELLO, "tokenswift": {"strategy": 3}},
+        "tokenswift",
+        "tokenswift.strategy is 3; valid: text",
+    ),
+    (
+        "completion",
+        {**HELLO, "tokenswift": {"x": 3}},
+        "tokenswift",
+        "tokenswift.x is no setting of this server",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "body", "field", "message"), PLACES, ids=lambda part: str(part)[:50])
+def test_errors_name_the_place(
+    server: Running, kind: str, body: dict[str, Any], field: str, message: str
+) -> None:
+    found = server.post(f"/v1/{PATHS[kind]}", body)
+    error = found.json()["error"]
+    assert (found.status_code, error["param"], error["message"]) == (400, field, message)
 
 
 @pytest.mark.parametrize("value", ["9" * 5000, "[" * 5000 + "]" * 5000])

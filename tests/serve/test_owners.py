@@ -109,6 +109,7 @@ def test_the_log_has_no_ids(start: Start, caplog: pytest.LogCaptureFixture) -> N
     said = "\n".join(one.getMessage() for one in caplog.records if not one.name.startswith("http"))
     assert digits not in said and digits[:-1] not in said and quoted not in said
     assert found, "one answer's lines are known by the same short name"
+    assert f" /v1/responses/{brief(name)} " in said
 
 
 @pytest.mark.parametrize("fault", ["record", "journal", "disk", "scheduler"])

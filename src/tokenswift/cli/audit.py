@@ -9,7 +9,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.declare import add_options, integer
+from tokenswift.cli.declare import SHORT, add_options, integer
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.config import OPTIONS, build_options, check_integer
 from tokenswift.types import InputError, RunError
@@ -43,7 +43,9 @@ def add_parser(subparsers: Any) -> None:
             "runs of plain decoding per case on the toy model (strategies: a fifth), at least 100, or 0",
         ),
     ):
+        short = [SHORT[key]] if (key := name.replace("-", "_")) in SHORT else []
         parser.add_argument(
+            *short,
             f"--{name}",
             type=integer,
             default=default,

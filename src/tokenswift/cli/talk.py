@@ -209,7 +209,7 @@ class Chat:
         if not self.turns:
             raise InputError("/undo has no answer to take back; valid: behind an answer")
         self.turns, gone, self._unanswered = self.turns[:-1], self.turns[-1], None
-        left = counted(len(self.messages), "message")
+        left = counted(2 * len(self.turns), "message")
         logger.info("taken back: %s and its answer; %s left", shown(gone.question), left)
 
     def clear(self, rest: str = "") -> None:

@@ -251,6 +251,7 @@ class Answers:
             InputError: naming what is wrong with the body.
             Refused: the key belongs to another request.
         """
+        body.check_served()
         known = body.model_dump(include=set(type(body).model_fields), exclude_none=True)
         try:
             digest = _digest(msgspec.json.encode(known).decode(), kind)

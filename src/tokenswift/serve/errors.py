@@ -41,24 +41,49 @@ def wrong_fields(errors: Sequence[Any]) -> InputError:
     first = errors[0]
     if isinstance(own := first.get("ctx", {}).get("error"), InputError):
         return own
-    where = [part for part in first["loc"] if part not in ("body", "query", "path", "header")]
     if first["type"] == "json_invalid":
         return InputError(f"the body is no JSON ({first['ctx']['error']}); valid: a JSON object")
-    name = str(where[0]) if where else ""
-    if first["type"] == "missing":
-        return InputError(f"{name or 'the body'} is missing; valid: a value for it", name or None)
-    if not name:
-        return InputError(f"the body is {shown(first['input'])}; valid: a JSON object, as application/json")
-    if first["type"] == "extra_forbidden":
-        return InputError(f"{'.'.join(map(str, where))} is no setting of this server", name)
-    own = [error for error in errors if tuple(error["loc"][:2]) == tuple(first["loc"][:2])]
-    words = dict.fromkeys(error["msg"].removeprefix("Input should be ") for error in own)
-    inside = [str(part) for part in where[1:] if name == "tokenswift"]
-    return InputError(
-        f"{'.'.join([name, *inside[:1]])} is {shown(first['input'])}; valid: {', or '.join(words)}", name
+    field = next(iter(_place(first)), None)
+    if field is None and first["type"] == "missing":
+        return InputError("the body is missing; valid: a JSON object")
+    if field is None:
+        given = "of another type" if isinstance(first["input"], bytes) else shown(first["input"])
+        return InputError(f"the body is {given}; valid: a JSON object, as application/json")
+    found = [error for error in errors if _place(error)[:1] == [field]]
+    place = max(map(_place, found), key=len)  # of a value of several kinds, the one that fits the furthest
+    found = [error for error in found if _place(error) == place]
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)[1:]
+    if found[0]["type"] == "missing":
+        return InputError(f"{name} is missing; valid: a value for it", str(field))
+    if found[0]["type"] == "extra_forbidden":
+        return InputError(f"{name} is no setting of this server", str(field))
+    words = dict.fromkeys(
+        _WANTED.get(error["type"]) or error["msg"].removeprefix("Input should be ") for error in found
     )
+    return InputError(f"{name} is {shown(found[0]['input'])}; valid: {', or '.join(words)}", str(field))
 
 
+def _place(error: Any) -> list[str | int]:
+    """Where in a body, query or header an error is, without the kinds of values that pydantic tried there."""
+    return [part for part in error["loc"][1:] if not _KIND.fullmatch(str(part))]
+
+
+_KIND = re.compile(r"str|list\[.*\]")
+#: pydantic's name of an error → what would be right
+_WANTED = {
+    "string_type": "text",
+    "list_type": "a list",
+    "too_short": "at least one",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "int_parsing": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
 #: advice for whoever starts a server, in errors that its clients see
 _NOT_HERE = re.compile(r", a dtype of two bytes|, or more with rope_scaling yarn")
 _OPTION = re.compile(r"'(.*?)' (is no option of strategy )", re.DOTALL)

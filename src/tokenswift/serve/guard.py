@@ -119,7 +119,7 @@ class Guard:
             raise Refused(408, f"the body took longer than {BODY_SECONDS:g} seconds") from None
 
     def _log(self, scope: Scope, status: int, seconds: float, body: bytes) -> None:
-        path = ascii(brief(scope["path"][:200]))[1:-1]
+        path = brief(ascii(scope["path"][:200])[1:-1])
         client = (scope.get("client") or ("-",))[0]
         logger.info("%s %s %s %s %.3f s", client, scope["method"], path, status or "gone", seconds)
         if self._settings.log_prompts and body:

@@ -17,6 +17,7 @@ FIELDS = 256  # of a body, those included that nobody knows
 LIST = 4096  # prompts of a request, and numbers of a strategy's option
 CHARACTERS = 32  # of a prompt for each token that it may have: no language has so many
 NODES = 256  # of a fixed tree: a larger one makes every other client wait
+PASSES = 64  # of a draft model in a step, for the same reason
 
 
 def check_body(body: Any) -> None:
@@ -111,7 +112,7 @@ def check_prompt(prompt: Any, most: int | None, field: str) -> None:
 def check_tokens(size: int, most: int, field: str) -> None:
     """See that a prompt has as few tokens as it may."""
     if size > most:
-        raise InputError(f"the prompt is {size} tokens; valid: up to {most:,}", field)
+        raise InputError(f"the prompt is {size:,} tokens; valid: up to {most:,}", field)
 
 
 def _length(messages: Sequence[Mapping[str, str]]) -> int:
@@ -127,5 +128,18 @@ def check_nodes(nodes: int) -> None:
     if nodes > NODES:
         raise InputError(
             f"tokenswift.strategy_options asks for a tree of {nodes:,} nodes; valid here: up to {NODES}",
+            "tokenswift",
+        )
+
+
+def check_passes(passes: int) -> None:
+    """See that a step has as few passes of a draft model as it has to beside other clients' texts.
+
+    Raises:
+        InputError: it has more.
+    """
+    if passes > PASSES:
+        raise InputError(
+            f"tokenswift.strategy_options.gamma times inner_gamma is {passes:,}; valid here: up to {PASSES}",
             "tokenswift",
         )

@@ -18,7 +18,7 @@ from tokenswift.drafters.lookup import LENGTH
 from tokenswift.engine.request import MOST_LOGPROBS, Request
 from tokenswift.prompts import Prompt
 from tokenswift.serve.errors import CLOSED, in_words_of
-from tokenswift.serve.limits import check_body, check_nodes, check_prompt, check_tokens
+from tokenswift.serve.limits import check_body, check_nodes, check_passes, check_prompt, check_tokens
 from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError
 from tokenswift.words import counted
@@ -137,7 +137,6 @@ class Body(BaseModel):
         Raises:
             InputError: naming the field, its value and what is valid.
         """
-        self.check_served()
         field, wanted = self.length()
         most, own, limit = settings.max_tokens, self.own, llm.target.rotary.limit
         if wanted is not None and not 1 <= wanted <= most:
@@ -178,6 +177,8 @@ class Body(BaseModel):
         if made and made[0].strategy in ("tokenswift", "medusa"):
             options = made[0].options
             check_nodes(tree_nodes(options.tree or ()) + LENGTH * (getattr(options, "ngrams", None) or 0))
+        if made and made[0].strategy == "triforce":
+            check_passes(made[0].options.gamma * made[0].options.inner_gamma)
         return made
 
     def in_own_words(self, error: InputError) -> InputError:

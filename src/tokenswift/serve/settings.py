@@ -39,7 +39,8 @@ class Settings:
         queue: answers that may wait for their turn; the next one is refused with status 429
         max_tokens: new tokens of one text at most
         max_prompt: tokens of one prompt at most; default: the model's positions
-        max_choices: texts of one request at most: its prompts times n
+        max_choices: texts of one request at most: its prompts times n; half of those that are written at once
+            with --max-concurrent auto, so that one request leaves room for others
         share_prefixes: read what prompts begin with once for all keys, not for each; how soon an answer
             begins then tells a client what others have asked
         max_body: bytes of a request at most
@@ -59,7 +60,7 @@ class Settings:
     queue: int = _option(64, "N", 0)
     max_tokens: int = _option(32_768, "N", 1)
     max_prompt: int | None = _option(None, "N", 1)
-    max_choices: int = _option(16, "N", 1)
+    max_choices: int = _option(8, "N", 1)
     share_prefixes: bool = False
     max_body: int = _option(8 << 20, "N", 1)
     max_connections: int = _option(256, "N", 1)
