@@ -18,6 +18,7 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.gguf_files import small, write
 from tests.malformed.gguf_bytes import ARRAY, F32, I32, I64, TEXT, U32, Draft, Value
 from tokenswift import LLM
+from tokenswift.backends.cpu.backend import _MOST_NUMBERS
 from tokenswift.models.checkpoint import Layout
 from tokenswift.models.numbers import check_numbers
 from tokenswift.prompts import prompt_ids
@@ -44,9 +45,9 @@ def opened(path: Path) -> LLM:
 @pytest.mark.parametrize(
     ("said", "line"),
     [
-        ({"hidden_size": 0}, "x: hidden_size is 0; valid: a whole number from 1 to 1,048,576"),
-        ({"hidden_size": 32.0}, "x: hidden_size is 32.0; valid: a whole number from 1 to 1,048,576"),
-        ({"hidden_size": True}, "x: hidden_size is True; valid: a whole number from 1 to 1,048,576"),
+        ({"hidden_size": 0}, "x: hidden_size is 0; valid: a whole number from 1 to 262,144"),
+        ({"hidden_size": 32.0}, "x: hidden_size is 32.0; valid: a whole number from 1 to 262,144"),
+        ({"hidden_size": True}, "x: hidden_size is True; valid: a whole number from 1 to 262,144"),
         (
             {"num_hidden_layers": 10**7},
             "x: num_hidden_layers is 10000000; valid: a whole number from 1 to 1,024",
@@ -199,6 +200,46 @@ def test_a_mistral_has_no_biases(tmp_path: Path) -> None:
     made.add("blk.0.attn_q.bias", (256,), bytes(1024))
     line = line_of(lambda: opened(made.write(tmp_path / "model.gguf")))
     assert "tensor blk.0.attn_q.bias is none of a mistral model's" in line
+
+
+def resized(made: Draft, hidden: int, heads: int, width: int, inner: int) -> None:
+    """A model of a layer with other sizes, all of its tensors zeros in float16."""
+    sizes = {
+        "embedding_length": hidden,
+        "attention.head_count": heads,
+        "attention.head_count_kv": 1,
+        "feed_forward_length": inner,
+        "block_count": 1,
+    }
+    sizes |= dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), width)
+    for name, value in sizes.items():
+        made.set(f"llama.{name}", Value(U32, value))
+    made.tensors = []
+    shapes = {"token_embd": (260, hidden), "output_norm": (hidden,)}
+    layer = {
+        **{"attn_q": (heads * width, hidden), "attn_k": (width, hidden), "attn_v": (width, hidden)},
+        **{"attn_output": (hidden, heads * width), "attn_norm": (hidden,), "ffn_norm": (hidden,)},
+        **{"ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner)},
+    }
+    for name, shape in (shapes | {f"blk.0.{name}": shape for name, shape in layer.items()}).items():
+        made.add(f"{name}.weight", shape[::-1], bytes(2 * math.prod(shape)), code=1)
+
+
+def test_rows_that_no_kernel_takes(draft: Draft, tmp_path: Path) -> None:
+    """All tensors are there: the schema alone says that the kernels run no such rows."""
+    resized(draft, 2, 1, 2, _MOST_NUMBERS + 2)
+    assert line_of(lambda: opened(draft.write(tmp_path / "model.gguf"))).endswith(
+        ": llama.feed_forward_length is 262146; valid: a whole number from 1 to 262,144"
+    )
+    resized(draft, 2, 1, 2, _MOST_NUMBERS)
+    assert opened(draft.write(tmp_path / "model.gguf")).generate([5], 2, ignore_eos=True).token_ids
+
+
+def test_sizes_that_a_family_does_not_have(draft: Draft, tmp_path: Path) -> None:
+    resized(draft, 6, 4, 2, 8)
+    line = line_of(lambda: opened(draft.write(tmp_path / "model.gguf")))
+    assert "hidden size (6) is not a multiple of the number of attention heads (4)" in line
+    assert "; valid: " in line
 
 
 def test_figures_of_a_file_that_is_refused(draft: Draft, tmp_path: Path) -> None:
