@@ -345,6 +345,12 @@ def test_ids_of_configs_beyond_the_rows(file: str, ids: Any, folder: Path) -> No
         ({"model_type": "gemma2", "vocab_size": 10**6}, "numbers of files with"),
         ({"model_type": "phi", "num_hidden_layers": 10**7}, "num_hidden_layers is 10000000; valid"),
         ({"model_type": "gpt2", "n_layer": 10**7}, "n_layer is 10000000; valid"),
+        ({"architectures": 5}, "is not a causal language model (its architectures are 5); valid: causal"),
+        (
+            {"architectures": {"LlamaForCausalLM": 1}},
+            "(its architectures are {'LlamaForCausalLM': 1}); valid",
+        ),
+        ({"architectures": ["X" * 999]}, "(its architectures are ['XX"),
     ],
 )
 def test_configs_that_are_refused(fields: dict[str, Any], words: str, folder: Path) -> None:
