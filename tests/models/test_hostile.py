@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from base64 import b64encode
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -306,6 +307,26 @@ def test_a_tokenizer_with_more_ids_than_rows(folder: Path) -> None:
         f"model {folder}: its tokenizer has the token 'more' with the id 300; valid: 0 to 259, the rows of "
         "the embedding"
     )
+
+
+def ranks(tokens: Iterable[bytes]) -> bytes:
+    """A vocabulary in tiktoken's form."""
+    return b"".join(b"%s %d\n" % (b64encode(token), at) for at, token in enumerate(tokens))
+
+
+def test_vocabularies_in_the_form_of_tiktoken(folder: Path) -> None:
+    letters = [bytes([at]) for at in range(256)]
+    (folder / "tokenizer.json").unlink()
+    for tokens, words in (
+        (range(1 << 20), "has 1,048,832 tokens; valid: up to 524,288"),
+        ((b"a" * at for at in range(2, 3000)), "squares make 8,995,500,755; valid: up to 67,108,864"),
+    ):
+        more = (b"ab%d" % each if isinstance(each, int) else each for each in tokens)
+        (folder / "tokenizer.model").write_bytes(ranks([*letters, *more]))
+        assert line_of(lambda: opened(folder)).startswith(f"model {folder}: its tokenizer.model has ")
+        assert words in line_of(lambda: opened(folder))
+    (folder / "tokenizer.model").write_bytes(ranks([*letters, b"ab"]))
+    assert opened(folder).generate("ab", 2, ignore_eos=True).token_ids
 
 
 def test_added_tokens_without_rows_are_refused_where_they_are_written(folder: Path) -> None:

@@ -22,6 +22,7 @@ from tokenswift.models.numbers import (
     check_numbers,
     refusal,
 )
+from tokenswift.models.vocabulary_checks import check_ranks
 from tokenswift.types import InputError
 
 #: what other families call the numbers of the schema
@@ -63,6 +64,7 @@ TOKENIZERS = (
     "chat_template.json",
 )
 OBJECTS = ("tokenizer_config.json", "added_tokens.json", "special_tokens_map.json", "chat_template.json")
+RANKS = "tokenizer.model"  # may be in the form of tiktoken
 
 
 def check_said(name: str, path: Path, families: tuple[str, ...]) -> None:
@@ -168,6 +170,8 @@ def check_tokenizer_files(name: str, folder: Path) -> None:
             raise InputError(f"model {name}: its {file} has {size:,} bytes; valid: up to {MOST_TOKENIZER:,}")
         if path.is_file() and file in OBJECTS:
             _check_named(object_in(path, MOST_CONFIG, f"model {name}"), f"model {name}: its {file}")
+    if (ranks := folder / RANKS).is_file():
+        check_ranks(ranks, f"model {name}: its {RANKS}")
     own = folder / TOKENIZERS[0]
     if own.is_file() and (wrong := tokenizer_trial.fault(own)) is not None:
         raise InputError(
