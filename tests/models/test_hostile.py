@@ -329,6 +329,24 @@ def test_vocabularies_in_the_form_of_tiktoken(folder: Path) -> None:
     assert opened(folder).generate("ab", 2, ignore_eos=True).token_ids
 
 
+@pytest.mark.parametrize(
+    ("merges", "words"),
+    [
+        ("#version: 0.2\na b\n", "its merges.txt joins 'a b' to no token of vocab.json; valid: merges whose"),
+        ("#version: 0.2\n" + "a b\n" * (1 << 20), "its merges.txt has 1,048,577 lines; valid: up to 524,288"),
+    ],
+)
+def test_merges_of_no_token(merges: str, words: str, folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps({chr(at): at for at in range(33, 127)}))
+    (folder / "merges.txt").write_text(merges)
+    change(folder / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer")
+    assert words in line_of(lambda: opened(folder))
+    (folder / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2, "c": 3}))
+    (folder / "merges.txt").write_text("#version: 0.2\na b\n")
+    assert opened(folder).generate("abc", 2, ignore_eos=True).token_ids
+
+
 def test_added_tokens_without_rows_are_refused_where_they_are_written(folder: Path) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens([AddedToken("<pad>", special=True)])
@@ -366,6 +384,14 @@ def test_ids_of_configs_beyond_the_rows(file: str, ids: Any, folder: Path) -> No
         ({"model_type": "gemma2", "vocab_size": 10**6}, "numbers of files with"),
         ({"model_type": "phi", "num_hidden_layers": 10**7}, "num_hidden_layers is 10000000; valid"),
         ({"model_type": "gpt2", "n_layer": 10**7}, "n_layer is 10000000; valid"),
+        (
+            {"model_type": "nemotron_h", "hybrid_override_pattern": "M" * 200_000},
+            "hybrid_override_pattern is 'MMM",
+        ),
+        (
+            {"model_type": "recurrent_gemma", "block_types": ["recurrent"] * 10**6},
+            "…; valid: up to 4,096 entries or letters",
+        ),
         ({"architectures": 5}, "is not a causal language model (its architectures are 5); valid: causal"),
         (
             {"architectures": {"LlamaForCausalLM": 1}},

@@ -22,7 +22,7 @@ from tokenswift.models.numbers import (
     check_numbers,
     refusal,
 )
-from tokenswift.models.vocabulary_checks import check_ranks
+from tokenswift.models.vocabulary_checks import check_merges, check_ranks
 from tokenswift.types import InputError
 
 #: what other families call the numbers of the schema
@@ -41,6 +41,8 @@ ALSO = {
     "num_local_experts": "num_attention_heads",
     "n_routed_experts": "num_attention_heads",
 }
+#: entries of a list of a config, or letters of a text
+MOST_PLACES = 4096
 #: tokens that a config of a tokenizer names
 MOST_NAMED = {
     "extra_special_tokens": 2048,
@@ -94,6 +96,8 @@ def _check_bounds(said: Mapping[str, Any], where: str, depth: int = 0) -> None:
                 check_numbers({known: value} if value else {}, where)
             except InputError:
                 raise refusal(where, name, value, VALID[known]) from None
+        elif isinstance(value, str | list) and len(value) > MOST_PLACES:  # kinds of layers, for one
+            raise refusal(where, name, value, f"up to {MOST_PLACES:,} entries or letters")
         elif isinstance(value, Mapping) and depth < 4:
             _check_bounds(value, where, depth + 1)
 
@@ -173,6 +177,8 @@ def check_tokenizer_files(name: str, folder: Path) -> None:
     if (ranks := folder / RANKS).is_file():
         check_ranks(ranks, f"model {name}: its {RANKS}")
     own = folder / TOKENIZERS[0]
+    if not own.exists():
+        check_merges(folder / "vocab.json", folder / "merges.txt", f"model {name}")
     if own.is_file() and (wrong := tokenizer_trial.fault(own)) is not None:
         raise InputError(
             f"model {name}: its tokenizer cannot be loaded ({wrong}); valid: a tokenizer.json for texts"

@@ -9,6 +9,7 @@ rows in either case. The padding's id is not looked at: nothing here fills anyth
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -125,6 +126,36 @@ def check_ranks(path: Path, where: str) -> None:
         raise InputError(
             f"{where} has tokens with lengths whose squares make {cuts:,}; valid: up to {MOST_CUTS:,}"
         )
+
+
+def check_merges(vocabulary: Path, merges: Path, where: str) -> None:
+    """Refuse merges whose union is no token: the library that joins them ends in a panic where it is longer
+    than every token. Files that cannot be read are their reader's affair.
+
+    Args:
+        vocabulary, merges: ``vocab.json`` and ``merges.txt`` of byte-level BPE, of files that are not large.
+        where: whose they are, for messages.
+    Raises:
+        InputError: naming the merge, or how many there are, and what is valid.
+    """
+    if not vocabulary.is_file() or not merges.is_file():
+        return
+    try:
+        tokens = json.loads(vocabulary.read_bytes())
+        text = merges.read_bytes().decode()
+    except (OSError, ValueError, RecursionError):
+        return
+    if not isinstance(tokens, dict):
+        return
+    if (count := text.count("\n")) > MOST_TOKENS:
+        raise InputError(f"{where}: its merges.txt has {count:,} lines; valid: up to {MOST_TOKENS:,}")
+    for line in text.splitlines():
+        pair = line.split()
+        if len(pair) == 2 and pair[0] != "#version:" and "".join(pair) not in tokens:
+            raise InputError(
+                f"{where}: its merges.txt joins {shown(line)} to no token of vocab.json; valid: merges whose "
+                "union is a token"
+            )
 
 
 def check_tokenizer(tokenizer: Any, rows: int, name: str) -> None:
