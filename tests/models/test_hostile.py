@@ -329,6 +329,11 @@ def test_vocabularies_in_the_form_of_tiktoken(folder: Path) -> None:
     assert opened(folder).generate("ab", 2, ignore_eos=True).token_ids
 
 
+def test_a_vocabulary_of_many_lines(folder: Path) -> None:
+    (folder / "vocab.txt").write_bytes(b"a\n" * ((1 << 19) + 1))
+    assert "its vocab.txt has 524,289 lines; valid: up to 524,288" in line_of(lambda: opened(folder))
+
+
 @pytest.mark.parametrize(
     ("merges", "words"),
     [
@@ -392,6 +397,8 @@ def test_ids_of_configs_beyond_the_rows(file: str, ids: Any, folder: Path) -> No
             {"model_type": "recurrent_gemma", "block_types": ["recurrent"] * 10**6},
             "…; valid: up to 4,096 entries or letters",
         ),
+        ({"model_type": "xlstm", "num_blocks": 10**7}, "num_blocks is 10000000; valid"),
+        ({"model_type": "bart", "decoder_layers": 10**7}, "decoder_layers is 10000000; valid"),
         ({"architectures": 5}, "is not a causal language model (its architectures are 5); valid: causal"),
         (
             {"architectures": {"LlamaForCausalLM": 1}},

@@ -22,7 +22,7 @@ from tokenswift.models.numbers import (
     check_numbers,
     refusal,
 )
-from tokenswift.models.vocabulary_checks import check_merges, check_ranks
+from tokenswift.models.vocabulary_checks import MOST_TOKENS, check_merges, check_ranks
 from tokenswift.types import InputError
 
 #: what other families call the numbers of the schema
@@ -30,6 +30,11 @@ ALSO = {
     "n_layer": "num_hidden_layers",
     "n_layers": "num_hidden_layers",
     "num_layers": "num_hidden_layers",
+    "num_blocks": "num_hidden_layers",
+    "decoder_layers": "num_hidden_layers",
+    "encoder_layers": "num_hidden_layers",
+    "num_decoder_layers": "num_hidden_layers",
+    "num_encoder_layers": "num_hidden_layers",
     "num_nextn_predict_layers": "num_hidden_layers",
     "n_embd": "hidden_size",
     "d_model": "hidden_size",
@@ -176,6 +181,9 @@ def check_tokenizer_files(name: str, folder: Path) -> None:
             _check_named(object_in(path, MOST_CONFIG, f"model {name}"), f"model {name}: its {file}")
     if (ranks := folder / RANKS).is_file():
         check_ranks(ranks, f"model {name}: its {RANKS}")
+    words = folder / "vocab.txt"
+    if words.is_file() and (count := words.read_bytes().count(b"\n")) > MOST_TOKENS:
+        raise InputError(f"model {name}: its vocab.txt has {count:,} lines; valid: up to {MOST_TOKENS:,}")
     own = folder / TOKENIZERS[0]
     if not own.exists():
         check_merges(folder / "vocab.json", folder / "merges.txt", f"model {name}")
