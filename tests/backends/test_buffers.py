@@ -15,6 +15,7 @@ import tokenswift
 from tokenswift.backends.case import Case
 from tokenswift.backends.cpu.backend import CpuBackend
 from tokenswift.backends.cpu.buffers import address
+from tokenswift.backends.cpu.entries import IntFullCache, Pages
 from tokenswift.backends.torch import TorchBackend
 from tokenswift.backends.weights import Packed
 from tokenswift.cache.full import FullCache
@@ -99,6 +100,18 @@ def test_no_tensor_of_floats_is_made_without_a_type() -> None:
     assert found == []
 
 
+def test_one_function_gives_addresses_to_c() -> None:
+    """Nobody else reads a tensor's address for it."""
+    package = Path(tokenswift.__file__).parent
+    found = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if "data_ptr" in path.read_text(encoding="utf-8")
+    }
+    # large pages for memory of a size that torch says, and where a card's caches lie from each other
+    assert found == {"backends/cpu/buffers.py", "backends/pages.py", "backends/cuda/plan.py"}
+
+
 # ---- what is refused -----------------------------------------------------------------------------------
 
 
@@ -133,6 +146,22 @@ WRONG: dict[str, Callable[[CpuBackend], object]] = {
     "a parent after its row": lambda k: k.attend(random(4, 2, 8), 0, cache(), [1, -1], 1.0),
     "a parent below -1": lambda k: k.attend(random(4, 2, 8), 0, cache(), [-2, 0], 1.0),
 }
+
+
+def test_pages_of_other_sizes_are_refused(kernels: CpuBackend) -> None:
+    def pages(layers: int, heads: int, width: int, room: int) -> Pages:
+        made = kernels.new_cache(layers, heads, width, room, torch.int8)
+        assert isinstance(made, IntFullCache)
+        return made.pages
+
+    to = pages(2, 3, 20, 100)
+    to.copy(pages(2, 3, 20, 40), [99, 0], [0, 39])
+    for source in (pages(1, 3, 20, 40), pages(2, 2, 20, 40), pages(2, 3, 16, 40)):
+        with pytest.raises(ValueError, match=r"^pages of the source is torch.uint8 of shape .*; valid: "):
+            to.copy(source, [99, 0], [0, 39])
+    to.data = to.data[:, :2]
+    with pytest.raises(ValueError, match="^pages is torch.uint8 of shape .*, not contiguous; valid: "):
+        to.copy(pages(2, 2, 20, 40), [0], [0])
 
 
 @pytest.mark.parametrize("name", WRONG)

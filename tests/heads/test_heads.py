@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -255,7 +256,7 @@ def test_not_a_heads_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         load_heads(tmp_path / "none.safetensors", tiny())
     (tmp_path / "text").write_text("no tensors here")
-    with pytest.raises(InputError, match="is not a safetensors file"):
+    with pytest.raises(InputError, match="cannot be read as safetensors"):
         load_heads(tmp_path / "text", tiny())
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
     with pytest.raises(InputError, match="holds no draft heads"):
@@ -372,6 +373,78 @@ def test_a_header_of_any_content_is_read_or_refused_in_one_line(tmp_path: Path, 
         assert heads.frequent is None or heads.frequent.ndim == 1
     except InputError as error:
         assert "b.safetensors" in str(error) and "\n" not in str(error)
+
+
+W, S = "heads.layers.1.linear.weight", "base.sample"
+LINES: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], Any], str]] = {
+    "weights of eight bits": (
+        lambda header, tensors: tensors.update({W: tensors[W].to(torch.float8_e4m3fn)}),
+        "is of the type float8_e4m3fn; valid: float32, bfloat16, float16, float64",
+    ),
+    "whole numbers": (lambda header, tensors: tensors.update({W: tensors[W].long()}), "type int64; valid:"),
+    "complex numbers": (
+        lambda header, tensors: tensors.update({W: tensors[W].to(torch.complex64)}),
+        "type complex64; valid:",
+    ),
+    "a sample of eight bits": (
+        lambda header, tensors: tensors.update({S: tensors[S].to(torch.float8_e4m3fn)}),
+        "tensor base.sample is of the type float8_e4m3fn; valid:",
+    ),
+    "a short sample": (
+        lambda header, tensors: tensors.update({S: tensors[S][:5]}),
+        r"tensor base.sample has shape \[5\]; \[512\] is needed",
+    ),
+    "many dimensions": (
+        lambda header, tensors: tensors.update({S: torch.zeros([1] * 60)}),
+        r"has shape \[1, 1, .*…; \[512\] is needed",
+    ),
+    "more frequent tokens than tokens": (
+        lambda header, tensors: tensors.update({"draft.frequent": torch.zeros(V + 1, dtype=torch.int32)}),
+        f"of shape .*; valid: 1 to {V} token ids",
+    ),
+    "a calibration of 10^400": (
+        lambda header, tensors: header.update(calibration={"heads": [[10**400] * 6] * 2}),
+        "broken calibration",
+    ),
+    "a long name of the base": (
+        lambda header, tensors: (
+            header.update(base="x" * 10**6),
+            tensors.update({S: torch.zeros(512, dtype=torch.float32)}),
+        ),
+        "were made for xx",
+    ),
+    "a long field": (lambda header, tensors: header["heads"].update({"x" * 10**6: 1}), "broken header"),
+    "a long version": (lambda header, tensors: header.update(version="x" * 10**6), "format version 'x"),
+    "a long tensor": (
+        lambda header, tensors: tensors.update({"x" * 10**5: torch.zeros(1, dtype=torch.int8)}),
+        "unknown tensor xx",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_what_strangers_write_is_refused_in_a_short_line(name: str, tmp_path: Path) -> None:
+    change, words = LINES[name]
+    path = tmp_path / "a.safetensors"
+    save_heads(random_heads("linear"), path, base_of(tiny()), torch.float32)
+    with safe_open(path, framework="pt") as file:
+        header = json.loads((file.metadata() or {})[METADATA_KEY])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    change(header, tensors)
+    save_file(tensors, path, metadata={METADATA_KEY: json.dumps(header)})
+    with pytest.raises(InputError, match=words) as caught:
+        load_heads(path, tiny())
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+
+
+def test_headers_of_strangers_are_bounded(tmp_path: Path) -> None:
+    """What a header may hold is decided before it is parsed, and read before any tensor."""
+    entry = '"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+    for count, words in ((400_000, "has a header of"), (70_000, "has 70,000 tensors; valid: up to 65,536")):
+        header = ("{" + ",".join(entry % i for i in range(count)) + "}").encode()
+        (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header)
+        with pytest.raises(InputError, match=f"^heads file .*{words}"):
+            load_heads(tmp_path / "a", tiny())
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -186,6 +186,57 @@ def test_faults_are_one_line_errors(change: str, message: str, tmp_path: Path) -
     assert "\n" not in str(caught.value)
 
 
+EMBEDDING, WEIGHT = "model.embed_tokens.weight", "model.medusa_layers.1.linear.weight"
+STRANGE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "layers of a text": ({"num_hidden_layers": "x"}, {}, "num_hidden_layers is 'x'; valid: an integer"),
+    "infinite layers": ({"num_hidden_layers": float("inf")}, {}, "num_hidden_layers is inf; valid: "),
+    "heads of a list": ({"medusa_heads": []}, {}, r"medusa_heads is \[\]; valid: an integer"),
+    "eps of a text": ({"rms_norm_eps": "x"}, {}, "heads' eps is 'x'; valid: 0 to 1"),
+    "infinite eps": ({"rms_norm_eps": float("inf")}, {}, "heads' eps is inf; valid: 0 to 1"),
+    "an embedding of one dimension": ({}, {EMBEDDING: torch.zeros(9)}, r"has shape \[9\]; valid: a matrix"),
+    "an empty embedding": ({}, {EMBEDDING: torch.zeros(0, D)}, "is no tensor of float32"),
+    "whole numbers": ({}, {WEIGHT: torch.zeros(D, D, dtype=torch.int64)}, "is no tensor of float32"),
+    "eight bits": ({}, {WEIGHT: torch.zeros(D, D).to(torch.float8_e4m3fn)}, "is no tensor of float32"),
+    "sparse numbers": ({}, {WEIGHT: torch.eye(D).to_sparse()}, "is no tensor of float32"),
+    "no tensor": ({}, {WEIGHT: 5}, "is no tensor of float32"),
+    "a single number": ({}, {"model.medusa_layers.0.input_layernorm.weight": torch.tensor(1.0)}, "has shape"),
+    "many heads": (
+        {"medusa_heads": 10**6},
+        {"model.medusa_layers.999999.linear.weight": torch.zeros(1)},
+        "tensors, too few for 1000000 heads",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_checkpoints_of_strangers_are_refused_in_a_line(name: str, tmp_path: Path) -> None:
+    said, tensors, words = STRANGE[name]
+    published(tmp_path / "c", "bin")
+    config = json.loads((tmp_path / "c" / "config.json").read_text())
+    (tmp_path / "c" / "config.json").write_text(json.dumps(config | said))
+    weights = torch.load(tmp_path / "c" / "pytorch_model.bin", weights_only=True)
+    torch.save(weights | tensors, tmp_path / "c" / "pytorch_model.bin")
+    with pytest.raises(InputError, match=words) as caught:
+        import_checkpoint(tmp_path / "c")
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+
+
+def test_heads_without_a_number(tmp_path: Path) -> None:
+    published(tmp_path / "c", "bin")
+    weights = torch.load(tmp_path / "c" / "pytorch_model.bin", weights_only=True)
+    numbered = {name.replace("layers.1.linear", "layers.x.linear"): t for name, t in weights.items()}
+    torch.save(numbered, tmp_path / "c" / "pytorch_model.bin")
+    with pytest.raises(InputError, match="lack tensor layers.1.linear.weight"):
+        import_checkpoint(tmp_path / "c")
+
+
+def test_medusa_heads_of_strangers(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": "x"}')
+    torch.save({"0.0.linear.weight": torch.zeros(D, D)}, tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(InputError, match="medusa_num_heads is 'x'; valid: an integer"):
+        import_checkpoint(tmp_path, tiny_model())
+
+
 def test_missing_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a folder"):
         import_checkpoint(tmp_path / "none")
@@ -195,7 +246,7 @@ def test_missing_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no safetensors or bin"):
         import_checkpoint(tmp_path)
     (tmp_path / "model.safetensors").write_text("rubbish")
-    with pytest.raises(InputError, match="cannot be read as weights"):
+    with pytest.raises(InputError, match="cannot be read as safetensors"):
         import_checkpoint(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"model.embed_tokens.weight": "gone.bin"}})

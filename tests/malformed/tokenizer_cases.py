@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -414,6 +415,21 @@ def _of_added() -> Iterator[tuple[str, Change]]:
                 f"{name} instead of {TOKENIZER}, {number}",
                 lambda f, n=name, v=value: (f.say(n, v), f.files.pop(TOKENIZER)),
             )
+    letters = [bytes([at]) for at in range(256)]
+    for what, more in {
+        "as it should be": lambda: [b"ab"],
+        "of 10^6 tokens": lambda: (b"ab%d" % at for at in range(10**6)),
+        "of tokens of 3,000 letters": lambda: (b"a" * at for at in range(2, 3000)),
+        "of a token of 59,800 letters": lambda: [b"a" * 59_800],
+    }.items():
+        yield f"tokenizer.model in tiktoken's form, {what}", partial(_ranks, letters, more)
+
+
+def _ranks(letters: list[bytes], more: Callable[[], Iterable[bytes]], folder: Folder) -> None:
+    """A vocabulary in tiktoken's form instead of a tokenizer.json."""
+    lines = (b"%s %d\n" % (b64encode(token), at) for at, token in enumerate((*letters, *more())))
+    folder.files["tokenizer.model"] = b"".join(lines)
+    folder.files.pop(TOKENIZER)
 
 
 def _of_configs() -> Iterator[tuple[str, Change]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from base64 import b64encode
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.gguf_files import small, write
 from tests.malformed.gguf_bytes import ARRAY, F32, I32, I64, TEXT, U32, Draft, Value
 from tokenswift import LLM
+from tokenswift.backends.cpu.backend import _MOST_NUMBERS
 from tokenswift.models.checkpoint import Layout
 from tokenswift.models.numbers import check_numbers
 from tokenswift.prompts import prompt_ids
@@ -44,9 +46,9 @@ def opened(path: Path) -> LLM:
 @pytest.mark.parametrize(
     ("said", "line"),
     [
-        ({"hidden_size": 0}, "x: hidden_size is 0; valid: a whole number from 1 to 1,048,576"),
-        ({"hidden_size": 32.0}, "x: hidden_size is 32.0; valid: a whole number from 1 to 1,048,576"),
-        ({"hidden_size": True}, "x: hidden_size is True; valid: a whole number from 1 to 1,048,576"),
+        ({"hidden_size": 0}, "x: hidden_size is 0; valid: a whole number from 1 to 262,144"),
+        ({"hidden_size": 32.0}, "x: hidden_size is 32.0; valid: a whole number from 1 to 262,144"),
+        ({"hidden_size": True}, "x: hidden_size is True; valid: a whole number from 1 to 262,144"),
         (
             {"num_hidden_layers": 10**7},
             "x: num_hidden_layers is 10000000; valid: a whole number from 1 to 1,024",
@@ -201,6 +203,46 @@ def test_a_mistral_has_no_biases(tmp_path: Path) -> None:
     assert "tensor blk.0.attn_q.bias is none of a mistral model's" in line
 
 
+def resized(made: Draft, hidden: int, heads: int, width: int, inner: int) -> None:
+    """A model of a layer with other sizes, all of its tensors zeros in float16."""
+    sizes = {
+        "embedding_length": hidden,
+        "attention.head_count": heads,
+        "attention.head_count_kv": 1,
+        "feed_forward_length": inner,
+        "block_count": 1,
+    }
+    sizes |= dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), width)
+    for name, value in sizes.items():
+        made.set(f"llama.{name}", Value(U32, value))
+    made.tensors = []
+    shapes = {"token_embd": (260, hidden), "output_norm": (hidden,)}
+    layer = {
+        **{"attn_q": (heads * width, hidden), "attn_k": (width, hidden), "attn_v": (width, hidden)},
+        **{"attn_output": (hidden, heads * width), "attn_norm": (hidden,), "ffn_norm": (hidden,)},
+        **{"ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner)},
+    }
+    for name, shape in (shapes | {f"blk.0.{name}": shape for name, shape in layer.items()}).items():
+        made.add(f"{name}.weight", shape[::-1], bytes(2 * math.prod(shape)), code=1)
+
+
+def test_rows_that_no_kernel_takes(draft: Draft, tmp_path: Path) -> None:
+    """All tensors are there: the schema alone says that the kernels run no such rows."""
+    resized(draft, 2, 1, 2, _MOST_NUMBERS + 2)
+    assert line_of(lambda: opened(draft.write(tmp_path / "model.gguf"))).endswith(
+        ": llama.feed_forward_length is 262146; valid: a whole number from 1 to 262,144"
+    )
+    resized(draft, 2, 1, 2, _MOST_NUMBERS)
+    assert opened(draft.write(tmp_path / "model.gguf")).generate([5], 2, ignore_eos=True).token_ids
+
+
+def test_sizes_that_a_family_does_not_have(draft: Draft, tmp_path: Path) -> None:
+    resized(draft, 6, 4, 2, 8)
+    line = line_of(lambda: opened(draft.write(tmp_path / "model.gguf")))
+    assert "hidden size (6) is not a multiple of the number of attention heads (4)" in line
+    assert "; valid: " in line
+
+
 def test_figures_of_a_file_that_is_refused(draft: Draft, tmp_path: Path) -> None:
     draft.set("llama.attention.head_count_kv", Value(U32, 3))
     path = draft.write(tmp_path / "model.gguf")
@@ -267,6 +309,49 @@ def test_a_tokenizer_with_more_ids_than_rows(folder: Path) -> None:
     )
 
 
+def ranks(tokens: Iterable[bytes]) -> bytes:
+    """A vocabulary in tiktoken's form."""
+    return b"".join(b"%s %d\n" % (b64encode(token), at) for at, token in enumerate(tokens))
+
+
+def test_vocabularies_in_the_form_of_tiktoken(folder: Path) -> None:
+    letters = [bytes([at]) for at in range(256)]
+    (folder / "tokenizer.json").unlink()
+    for tokens, words in (
+        (range(1 << 20), "has 1,048,832 tokens; valid: up to 524,288"),
+        ((b"a" * at for at in range(2, 3000)), "squares make 8,995,500,755; valid: up to 67,108,864"),
+    ):
+        more = (b"ab%d" % each if isinstance(each, int) else each for each in tokens)
+        (folder / "tokenizer.model").write_bytes(ranks([*letters, *more]))
+        assert line_of(lambda: opened(folder)).startswith(f"model {folder}: its tokenizer.model has ")
+        assert words in line_of(lambda: opened(folder))
+    (folder / "tokenizer.model").write_bytes(ranks([*letters, b"ab"]))
+    assert opened(folder).generate("ab", 2, ignore_eos=True).token_ids
+
+
+def test_a_vocabulary_of_many_lines(folder: Path) -> None:
+    (folder / "vocab.txt").write_bytes(b"a\n" * ((1 << 19) + 1))
+    assert "its vocab.txt has 524,289 lines; valid: up to 524,288" in line_of(lambda: opened(folder))
+
+
+@pytest.mark.parametrize(
+    ("merges", "words"),
+    [
+        ("#version: 0.2\na b\n", "its merges.txt joins 'a b' to no token of vocab.json; valid: merges whose"),
+        ("#version: 0.2\n" + "a b\n" * (1 << 20), "its merges.txt has 1,048,577 lines; valid: up to 524,288"),
+    ],
+)
+def test_merges_of_no_token(merges: str, words: str, folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps({chr(at): at for at in range(33, 127)}))
+    (folder / "merges.txt").write_text(merges)
+    change(folder / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer")
+    assert words in line_of(lambda: opened(folder))
+    (folder / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2, "c": 3}))
+    (folder / "merges.txt").write_text("#version: 0.2\na b\n")
+    assert opened(folder).generate("abc", 2, ignore_eos=True).token_ids
+
+
 def test_added_tokens_without_rows_are_refused_where_they_are_written(folder: Path) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens([AddedToken("<pad>", special=True)])
@@ -304,6 +389,22 @@ def test_ids_of_configs_beyond_the_rows(file: str, ids: Any, folder: Path) -> No
         ({"model_type": "gemma2", "vocab_size": 10**6}, "numbers of files with"),
         ({"model_type": "phi", "num_hidden_layers": 10**7}, "num_hidden_layers is 10000000; valid"),
         ({"model_type": "gpt2", "n_layer": 10**7}, "n_layer is 10000000; valid"),
+        (
+            {"model_type": "nemotron_h", "hybrid_override_pattern": "M" * 200_000},
+            "hybrid_override_pattern is 'MMM",
+        ),
+        (
+            {"model_type": "recurrent_gemma", "block_types": ["recurrent"] * 10**6},
+            "…; valid: up to 4,096 entries or letters",
+        ),
+        ({"model_type": "xlstm", "num_blocks": 10**7}, "num_blocks is 10000000; valid"),
+        ({"model_type": "bart", "decoder_layers": 10**7}, "decoder_layers is 10000000; valid"),
+        ({"architectures": 5}, "is not a causal language model (its architectures are 5); valid: causal"),
+        (
+            {"architectures": {"LlamaForCausalLM": 1}},
+            "(its architectures are {'LlamaForCausalLM': 1}); valid",
+        ),
+        ({"architectures": ["X" * 999]}, "(its architectures are ['XX"),
     ],
 )
 def test_configs_that_are_refused(fields: dict[str, Any], words: str, folder: Path) -> None:

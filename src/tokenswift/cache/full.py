@@ -41,7 +41,7 @@ class FullCache:
     ) -> None:
         self._move = move or _moved
         self.data = large_empty(2 * layers, kv_heads, capacity, head_dim, dtype=dtype, device=device)
-        self.work = torch.empty(0, dtype=torch.uint8)
+        self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.layers = layers
         self.capacity = capacity
         self._length = self._touched = 0

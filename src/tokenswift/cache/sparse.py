@@ -37,7 +37,7 @@ class SparseCache:
     def __init__(self, like: FullCache, budget: int, sinks: int, scratch: int) -> None:
         self.budget, self.sinks, self.scratch = budget, sinks, scratch
         self._make(like, budget + scratch)
-        self.work = torch.empty(0, dtype=torch.uint8)
+        self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
         #: position in the text of every slot, (layers, K, B)
         shape = (like.layers, like.data.shape[1], budget)
         self.positions = torch.zeros(shape, dtype=torch.long, device=like.data.device)

@@ -26,11 +26,15 @@ from torch import Tensor
 from tokenswift.config import HEAD_KINDS, shown
 from tokenswift.files import replacing
 from tokenswift.heads.modules import Heads, HeadsConfig
-from tokenswift.identity import TOLERANCE, BaseIdentity, Values, base_of
+from tokenswift.identity import SAMPLE_SIZE, TOLERANCE, BaseIdentity, Values, base_of
 from tokenswift.types import InputError
+from tokenswift.weights.safetensors import open_weights
 
 FORMAT_VERSION = 1
 METADATA_KEY = "tokenswift_heads"
+#: types that weights of heads may have
+TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+MOST_NAME = 200  # characters of a name in messages
 #: greatest distance of a model from the one that shipped heads were made for: that one's weights are those of
 #: a Q4_1 file, rounding to which moves weights by .08 of their size; the model before it gets them, too
 ROUNDED = 0.15
@@ -124,7 +128,7 @@ def save_heads(
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
@@ -132,19 +136,17 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"heads file {path} does not exist")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"heads file {path} is not a safetensors file: {_reason(error)}") from error
-    if METADATA_KEY not in metadata:
+    file = open_weights(path, "heads file")
+    said = (file.metadata() or {}).get(METADATA_KEY)
+    if said is None:
         raise InputError(f"{path} holds no draft heads of tokenswift; import-heads reads published ones")
     try:
-        header = json.loads(metadata[METADATA_KEY])
+        header = json.loads(said)
         version, notes = header["version"], header.get("notes") or {}
         if version != FORMAT_VERSION:
-            raise InputError(f"heads file {path} has format version {version}; known: {FORMAT_VERSION}")
+            raise InputError(
+                f"heads file {path} has format version {shown(version)}; known: {FORMAT_VERSION}"
+            )
         if not isinstance(notes, dict):
             raise TypeError("notes is no object")
         config = HeadsConfig.from_dict(header["heads"])
@@ -153,21 +155,27 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
         raise InputError(text if str(path) in text else f"heads file {path}: {text}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"heads file {path} has a broken header: {_reason(error)}") from error
+    tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     sample = tensors.pop("base.sample", None)
     if sample is None:
         raise InputError(f"heads file {path} lacks tensor base.sample")
-    if not bool(torch.isfinite(sample).all()):
-        raise InputError(f"heads in {path}: tensor base.sample holds values that are not finite")
+    _check_tensor(str(path), "base.sample", sample, [2 * SAMPLE_SIZE])
     frequent = tensors.pop("draft.frequent", None)
     heads = build_heads(config, {k.removeprefix("heads."): v for k, v in tensors.items()}, str(path))
     if frequent is not None:
-        whole = frequent.ndim == 1 and len(frequent) and frequent.dtype in (torch.int32, torch.int64)
-        if not whole or int(frequent.min()) < 0 or int(frequent.max()) >= config.vocab_size:
+        whole = frequent.ndim == 1 and frequent.dtype in (torch.int32, torch.int64)
+        if not whole or not 0 < len(frequent) <= config.vocab_size:
+            raise InputError(
+                f"heads file {path}: tensor draft.frequent is {frequent.dtype} of shape "
+                f"{shown(list(frequent.shape))}; valid: 1 to {config.vocab_size} token ids"
+            )
+        if int(frequent.min()) < 0 or int(frequent.max()) >= config.vocab_size:
             raise InputError(f"heads file {path} names frequent tokens outside 0 to {config.vocab_size - 1}")
         heads.frequent = frequent.long()
     heads.calibration = _calibration(header.get("calibration"), path)
     heads.source, heads.notes = str(path), notes
-    base = BaseIdentity(str(header.get("base", "?")), config.hidden_size, config.vocab_size, sample.float())
+    name = str(header.get("base", "?"))[:MOST_NAME]
+    base = BaseIdentity(name, config.hidden_size, config.vocab_size, sample.float())
     return heads, base, notes
 
 
@@ -181,7 +189,7 @@ def _calibration(found: Any, path: Path) -> dict[str, list[list[float]]] | None:
         }
         shapes = {tuple(map(len, rows)) for rows in kept.values()}
         numbers = [weight for rows in kept.values() for row in rows for weight in row]
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"heads file {path} has a broken calibration: {_reason(error)}") from error
     if shapes - {(6, 6)} or not all(map(math.isfinite, numbers)):
         raise InputError(
@@ -202,17 +210,30 @@ def build_heads(config: HeadsConfig, tensors: dict[str, Tensor], source: str) ->
     for name, tensor in wanted.items():
         if name not in tensors:
             raise InputError(f"heads in {source} lack tensor {name}")
-        if tensors[name].shape != tensor.shape:
-            found, need = list(tensors[name].shape), list(tensor.shape)
-            raise InputError(f"heads in {source}: tensor {name} has shape {found}; {need} is needed")
-        if not bool(torch.isfinite(tensors[name]).all()):
-            raise InputError(f"heads in {source}: tensor {name} holds values that are not finite")
+        _check_tensor(source, name, tensors[name], list(tensor.shape))
     unknown = sorted(set(tensors) - set(wanted))
     if unknown:
-        raise InputError(f"heads in {source} hold an unknown tensor {unknown[0]}")
+        raise InputError(f"heads in {source} hold an unknown tensor {unknown[0][:MOST_NAME]}")
     heads = Heads(config)
     heads.load_state_dict({name: tensors[name].float() for name in wanted})
     return heads.eval().requires_grad_(False)
+
+
+def _check_tensor(source: str, name: str, tensor: Tensor, shape: list[int]) -> None:
+    """Refuse a tensor of a file that is of another shape, of no float type, or not finite.
+
+    Raises:
+        InputError: naming it, and what is valid.
+    """
+    if list(tensor.shape) != shape:
+        found = shown(list(tensor.shape))
+        raise InputError(f"heads in {source}: tensor {name} has shape {found}; {shape} is needed")
+    if tensor.dtype not in TYPES:
+        kinds = ", ".join(str(kind).removeprefix("torch.") for kind in TYPES)
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise InputError(f"heads in {source}: tensor {name} is of the type {kind}; valid: {kinds}")
+    if not bool(torch.isfinite(tensor).all()):
+        raise InputError(f"heads in {source}: tensor {name} holds values that are not finite")
 
 
 def load_heads(path: str | Path, model: Any) -> Heads:

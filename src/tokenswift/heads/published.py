@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tokenswift.heads.checkpoint import build_heads, check_base
+from tokenswift.checks import check_integer, shown
+from tokenswift.heads.checkpoint import MOST_NAME, TYPES, build_heads, check_base
 from tokenswift.heads.modules import Heads, HeadsConfig
 from tokenswift.identity import BaseIdentity, base_of, sample_of
 from tokenswift.json_files import MOST_CONFIG, object_in, weight_map
 from tokenswift.types import InputError
+from tokenswift.weights.safetensors import open_weights
 
 PREFIX = "model.medusa_layers."
 EMBEDDING = "model.embed_tokens.weight"
@@ -68,7 +70,7 @@ def _shards_of_heads(folder: Path) -> list[str]:
         index = folder / f"{stem}.index.json"
         if index.is_file():
             files = weight_map(index, f"--checkpoint {folder}", SHARDS)
-            wanted = _wanted(read_config(folder))
+            wanted = _wanted(folder, read_config(folder))
             return sorted({file for name, file in files.items() if wanted.search(name)})
     return ["model.safetensors", "pytorch_model.bin"]
 
@@ -101,16 +103,23 @@ def read_tensors(folder: Path, wanted: re.Pattern[str]) -> dict[str, Tensor]:
     for file in _weight_files(folder, wanted):
         try:
             if file.suffix == ".safetensors":
-                with safe_open(file, framework="pt") as shard:
-                    names = [name for name in shard.keys() if wanted.search(name)]  # noqa: SIM118
-                    found |= {name: shard.get_tensor(name) for name in names}
+                shard = open_weights(file, "--checkpoint file")
+                names = [name for name in shard.keys() if wanted.search(name)]  # noqa: SIM118
+                found |= {name: shard.get_tensor(name) for name in names}
             else:
                 content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
                 found |= {name: t for name, t in content.items() if wanted.search(name)}
+        except InputError:
+            raise
         except (SafetensorError, OSError, RuntimeError, ValueError, EOFError) as error:
             raise InputError(f"--checkpoint file {file} cannot be read as weights") from error
         except Exception as error:  # unpickling fails in many ways
             raise InputError(f"--checkpoint file {file} holds more than plain weights") from error
+    for name, tensor in found.items():
+        plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.numel()
+        if not plain or tensor.dtype not in TYPES:
+            kinds = ", ".join(str(kind).removeprefix("torch.") for kind in TYPES)
+            raise InputError(f"--checkpoint {folder}: {shown(name)} is no tensor of {kinds}")
     return found
 
 
@@ -157,32 +166,45 @@ def import_checkpoint(folder: str | Path, model: Any = None) -> tuple[Heads, Bas
     return _import_tokenswift(folder, config, model)
 
 
-def _middle(config: dict[str, Any]) -> str:
+def _middle(folder: Path, config: dict[str, Any]) -> str:
     """The weight of the middle layer that identifies a base."""
-    return f"model.layers.{int(config.get('num_hidden_layers', 0)) // 2}.self_attn.q_proj.weight"
+    return f"model.layers.{_whole(folder, config, 'num_hidden_layers') // 2}.self_attn.q_proj.weight"
 
 
-def _wanted(config: dict[str, Any]) -> re.Pattern[str]:
+def _whole(folder: Path, config: dict[str, Any], name: str, default: int = 0) -> int:
+    """A whole number that a config says."""
+    return check_integer(f"--checkpoint {folder}: {name}", config.get(name, default), 0)
+
+
+def _wanted(folder: Path, config: dict[str, Any]) -> re.Pattern[str]:
     """Names of what is read of a TokenSwift checkpoint."""
-    return re.compile(f"^({re.escape(PREFIX)}.*|{re.escape(EMBEDDING)}|{re.escape(_middle(config))})$")
+    own = f"{re.escape(PREFIX)}[0-9]{{1,6}}[.].*"
+    return re.compile(f"^({own}|{re.escape(EMBEDDING)}|{re.escape(_middle(folder, config))})$")
 
 
 def _import_tokenswift(folder: Path, config: dict[str, Any], model: Any) -> tuple[Heads, BaseIdentity]:
-    tensors, middle = read_tensors(folder, _wanted(config)), _middle(config)
+    tensors, middle = read_tensors(folder, _wanted(folder, config)), _middle(folder, config)
     heads = {k.removeprefix(PREFIX): v for k, v in tensors.items() if k.startswith(PREFIX)}
     if not heads:
         raise InputError(f"--checkpoint {folder} has no heads: no tensor is named {PREFIX}*")
     count = 1 + max(int(name.partition(".")[0]) for name in heads)
-    said = config.get("medusa_heads", count)
+    said = _whole(folder, config, "medusa_heads", count)
     if said != count:
         raise InputError(f"--checkpoint {folder} has {count} heads, its config says medusa_heads {said}")
-    width = next(v.shape[0] for k, v in heads.items() if k.endswith(PARTS[1]) or k.endswith(PARTS[2]))
-    vocabulary = int(config.get("vocab_size", 0))
+    width = next((v.numel() for k, v in heads.items() if k.endswith(PARTS[1:])), 0)
+    vocabulary = _whole(folder, config, "vocab_size")
     if EMBEDDING in tensors:
+        if tensors[EMBEDDING].ndim != 2:
+            found = shown(list(tensors[EMBEDDING].shape))
+            raise InputError(f"--checkpoint {folder}: {EMBEDDING} has shape {found}; valid: a matrix")
         vocabulary, width = tensors[EMBEDDING].shape
-    shape = HeadsConfig("linear", count, width, vocabulary, eps=float(config.get("rms_norm_eps", 1e-5)))
+    try:
+        shape = HeadsConfig("linear", count, width, vocabulary, eps=config.get("rms_norm_eps", 1e-5))
+    except InputError as error:
+        raise InputError(f"--checkpoint {folder}: {error}") from error
     built = build_heads(shape, {f"layers.{k}": v for k, v in heads.items()}, str(folder))
     name = str(config.get("_name_or_path") or folder.resolve().name).rstrip("/").rpartition("/")[2]
+    name = name[:MOST_NAME]
     if EMBEDDING in tensors and middle in tensors:
         sample = torch.cat((sample_of(tensors[EMBEDDING]), sample_of(tensors[middle])))
         base = BaseIdentity(name, width, vocabulary, sample)
@@ -200,14 +222,14 @@ def _import_tokenswift(folder: Path, config: dict[str, Any], model: Any) -> tupl
 def _import_medusa(folder: Path, config: dict[str, Any], model: Any) -> tuple[Heads, BaseIdentity]:
     if model is None:
         raise InputError(f"--checkpoint {folder} holds Medusa heads only; name their base with --model")
-    raw = read_tensors(folder, re.compile(r"^(medusa_head\.)?\d+\.\d+\."))
+    raw = read_tensors(folder, re.compile(r"^(medusa_head\.)?[0-9]{1,6}\.[0-9]{1,6}\."))
     raw = {k.removeprefix("medusa_head."): v for k, v in raw.items()}
     if not raw:
         raise InputError(f"--checkpoint {folder} has no heads: no tensor is named like 0.0.linear.weight")
     base = base_of(model)
     count = 1 + max(int(k.split(".")[0]) for k in raw)
     blocks = 1 + max((int(k.split(".")[1]) for k in raw if ".linear." in k), default=-1)
-    said = config.get("medusa_num_heads", count)
+    said = _whole(folder, config, "medusa_num_heads", count)
     if said > count or blocks < 1:
         raise InputError(
             f"--checkpoint {folder} has {count} heads of {blocks} blocks, its config says {said}"

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from tokenswift.json_files import weight_map
 from tokenswift.models.base import head_width
 from tokenswift.types import InputError
 from tokenswift.weights.format import Stored
+from tokenswift.weights.safetensors import open_weights
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 #: projections of a layer, and the families whose queries and keys have norms
@@ -36,8 +36,6 @@ NORMED = ("qwen3",)
 BIASED = {"llama": PROJECTIONS, "qwen2": PROJECTIONS[:3], "qwen3": PROJECTIONS[:4], "mistral": ()}
 #: types of numbers in safetensors files that weights are made of
 FLOATS = ("F32", "BF16", "F16", "F64", "F8_E4M3", "F8_E5M2")
-#: more than any model's file has: bytes of a header, tensors
-MOST_HEADER, MOST_TENSORS = 1 << 24, 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,28 +314,6 @@ class FileWeights:
         if path not in self._open:
             self._open[path] = open_weights(path)
         return self._open[path]
-
-
-def open_weights(path: Path) -> Any:
-    """A safetensors file, opened for reading; its library has checked that tensors lie apart and in the file.
-
-    Raises:
-        InputError: it cannot be read, or its header is larger than a model's.
-    """
-    try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-        if size > MOST_HEADER:
-            raise InputError(
-                f"weight file {path} has a header of {size:,} bytes; valid: up to {MOST_HEADER:,}"
-            )
-        made = safe_open(path, framework="pt")
-        count = len(made.keys())
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"weight file {path} cannot be read ({error})") from error
-    if count > MOST_TENSORS:
-        raise InputError(f"weight file {path} has {count:,} tensors; valid: up to {MOST_TENSORS:,}")
-    return made
 
 
 def headers(folder: Path) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -22,6 +22,7 @@ from tokenswift.models.numbers import (
     check_numbers,
     refusal,
 )
+from tokenswift.models.vocabulary_checks import MOST_TOKENS, check_merges, check_ranks
 from tokenswift.types import InputError
 
 #: what other families call the numbers of the schema
@@ -29,6 +30,11 @@ ALSO = {
     "n_layer": "num_hidden_layers",
     "n_layers": "num_hidden_layers",
     "num_layers": "num_hidden_layers",
+    "num_blocks": "num_hidden_layers",
+    "decoder_layers": "num_hidden_layers",
+    "encoder_layers": "num_hidden_layers",
+    "num_decoder_layers": "num_hidden_layers",
+    "num_encoder_layers": "num_hidden_layers",
     "num_nextn_predict_layers": "num_hidden_layers",
     "n_embd": "hidden_size",
     "d_model": "hidden_size",
@@ -40,6 +46,8 @@ ALSO = {
     "num_local_experts": "num_attention_heads",
     "n_routed_experts": "num_attention_heads",
 }
+#: entries of a list of a config, or letters of a text
+MOST_PLACES = 4096
 #: tokens that a config of a tokenizer names
 MOST_NAMED = {
     "extra_special_tokens": 2048,
@@ -63,6 +71,7 @@ TOKENIZERS = (
     "chat_template.json",
 )
 OBJECTS = ("tokenizer_config.json", "added_tokens.json", "special_tokens_map.json", "chat_template.json")
+RANKS = "tokenizer.model"  # may be in the form of tiktoken
 
 
 def check_said(name: str, path: Path, families: tuple[str, ...]) -> None:
@@ -92,6 +101,8 @@ def _check_bounds(said: Mapping[str, Any], where: str, depth: int = 0) -> None:
                 check_numbers({known: value} if value else {}, where)
             except InputError:
                 raise refusal(where, name, value, VALID[known]) from None
+        elif isinstance(value, str | list) and len(value) > MOST_PLACES:  # kinds of layers, for one
+            raise refusal(where, name, value, f"up to {MOST_PLACES:,} entries or letters")
         elif isinstance(value, Mapping) and depth < 4:
             _check_bounds(value, where, depth + 1)
 
@@ -168,7 +179,14 @@ def check_tokenizer_files(name: str, folder: Path) -> None:
             raise InputError(f"model {name}: its {file} has {size:,} bytes; valid: up to {MOST_TOKENIZER:,}")
         if path.is_file() and file in OBJECTS:
             _check_named(object_in(path, MOST_CONFIG, f"model {name}"), f"model {name}: its {file}")
+    if (ranks := folder / RANKS).is_file():
+        check_ranks(ranks, f"model {name}: its {RANKS}")
+    words = folder / "vocab.txt"
+    if words.is_file() and (count := words.read_bytes().count(b"\n")) > MOST_TOKENS:
+        raise InputError(f"model {name}: its vocab.txt has {count:,} lines; valid: up to {MOST_TOKENS:,}")
     own = folder / TOKENIZERS[0]
+    if not own.exists():
+        check_merges(folder / "vocab.json", folder / "merges.txt", f"model {name}")
     if own.is_file() and (wrong := tokenizer_trial.fault(own)) is not None:
         raise InputError(
             f"model {name}: its tokenizer cannot be loaded ({wrong}); valid: a tokenizer.json for texts"

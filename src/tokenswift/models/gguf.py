@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tokenswift.json_files import line_of
 from tokenswift.models.checkpoint import EMBEDDING, HEAD, NORM, Layout, check_tensors
 from tokenswift.models.gguf_numbers import (
     CALLED,
@@ -130,16 +131,22 @@ def config_of(file: GgufFile) -> Any:
     if ids["pad_token_id"] not in range(shape[0]):  # the only one that may have no row
         ids["pad_token_id"] = None
     ends = end_ids(said)
-    return AutoConfig.for_model(
-        kind,
-        architectures=[f"{_CLASSES[kind]}ForCausalLM"],
-        rope_parameters=rope,
-        tie_word_embeddings=OUTER[HEAD] not in file.tensors,
-        dtype=own_dtype(file),
-        **numbers,
-        **own,
-        **ids | {"eos_token_id": ends[0] if len(ends) == 1 else ends or None},
-    )
+    try:
+        return AutoConfig.for_model(
+            kind,
+            architectures=[f"{_CLASSES[kind]}ForCausalLM"],
+            rope_parameters=rope,
+            tie_word_embeddings=OUTER[HEAD] not in file.tensors,
+            dtype=own_dtype(file),
+            **numbers,
+            **own,
+            **ids | {"eos_token_id": ends[0] if len(ends) == 1 else ends or None},
+        )
+    except Exception as error:  # each family's config has rules of its own
+        raise InputError(
+            f"{where}: transformers has no {kind} model of its numbers ({line_of(error)}); valid: numbers of "
+            "such a model"
+        ) from error
 
 
 _IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}

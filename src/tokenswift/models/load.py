@@ -396,11 +396,14 @@ def _config(name: str, source: str, local: bool) -> Any:
         raise InputError(
             f"model {name}: its config.json cannot be used ({line_of(error)}); {supported}"
         ) from error
-    architectures = [str(a) for a in getattr(config, "architectures", None) or ()]
-    causal = any(a.endswith(("ForCausalLM", "LMHeadModel")) for a in architectures)
+    architectures = getattr(config, "architectures", None) or []
+    causal = isinstance(architectures, list) and any(
+        str(each).endswith(("ForCausalLM", "LMHeadModel")) for each in architectures
+    )
     if architectures and not causal:
         raise InputError(
-            f"model {name} is not a causal language model (architecture {architectures[0]}); {supported}"
+            f"model {name} is not a causal language model (its architectures are {shown(architectures)}); "
+            f"{supported}"
         )
     _check_unquantised(name, config)
     check_config(name, config, FAMILIES)

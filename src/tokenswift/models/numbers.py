@@ -36,7 +36,8 @@ def _number(text: str, **bounds: float) -> Any:
 POSITIVE = _number("a number above 0, at most 10^12", gt=0)
 NOT_NEGATIVE = _number("a number from 0 to 10^12", ge=0)
 SWITCH = Annotated[bool, Meta(description="true or false")]
-WIDTH, LENGTH = _whole(1, 1 << 20), _whole(1, 1 << 40)
+#: numbers of a row: what the kernels take
+WIDTH, LENGTH = _whole(1, 1 << 18), _whole(1, 1 << 40)
 #: positions: ``rope_parameters`` of a config, or ``rope_scaling`` as older ones have it; all may be null
 ROPE: dict[str, Any] = {
     "rope_theta": POSITIVE,

@@ -9,6 +9,8 @@ rows in either case. The padding's id is not looked at: nothing here fills anyth
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from tokenswift.words import counted
 MOST_TOKENS, MOST_SPECIAL, MOST_LETTERS = 1 << 19, 1 << 16, 1 << 12
 #: sum of the squares of tokens' lengths, where merges are found by trying every cut of every token
 MOST_CUTS = 1 << 26
+#: a token in tiktoken's form
+_RANK = re.compile(rb"[A-Za-z0-9+/=]+ \d+\s*")
 #: ids that become tokens of a text, or end it
 USED = ("bos", "eos", "eot", "eom", "unknown")
 
@@ -96,6 +100,62 @@ def _check_letters(tokens: list[str], where: str, tried: bool) -> None:
         raise InputError(f"{name} has a token of {longest:,} characters; valid: up to {MOST_LETTERS:,}")
     if tried and (cuts := sum(len(token) ** 2 for token in tokens)) > MOST_CUTS:
         raise InputError(f"{name} has lengths whose squares make {cuts:,}; valid: up to {MOST_CUTS:,}")
+
+
+def check_ranks(path: Path, where: str) -> None:
+    """Refuse a vocabulary in tiktoken's form, a line of base64 and a rank for each token, that takes minutes:
+    transformers finds its merges by trying every cut of every token. Other files are not looked at.
+
+    Args:
+        path: of a file that is not large.
+        where: the file, for messages.
+    Raises:
+        InputError: naming how many or how long tokens are, and what is valid.
+    """
+    count = cuts = 0
+    with path.open("rb") as file:
+        for line in file:
+            if count == 0 and _RANK.fullmatch(line) is None:
+                return
+            token = line.partition(b" ")[0]
+            count += 1
+            cuts += (len(token) * 3 // 4 - token.count(b"=")) ** 2
+    if count > MOST_TOKENS:
+        raise InputError(f"{where} has {count:,} tokens; valid: up to {MOST_TOKENS:,}")
+    if cuts > MOST_CUTS:
+        raise InputError(
+            f"{where} has tokens with lengths whose squares make {cuts:,}; valid: up to {MOST_CUTS:,}"
+        )
+
+
+def check_merges(vocabulary: Path, merges: Path, where: str) -> None:
+    """Refuse merges whose union is no token: the library that joins them ends in a panic where it is longer
+    than every token. Files that cannot be read are their reader's affair.
+
+    Args:
+        vocabulary, merges: ``vocab.json`` and ``merges.txt`` of byte-level BPE, of files that are not large.
+        where: whose they are, for messages.
+    Raises:
+        InputError: naming the merge, or how many there are, and what is valid.
+    """
+    if not vocabulary.is_file() or not merges.is_file():
+        return
+    try:
+        tokens = json.loads(vocabulary.read_bytes())
+        text = merges.read_bytes().decode()
+    except (OSError, ValueError, RecursionError):
+        return
+    if not isinstance(tokens, dict):
+        return
+    if (count := text.count("\n")) > MOST_TOKENS:
+        raise InputError(f"{where}: its merges.txt has {count:,} lines; valid: up to {MOST_TOKENS:,}")
+    for line in text.splitlines():
+        pair = line.split()
+        if len(pair) == 2 and pair[0] != "#version:" and "".join(pair) not in tokens:
+            raise InputError(
+                f"{where}: its merges.txt joins {shown(line)} to no token of vocab.json; valid: merges whose "
+                "union is a token"
+            )
 
 
 def check_tokenizer(tokenizer: Any, rows: int, name: str) -> None:

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tokenswift.backends.cpu.buffers import address
 from tokenswift.backends.pages import large_empty
 from tokenswift.cache.full import FullCache
 from tokenswift.cache.sparse import SparseCache
@@ -83,12 +84,8 @@ class Pages:
             rows: their slots there, or those of each layer and head.
         """
         heads, own = self.data.shape[0] * self.data.shape[1], isinstance(rows, Tensor)
-        to = torch.tensor(into, dtype=torch.int32)
-        of = (
-            rows.to(torch.int32).contiguous()
-            if isinstance(rows, Tensor)
-            else torch.tensor(rows, dtype=torch.int32)
-        )
+        to = torch.tensor(into, dtype=torch.int32, device="cpu")
+        of = torch.as_tensor(rows, dtype=torch.int32, device="cpu").contiguous()
         count = len(to)
         if of.shape != ((heads, count) if own else (count,)):
             raise ValueError(f"rows have the shape {tuple(of.shape)}; valid: one for each of {count} slots")
@@ -99,18 +96,17 @@ class Pages:
                 raise ValueError(
                     f"slots from {int(slots.min())} to {int(slots.max())}; valid: 0 to {room - 1}"
                 )
-        if own:
-            to = to.repeat(heads, 1)
+        like, size = self.data.shape[:2], page_bytes(self.width)
         self.copy_entries(
-            self.data.data_ptr(),
+            address("pages", self.data, torch.uint8, *like, self.capacity // PAGE, size),
             self.capacity,
-            source.data.data_ptr(),
+            address("pages of the source", source.data, torch.uint8, *like, source.capacity // PAGE, size),
             source.capacity,
             self.width,
             heads,
             count,
-            to.data_ptr(),
-            of.data_ptr(),
+            address("slots", to, torch.int32, count),
+            address("rows", of, torch.int32, *((heads, count) if own else (count,))),
             int(own),
         )
 
@@ -151,7 +147,7 @@ class IntFullCache(FullCache):
 
     def __init__(self, pages: Pages, length: int = 0) -> None:
         self.pages, self.data = pages, pages.data
-        self.work = torch.empty(0, dtype=torch.uint8)
+        self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.layers, self.capacity = len(self.data), pages.capacity
         self._length, self._touched = length, 0
 
