@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift import memory
+from tokenswift.backends.pages import Arena
 from tokenswift.backends.weights import LayerWeights, Packed, Shape
 from tokenswift.cache.full import FullCache
 from tokenswift.cache.sparse import SparseCache
@@ -108,13 +109,17 @@ class Backend(ABC):
         return form in self.formats
 
     def pack(
-        self, weight: Tensor | Stored | Sequence[Tensor | Stored], dtype: torch.dtype | None = None
+        self,
+        weight: Tensor | Stored | Sequence[Tensor | Stored],
+        dtype: torch.dtype | None = None,
+        arena: Arena | None = None,
     ) -> Packed:
         """A linear layer's weight (N, K), or several that stand one below the other, as products read it.
 
         ``dtype``: of its values in products; by default the tensors' own, float32 for low-bit formats.
+        ``arena``: memory for it that other weights share.
         """
-        return Packed(weight, self.panels, dtype)
+        return Packed(weight, self.panels, dtype, arena)
 
     def take(self, weight: Packed, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
         """Some rows of a packed weight, of the type of its products.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from torch import Tensor
 _LEAST = 1 << 22  # bytes below which it does not matter
 _PAGE = 4096
 _HUGEPAGE = 14  # MADV_HUGEPAGE of Linux
+_SLAB = 1 << 26  # bytes that an arena takes at a time
+_LINE = 64  # bytes of a cache line
 
 
 def large_empty(*shape: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
@@ -26,6 +29,25 @@ def large_empty(*shape: int, dtype: torch.dtype, device: torch.device | str = "c
             ctypes.c_void_p(start), ctypes.c_size_t((at + size - start) // _PAGE * _PAGE), _HUGEPAGE
         )
     return made
+
+
+class Arena:
+    """Memory in large pages that many tensors share, such as the weights of a model's layers. A small page
+    ends what a processor fetches ahead of a loop. Memory goes back with the last tensor in it."""
+
+    def __init__(self) -> None:
+        self._slab, self._used = torch.empty(0, dtype=torch.uint8, device="cpu"), 0
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """An uninitialised tensor on the CPU, at the beginning of a cache line."""
+        size = math.prod(shape) * dtype.itemsize
+        if size >= _SLAB // 4:
+            return large_empty(*shape, dtype=dtype)
+        if self._used + size > len(self._slab):
+            self._slab = large_empty(_SLAB, dtype=torch.uint8)
+            self._used = -self._slab.data_ptr() % _LINE
+        start, self._used = self._used, self._used + -(-size // _LINE) * _LINE
+        return self._slab[start : start + size].view(dtype).view(shape)
 
 
 def sent(numbers: Sequence[Any], device: torch.device | str) -> Tensor:

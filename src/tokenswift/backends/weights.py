@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.backends.pages import large_empty
+from tokenswift.backends.pages import Arena, large_empty
 from tokenswift.weights.format import Format, Stored, values_of
 from tokenswift.weights.panels import PANEL, numbers_of, panels_of
 
@@ -55,6 +55,7 @@ class Packed:
         panels: whether to pack.
         dtype: of the weight's values in products; by default that of the tensors, float32 without any.
             Tensors become so, but bfloat16 stays in float32 products.
+        arena: where panels go; by default one of their own.
 
     Attributes:
         parts: the rows, in order.
@@ -66,7 +67,9 @@ class Packed:
         weight: Tensor | Stored | Sequence[Tensor | Stored],
         panels: bool,
         dtype: torch.dtype | None = None,
+        arena: Arena | None = None,
     ) -> None:
+        self._room = large_empty if arena is None else arena.empty
         given = [weight] if isinstance(weight, Tensor | Stored) else weight
         parts = [part.detach() if isinstance(part, Tensor) else part for part in given]
         self.rows, self.columns = sum(map(len, parts)), parts[0].shape[1]
@@ -82,6 +85,7 @@ class Packed:
         if any(_rows(run) % PANEL for run in runs[:-1]):
             runs = _runs([_dense(part, self.dtype, panels) for part in parts])
         self.parts = [self._part(run) for run in runs]
+        del self._room  # and with it the arena
 
     def _stays(self, part: Stored) -> bool:
         """Whether a weight that is stored in few bits stays so."""
@@ -90,13 +94,13 @@ class Packed:
     def _part(self, run: Stored | list[Tensor]) -> Part:
         if isinstance(run, Stored):
             made = panels_of(run)
-            data = large_empty(*made.shape, dtype=torch.uint8)
+            data = self._room(*made.shape, dtype=torch.uint8)
             data.copy_(made)
             return Part(data, len(run), run.format)
         rows = _rows(run)
         if self.panels:
             kept = run[0].dtype if all(part.dtype == run[0].dtype for part in run) else self.dtype
-            return Part(_panels([part.to(kept) for part in run], rows), rows)
+            return Part(_panels([part.to(kept) for part in run], rows, self._room), rows)
         return Part((torch.cat(run) if len(run) > 1 else run[0]).contiguous(), rows)
 
     @property
@@ -155,10 +159,10 @@ def _runs(parts: Sequence[Tensor | Stored]) -> list[Stored | list[Tensor]]:
     return runs
 
 
-def _panels(parts: Sequence[Tensor], rows: int) -> Tensor:
+def _panels(parts: Sequence[Tensor], rows: int, room: Callable[..., Tensor]) -> Tensor:
     """The panels of weights that stand one below the other; nothing is copied twice."""
     pairs = 2 if parts[0].dtype == torch.bfloat16 else 1
-    made = large_empty(-(-rows // PANEL), parts[0].shape[1] // pairs, PANEL, pairs, dtype=parts[0].dtype)
+    made = room(-(-rows // PANEL), parts[0].shape[1] // pairs, PANEL, pairs, dtype=parts[0].dtype)
     panels, at = _numbers(made, pairs)[..., 0], 0
     for part in parts:
         given = _numbers(part.unflatten(1, (-1, pairs)), pairs)[..., 0]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from tokenswift.backends.base import Backend, check_ids
 from tokenswift.backends.cpu.backend import TYPES
+from tokenswift.backends.pages import Arena
 from tokenswift.backends.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.interfaces import Pass, Segment
 from tokenswift.models.base import BaseTarget, head_width
@@ -98,6 +99,7 @@ class LeanTarget(BaseTarget):
             layout.vocab_size, layout.hidden_size
         )
         super().__init__(layout if files else source.config, sizes, rotary, backend)
+        self._arena = Arena()
         self.head = self._packed([HEAD])
         self.head_bias = self._vector("lm_head.bias")
         self._norm, self._eps = self._copied(self._weight(NORM)), layout.eps
@@ -111,11 +113,11 @@ class LeanTarget(BaseTarget):
         if not layout.tied:
             embedding = self._weight(EMBEDDING)
             if isinstance(embedding, Stored):
-                self._embedding = backend.pack(embedding, self.dtype)
+                self._embedding = backend.pack(embedding, self.dtype, self._arena)
             else:
                 self._embedding = embedding.to(self.device, copy=files or take)
         self._taken = self._weights.done()
-        del self._weights
+        del self._weights, self._arena
         if files or take:
             release_free_memory()
         shape = Shape(
@@ -158,7 +160,7 @@ class LeanTarget(BaseTarget):
         """Weights with the same input as the kernels read them, one below the other; counts what they take
         beside the model's own."""
         parts = [self._weight(name) for name in names]
-        packed, at = self.backend.pack(parts, self.dtype), 0
+        packed, at = self.backend.pack(parts, self.dtype, self._arena), 0
         if self._weights.copies and (self.backend.panels or len(parts) > 1):
             self.copied_bytes += packed.nbytes
         for name, part in zip(names, parts, strict=True):

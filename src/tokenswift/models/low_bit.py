@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.backends.base import Backend
+from tokenswift.backends.pages import Arena
 from tokenswift.backends.weights import PRODUCTS, LayerWeights, Packed
 from tokenswift.interfaces import KVCache, Pass, Segment
 from tokenswift.models.decoder import LeanTarget
@@ -41,8 +42,10 @@ class LowBitTarget:
         self._target = target
         self.device, self.copied_bytes = target.device, 0
         body, backend = target.body, target.backend
+        self._arena = Arena()
         weights = [self._layer(layer, backend, form) for layer in body.weights]
         self._head = self._low(target.head, backend, form)
+        del self._arena
         self._body = backend.body(replace(body.shape, active=torch.int8, weights=torch.float32), weights)
         packed = [self._head, *(weight for layer in weights for weight in layer.packed())]
         self.weight_bytes = sum(weight.nbytes for weight in packed)
@@ -53,7 +56,7 @@ class LowBitTarget:
     def _low(self, weight: Packed, backend: Backend, form: Format) -> Packed:
         if weight.stored or form.encode is None:
             return weight
-        made = backend.pack(Stored(form, form.encode(weight.unpack().float())))
+        made = backend.pack(Stored(form, form.encode(weight.unpack().float())), arena=self._arena)
         self.copied_bytes += made.nbytes
         return made
 

@@ -20,7 +20,7 @@ from tokenswift.backends.cuda.plan import RECORDED, Plan, Tables, plan_of
 from tokenswift.backends.cuda.products import Product, Products
 from tokenswift.backends.cuda.reference import Reference
 from tokenswift.backends.cuda.weights import KEPT, CudaPacked
-from tokenswift.backends.pages import sent
+from tokenswift.backends.pages import Arena, sent
 from tokenswift.backends.torch import TorchBackend
 from tokenswift.backends.weights import LayerWeights, Packed, Shape
 from tokenswift.cache.full import FullCache
@@ -58,9 +58,12 @@ class CudaBackend(Backend):
         self.graphs = True
 
     def pack(
-        self, weight: Tensor | Stored | Sequence[Tensor | Stored], dtype: torch.dtype | None = None
+        self,
+        weight: Tensor | Stored | Sequence[Tensor | Stored],
+        dtype: torch.dtype | None = None,
+        arena: Arena | None = None,
     ) -> Packed:
-        """See :meth:`Backend.pack`."""
+        """See :meth:`Backend.pack`; a card's memory needs no arena."""
         return CudaPacked(weight, dtype, self.device)
 
     def new_cache(
