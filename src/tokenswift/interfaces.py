@@ -170,6 +170,7 @@ class DraftModel(TargetModel, Protocol):
 
     dtype: torch.dtype
     backend: Any  # `backends.base.Backend`
+    whole: bool  # products are in int8
 
     def sampler(self, params: SamplingParams) -> Any:
         """The choice rule for one generation with this model."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tokenswift import memory
 from tokenswift.backends.pages import Arena
-from tokenswift.backends.weights import LayerWeights, Packed, Shape
+from tokenswift.backends.weights import DraftWeights, LayerWeights, Packed, Shape
 from tokenswift.cache.full import FullCache
 from tokenswift.cache.sparse import SparseCache
 from tokenswift.checks import check_tokens
@@ -27,6 +27,7 @@ from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache, Pass, Segment
 from tokenswift.sampling.ranking import Ranker
 from tokenswift.weights.format import Stored
+from tokenswift.weights.q8_0 import Q8_0
 
 
 @dataclass(slots=True, eq=False)
@@ -120,6 +121,39 @@ class Backend(ABC):
         ``arena``: memory for it that other weights share.
         """
         return Packed(weight, self.panels, dtype, arena)
+
+    def pack_for_drafts(self, weight: Float[Tensor, "N K"], int8: bool) -> Packed:
+        """A matrix that only drafts are multiplied with; where products are in ``int8``, as Q8_0."""
+        encode = Q8_0.encode if int8 and Q8_0.name in self.formats else None
+        if encode is not None and weight.shape[1] % Q8_0.block == 0:
+            return self.pack(Stored(Q8_0, encode(weight.float())), torch.float32)
+        return self.pack(weight)
+
+    def draft_product(
+        self, states: Float[Tensor, "n K"], weight: Packed, bias: Tensor | None = None
+    ) -> Float[Tensor, "n N"]:
+        """:meth:`linear` with what :meth:`pack_for_drafts` made."""
+        return self.linear(states, weight, bias, torch.int8 if weight.stored else None)
+
+    def draft_level(
+        self,
+        step: DraftWeights,
+        states: Float[Tensor, "n D"],
+        base: Float[Tensor, "1 D"],
+        embeds: Float[Tensor, "n D"],
+        heads: Sequence[Packed],
+    ) -> tuple[Float[Tensor, "n D"], Float[Tensor, "n S"]] | None:
+        """The next states of conditioned draft heads and their logits by rows of the LM head, float32, in
+        one call; None where the backend has none for these weights.
+
+        Args:
+            step: their weights.
+            states: of the level before; ``base`` at first.
+            base: the hidden state that the draft starts from.
+            embeds: of the tokens drafted before.
+            heads: packed by :meth:`pack_for_drafts`, D columns each; S rows together.
+        """
+        return None
 
     def take(self, weight: Packed, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
         """Some rows of a packed weight, of the type of its products.

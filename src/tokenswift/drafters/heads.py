@@ -50,9 +50,8 @@ class HeadLevels:
     def __init__(self, model: DraftModel, heads: Heads, frequent: bool) -> None:
         self.model, self.heads, self.frequent = model, heads, frequent
         self.vocabulary = DraftVocabulary(model)
-        self._steps = packed_steps(heads, model.backend)
+        self._steps = packed_steps(heads, model.backend, model.whole)
         self._base = torch.empty(0, dtype=torch.float32)
-        self._shares: dict[int, Tensor] = {}
 
     def begin(self, tokens: list[int]) -> None:
         """Settle which tokens may be drafted, from the prompt."""
@@ -67,7 +66,6 @@ class HeadLevels:
     def start(self, base: Tensor) -> Tensor:
         """Take the hidden state (1, D) that the next levels start from; it is the first head's `states`."""
         self._base = base
-        self._shares = {}
         return base
 
     def level(self, head: int, states: Tensor, last: list[int]) -> tuple[Tensor, Tensor]:
@@ -84,12 +82,9 @@ class HeadLevels:
             if heads.own_lm_heads:
                 return states, heads.own_logits(head, states)
             return states, self.vocabulary.project(heads.normed(head, states))
-        which = min(head, len(self._steps) - 1)
-        step = self._steps[which]
-        if which not in self._shares:
-            self._shares[which] = step.begin(self._base)
-        states = step.level(states, self._shares[which], self._embeds(last), head == 0)
-        return states, self.vocabulary.project(states)
+        step, rows = self._steps[min(head, len(self._steps) - 1)], self.vocabulary.rows
+        states, logits = step.level(states, self._base, self._embeds(last), head == 0, rows)
+        return states, logits if rows else self.vocabulary.project(states)
 
     def _embeds(self, tokens: list[int]) -> Tensor:
         return self.model.embed(sent(tokens, self.model.device))

@@ -28,7 +28,7 @@ class DraftVocabulary:
 
     def project(self, normed: Tensor) -> Tensor:
         """Normalised states (m, D) → logits (m, S) float32, a column for each token of the subset."""
-        if not self.rows:
+        if self.subset is None:
             return self.model.project(normed)
         parts = [self.model.project(normed, rows) for rows in self.rows]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

@@ -304,7 +304,7 @@ class LeanTarget(BaseTarget):
     def project(self, normed: Tensor, rows: Any = None) -> Tensor:
         """The LM head alone: (n, D) → (n, V), float32; only its ``rows`` → (n, m) when given."""
         if rows is not None:
-            return self.backend.linear(normed, rows)
+            return self.backend.draft_product(normed, rows)
         active = torch.int8 if self.whole else None
         return self.backend.linear(normed, self.head, self.head_bias, active)
 
@@ -314,7 +314,7 @@ class LeanTarget(BaseTarget):
         return self.replays.rows("logits", lambda rows: self.project(self.norm(rows)), hidden)
 
     def _gather(self, ids: Tensor) -> Packed:
-        return self.backend.pack(self.backend.take(self.head, ids))
+        return self.backend.pack_for_drafts(self.backend.take(self.head, ids), self.whole)
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:

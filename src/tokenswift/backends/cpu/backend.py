@@ -30,6 +30,7 @@ from tokenswift.backends.torch import TorchBackend
 from tokenswift.backends.weights import (
     PRODUCTS,
     STORED_IN,
+    DraftWeights,
     LayerWeights,
     Packed,
     Part,
@@ -87,6 +88,16 @@ class _Rows(ctypes.Structure):
     ]
 
 
+class _DraftStep(ctypes.Structure):
+    _fields_ = [
+        *((name, _Weight) for name in ("first", "outer")),
+        *((name, c_void_p) for name in ("norm", "base_norm", "embed_norm", "heads", "sizes")),
+        *((name, c_long) for name in ("count", "width", "inner")),
+        ("eps", c_float),
+        ("active", c_int),
+    ]
+
+
 class _Pass(ctypes.Structure):
     _fields_ = [
         *((name, c_long) for name in ("n", "count")),
@@ -139,6 +150,9 @@ class CpuBackend(Backend):
         norm.argtypes = [c_void_p, c_void_p, c_void_p, c_long, c_long, c_float, c_int, c_int]
         layers.argtypes = [POINTER(_Shape), c_void_p, POINTER(_Pass)]
         attend.argtypes = [POINTER(_Shape), POINTER(_Rows), c_long, *[c_void_p] * 5, c_long, c_int]
+        self._draft = library.ts_draft
+        self._draft.argtypes = [*[c_void_p] * 5, POINTER(_DraftStep), c_long, c_void_p, c_long, c_int]
+        self._draft.restype = c_long
         linear.restype = norm.restype = None
         take.restype = layers.restype = attend.restype = c_long
 
@@ -316,6 +330,40 @@ class CpuBackend(Backend):
         )
         return out
 
+    def draft_level(
+        self,
+        step: DraftWeights,
+        states: Float[Tensor, "n D"],
+        base: Float[Tensor, "1 D"],
+        embeds: Float[Tensor, "n D"],
+        heads: Sequence[Packed],
+    ) -> tuple[Float[Tensor, "n D"], Float[Tensor, "n S"]] | None:
+        """See :meth:`Backend.draft_level`; of float32 and int8 products."""
+        given = _draft_step(step, heads)
+        if given is None:
+            return None
+        states, base, embeds = (rows.float().contiguous() for rows in (states, base, embeds))
+        count, width = states.shape
+        out = torch.empty(count, width, dtype=torch.float32, device="cpu")
+        columns = sum(head.rows for head in heads)
+        logits = torch.empty(count, columns, dtype=torch.float32, device="cpu")
+        args = (
+            address("next states", out, torch.float32, count, width),
+            address("logits", logits, torch.float32, count, columns),
+            address("states", states, torch.float32, count, width),
+            address("the base state", base, torch.float32, 1, width),
+            address("embeddings", embeds, torch.float32, count, width),
+            byref(given),
+            count,
+        )
+        size = step.room
+        while True:
+            work = torch.empty(size, dtype=torch.uint8, device="cpu")
+            need = self._draft(*args, address("work space", work, torch.uint8, size), size, self._count())
+            if not need:
+                return out, logits
+            step.room = size = need
+
     def take(self, weight: Packed, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
         """See :meth:`Backend.take`."""
         if not weight.stored:
@@ -353,6 +401,47 @@ class CpuBackend(Backend):
             self._count(),
         )
         return out
+
+
+def _draft_step(step: DraftWeights, heads: Sequence[Packed]) -> _DraftStep | None:
+    """Draft heads for the kernels, made once; None where these do not multiply so.
+
+    Raises:
+        ValueError: sizes that do not fit each other.
+    """
+    if step.native is not None and step.native[0] == heads:
+        return step.native[1]
+    weights = [step.first, *([] if step.outer is None else [step.outer]), *heads]
+    stored = all(weight.stored for weight in weights)
+    if step.dtype != torch.float32 or not stored and any(weight.stored for weight in weights):
+        return None
+    if any(active_type(weight.dtype) != torch.float32 for weight in weights):
+        return None
+    width = len(step.norms[0])
+    inner = step.first.rows - width
+    sizes = [(step.first, step.first.rows, 3 * width), *((head, head.rows, width) for head in heads)]
+    if step.outer is not None:
+        sizes.append((step.outer, width, inner))
+    for weight, rows, columns in sizes:
+        if (weight.rows, weight.columns) != (rows, columns) or inner < 0:
+            raise ValueError(
+                f"draft heads have {(weight.rows, weight.columns)} numbers; valid: {(rows, columns)}"
+            )
+    made = _DraftStep(
+        first=_weight(step.first, step.bias),
+        count=len(heads),
+        width=width,
+        inner=inner,
+        eps=step.eps,
+        active=_ACTIVE[torch.int8 if stored else torch.float32],
+    )
+    if step.outer is not None:
+        made.outer = _weight(step.outer)
+    made.norm, made.base_norm, made.embed_norm = (_vector("a norm", norm, width) for norm in step.norms)
+    lists = (_Weight * len(heads))(*map(_weight, heads)), (c_long * len(heads))(*(h.rows for h in heads))
+    made.heads, made.sizes = map(ctypes.addressof, lists)
+    step.native = (list(heads), made, lists)
+    return made
 
 
 def _weight(packed: Packed, bias: Tensor | None = None) -> _Weight:

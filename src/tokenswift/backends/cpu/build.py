@@ -30,6 +30,7 @@ SOURCES = (
     "cpu_int.h",
     "cpu_int_attention.h",
     "cpu_merge.h",
+    "cpu_draft.h",
 )
 COMPILERS = ("cc", "gcc", "clang")
 #: no contraction: what is rounded once is written as such (`fused` in cpu_tile.h), whatever the tuning

@@ -384,14 +384,17 @@ static int unfit(const Rows *rows, long count, long n) {
     return n != 0;
 }
 
-/* A segment over its own cache; depth: room for n numbers. */
+/* A segment over its own cache; depth: room for n numbers. A tree that is a chain is taken for one: the same bits. */
 static Segment segment_of(const Shape *m, const Rows *r, long window, int32_t *depth) {
-    Segment s = {{r->n, r->before, r->capacity, r->parents, depth, m->heads, m->kv_heads, m->width,
+    long links = 0;
+    while (r->parents && links < r->n && r->parents[links] == links - 1) links++;
+    const int32_t *parents = links == r->n ? NULL : r->parents;
+    Segment s = {{r->n, r->before, r->capacity, parents, depth, m->heads, m->kv_heads, m->width,
                   r->windows ? window : 0, m->keys, m->active == I8 ? F32 : m->active, m->scale, 0, 0, 0, 0}, r->n - 1, 0, 0, 0, 0, 0, 0};
-    if (!r->parents) return s;
+    if (!parents) return s;
     s.deepest = 0;
     for (long i = 0; i < r->n; i++) {
-        depth[i] = r->parents[i] < 0 ? 0 : depth[r->parents[i]] + 1;
+        depth[i] = parents[i] < 0 ? 0 : depth[parents[i]] + 1;
         s.deepest = depth[i] > s.deepest ? depth[i] : s.deepest;
     }
     return s;
@@ -473,3 +476,5 @@ long ts_attend(const Shape *m, const Rows *r, long window, const void *q, const 
     leave_team(threads);
     return 0;
 }
+
+#include "cpu_draft.h"

@@ -64,7 +64,7 @@ class Pages:
 
     @property
     def scales(self) -> Float[Tensor, "L K pages 3 16"]:
-        """Each token's scale of the key, logarithm to base 2 of the scale of the value, and inverse of that scale."""
+        """Each token's scale of the key; base-2 logarithm of the scale of the value; inverse of that."""
         return self.data[..., :SCALES].view(torch.float32).unflatten(-1, (3, PAGE))
 
     def put_scales(self, keys: Float[Tensor, "L K pages 16"], values: Float[Tensor, "L K pages 16"]) -> None:
