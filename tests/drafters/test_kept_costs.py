@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -238,6 +239,21 @@ def test_what_steps_show_is_kept_but_not_the_load_of_the_machine() -> None:
         assert table.verify(4, 100) == pytest.approx(kept * 1.5 * TABLE.verify(4, 100), rel=0.05)
         assert table.level == pytest.approx(kept * TABLE.level, rel=0.05)
     assert Costs(TABLE).learned() is None
+
+
+def test_many_runs_do_not_wear_a_table_out() -> None:
+    """Times that scatter, on a machine that is sometimes slower: prices stay what they are, and in proportion."""
+    draw, table = random.Random(1), TABLE
+    for _ in range(100):
+        costs, speed = Costs(table), draw.uniform(1.0, 1.5)
+        counts = draw.choice(((1, 1, 1, 2), (2, 2, 2, 2, 1), (1, 2, 3, 4)))
+        for i in range(300):
+            rows = counts[i % len(counts)]
+            costs.observe(rows, 100, speed * TABLE.verify(rows, 100) * draw.lognormvariate(0, 0.2))
+        table = costs.learned() or table
+    for rows in (1, 2, 4):
+        assert 0.7 < table.verify(rows, 100) / TABLE.verify(rows, 100) < 1.2
+    assert 0.7 < table.level / TABLE.level < 1.2
 
 
 def test_a_run_hands_its_costs_to_the_next_and_to_the_folder(

@@ -38,6 +38,7 @@ _BEGINNING = 8  # steps before the first of them, and between the first ones whi
 _FIRSTS = 8  # of these
 _CLOSE = 1.25  # times as fast as plain decoding, at most
 _FIRST, _LAST = 16, 1024  # steps between trials of a mode that is not in use: at first, and at most
+_LONGEST = 8  # passes of a chain that is thought of
 _LOADED = 512  # the same for a mode that has to load its cache first
 _PROMISING = 1.05  # what such a mode must promise to be tried
 _LOADING = 4.0  # what its loading takes, in plain steps, before it was seen
@@ -197,7 +198,10 @@ class Control:
                 mode.next_trial = self._step + mode.interval
                 mode.interval = min(_LAST, 2 * mode.interval)
                 promising = _PROMISING if self._loads(name) else _TRIED if self.beside == ALONE else 1.0
-                if rates[name] > promising * rates[self.current]:
+                hopeless = (
+                    name in self.passes and self._at_best(name, context) < _PROMISING * rates[self.current]
+                )
+                if rates[name] > promising * rates[self.current] and not hopeless:
                     self._trial = (name, 8 if name in self.passes else 2)
                     return name
         self._since_plain += 1
@@ -253,6 +257,14 @@ class Control:
         beside = self.beside
         spent = mode.draft_ms + verify + beside.ms
         return (1 + extra * mode.bias + beside.tokens) / spent
+
+    def _at_best(self, name: str, context: int) -> float:
+        """Tokens a millisecond of a drafter that makes passes, if each of them found the next token."""
+        pass_ms, beside = self.passes[name].ms, self.beside
+        return max(
+            (1 + count + beside.tokens) / (count * pass_ms + self._verify(1 + count, context) + beside.ms)
+            for count in range(1, _LONGEST + 1)
+        )
 
     def uses(self, name: str) -> bool:
         """Whether a drafter drafts now, drafted last or is on trial."""

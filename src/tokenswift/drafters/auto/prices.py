@@ -209,7 +209,8 @@ def _place(model: DraftModel, folder: Path, more: object) -> Path:
     name = model.backend.processor()
     shape = (model.vocab_size, model.weight_bytes, model.kv_bytes, str(model.dtype), model.backend.name)
     threads = torch.get_num_threads()
-    key = repr((shape, name, threads, os.cpu_count(), ROWS, SHORT, LONG, torch.__version__, more, 4))
+    machine = (name, model.backend.key, threads, os.cpu_count(), torch.__version__)
+    key = repr((shape, machine, ROWS, SHORT, LONG, more, 5))
     return folder / f"costs-{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
 
 
@@ -262,6 +263,10 @@ class Costs:
             for count, ratios in self._by_rows.items():
                 if len(ratios) >= _ENOUGH:
                     self._factors[count] = min(2.0, max(0.5, statistics.median(ratios)))
+            # what the factors of these steps have in common is the scale's: it holds for levels, too
+            common = statistics.median([self._factors.get(n, 1.0) for n, _ in self._all])
+            self.scale *= common
+            self._factors = {n: factor / common for n, factor in self._factors.items()}
 
     def learned(self) -> Table | None:
         """The table as the steps have corrected it, for the next run; None: too few steps.
