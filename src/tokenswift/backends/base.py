@@ -241,6 +241,10 @@ class Backend(ABC):
             enter: makes states of tokens.
             replays: of the model, from :meth:`replays`.
         """
+        if self.on_host and len(segments) == 1:
+            one = segments[0]
+            states, cos, sin = enter(one.tokens, one.positions)
+            return [Pass(states, self.layers(body, states, cos, sin, segments, keep)[0])]
         tokens = torch.cat([segment.tokens.to(self.device) for segment in segments])
         positions = torch.cat([segment.positions.to(self.device) for segment in segments])
         states, cos, sin = enter(tokens, positions)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.cache.select import OBSERVED
+from tokenswift.inference import inference
 from tokenswift.interfaces import ALONE, Beside, Calibrated, Pass, Segment, Strategy, TokenSequence
 from tokenswift.metrics import CALIBRATION, PREFILL, Meter
 from tokenswift.ranks import Ranks
@@ -176,6 +177,7 @@ def decode(
         yield made
 
 
+@inference
 def advance(texts: Sequence[Text], reading: Reading | None = None) -> list[Step | Exception]:
     """One step of each text, none of them done, with one verify pass for all; where a text fails, its
     exception. A part of another text's prompt may be read in the same pass, where rows keep their bits
@@ -267,6 +269,8 @@ def _pass(
             return []
         hidden = [each.hidden for each in passes]
         logits = model.logits(hidden[0] if len(hidden) == 1 else torch.cat(hidden))
+    if len(trees) == 1:
+        return [(passes[0], logits)]
     return list(zip(passes, logits.split([len(tree) for tree in trees]), strict=True))
 
 

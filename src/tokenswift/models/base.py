@@ -15,6 +15,7 @@ from tokenswift.backends.base import Backend
 from tokenswift.cache.full import FullCache
 from tokenswift.cache.select import OBSERVED
 from tokenswift.config import SamplingParams
+from tokenswift.inference import inference
 from tokenswift.interfaces import CommittingCache, KVCache, Pass, Segment
 from tokenswift.models.rope import Rotary
 from tokenswift.sampling.choice import Sampler
@@ -97,19 +98,19 @@ class BaseTarget(ABC):
             module.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, False)
         self._taken = []
 
-    @torch.inference_mode()
+    @inference
     def forward(
         self, tokens: Tensor, positions: Tensor, cache: KVCache, parents: Sequence[int] | None = None
     ) -> Pass:
         """Run n tokens over ``cache`` (see `interfaces.TargetModel`); their entries go to its scratch."""
         return self._run([Segment(tokens, positions, cache, parents)])[0]
 
-    @torch.inference_mode()
+    @inference
     def forward_all(self, segments: Sequence[Segment]) -> list[Pass]:
         """Run rows of several texts in one pass (see `interfaces.TargetModel`)."""
         return self._run(segments)
 
-    @torch.inference_mode()
+    @inference
     def prefill(
         self,
         tokens: list[int],
@@ -144,7 +145,7 @@ class BaseTarget(ABC):
             report("prompt", end, length)
         return result
 
-    @torch.inference_mode()
+    @inference
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and LM head: (n, D) → (n, V), float32."""
         return self.project(self.norm(hidden))

@@ -21,6 +21,7 @@ from tokenswift.backends.base import Backend, check_ids
 from tokenswift.backends.cpu.backend import TYPES
 from tokenswift.backends.pages import Arena
 from tokenswift.backends.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.inference import inference
 from tokenswift.interfaces import Pass, Segment
 from tokenswift.models.base import BaseTarget, head_width
 from tokenswift.models.checkpoint import EMBEDDING, HEAD, NORM, Layout, ModuleWeights, Weights
@@ -294,13 +295,13 @@ class LeanTarget(BaseTarget):
         self._table = table
         return torch.from_numpy(table[0].numpy()[at]), torch.from_numpy(table[1].numpy()[at])
 
-    @torch.inference_mode()
+    @inference
     def norm(self, hidden: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """The final norm: (n, D) → (n, D), of the type that enters products, or another."""
         active = torch.float32 if self.whole else self.body.shape.active
         return self.backend.norm(hidden, self._norm, self._eps, dtype or active)
 
-    @torch.inference_mode()
+    @inference
     def project(self, normed: Tensor, rows: Any = None) -> Tensor:
         """The LM head alone: (n, D) → (n, V), float32; only its ``rows`` → (n, m) when given."""
         if rows is not None:
@@ -308,7 +309,7 @@ class LeanTarget(BaseTarget):
         active = torch.int8 if self.whole else None
         return self.backend.linear(normed, self.head, self.head_bias, active)
 
-    @torch.inference_mode()
+    @inference
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and LM head: (n, D) → (n, V), float32."""
         return self.replays.rows("logits", lambda rows: self.project(self.norm(rows)), hidden)
@@ -316,7 +317,7 @@ class LeanTarget(BaseTarget):
     def _gather(self, ids: Tensor) -> Packed:
         return self.backend.pack_for_drafts(self.backend.take(self.head, ids), self.whole)
 
-    @torch.inference_mode()
+    @inference
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings: (n,) → (n, D)."""
         embedding = self.head if self._embedding is None else self._embedding

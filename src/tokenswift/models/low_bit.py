@@ -18,6 +18,7 @@ from torch import Tensor
 from tokenswift.backends.base import Backend
 from tokenswift.backends.pages import Arena
 from tokenswift.backends.weights import PRODUCTS, LayerWeights, Packed
+from tokenswift.inference import inference
 from tokenswift.interfaces import KVCache, Pass, Segment
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.types import InputError
@@ -60,7 +61,7 @@ class LowBitTarget:
         self.copied_bytes += made.nbytes
         return made
 
-    @torch.inference_mode()
+    @inference
     def forward(
         self,
         tokens: Int[Tensor, " n"],
@@ -71,7 +72,7 @@ class LowBitTarget:
         """Run n tokens over a cache (see `interfaces.TargetModel`); their entries go to its scratch."""
         return self._target.run([Segment(tokens, positions, cache, parents)], keep=False, body=self._body)[0]
 
-    @torch.inference_mode()
+    @inference
     def logits(self, hidden: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
         """Final norm and LM head; float32."""
         return self._target.replays.rows(self._body, self._scored, hidden)
