@@ -163,10 +163,10 @@ AUTOMATIC = (
         (PARTS,),
     ),
     Defect(
-        "packed heads: the base state's share is the last draft's",
+        "packed heads: the base state is the first draft's",
         "drafters/heads.py",
-        "        self._base = base\n        self._shares = {}",
-        "        self._base = base",
+        "        self._base = base\n",
+        "        self._base = self._base if len(self._base) else base\n",
         ("tests/drafters/test_heads.py",),
     ),
 )

@@ -36,37 +36,37 @@ INT8 = (
     Defect(
         "int8: keys take the scales of values",
         ATTENTION,
-        "const V scales = *(const Vm *)(pages + p * page + h * 4 * W);",
-        "const V scales = *(const Vm *)(pages + p * page + 64 + h * 4 * W);",
+        "const V scales = *(const Vm *)at, level",
+        "const V scales = *(const Vm *)(at + 2 * LEVELS), level",
         (SPECIFIED,),
     ),
     Defect(
-        "int8: a row's probabilities are worth what the first row's are",
+        "int8: a row of scores takes the scale of the first row's query",
         ATTENTION,
-        "const V y = __builtin_convertvector(sum[r][c], V) * worth[r];",
-        "const V y = __builtin_convertvector(sum[r][c], V) * worth[0];",
+        "scales * scale[r], level);",
+        "scales * scale[0], level);",
         (ROWS,),
     ),
     Defect(
         "int8: a row sees the greatest score of the row before",
         ATTENTION,
-        "    *max = best, *sum = *worth = 0;\n",
-        "    static _Thread_local float before;\n    const float other = before;\n    before = best;\n"
-        "    if (other > best) best = other;\n    *max = best, *sum = *worth = 0;\n",
+        "    const float best = highest_lane(top);\n",
+        "    static _Thread_local float before;\n    const float own = highest_lane(top), best = before > own ? before : own;\n"
+        "    before = own;\n",
         (ROWS,),
     ),
     Defect(
         "int8: a tree's values have the scales of what stands in their places",
         ATTENTION,
-        "                memcpy(own + j, pages + slot / PAGE * page + (PAGE + slot % PAGE) * 4, 4);\n",
+        "                memcpy(own + j, pages + slot / PAGE * page + 2 * LEVELS + slot % PAGE * 4, 4);\n",
         "",
         (ROWS,),
     ),
     Defect(
         "int8: a copied key keeps the scale of what stood there",
         ATTENTION,
-        "            memcpy(x + t * 4, y + f * 4, 4);\n",
-        "",
+        "for (long w = 0; w < 3 + width / 4; w++) memcpy",
+        "for (long w = 1; w < 3 + width / 4; w++) memcpy",
         (ROWS,),
     ),
     Defect(
@@ -77,10 +77,10 @@ INT8 = (
         (SPECIFIED,),
     ),
     Defect(
-        "int8: scores are rounded to 6 bits",
+        "int8: weights are cut, not rounded",
         ATTENTION,
-        "const float factor = scale_of(greatest & 0x7fffffff, worth);",
-        "const float factor = scale_of(greatest & 0x7fffffff, worth) / 2;\n    *worth *= 2;",
+        "        whole_bytes(p + j, y);\n",
+        "        UNROLL for (int h = 0; h < NL; h++) y[h] = y[h] > 0.5f ? y[h] - 0.5f : y[h];\n        whole_bytes(p + j, y);\n",
         (SPECIFIED,),
     ),
 )

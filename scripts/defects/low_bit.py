@@ -33,15 +33,15 @@ LOW_BIT = (
     Defect(
         "low bits: the offset is taken from half of a group",
         INT,
-        "out->first = sums[0], out->all = sums[0] + sums[1];",
-        "out->first = sums[0], out->all = sums[0];",
+        "out->all = out->first + whole_bytes(out->q + 16, x[1]);",
+        "whole_bytes(out->q + 16, x[1]), out->all = out->first;",
         (PANELS,),
     ),
     Defect(
         "low bits: activations are cut, not rounded",
         INT,
-        "const float whole = up > 0 ? y[i] * up + 12582912.0f : 12582912.0f; /* rounds to nearest even */",
-        "const float whole = up > 0 ? truncf(y[i] * up) + 12582912.0f : 12582912.0f;",
+        "x[s][h] = up > 0 ? x[s][h] * up : (V){0};",
+        "x[s][h] = up > 0 ? __builtin_convertvector(__builtin_convertvector(x[s][h] * up, I), V) : (V){0};",
         (PANELS,),
     ),
     Defect(
@@ -68,8 +68,8 @@ LOW_BIT = (
     Defect(
         "low bits: the rows of a copy have moved",
         "models/low_bit.py",
-        "made = backend.pack(Stored(form, form.encode(weight.unpack().float())))",
-        "made = backend.pack(Stored(form, form.encode(weight.unpack().float().roll(1, 0))))",
+        "form.encode(weight.unpack().float())), arena",
+        "form.encode(weight.unpack().float().roll(1, 0))), arena",
         (PASSES,),
     ),
     Defect(

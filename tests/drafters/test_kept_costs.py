@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import os
+import random
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -242,7 +242,7 @@ def test_what_steps_show_is_kept_but_not_the_load_of_the_machine() -> None:
 
 
 def test_many_runs_do_not_wear_a_table_out() -> None:
-    """Times that scatter, on a machine that is sometimes slower: prices stay what they are, and in proportion."""
+    """Times scatter, and the machine is sometimes slower: prices stay what they are, and in proportion."""
     draw, table = random.Random(1), TABLE
     for _ in range(100):
         costs, speed = Costs(table), draw.uniform(1.0, 1.5)
