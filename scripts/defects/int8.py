@@ -51,8 +51,8 @@ INT8 = (
         "int8: a row sees the greatest score of the row before",
         ATTENTION,
         "    const float best = highest_lane(top);\n",
-        "    static _Thread_local float before;\n    const float own = highest_lane(top), best = before > own ? before : own;\n"
-        "    before = own;\n",
+        "    static _Thread_local float before;\n    const float own = highest_lane(top);\n"
+        "    const float best = before > own ? before : own;\n    before = own;\n",
         (ROWS,),
     ),
     Defect(
@@ -80,7 +80,8 @@ INT8 = (
         "int8: weights are cut, not rounded",
         ATTENTION,
         "        whole_bytes(p + j, y);\n",
-        "        UNROLL for (int h = 0; h < NL; h++) y[h] = y[h] > 0.5f ? y[h] - 0.5f : y[h];\n        whole_bytes(p + j, y);\n",
+        "        UNROLL for (int h = 0; h < NL; h++) y[h] = y[h] > 0.5f ? y[h] - 0.5f : y[h];\n"
+        "        whole_bytes(p + j, y);\n",
         (SPECIFIED,),
     ),
 )
