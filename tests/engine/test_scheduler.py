@@ -233,6 +233,19 @@ def test_a_queue_that_is_full(llm: LLM) -> None:
         over(gate.ticket, *waiting)
 
 
+def test_an_owner_does_not_wait_for_all_texts_of_another(llm: LLM) -> None:
+    ended: list[str] = []
+    with Scheduler(llm, 1) as scheduler:
+        gate = Gate(scheduler)
+        tickets = []
+        for name in ("a1", "a2", "a3", "b1"):
+            tickets.append(scheduler.submit(plain([4], 3), owner=name[0]))
+            tickets[-1].on_event(lambda event, name=name: event is None and ended.append(name))
+        gate.opened.set()
+        over(gate.ticket, *tickets)
+    assert ended == ["a1", "b1", "a2", "a3"]
+
+
 @pytest.mark.parametrize("at_once", [0, -1, "all", 1.5, None])
 def test_bad_numbers_of_texts(llm: LLM, at_once: Any) -> None:
     with pytest.raises(InputError, match="at_once is .*; valid: "):

@@ -10,7 +10,7 @@ others wait in order.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -214,6 +214,7 @@ class Scheduler:
         self._running: list[Ticket] = []
         self._cancelled: list[Ticket] = []
         self._nbytes: dict[Ticket, int] = {}  # of those that have their turn
+        self._turns: dict[str, int] = {}  # of each owner, its last one's number
         self._budget = 0  # bytes that these may take together
         self._is_closed = False
         self._counted = {"ended": 0, "failed": 0, "cancelled": 0, "steps": 0, "passes": 0, "tokens": 0}
@@ -360,9 +361,11 @@ class Scheduler:
         return not self._is_closed
 
     def _admit(self) -> None:
-        """Let texts have their turn, in order, while there is room."""
+        """Let texts have their turn while there is room: of the owner with the fewest of them, of several the
+        one whose last turn is longest ago, in order."""
         while self._waiting and len(self._nbytes) < self.at_once:
-            ticket = self._waiting[0]
+            held = Counter(ticket.run.owner for ticket in self._nbytes)
+            ticket = min(self._waiting, key=lambda one: self._share(one.run.owner, held))
             try:
                 fits = self._fits(ticket.run)
             except Exception as error:
@@ -370,10 +373,15 @@ class Scheduler:
                 continue
             if not fits:
                 return
+            self._turns[ticket.run.owner] = max(self._turns.values(), default=0) + 1
             with self._wake:
                 self._waiting.remove(ticket)
                 self._reading.append(ticket)
                 self._nbytes[ticket] = ticket.run.nbytes
+
+    def _share(self, owner: str, held: Counter[str]) -> tuple[int, int]:
+        """How many texts of an owner have their turn, and when it had the last one."""
+        return held[owner], self._turns.get(owner, 0)
 
     def _fits(self, run: Run) -> bool:
         """Whether the memory holds one more text.
