@@ -115,9 +115,9 @@ def turn_append_whole(
         entry = offset + ((layer.to(tl.int64) * KV + (head - H) % KV) * capacity + slot) * size
         scale, up = scale_of(tl.maximum(greatest_bits(x), greatest_bits(y)))
         inside = inside & (slot >= 0)
-        to = data + entry + value * D + d
-        tl.store(to, whole_of(tl.where(up > 0, x * up, 0.0)), mask=inside)
-        tl.store(to + half, whole_of(tl.where(up > 0, y * up, 0.0)), mask=inside)
+        into = data + entry + value * D + d
+        tl.store(into, whole_of(tl.where(up > 0, x * up, 0.0)), mask=inside)
+        tl.store(into + half, whole_of(tl.where(up > 0, y * up, 0.0)), mask=inside)
         at = levels + entry // 4 + D // 2
         if value == 0:
             tl.store(at, scale, mask=slot >= 0)
@@ -209,26 +209,50 @@ def sums_64(sums, x, y, first, oldest, last, M: tl.constexpr):
 
 
 @triton.jit
-def sums_128(sums, x, y, first, oldest, last, M: tl.constexpr):
-    x, x_more = halves(x, M, 128)
-    y, y_more = halves(y, 1, 128)
-    sums = sums_64(sums, x, y, first, oldest, last, M)
-    return sums_64(sums, x_more, y_more, first + 64, oldest, last, M)
-
-
-@triton.jit
-def chunk_sums(x, y, first, oldest, last, M: tl.constexpr):
-    """Sums (M) over a chunk's 256 columns of x (M, 256) times y (1, 256): 16 chains by position, added as a
-    tree."""
-    x, x_more = halves(x, M, 256)
-    y, y_more = halves(y, 1, 256)
-    sums = sums_128(tl.zeros([M, 16], tl.float32), x, y, first, oldest, last, M)
-    sums = sums_128(sums, x_more, y_more, first + 128, oldest, last, M)
+def added(sums, M: tl.constexpr):
+    """Partial sums (M, 16) added as a tree."""
     one, other = halves(sums, M, 16)
     one, other = halves(one + other, M, 8)
     one, other = halves(one + other, M, 4)
     one, other = halves(one + other, M, 2)
     return tl.reshape(one + other, (M,))
+
+
+@triton.jit
+def scored(
+    q,
+    scale,
+    keys,
+    level,
+    paths,
+    start,
+    before,
+    end,
+    path,
+    deepest,
+    oldest,
+    here,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Scores (M, TILE) to base 2 with the keys of the positions from ``start`` on, whether each is seen, which
+    positions there are, and where their entries begin."""
+    size: tl.constexpr = 2 * D + 16
+    d = tl.arange(0, DP)
+    place = start + tl.arange(0, TILE)
+    there = place < end
+    gathered = (path >= 0) & (place >= before)
+    node = tl.load(paths + path * deepest + place - before, mask=gathered & there, other=0)
+    slot = tl.where(gathered, before + node, place)
+    k = tl.load(keys + slot[None, :] * size + d[:, None], mask=there[None, :] & (d < D)[:, None], other=0)
+    at = level + slot * (size // 4)
+    both = tl.load(at, mask=there, other=0.0)[None, :] * scale[:, None]
+    more = tl.load(at + 1, mask=there, other=0.0)[None, :]
+    s = tl.fma(tl.dot(q, k).to(tl.float32), both, tl.broadcast_to(more, (M, TILE)))
+    seen = (place[None, :] <= here[:, None]) & (place[None, :] >= oldest[:, None])
+    return s, seen, there, slot
 
 
 @triton.jit(
@@ -259,8 +283,12 @@ def attend_whole_chunks(
     DP: tl.constexpr,  # D, up to a power of two of 32 or more
     M: tl.constexpr,  # queries of a program
     CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
 ):
-    """Attention over the shared chunks of one cell, or over one own chunk, of a block of rows and a KV head."""
+    """Attention over the shared chunks of one cell, or over one own chunk, of a block of rows and a KV head.
+
+    Scores are computed twice, as a chunk's greatest is needed before its weights: for it, and for these.
+    """
     group: tl.constexpr = H // KV
     size: tl.constexpr = 2 * D + 16
     program, head = tl.program_id(0), tl.program_id(1)
@@ -294,40 +322,41 @@ def attend_whole_chunks(
     scale = tl.load(scales + at, mask=valid, other=0.0)
     entries = tl.multiple_of(offset, 16) + (layer.to(tl.int64) * KV + head) * capacity * size
     keys, level = data + entries, levels + entries // 4 + D // 2
-    j = tl.arange(0, CHUNK)
-
     total = tl.zeros([M, DP], tl.float32)
     top = tl.full([M], -float("inf"), tl.float32)
     whole = tl.zeros([M], tl.float32)
     for chunk in range(low, high):
-        place = chunk * CHUNK + j
-        there = place < end
-        gathered = (path >= 0) & (place >= before)
-        node = tl.load(paths + path * deepest + place - before, mask=gathered & there, other=0)
-        slot = tl.where(gathered, before + node, place)
-        k = tl.load(
-            keys + slot[None, :] * size + d[:, None], mask=there[None, :] & inside[:, None], other=0
-        )
-        at_level = level + slot * (size // 4)
-        both = tl.load(at_level, mask=there, other=0.0)[None, :] * scale[:, None]
-        more = tl.load(at_level + 1, mask=there, other=0.0)[None, :]
-        s = tl.fma(tl.dot(q, k).to(tl.float32), both, tl.broadcast_to(more, (M, CHUNK)))
-        seen = (place[None, :] <= here[:, None]) & (place[None, :] >= oldest[:, None])
-        best = tl.max(tl.where(seen & (s == s), s, -float("inf")), 1)
+        start = chunk * CHUNK
+        tiles = tl.minimum(CHUNK // TILE, (end - start + TILE - 1) // TILE)
+        best = tl.full([M], -float("inf"), tl.float32)
+        for tile in range(0, tiles):
+            s, seen, _, _ = scored(
+                q, scale, keys, level, paths, start + tile * TILE, before, end, path, deepest, oldest, here,
+                M, D, DP, TILE,
+            )  # fmt: skip
+            best = tl.maximum(best, tl.max(tl.where(seen & (s == s), s, -float("inf")), 1))
         none = best == -float("inf")
-        s = tl.where(seen, s, -float("inf")) - tl.where(none, 0.0, best)[:, None]
-        p = tl.where(seen & (best > -float("inf"))[:, None], weights_of(s), 0.0)
-        inverse = tl.load(at_level + 2, mask=there, other=0.0)[None, :]
-        sums = chunk_sums(p, inverse, chunk * CHUNK, oldest, here, M)
-        v = tl.load(
-            keys + D + slot[:, None] * size + d[None, :], mask=there[:, None] & inside[None, :], other=0
-        )
-        acc = tl.dot(whole_of(p), v).to(tl.float32)
-        some = (here >= chunk * CHUNK) & (oldest < (chunk + 1) * CHUNK)
+        sums = tl.zeros([M, 16], tl.float32)
+        acc = tl.zeros([M, DP], tl.int32)
+        for tile in range(0, tiles):
+            first = start + tile * TILE
+            s, seen, there, slot = scored(
+                q, scale, keys, level, paths, first, before, end, path, deepest, oldest, here,
+                M, D, DP, TILE,
+            )  # fmt: skip
+            p = weights_of(tl.where(seen, s, -float("inf")) - tl.where(none, 0.0, best)[:, None])
+            p = tl.where(seen & (best > -float("inf"))[:, None], p, 0.0)
+            inverse = tl.load(level + slot * (size // 4) + 2, mask=there, other=0.0)[None, :]
+            sums = sums_64(sums, p, inverse, first, oldest, here, M)
+            v = tl.load(
+                keys + D + slot[:, None] * size + d[None, :], mask=there[:, None] & inside[None, :], other=0
+            )
+            acc = tl.dot(whole_of(p), v, acc, out_dtype=tl.int32)
+        some = (here >= start) & (oldest < start + CHUNK)
         nothing = tl.where(some, float("nan"), 0.0)  # there are keys, but no numbers
         peak = tl.where(none, tl.where(some, float("nan"), best), best * 0.693147182)
-        sums = tl.where(none, nothing, sums)
-        total, top, whole = merged_whole(total, top, whole, acc, peak, sums)
+        whole_sums = tl.where(none, nothing, added(sums, M))
+        total, top, whole = merged_whole(total, top, whole, acc.to(tl.float32), peak, whole_sums)
     if low < high:
         to = (cell * rows + row) * H + head * group + m % group
         tl.store(values + to[:, None] * D + d[None, :], total, mask=valid[:, None] & inside[None, :])

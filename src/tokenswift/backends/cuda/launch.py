@@ -167,6 +167,7 @@ class Kernels:
             window=window,
             KV=kv_heads,
             M=queries,
+            TILE=TILE,
             **sizes,
         )
         self.run(
