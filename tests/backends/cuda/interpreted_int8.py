@@ -6,7 +6,6 @@ The interpreter rounds a fused step twice, so here it is given one that is round
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,16 +14,21 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from tests.backends.cuda.cases import CPU, int_segment, plan, random, tree
+from tests.backends.cuda.interpreted import Recording
+from tests.tiny import tiny_model
 from tokenswift.backends.cpu.backend import CpuBackend
 from tokenswift.backends.cuda.backend import CudaBackend
 from tokenswift.backends.cuda.check import fault
 from tokenswift.backends.cuda.entries import INVERSE, KEY, LEVEL, IntFullCache, scales_of
-from tokenswift.backends.cuda.int_reference import fused
+from tokenswift.backends.cuda.int_reference import entries_of, fused
 from tokenswift.backends.cuda.launch import Kernels
 from tokenswift.backends.cuda.plan import ALONE, CHUNK
 from tokenswift.backends.cuda.reference import Reference
 from tokenswift.interfaces import Segment
+from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.rope import rotary_of
 from tokenswift.models.target import backend_for
+from tokenswift.weights.q8_0 import Q8_0
 
 pytestmark = pytest.mark.skipif(not isinstance(backend_for(), CpuBackend), reason="no compiled kernels here")
 
@@ -164,3 +168,47 @@ def test_an_accepted_path_is_moved() -> None:
         Kernels().move(found, start, nodes)
         Reference().move(expected, start, nodes)
         assert torch.equal(found, expected)
+
+
+@pytest.mark.slow
+def test_a_pass_through_all_kernels_passes_the_check_at_loading() -> None:
+    assert fault(CudaBackend("cpu", Kernels()), [(torch.float32, Q8_0, torch.int8)], steps=[3]) is None
+
+
+def test_recorded_passes_serve_a_growing_text_and_others() -> None:
+    """As with keys in floats: the work of the first call serves the others."""
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = tiny_model("llama", head_dim=8, num_hidden_layers=1, vocab_size=40, intermediate_size=32, **sizes)
+    replayed, eager = Recording("cpu", Kernels()), CudaBackend("cpu", Kernels())
+    eager.graphs = False
+    made: list[list[Tensor]] = []
+    for backend in (replayed, eager):
+        target = LeanTarget(model, backend, rotary_of(model))
+        target.take_keys(torch.int8, "kv_cache_dtype")
+        found: list[Tensor] = []
+        long, short = target.new_cache(CHUNK + 30), target.new_cache(40)
+        for cache, length in ((long, CHUNK - 4), (short, 3)):
+            assert isinstance(cache, IntFullCache)
+            cache.data[:, :, :length] = entries_of(random(2, 1, length, 8, seed=length))
+            cache.commit(tuple(range(length)))
+        for texts, parents in (
+            ([long], [-1, 0, 0, 1, 3]),
+            ([short], [-1, 0, 0, 1, 3]),
+            ([long, short], None),
+        ):
+            segments: list[Segment] = []
+            for cache in texts:
+                depths = torch.tensor([0, 1, 1, 2, 3] if parents else [0])
+                segments.append(
+                    Segment(torch.arange(3, 3 + len(depths)), depths + cache.length, cache, parents)
+                )
+            for one, cache in zip(target.forward_all(segments), texts, strict=True):
+                found += [one.hidden, torch.as_tensor(one.queries)]
+                cache.commit((0, 1, 3) if parents else (0,))
+                values = cache.data[0, :, : cache.length, 8:16].float()
+                found += [cache.keys(0), values / scales_of(cache.data)[0, :, : cache.length, INVERSE, None]]
+        made.append(found)
+    for one, other in zip(
+        *made, strict=True
+    ):  # products of other row counts may round a number the other way
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)

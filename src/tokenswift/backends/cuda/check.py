@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import pairwise
 
@@ -16,12 +17,14 @@ import torch
 from tokenswift.backends.base import Replays
 from tokenswift.backends.case import BEFORE, LOOKED_AT, TAIL, Case
 from tokenswift.backends.cuda.backend import CudaBackend
+from tokenswift.backends.cuda.int_reference import entries_of
 from tokenswift.weights.format import Format
 from tokenswift.weights.q4_1 import Q4_1
 from tokenswift.weights.q8_0 import Q8_0
 
 logger = logging.getLogger("tokenswift")
 Kind = tuple[torch.dtype, Format | None, torch.dtype | None]  # of weights, their format, of activations
+#: the last in int8, its keys and values, too
 KINDS: tuple[Kind, ...] = (
     (torch.bfloat16, None, None),
     (torch.float16, None, None),
@@ -55,6 +58,15 @@ def started(device: torch.device, graphs: bool = True) -> CudaBackend | str:
     return backend
 
 
+def case_of(backend: CudaBackend, kind: Kind) -> Case:
+    """The model and text of a kind; with activations in int8 the keys and values are int8, too."""
+    case = Case(backend, *kind)
+    if kind[2] == torch.int8:
+        case.shape = replace(case.shape, keys=torch.int8)
+        case.keys.data = entries_of(case.keys.data)
+    return case
+
+
 @torch.inference_mode()
 def unrecorded(backend: CudaBackend) -> str | None:
     """Why a backend's passes cannot be recorded; None when replays give the bits of eager passes."""
@@ -79,7 +91,7 @@ def fault(
     """
     reference = CudaBackend(backend.device)
     for kind in kinds:
-        case = Case(backend, *kind)
+        case = case_of(backend, kind)
         alone = case.run(backend, [[row] for row in range(TAIL)])
         expected = case.run(reference, [list(range(TAIL))])
         far = float((alone - expected).norm() / expected.norm())

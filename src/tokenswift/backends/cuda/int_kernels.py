@@ -255,9 +255,7 @@ def scored(
     return s, seen, there, slot
 
 
-@triton.jit(
-    do_not_specialize=["blocks_count", "cells", "span", "own", "rows", "deepest", "layer", "window"]
-)
+@triton.jit(do_not_specialize=["blocks_count", "cells", "span", "own", "rows", "deepest", "layer", "window"])
 def attend_whole_chunks(
     query,  # (n, H, D) int8
     scales,  # (n, H) float32, of the queries, for scores to base 2

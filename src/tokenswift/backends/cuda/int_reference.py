@@ -128,9 +128,7 @@ def exp(x: Tensor) -> Tensor:
     return p * power_of(half) * power_of(power - half)
 
 
-def append(
-    plan: Plan, layer: int, key: Float[Tensor, "n K d"], value: Float[Tensor, "n K d"]
-) -> None:
+def append(plan: Plan, layer: int, key: Float[Tensor, "n K d"], value: Float[Tensor, "n K d"]) -> None:
     """Put keys and values of a pass behind the caches' own."""
     start = 0
     for segment in plan.segments:
