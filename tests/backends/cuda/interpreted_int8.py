@@ -1,5 +1,5 @@
-"""The kernels of keys and values in int8 in Triton's interpreter, run by `test_interpreter` in a process of its
-own: equal in every bit to their torch reference and to the CPU kernels.
+"""The kernels of keys and values in int8 in Triton's interpreter, run by `test_interpreter` in a process of
+its own: equal in every bit to their torch reference and to the CPU kernels.
 
 The interpreter rounds a fused step twice, so here it is given one that is rounded once, as cards have it.
 """

@@ -125,8 +125,8 @@ def whole_attention(card: int, width: int, heads: int = 8) -> Any:
 
 @pytest.mark.parametrize("card", CARDS)
 def test_keys_and_values_in_int8(card: int) -> None:
-    """Whole numbers meet the card's product of such, 16 bytes are fetched at a time, and steps are fused where
-    the kernels say so and nowhere else."""
+    """Whole numbers meet the card's product of such, 16 bytes are fetched at a time, and steps are fused
+    where the kernels say so and nowhere else."""
     made = whole_attention(card, 128)
     (chunks,), (merge,) = made["attend_whole_chunks"], made["merge_whole_chunks"]
     code = chunks.asm["ptx"]

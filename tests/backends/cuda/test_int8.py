@@ -1,5 +1,5 @@
-"""Keys and values in int8 on the CUDA backend, with its reference on the CPU: the CPU kernels' bits, what caches
-copy, and whole texts."""
+"""Keys and values in int8 on the CUDA backend, with its reference on the CPU: the CPU kernels' bits, what
+caches copy, and whole texts."""
 
 from __future__ import annotations
 

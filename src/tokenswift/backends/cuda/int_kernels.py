@@ -1,8 +1,8 @@
 """The Triton kernels of keys and values in int8. `int_reference` says in torch what they compute.
 
-They follow the CPU kernels (cpu_int_attention.h and cpu_merge.h) rounding by rounding: products of whole numbers
-are exact, every fused step is written out, and sums and chunks come in the same order. Entries of a cache are as
-`entries` says; ``levels`` are the same bytes as float32 numbers.
+They follow the CPU kernels (cpu_int_attention.h and cpu_merge.h) rounding by rounding: products of whole
+numbers are exact, every fused step is written out, and sums and chunks come in the same order. Entries of a
+cache are as `entries` says; ``levels`` are the same bytes as float32 numbers.
 """
 
 # pyright: reportPrivateImportUsage=false, reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -194,6 +194,7 @@ def sums_16(sums, x, y, first, oldest, last, M: tl.constexpr):
 
 @triton.jit
 def sums_32(sums, x, y, first, oldest, last, M: tl.constexpr):
+    """`sums_16` of 32 columns, in their order."""
     x, x_more = halves(x, M, 32)
     y, y_more = halves(y, 1, 32)
     sums = sums_16(sums, x, y, first, oldest, last, M)
@@ -202,6 +203,7 @@ def sums_32(sums, x, y, first, oldest, last, M: tl.constexpr):
 
 @triton.jit
 def sums_64(sums, x, y, first, oldest, last, M: tl.constexpr):
+    """`sums_16` of 64 columns, in their order."""
     x, x_more = halves(x, M, 64)
     y, y_more = halves(y, 1, 64)
     sums = sums_32(sums, x, y, first, oldest, last, M)
@@ -237,8 +239,8 @@ def scored(
     DP: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Scores (M, TILE) to base 2 with the keys of the positions from ``start`` on, whether each is seen, which
-    positions there are, and where their entries begin."""
+    """Scores (M, TILE) to base 2 with the keys of the positions from ``start`` on, with the logarithms of their
+    values' scales; whether each is seen; which positions there are; and their slots."""
     size: tl.constexpr = 2 * D + 16
     d = tl.arange(0, DP)
     place = start + tl.arange(0, TILE)
