@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from tests.backends.cuda.cases import low, random, segment, tree  # noqa: E402
 from tests.tiny import FAMILIES, tiny_model  # noqa: E402
 from tokenswift.backends.base import Replays  # noqa: E402
-from tokenswift.backends.cuda.check import fault, started  # noqa: E402
+from tokenswift.backends.cuda.check import fault, int8_fault, started  # noqa: E402
 from tokenswift.backends.cuda.entries import IntFullCache  # noqa: E402
 from tokenswift.backends.cuda.int_reference import entries_of  # noqa: E402
 from tokenswift.backends.cuda.launch import Kernels  # noqa: E402
@@ -39,6 +39,7 @@ def test_the_check_at_loading_passes() -> None:
     found = started(CUDA)
     assert not isinstance(found, str), found
     assert found.equal_bits and fault(found) is None
+    assert found.int8_keys and int8_fault(found) is None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -144,12 +145,13 @@ def test_keys_and_values_in_int8_are_written_as_on_the_cpu() -> None:
     heads, kv_heads, width, rows = 8, 2, 80, 20
     mixed, angles = random(rows, (heads + 2 * kv_heads) * width), random(rows, width // 2, seed=1)
     mixed *= 10 ** random(rows, 1, seed=3)
-    given, found = (mixed, angles.cos(), angles.sin()), []
+    found = []
     for device, ops in ((CUDA, Kernels(CUDA)), (torch.device("cpu"), Reference())):
         cache, numbers = IntFullCache(1, kv_heads, width, rows, device), torch.arange(rows)
         cache.clear()
         plan = plan_of([Segment(numbers, numbers, cache)], heads, device)
-        query = ops.append(plan, *(each.to(device) for each in given), 0, heads)
+        mixed, cos, sin = mixed.to(device), angles.cos().to(device), angles.sin().to(device)
+        query = ops.append(plan, mixed, cos, sin, 0, heads)
         found.append((query.cpu(), cache.data.cpu()))
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)

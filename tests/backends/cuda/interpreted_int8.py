@@ -18,7 +18,7 @@ from tests.backends.cuda.interpreted import Recording
 from tests.tiny import tiny_model
 from tokenswift.backends.cpu.backend import CpuBackend
 from tokenswift.backends.cuda.backend import CudaBackend
-from tokenswift.backends.cuda.check import fault
+from tokenswift.backends.cuda.check import int8_fault
 from tokenswift.backends.cuda.entries import INVERSE, KEY, LEVEL, IntFullCache, scales_of
 from tokenswift.backends.cuda.int_reference import entries_of, fused
 from tokenswift.backends.cuda.launch import Kernels
@@ -28,7 +28,6 @@ from tokenswift.interfaces import Segment
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.rope import rotary_of
 from tokenswift.models.target import backend_for
-from tokenswift.weights.q8_0 import Q8_0
 
 pytestmark = pytest.mark.skipif(not isinstance(backend_for(), CpuBackend), reason="no compiled kernels here")
 
@@ -52,6 +51,7 @@ CASES = [
     (700, 5, 4, 100, 2, 1, 40),
     (CHUNK + 100, 2, None, 320, 2, 1, 64),
     (CHUNK - 20, ALONE + 1, None, 300, 1, 1, 16),
+    (3 * CHUNK + 5, ALONE + 1, None, 0, 1, 1, 4),
 ]
 
 
@@ -172,7 +172,7 @@ def test_an_accepted_path_is_moved() -> None:
 
 @pytest.mark.slow
 def test_a_pass_through_all_kernels_passes_the_check_at_loading() -> None:
-    assert fault(CudaBackend("cpu", Kernels()), [(torch.float32, Q8_0, torch.int8)], steps=[3]) is None
+    assert int8_fault(CudaBackend("cpu", Kernels()), (torch.float32, None, None), [3]) is None
 
 
 def test_recorded_passes_serve_a_growing_text_and_others() -> None:

@@ -20,6 +20,7 @@ from tokenswift.backends.case import TAIL, Case
 from tokenswift.backends.cpu.backend import CpuBackend
 from tokenswift.backends.cpu.entries import IntFullCache as CpuCache
 from tokenswift.backends.cuda.backend import CudaBackend
+from tokenswift.backends.cuda.check import int8_fault
 from tokenswift.backends.cuda.entries import (
     INVERSE,
     KEY,
@@ -193,6 +194,26 @@ def test_widths_and_options_that_the_kernels_do_not_have() -> None:
     for more in ({"softcap": 3.0}, {"sinks": torch.zeros(2)}):
         with pytest.raises(ValueError, match="keys are int8"):
             backend.attend(query, 0, cache, None, 0.3, 0, **more)  # type: ignore[arg-type]
+
+
+def test_int8_alone_is_given_up_where_its_kernels_do_not_work() -> None:
+    class Broken(Reference):
+        factor: float | None = 1.0
+
+        def attend(self, plan: Any, query: torch.Tensor, *rest: Any) -> torch.Tensor:
+            if self.factor is None:
+                raise RuntimeError("no such\nproduct")
+            return super().attend(plan, query, *rest) * self.factor
+
+    kind = (torch.float32, None, None)
+    backend = CudaBackend("cpu", ops := Broken())
+    ops.factor = 1.05
+    found = int8_fault(backend, kind)
+    assert found is not None and "keys torch.int8 is" in found and "from the reference" in found
+    ops.factor = None
+    assert int8_fault(backend, kind) == "no such product"
+    backend.int8_keys = False
+    assert not backend.has_int8_keys(128)
 
 
 def test_every_strategy_writes_what_plain_decoding_writes(backend: CudaBackend) -> None:

@@ -44,6 +44,7 @@ class CudaBackend(Backend):
     Attributes:
         graphs: record passes of few rows and replay them. On a CPU their buffers are used, and nothing is
             recorded.
+        int8_keys: whether keys and values may be int8.
     """
 
     name = "cuda"
@@ -57,7 +58,7 @@ class CudaBackend(Backend):
         self.ops = Reference() if ops is None else ops
         self._products = Products(self.ops, library)
         self._origin = torch.empty(64, dtype=torch.uint8, device=self.device)
-        self.graphs = True
+        self.graphs = self.int8_keys = True
 
     def pack(
         self, weight: Tensor | Stored | Sequence[Tensor | Stored], dtype: torch.dtype | None = None
@@ -76,7 +77,7 @@ class CudaBackend(Backend):
 
     def has_int8_keys(self, width: int) -> bool:
         """See :meth:`Backend.has_int8_keys`."""
-        return width % 4 == 0 and width <= WIDEST
+        return self.int8_keys and width % 4 == 0 and width <= WIDEST
 
     def entry_bytes(self, width: int, dtype: torch.dtype) -> int:
         """See :meth:`Backend.entry_bytes`."""

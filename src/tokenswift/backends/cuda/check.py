@@ -24,7 +24,6 @@ from tokenswift.weights.q8_0 import Q8_0
 
 logger = logging.getLogger("tokenswift")
 Kind = tuple[torch.dtype, Format | None, torch.dtype | None]  # of weights, their format, of activations
-#: the last in int8, its keys and values, too
 KINDS: tuple[Kind, ...] = (
     (torch.bfloat16, None, None),
     (torch.float16, None, None),
@@ -32,6 +31,7 @@ KINDS: tuple[Kind, ...] = (
     (torch.bfloat16, Q4_1, None),
     (torch.float32, Q8_0, torch.int8),
 )
+WHOLE: Kind = (torch.float32, Q8_0, torch.int8)  # that keys and values in int8 are looked at with
 #: greatest relative distance of states from the reference's, by type of keys
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
@@ -53,18 +53,20 @@ def started(device: torch.device, graphs: bool = True) -> CudaBackend | str:
     if graphs and (found := unrecorded(backend)) is not None:
         logger.warning("CUDA graphs do not work here (%s); kernels are started one by one", found)
         backend.graphs = False
+    if (found := int8_fault(backend)) is not None:
+        logger.warning("keys and values in int8 do not work here (%s); other types do", found)
+        backend.int8_keys = False
     backend.equal_bits, backend.build = True, f"triton {version('triton')}"
     backend.key = f"{backend.build}, {backend.processor()}"
     return backend
 
 
-def case_of(backend: CudaBackend, kind: Kind) -> Case:
-    """The model and text of a kind; with activations in int8 the keys and values are int8, too."""
-    case = Case(backend, *kind)
-    if kind[2] == torch.int8:
-        case.shape = replace(case.shape, keys=torch.int8)
-        case.keys.data = entries_of(case.keys.data)
-    return case
+def int8_fault(backend: CudaBackend, kind: Kind = WHOLE, steps: Sequence[int] = (3, TAIL)) -> str | None:
+    """What is wrong with keys and values in int8; None when nothing is."""
+    try:
+        return fault(backend, [kind], steps, torch.int8)
+    except Exception as error:  # as in `started`
+        return " ".join(str(error).split())[:160] or type(error).__name__
 
 
 @torch.inference_mode()
@@ -82,16 +84,23 @@ def unrecorded(backend: CudaBackend) -> str | None:
 
 @torch.inference_mode()
 def fault(
-    backend: CudaBackend, kinds: Sequence[Kind] = KINDS, steps: Sequence[int] = (3, TAIL)
+    backend: CudaBackend,
+    kinds: Sequence[Kind] = KINDS,
+    steps: Sequence[int] = (3, TAIL),
+    keys: torch.dtype | None = None,
 ) -> str | None:
     """What is wrong with a backend's kernels: the first case; None when they are right.
 
     Args:
         steps: of the trees that are compared, in right nodes.
+        keys: type of keys and values, int8; None: as the weights.
     """
     reference = CudaBackend(backend.device)
     for kind in kinds:
-        case = case_of(backend, kind)
+        case = Case(backend, *kind)
+        if keys is not None:
+            case.shape, case.keys.data = replace(case.shape, keys=keys), entries_of(case.keys.data)
+            case.name += f", keys {keys}"
         alone = case.run(backend, [[row] for row in range(TAIL)])
         expected = case.run(reference, [list(range(TAIL))])
         far = float((alone - expected).norm() / expected.norm())

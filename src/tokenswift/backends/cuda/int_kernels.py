@@ -239,8 +239,8 @@ def scored(
     DP: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Scores (M, TILE) to base 2 with the keys of the positions from ``start`` on, with the logarithms of their
-    values' scales; whether each is seen; which positions there are; and their slots."""
+    """Scores (M, TILE) to base 2 with the keys of the positions from ``start`` on, logarithms of the values'
+    scales included; whether each is seen; which positions there are; and their slots."""
     size: tl.constexpr = 2 * D + 16
     d = tl.arange(0, DP)
     place = start + tl.arange(0, TILE)
