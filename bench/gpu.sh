@@ -52,6 +52,8 @@ exact() { # the default model: the same text from every strategy, with graphs an
     ours 200 bench run trees acceptance --preset cpu --dtype bfloat16 $on
     ours 120 bench run speed --preset smoke --dtype bfloat16 --set weights=stored,bfloat16,q8_0,q4_0 $on
     ours 60 bench run speed --preset smoke --dtype bfloat16 --set cuda_graphs=off $on
+    ours 60 bench run speed --preset smoke --dtype bfloat16 --set kv_cache_dtype=int8 $on
+    ours 60 bench run speed --preset smoke --dtype int8 $on
 }
 shape() { big_there; }
 floors() { # an 8B model's passes beside their floors: one row, and the 16 and 64 rows of a step that checks drafts

@@ -13,7 +13,9 @@ pytest.importorskip("triton")
 from tests.backends.cuda.cases import low, random, segment, tree  # noqa: E402
 from tests.tiny import FAMILIES, tiny_model  # noqa: E402
 from tokenswift.backends.base import Replays  # noqa: E402
-from tokenswift.backends.cuda.check import fault, started  # noqa: E402
+from tokenswift.backends.cuda.check import fault, int8_fault, started  # noqa: E402
+from tokenswift.backends.cuda.entries import IntFullCache  # noqa: E402
+from tokenswift.backends.cuda.int_reference import entries_of  # noqa: E402
 from tokenswift.backends.cuda.launch import Kernels  # noqa: E402
 from tokenswift.backends.cuda.plan import CHUNK, SPAN, plan_of  # noqa: E402
 from tokenswift.backends.cuda.products import cublas, keeps_bits, settle  # noqa: E402
@@ -37,6 +39,7 @@ def test_the_check_at_loading_passes() -> None:
     found = started(CUDA)
     assert not isinstance(found, str), found
     assert found.equal_bits and fault(found) is None
+    assert found.int8_keys and int8_fault(found) is None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -92,6 +95,66 @@ def test_one_row_has_its_bits_among_16_and_64(dtype: torch.dtype, before: int) -
     for rows in (16, 64):
         assert torch.equal(run(0, rows), alone[:rows])
         assert torch.equal(run(0, rows, list(range(-1, rows - 1))), alone[:rows])
+
+
+def int_text(before: int, rows: int, parents: list[int] | None, kv_heads: int, width: int) -> Segment:
+    """Rows over a cache in int8, on the card."""
+    cache = IntFullCache(1, kv_heads, width, before + rows, CUDA)
+    cache.data.copy_(entries_of(random(2, kv_heads, before + rows, width, seed=2)))
+    cache.commit(tuple(range(before)))
+    numbers = torch.arange(rows)
+    return Segment(numbers, numbers, cache, parents)
+
+
+@pytest.mark.parametrize("heads,kv_heads,width", [(32, 8, 128), (9, 3, 64), (14, 2, 96), (8, 4, 256)])
+def test_attention_in_int8_has_the_bits_of_the_cpu(heads: int, kv_heads: int, width: int) -> None:
+    """The reference on the CPU has those of the compiled kernels there."""
+    for before, rows, reach, window in (
+        (0, 1, None, 0),
+        (CHUNK - 3, 17, 2, 0),
+        (SPAN * CHUNK + 5, 64, 9, 300),
+        (3000, 70, None, 0),
+    ):
+        parents = None if reach is None else tree(rows, reach)
+        text, query = int_text(before, rows, parents, kv_heads, width), random(rows, heads, width, seed=1)
+        found = Kernels(CUDA).attend(plan_of([text], heads, CUDA), query.to(CUDA), 0, width**-0.5, window)
+        text.cache.data = text.cache.data.cpu()
+        plan = plan_of([text], heads, torch.device("cpu"))
+        assert torch.equal(found.cpu(), Reference().attend(plan, query, 0, width**-0.5, window))
+
+
+@pytest.mark.parametrize("before", [2 * CHUNK - 3, 100_000])
+def test_one_row_in_int8_has_its_bits_among_16_and_64(before: int) -> None:
+    heads, kv_heads, width, tail = 32, 8, 128, 64
+    whole, query = int_text(before, tail, None, kv_heads, width), random(tail, heads, width, seed=1).to(CUDA)
+    kernels = Kernels(CUDA)
+
+    def run(first: int, rows: int, parents: list[int] | None = None) -> Tensor:
+        whole.cache._length = before + first  # type: ignore[attr-defined]
+        numbers = torch.arange(rows)
+        plan = plan_of([Segment(numbers, numbers, whole.cache, parents)], heads, CUDA)
+        return kernels.attend(plan, query[first : first + rows].contiguous(), 0, width**-0.5)
+
+    alone = torch.cat([run(row, 1) for row in range(tail)])
+    for rows in (16, 64):
+        assert torch.equal(run(0, rows), alone[:rows])
+        assert torch.equal(run(0, rows, list(range(-1, rows - 1))), alone[:rows])
+
+
+def test_keys_and_values_in_int8_are_written_as_on_the_cpu() -> None:
+    heads, kv_heads, width, rows = 8, 2, 80, 20
+    mixed, angles = random(rows, (heads + 2 * kv_heads) * width), random(rows, width // 2, seed=1)
+    mixed *= 10 ** random(rows, 1, seed=3)
+    found = []
+    for device, ops in ((CUDA, Kernels(CUDA)), (torch.device("cpu"), Reference())):
+        cache, numbers = IntFullCache(1, kv_heads, width, rows, device), torch.arange(rows)
+        cache.clear()
+        plan = plan_of([Segment(numbers, numbers, cache)], heads, device)
+        mixed, cos, sin = mixed.to(device), angles.cos().to(device), angles.sin().to(device)
+        query = ops.append(plan, mixed, cos, sin, 0, heads)
+        found.append((query.cpu(), cache.data.cpu()))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

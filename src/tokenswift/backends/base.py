@@ -82,6 +82,7 @@ class Backend(ABC):
         decodes: whether it runs a decoder's layers; otherwise models run through transformers' own forward.
         fused: whether products and norms are kernels of its own, which draft heads are packed for, too.
         formats: low-bit formats that products read as they are stored, with activations of 8 bits, too.
+        prefers_int8: whether models of such weights are computed in int8 where nothing else is asked for.
         graphs: whether passes may be captured as graphs of the device and replayed.
         kind: of the device, "cpu" or "cuda".
         on_host: whether tensors are in the host's memory, where looking at one waits for nobody.
@@ -96,6 +97,7 @@ class Backend(ABC):
     decodes = True
     fused = False
     formats: tuple[str, ...] = ()
+    prefers_int8 = False
     graphs = False
 
     def __init__(self, device: torch.device | str = "cpu") -> None:

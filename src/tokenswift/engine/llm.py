@@ -199,7 +199,7 @@ class LLM:
             InputError: the model or its backend cannot.
         """
         if dtype == "auto" and activations == "float" and isinstance(self.target, LeanTarget):
-            dtype = "int8" if self.target.has_int8 else dtype
+            dtype = "int8" if self.target.has_int8 and self.target.backend.prefers_int8 else dtype
         option = "dtype" if dtype == "int8" else "activations" if activations == "int8" else "kv_cache_dtype"
         kept = "int8" if dtype == "int8" and kv_cache_dtype == "auto" else kv_cache_dtype
         if option == "kv_cache_dtype" and kept == "auto":

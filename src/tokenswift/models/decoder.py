@@ -251,7 +251,7 @@ class LeanTarget(BaseTarget):
             raise InputError(
                 f"{option} is 'int8', but the {self.backend.name} backend keeps no keys of heads of width "
                 f"{self.head_dim} in int8; valid: auto, float32, bfloat16, or heads whose width is a "
-                "multiple of 4 on a CPU with compiled kernels",
+                "multiple of 4 with compiled kernels (on CUDA up to 256)",
                 option,
             )
         self.keys = dtype

@@ -5,9 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tests.backends.rows import random_pages
+from tokenswift.backends.cpu.entries import SCALES as BEFORE_KEYS
+from tokenswift.backends.cpu.entries import IntFullCache as CpuCache
+from tokenswift.backends.cpu.entries import Pages
+from tokenswift.backends.cuda.entries import IntFullCache, entry_bytes, scales_of
 from tokenswift.backends.cuda.plan import Plan, plan_of
 from tokenswift.cache.full import FullCache
 from tokenswift.interfaces import Segment
+from tokenswift.models.target import backend_for
 from tokenswift.weights.format import Stored
 from tokenswift.weights.registry import FORMATS
 
@@ -53,3 +59,35 @@ def low(form: str, rows: int, columns: int) -> Stored:
     encode = FORMATS[form].encode
     assert encode is not None
     return Stored(FORMATS[form], encode(random(rows, columns, seed=1)))
+
+
+# ---- keys and values in int8 ------------------------------------------------------------------------
+
+
+def from_pages(cache: Pages) -> Tensor:
+    """The entries of the CPU kernels' pages, as the card's kernels have them."""
+    pages, width = cache.data, cache.width
+    layers, kv_heads = pages.shape[:2]
+    keys = (pages[..., BEFORE_KEYS : BEFORE_KEYS + 16 * width].int() - 128).to(torch.int8)
+    keys = keys.unflatten(-1, (-1, 16, 4)).transpose(-3, -2).flatten(-2)  # (L, K, pages, 16, d)
+    values = pages[..., BEFORE_KEYS + 16 * width :].view(torch.int8)
+    values = values.unflatten(-1, (4, -1, 4)).transpose(-2, -1).flatten(-3, -2)[..., :width]
+    made = torch.zeros(layers, kv_heads, cache.capacity, entry_bytes(width), dtype=torch.int8)
+    made[..., :width], made[..., width : 2 * width] = keys.flatten(2, 3), values.flatten(2, 3)
+    scales_of(made)[..., :3] = cache.scales.transpose(-2, -1).flatten(2, 3)
+    return made
+
+
+def int_segment(
+    before: int, rows: int, parents: list[int] | None, kv_heads: int, width: int, seed: int = 2
+) -> tuple[Segment, CpuCache]:
+    """Rows over a cache of random entries, their own among them; and the same entries for the CPU kernels."""
+    pages = backend_for().new_cache(1, kv_heads, width, before + rows, torch.int8)
+    assert isinstance(pages, CpuCache)
+    random_pages(pages, torch.Generator().manual_seed(seed))
+    pages._length = before
+    cache = IntFullCache(1, kv_heads, width, pages.capacity, CPU)
+    cache.data.copy_(from_pages(pages.pages))
+    cache.commit(tuple(range(before)))
+    numbers = torch.arange(rows)
+    return Segment(numbers, numbers, cache, parents), pages

@@ -14,7 +14,9 @@ if os.environ.get("TRITON_INTERPRET"):
 
 from tests.backends.cuda.ahead import CARDS, Ahead  # noqa: E402
 from tests.backends.cuda.cases import CPU, low, plan, segment, tree  # noqa: E402
+from tokenswift.backends.cuda.entries import IntFullCache  # noqa: E402
 from tokenswift.backends.cuda.weights import Planes  # noqa: E402
+from tokenswift.interfaces import Segment  # noqa: E402
 
 HALF = (torch.bfloat16, torch.float16)
 WIDTHS = (64, 80, 96, 128, 256)
@@ -105,3 +107,44 @@ def test_products(card: int) -> None:
 def test_products_of_all_types(card: int) -> None:
     made = compiled_products(card, (*HALF, torch.float32), ("q8_0", "q4_0", "q4_1")).made
     assert [len(made[name]) for name in ("product", "low_product", "to_whole")] == [3, 18, 9]
+
+
+def whole_attention(card: int, width: int, heads: int = 8) -> Any:
+    """The kernels of keys and values in int8."""
+    ahead, cache = Ahead(card), IntFullCache(1, 2, width, 320, CPU)
+    cache.commit(tuple(range(300)))
+    numbers = torch.arange(5)
+    made = plan([Segment(numbers, numbers, cache, tree(5, 2))], heads)
+    ahead.attend(made, torch.empty(5, heads, width), 0, 0.1, 64)
+    mixed, cos, norm = torch.zeros(5, (heads + 4) * width), torch.zeros(5, width // 2), torch.ones(width)
+    for norms in ((None, None), (norm, norm)):
+        ahead.append(made, mixed, cos, cos, 0, heads, 1e-5, *norms)
+    ahead.move(cache.data, 0, [1, 2])
+    return ahead.made
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_keys_and_values_in_int8(card: int) -> None:
+    """Whole numbers meet the card's product of such, 16 bytes are fetched at a time, and steps are fused
+    where the kernels say so and nowhere else."""
+    made = whole_attention(card, 128)
+    (chunks,), (merge,) = made["attend_whole_chunks"], made["merge_whole_chunks"]
+    code = chunks.asm["ptx"]
+    assert "s32.s8.s8" in code and "ld.global.b8" not in code and "ld.global.v4" in code
+    assert ("wgmma" if card == 90 else "mma.sync") in code
+    assert chunks.metadata.shared <= 99 * 1024
+    for kernel in (chunks, merge):
+        fused = kernel.asm["ttir"].count("math.fma")
+        assert fused and "fma.rn.f32" in kernel.asm["ptx"]
+        assert kernel.asm["llir"].count("@llvm.fma") >= fused and "contract" not in kernel.asm["llir"]
+    for kernel in (*made["whole_queries"], *made["turn_append_whole"], *made["move_rows"]):
+        assert "fma.rn" not in kernel.asm["ptx"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("width", (4, 20, *WIDTHS))
+@pytest.mark.parametrize("heads", [2, 14])
+def test_keys_and_values_in_int8_of_all_shapes(card: int, width: int, heads: int) -> None:
+    (chunks,) = whole_attention(card, width, heads)["attend_whole_chunks"]
+    assert chunks.metadata.shared <= 99 * 1024

@@ -203,7 +203,7 @@ class Unstarted(Kernels):
         self.started.append(kernel.__name__)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8], ids=str)
 def test_a_pass_leaves_nothing_on_the_host(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device without memory stands for the card: an operation over two devices is an error. A layer starts
     as many kernels for 48 rows as for one."""
@@ -211,16 +211,20 @@ def test_a_pass_leaves_nothing_on_the_host(dtype: torch.dtype, monkeypatch: pyte
     backend = CudaBackend(
         meta, ops, lambda states, weight: torch.empty(len(states), len(weight), device=meta)
     )
-    model = tiny_model("qwen3", hidden_size=64, num_attention_heads=4).to(meta, dtype)
+    whole = dtype == torch.int8  # keys and values alone
+    model = tiny_model("qwen3", hidden_size=64, num_attention_heads=4)
+    model = model.to(meta, torch.bfloat16 if whole else dtype)
     monkeypatch.setattr(
         products, "keeps_bits", lambda library, weight: True
     )  # there are no values to compare
     target = LeanTarget(model, backend, rotary_of(model))
+    target.take_keys(dtype, "kv_cache_dtype")
     cache = target.new_cache(60)
     made = target.prefill(list(range(2, 50)), cache)
     assert made.hidden.is_meta and target.logits(made.hidden).shape == (32, VOCAB)
     cache.commit((1, 3))
-    assert ops.started.count("attend_chunks") == 2 * target.layers and ops.started[-1] == "move_rows"
+    chunks = "attend_whole_chunks" if whole else "attend_chunks"
+    assert ops.started.count(chunks) == 2 * target.layers and ops.started[-1] == "move_rows"
     low = LowBitTarget(target, FORMATS["q8_0"])
     tokens = torch.zeros(2, dtype=torch.long)
     drafted = low.forward(tokens, tokens, cache)

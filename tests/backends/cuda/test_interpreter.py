@@ -1,4 +1,4 @@
-"""The Triton kernels against their references without a card: see `interpreted`."""
+"""The Triton kernels against their references without a card: see `interpreted` and `interpreted_int8`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-FILE = Path(__file__).with_name("interpreted.py")
+FILES = ("interpreted", "interpreted_int8")
 
 
+@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_kernels_in_the_interpreter(which: str) -> None:
+def test_kernels_in_the_interpreter(which: str, name: str) -> None:
     pytest.importorskip("triton")
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-m", which, str(FILE)],
+        [sys.executable, "-m", "pytest", "-m", which, str(Path(__file__).with_name(f"{name}.py"))],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

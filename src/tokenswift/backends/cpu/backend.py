@@ -130,7 +130,7 @@ class CpuBackend(Backend):
     """
 
     name = "native"
-    panels = fused = equal_bits = True
+    panels = fused = equal_bits = prefers_int8 = True
     formats = tuple(FORMATS)
 
     def __init__(self, library: ctypes.CDLL, threads: int | None = None) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tokenswift.backends.base import Backend, Body, Enter, Replays, check_ids
 from tokenswift.backends.cuda.choose import DeviceRanker
+from tokenswift.backends.cuda.entries import WIDEST, IntFullCache, IntSparseCache, entry_bytes
 from tokenswift.backends.cuda.graphs import Graphs
 from tokenswift.backends.cuda.plan import RECORDED, Plan, Tables, plan_of
 from tokenswift.backends.cuda.products import Product, Products
@@ -24,11 +25,12 @@ from tokenswift.backends.pages import Arena, sent
 from tokenswift.backends.torch import TorchBackend
 from tokenswift.backends.weights import LayerWeights, Packed, Shape
 from tokenswift.cache.full import FullCache
+from tokenswift.cache.sparse import SparseCache
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache, Pass, Segment
 from tokenswift.weights.format import Stored
 
-TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of keys and values
+TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)  # of keys and values
 
 
 class CudaBackend(Backend):
@@ -42,6 +44,7 @@ class CudaBackend(Backend):
     Attributes:
         graphs: record passes of few rows and replay them. On a CPU their buffers are used, and nothing is
             recorded.
+        int8_keys: whether keys and values may be int8.
     """
 
     name = "cuda"
@@ -55,7 +58,7 @@ class CudaBackend(Backend):
         self.ops = Reference() if ops is None else ops
         self._products = Products(self.ops, library)
         self._origin = torch.empty(64, dtype=torch.uint8, device=self.device)
-        self.graphs = True
+        self.graphs = self.int8_keys = True
 
     def pack(
         self,
@@ -71,7 +74,22 @@ class CudaBackend(Backend):
     ) -> FullCache:
         """See :meth:`Backend.new_cache`. A kernel moves the entries of an accepted path."""
         move = self.ops.move if dtype in TYPES else None
+        if dtype == torch.int8:
+            return IntFullCache(layers, kv_heads, width, capacity, self.device, move)
         return FullCache(layers, kv_heads, width, capacity, dtype, self.device, move)
+
+    def has_int8_keys(self, width: int) -> bool:
+        """See :meth:`Backend.has_int8_keys`."""
+        return self.int8_keys and width % 4 == 0 and width <= WIDEST
+
+    def entry_bytes(self, width: int, dtype: torch.dtype) -> int:
+        """See :meth:`Backend.entry_bytes`."""
+        return entry_bytes(width) if dtype == torch.int8 else super().entry_bytes(width, dtype)
+
+    def partial_cache(self, full: FullCache, budget: int, sinks: int, scratch: int) -> SparseCache:
+        """See :meth:`Backend.partial_cache`."""
+        kind = IntSparseCache if isinstance(full, IntFullCache) else SparseCache
+        return kind(full, budget, sinks, scratch)
 
     def body(self, shape: Shape, weights: list[LayerWeights]) -> Body:
         """See :meth:`Backend.body`."""
@@ -171,7 +189,7 @@ class CudaBackend(Backend):
             numbers = torch.arange(query.shape[1])
             segments = [Segment(numbers, numbers, cache, parents)]
             plan = notes["plan"] = plan_of(segments, len(query), self.device)
-        rows = query.transpose(0, 1).to(cache.data.dtype).contiguous()
+        rows = query.transpose(0, 1).to(torch.float32 if plan.whole else cache.data.dtype).contiguous()
         return self.ops.attend(plan, rows, layer, scale, window if cache.ordered else 0, softcap, sinks)
 
     def linear(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import pairwise
 
@@ -16,6 +17,7 @@ import torch
 from tokenswift.backends.base import Replays
 from tokenswift.backends.case import BEFORE, LOOKED_AT, TAIL, Case
 from tokenswift.backends.cuda.backend import CudaBackend
+from tokenswift.backends.cuda.int_reference import entries_of
 from tokenswift.weights.format import Format
 from tokenswift.weights.q4_1 import Q4_1
 from tokenswift.weights.q8_0 import Q8_0
@@ -29,6 +31,7 @@ KINDS: tuple[Kind, ...] = (
     (torch.bfloat16, Q4_1, None),
     (torch.float32, Q8_0, torch.int8),
 )
+WHOLE: Kind = (torch.float32, Q8_0, torch.int8)  # that keys and values in int8 are looked at with
 #: greatest relative distance of states from the reference's, by type of keys
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
@@ -50,9 +53,20 @@ def started(device: torch.device, graphs: bool = True) -> CudaBackend | str:
     if graphs and (found := unrecorded(backend)) is not None:
         logger.warning("CUDA graphs do not work here (%s); kernels are started one by one", found)
         backend.graphs = False
+    if (found := int8_fault(backend)) is not None:
+        logger.warning("keys and values in int8 do not work here (%s); other types do", found)
+        backend.int8_keys = False
     backend.equal_bits, backend.build = True, f"triton {version('triton')}"
     backend.key = f"{backend.build}, {backend.processor()}"
     return backend
+
+
+def int8_fault(backend: CudaBackend, kind: Kind = WHOLE, steps: Sequence[int] = (3, TAIL)) -> str | None:
+    """What is wrong with keys and values in int8; None when nothing is."""
+    try:
+        return fault(backend, [kind], steps, torch.int8)
+    except Exception as error:  # as in `started`
+        return " ".join(str(error).split())[:160] or type(error).__name__
 
 
 @torch.inference_mode()
@@ -70,16 +84,23 @@ def unrecorded(backend: CudaBackend) -> str | None:
 
 @torch.inference_mode()
 def fault(
-    backend: CudaBackend, kinds: Sequence[Kind] = KINDS, steps: Sequence[int] = (3, TAIL)
+    backend: CudaBackend,
+    kinds: Sequence[Kind] = KINDS,
+    steps: Sequence[int] = (3, TAIL),
+    keys: torch.dtype | None = None,
 ) -> str | None:
     """What is wrong with a backend's kernels: the first case; None when they are right.
 
     Args:
         steps: of the trees that are compared, in right nodes.
+        keys: type of keys and values, int8; None: as the weights.
     """
     reference = CudaBackend(backend.device)
     for kind in kinds:
         case = Case(backend, *kind)
+        if keys is not None:
+            case.shape, case.keys.data = replace(case.shape, keys=keys), entries_of(case.keys.data)
+            case.name += f", keys {keys}"
         alone = case.run(backend, [[row] for row in range(TAIL)])
         expected = case.run(reference, [list(range(TAIL))])
         far = float((alone - expected).norm() / expected.norm())

@@ -221,6 +221,39 @@ def add_norm(
     tl.store(out + row * D + d, (x * factor * w).to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def turned(
+    mixed,
+    cos,
+    sin,
+    query_norm,
+    key_norm,
+    row,
+    head,
+    d,  # of a half
+    eps,
+    H: tl.constexpr,
+    KV: tl.constexpr,
+    D: tl.constexpr,
+    NORMS: tl.constexpr,
+):
+    """Both halves of a head of a row, queries and keys normed and turned; see `turn_append`."""
+    half: tl.constexpr = D // 2
+    inside = d < half
+    at = mixed + (row * (H + 2 * KV) + head) * D + d
+    x, y = tl.load(at, mask=inside, other=0.0), tl.load(at + half, mask=inside, other=0.0)
+    if head < H + KV:
+        if NORMS:
+            factor = 1.0 / tl.sqrt_rn(tl.div_rn(tl.sum(x * x, 0) + tl.sum(y * y, 0), D * 1.0) + eps)
+            norm = tl.where(head < H, query_norm, key_norm) + d
+            x = x * factor * tl.load(norm, mask=inside, other=0.0)
+            y = y * factor * tl.load(norm + half, mask=inside, other=0.0)
+        c = tl.load(cos + row * half + d, mask=inside, other=0.0)
+        s = tl.load(sin + row * half + d, mask=inside, other=0.0)
+        x, y = x * c - y * s, y * c + x * s
+    return x, y
+
+
 @triton.jit(do_not_specialize=["layer"])
 def turn_append(
     mixed,  # (n, (H + 2 KV) D) float32: queries, keys and values
@@ -244,17 +277,7 @@ def turn_append(
     half: tl.constexpr = D // 2
     d = tl.arange(0, HALF)
     inside = d < half
-    at = mixed + (row * (H + 2 * KV) + head) * D + d
-    x, y = tl.load(at, mask=inside, other=0.0), tl.load(at + half, mask=inside, other=0.0)
-    if head < H + KV:
-        if NORMS:
-            factor = 1.0 / tl.sqrt_rn(tl.div_rn(tl.sum(x * x, 0) + tl.sum(y * y, 0), D * 1.0) + eps)
-            norm = tl.where(head < H, query_norm, key_norm) + d
-            x = x * factor * tl.load(norm, mask=inside, other=0.0)
-            y = y * factor * tl.load(norm + half, mask=inside, other=0.0)
-        c = tl.load(cos + row * half + d, mask=inside, other=0.0)
-        s = tl.load(sin + row * half + d, mask=inside, other=0.0)
-        x, y = x * c - y * s, y * c + x * s
+    x, y = turned(mixed, cos, sin, query_norm, key_norm, row, head, d, eps, H, KV, D, NORMS)
     offset, capacity = tl.load(places + row * 6), tl.load(places + row * 6 + 1)
     slot = tl.load(places + row * 6 + 2)
     if head < H:

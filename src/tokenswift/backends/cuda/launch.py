@@ -13,11 +13,14 @@ from typing import Any
 
 import torch
 import triton
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from torch import Tensor
 
-from tokenswift.backends.cuda import kernels
-from tokenswift.backends.cuda.plan import CHUNK, SPAN, TILE, Plan, queries_of
+from tokenswift.backends.cuda import int_kernels, kernels
+from tokenswift.backends.cuda.entries import width_of
+from tokenswift.backends.cuda.int_reference import factor_of
+from tokenswift.backends.cuda.plan import ALONE, CHUNK, SPAN, TILE, Plan, queries_of
+from tokenswift.backends.cuda.reference import check_plain
 from tokenswift.backends.cuda.weights import Planes
 from tokenswift.backends.pages import sent
 
@@ -52,6 +55,9 @@ class Kernels:
         sinks: Float[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "n H d"]:
         """See :meth:`reference.Reference.attend`."""
+        if plan.whole:
+            check_plain(softcap, sinks)
+            return self._attend_whole(plan, query, layer, scale, window)
         rows, heads, width = query.shape
         kv_heads, padded = plan.segments[0].cache.data.shape[1], triton.next_power_of_2(width)
         cells = plan.form.spans + plan.form.own
@@ -107,6 +113,80 @@ class Kernels:
         )
         return out
 
+    def _attend_whole(
+        self, plan: Plan, query: Float[Tensor, "n H d"], layer: int, scale: float, window: int
+    ) -> Float[Tensor, "n H d"]:
+        """Attention over keys and values in int8. Chunks are merged one after the other: those of few rows by
+        the second kernel, those of many by the program that goes over all of them. Both give the same bits.
+        """
+        rows, heads, width = query.shape
+        kv_heads, padded = plan.segments[0].cache.data.shape[1], max(32, triton.next_power_of_2(width))
+        numbers = torch.empty_like(query, dtype=torch.int8)
+        scales = query.new_empty(rows, heads)
+        self.run(
+            int_kernels.whole_queries,
+            (rows * heads,),
+            1,
+            1,
+            query=query,
+            numbers=numbers,
+            scales=scales,
+            factor=factor_of(scale),
+            D=width,
+            DP=padded,
+        )
+        chunks, few = plan.form.spans * SPAN, rows <= ALONE
+        cells, span, own = (chunks, 1, plan.form.own) if few else (1, chunks, plan.form.own)
+        values = query.new_empty(cells + own, rows, heads, width)
+        stats = query.new_empty(cells + own, rows, heads, 2)
+        out = torch.empty_like(query)
+        sizes = {"H": heads, "D": width, "DP": padded, "CHUNK": CHUNK}
+        queries = queries_of(width, 1)
+        self.run(
+            int_kernels.attend_whole_chunks,
+            (len(plan.blocks) * cells + len(plan.units) * own, kv_heads, -(-heads // kv_heads // queries)),
+            8,
+            1,
+            query=numbers,
+            scales=scales,
+            data=plan.origin,
+            levels=plan.origin.view(torch.float32),
+            values=values,
+            stats=stats,
+            blocks=plan.blocks,
+            units=plan.units,
+            places=plan.places,
+            paths=plan.paths,
+            blocks_count=len(plan.blocks),
+            cells=cells,
+            span=span,
+            own=own,
+            rows=rows,
+            deepest=plan.form.deepest,
+            layer=layer,
+            window=window,
+            KV=kv_heads,
+            M=queries,
+            TILE=TILE,
+            **sizes,
+        )
+        self.run(
+            int_kernels.merge_whole_chunks,
+            (rows, heads),
+            1,
+            1,
+            values=values,
+            stats=stats,
+            places=plan.places,
+            out=out,
+            cells=cells,
+            span=span,
+            rows=rows,
+            window=window,
+            **sizes,
+        )
+        return out
+
     def append(
         self,
         plan: Plan,
@@ -121,10 +201,11 @@ class Kernels:
     ) -> Float[Tensor, "n H d"]:
         """See :meth:`reference.Reference.append`."""
         cache = plan.segments[0].cache.data
-        kv_heads, width = cache.shape[1], cache.shape[3]
-        query = cache.new_empty(len(mixed), heads, width)
+        kv_heads, width = cache.shape[1], width_of(cache)
+        query = cache.new_empty(len(mixed), heads, width, dtype=torch.float32 if plan.whole else None)
+        levels = {"levels": plan.origin.view(torch.float32)} if plan.whole else {}
         self.run(
-            kernels.turn_append,
+            int_kernels.turn_append_whole if plan.whole else kernels.turn_append,
             (len(mixed), heads + 2 * kv_heads),
             1,
             1,
@@ -143,10 +224,11 @@ class Kernels:
             D=width,
             HALF=triton.next_power_of_2(width // 2),
             NORMS=query_norm is not None,
+            **levels,
         )
         return query
 
-    def move(self, data: Float[Tensor, "L2 K c d"], start: int, nodes: Sequence[int]) -> None:
+    def move(self, data: Num[Tensor, "P K c e"], start: int, nodes: Sequence[int]) -> None:
         """See :meth:`reference.Reference.move`."""
         planes, kv_heads, capacity, width = data.shape
         self.run(

@@ -18,6 +18,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tokenswift.backends.base import check_rows
+from tokenswift.backends.cuda.entries import width_of
 from tokenswift.backends.pages import sent
 from tokenswift.interfaces import Segment
 
@@ -88,6 +89,11 @@ class Plan:
     places: Int[Tensor, "n 6"]
     paths: Int[Tensor, "n deepest"]
 
+    @property
+    def whole(self) -> bool:
+        """Whether keys and values are int8."""
+        return self.origin.dtype == torch.int8
+
     @classmethod
     def over(
         cls, numbers: Int[Tensor, " m"], form: Form, segments: Sequence[Segment], origin: Tensor
@@ -129,7 +135,7 @@ class Tables:
         cache, first, count = segment.cache, len(self.places), len(segment.tokens)
         data, before, ordered = cache.data, cache.length, int(cache.ordered)
         check_rows(cache, count, segment.parents)
-        step = max(1, queries_of(data.shape[3], data.element_size()) * data.shape[1] // heads)
+        step = max(1, queries_of(width_of(data), data.element_size()) * data.shape[1] // heads)
         where = [(data.data_ptr() - origin.data_ptr()) // data.element_size(), data.shape[2]]
         depths = _depths(count, segment.parents)
         self.paths += _paths(count, segment.parents)

@@ -11,9 +11,11 @@ from itertools import accumulate, pairwise
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from torch import Tensor
 
+from tokenswift.backends.cuda import int_reference
+from tokenswift.backends.cuda.entries import width_of
 from tokenswift.backends.cuda.plan import CHUNK, SPAN, TILE, Plan
 from tokenswift.backends.cuda.weights import Planes
 from tokenswift.backends.torch import quantised, row_paths, turned
@@ -42,7 +44,12 @@ class Reference:
                 all.
             softcap: scores become ``softcap * tanh(score / softcap)``.
             sinks: a score per head that takes part in the softmax and has no value.
+        Raises:
+            ValueError: keys are int8, and there are caps or sinks.
         """
+        if plan.whole:
+            check_plain(softcap, sinks)
+            return int_reference.attend(plan, query, layer, scale, window)
         ends = accumulate((len(segment.tokens) for segment in plan.segments), initial=0)
         made = [
             _attended(segment, query[start:end], layer, scale, window, softcap, sinks)
@@ -68,15 +75,18 @@ class Reference:
         Args:
             mixed: by row queries, keys and values, float32.
         Returns:
-            The queries, of the keys' type.
+            The queries, of the keys' type; float32 for int8.
         """
         data = plan.segments[0].cache.data
-        kv_heads, width = data.shape[1], data.shape[3]
+        kv_heads, width = data.shape[1], width_of(data)
         query, key, value = mixed.unflatten(1, (-1, width)).split([heads, kv_heads, kv_heads], 1)
         if query_norm is not None and key_norm is not None:
             query = self.norm(query, query_norm, eps, torch.float32)
             key = self.norm(key, key_norm, eps, torch.float32)
         query, key = (turned(part.transpose(0, 1), cos, sin).transpose(0, 1) for part in (query, key))
+        if plan.whole:
+            int_reference.append(plan, layer, key, value)
+            return query
         start = 0
         for segment in plan.segments:
             rows, at = slice(start, start + len(segment.tokens)), segment.cache.length
@@ -86,7 +96,7 @@ class Reference:
             start = rows.stop
         return query.to(data.dtype)
 
-    def move(self, data: Float[Tensor, "L2 K c d"], start: int, nodes: Sequence[int]) -> None:
+    def move(self, data: Num[Tensor, "P K c e"], start: int, nodes: Sequence[int]) -> None:
         """Move entries ``start + nodes[i]`` to ``start + i``; nodes rise."""
         rows = torch.tensor(nodes, device=data.device) + start
         data[:, :, start : start + len(nodes)] = data.index_select(2, rows)
@@ -126,6 +136,16 @@ class Reference:
         if whole:
             return F.linear(quantised(states), values, bias)
         return self.product(states, values.to(states.dtype), bias)
+
+
+def check_plain(softcap: float | None, sinks: Tensor | None) -> None:
+    """Refuse caps and sinks, which attention over keys in int8 does not have.
+
+    Raises:
+        ValueError: there are some.
+    """
+    if softcap is not None or sinks is not None:
+        raise ValueError("keys are int8, and scores have a cap or sinks; valid: neither")
 
 
 def merged(one: Sums, other: Sums) -> Sums:
