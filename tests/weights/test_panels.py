@@ -64,7 +64,7 @@ def test_products_have_the_bits_of_the_unpacked_weight(
 
 @ALL
 def test_whole_numbers_give_the_references_products(kernels: CpuBackend, form: Format) -> None:
-    stored, states = random_weight(form, 70, 512, 3), torch.randn(5, 512)
+    stored, states = random_weight(form, 70, 512, 3), torch.randn(29, 512)  # tiles of 12 rows and of 5
     found = kernels.linear(states, Packed(stored, True), None, torch.int8)
     expected = TorchBackend().linear(states, Packed(stored, False), None, torch.int8)
     size = (quantised(states).abs() @ stored.decode().abs().T).clamp_min(1e-9)

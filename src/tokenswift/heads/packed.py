@@ -25,7 +25,7 @@ class PackedStep:
     """
 
     def __init__(self, step: ConditionedStep, backend: Backend, int8: bool) -> None:
-        self._backend, self._replays = backend, backend.replays()
+        self.backend, self._replays = backend, backend.replays()
         weight, bias, outer = step.linear.weight.detach(), step.linear.bias.detach(), None
         if step.inner is not None and step.outer is not None:
             weight = torch.cat((weight, step.inner.weight.detach()))
@@ -51,7 +51,7 @@ class PackedStep:
         heads: Sequence[Packed],
     ) -> tuple[Float[Tensor, "m D"], Float[Tensor, "m S"]]:
         """The next states and their logits by rows of the LM head; ``first``: the states are the base's."""
-        backend, weights = self._backend, self._weights[0 if first else 1]
+        backend, weights = self.backend, self._weights[0 if first else 1]
         made = backend.draft_level(weights, states, base, embeds, heads)
         if made is not None:
             return made
@@ -60,7 +60,7 @@ class PackedStep:
         return states, torch.cat(logits, dim=1) if logits else states[:, :0]
 
     def _states(self, weights: DraftWeights, states: Tensor, embeds: Tensor, base: Tensor) -> Tensor:
-        backend, given = self._backend, (states, base.expand(len(states), -1), embeds)
+        backend, given = self.backend, (states, base.expand(len(states), -1), embeds)
         pairs = zip(given, weights.norms, strict=True)
         x = torch.cat([backend.norm(rows, norm, weights.eps, weights.dtype) for rows, norm in pairs], dim=1)
         made = backend.draft_product(x, weights.first, weights.bias)
