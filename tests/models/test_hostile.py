@@ -399,6 +399,10 @@ def test_ids_of_configs_beyond_the_rows(file: str, ids: Any, folder: Path) -> No
         ),
         ({"model_type": "xlstm", "num_blocks": 10**7}, "num_blocks is 10000000; valid"),
         ({"model_type": "bart", "decoder_layers": 10**7}, "decoder_layers is 10000000; valid"),
+        (
+            {"model_type": "gpt_neo", "attention_types": [[["global", "local"], 10**8]]},
+            "valid: numbers up to 1,048,576 in a list",
+        ),
         ({"architectures": 5}, "is not a causal language model (its architectures are 5); valid: causal"),
         (
             {"architectures": {"LlamaForCausalLM": 1}},

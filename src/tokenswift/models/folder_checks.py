@@ -48,6 +48,8 @@ ALSO = {
 }
 #: entries of a list of a config, or letters of a text
 MOST_PLACES = 4096
+#: a whole number in a list of a config
+MOST_LISTED = 1 << 20
 #: tokens that a config of a tokenizer names
 MOST_NAMED = {
     "extra_special_tokens": 2048,
@@ -103,8 +105,17 @@ def _check_bounds(said: Mapping[str, Any], where: str, depth: int = 0) -> None:
                 raise refusal(where, name, value, VALID[known]) from None
         elif isinstance(value, str | list) and len(value) > MOST_PLACES:  # kinds of layers, for one
             raise refusal(where, name, value, f"up to {MOST_PLACES:,} entries or letters")
+        elif isinstance(value, list) and _greatest(value) > MOST_LISTED:  # how often a layer is repeated
+            raise refusal(where, name, value, f"numbers up to {MOST_LISTED:,} in a list")
         elif isinstance(value, Mapping) and depth < 4:
             _check_bounds(value, where, depth + 1)
+
+
+def _greatest(value: object, depth: int = 0) -> int:
+    """The greatest whole number in lists of lists."""
+    if isinstance(value, list) and depth < 8:
+        return max((_greatest(one, depth + 1) for one in value[:MOST_PLACES]), default=0)
+    return value if type(value) is int else 0
 
 
 def check_config(name: str, config: Any, families: tuple[str, ...]) -> None:
