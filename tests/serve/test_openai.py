@@ -355,7 +355,7 @@ def test_what_is_not_to_be_had_is_refused(server: Running) -> None:
         ({"seed": -1}, "seed is -1; valid: an integer from 0 to"),
         ({"max_tokens": 0}, "max_tokens is 0; valid: an integer from 1 to 32,768"),
         ({"max_tokens": 2000}, "max_tokens is 2000, after a prompt of [0-9]+ tokens; valid: up to 9[0-9]+"),
-        ({"n": 17}, "n is 17, for 1 prompt; valid: 1 to 16 in all"),
+        ({"n": 9}, "n is 9, for 1 prompt; valid: 1 to 8 in all"),
         ({"extra_body": {"tokenswift": {"strategy": "x"}}}, "strategy is 'x'; valid: auto, auto"),
         ({"extra_body": {"tokenswift": {"speed": 1}}}, "tokenswift.speed is no setting"),
         ({"extra_body": {"tokenswift": {"strategy_options": {"explain": "/tmp/x"}}}}, "explain is no option"),

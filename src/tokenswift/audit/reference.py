@@ -9,6 +9,7 @@ the model's dtype and one precision finer, and their difference is what rounding
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -167,6 +168,14 @@ def _rounded(rows: Tensor, most: int = 127) -> tuple[Tensor, Tensor]:
     return torch.where(scale > 0, rows / scale, 0.0).round(), scale
 
 
+def _powers(x: Tensor) -> Tensor:
+    """127 · 2^x for x up to 0, by the polynomial of docs/exactness.md."""
+    x = x.clamp_min(-100.0)
+    turns = x.round()
+    r = x - turns
+    return (127 + r * (88.0469360 + r * (30.7607937 + r * 6.98612738))) * turns.exp2()
+
+
 def _int8_attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -188,15 +197,19 @@ def _int8_attention(
     queries, query_scales = _rounded(query[0].unflatten(0, (-1, group)))  # (K, g, n, d)
     keys, key_scales = (part[:, None] for part in _rounded(key[0]))
     values, value_scales = (part[:, None] for part in _rounded(value[0]))
-    scores = queries @ keys.transpose(-1, -2) * (key_scales.transpose(-1, -2) * (query_scales * factor))
-    scores = scores.masked_fill(~seen, float("-inf"))
-    shares = (scores - scores.amax(-1, keepdim=True)).exp()
-    total = torch.zeros_like(queries)
+    scales = value_scales.where(value_scales > 0, 2.0**-64).transpose(-1, -2)  # (K, 1, 1, n)
+    factors = key_scales.transpose(-1, -2) * (query_scales * (factor * math.log2(math.e)))
+    scores = (queries @ keys.transpose(-1, -2) * factors + scales.log2()).masked_fill(~seen, float("-inf"))
+    best = scores.amax(-1, keepdim=True)
+    total, whole = torch.zeros_like(queries), torch.zeros_like(best)
     for start in range(0, n, CHUNK):
         part = slice(start, start + CHUNK)
-        weights, scale = _rounded(shares[..., part] * value_scales[..., part, 0].unsqueeze(-2))
-        total = total + weights @ values[..., part, :] * scale
-    out = total / shares.sum(-1, keepdim=True)
+        top = scores[..., part].amax(-1, keepdim=True)
+        weights = _powers(scores[..., part] - top.where(top.isfinite(), 0.0)) * seen[:, part]
+        share = (top - best).exp2()
+        total = total + share * (weights.round() @ values[..., part, :])
+        whole = whole + share * (weights / scales[..., part]).sum(-1, keepdim=True)
+    out = total / whole
     return out.flatten(0, 1).transpose(0, 1)[None], None
 
 

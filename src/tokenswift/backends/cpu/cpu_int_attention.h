@@ -173,7 +173,7 @@ static __attribute__((noinline)) void score_pages(int rows, long pages, const in
 /* ---- probabilities ----------------------------------------------------------------------------------- */
 
 /* 127 * 2^x for x up to 0; below -100 as for -100. The relative error is below 1.1e-4. NaN stays NaN. */
-INLINE V weight_of(V x) {
+INLINE V exp2_127(V x) {
 #if W == 16
     x = (V)_mm512_max_ps(_mm512_set1_ps(-100.0f), (__m512)x);
     const V turns = (V)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
@@ -211,7 +211,7 @@ INLINE void soften8(const float *s, const float *inverse, long low, long end, ui
     for (long j = skipped; j < used; j += 16) {
         V y[NL];
         UNROLL for (int h = 0; h < NL; h++) {
-            y[h] = weight_of(*(const Vm *)(s + j + h * W) - best);
+            y[h] = exp2_127(*(const Vm *)(s + j + h * W) - best);
             total[h] = fused(y[h], *(const Vm *)(inverse + j + h * W), total[h]);
         }
         whole_bytes(p + j, y);

@@ -227,7 +227,7 @@ class Costs:
     def __init__(self, table: Table) -> None:
         self.table = table
         self.doubtful = table.waited > BUSY
-        self.scale = 1.0
+        self.scale = self._typical = 1.0
         self._drafting = 1 - min(table.waited, _MOST_WAIT) if self.doubtful else 1.0
         self._all: deque[tuple[int, float]] = deque(maxlen=2 * _RECENT + 1)  # rows, time over prediction
         self._by_rows: dict[int, deque[float]] = {}
@@ -244,11 +244,11 @@ class Costs:
         table = self.table
         if not table.low:
             return 0.0
-        return self.scale * (self._drafting * table.low + table.token[0] * max(0, context - SHORT))
+        return self._typical * (self._drafting * table.low + table.token[0] * max(0, context - SHORT))
 
     def level(self) -> float:
         """One level of the heads; a tenth of a pass where none was measured."""
-        return self.scale * self._drafting * self.table.level or 0.1 * self.verify(1, 0)
+        return self._typical * self._drafting * self.table.level or 0.1 * self.verify(1, 0)
 
     def observe(self, rows: int, context: int, milliseconds: float, beside: Beside = ALONE) -> None:
         """Take in one step's verify pass."""
@@ -263,10 +263,8 @@ class Costs:
             for count, ratios in self._by_rows.items():
                 if len(ratios) >= _ENOUGH:
                     self._factors[count] = min(2.0, max(0.5, statistics.median(ratios)))
-            # what the factors of these steps have in common is the scale's: it holds for levels, too
-            common = statistics.median([self._factors.get(n, 1.0) for n, _ in self._all])
-            self.scale *= common
-            self._factors = {n: factor / common for n, factor in self._factors.items()}
+            # scale and factors may trade a part of each other: what most steps took over the table is both
+            self._typical = scale * statistics.median([self._factors.get(n, 1.0) for n, _ in self._all])
 
     def learned(self) -> Table | None:
         """The table as the steps have corrected it, for the next run; None: too few steps.
@@ -276,8 +274,8 @@ class Costs:
         """
         if self._fresh < _LEARNT or not self._factors:
             return None
-        table, faster = self.table, min(1.0, self.scale)
-        factors = [faster * _between(self._factors, n) for n in table.rows]
+        table, faster = self.table, min(1.0, self._typical)
+        factors = [faster * self.scale / self._typical * _between(self._factors, n) for n in table.rows]
         fixed, token = _rising(table.fixed, factors), _rising(table.token, factors)
         waited = table.waited * 0.5 ** (self._fresh / _FADES)
         less = self._drafting
