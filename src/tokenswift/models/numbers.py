@@ -127,6 +127,8 @@ def check_numbers(said: Mapping[str, Any], where: str, called: Mapping[str, str]
         if hidden % heads or hidden // heads % 2 or hidden // heads > MOST_WIDTH:
             refuse("hidden_size", f"an even multiple of {heads} heads, of up to {MOST_WIDTH:,} each")
     for rope in (found.rope_parameters, found.rope_scaling):
+        if getattr(rope, "factor", UNSET) is None:
+            raise refusal(where, "rope_parameters.factor", None, VALID["rope_parameters.factor"])
         low, high = (getattr(rope, f"{name}_freq_factor", None) for name in ("low", "high"))
         if isinstance(low, float) and isinstance(high, float) and not low < high:
             raise refusal(
