@@ -13,6 +13,7 @@ from tokenswift import LLM
 from tokenswift.backends.cpu.backend import CpuBackend
 from tokenswift.drafters.heads import HeadLevels
 from tokenswift.heads.modules import Heads, HeadsConfig
+from tokenswift.heads.packed import packed_steps
 
 
 @pytest.mark.parametrize("kind", ["conditioned", "linear", "medusa"])
@@ -92,3 +93,17 @@ def test_a_level_in_one_call_is_what_its_modules_make(
 def _projected(target: Any, normed: torch.Tensor, rows: Any) -> torch.Tensor:
     """The LM head of a target whose own weights are no int8, over rows that are."""
     return target.backend.draft_product(normed, target.head if rows is None else rows)
+
+
+@torch.inference_mode()
+def test_states_of_another_width_are_refused() -> None:
+    """The kernels go by the heads' own width."""
+    model = tiny_model("llama", hidden_size=96)
+    target, heads = LLM.from_model(model, heads="none").target, random_heads("conditioned", 96, VOCAB)
+    if not isinstance(target.backend, CpuBackend):
+        pytest.skip("no compiled kernels here")
+    steps = packed_steps(heads, target.backend, False)
+    assert steps is not None
+    given = torch.zeros(1, 48)
+    with pytest.raises(ValueError, match="states is .* valid: .*96"):
+        target.backend.draft_level(steps[0]._weights[0], given, given, given, [])

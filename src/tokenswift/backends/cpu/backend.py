@@ -343,7 +343,7 @@ class CpuBackend(Backend):
         if given is None:
             return None
         states, base, embeds = (rows.float().contiguous() for rows in (states, base, embeds))
-        count, width = states.shape
+        count, width = len(states), given.width
         out = torch.empty(count, width, dtype=torch.float32, device="cpu")
         columns = sum(head.rows for head in heads)
         logits = torch.empty(count, columns, dtype=torch.float32, device="cpu")
@@ -440,7 +440,8 @@ def _draft_step(step: DraftWeights, heads: Sequence[Packed]) -> _DraftStep | Non
     made.norm, made.base_norm, made.embed_norm = (_vector("a norm", norm, width) for norm in step.norms)
     lists = (_Weight * len(heads))(*map(_weight, heads)), (c_long * len(heads))(*(h.rows for h in heads))
     made.heads, made.sizes = map(ctypes.addressof, lists)
-    step.native = (list(heads), made, lists)
+    made.kept = lists  # by the one who calls: another thread may draft with other rows meanwhile
+    step.native = (list(heads), made)
     return made
 
 
