@@ -14,9 +14,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from tokenswift.models.embedded import GGUF, ensure
-from tokenswift.models.load import cache_dir
-from tokenswift.weights.gguf import GgufFile
+from tokenswift.loader.embedded import GGUF, ensure
+from tokenswift.loader.gguf.file import GgufFile
+from tokenswift.loader.load import cache_dir
 
 VOCABULARY, WIDTH = 128_256, 128  # tokens, and dimensions of a head
 STEP = 1 << 20  # blocks that are drawn together

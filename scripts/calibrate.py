@@ -1,4 +1,4 @@
-"""Fit the weights of `drafters.auto.chances` for heads from what they predict on held-out text.
+"""Fit the weights of `spec.adaptive.chances` for heads from what they predict on held-out text.
 
     python scripts/calibrate.py HEADS TEXTS OUT [--model M] [--tokens N]
 
@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from tokenswift import LLM, SamplingParams
-from tokenswift.drafters.auto.chances import features
-from tokenswift.drafters.heads import HeadLevels
-from tokenswift.heads.checkpoint import read_heads, save_heads
 from tokenswift.sampling.ranking import LogitRows, Ranked
+from tokenswift.spec.adaptive.chances import features
+from tokenswift.spec.drafters.heads import HeadLevels
+from tokenswift.spec.heads.checkpoint import read_heads, save_heads
 
 WIDTH, LEVELS = 5, 3
 Place = tuple[int, Ranked, int]  # level, ranking, the token that came

@@ -13,7 +13,7 @@ from statistics import median
 
 from tokenswift.benchmark.tables import DEFAULT_WORDS, Row, Table
 from tokenswift.config import SamplingParams
-from tokenswift.models import embedded
+from tokenswift.loader import embedded
 from tokenswift.sampling.presets import sampler
 
 #: sources of texts that are no prose, and what their lines are called

@@ -9,7 +9,7 @@ import ranges
 
 from tokenswift.benchmark import columns, specs
 from tokenswift.benchmark.tables import DEFAULT_WORDS, Row, Table
-from tokenswift.models import embedded
+from tokenswift.loader import embedded
 
 Line = dict[str, Any]
 HEADLINE = "tokenswift bench run headline --preset cpu --llama-bench PATH"

@@ -14,10 +14,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.tiny import BYTE_FAMILIES as FAMILIES
 from tests.tiny import byte_model as tiny_model
-from tokenswift.backends.cpu import build
-from tokenswift.backends.cpu.backend import CpuBackend
-from tokenswift.models import embedded as embedded_model
-from tokenswift.models.load import cache_dir
+from tokenswift.kernels.cpu import build
+from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.loader import embedded as embedded_model
+from tokenswift.loader.load import cache_dir
 
 __all__ = ["FAMILIES", "tiny_model"]
 

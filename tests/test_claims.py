@@ -13,7 +13,7 @@ from tests.benchmark.test_report import row
 from tests.test_docs_commands import script
 from tokenswift.benchmark import columns
 from tokenswift.benchmark.runner import read_rows
-from tokenswift.models import embedded
+from tokenswift.loader import embedded
 
 ranges = script("ranges")
 claims = script("claims")

@@ -14,9 +14,9 @@ from transformers import AutoTokenizer
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift.cli.output import check_folder, check_writable, same_file, write_text
 from tokenswift.files import replacing
+from tokenswift.loader import draft
+from tokenswift.loader.load import load
 from tokenswift.memory import Memory
-from tokenswift.models import draft
-from tokenswift.models.load import load
 from tokenswift.train.draft import save_draft
 from tokenswift.types import InputError
 

@@ -16,16 +16,16 @@ from tests.gguf_files import small, write
 from tests.lossless.test_tokens import random_heads
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, memory
-from tokenswift.backends.torch import TorchBackend
-from tokenswift.cache.full import FullCache
-from tokenswift.cache.sparse import SparseCache
 from tokenswift.engine.request import Request
 from tokenswift.engine.run import Run
+from tokenswift.kernels.formats.registry import FORMATS
+from tokenswift.kernels.torch import TorchBackend
+from tokenswift.kv.full import FullCache
+from tokenswift.kv.sparse import SparseCache
 from tokenswift.memory import Memory, host_memory
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.low_bit import LowBitTarget, savings
 from tokenswift.types import InputError, RunError
-from tokenswift.weights.registry import FORMATS
 
 PROMPT = [3, 4, 5, 6]
 KV = 2 * 3 * 2 * 8 * 4  # layers × (keys, values) × heads × width × float32

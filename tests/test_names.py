@@ -21,7 +21,7 @@ from tokenswift.cli.main import build_parser, subparsers_of
 from tokenswift.config import OPTIONS
 from tokenswift.engine import llm as module
 from tokenswift.engine.request import GenerateOptions
-from tokenswift.strategies.about import ABOUT
+from tokenswift.spec.methods.about import ABOUT
 
 ROOT = Path(__file__).parents[1]
 

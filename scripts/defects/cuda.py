@@ -4,55 +4,55 @@ from __future__ import annotations
 
 from defects.defect import Defect
 
-BACKEND, CHOOSE = "tests/backends/cuda/test_backend.py", "tests/backends/cuda/test_choose.py"
-INTERPRETER = "tests/backends/cuda/test_interpreter.py"
+BACKEND, CHOOSE = "tests/kernels/cuda/test_backend.py", "tests/kernels/cuda/test_choose.py"
+INTERPRETER = "tests/kernels/cuda/test_interpreter.py"
 
 CUDA = [
     Defect(
         "a branch's keys at their slots, not by the row's path, on CUDA",
-        "backends/cuda/kernels.py",
+        "kernels/cuda/kernels.py",
         "        slot = tl.where(turned, before + node, place)\n",
         "        slot = place\n",
         (INTERPRETER,),
     ),
     Defect(
         "a shared chunk left out on CUDA",
-        "backends/cuda/kernels.py",
+        "kernels/cuda/kernels.py",
         "tl.minimum(low + SPAN, closed), tl.minimum",
         "tl.minimum(low + SPAN, closed - 1), tl.minimum",
         (INTERPRETER,),
     ),
     Defect(
         "CUDA: rows that only fill up a recorded pass are kept",
-        "backends/cuda/plan.py",
+        "kernels/cuda/plan.py",
         "[[*where, -1, 0, 1, 0]]",
         "[[*where, 0, 0, 1, 0]]",
         (INTERPRETER,),
     ),
     Defect(
         "CUDA: a recorded pass goes on with the numbers of its first call",
-        "backends/cuda/graphs.py",
+        "kernels/cuda/graphs.py",
         "            buffer[: len(each)].copy_(each, non_blocking=True)\n",
         "            if not buffer.any():\n                buffer[: len(each)].copy_(each)\n",
         (BACKEND,),
     ),
     Defect(
         "CUDA: numbers are sent in a way that waits for the card",
-        "backends/pages.py",
+        "kv/pages.py",
         "non_blocking=True",
         "non_blocking=False",
         (BACKEND,),
     ),
     Defect(
         "CUDA: the penalty's window is a token too long",
-        "backends/cuda/choose.py",
+        "kernels/cuda/choose.py",
         "over = window - len(tail) + max",
         "over = window - len(tail) - 1 + max",
         (CHOOSE,),
     ),
     Defect(
         "CUDA: all rows of a ranking have the first one's noise",
-        "backends/cuda/choose.py",
+        "kernels/cuda/choose.py",
         "[which]",
         "[which * 0]",
         (CHOOSE,),

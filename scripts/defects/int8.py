@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from defects.defect import Defect
 
-PRODUCTS, ATTENTION = "backends/cpu/cpu_int.h", "backends/cpu/cpu_int_attention.h"
+PRODUCTS, ATTENTION = "kernels/cpu/cpu_int.h", "kernels/cpu/cpu_int_attention.h"
 PANELS, SPECIFIED, ROWS = (
-    "tests/weights/test_panels.py",
-    "tests/backends/test_int8.py",
-    "tests/backends/test_tunings.py",
+    "tests/kernels/formats/test_panels.py",
+    "tests/kernels/test_int8.py",
+    "tests/kernels/test_tunings.py",
 )
 
 INT8 = (
@@ -71,7 +71,7 @@ INT8 = (
     ),
     Defect(
         "int8: turned keys lose the offset of their numbers",
-        "backends/cpu/entries.py",
+        "kernels/cpu/entries.py",
         "round().clamp(-127, 127) + 128",
         "round().clamp(-127, 127) % 256",
         (SPECIFIED,),

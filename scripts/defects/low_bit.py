@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from defects.defect import Defect
 
-PANELS, PASSES = "tests/weights/test_panels.py", "tests/models/test_low_bit.py"
-AUTO, CUDA = "tests/drafters/test_auto.py", "tests/backends/cuda/test_weights.py"
-LOW, INT = "backends/cpu/cpu_low.h", "backends/cpu/cpu_int.h"
+PANELS, PASSES = "tests/kernels/formats/test_panels.py", "tests/models/test_low_bit.py"
+AUTO, CUDA = "tests/spec/drafters/test_auto.py", "tests/kernels/cuda/test_weights.py"
+LOW, INT = "kernels/cpu/cpu_low.h", "kernels/cpu/cpu_int.h"
 
 LOW_BIT = (
     Defect(
@@ -25,10 +25,10 @@ LOW_BIT = (
     ),
     Defect(
         "low bits: many rows go on from nothing at every part of a panel",
-        "backends/cpu/cpu.c",
+        "kernels/cpu/cpu.c",
         "sums + r * NR, NR, k > 0);",
         "sums + r * NR, NR, 0);",
-        ("tests/backends/test_tunings.py",),
+        ("tests/kernels/test_tunings.py",),
     ),
     Defect(
         "low bits: the offset is taken from half of a group",
@@ -46,7 +46,7 @@ LOW_BIT = (
     ),
     Defect(
         "low bits: a part that ends inside a panel stays packed",
-        "backends/weights.py",
+        "kernels/weights.py",
         "if any(_rows(run) % PANEL for run in runs[:-1]):",
         "if False:",
         (PANELS,),
@@ -60,7 +60,7 @@ LOW_BIT = (
     ),
     Defect(
         "low bits: drafts are made over the full cache",
-        "drafters/partial.py",
+        "spec/drafters/partial.py",
         "cache, sparse = self._cache(sequence, candidates)",
         "cache, sparse = sequence.cache, None",
         (AUTO,),
@@ -74,7 +74,7 @@ LOW_BIT = (
     ),
     Defect(
         "low bits: on CUDA the halves of a byte belong to the other group",
-        "backends/cuda/weights.py",
+        "kernels/cuda/weights.py",
         "            u = torch.stack((pairs & 15, pairs >> 4), 2).flatten(1)\n",
         "            u = torch.stack((pairs >> 4, pairs & 15), 2).flatten(1)\n",
         (CUDA,),
@@ -88,7 +88,7 @@ LOW_BIT = (
     ),
     Defect(
         "heads that were packed for another backend are used",
-        "heads/packed.py",
+        "spec/heads/packed.py",
         "if kept is None or kept[:2] != (backend, state):",
         "if kept is None or kept[1] != state:",
         (CUDA,),

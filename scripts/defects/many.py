@@ -23,17 +23,17 @@ MANY = (
     ),
     Defect(
         "many: a row's price does not know the other texts",
-        "drafters/auto/prices.py",
+        "spec/adaptive/prices.py",
         "self._of(self.fixed, rows + beside.rows)",
         "self._of(self.fixed, rows)",
-        ("tests/drafters/test_auto.py",),
+        ("tests/spec/drafters/test_auto.py",),
     ),
     Defect(
         "many: a text that is alone again goes on resting",
-        "drafters/auto/recipe.py",
+        "spec/adaptive/recipe.py",
         "self._rests > 0 and sequence.beside.rows >= control.beside.rows",
         "self._rests > 0",
-        ("tests/drafters/test_auto.py::test_little_is_decided_beside_texts_that_make_rows_dear",),
+        ("tests/spec/drafters/test_auto.py::test_little_is_decided_beside_texts_that_make_rows_dear",),
     ),
     Defect(
         "many: a part of a prompt is committed a row short",

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from defects.defect import Defect
 
-HEADS = "tests/heads/test_heads.py::"
+HEADS = "tests/spec/heads/test_heads.py::"
 NEEDS = "tests/benchmark/test_needs.py::"
 
 MEASURING = [
     Defect(
         "a kind of heads names the first shipped ones",
-        "heads/checkpoint.py",
+        "spec/heads/checkpoint.py",
         "shipped = packaged_heads(host, str(spec))",
         "shipped = packaged_heads(host)",
         (HEADS + "test_shipped_heads_by_kind",),
     ),
     Defect(
         "shipped heads fit every model of their sizes",
-        "heads/checkpoint.py",
+        "spec/heads/checkpoint.py",
         "base.distance(identity) <= ROUNDED",
         "base.distance(identity) < 9",
         (HEADS + "test_shipped_heads_of_weights_before_rounding",),

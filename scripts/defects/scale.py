@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from defects.defect import Defect
 
-ACTOR = "tests/ray/test_generator.py"
-CLUSTER = "tests/ray/test_cluster.py"
+ACTOR = "tests/distributed/test_generator.py"
+CLUSTER = "tests/distributed/test_cluster.py"
 
 SCALE = (
     Defect(
@@ -17,14 +17,14 @@ SCALE = (
     ),
     Defect(
         "scale: a chat is sampled as a text",
-        "ray/generator.py",
+        "distributed/generator.py",
         "usual = self._answers if is_chat(one.prompt) else self._sampling",
         "usual = self._sampling",
         (ACTOR,),
     ),
     Defect(
         "scale: a folder that another actor writes fails its row at once",
-        "ray/generator.py",
+        "distributed/generator.py",
         "if time.monotonic() > end:",
         "if time.monotonic() > end - PATIENCE:",
         (ACTOR,),
@@ -52,21 +52,21 @@ SCALE = (
     ),
     Defect(
         "scale: a folder without locks between nodes is taken",
-        "ray/cluster.py",
+        "distributed/cluster.py",
         "if names and locks and not is_address(probe) and not folders.is_locked(Path(path)):",
         "if False:",
         (CLUSTER,),
     ),
     Defect(
         "scale: what another node wrote is not looked at",
-        "ray/cluster.py",
+        "distributed/cluster.py",
         'if not fs.exists(f"{path}/{name}") or fs.cat_file(f"{path}/{name}") != name.encode():',
         "if False:",
         (CLUSTER,),
     ),
     Defect(
         "scale: a text taken up by another actor is counted twice",
-        "ray/generator.py",
+        "distributed/generator.py",
         "total = begun.known\n",
         "total = 0\n",
         (ACTOR,),

@@ -48,7 +48,7 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A source of tokens, as journals and reports name it; `drafters.registry` knows all of them.
+    """A source of tokens, as journals and reports name it; `spec.drafters.registry` knows all of them.
 
     Attributes:
         name: in figures and records.
@@ -233,7 +233,7 @@ class Generation:
         heads: the draft heads at hand, their ``kind`` and ``file``; None where there are none.
         draft_source: what the strategy may draft from: "heads", "partial passes", "text", "draft model
             NAME", several with commas between them, or "none".
-        token_sources: how many of the new tokens came from where, by the names of `drafters.registry`.
+        token_sources: how many of the new tokens came from where, by the names of `spec.drafters.registry`.
         logprobs: of each new token, where they were asked for; else [].
     """
 

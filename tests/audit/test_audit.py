@@ -18,8 +18,8 @@ from tokenswift import LLM, SamplingParams
 from tokenswift.audit import distribution, equality, toy
 from tokenswift.audit.passes import numeric_error
 from tokenswift.models.decoder import LeanTarget
-from tokenswift.sampling.accept import accept_published
 from tokenswift.sampling.choice import Sampler
+from tokenswift.spec.accept import accept_published
 from tokenswift.tree import CandidateTree
 from tokenswift.types import DraftTree
 

@@ -19,9 +19,9 @@ from tokenswift import LLM
 from tokenswift.benchmark import columns, llama, rates, specs
 from tokenswift.benchmark.peer import bytes_read
 from tokenswift.benchmark.runner import read_rows
-from tokenswift.models import embedded
+from tokenswift.loader import embedded
+from tokenswift.loader.gguf.file import GgufFile
 from tokenswift.types import InputError, RunError
-from tokenswift.weights.gguf import GgufFile
 
 script("ranges")
 summaries = script("summaries")

@@ -167,8 +167,8 @@ def test_a_row_names_the_heads_that_it_used(tiny_folder: Callable[..., Path], tm
     """Their file, and of their training tokens and steps; a strategy that uses none names none."""
     from tests.lossless.test_tokens import random_heads
     from tokenswift.benchmark.row import measure
-    from tokenswift.heads.checkpoint import base_of, save_heads
-    from tokenswift.models.load import load
+    from tokenswift.loader.load import load
+    from tokenswift.spec.heads.checkpoint import base_of, save_heads
 
     model, file = (
         load(str(tiny_folder()), dtype="float32", device="cpu").model,

@@ -20,7 +20,7 @@ from tests.conftest import tiny_model
 from tokenswift import LLM, InputError, SamplingParams
 from tokenswift.cli import options, train_draft, train_heads
 from tokenswift.cli.main import COMMANDS
-from tokenswift.models import load as load_module
+from tokenswift.loader import load as load_module
 
 OLD = "an old text"
 

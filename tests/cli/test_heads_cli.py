@@ -9,11 +9,11 @@ import pytest
 
 from tests.cli.conftest import Call
 from tests.conftest import tiny_model, tiny_tokenizer
-from tests.heads.test_published import published
+from tests.spec.heads.test_published import published
 from tests.train.test_train import words
 from tokenswift.cli.progress import STAGES, Stages
-from tokenswift.heads.checkpoint import read_heads
-from tokenswift.models.load import load
+from tokenswift.loader.load import load
+from tokenswift.spec.heads.checkpoint import read_heads
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def closed_port() -> str:
 def test_an_address_without_ray_is_one_line_within_seconds(
     cli: Call, listener: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tokenswift.ray import cluster
+    from tokenswift.distributed import cluster
 
     monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.3)
     Path("p").write_text('{"prompt": "a"}\n', encoding="utf-8")

@@ -16,7 +16,7 @@ from tokenswift.cli import quantize
 
 DRIVER = """
 import os, signal, sys
-from tokenswift.models import write_gguf
+from tokenswift.loader.gguf import write as write_gguf
 
 def data(*args):
     os.kill(os.getpid(), int(sys.argv[1]))
@@ -28,7 +28,7 @@ raise SystemExit(main(sys.argv[2:]))
 
 
 def test_kinds() -> None:
-    from tokenswift.models.write_gguf import KINDS
+    from tokenswift.loader.gguf.write import KINDS
 
     assert quantize.KINDS == KINDS
 

@@ -12,8 +12,8 @@ import pytest
 from tests.cli.conftest import Stream, on_a_terminal
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM
-from tokenswift.cache.select import OBSERVED
 from tokenswift.cli.progress import Progress, Stages, mode_of
+from tokenswift.kv.select import OBSERVED
 from tokenswift.models.decoder import PREFILL_CHUNK
 from tokenswift.models.generic import GenericTarget
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
-from tokenswift.strategies.table import STRATEGIES
+from tokenswift.spec.methods.table import STRATEGIES
 
 
 def test_the_list_names_every_strategy_option_and_paper(cli: Call) -> None:

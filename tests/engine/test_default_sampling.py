@@ -17,8 +17,8 @@ from tests.gguf_files import small, write
 from tokenswift import LLM, InputError, SamplingParams, resume
 from tokenswift.config import ANSWERS
 from tokenswift.engine.source import FromFiles, FromModel
-from tokenswift.models.own_sampling import named_in
-from tokenswift.models.write_gguf import quantize
+from tokenswift.loader.gguf.write import quantize
+from tokenswift.loader.own_sampling import named_in
 from tokenswift.runs import folder as folders
 
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -11,7 +11,7 @@ import torch
 from tests.lossless.test_tokens import random_heads
 from tests.tiny import SIZES, VOCAB, build, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.cache.full import FullCache
+from tokenswift.kv.full import FullCache
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.generic import GenericTarget
 from tokenswift.types import InputError, Step

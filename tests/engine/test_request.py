@@ -28,8 +28,8 @@ from tokenswift import (
     resume,
 )
 from tokenswift.config import ANSWERS
-from tokenswift.heads.checkpoint import save_heads
-from tokenswift.identity import base_of
+from tokenswift.loader.identity import base_of
+from tokenswift.spec.heads.checkpoint import save_heads
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TREE = {"tree": (2, 1), "ngrams": 2}
@@ -305,7 +305,7 @@ def test_heads_name_their_file(tmp_path: Path) -> None:
 
 @pytest.mark.model
 def test_a_wrapped_default_model_finds_its_heads(embedded: str, embedded_tokenizer: Any) -> None:
-    from tokenswift.models.load import load
+    from tokenswift.loader.load import load
 
     model = load(embedded, device="cpu").model
     llm = LLM.from_model(model, embedded_tokenizer)

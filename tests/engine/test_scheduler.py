@@ -16,18 +16,18 @@ import torch
 from tests.planted import cast
 from tests.tiny import FAMILIES, SIZES, VOCAB, build, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.drafters.auto.prices import Table
 from tokenswift.engine import scheduler as scheduling
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Event, QueueFull, Scheduler, Ticket, run_all
 from tokenswift.engine.step import Reading, Text, advance, prefill
-from tokenswift.heads.modules import Heads, HeadsConfig
 from tokenswift.interfaces import TokenSequence
 from tokenswift.memory import Memory
 from tokenswift.metrics import Meter
 from tokenswift.runs.writer import RunWriter
 from tokenswift.sampling.choice import Sampler
-from tokenswift.strategies.autoregressive import Autoregressive
+from tokenswift.spec.adaptive.prices import Table
+from tokenswift.spec.heads.modules import Heads, HeadsConfig
+from tokenswift.spec.methods.autoregressive import Autoregressive
 from tokenswift.types import DraftTree, Generation, InputError, RunError, Step
 
 COSTS = Table((1, 4, 32), (1.0, 1.1, 2.0), (1e-4, 1e-4, 2e-4), 0.05, 0.2)

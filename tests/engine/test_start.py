@@ -19,14 +19,14 @@ from tests.chats import chat_tokenizer
 from tests.conftest import tiny_tokenizer
 from tests.tiny import BYTES, FAMILIES, build
 from tokenswift import LLM, SamplingParams
-from tokenswift.backends.weights import PANEL, Packed
 from tokenswift.engine.source import FromFiles, FromModel, cards_folder
-from tokenswift.identity import digest_of
-from tokenswift.models import card as cards
+from tokenswift.kernels.weights import PANEL, Packed
+from tokenswift.loader import card as cards
+from tokenswift.loader.identity import digest_of
+from tokenswift.loader.prompts import prompt_ids
+from tokenswift.loader.stand_in import StandIn, describe
 from tokenswift.models import target as targets
 from tokenswift.models.decoder import LeanTarget
-from tokenswift.models.stand_in import StandIn, describe
-from tokenswift.prompts import prompt_ids
 from tokenswift.types import InputError
 
 GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)

@@ -11,7 +11,7 @@ from tokenswift import LLM, SamplingParams
 from tokenswift.engine.step import Text, advance, prefill
 from tokenswift.interfaces import TokenSequence
 from tokenswift.metrics import Meter
-from tokenswift.strategies.table import STRATEGIES
+from tokenswift.spec.methods.table import STRATEGIES
 from tokenswift.types import Step
 
 TREE = {"tree": (2, 2), "ngrams": 3, "budget": 40, "sinks": 2, "draft": "partial"}

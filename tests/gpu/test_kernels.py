@@ -10,20 +10,20 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.backends.cuda.cases import low, random, segment, tree  # noqa: E402
+from tests.kernels.cuda.cases import low, random, segment, tree  # noqa: E402
 from tests.tiny import FAMILIES, tiny_model  # noqa: E402
-from tokenswift.backends.base import Replays  # noqa: E402
-from tokenswift.backends.cuda.check import fault, int8_fault, started  # noqa: E402
-from tokenswift.backends.cuda.entries import IntFullCache  # noqa: E402
-from tokenswift.backends.cuda.int_reference import entries_of  # noqa: E402
-from tokenswift.backends.cuda.launch import Kernels  # noqa: E402
-from tokenswift.backends.cuda.plan import CHUNK, SPAN, plan_of  # noqa: E402
-from tokenswift.backends.cuda.products import cublas, keeps_bits, settle  # noqa: E402
-from tokenswift.backends.cuda.reference import Reference  # noqa: E402
-from tokenswift.backends.cuda.weights import Planes  # noqa: E402
 from tokenswift.interfaces import Segment  # noqa: E402
+from tokenswift.kernels.base import Replays  # noqa: E402
+from tokenswift.kernels.cuda.check import fault, int8_fault, started  # noqa: E402
+from tokenswift.kernels.cuda.entries import IntFullCache  # noqa: E402
+from tokenswift.kernels.cuda.int_reference import entries_of  # noqa: E402
+from tokenswift.kernels.cuda.launch import Kernels  # noqa: E402
+from tokenswift.kernels.cuda.plan import CHUNK, SPAN, plan_of  # noqa: E402
+from tokenswift.kernels.cuda.products import cublas, keeps_bits, settle  # noqa: E402
+from tokenswift.kernels.cuda.reference import Reference  # noqa: E402
+from tokenswift.kernels.cuda.weights import Planes  # noqa: E402
+from tokenswift.loader.rope import rotary_of  # noqa: E402
 from tokenswift.models.decoder import LeanTarget  # noqa: E402
-from tokenswift.models.rope import rotary_of  # noqa: E402
 from tokenswift.models.target import make_target  # noqa: E402
 
 pytestmark = [

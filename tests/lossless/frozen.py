@@ -17,10 +17,10 @@ from typing import Any
 
 import tokenswift
 from tokenswift import LLM, SamplingParams
-from tokenswift.backends.cpu import build
-from tokenswift.backends.cpu.backend import CpuBackend
+from tokenswift.kernels.cpu import build
+from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.loader.load import cache_dir
 from tokenswift.models import target as models
-from tokenswift.models.load import cache_dir
 
 FILE = Path(__file__).parent.parent / "data" / "frozen.json"
 PROMPTS = Path(tokenswift.__file__).parent / "data" / "prompts"

@@ -12,7 +12,7 @@ import torch
 import tokenswift
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM
-from tokenswift.backends.cpu.backend import CpuBackend
+from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.models.target import Target, backend_for, make_target
 
 PROMPTS = Path(tokenswift.__file__).parent / "data" / "prompts"

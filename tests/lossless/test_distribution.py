@@ -27,9 +27,9 @@ from transformers import (
 
 from tests.stats import chi_square
 from tokenswift.config import SamplingParams
-from tokenswift.sampling.accept import accept_exact, accept_published
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import LogitRows
+from tokenswift.spec.accept import accept_exact, accept_published
 from tokenswift.tree import CandidateTree, children
 from tokenswift.types import Accepted, DraftTree
 

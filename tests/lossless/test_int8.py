@@ -10,7 +10,7 @@ import torch
 
 from tests.lossless.frozen import LENGTH, NEW, PROMPTS, SAMPLERS, STRATEGIES
 from tokenswift import LLM, InputError, resume
-from tokenswift.backends.cpu.backend import CpuBackend
+from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.models.target import backend_for
 
 pytestmark = pytest.mark.skipif(not isinstance(backend_for(), CpuBackend), reason="no compiled kernels here")

@@ -11,11 +11,11 @@ from tests.lossless.test_tokens import _default, _prompt, random_heads, same
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.audit import distribution, toy
-from tokenswift.drafters.model import ModelContext
+from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import LeanTarget
-from tokenswift.models.rope import rotary_of
 from tokenswift.models.target import backend_for
-from tokenswift.strategies.table import STRATEGIES
+from tokenswift.spec.drafters.model import ModelContext
+from tokenswift.spec.methods.table import STRATEGIES
 from tokenswift.types import InputError
 
 PAPER = {"min_p": 0.1, "repetition_penalty": 1.2, "penalty_window": 40}

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends import sanitized
 from tests.conftest import OTHER
+from tests.kernels import sanitized
 from tests.malformed import corpus
 from tests.malformed.planted import ENDS
 from tests.malformed.worker import Worker, fault
-from tokenswift.backends.cpu import build
+from tokenswift.kernels.cpu import build
 
 KINDS = ("gguf", "safetensors", "config", "tokenizer")
 #: of the fast suite: cases of each kind

@@ -24,7 +24,7 @@ from typing import Any
 from tests.malformed.cases import Case
 from tests.malformed.planted import ENDS
 from tokenswift.cli import main as command
-from tokenswift.models.load import cache_dir
+from tokenswift.loader.load import cache_dir
 
 SECONDS = 30
 PROMPT = "a" * 60 + "!"  # what patterns that try everything try long
@@ -161,8 +161,7 @@ def main() -> None:
     from transformers import GenerationConfig, PreTrainedTokenizerFast  # noqa: F401
 
     import tokenswift.engine.llm
-    import tokenswift.models.generic
-    import tokenswift.models.unpacked  # noqa: F401
+    import tokenswift.loader.unpacked  # noqa: F401
     from tokenswift.models.target import backend_for
 
     command.build_parser()

@@ -9,7 +9,7 @@ import torch
 
 from tests.tiny import SIZES, VOCAB, build
 from tokenswift import LLM, SamplingParams
-from tokenswift.backends.torch import TorchBackend
+from tokenswift.kernels.torch import TorchBackend
 from tokenswift.models.generic import GenericTarget
 from tokenswift.types import InputError
 

@@ -12,14 +12,14 @@ import torch
 from tests.gguf_files import QuantType, small, write
 from tests.tiny import SIZES, VOCAB, build, tiny_model
 from tokenswift import LLM, InputError, resume
-from tokenswift.backends.torch import TorchBackend
-from tokenswift.backends.weights import Packed
 from tokenswift.interfaces import Segment
+from tokenswift.kernels.formats.format import Format, Stored
+from tokenswift.kernels.formats.registry import FORMATS
+from tokenswift.kernels.torch import TorchBackend
+from tokenswift.kernels.weights import Packed
 from tokenswift.memory import Memory
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.low_bit import LowBitTarget, copy_bytes
-from tokenswift.weights.format import Format, Stored
-from tokenswift.weights.registry import FORMATS
 
 WIDE: dict[str, Any] = {
     "hidden_size": 64,

@@ -12,9 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tokenswift import LLM
-from tokenswift.backends.several import SeveralBackend
-from tokenswift.cache.split import SplitCache, SplitSparse
-from tokenswift.models import load, placed, target
+from tokenswift.kernels.several import SeveralBackend
+from tokenswift.kv.split import SplitCache, SplitSparse
+from tokenswift.loader import load, placed
+from tokenswift.models import target
 from tokenswift.types import InputError
 
 PROMPT = list(range(40, 100)) * 2

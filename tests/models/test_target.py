@@ -11,15 +11,15 @@ import torch
 
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, InputError
-from tokenswift.backends.base import Backend
-from tokenswift.backends.cuda import check
-from tokenswift.backends.cuda.backend import CudaBackend
-from tokenswift.backends.torch import TorchBackend
 from tokenswift.engine.resume import reload
+from tokenswift.kernels.base import Backend
+from tokenswift.kernels.cuda import check
+from tokenswift.kernels.cuda.backend import CudaBackend
+from tokenswift.kernels.torch import TorchBackend
+from tokenswift.loader.rope import rotary_of
 from tokenswift.models import target as targets
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.generic import GenericTarget
-from tokenswift.models.rope import rotary_of
 from tokenswift.models.target import backend_for, make_target
 from tokenswift.runs.folder import load as load_run
 from tokenswift.tree import CandidateTree

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tokenswift.drafters.lookup import Matches
 from tokenswift.plugins.vllm import LookupProposer
+from tokenswift.spec.drafters.lookup import Matches
 
 MOST, LIMIT = 4, 200
 

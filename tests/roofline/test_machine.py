@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tokenswift.backends.torch import TorchBackend
+from tokenswift.kernels.formats.registry import FORMATS
+from tokenswift.kernels.torch import TorchBackend
 from tokenswift.models.target import backend_for
 from tokenswift.roofline import machine as machines
 from tokenswift.roofline.machine import Processor, accelerator, machine_at
 from tokenswift.roofline.passes import ITEM, Sizes, floor
-from tokenswift.weights.registry import FORMATS
 from tokenswift.words import counted
 
 

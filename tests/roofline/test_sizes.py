@@ -12,15 +12,15 @@ from transformers import AutoConfig
 from tests.gguf_files import QuantType, small, write
 from tests.tiny import FAMILIES, SIZES, build, tiny_model
 from tokenswift import LLM
-from tokenswift.backends.torch import TorchBackend
-from tokenswift.models.rope import RopeScaling
+from tokenswift.kernels.torch import TorchBackend
+from tokenswift.loader.gguf.file import GgufFile
+from tokenswift.loader.rope import RopeScaling
 from tokenswift.models.target import make_target
 from tokenswift.roofline.cards import CARDS
 from tokenswift.roofline.machine import Processor
 from tokenswift.roofline.passes import Sizes
 from tokenswift.roofline.sizes import sizes_of, sizes_of_target
 from tokenswift.types import InputError
-from tokenswift.weights.gguf import GgufFile
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 MIX = {"": QuantType.Q4_1, "ffn_down": QuantType.Q6_K, "attn_v": QuantType.Q8_0, "token_embd": QuantType.Q8_0}

@@ -16,7 +16,7 @@ import tokenswift
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.runs.common import CALL, HOT, adapted, begin, journal_tokens
 from tokenswift import LLM, InputError, RunError
-from tokenswift.identity import identity_of
+from tokenswift.loader.identity import identity_of
 from tokenswift.runs import folder as folders
 from tokenswift.runs import journal, writer
 from tokenswift.runs.folder import is_locked

@@ -12,11 +12,11 @@ import pytest
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.lossless.test_tokens import random_heads
 from tokenswift import LLM, SamplingParams
-from tokenswift.report.figures import bins, repeats, resumed_at
-from tokenswift.report.page import page
-from tokenswift.report.plots import Line, number, plot, ticks
-from tokenswift.report.render import render
 from tokenswift.runs import folder as folders
+from tokenswift.runs.report.figures import bins, repeats, resumed_at
+from tokenswift.runs.report.page import page
+from tokenswift.runs.report.plots import Line, number, plot, ticks
+from tokenswift.runs.report.render import render
 from tokenswift.runs.state import RunState
 
 VOID = {"meta", "input", "br", "hr", "path", "link"}
@@ -196,7 +196,7 @@ def test_nothing_is_loaded_for_it(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    code = "import sys, tokenswift.report.page, tokenswift.runs.listing, tokenswift.cli.report;"
+    code = "import sys, tokenswift.runs.report.page, tokenswift.runs.listing, tokenswift.cli.report;"
     code += "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

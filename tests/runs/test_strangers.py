@@ -21,10 +21,10 @@ from tests.runs.common import CALL, begin, texts
 from tokenswift import LLM, InputError
 from tokenswift.cli.main import main
 from tokenswift.engine.resume import request_of
-from tokenswift.report.page import page
 from tokenswift.runs import folder as folders
 from tokenswift.runs import journal
 from tokenswift.runs.listing import summary_of
+from tokenswift.runs.report.page import page
 
 Records = list[dict[str, Any]]
 OPTIONS = {"tree": (2, 2), "ngrams": 2, "ngram_count": 1, "budget": 24, "sinks": 2, "draft": "partial"}

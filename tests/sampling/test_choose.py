@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tokenswift.backends.cpu.backend import CpuBackend
 from tokenswift.config import SamplingParams
+from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import LogitRows, Subset
 from tokenswift.types import RunError

@@ -12,8 +12,8 @@ from tests.conftest import tiny_model
 from tests.train.test_train import D, filled, frozen
 from tokenswift.cli.main import build_parser
 from tokenswift.cli.train_heads import job_of
-from tokenswift.heads.modules import Heads
-from tokenswift.identity import base_of
+from tokenswift.loader.identity import base_of
+from tokenswift.spec.heads.modules import Heads
 from tokenswift.train.loss import Distillation
 from tokenswift.train.options import RECIPES, Job, TrainingOptions
 from tokenswift.train.pipeline import heads_config

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.train.test_text import with_bos
 from tests.train.test_train import full_run, steps, words
-from tokenswift.heads.checkpoint import load_heads
+from tokenswift.spec.heads.checkpoint import load_heads
 from tokenswift.train.loss import Distillation
 from tokenswift.train.options import TrainingOptions
 

@@ -9,9 +9,9 @@ import torch
 
 from tests.conftest import tiny_model
 from tests.train.test_train import D, filled, frozen, full_run, losses, words
-from tokenswift.heads.checkpoint import load_heads
-from tokenswift.heads.modules import Heads
-from tokenswift.identity import base_of
+from tokenswift.loader.identity import base_of
+from tokenswift.spec.heads.checkpoint import load_heads
+from tokenswift.spec.heads.modules import Heads
 from tokenswift.train.options import TrainingOptions
 from tokenswift.train.pipeline import heads_config
 from tokenswift.train.ridge import ridge_start

@@ -11,8 +11,8 @@ import torch
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.train.test_train import full_run, words
 from tokenswift.config import SamplingParams
-from tokenswift.heads.checkpoint import load_heads
-from tokenswift.identity import base_of
+from tokenswift.loader.identity import base_of
+from tokenswift.spec.heads.checkpoint import load_heads
 from tokenswift.train import collect, pipeline
 from tokenswift.train.loss import Distillation
 from tokenswift.train.manifest import states_part, training_part

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import tiny_model
 from tests.train.test_train import environment, full_run, losses, steps, words
-from tokenswift.heads.checkpoint import read_heads
+from tokenswift.spec.heads.checkpoint import read_heads
 from tokenswift.train.options import TrainingOptions
 from tokenswift.train.trainer import last_checkpoint
 

@@ -17,8 +17,8 @@ import torch
 
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift.config import SamplingParams
-from tokenswift.heads.checkpoint import load_heads, read_heads
-from tokenswift.heads.modules import Heads, HeadsConfig
+from tokenswift.spec.heads.checkpoint import load_heads, read_heads
+from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.train.data import read_texts
 from tokenswift.train.loss import Distillation, FrozenBase
 from tokenswift.train.options import DataOptions, Job, TrainingOptions

@@ -11,7 +11,7 @@ import torch
 from tests.conftest import module_time, tiny_model, tiny_tokenizer
 from tests.train.test_train import words
 from tokenswift.config import SamplingParams
-from tokenswift.identity import base_of
+from tokenswift.loader.identity import base_of
 from tokenswift.train import collect, selftext
 from tokenswift.train.options import DataOptions
 from tokenswift.train.pipeline import gather

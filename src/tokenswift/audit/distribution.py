@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenswift.sampling.accept import accept_exact
+from tokenswift.spec.accept import accept_exact
 from tokenswift.tree import published_paths
 from tokenswift.types import DraftTree
 
@@ -142,7 +142,7 @@ class _Script:
 def exact_step(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) -> Distribution:
     """The distribution of one step's tokens under the exact rule, without sampling.
 
-    `sampling.accept.accept_exact` itself is run over every sequence of choices that the target can make. A
+    `spec.accept.accept_exact` itself is run over every sequence of choices that the target can make. A
     walk meets one node per position and the noise of different positions is independent, so a sequence's
     probability is the product of its choices'.
     """

@@ -22,10 +22,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from transformers import AttentionInterface
 
-from tokenswift.backends.torch import CHUNK, quantised
 from tokenswift.engine.llm import LLM
+from tokenswift.kernels.torch import CHUNK, quantised
+from tokenswift.loader.rope import rotary_of
 from tokenswift.models.generic import shared_copy
-from tokenswift.models.rope import rotary_of
 
 #: How many times further from the reference than transformers' own pass a sound pass may be. Sums are kept
 #: in float32 whatever the dtype, and each result is rounded to it: in half precision, or to whole numbers,

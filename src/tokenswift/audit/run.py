@@ -17,7 +17,7 @@ from tokenswift.audit.passes import NumericError, numeric_error
 from tokenswift.audit.report import Comparison, DistributionTest, Report
 from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.strategies.table import STRATEGIES
+from tokenswift.spec.methods.table import STRATEGIES
 from tokenswift.types import InputError, Step
 from tokenswift.words import counted
 

@@ -28,8 +28,8 @@ from tokenswift.audit.equality import plain_text
 from tokenswift.audit.passes import NumericError, numeric_error
 from tokenswift.config import OPTIONS, SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.heads.modules import Heads, HeadsConfig
 from tokenswift.models.target import PREFILL_CHUNK
+from tokenswift.spec.heads.modules import Heads, HeadsConfig
 
 BASELINE = "autoregressive"
 VOCAB, LENGTH = 6, 3

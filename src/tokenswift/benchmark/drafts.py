@@ -19,13 +19,13 @@ from typing import Any
 
 from tokenswift.benchmark.prompts import prompt
 from tokenswift.config import SamplingParams
-from tokenswift.drafters.auto import recipe
-from tokenswift.drafters.auto.chances import Calibration
-from tokenswift.drafters.auto.control import Control
-from tokenswift.drafters.auto.prices import Costs, Table
-from tokenswift.drafters.heads import HIDDEN
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.prefill import Prefilled
+from tokenswift.spec.adaptive import recipe
+from tokenswift.spec.adaptive.chances import Calibration
+from tokenswift.spec.adaptive.control import Control
+from tokenswift.spec.adaptive.prices import Costs, Table
+from tokenswift.spec.drafters.heads import HIDDEN
 from tokenswift.tree import tree_nodes
 
 DEPTH = 6  # of a fixed tree

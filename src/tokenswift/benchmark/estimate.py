@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenswift.benchmark.needs import MODELS
 from tokenswift.config import tree_nodes
-from tokenswift.models.rope import parse_rope_scaling
+from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.roofline.cards import Card
 from tokenswift.roofline.passes import Sizes, floor, read_seconds
 from tokenswift.roofline.sizes import sizes_of

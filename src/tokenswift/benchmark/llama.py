@@ -20,10 +20,10 @@ import torch
 
 from tokenswift.benchmark.rates import spread
 from tokenswift.config import check_choice, shown
-from tokenswift.models.gguf_files import gguf_in
-from tokenswift.models.load import locate
+from tokenswift.loader.gguf.file import GgufFile
+from tokenswift.loader.gguf.find import gguf_in
+from tokenswift.loader.load import locate
 from tokenswift.types import InputError, RunError
-from tokenswift.weights.gguf import GgufFile
 
 #: type of KV cache → bytes of a value, and the settings of flash attention that it runs with
 KV_TYPES: dict[str, tuple[float, tuple[str, ...]]] = {"f16": (2.0, ("0", "1")), "q8_0": (34 / 32, ("1",))}

@@ -2,7 +2,7 @@
 
 Conditions take turns through one run, and so do the numbers of threads within each; a ratio is that of two
 neighbours, and what is told is the median over the rounds. Before the clock runs, some tokens let the engine
-find the number of threads that pays (`backends.cpu.threads`).
+find the number of threads that pays (`kernels.cpu.threads`).
 """
 
 from __future__ import annotations

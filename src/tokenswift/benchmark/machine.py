@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tokenswift.identity import versions
+from tokenswift.loader.identity import versions
 
 PACKAGE = Path(__file__).parents[1]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenswift.config import HEAD_KINDS
-from tokenswift.models import draft, embedded
+from tokenswift.loader import draft, embedded
 from tokenswift.types import InputError
 
 #: strategy → the kind of heads that it drafts with
@@ -67,7 +67,7 @@ def of_model(model: str, strategy: str, settings: Mapping[str, Any], named: bool
 
 
 def heads_place(config: Mapping[str, Any]) -> str:
-    """What a row's model is to be loaded with as ``heads``."""
+    """What a row's model is to be loaded with as ``spec.heads``."""
     heads, model = config["heads"], config["model"]
     file = Path(f"{Path(model).name}.{heads}.heads.safetensors")
     own = heads in HEAD_KINDS and model != embedded.NAME and (file.is_file() or model in MODELS)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tokenswift.benchmark.timer import once
-from tokenswift.drafters.lookup import NgramTable
+from tokenswift.spec.drafters.lookup import NgramTable
 
 STEP = 4  # tokens appended between lookups, as in decoding
 DELAY, VOCABULARY, REPEATS = 1024, 49_152, 3  # of the repeats the best counts

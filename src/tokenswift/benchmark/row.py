@@ -31,14 +31,14 @@ from tokenswift.benchmark.settings import LATER
 from tokenswift.config import HEAD_KINDS, OPTIONS, SamplingParams, build_options
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.stream import Stream
-from tokenswift.identity import file_digest, weights_digest
-from tokenswift.models.gguf_files import gguf_in
-from tokenswift.models.load import locate
-from tokenswift.models.made import RECORD
-from tokenswift.models.rope import parse_rope_scaling
-from tokenswift.report.figures import repeats
+from tokenswift.loader.gguf.find import gguf_in
+from tokenswift.loader.identity import file_digest, weights_digest
+from tokenswift.loader.load import locate
+from tokenswift.loader.made import RECORD
+from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.roofline.sizes import sizes_of_target
-from tokenswift.strategies.table import drafts_from
+from tokenswift.runs.report.figures import repeats
+from tokenswift.spec.methods.table import drafts_from
 from tokenswift.types import InputError
 
 Progress = Callable[[float], None]

@@ -13,7 +13,7 @@ from tokenswift.benchmark.needs import METHODS, MODELS
 from tokenswift.benchmark.settings import value_of
 from tokenswift.benchmark.specs import Spec
 from tokenswift.config import NEUTRAL
-from tokenswift.models import draft, embedded
+from tokenswift.loader import draft, embedded
 
 #: figure → its head in tables, and digits after the point
 NAMES: dict[str, tuple[str, int]] = {

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tokenswift.config import SamplingParams
-from tokenswift.heads.modules import Heads, HeadsConfig
+from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.train import loss
 from tokenswift.train.loss import Distillation, FrozenBase
 from tokenswift.train.selftext import Backbone, BatchCache, chances

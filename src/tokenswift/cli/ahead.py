@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenswift.cli.version import cuda_count
 from tokenswift.json_files import MOST_CONFIG, object_in
-from tokenswift.models import draft, embedded
+from tokenswift.loader import draft, embedded
 from tokenswift.types import InputError
 
 METADATA_KEY = "tokenswift_heads"
@@ -17,7 +17,7 @@ MOST_HEADER = 1 << 20  # bytes
 
 
 def check_there(device: str) -> None:
-    """Refuse CUDA devices that are not there, as `models.load.check_place` does once torch is loaded.
+    """Refuse CUDA devices that are not there, as `loader.load.check_place` does once torch is loaded.
 
     Raises:
         InputError: the driver or torch says that there are none, or fewer.

@@ -146,7 +146,7 @@ def _record(
 ) -> dict[str, Any]:
     import torch
 
-    from tokenswift.identity import versions
+    from tokenswift.loader.identity import versions
 
     return {
         **found,

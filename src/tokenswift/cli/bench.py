@@ -219,7 +219,7 @@ def check_jobs(jobs: list[Job]) -> None:
         InputError: naming what is not.
     """
     from tokenswift.benchmark.prompts import check_source
-    from tokenswift.models.load import check_place, check_place_names, locate
+    from tokenswift.loader.load import check_place, check_place_names, locate
 
     def several(key: str) -> list[Any]:
         return sorted({str(job.config[key]) for job in jobs})

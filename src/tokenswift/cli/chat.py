@@ -25,7 +25,7 @@ from tokenswift.cli.output import check_writable
 from tokenswift.cli.signals import Interrupted
 from tokenswift.cli.talk import COMMANDS, Chat
 from tokenswift.config import ANSWERS, SamplingParams
-from tokenswift.models.rope import parse_rope_scaling
+from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.types import InputError, RunError
 
 #: what options of other commands are here

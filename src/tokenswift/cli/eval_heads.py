@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     record = check_record(args.json, options.inputs_of(args))
     llm = options.load_model(args)
 
-    from tokenswift.identity import base_of
+    from tokenswift.loader.identity import base_of
     from tokenswift.train.data import passages, prefix_of
     from tokenswift.train.evaluate import head_rates, own_text
     from tokenswift.train.selftext import Backbone

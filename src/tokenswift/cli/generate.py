@@ -28,8 +28,8 @@ from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.cli.streams import STANDARD_OUTPUT
 from tokenswift.config import ON_LOOP, LoopOptions, check_choice
 from tokenswift.engine.records import record_of
-from tokenswift.models.rope import parse_rope_scaling
-from tokenswift.prompts import is_chat
+from tokenswift.loader.prompts import is_chat
+from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.ranks import own_rank
 from tokenswift.types import Generation, InputError, RunError
 from tokenswift.words import counted

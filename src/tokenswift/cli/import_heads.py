@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
     check_writable("--out", args.out, renamed=True)
     logger.info("reading %s", args.checkpoint)
 
-    from tokenswift.heads.checkpoint import save_heads
-    from tokenswift.heads.published import checkpoint_folder, import_checkpoint, read_config
+    from tokenswift.spec.heads.checkpoint import save_heads
+    from tokenswift.spec.heads.published import checkpoint_folder, import_checkpoint, read_config
 
     folder = checkpoint_folder(args.checkpoint)
     read_config(folder)  # a wrong folder shows before a model is loaded
@@ -79,8 +79,8 @@ def _export(args: argparse.Namespace) -> int:
         raise InputError(f"--export {args.export} exists and is not empty; valid: a new or empty folder")
     logger.info("loading %s", args.model)
 
-    from tokenswift.heads.checkpoint import load_heads
-    from tokenswift.heads.published import export_checkpoint
+    from tokenswift.spec.heads.checkpoint import load_heads
+    from tokenswift.spec.heads.published import export_checkpoint
 
     loaded = _load(args)
     export_checkpoint(load_heads(args.heads, loaded.model), loaded.model, args.export, loaded.tokenizer)
@@ -89,7 +89,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _load(args: argparse.Namespace) -> Any:
-    from tokenswift.models.load import load
+    from tokenswift.loader.load import load
 
     with Stages(args.quiet) as stages:
         return load(args.model, device="cpu", on_progress=stages)

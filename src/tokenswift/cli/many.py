@@ -19,7 +19,7 @@ from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.config import SamplingParams, check_integer
 from tokenswift.engine.records import EXAMPLE, Asked, asked, record_of
 from tokenswift.files import is_address
-from tokenswift.prompts import is_chat
+from tokenswift.loader.prompts import is_chat
 from tokenswift.types import Generation, InputError, RunError, Step
 from tokenswift.words import counted
 

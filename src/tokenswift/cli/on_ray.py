@@ -45,7 +45,7 @@ def run(
         open_address(out)
     else:
         out = str(many.check_out(out).absolute())
-    from tokenswift.ray import cluster
+    from tokenswift.distributed import cluster
 
     settings = settings_from(args, call) | {"records": record is not None}
     requests = {one.name: one.record() for one in prompts}
@@ -90,7 +90,7 @@ def run(
 
 
 def settings_from(args: argparse.Namespace, call: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `ray.Generator` that the command's options are."""
+    """The arguments of `distributed.Generator` that the command's options are."""
     sampling = {"sampling": "model" if args.sampling == "model" else None, **options.given_sampling(args)}
     loading = {**options.loading_of(args), "rope_scaling": args.rope_scaling}
     model, loading["heads"] = _whole(args.model), _whole(args.heads)

@@ -30,7 +30,7 @@ from tokenswift.config import (
     sampling_by,
     settled,
 )
-from tokenswift.models.load import check_name, check_place_names, check_spread
+from tokenswift.loader.load import check_name, check_place_names, check_spread
 from tokenswift.ranks import check_tp
 from tokenswift.types import InputError
 from tokenswift.words import counted
@@ -252,7 +252,7 @@ def model_sampling(args: argparse.Namespace, made: SamplingParams, llm: Any) -> 
     """
     if args.sampling != "model":
         return made
-    from tokenswift.models.own_sampling import check_named
+    from tokenswift.loader.own_sampling import check_named
 
     taken = check_named(llm.named_sampling(), llm.name)
     given = given_sampling(args)

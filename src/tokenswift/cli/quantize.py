@@ -15,7 +15,7 @@ from tokenswift.cli.output import add_json_option, check_apart, check_record, ch
 from tokenswift.cli.progress import Stages
 from tokenswift.cli.signals import Signals
 from tokenswift.config import check_choice
-from tokenswift.models.load import check_name
+from tokenswift.loader.load import check_name
 from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     record = check_record(args.json, _files_of(args.src))
     logger.info("reading %s", args.src)
 
-    from tokenswift.models.write_gguf import quantize
+    from tokenswift.loader.gguf.write import quantize
 
     started = time.monotonic()
     with Signals(), Stages(args.quiet) as stages:

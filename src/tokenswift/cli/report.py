@@ -35,10 +35,10 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the journals and write the page; the model is not needed."""
-    from tokenswift.report.page import page
-    from tokenswift.report.several import page_of_all
     from tokenswift.runs import folder as folders
     from tokenswift.runs.listing import find
+    from tokenswift.runs.report.page import page
+    from tokenswift.runs.report.several import page_of_all
 
     folder = Path(args.run_dir).expanduser()
     remote = is_address(args.run_dir)

@@ -22,7 +22,7 @@ from tokenswift.cli.output import (
 from tokenswift.cli.progress import Progress, Stages
 from tokenswift.config import check_threads
 from tokenswift.engine.records import record_of
-from tokenswift.models.load import check_spread
+from tokenswift.loader.load import check_spread
 
 logger = logging.getLogger("tokenswift")
 

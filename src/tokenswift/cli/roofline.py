@@ -14,7 +14,7 @@ from tokenswift.cli.generate import Length
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.cli.tables import table
 from tokenswift.config import AutoOptions, build_options
-from tokenswift.models.rope import parse_rope_scaling
+from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.roofline.cards import card_named
 from tokenswift.types import InputError
 
@@ -88,11 +88,11 @@ def run(args: argparse.Namespace) -> int:
     logger.info("reading %s", args.model)
     import torch
 
-    from tokenswift.models.load import check_place
+    from tokenswift.loader.load import check_place
     from tokenswift.roofline.machine import machine_at
     from tokenswift.roofline.passes import steps
     from tokenswift.roofline.sizes import sizes_of
-    from tokenswift.strategies.auto import BUDGET
+    from tokenswift.spec.methods.auto import BUDGET
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)

@@ -10,7 +10,7 @@ from tokenswift.cli.options import shown_default
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.cli.tables import table
 from tokenswift.config import OPTIONS
-from tokenswift.strategies.about import ABOUT
+from tokenswift.spec.methods.about import ABOUT
 from tokenswift.types import InputError
 
 

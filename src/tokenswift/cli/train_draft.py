@@ -44,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train and write the model folder."""
-    from tokenswift.models.draft import check_out
+    from tokenswift.loader.draft import check_out
     from tokenswift.train.processes import first_process
 
     check_options(args, Draft)

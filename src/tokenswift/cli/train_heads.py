@@ -21,7 +21,7 @@ from tokenswift.types import InputError, RunError
 
 if TYPE_CHECKING:
     from tokenswift.config import SamplingParams
-    from tokenswift.models.load import Loaded
+    from tokenswift.loader.load import Loaded
 
 logger = logging.getLogger("tokenswift")
 
@@ -146,7 +146,7 @@ def job_of(args: argparse.Namespace) -> Job:
         InputError: an option out of its range, a place that cannot be written, or --data that names nothing.
     """
     from tokenswift.config import check_choice
-    from tokenswift.models.load import check_name, check_place, check_place_names, native_bfloat16
+    from tokenswift.loader.load import check_name, check_place, check_place_names, native_bfloat16
     from tokenswift.train.data import check_source
     from tokenswift.train.processes import local_device
 
@@ -200,7 +200,7 @@ def _options(
 
 def load_base(args: argparse.Namespace, job: Job) -> tuple[Loaded, Job]:
     """The model to train for, and the job with its sampling where that is asked for."""
-    from tokenswift.models.load import load
+    from tokenswift.loader.load import load
 
     with Stages(args.quiet) as stages:
         loaded = load(args.model, dtype=job.dtype, device=job.device, on_progress=stages)

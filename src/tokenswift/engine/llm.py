@@ -16,8 +16,6 @@ import torch
 
 from tokenswift.checks import named_arguments
 from tokenswift.config import ANSWERS, RENAMED, SamplingParams, check_choice, check_threads, sampling_by
-from tokenswift.drafters.auto.prices import Table, keep_table, kept_table, measure
-from tokenswift.drafters.heads import level_of
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import (
@@ -35,12 +33,8 @@ from tokenswift.engine.run import Run
 from tokenswift.engine.scheduler import Scheduler, check_at_once, run_all
 from tokenswift.engine.source import FromModel, Source, open_model
 from tokenswift.engine.stream import Stream
-from tokenswift.heads.checkpoint import packaged_kinds, read_packaged, resolve_heads
-from tokenswift.heads.modules import Heads
 from tokenswift.interfaces import LowBit
-from tokenswift.models.decoder import LeanTarget
-from tokenswift.models.draft_models import Drafters
-from tokenswift.models.load import (
+from tokenswift.loader.load import (
     ACTIVATIONS,
     CUDA_GRAPHS,
     KV_CACHE_DTYPES,
@@ -49,13 +43,19 @@ from tokenswift.models.load import (
     check_place,
     check_spread,
 )
+from tokenswift.loader.own_sampling import check_named
+from tokenswift.loader.placed import tp_of
+from tokenswift.loader.prompts import Prompt, default_sampling, has_template, is_chat, prompt_ids, several_ids
+from tokenswift.loader.rope import RopeScaling
+from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.draft_models import Drafters
 from tokenswift.models.low_bit import LowBitTarget, low_bit
-from tokenswift.models.own_sampling import check_named
-from tokenswift.models.placed import tp_of
-from tokenswift.models.rope import RopeScaling
 from tokenswift.models.target import Target, backend_for
-from tokenswift.prompts import Prompt, default_sampling, has_template, is_chat, prompt_ids, several_ids
 from tokenswift.ranks import Ranks
+from tokenswift.spec.adaptive.prices import Table, keep_table, kept_table, measure
+from tokenswift.spec.drafters.heads import level_of
+from tokenswift.spec.heads.checkpoint import packaged_kinds, read_packaged, resolve_heads
+from tokenswift.spec.heads.modules import Heads
 from tokenswift.types import Generation, InputError, OnProgress, Step
 from tokenswift.words import (
     Activations,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenswift.cache.select import OBSERVED
 from tokenswift.interfaces import CommittingCache, TokenSequence
+from tokenswift.kv.select import OBSERVED
 from tokenswift.memory import Sized
 
 LEAST = 16  # tokens that are worth a copy

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.config import SamplingParams, check_flag, check_integer, shown
-from tokenswift.prompts import is_chat
+from tokenswift.loader.prompts import is_chat
 from tokenswift.types import Generation, InputError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def record_of(
     """The JSON record of a run (``docs/cli.md`` describes the fields)."""
     import torch
 
-    from tokenswift.identity import versions
+    from tokenswift.loader.identity import versions
 
     metrics = asdict(result.metrics)
     return {

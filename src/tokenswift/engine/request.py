@@ -26,9 +26,9 @@ from tokenswift.config import (
     shown,
 )
 from tokenswift.engine.prefill import Prefilled
-from tokenswift.models.rope import RopeScaling, parse_rope_scaling
+from tokenswift.loader.prompts import Prompt
+from tokenswift.loader.rope import RopeScaling, parse_rope_scaling
 from tokenswift.models.target import check_model
-from tokenswift.prompts import Prompt
 from tokenswift.types import InputError, OnProgress
 from tokenswift.words import OnLoop
 

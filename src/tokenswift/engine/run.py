@@ -16,13 +16,12 @@ from typing import Any
 
 import torch
 
-from tokenswift.drafters.registry import mark_of, marks
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
 from tokenswift.engine.step import Reading, Text, advance, prefill
 from tokenswift.engine.text import TextStream
-from tokenswift.identity import versions
 from tokenswift.interfaces import Calibrated, TokenSequence
+from tokenswift.loader.identity import versions
 from tokenswift.memory import check_run, needs_of, ran_out
 from tokenswift.metrics import Meter
 from tokenswift.models.low_bit import savings
@@ -30,7 +29,8 @@ from tokenswift.ranks import Ranks
 from tokenswift.runs.loop import LoopGuard
 from tokenswift.runs.state import RunState
 from tokenswift.runs.writer import RunWriter, open_run
-from tokenswift.strategies.table import STRATEGIES, drafts_from
+from tokenswift.spec.drafters.registry import mark_of, marks
+from tokenswift.spec.methods.table import STRATEGIES, drafts_from
 from tokenswift.types import Generation, InputError, Logprob, Metrics, RunError, Step
 from tokenswift.words import counted
 

@@ -1,6 +1,6 @@
 """What stands behind an ``LLM``: a loaded transformers model, or the files of one whose card is kept.
 
-A model folder that was loaded before on this machine is read straight from its files (`models.card` says what
+A model folder that was loaded before on this machine is read straight from its files (`loader.card` says what
 is known of it); transformers' own model and tokenizer are loaded when something asks for them. A GGUF file of
 a family that the lean decoder runs is so from the first time on: what its card says is in the file, and its
 check needs no transformers. Everything else (the first time, other families, devices, adapters, models from a
@@ -19,11 +19,18 @@ from typing import Any
 
 import torch
 
-from tokenswift.backends.base import Backend
 from tokenswift.config import check_choice
-from tokenswift.heads.checkpoint import HeadsHost, host_of
-from tokenswift.heads.published import holds_heads
-from tokenswift.identity import (
+from tokenswift.kernels.base import Backend
+from tokenswift.kernels.formats.format import Format
+from tokenswift.kernels.formats.registry import BY_CODE, FORMATS
+from tokenswift.loader import card as cards
+from tokenswift.loader import placed
+from tokenswift.loader.card import Card
+from tokenswift.loader.checkpoint import HEAD, FileWeights, StoredWeights
+from tokenswift.loader.gguf.file import GgufFile
+from tokenswift.loader.gguf.model import GgufWeights, config_of, formats, is_lean, layout_of, own_dtype
+from tokenswift.loader.gguf.tokenizer import build, end_ids, wrapped
+from tokenswift.loader.identity import (
     base_of_weights,
     config_digest,
     digest_of,
@@ -32,14 +39,7 @@ from tokenswift.identity import (
     tokenizer_digest,
     weights_digest,
 )
-from tokenswift.models import card as cards
-from tokenswift.models import placed
-from tokenswift.models.card import Card
-from tokenswift.models.checkpoint import HEAD, FileWeights, StoredWeights
-from tokenswift.models.decoder import LeanTarget
-from tokenswift.models.gguf import GgufWeights, config_of, formats, is_lean, layout_of, own_dtype
-from tokenswift.models.gguf_tokenizer import build, end_ids, wrapped
-from tokenswift.models.load import (
+from tokenswift.loader.load import (
     DTYPES,
     WEIGHTS,
     cache_dir,
@@ -53,10 +53,14 @@ from tokenswift.models.load import (
     locate,
     no_room,
 )
-from tokenswift.models.own_sampling import named, named_by_gguf, named_in
-from tokenswift.models.recoded import Recoded
-from tokenswift.models.rope import RopeScaling, rotary_of_config
-from tokenswift.models.stand_in import StandIn, describe
+from tokenswift.loader.own_sampling import named, named_by_gguf, named_in
+from tokenswift.loader.prompts import end_tokens
+from tokenswift.loader.recoded import Recoded
+from tokenswift.loader.rope import RopeScaling, rotary_of_config
+from tokenswift.loader.stand_in import StandIn, describe
+from tokenswift.loader.unpacked import config_beside, say_differences, say_foreign
+from tokenswift.loader.vocabulary_checks import check_config_ids, check_tokenizer
+from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.target import (
     TOLERANCES,
     Target,
@@ -65,13 +69,9 @@ from tokenswift.models.target import (
     checked,
     make_target,
 )
-from tokenswift.models.unpacked import config_beside, say_differences, say_foreign
-from tokenswift.models.vocabulary_checks import check_config_ids, check_tokenizer
-from tokenswift.prompts import end_tokens
+from tokenswift.spec.heads.checkpoint import HeadsHost, host_of
+from tokenswift.spec.heads.published import holds_heads
 from tokenswift.types import InputError, OnProgress, RunError
-from tokenswift.weights.format import Format
-from tokenswift.weights.gguf import GgufFile
-from tokenswift.weights.registry import BY_CODE, FORMATS
 
 logger = logging.getLogger("tokenswift")
 
@@ -309,7 +309,7 @@ class FromFiles:
         files, place = self._files, str(self._files.backend.device)
         if files.weights == WEIGHTS[0]:
             return load_located(files.name, str(files.folder), True, files.dtype, place).model
-        from tokenswift.models.unpacked import model_of
+        from tokenswift.loader.unpacked import model_of
 
         made = model_of(_config(files), self._weights, self._weights.dtype, list(self._card.ends))
         made.name_or_path = files.name
@@ -503,7 +503,7 @@ def open_model(
     device_map: str | Mapping[str, str | int] | None = None,
     tp: int = 1,
 ) -> Source:
-    """A model by its name; arguments and errors as of `models.load.load`.
+    """A model by its name; arguments and errors as of `loader.load.load`.
 
     Args:
         scaling: a wish for YaRN.

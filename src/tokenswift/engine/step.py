@@ -18,13 +18,13 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from tokenswift.cache.select import OBSERVED
 from tokenswift.inference import inference
 from tokenswift.interfaces import ALONE, Beside, Calibrated, Pass, Segment, Strategy, TokenSequence
+from tokenswift.kv.select import OBSERVED
 from tokenswift.metrics import CALIBRATION, PREFILL, Meter
 from tokenswift.ranks import Ranks
-from tokenswift.sampling.accept import accept_exact, accept_published
 from tokenswift.sampling.choice import Sampler
+from tokenswift.spec.accept import accept_exact, accept_published
 from tokenswift.types import Accepted, DraftTree, OnProgress, Step
 
 logger = logging.getLogger("tokenswift")

@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from tokenswift.backends.base import Backend
 from tokenswift.interfaces import Segment
+from tokenswift.kernels.base import Backend
 
 NAME = "tokenswift"
 

@@ -6,23 +6,21 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tokenswift.backends.base import Backend
-from tokenswift.cache.full import FullCache
-from tokenswift.cache.select import OBSERVED
 from tokenswift.config import SamplingParams
 from tokenswift.inference import inference
 from tokenswift.interfaces import CommittingCache, KVCache, Pass, Segment
-from tokenswift.models.rope import Rotary
+from tokenswift.kernels.base import Backend
+from tokenswift.kv.full import FullCache
+from tokenswift.kv.select import OBSERVED
+from tokenswift.loader.checkpoint import Layout, head_width
+from tokenswift.loader.rope import Rotary
 from tokenswift.sampling.choice import Sampler
 from tokenswift.types import OnProgress
-
-if TYPE_CHECKING:
-    from tokenswift.models.checkpoint import Layout
 
 
 class BaseTarget(ABC):
@@ -102,7 +100,7 @@ class BaseTarget(ABC):
     def forward(
         self, tokens: Tensor, positions: Tensor, cache: KVCache, parents: Sequence[int] | None = None
     ) -> Pass:
-        """Run n tokens over ``cache`` (see `interfaces.TargetModel`); their entries go to its scratch."""
+        """Run n tokens over ``kv`` (see `interfaces.TargetModel`); their entries go to its scratch."""
         return self._run([Segment(tokens, positions, cache, parents)])[0]
 
     @inference
@@ -120,7 +118,7 @@ class BaseTarget(ABC):
     ) -> Pass:
         """Run the prompt in chunks of :attr:`prefill_chunk` and commit it.
 
-        The result holds queries and hidden states of the last `cache.select.OBSERVED` tokens, or of all; they
+        The result holds queries and hidden states of the last `kv.select.OBSERVED` tokens, or of all; they
         are a chunk of their own, since the queries of a long one take more memory than its keys.
 
         Args:
@@ -197,8 +195,3 @@ class BaseTarget(ABC):
 
 def _ignore(stage: str, done: int, total: int) -> None:
     """Nobody wants to know."""
-
-
-def head_width(config: Any) -> int:
-    """d, the width of one head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

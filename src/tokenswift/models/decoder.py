@@ -17,20 +17,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenswift.backends.base import Backend, check_ids
-from tokenswift.backends.cpu.backend import TYPES
-from tokenswift.backends.pages import Arena
-from tokenswift.backends.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.inference import inference
 from tokenswift.interfaces import Pass, Segment
-from tokenswift.models.base import BaseTarget, head_width
-from tokenswift.models.checkpoint import EMBEDDING, HEAD, NORM, Layout, ModuleWeights, Weights
-from tokenswift.models.rope import Rotary
+from tokenswift.kernels.base import Backend, check_ids
+from tokenswift.kernels.cpu.backend import TYPES
+from tokenswift.kernels.formats.format import Stored
+from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.kv.pages import Arena
+from tokenswift.loader.checkpoint import (
+    EMBEDDING,
+    FAMILIES,
+    HEAD,
+    NORM,
+    Layout,
+    ModuleWeights,
+    Weights,
+    head_width,
+    unstored,
+)
+from tokenswift.loader.rope import Rotary
+from tokenswift.models.base import BaseTarget
 from tokenswift.types import InputError, OnProgress
-from tokenswift.weights.format import Stored
 
 #: model types that the lean decoder runs
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 PREFILL_CHUNK = 512  # rows of a prefill pass; the bits do not depend on it
 BLOCK = 4096  # positions whose angles are computed together
 
@@ -325,11 +334,6 @@ class LeanTarget(BaseTarget):
             return self.backend.take(embedding, tokens)
         check_ids(tokens, len(embedding))
         return embedding[tokens]
-
-
-def unstored(weight: Tensor | Stored, dtype: torch.dtype) -> Tensor:
-    """A weight as a tensor of a type; one that has it already is itself."""
-    return (weight.decode() if isinstance(weight, Stored) else weight).to(dtype)
 
 
 def release_free_memory() -> None:

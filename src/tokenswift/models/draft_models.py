@@ -8,8 +8,8 @@ from threading import Lock
 from typing import Any
 
 from tokenswift.config import shown
-from tokenswift.models import draft
-from tokenswift.models.load import load
+from tokenswift.loader import draft
+from tokenswift.loader.load import load
 from tokenswift.models.target import Target, check_model, make_target
 from tokenswift.types import InputError
 

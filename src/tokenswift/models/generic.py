@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenswift.backends.base import Backend, check_ids
 from tokenswift.interfaces import Pass, Segment
-from tokenswift.models import placed
+from tokenswift.kernels.base import Backend, check_ids
+from tokenswift.loader import placed
+from tokenswift.loader.rope import Rotary
 from tokenswift.models.attention import NAME, PassContext
 from tokenswift.models.base import BaseTarget
-from tokenswift.models.rope import Rotary
 from tokenswift.types import InputError
 
 #: names of the final norm in the families' bodies
@@ -84,7 +84,7 @@ class GenericTarget(BaseTarget):
 
     Args:
         model: a causal LM whose attention goes through transformers' attention interface; its weights may lie
-            in several places (`models.placed`).
+            in several places (`loader.placed`).
         backend: what computes attention.
         rotary: its positions.
 

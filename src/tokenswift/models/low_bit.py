@@ -15,15 +15,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.backends.base import Backend
-from tokenswift.backends.pages import Arena
-from tokenswift.backends.weights import PRODUCTS, LayerWeights, Packed
 from tokenswift.inference import inference
 from tokenswift.interfaces import KVCache, Pass, Segment
+from tokenswift.kernels.base import Backend
+from tokenswift.kernels.formats.format import Format, Stored
+from tokenswift.kernels.formats.registry import FORMATS
+from tokenswift.kernels.weights import PRODUCTS, LayerWeights, Packed
+from tokenswift.kv.pages import Arena
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.types import InputError
-from tokenswift.weights.format import Format, Stored
-from tokenswift.weights.registry import FORMATS
 
 
 class LowBitTarget:

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenswift.models.checkpoint import EMBEDDING, HEAD, NORM, Weights
-from tokenswift.models.rope import Rotary
-from tokenswift.weights.format import Stored
+from tokenswift.kernels.formats.format import Stored
+from tokenswift.loader.checkpoint import EMBEDDING, HEAD, NORM, Weights
+from tokenswift.loader.rope import Rotary
 
 ROWS = 8192  # of the LM head that are unpacked at a time
 

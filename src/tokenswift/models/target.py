@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tokenswift.backends.base import Backend
-from tokenswift.backends.cpu.backend import CpuBackend
-from tokenswift.backends.cpu.build import INSTRUCTION_SETS, TARGETS, library, targets_of
-from tokenswift.backends.cpu.check import fault
-from tokenswift.backends.cpu.threads import usable
-from tokenswift.backends.several import SeveralBackend
-from tokenswift.backends.torch import TorchBackend
-from tokenswift.models import placed, reference
-from tokenswift.models.checkpoint import Weights
+from tokenswift.kernels.base import Backend
+from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.kernels.cpu.build import INSTRUCTION_SETS, TARGETS, library, targets_of
+from tokenswift.kernels.cpu.check import fault
+from tokenswift.kernels.cpu.threads import usable
+from tokenswift.kernels.several import SeveralBackend
+from tokenswift.kernels.torch import TorchBackend
+from tokenswift.loader import placed
+from tokenswift.loader.checkpoint import Weights
+from tokenswift.loader.load import cache_dir, kernels_wanted, usual_backend
+from tokenswift.loader.rope import RopeScaling, rotary_of
+from tokenswift.models import reference
 from tokenswift.models.decoder import PREFILL_CHUNK, LeanTarget, unfit
-from tokenswift.models.load import cache_dir, kernels_wanted, usual_backend
-from tokenswift.models.rope import RopeScaling, rotary_of
 from tokenswift.types import InputError, OnProgress, RunError
 
 if TYPE_CHECKING:  # it imports transformers' modelling code, which takes seconds
@@ -92,7 +93,7 @@ def _made(device: torch.device, wanted: str, graphs: bool) -> Backend | str:
     if kind == "torch" or device.type not in ("cpu", "cuda"):
         return TorchBackend(device)
     if device.type == "cuda":
-        from tokenswift.backends.cuda.check import started
+        from tokenswift.kernels.cuda.check import started
 
         found = started(device, graphs)
         return f"the CUDA kernels do not work here ({found})" if isinstance(found, str) else found

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenswift.drafters.lookup import Matches
+from tokenswift.spec.drafters.lookup import Matches
 
 
 class _Text:

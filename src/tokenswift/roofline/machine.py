@@ -9,15 +9,15 @@ from time import perf_counter
 
 import torch
 
-from tokenswift.backends.base import Backend
-from tokenswift.backends.pages import large_empty
-from tokenswift.backends.weights import Packed
+from tokenswift.kernels.base import Backend
+from tokenswift.kernels.formats.format import Stored
+from tokenswift.kernels.formats.panels import PANEL
+from tokenswift.kernels.formats.registry import FORMATS
+from tokenswift.kernels.weights import Packed
+from tokenswift.kv.pages import large_empty
 from tokenswift.models.target import backend_for
 from tokenswift.roofline.cards import Card
 from tokenswift.roofline.passes import ITEM, Machine, Sizes, stored_bytes
-from tokenswift.weights.format import Stored
-from tokenswift.weights.panels import PANEL
-from tokenswift.weights.registry import FORMATS
 from tokenswift.words import counted
 
 BLOCK = 1 << 29  # bytes read to measure bandwidth, more than caches hold
@@ -28,7 +28,7 @@ SECONDS, RUNS = 0.1, 5  # that the calls of a figure take, about, and how many t
 
 
 def machine_at(device: str) -> Machine:
-    """The processor or accelerator here; ``device``: from `models.load.check_place`."""
+    """The processor or accelerator here; ``device``: from `loader.load.check_place`."""
     if device == "cpu":
         return Processor(backend_for())
     return accelerator(torch.cuda.get_device_name(device), torch.device(device))

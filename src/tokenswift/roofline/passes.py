@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tokenswift.weights.registry import FORMATS
+from tokenswift.kernels.formats.registry import FORMATS
 
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 READ = 512  # rows of a pass that reads a prompt
@@ -31,7 +31,7 @@ class Sizes:
         hidden, heads, kv_heads, width: D, H, K and d.
         windows: newest keys that a token sees, by layer; 0 is all.
         weights: how many weights a row is multiplied with, by what they are stored as: a type of
-            :data:`ITEM` or a format of `weights.registry.FORMATS`.
+            :data:`ITEM` or a format of `kernels.formats.registry.FORMATS`.
         dtype: of what is not in int8: one of :data:`ITEM`.
         whole: whether products take activations in int8.
         keys: of keys and values: one of :data:`ITEM`, or "int8"; "" is as ``dtype``.

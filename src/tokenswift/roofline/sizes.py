@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from tokenswift.backends.weights import STORED_IN
-from tokenswift.models._hf import making_models
-from tokenswift.models.base import head_width
-from tokenswift.models.checkpoint import EMBEDDING, HEAD
-from tokenswift.models.decoder import FAMILIES
-from tokenswift.models.gguf import (
+from tokenswift.kernels.formats.registry import BY_CODE, FORMATS
+from tokenswift.kernels.weights import STORED_IN
+from tokenswift.loader._hf import making_models
+from tokenswift.loader.checkpoint import EMBEDDING, FAMILIES, HEAD, head_width
+from tokenswift.loader.gguf.file import GgufFile
+from tokenswift.loader.gguf.model import (
     ARCHITECTURES,
     FACTORS,
     architecture,
@@ -24,13 +24,11 @@ from tokenswift.models.gguf import (
     is_lean,
     own_dtype,
 )
-from tokenswift.models.hub import line_of
-from tokenswift.models.load import gguf_in, header_of, load_config
-from tokenswift.models.rope import RopeScaling, check_rope, context_limit, scaled_config
+from tokenswift.loader.hub import line_of
+from tokenswift.loader.load import gguf_in, header_of, load_config
+from tokenswift.loader.rope import RopeScaling, check_rope, context_limit, scaled_config
 from tokenswift.roofline.passes import Machine, Sizes
 from tokenswift.types import InputError
-from tokenswift.weights.gguf import GgufFile
-from tokenswift.weights.registry import BY_CODE, FORMATS
 
 #: what configs call the number of experts of a layer
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -141,7 +139,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _kept(kind: str, dtype: str) -> bool:
-    """What the CPU's kernels keep in memory as it is stored (`backends.weights.Packed`)."""
+    """What the CPU's kernels keep in memory as it is stored (`kernels.weights.Packed`)."""
     low = kind in FORMATS and getattr(torch, dtype) in STORED_IN
     return low or (kind, dtype) == ("bfloat16", "float32")
 

@@ -1,4 +1,4 @@
-"""What has to be the same for a run to go on; see `tokenswift.identity`."""
+"""What has to be the same for a run to go on; see `tokenswift.loader.identity`."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from tokenswift.drafters.registry import marks
 from tokenswift.runs.journal import Record
 from tokenswift.runs.schema import End, Header, Session, Stream, Tokens, typed
+from tokenswift.spec.drafters.registry import marks
 from tokenswift.types import InputError, Loop, Step
 
 

@@ -93,7 +93,7 @@ class LogitRows:
 
 
 class Ranker(Protocol):
-    """The choice rule in one call; see `backends.cpu.choose`."""
+    """The choice rule in one call; see `kernels.cpu.choose`."""
 
     def rank(self, rows: LogitRows) -> list[Ranked] | int:
         """The rows' candidates, or the first row whose logits hold NaN or no finite maximum."""
@@ -116,7 +116,7 @@ class Asked(NamedTuple):
 
 @runtime_checkable
 class LaterRanker(Ranker, Protocol):
-    """A ranker on a device whose answers can be waited for together; see `backends.cuda.choose`."""
+    """A ranker on a device whose answers can be waited for together; see `kernels.cuda.choose`."""
 
     def ask(self, rows: LogitRows, path: Sequence[Tensor] = ()) -> Asked:
         """Rank without waiting.

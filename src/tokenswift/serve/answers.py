@@ -49,7 +49,7 @@ class Part:
 
     Attributes:
         pieces: the text that each token released.
-        letters: who drafted each token (`drafters.registry`).
+        letters: who drafted each token (`spec.drafters.registry`).
         steps: tokens and milliseconds of each step.
         logprobs: where they are asked for, each token's bytes, place in the text and log-probability, and
             bytes and log-probabilities of the likeliest tokens there.

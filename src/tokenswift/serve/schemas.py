@@ -14,12 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tokenswift.checks import shown
 from tokenswift.config import SamplingParams, sampling_over, tree_nodes
-from tokenswift.drafters.lookup import LENGTH
 from tokenswift.engine.request import MOST_LOGPROBS, Request
-from tokenswift.prompts import Prompt
+from tokenswift.loader.prompts import Prompt
 from tokenswift.serve.errors import CLOSED, in_words_of
 from tokenswift.serve.limits import check_body, check_nodes, check_passes, check_prompt, check_tokens
 from tokenswift.serve.settings import Settings
+from tokenswift.spec.drafters.lookup import LENGTH
 from tokenswift.types import InputError
 from tokenswift.words import counted
 

@@ -29,10 +29,10 @@ from transformers import AutoModelForCausalLM
 
 from tokenswift.config import SamplingParams, check_integer
 from tokenswift.files import replacing
-from tokenswift.identity import sample_of
-from tokenswift.models import draft as packed_draft
-from tokenswift.models._hf import making_models, quiet_transformers
-from tokenswift.models.made import RECORD
+from tokenswift.loader import draft as packed_draft
+from tokenswift.loader._hf import making_models, quiet_transformers
+from tokenswift.loader.identity import sample_of
+from tokenswift.loader.made import RECORD
 from tokenswift.train.collect import Report
 from tokenswift.train.loss import FrozenBase, cross_entropy
 from tokenswift.train.options import Job
@@ -230,7 +230,7 @@ def pack(folder: Path, file: Path) -> None:
 
     Args:
         folder: a folder from :func:`train_draft`.
-        file: the safetensors file; see :func:`tokenswift.models.draft.build` for the way back.
+        file: the safetensors file; see :func:`tokenswift.loader.draft.build` for the way back.
     Raises:
         InputError: the folder is no draft model, or the file cannot be written.
     """

@@ -16,9 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tokenswift.config import SamplingParams
-from tokenswift.heads.modules import Heads
 from tokenswift.sampling.choice import recent_scores
 from tokenswift.sampling.noise import Noise
+from tokenswift.spec.heads.modules import Heads
 from tokenswift.train.selftext import Backbone, continuations
 
 Tell = Callable[[int, int], None]  #: how much is done, and how much there is

@@ -20,9 +20,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from tokenswift.config import SamplingParams
-from tokenswift.heads.modules import Heads
 from tokenswift.models.generic import final_norm, shaped_logits
 from tokenswift.sampling.choice import penalised, processed, temperature
+from tokenswift.spec.heads.modules import Heads
 
 Recent = Int[Tensor, "b r w"] | None  # places of the penalised tokens of each row; None: no penalty
 

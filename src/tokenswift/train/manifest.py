@@ -17,12 +17,12 @@ import torch
 
 from tokenswift.config import SamplingParams
 from tokenswift.files import replacing
-from tokenswift.identity import digest_of
+from tokenswift.loader.identity import digest_of
 from tokenswift.train.processes import first_process, world_size
 from tokenswift.types import InputError, RunError
 
 if TYPE_CHECKING:
-    from tokenswift.identity import BaseIdentity
+    from tokenswift.loader.identity import BaseIdentity
     from tokenswift.train.options import DataOptions, TrainingOptions
     from tokenswift.train.store import HiddenStore
 

@@ -21,10 +21,10 @@ from torch.utils.data import ConcatDataset, Dataset
 
 from tokenswift.config import check_choice, check_integer
 from tokenswift.files import replacing
-from tokenswift.heads.checkpoint import save_heads
-from tokenswift.heads.modules import KINDS, Heads, HeadsConfig
-from tokenswift.identity import BaseIdentity, base_of
+from tokenswift.loader.identity import BaseIdentity, base_of
 from tokenswift.models.generic import final_norm
+from tokenswift.spec.heads.checkpoint import save_heads
+from tokenswift.spec.heads.modules import KINDS, Heads, HeadsConfig
 from tokenswift.train.collect import Report, fill_from_model, fill_from_text
 from tokenswift.train.data import blocks, check_amount, check_tokens, passages, prefix_of
 from tokenswift.train.loss import Distillation, frozen_base, rms_eps

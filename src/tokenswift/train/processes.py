@@ -23,7 +23,7 @@ def local_device(place: str) -> str:
     """The device of this process: "cuda" becomes the one of its local rank.
 
     Args:
-        place: from `models.load.check_place`.
+        place: from `loader.load.check_place`.
     Raises:
         InputError: fewer devices than processes on this machine, or one device named for several processes.
     """

@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tokenswift.heads.conditioned import ConditionedStep
-from tokenswift.heads.linear import LinearHead
-from tokenswift.heads.medusa import MedusaHead
-from tokenswift.heads.modules import Heads
+from tokenswift.spec.heads.conditioned import ConditionedStep
+from tokenswift.spec.heads.linear import LinearHead
+from tokenswift.spec.heads.medusa import MedusaHead
+from tokenswift.spec.heads.modules import Heads
 from tokenswift.train.loss import FrozenBase
 from tokenswift.train.store import HiddenStore, Windows
 from tokenswift.types import InputError

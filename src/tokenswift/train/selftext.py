@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from tokenswift.config import SamplingParams
+from tokenswift.loader.rope import Rotary
 from tokenswift.models.generic import final_norm, final_norm_name, shaped_logits, shared_copy
-from tokenswift.models.rope import Rotary
 from tokenswift.sampling.choice import recent_scores
 from tokenswift.types import InputError
 
@@ -109,7 +109,7 @@ class Backbone:
 
     @torch.no_grad()
     def hidden(self, tokens: Int[Tensor, "B n"], cache: BatchCache | None = None) -> Float[Tensor, "B n D"]:
-        """States of the tokens; they are appended to ``cache``, whose texts they continue."""
+        """States of the tokens; they are appended to ``kv``, whose texts they continue."""
         start = cache.length if cache is not None else 0
         positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)[None]
         made = self.body(

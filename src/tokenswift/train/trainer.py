@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from tokenswift.backends.torch import TorchBackend
+from tokenswift.kernels.torch import TorchBackend
 from tokenswift.train.collect import Report
 from tokenswift.train.options import TrainingOptions
 from tokenswift.train.processes import first_process, world_size

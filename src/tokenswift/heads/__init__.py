@@ -1,5 +1,0 @@
-"""Draft heads. Importing the package makes every kind known to `modules.Heads`."""
-
-from tokenswift.heads import conditioned, linear, medusa
-
-__all__ = ["conditioned", "linear", "medusa"]

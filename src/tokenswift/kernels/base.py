@@ -1,0 +1,337 @@
+"""What computes the passes of models on a device: the protocol that models, drafters and caches rely on.
+
+A backend packs weights, owns the memory of caches, runs a decoder's layers over *segments* (rows of one or
+several texts, each over its own cache with its own tree), multiplies with the LM head and ranks tokens. All
+follow one specification (docs/exactness.md). `kernels.torch` is the reference, `kernels.cpu` the compiled
+kernels. Which device it is, and what follows from that, is asked here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tokenswift import memory
+from tokenswift.checks import check_tokens
+from tokenswift.config import SamplingParams
+from tokenswift.interfaces import KVCache, Pass, Segment
+from tokenswift.kernels.formats.format import Stored
+from tokenswift.kernels.formats.q8_0 import Q8_0
+from tokenswift.kernels.weights import DraftWeights, LayerWeights, Packed, Shape
+from tokenswift.kv.full import FullCache
+from tokenswift.kv.pages import Arena
+from tokenswift.kv.sparse import SparseCache
+from tokenswift.sampling.ranking import Ranker
+
+
+@dataclass(slots=True, eq=False)
+class Body:
+    """A decoder's layers, ready to run; a backend adds what it needs.
+
+    Attributes:
+        shape: the layers' sizes and types.
+        weights: of each layer.
+    """
+
+    shape: Shape
+    weights: list[LayerWeights]
+
+
+#: tokens and positions (n) → their states (n, D), float32, and cosines and sines (n, half)
+Enter = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+class Replays:
+    """Work that is done again and again on tensors of the same shapes; here it is just done."""
+
+    def run(self, key: Hashable, work: Callable[..., Any], *given: Tensor) -> Any:
+        """What ``work`` makes of tensors: a tensor or a tuple of them.
+
+        Args:
+            key: of the work, for which it depends on ``given`` and on what never changes alone. Where it has
+                to look at other things on the host, they are those of the first call.
+        """
+        return work(*given)
+
+    def rows(
+        self, key: Hashable, work: Callable[..., Tensor], *given: Tensor, all_rows: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """What ``work`` makes of rows (n, …), each by itself; and of tensors for ``all_rows``, after them."""
+        return work(*given, *all_rows)
+
+
+class Backend(ABC):
+    """Computes on one device. It keeps nothing of a pass, so threads may share it.
+
+    Args:
+        device: where tensors are.
+
+    Attributes:
+        name: in files that are kept for this backend.
+        build: compiler, flags and version that made it; None where nothing was compiled.
+        equal_bits: whether a row's bits depend on its own context alone, so that reading a prompt, decoding
+            and checking trees agree in every bit.
+        key: names it in what is kept of models that ran on it; None: nothing is kept.
+        panels: whether :meth:`pack` changes the order of numbers, so that packed weights are copies.
+        decodes: whether it runs a decoder's layers; otherwise models run through transformers' own forward.
+        fused: whether products and norms are kernels of its own, which draft heads are packed for, too.
+        formats: low-bit formats that products read as they are stored, with activations of 8 bits, too.
+        prefers_int8: whether models of such weights are computed in int8 where nothing else is asked for.
+        graphs: whether passes may be captured as graphs of the device and replayed.
+        kind: of the device, "cpu" or "cuda".
+        on_host: whether tensors are in the host's memory, where looking at one waits for nobody.
+        walks: whether choosing row by row costs nothing extra; otherwise rows are chosen for all at once.
+    """
+
+    name: str
+    build: str | None = None
+    equal_bits = False
+    key: str | None = None
+    panels = False
+    decodes = True
+    fused = False
+    formats: tuple[str, ...] = ()
+    prefers_int8 = False
+    graphs = False
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.kind = self.device.type
+        self.on_host = self.walks = self.kind == "cpu"
+
+    # ---- memory ---------------------------------------------------------------------------------
+
+    def keeps(self, form: str, dtype: torch.dtype) -> bool:
+        """Whether products of a type read weights of a low-bit format as they are stored."""
+        return form in self.formats
+
+    def pack(
+        self,
+        weight: Tensor | Stored | Sequence[Tensor | Stored],
+        dtype: torch.dtype | None = None,
+        arena: Arena | None = None,
+    ) -> Packed:
+        """A linear layer's weight (N, K), or several that stand one below the other, as products read it.
+
+        ``dtype``: of its values in products; by default the tensors' own, float32 for low-bit formats.
+        ``arena``: memory for it that other weights share.
+        """
+        return Packed(weight, self.panels, dtype, arena)
+
+    def pack_for_drafts(self, weight: Float[Tensor, "N K"], int8: bool) -> Packed:
+        """A matrix that only drafts are multiplied with; where products are in ``int8``, as Q8_0."""
+        encode = Q8_0.encode if int8 and Q8_0.name in self.formats else None
+        if encode is not None and weight.shape[1] % Q8_0.block == 0:
+            return self.pack(Stored(Q8_0, encode(weight.float())), torch.float32)
+        return self.pack(weight)
+
+    def draft_product(
+        self, states: Float[Tensor, "n K"], weight: Packed, bias: Tensor | None = None
+    ) -> Float[Tensor, "n N"]:
+        """:meth:`linear` with what :meth:`pack_for_drafts` made."""
+        return self.linear(states, weight, bias, torch.int8 if weight.stored else None)
+
+    def draft_level(
+        self,
+        step: DraftWeights,
+        states: Float[Tensor, "n D"],
+        base: Float[Tensor, "1 D"],
+        embeds: Float[Tensor, "n D"],
+        heads: Sequence[Packed],
+    ) -> tuple[Float[Tensor, "n D"], Float[Tensor, "n S"]] | None:
+        """The next states of conditioned draft heads and their logits by rows of the LM head, float32, in
+        one call; None where the backend has none for these weights.
+
+        Args:
+            step: their weights.
+            states: of the level before; ``base`` at first.
+            base: the hidden state that the draft starts from.
+            embeds: of the tokens drafted before.
+            heads: packed by :meth:`pack_for_drafts`, D columns each; S rows together.
+        """
+        return None
+
+    def take(self, weight: Packed, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
+        """Some rows of a packed weight, of the type of its products.
+
+        Raises:
+            InputError: an id, on the host, for which there is no row.
+        """
+        check_ids(ids, weight.rows)
+        return weight.take(ids)
+
+    def new_cache(
+        self, layers: int, kv_heads: int, width: int, capacity: int, dtype: torch.dtype
+    ) -> FullCache:
+        """An empty full cache for ``capacity`` tokens, scratch room included; ``dtype``: its own."""
+        return FullCache(layers, kv_heads, width, capacity, dtype, self.device)
+
+    def has_int8_keys(self, width: int) -> bool:
+        """Whether keys and values of heads of a width may be int8."""
+        return False
+
+    def entry_bytes(self, width: int, dtype: torch.dtype) -> int:
+        """Bytes of a token's key and value of one head."""
+        return 2 * width * dtype.itemsize
+
+    def partial_cache(self, full: FullCache, budget: int, sinks: int, scratch: int) -> SparseCache:
+        """An empty cache that holds a part of a full one; see `kv.sparse.SparseCache`."""
+        return SparseCache(full, budget, sinks, scratch)
+
+    def memory(self) -> memory.Memory | None:
+        """Memory of the device; None where the system does not tell."""
+        return memory.memory_of(self.device)
+
+    def held(self) -> int:
+        """Bytes of the device's memory that this process holds."""
+        return torch.cuda.memory_allocated(self.device) if self.kind == "cuda" else memory.resident()
+
+    # ---- time -----------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was given."""
+        if self.kind == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def processor(self) -> str:
+        """What computes: the processor with its instruction sets, or the accelerator's name."""
+        if self.kind == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        from tokenswift.kernels.cpu.build import processor
+
+        return processor()
+
+    # ---- passes ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def body(self, shape: Shape, weights: list[LayerWeights]) -> Any:
+        """The layers in the form that :meth:`layers` takes, a :class:`Body`."""
+
+    @abstractmethod
+    def layers(
+        self,
+        body: Any,
+        states: Float[Tensor, "n D"],
+        cos: Float[Tensor, "n half"],
+        sin: Float[Tensor, "n half"],
+        segments: Sequence[Segment],
+        keep: bool = True,
+    ) -> list[Float[Tensor, "L H m d"]]:
+        """Run a pass through all layers: ``states`` (float32) from embeddings to before the final norm, in
+        place, the segments' rows one after the other. Keys and values go behind each cache's own.
+
+        Returns:
+            The rotated queries of each segment, of its m rows; of the last layer alone, (1, H, m, d), unless
+            ``keep``.
+        Raises:
+            ValueError: a segment needs more room than its cache has, or has a parent that is no earlier row.
+        """
+
+    def run(
+        self, body: Any, segments: Sequence[Segment], keep: bool, enter: Enter, replays: Replays
+    ) -> list[Pass]:
+        """A pass from tokens to the states before the final norm.
+
+        Args:
+            keep: the queries of all layers are wanted.
+            enter: makes states of tokens.
+            replays: of the model, from :meth:`replays`.
+        """
+        if self.on_host and len(segments) == 1:
+            one = segments[0]
+            states, cos, sin = enter(one.tokens, one.positions)
+            return [Pass(states, self.layers(body, states, cos, sin, segments, keep)[0])]
+        tokens = torch.cat([segment.tokens.to(self.device) for segment in segments])
+        positions = torch.cat([segment.positions.to(self.device) for segment in segments])
+        states, cos, sin = enter(tokens, positions)
+        queries = self.layers(body, states, cos, sin, segments, keep)
+        parts = states.split([len(segment.tokens) for segment in segments])
+        return [Pass(*each) for each in zip(parts, queries, strict=True)]
+
+    def replays(self) -> Replays:
+        """What a model repeats its work with. It is kept by who owns the tensors that the work reads."""
+        return Replays()
+
+    @abstractmethod
+    def attend(
+        self,
+        query: Float[Tensor, "H n d"],
+        layer: int,
+        cache: KVCache,
+        parents: Sequence[int] | None,
+        scale: float,
+        window: int = 0,
+        softcap: float | None = None,
+        sinks: Float[Tensor, " H"] | None = None,
+        notes: dict[Any, Any] | None = None,
+    ) -> Float[Tensor, "n H d"]:
+        """Attention of one layer, whose keys and values of the pass stand behind the cache's own already.
+
+        Args:
+            window: newest keys that a row sees, itself included; 0 is all.
+            softcap: scores become ``softcap * tanh(score / softcap)`` (Gemma 2).
+            sinks: a score per head that takes part in the softmax and has no value (gpt-oss).
+            notes: kept by who calls from one layer of a pass to the next: what is worked out once a pass.
+        """
+
+    @abstractmethod
+    def linear(
+        self,
+        states: Float[Tensor, "*m K"],
+        weight: Packed,
+        bias: Tensor | None = None,
+        active: torch.dtype | None = None,
+    ) -> Float[Tensor, "*m N"]:
+        """States times the weight's transpose, plus bias; float32.
+
+        ``active``: int8 to multiply whole numbers, with a weight that is stored in few bits.
+        """
+
+    @abstractmethod
+    def norm(
+        self, states: Float[Tensor, "*m D"], weight: Tensor, eps: float, dtype: torch.dtype
+    ) -> Float[Tensor, "*m D"]:
+        """RMS norm of float32 states, as ``dtype``."""
+
+    def ranker(self, params: SamplingParams) -> Ranker | None:
+        """What ranks tokens in one generation; None leaves it to `sampling.choice.Sampler`, in torch."""
+        return None
+
+
+def capacity_of(data: Tensor) -> int:
+    """Tokens that a cache's tensor has room for; pages of int8 hold 16."""
+    return data.shape[2] * (16 if data.dtype == torch.uint8 else 1)
+
+
+def check_ids(ids: Tensor, count: int) -> None:
+    """Refuse token ids that a matrix of so many rows has no row for. Those on a device are its ranker's.
+
+    Raises:
+        InputError: naming one of them.
+    """
+    if ids.device.type == "cpu" and len(ids):
+        numbers = ids.numpy()  # torch would start its threads for a few numbers
+        check_tokens((int(numbers.min()), int(numbers.max())), count)
+
+
+def check_rows(cache: KVCache, count: int, parents: Sequence[int] | None) -> None:
+    """Refuse rows of a text that cannot run.
+
+    Raises:
+        ValueError: they do not fit the cache, or a parent is no earlier row.
+    """
+    before, capacity = cache.length, capacity_of(cache.data)
+    if before + count > capacity:
+        raise ValueError(
+            f"a pass of {count} rows over {before} keys needs more room than the cache's {capacity}"
+        )
+    if parents is not None and (
+        len(parents) != count or any(not -1 <= parent < row for row, parent in enumerate(parents))
+    ):
+        raise ValueError(f"parents are {tuple(parents)}; valid: {count} of them, each -1 or an earlier row")

@@ -1,0 +1,142 @@
+"""A small random model and text by which a backend checks itself: positions in passes of any make-up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from tokenswift.interfaces import KVCache, Segment
+from tokenswift.kernels.base import Backend, Replays
+from tokenswift.kernels.formats.format import Format, Stored
+from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
+
+LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH = 2, 64, 96, 8, 2, 40  # a width that fills no tile
+BEFORE, TAIL = 501, 19  # committed keys; positions that are compared, across the end of a chunk
+LOOKED_AT = (0, 11, TAIL - 1)  # of them, in passes that are recorded
+WINDOW = 300  # of the second layer
+
+
+@dataclass
+class _Keys:
+    """What the kernels need of a cache."""
+
+    data: Tensor
+    length: int = BEFORE
+    ordered: bool = True
+    work: Tensor = field(default_factory=partial(torch.empty, 0, dtype=torch.uint8))
+
+
+class Case:
+    """The random model and text, of a type; or with weights of few bits, and activations of a type.
+
+    Args:
+        backend: what packs the weights, and whose device all is on.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        dtype: torch.dtype,
+        form: Format | None = None,
+        active: torch.dtype | None = None,
+    ) -> None:
+        self.name = f"{form.name if form else ''} {active or dtype}".strip()
+        self.active = active
+        made = torch.Generator().manual_seed(1)
+
+        def random(*shape: int, size: float = 2.0) -> Tensor:
+            return (size * (torch.rand(shape, generator=made, dtype=torch.float32) - 0.5)).to(backend.device)
+
+        def weight(rows: int, columns: int) -> Packed:
+            values = random(rows, columns, size=columns**-0.5)
+            if form is None or form.encode is None:
+                return backend.pack(values.to(dtype))
+            return backend.pack(Stored(form, form.encode(values)), dtype)
+
+        types = (dtype, dtype, active or active_type(dtype))
+        self.shape = Shape(LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH, *types, 1e-5, WIDTH**-0.5)
+        self.weights = [
+            LayerWeights(
+                qkv=weight((HEADS + 2 * KV_HEADS) * WIDTH, HIDDEN),
+                out=weight(HIDDEN, HEADS * WIDTH),
+                gate_up=weight(2 * INNER, HIDDEN),
+                down=weight(HIDDEN, INNER),
+                norm=1 + random(HIDDEN, size=0.1),
+                mlp_norm=1 + random(HIDDEN, size=0.1),
+                qkv_bias=random((HEADS + 2 * KV_HEADS) * WIDTH),
+                window=layer * WINDOW,
+            )
+            for layer in range(LAYERS)
+        ]
+        self.head = weight(70, HIDDEN)
+        self.keys = _Keys(random(2 * LAYERS, KV_HEADS, BEFORE + 2 * TAIL, WIDTH).to(dtype))
+        self.states, self.wrong = random(TAIL, HIDDEN), random(TAIL, HIDDEN)
+        angles = random(TAIL, WIDTH // 2)
+        self.cos, self.sin = angles.cos(), angles.sin()
+
+    def run(self, backend: Backend, passes: Sequence[list[int]]) -> Tensor:
+        """States of all positions, (TAIL, D), by passes of consecutive ones."""
+        self.keys.length, found = BEFORE, []
+        for rows in passes:
+            at = slice(rows[0], rows[-1] + 1)
+            segments = [_segment(len(rows), self.keys)]
+            found.append(self._layers(backend, self.states[at], self.cos[at], self.sin[at], segments))
+            self.keys.length += len(rows)
+        return torch.cat(found)
+
+    def replayed(self, backend: Backend, replays: Replays, starts: Sequence[int] = (BEFORE,)) -> Tensor:
+        """States of the positions `LOOKED_AT`, by passes of single rows as a model makes them, behind so many
+        keys; those behind the last. The keys of the others are those of an earlier :meth:`run`."""
+        body = backend.body(self.shape, self.weights)
+
+        def enter(tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return self.states[tokens].clone(), self.cos[positions], self.sin[positions]
+
+        found: list[Tensor] = []
+        for before in starts:
+            found = []
+            for row in LOOKED_AT:
+                self.keys.length = before + row
+                number = torch.tensor([row])
+                segments = [Segment(number, number, cast(KVCache, self.keys))]
+                found.append(backend.run(body, segments, False, enter, replays)[0].hidden)
+        return torch.cat(found)
+
+    def tree(self, backend: Backend, steps: int) -> tuple[Tensor, Tensor]:
+        """States of the first positions, (steps, D), by one pass: as nodes of a tree, each with a wrong
+        sibling before it, and as a chain of a second text beside the tree."""
+        parents, states, places, last = [-1], [self.states[0]], [0], 0
+        for step in range(1, steps):
+            parents += [last, last]
+            states += [self.wrong[step], self.states[step]]
+            places += [step, step]
+            last = len(parents) - 1
+        self.keys.length = BEFORE
+        other = _Keys(self.keys.data.clone())
+        at, count = [*places, *range(steps)], len(parents)
+        made = self._layers(
+            backend,
+            torch.stack([*states, *self.states[:steps]]),
+            self.cos[at],
+            self.sin[at],
+            [_segment(count, self.keys, parents), _segment(steps, other)],
+        )
+        return made[:count:2], made[count:]
+
+    def _layers(
+        self, backend: Backend, states: Tensor, cos: Tensor, sin: Tensor, segments: Sequence[Segment]
+    ) -> Tensor:
+        states = states.clone()
+        backend.layers(backend.body(self.shape, self.weights), states, cos, sin, segments, keep=False)
+        return states
+
+
+def _segment(rows: int, keys: _Keys, parents: Sequence[int] | None = None) -> Segment:
+    """Rows of a text; the kernels do not look at tokens and positions."""
+    numbers = torch.arange(rows)
+    return Segment(numbers, numbers, cast(KVCache, keys), parents)

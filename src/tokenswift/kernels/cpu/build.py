@@ -1,0 +1,206 @@
+"""Compiles the CPU kernels once per machine and loads them.
+
+The library lies in a folder of the user's cache under a name made from the sources, the flags, the processor
+and the compiler; it ends with the SHA-256 of what stands before, so that a library and its checksum are one
+file. The folder holds code that is run: it is the user's alone, or it is not used. Whatever goes wrong (no
+compiler, a folder that cannot be written, a broken file) ends in None and one line of the logger
+``tokenswift``; the callers then run the torch path to the same specification.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from importlib import resources
+from pathlib import Path
+
+SOURCES = (
+    "cpu.c",
+    "cpu_attention.h",
+    "cpu_tile.h",
+    "cpu_team.h",
+    "cpu_choose.h",
+    "cpu_low.h",
+    "cpu_int.h",
+    "cpu_int_attention.h",
+    "cpu_merge.h",
+    "cpu_draft.h",
+)
+COMPILERS = ("cc", "gcc", "clang")
+#: no contraction: what is rounded once is written as such (`fused` in cpu_tile.h), whatever the tuning
+FLAGS = (
+    *("-O3", "-std=gnu11", "-fPIC", "-pthread", "-w"),
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
+)
+#: the first set that the compiler takes is used
+TARGETS = (("-march=native",), ("-march=native", "-mno-avx512bf16"), ("-mcpu=native",), ())
+#: sets that may be asked for by name: the compiler's flags, and what a processor that has them names
+INSTRUCTION_SETS = {
+    "x86-64": (("-march=x86-64",), "sse2"),
+    "avx2": (("-march=x86-64-v3",), "avx2 fma f16c bmi2"),
+    "avx512": (("-march=x86-64-v4",), "avx512f avx512bw avx512dq avx512vl"),
+    "avx512-vnni": (("-march=x86-64-v4", "-mavx512vnni"), "avx512f avx512bw avx512dq avx512vl avx512_vnni"),
+}
+TIMEOUT = 120  # seconds for one compilation
+_DIGEST = hashlib.sha256().digest_size
+
+logger = logging.getLogger("tokenswift")
+
+
+def library(
+    folder: Path, targets: tuple[tuple[str, ...], ...] = TARGETS, compiler: str | None = None
+) -> ctypes.CDLL | None:
+    """The compiled kernels, from ``folder`` or made now; None where they cannot be had.
+
+    Args:
+        folder: where compiled libraries are kept; made when it is not there.
+        targets: sets of further flags, tried in turn.
+        compiler: a command; by default the first of :data:`COMPILERS` that is there.
+    """
+    sources = "\n".join([*_sources(), *FLAGS, repr(targets), processor()])
+    name = f"kernels-{hashlib.sha256(sources.encode()).hexdigest()[:20]}-"
+    program = next((found for each in COMPILERS if (found := shutil.which(compiler or each))), None)
+    kept = _private(folder)
+    if kept is not None:
+        # without a compiler, what one made before it was taken away serves
+        there = (
+            [name + _identity(program) + ".so"]
+            if program
+            else sorted(p.name for p in kept.glob(name + "*.so"))
+        )
+        for known in there:
+            if (loaded := _load(kept / known)) is not None:
+                return loaded
+    if program is None:
+        return _without(f"there is no C compiler ({compiler or 'cc, gcc or clang'})")
+    logger.info("compiling the CPU kernels (once, some seconds) into %s", folder)
+    try:
+        with tempfile.TemporaryDirectory(prefix="tokenswift-") as made:
+            built = _compile(program, Path(made), targets)
+            if isinstance(built, str):
+                return _without(built)
+            _seal(built)
+            path = built if kept is None else _keep(built, kept / (name + _identity(program) + ".so"))
+            return _load(path) or _without("the compiled library cannot be loaded")
+    except (OSError, subprocess.SubprocessError) as error:
+        return _without(" ".join(str(error).split())[:200])
+
+
+def targets_of(instructions: str) -> tuple[tuple[str, ...], ...] | None:
+    """Flags for a set of :data:`INSTRUCTION_SETS`; None where this processor does not have it."""
+    flags, needed = INSTRUCTION_SETS[instructions]
+    return (flags,) if set(needed.split()) <= set(processor().split()) else None
+
+
+def processor() -> str:
+    """The processor and its abilities, as far as the system tells: a library is never used on another one."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n", 1)[0]
+        wanted = ("vendor_id", "model", "flags", "Features", "CPU ")
+        return "\n".join(line for line in lines.splitlines() if line.startswith(wanted) and "MHz" not in line)
+    except OSError:
+        return f"{platform.machine()} {platform.processor()} {platform.platform()}"
+
+
+def _sources() -> list[str]:
+    folder = resources.files("tokenswift").joinpath("kernels", "cpu")
+    return [folder.joinpath(name).read_text(encoding="utf-8") for name in SOURCES]
+
+
+def _identity(compiler: str) -> str:
+    """A compiler, told from others and from its own other versions."""
+    path = os.path.realpath(compiler)
+    about = os.stat(path)
+    return hashlib.sha256(f"{path} {about.st_size} {about.st_mtime_ns}".encode()).hexdigest()[:12]
+
+
+def _private(folder: Path) -> Path | None:
+    """The folder, made if need be, if nobody else may write into it; None if another user owns it or it
+    cannot be had. One of ours that was open to others is closed, and what lies in it is not trusted."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        about = os.stat(folder)
+        if about.st_uid != os.getuid():
+            logger.warning(
+                "compiled kernels are not kept: %s belongs to another user, who could change them "
+                "(TOKENSWIFT_CACHE names another cache folder)",
+                folder,
+            )
+            return None
+        if about.st_mode & 0o022:
+            logger.warning(
+                "others could write into %s: it is closed, and the kernels are compiled anew", folder
+            )
+            os.chmod(folder, 0o700)
+            for path in folder.glob("kernels-*"):
+                path.unlink()
+        return folder
+    except OSError as error:
+        logger.info("compiled kernels are not kept: %s", error.strerror or error)
+        return None
+
+
+def _compile(compiler: str, folder: Path, targets: tuple[tuple[str, ...], ...]) -> Path | str:
+    """The library, made in ``folder``, or why there is none."""
+    for name, text in zip(SOURCES, _sources(), strict=True):
+        (folder / name).write_text(text, encoding="utf-8")
+    reason = ""
+    for target in targets:
+        flags = [*FLAGS, *target]
+        about = " ".join([Path(compiler).name, *flags]).replace("\\", "").replace('"', "")
+        command = [
+            compiler,
+            *flags,
+            f'-DTS_BUILD="{about}"',
+            "-shared",
+            SOURCES[0],
+            "-o",
+            "kernels.so",
+            "-lm",
+        ]
+        ran = subprocess.run(command, cwd=folder, capture_output=True, timeout=TIMEOUT, check=False)
+        if not ran.returncode:
+            return folder / "kernels.so"
+        text = ran.stderr.decode(errors="replace").strip()
+        reason = text.splitlines()[0][:200] if text else f"{compiler} ended with {ran.returncode}"
+    return reason
+
+
+def _seal(library: Path) -> None:
+    """Add a library's checksum behind it, where no loader looks."""
+    digest = hashlib.sha256(library.read_bytes()).digest()
+    with library.open("ab") as file:
+        file.write(digest)
+
+
+def _keep(built: Path, path: Path) -> Path:
+    """Move a library to its place in one step; where that fails it serves this process alone."""
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".kernels-") as near:
+            library = Path(near) / "library"
+            shutil.copyfile(built, library)
+            os.replace(library, path)
+        return path
+    except OSError as error:
+        logger.info("compiled kernels are not kept: %s", error.strerror or error)
+        return built
+
+
+def _load(path: Path) -> ctypes.CDLL | None:
+    try:
+        content = path.read_bytes()
+        if hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
+            return None
+        return ctypes.CDLL(str(path))
+    except OSError:
+        return None
+
+
+def _without(reason: str) -> None:
+    logger.warning("CPU kernels are not available (%s); the slower torch path is used", reason)

@@ -1,0 +1,251 @@
+/* Weights of few bits: how panels hold them, and tiles of products with them. See cpu.c and kernels/formats/format.py.
+ *
+ * A weight is scale * u + least, u a whole number of a few bits. The product is exact in float32, so the fused
+ * step gives the value of the unpacked checkpoint. It is made in registers for a few rows, or once for a part of a panel
+ * that many rows share; either way it enters the same chain of additions as an unpacked weight does.
+ *
+ * A panel is a row of blocks, each: scale of NR columns (float16), least of NR columns, then for every group
+ * the fine scales (NR bytes) and fine leasts, then for every 32 inner positions the whole numbers. Of 8 bits: 8
+ * rows of NR words, each with 4 positions of its column. Of fewer: 4 rows of NR words, each with 8 positions (the
+ * low halves of its bytes hold the first four, the high halves the others); the fifth bits are one more word (bit i of
+ * byte b: position 4 i + b), the fifth and sixth two more (bits 2 i of byte b: position 4 i + b, and 16 more
+ * in the second).
+ */
+#pragma once
+#include "cpu_tile.h"
+
+/* number formats beside the types: 16 + GGUF's number of the format */
+#define FORMATS(X)                                                                   \
+    X(Q4_0, 18) X(Q4_1, 19) X(Q8_0, 24) X(Q4_K, 28) X(Q5_K, 29) X(Q6_K, 30)
+#define NUMBER(name, number) name = number,
+enum { FORMATS(NUMBER) };
+#undef NUMBER
+enum { I8 = 3 }; /* a type of activations: groups of 32 whole numbers, and their scale */
+
+typedef struct { int block, group, bits, least, fine, offset; } Low;
+
+INLINE Low low_format(int format) {
+    switch (format) {
+    case Q4_0: return (Low){32, 32, 4, 0, 0, 8};
+    case Q4_1: return (Low){32, 32, 4, 1, 0, 0};
+    case Q8_0: return (Low){32, 32, 8, 0, 0, 128};
+    case Q4_K: return (Low){256, 32, 4, 1, 1, 0};
+    case Q5_K: return (Low){256, 32, 5, 1, 1, 0};
+    default: return (Low){256, 16, 6, 0, 1, 32}; /* Q6_K */
+    }
+}
+
+INLINE size_t numbers_bytes(Low m) { /* of 32 inner positions */
+    return NR * (m.bits == 8 ? 32 : m.bits == 6 ? 24 : m.bits == 5 ? 20 : 16);
+}
+INLINE size_t head_bytes(Low m) { return NR * 2 * (1 + m.least) + (m.fine ? m.block / m.group * NR * (1 + m.least) : 0); }
+INLINE size_t block_bytes(Low m) { return head_bytes(m) + m.block / 32 * numbers_bytes(m); }
+INLINE size_t panel_bytes(int format, long K) {
+    if (format <= F16) return (size_t)K * NR * bytes_of(format);
+    const Low m = low_format(format);
+    return K / m.block * block_bytes(m);
+}
+
+typedef int8_t Bytes __attribute__((vector_size(W), aligned(1), may_alias));
+
+/* Scales and least values of a block's group, of all columns of the panel. */
+INLINE void scales(const Low m, const char *block, int group, V scale[NV], V least[NV]) {
+    const char *fine = block + NR * 2 * (1 + m.least) + group * NR, *fine_least = fine + m.block / m.group * NR;
+    UNROLL for (int c = 0; c < NV; c++) {
+        scale[c] = from_f16((const uint16_t *)block + c * W);
+        if (m.fine) scale[c] *= __builtin_convertvector(*(const Bytes *)(fine + c * W), V);
+        if (!m.least) {
+            least[c] = scale[c] * (float)-m.offset;
+            continue;
+        }
+        least[c] = from_f16((const uint16_t *)block + NR + c * W);
+        if (m.fine) least[c] *= __builtin_convertvector(*(const Bytes *)(fine_least + c * W), V);
+    }
+}
+
+/* The words of W columns that hold 8 positions (4 of 8 bits): word row w of 32 positions, and the high bits. */
+typedef struct { U low, high; } Words;
+INLINE Words words(const Low m, const char *numbers, int w, int c) {
+    Words x = {*(const Um *)(numbers + (w * NR + c * W) * 4), {0}};
+    if (m.bits == 5) x.high = *(const Um *)(numbers + (4 * NR + c * W) * 4);
+    if (m.bits == 6) x.high = *(const Um *)(numbers + ((4 + w / 2) * NR + c * W) * 4);
+    return x;
+}
+
+/* The whole numbers of position j of these words. */
+INLINE V number(const Low m, Words x, int w, int j) {
+    if (m.bits == 8) return __builtin_convertvector((I)(x.low >> 8 * j & 255), V);
+    const int byte = j & 3, quad = 2 * w + (j >> 2);
+#if W == 16
+    if (m.bits == 4) {
+        const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        return (V)_mm512_permutexvar_ps((__m512i)(x.low >> (8 * byte + 4 * (j >> 2))), table);
+    }
+#endif
+    U u = x.low >> (8 * byte + 4 * (j >> 2)) & 15;
+    if (m.bits == 5) u |= (x.high >> (8 * byte + quad) & 1) << 4;
+    if (m.bits == 6) u |= (x.high >> (8 * byte + 2 * (quad & 3)) & 3) << 4;
+    return __builtin_convertvector((I)u, V);
+}
+
+/* Whole numbers of four positions as bytes: those of word row w, the first or the other four. */
+INLINE U four(const Low m, Words x, int w, int other) {
+    if (m.bits == 8) return x.low;
+    U u = x.low >> 4 * other & 0x0f0f0f0fu;
+    const int quad = 2 * w + other;
+    if (m.bits == 5) u |= (x.high >> quad & 0x01010101u) << 4;
+    if (m.bits == 6) u |= (x.high >> 2 * (quad & 3) & 0x03030303u) << 4;
+    return u;
+}
+
+/* ---- a few rows: weights made in registers --------------------------------------------------------------- */
+
+INLINE U rounded(V x) { return as_u(x) + 0x7fff + (as_u(x) >> 16 & 1); } /* its upper half is bfloat16 */
+
+/* Two positions of a column side by side. */
+INLINE U paired(V first, V second) {
+#if defined(__AVX512BF16__) && W == 16
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                           21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return (U)_mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
+#else
+    return rounded(first) >> 16 | (rounded(second) & 0xffff0000u);
+#endif
+}
+
+/* As tile does: rows of float32, or with pairs of bfloat16. */
+INLINE void low_tile(const int format, const int pairs, const int rows, const char *a, size_t lda, const char *b, long k,
+                     V acc[MR][NV]) {
+    const Low m = low_format(format);
+    const int per = m.bits == 8 ? 4 : 8, item = pairs ? 2 : 4; /* positions of a word; bytes of an activation */
+    V scale[NV], least[NV];
+    for (long i = 0; i < k; i += m.block, b += block_bytes(m)) {
+        const char *numbers = b + head_bytes(m);
+        for (int g = 0; g < m.block / 32; g++, numbers += numbers_bytes(m)) {
+            const char *x = a + (i + g * 32) * item;
+            __builtin_prefetch(numbers + 4096);
+            for (int w = 0; w < 32 / per; w++) {
+                if (w * per % m.group == 0) scales(m, b, (g * 32 + w * per) / m.group, scale, least);
+                Words u[NV];
+                UNROLL for (int c = 0; c < NV; c++) u[c] = words(m, numbers, w, c);
+                UNROLL for (int j = 0; j < per; j += pairs ? 2 : 1) {
+                    V y[NV];
+                    U both[NV];
+                    UNROLL for (int c = 0; c < NV; c++) {
+                        y[c] = fused(scale[c], number(m, u[c], w, j), least[c]);
+                        if (pairs) both[c] = paired(y[c], fused(scale[c], number(m, u[c], w, j + 1), least[c]));
+                    }
+                    UNROLL for (int r = 0; r < rows; r++) {
+                        uint32_t bits;
+                        float at;
+                        memcpy(&bits, x + r * lda + (w * per + j) * item, 4);
+                        memcpy(&at, &bits, 4);
+                        if (pairs) pair_step(acc[r], bits, both);
+                        else UNROLL for (int c = 0; c < NV; c++) acc[r][c] = fused(splat(at), y[c], acc[r][c]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/* ---- any number of rows: a part of a panel, made once -------------------------------------------------- */
+
+#define PART 128 /* inner positions made at a time: 16 KB */
+
+/* 32 inner positions of a panel, the g-th of a block: (32, NR) float32, or pairs (16, NR) of bfloat16. */
+INLINE void decode(const int format, const int pairs, const char *block, int g, char *out) {
+    const Low m = low_format(format);
+    const int per = m.bits == 8 ? 4 : 8;
+    const char *numbers = block + head_bytes(m) + g * numbers_bytes(m);
+    V scale[NV], least[NV];
+    for (int w = 0; w < 32 / per; w++) {
+        if (w * per % m.group == 0) scales(m, block, (g * 32 + w * per) / m.group, scale, least);
+        UNROLL for (int c = 0; c < NV; c++) {
+            const Words u = words(m, numbers, w, c);
+            UNROLL for (int j = 0; j < per; j += 2) {
+                V first = fused(scale[c], number(m, u, w, j), least[c]);
+                V second = fused(scale[c], number(m, u, w, j + 1), least[c]);
+                char *at = out + ((w * per + j) * NR + c * W) * 4;
+                if (pairs) *(Um *)(out + ((w * per + j) / 2 * NR + c * W) * 4) = paired(first, second);
+                else *(Vm *)at = first, *(Vm *)(at + NR * 4) = second;
+            }
+        }
+    }
+}
+
+#define DECODE(name, number)                                                                             \
+    static __attribute__((noinline)) void decode_##name(const char *panel, long from, long to, int pairs, char *out) { \
+        const Low m = low_format(name);                                                                  \
+        for (long i = from; i < to; i += 32, out += pairs ? 16 * NR * 4 : 32 * NR * 4) {                  \
+            const char *block = panel + i / m.block * block_bytes(m);                                    \
+            if (pairs) decode(name, 1, block, (int)(i % m.block / 32), out);                              \
+            else decode(name, 0, block, (int)(i % m.block / 32), out);                                    \
+        }                                                                                                \
+    }
+FORMATS(DECODE)
+#undef DECODE
+
+/* Inner positions from .. to of a panel, both multiples of 32 or the end, as any_tile takes them. */
+static void decode_any(int format, const char *panel, long from, long to, int pairs, char *out) {
+    if (format == BF16) { /* dense pairs as float32 */
+        for (long i = from; i < to; i += 2, out += 2 * NR * 4)
+            UNROLL for (int c = 0; c < NV; c++) {
+                const U w = *(const Um *)(panel + (i / 2 * NR + c * W) * 4);
+                *(Vm *)(out + c * W * 4) = as_v(w << 16);
+                *(Vm *)(out + (NR + c * W) * 4) = as_v(w & 0xffff0000u);
+            }
+        return;
+    }
+    switch (format) {
+#define CASE(name, number) \
+    case name: decode_##name(panel, from, to, pairs, out); break;
+        FORMATS(CASE)
+#undef CASE
+    }
+}
+
+/* ---- one function a format and kind: out (rows, NR) floats = rows of x times a panel ---------------------- */
+
+#define FEW_ROWS (MR < 8 ? MR : 8) /* up to this many, weights are made in registers */
+
+#define STORE(n) \
+    UNROLL for (int r = 0; r < (n); r++) UNROLL for (int c = 0; c < NV; c++) *(Vm *)(out + r * NR + c * W) = acc[r][c];
+#define LOW_CASE(name, pairs, n)                                           \
+    if (rows == n && n <= MR) {                                            \
+        V acc[MR][NV] = {{{0}}};                                           \
+        low_tile(name, pairs, n <= MR ? n : 1, x, ldx, panel, k, acc);     \
+        STORE(n <= MR ? n : 1)                                             \
+        return;                                                            \
+    }
+#define TILE(name, kind, cases)                                                                                 \
+    static __attribute__((noinline)) void kind##_##name(int rows, const char *x, size_t ldx, const char *panel, \
+                                                        long k, float *out) {                                   \
+        cases                                                                                                   \
+    }
+#define LOW_CASES(name, pairs)                                                       \
+    LOW_CASE(name, pairs, 1) LOW_CASE(name, pairs, 2) LOW_CASE(name, pairs, 3)       \
+    LOW_CASE(name, pairs, 4) LOW_CASE(name, pairs, 5) LOW_CASE(name, pairs, 6)       \
+    LOW_CASE(name, pairs, 7) LOW_CASE(name, pairs, 8)
+#define TILES(name, number)                   \
+    TILE(name, floats, LOW_CASES(name, 0))    \
+    TILE(name, pairs, LOW_CASES(name, 1))
+FORMATS(TILES)
+#undef TILE
+#undef TILES
+#undef STORE
+#undef LOW_CASE
+#undef LOW_CASES
+
+typedef void (*LowTile)(int rows, const char *x, size_t ldx, const char *panel, long k, float *out);
+
+/* The function of a format for a type of activations. */
+static LowTile low_tile_of(int format, int active) {
+    switch (format) {
+#define CASE(name, number) \
+    case name: return active == BF16 ? pairs_##name : floats_##name;
+        FORMATS(CASE)
+#undef CASE
+    }
+    return NULL;
+}

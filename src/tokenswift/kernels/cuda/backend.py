@@ -1,0 +1,249 @@
+"""The CUDA backend by the protocol of `kernels.base`: kernels and products put together to passes.
+
+The same code runs eagerly on CPU tensors, with the kernels' torch reference in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tokenswift.config import SamplingParams
+from tokenswift.interfaces import KVCache, Pass, Segment
+from tokenswift.kernels.base import Backend, Body, Enter, Replays, check_ids
+from tokenswift.kernels.cuda.choose import DeviceRanker
+from tokenswift.kernels.cuda.entries import WIDEST, IntFullCache, IntSparseCache, entry_bytes
+from tokenswift.kernels.cuda.graphs import Graphs
+from tokenswift.kernels.cuda.plan import RECORDED, Plan, Tables, plan_of
+from tokenswift.kernels.cuda.products import Product, Products
+from tokenswift.kernels.cuda.reference import Reference
+from tokenswift.kernels.cuda.weights import KEPT, CudaPacked
+from tokenswift.kernels.formats.format import Stored
+from tokenswift.kernels.torch import TorchBackend
+from tokenswift.kernels.weights import LayerWeights, Packed, Shape
+from tokenswift.kv.full import FullCache
+from tokenswift.kv.pages import Arena, sent
+from tokenswift.kv.sparse import SparseCache
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)  # of keys and values
+
+
+class CudaBackend(Backend):
+    """Triton kernels on a device; their reference where none are given.
+
+    Args:
+        device: where tensors are.
+        ops: `launch.Kernels`, or None for `reference.Reference`.
+        library: products by the vendor's library, `products.cublas`; None: by the kernels.
+
+    Attributes:
+        graphs: record passes of few rows and replay them. On a CPU their buffers are used, and nothing is
+            recorded.
+        int8_keys: whether keys and values may be int8.
+    """
+
+    name = "cuda"
+    fused = True
+    formats = KEPT
+
+    def __init__(
+        self, device: torch.device | str = "cuda", ops: Any = None, library: Product | None = None
+    ) -> None:
+        super().__init__(device)
+        self.ops = Reference() if ops is None else ops
+        self._products = Products(self.ops, library)
+        self._origin = torch.empty(64, dtype=torch.uint8, device=self.device)
+        self.graphs = self.int8_keys = True
+
+    def pack(
+        self,
+        weight: Tensor | Stored | Sequence[Tensor | Stored],
+        dtype: torch.dtype | None = None,
+        arena: Arena | None = None,
+    ) -> Packed:
+        """See :meth:`Backend.pack`; a card's memory needs no arena."""
+        return CudaPacked(weight, dtype, self.device)
+
+    def new_cache(
+        self, layers: int, kv_heads: int, width: int, capacity: int, dtype: torch.dtype
+    ) -> FullCache:
+        """See :meth:`Backend.new_cache`. A kernel moves the entries of an accepted path."""
+        move = self.ops.move if dtype in TYPES else None
+        if dtype == torch.int8:
+            return IntFullCache(layers, kv_heads, width, capacity, self.device, move)
+        return FullCache(layers, kv_heads, width, capacity, dtype, self.device, move)
+
+    def has_int8_keys(self, width: int) -> bool:
+        """See :meth:`Backend.has_int8_keys`."""
+        return self.int8_keys and width % 4 == 0 and width <= WIDEST
+
+    def entry_bytes(self, width: int, dtype: torch.dtype) -> int:
+        """See :meth:`Backend.entry_bytes`."""
+        return entry_bytes(width) if dtype == torch.int8 else super().entry_bytes(width, dtype)
+
+    def partial_cache(self, full: FullCache, budget: int, sinks: int, scratch: int) -> SparseCache:
+        """See :meth:`Backend.partial_cache`."""
+        kind = IntSparseCache if isinstance(full, IntFullCache) else SparseCache
+        return kind(full, budget, sinks, scratch)
+
+    def body(self, shape: Shape, weights: list[LayerWeights]) -> Body:
+        """See :meth:`Backend.body`."""
+        return Body(shape, weights)
+
+    def layers(
+        self,
+        body: Body,
+        states: Float[Tensor, "n D"],
+        cos: Float[Tensor, "n half"],
+        sin: Float[Tensor, "n half"],
+        segments: Sequence[Segment],
+        keep: bool = True,
+    ) -> list[Float[Tensor, "L H m d"]]:
+        """See :meth:`Backend.layers`. All segments' rows go through every kernel together."""
+        plan = plan_of(segments, body.shape.heads, self.device)
+        return _parted(self._layers(body, states, cos, sin, plan, keep), segments)
+
+    def _layers(
+        self, body: Body, states: Tensor, cos: Tensor, sin: Tensor, plan: Plan, keep: bool
+    ) -> Float[Tensor, "L H n d"]:
+        """All layers in place, by the plan of a pass; the queries of its rows."""
+        shape, ops, linear = body.shape, self.ops, self._products.linear
+        whole = shape.active == torch.int8
+        active = torch.float32 if whole else shape.weights
+        kept: list[Tensor] = []
+        more = None
+        for number, layer in enumerate(body.weights):
+            normed = ops.norm(states, layer.norm, shape.eps, active, more)
+            mixed = linear(normed, _packed(layer.qkv), layer.qkv_bias, whole)
+            norms = (shape.eps, layer.query_norm, layer.key_norm)
+            query = ops.append(plan, mixed, cos, sin, number, shape.heads, *norms)
+            kept = [*kept, query] if keep else [query]
+            mixes = ops.attend(plan, query, number, shape.scale, layer.window).flatten(1)
+            more = linear(mixes, _packed(layer.out), layer.out_bias, whole)
+            normed = ops.norm(states, layer.mlp_norm, shape.eps, active, more)
+            both = linear(normed, _packed(layer.gate_up), layer.gate_up_bias, whole)
+            more = linear(ops.gated(both, active), _packed(layer.down), layer.down_bias, whole)
+        if more is not None:
+            states += more
+        return torch.stack(kept).transpose(1, 2)
+
+    def run(
+        self, body: Body, segments: Sequence[Segment], keep: bool, enter: Enter, replays: Replays
+    ) -> list[Pass]:
+        """See :meth:`Backend.run`. Passes of few rows are recorded, and replayed over a text as it grows."""
+        count = sum(len(segment.tokens) for segment in segments)
+        if not self.graphs or count > RECORDED[-1]:
+            return super().run(body, segments, keep, enter, replays)
+        data = segments[0].cache.data
+        origin = self._origin.view(data.dtype)
+        tables = Tables(segments, body.shape.heads, origin)
+        form = tables.form.recorded(max(segment.cache.data.shape[2] for segment in segments))
+        more = [0] * (form.rows - count)
+        ids = [token for segment in segments for token in self._known(segment.tokens)]
+        places = [position for segment in segments for position in segment.positions.tolist()]
+        numbers = [*ids, *more, *places, *more, *tables.numbers(form)]
+
+        def work(numbers: Tensor) -> tuple[Tensor, Tensor]:
+            tokens, positions, rest = numbers.split([form.rows, form.rows, len(numbers) - 2 * form.rows])
+            plan = Plan.over(rest, form, segments, origin)
+            states, cos, sin = enter(tokens, positions)
+            return states, self._layers(body, states, cos, sin, plan, keep)
+
+        table, at = sent(numbers, self.device), 0
+        for segment in segments:  # tokens of draft passes that nobody has waited for
+            if self._stays(segment.tokens):
+                table[at : at + len(segment.tokens)] = segment.tokens
+            at += len(segment.tokens)
+        states, queries = replays.run((body, keep, form, origin.dtype), work, table)
+        parts = states[:count].split([len(segment.tokens) for segment in segments])
+        return [Pass(*each) for each in zip(parts, _parted(queries, segments), strict=True)]
+
+    def replays(self) -> Replays:
+        """See :meth:`Backend.replays`."""
+        return Graphs(self.device) if self.graphs else super().replays()
+
+    def attend(
+        self,
+        query: Float[Tensor, "H n d"],
+        layer: int,
+        cache: KVCache,
+        parents: Sequence[int] | None,
+        scale: float,
+        window: int = 0,
+        softcap: float | None = None,
+        sinks: Float[Tensor, " H"] | None = None,
+        notes: dict[Any, Any] | None = None,
+    ) -> Float[Tensor, "n H d"]:
+        """See :meth:`Backend.attend`. Other types of keys are left to torch."""
+        if cache.data.dtype not in TYPES:
+            torchs = TorchBackend(self.device)
+            return torchs.attend(query, layer, cache, parents, scale, window, softcap, sinks, notes)
+        notes = {} if notes is None else notes
+        plan: Plan | None = notes.get("plan")
+        if plan is None:
+            numbers = torch.arange(query.shape[1])
+            segments = [Segment(numbers, numbers, cache, parents)]
+            plan = notes["plan"] = plan_of(segments, len(query), self.device)
+        rows = query.transpose(0, 1).to(torch.float32 if plan.whole else cache.data.dtype).contiguous()
+        return self.ops.attend(plan, rows, layer, scale, window if cache.ordered else 0, softcap, sinks)
+
+    def linear(
+        self,
+        states: Float[Tensor, "*m K"],
+        weight: Packed,
+        bias: Tensor | None = None,
+        active: torch.dtype | None = None,
+    ) -> Float[Tensor, "*m N"]:
+        """See :meth:`Backend.linear`."""
+        rows = states.reshape(-1, states.shape[-1])
+        made = self._products.linear(rows, _packed(weight), bias, active == torch.int8)
+        return made.view(*states.shape[:-1], -1)
+
+    def take(self, weight: Packed, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
+        """See :meth:`Backend.take`."""
+        check_ids(ids, weight.rows)
+        return weight.take(ids)
+
+    def norm(
+        self, states: Float[Tensor, "*m D"], weight: Tensor, eps: float, dtype: torch.dtype
+    ) -> Float[Tensor, "*m D"]:
+        """See :meth:`Backend.norm`."""
+        return self.ops.norm(states.float().contiguous(), weight, eps, dtype)
+
+    def _stays(self, tokens: Tensor) -> bool:
+        """Whether tokens are where only the device looks."""
+        return not self.walks and tokens.device.type == self.kind
+
+    def _known(self, tokens: Tensor) -> list[int]:
+        """Tokens as the host knows them; 0 for those that it does not."""
+        return [0] * len(tokens) if self._stays(tokens) else tokens.tolist()
+
+    def ranker(self, params: SamplingParams) -> DeviceRanker:
+        """See :meth:`Backend.ranker`: all of a ranking comes back at once."""
+        return DeviceRanker(params, self.replays(), self.device, self.fetch)
+
+    def fetch(self, values: Tensor) -> list[Any]:
+        """Numbers from the device: the one place at which a step waits for it."""
+        return values.tolist()
+
+
+def _parted(queries: Float[Tensor, "L H n d"], segments: Sequence[Segment]) -> list[Tensor]:
+    """The queries of each segment."""
+    ends = accumulate((len(segment.tokens) for segment in segments), initial=0)
+    return [queries[:, :, start:end] for start, end in pairwise(ends)]
+
+
+def _packed(weight: Packed) -> CudaPacked:
+    """A weight of this backend.
+
+    Raises:
+        ValueError: another backend packed it.
+    """
+    if not isinstance(weight, CudaPacked):
+        raise ValueError("a weight was packed by another backend")
+    return weight

@@ -1,0 +1,122 @@
+"""Do the kernels work on the card at hand? Asked once a process, before the first model is loaded.
+
+A small random model's last positions run alone, all at once, in trees with wrong branches and beside another
+text's: they have to be near what torch makes of them, and equal to each other byte by byte.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from itertools import pairwise
+
+import torch
+
+from tokenswift.kernels.base import Replays
+from tokenswift.kernels.case import BEFORE, LOOKED_AT, TAIL, Case
+from tokenswift.kernels.cuda.backend import CudaBackend
+from tokenswift.kernels.cuda.int_reference import entries_of
+from tokenswift.kernels.formats.format import Format
+from tokenswift.kernels.formats.q4_1 import Q4_1
+from tokenswift.kernels.formats.q8_0 import Q8_0
+
+logger = logging.getLogger("tokenswift")
+Kind = tuple[torch.dtype, Format | None, torch.dtype | None]  # of weights, their format, of activations
+KINDS: tuple[Kind, ...] = (
+    (torch.bfloat16, None, None),
+    (torch.float16, None, None),
+    (torch.float32, None, None),
+    (torch.bfloat16, Q4_1, None),
+    (torch.float32, Q8_0, torch.int8),
+)
+WHOLE: Kind = (torch.float32, Q8_0, torch.int8)  # that keys and values in int8 are looked at with
+#: greatest relative distance of states from the reference's, by type of keys
+NEAR = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+
+
+def started(device: torch.device, graphs: bool = True) -> CudaBackend | str:
+    """The backend of a device; or in one line why it does not work there. ``graphs``: see `Backend`."""
+    try:
+        from tokenswift.kernels.cuda.launch import Kernels
+        from tokenswift.kernels.cuda.products import cublas, settle
+
+        settle()
+        backend = CudaBackend(device, Kernels(device), cublas)
+        backend.graphs = graphs
+        found = fault(backend)
+    except Exception as error:  # Triton, its compiler, the driver and torch each raise their own here
+        return " ".join(str(error).split())[:160] or type(error).__name__
+    if found is not None:
+        return found
+    if graphs and (found := unrecorded(backend)) is not None:
+        logger.warning("CUDA graphs do not work here (%s); kernels are started one by one", found)
+        backend.graphs = False
+    if (found := int8_fault(backend)) is not None:
+        logger.warning("keys and values in int8 do not work here (%s); other types do", found)
+        backend.int8_keys = False
+    backend.equal_bits, backend.build = True, f"triton {version('triton')}"
+    backend.key = f"{backend.build}, {backend.processor()}"
+    return backend
+
+
+def int8_fault(backend: CudaBackend, kind: Kind = WHOLE, steps: Sequence[int] = (3, TAIL)) -> str | None:
+    """What is wrong with keys and values in int8; None when nothing is."""
+    try:
+        return fault(backend, [kind], steps, torch.int8)
+    except Exception as error:  # as in `started`
+        return " ".join(str(error).split())[:160] or type(error).__name__
+
+
+@torch.inference_mode()
+def unrecorded(backend: CudaBackend) -> str | None:
+    """Why a backend's passes cannot be recorded; None when replays give the bits of eager passes."""
+    case = Case(backend, torch.bfloat16)
+    case.run(backend, [list(range(TAIL))])
+    expected = case.replayed(backend, Replays())
+    try:
+        found = case.replayed(backend, backend.replays(), (BEFORE, BEFORE + TAIL, BEFORE))
+    except RuntimeError as error:  # torch, the driver and Triton's launcher
+        return " ".join(str(error).split())[:160] or type(error).__name__
+    return None if torch.equal(found, expected) else "replays have other bits"
+
+
+@torch.inference_mode()
+def fault(
+    backend: CudaBackend,
+    kinds: Sequence[Kind] = KINDS,
+    steps: Sequence[int] = (3, TAIL),
+    keys: torch.dtype | None = None,
+) -> str | None:
+    """What is wrong with a backend's kernels: the first case; None when they are right.
+
+    Args:
+        steps: of the trees that are compared, in right nodes.
+        keys: type of keys and values, int8; None: as the weights.
+    """
+    reference = CudaBackend(backend.device)
+    for kind in kinds:
+        case = Case(backend, *kind)
+        if keys is not None:
+            case.shape, case.keys.data = replace(case.shape, keys=keys), entries_of(case.keys.data)
+            case.name += f", keys {keys}"
+        alone = case.run(backend, [[row] for row in range(TAIL)])
+        expected = case.run(reference, [list(range(TAIL))])
+        far = float((alone - expected).norm() / expected.norm())
+        near = max(NEAR[kind[0]], 1e-2 if kind[2] is not None else 0.0)  # a number may round the other way
+        if not far <= near:
+            return f"{case.name} is {far:.1e} of its size from the reference"
+        for cuts in ((0, TAIL), (0, 7, TAIL)):
+            passes = [list(range(*ends)) for ends in pairwise(cuts)]
+            if not torch.equal(case.run(backend, passes), alone):
+                return f"rows in {len(passes)} passes, {case.name}"
+        if not torch.equal(case.replayed(backend, Replays()), alone[[*LOOKED_AT]]):
+            return f"rows in passes that are filled up, {case.name}"
+        for count in steps:
+            tree, text = case.tree(backend, count)
+            if not torch.equal(tree, alone[:count]):
+                return f"a tree of {2 * count - 1} rows, {case.name}"
+            if not torch.equal(text, alone[:count]):
+                return f"{count} rows beside another text's, {case.name}"
+    return None

@@ -1,0 +1,169 @@
+"""The choice rule on a device: a ranking is one table that goes there and one that comes back.
+
+What `sampling.choice.Sampler` does in torch, in tensors of few shapes, so that the work can be recorded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tokenswift.checks import check_tokens
+from tokenswift.config import SamplingParams
+from tokenswift.kernels.base import Replays
+from tokenswift.kernels.cuda.plan import RECORDED, power
+from tokenswift.kv.pages import sent
+from tokenswift.sampling.choice import processed, repetition_penalty
+from tokenswift.sampling.noise import gumbel_rows, signed_key
+from tokenswift.sampling.ranking import Asked, LogitRows, Ranked
+
+Fetch = Callable[[Tensor], list[Any]]
+
+
+class _Form(NamedTuple):
+    """Sizes of a ranking: rows, positions that differ, tokens of the penalty's window, tokens after the text,
+    the vocabulary, and candidates."""
+
+    rows: int
+    keys: int
+    window: int
+    added: int
+    vocab_size: int
+    width: int
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of the parts of the table: keys, key of each row, dropped tokens of each, whether its window is
+        empty, the text's tail, and the tokens after it."""
+        return [self.keys, self.rows, self.rows, self.rows, self.window, self.rows * self.added]
+
+
+class DeviceRanker:
+    """Implements ``sampling.ranking.LaterRanker``.
+
+    Args:
+        params: processors and seed.
+        replays: repeats the work.
+        device: where logits are.
+        fetch: brings a tensor's numbers here.
+    """
+
+    def __init__(self, params: SamplingParams, replays: Replays, device: torch.device, fetch: Fetch) -> None:
+        self.params, self._replays, self._device, self._fetch = params, replays, device, fetch
+        self._unseeded = replace(params, seed=0)  # the seed is in the keys: the work is the same for all
+
+    def rank(self, rows: LogitRows) -> list[Ranked] | int:
+        """See ``sampling.ranking.Ranker.rank``."""
+        return self.answer([self.ask(rows)])[0]
+
+    @torch.inference_mode()
+    def ask(self, rows: LogitRows, path: Sequence[Tensor] = ()) -> Asked:
+        """See ``sampling.ranking.LaterRanker.ask``."""
+        subset, (count, columns) = rows.subset, rows.logits.shape
+        size = next((size for size in RECORDED if size >= count), count)
+        form, numbers = self._table(rows, size, columns if subset is None else subset.vocab_size)
+        coupled, shares, params = rows.coupled and not self.params.greedy, rows.shares, self._unseeded
+        logits = F.pad(rows.logits.float(), (0, 0, 0, size - count))
+        table = sent(numbers, self._device)
+        if path and form.window:  # the first row's tokens after the text, the last of them repeated
+            after = table[sum(form.sizes[:-1]) :][: form.added]
+            known = torch.cat(list(path))[-form.window :]
+            after[: len(known)], after[len(known) :] = known, known[-1]
+        given = [logits, table]
+        if subset is not None:
+            given.append(subset.ids)
+
+        def work(logits: Tensor, numbers: Tensor, *ids: Tensor) -> Tensor:
+            return _ranked(logits, numbers, ids, form, params, coupled, shares)
+
+        if size in RECORDED:
+            made = self._replays.run((params, form, coupled, shares), work, *given)
+        else:
+            made = work(*given)
+        return Asked(rows, made[:count], made[0, 0, :1].long())
+
+    def answer(self, asked: Sequence[Asked]) -> list[list[Ranked] | int]:
+        """See ``sampling.ranking.LaterRanker.answer``."""
+        widest = max(one.made.shape[1] for one in asked)
+        parts = [F.pad(one.made, (0, 0, 0, widest - one.made.shape[1])) for one in asked]
+        found = iter(self._fetch(torch.cat(parts)))
+        return [_read(one.rows, [next(found) for _ in one.rows.paths]) for one in asked]
+
+    def _table(self, rows: LogitRows, size: int, vocab_size: int) -> tuple[_Form, list[int]]:
+        """What the work has to know of the rows' places and contexts."""
+        window, deepest = self.params.window, max(map(len, rows.paths))
+        added = power(deepest) + 1 if deepest else 1
+        tail = rows.history[-window:] if window else []
+        if window:
+            for tokens in (tail, *rows.paths):
+                check_tokens(tokens, vocab_size)
+        drops: list[int] = []
+        empty: list[int] = []
+        extras: list[int] = []
+        for path, position in zip(rows.paths, rows.positions, strict=True):
+            # of the window: unknown tokens before the position, and older ones than the text has
+            over = window - len(tail) + max(0, len(tail) + position - len(rows.history) - window)
+            extra = path[max(0, over - window) :] if window else []
+            filler = extra[-1] if extra else tail[-1] if tail else 0
+            extras += extra + [filler] * (added - len(extra))
+            drops.append(min(over, window))
+            empty.append(int(not extra and over >= window))
+        keys = {position: place for place, position in enumerate(dict.fromkeys(rows.positions))}
+        more = [0] * (size - len(rows.paths))
+        form = _Form(size, power(len(keys)), window, added, vocab_size, power(max(rows.widths)))
+        signed = [signed_key(self.params.seed, position) for position in keys]
+        signed += [0] * (form.keys - len(keys))
+        which = [keys[position] for position in rows.positions]
+        numbers = [*signed, *which, *more, *drops, *more, *empty, *more]
+        numbers += [0] * (window - len(tail)) + tail + extras + [0] * (len(more) * added)
+        return form, numbers
+
+
+def _read(rows: LogitRows, found: list[list[list[float]]]) -> list[Ranked] | int:
+    """Rankings of rows, from the token, value and share of each candidate."""
+    ranked: list[Ranked] = []
+    for row, (best, width) in enumerate(zip(found, rows.widths, strict=True)):
+        if not math.isfinite(best[0][1]):
+            return row
+        kept = [one for one in best[:width] if one[1] > -math.inf]
+        tokens, values, shares = (list(part) for part in zip(*kept, strict=True))
+        ranked.append(Ranked([int(token) for token in tokens], values, shares if rows.shares else []))
+    return ranked
+
+
+def _ranked(
+    logits: Float[Tensor, "n S"],
+    numbers: Int[Tensor, " m"],
+    ids: tuple[Tensor, ...],
+    form: _Form,
+    params: SamplingParams,
+    coupled: bool,
+    shares: bool,
+) -> Float[Tensor, "n w 3"]:
+    """Token, value and share of each row's best candidates, best first, float64."""
+    keys, which, drops, empty, tail, added = numbers.split(form.sizes)
+    if ids:
+        logits = logits.new_full((form.rows, form.vocab_size), -math.inf).index_copy(1, ids[0], logits)
+    scores = logits
+    if form.window:
+        after = added.view(form.rows, form.added)
+        places = torch.arange(form.window, device=logits.device)
+        known = torch.where(places < drops[:, None], after[:, -1:], tail)
+        scores = repetition_penalty(logits, torch.cat((known, after), 1), params.repetition_penalty)
+        scores = torch.where(empty[:, None] > 0, logits, scores)
+    scores = processed(scores, params, at_once=True)
+    parts = scores.softmax(-1) if shares else scores
+    if coupled:
+        scores = scores + gumbel_rows(keys, form.vocab_size)[which]
+    if form.width == 1:
+        values, tokens = scores.max(-1, keepdim=True)
+    else:
+        values, tokens = scores.topk(min(form.width, form.vocab_size), dim=-1)
+    return torch.stack([part.double() for part in (tokens, values, parts.gather(1, tokens))], -1)

@@ -1,0 +1,358 @@
+"""Starts the Triton kernels, each always in one shape, whatever the number of rows.
+
+With ``TRITON_INTERPRET=1`` in the environment before this is imported, Triton's interpreter runs them on the
+CPU: in float32 alone, as its products of other types are wrong.
+"""
+
+# pyright: reportPrivateImportUsage=false
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import triton
+from jaxtyping import Float, Num
+from torch import Tensor
+
+from tokenswift.kernels.cuda import int_kernels, kernels
+from tokenswift.kernels.cuda.entries import width_of
+from tokenswift.kernels.cuda.int_reference import factor_of
+from tokenswift.kernels.cuda.plan import ALONE, CHUNK, SPAN, TILE, Plan, queries_of
+from tokenswift.kernels.cuda.reference import check_plain
+from tokenswift.kernels.cuda.weights import Planes
+from tokenswift.kv.pages import sent
+
+ROWS, COLUMNS, INNER = 64, 64, 64  # of a program's part of a product, and of a step along its inner dimension
+FEW = 16  # rows of a program's part of a product with a weight of few bits
+GROUPS = 16  # of activations that a program makes whole numbers of
+
+
+class Kernels:
+    """The kernels on a device; `reference.Reference` says what they do.
+
+    Args:
+        device: a CUDA device; None for the interpreter.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
+
+    def run(self, kernel: Any, grid: tuple[int, ...], warps: int, stages: int, **given: Any) -> None:
+        """Start a kernel. Products and sums stay apart: a compiler may not choose what is rounded once."""
+        with nullcontext() if self._device is None else torch.cuda.device(self._device):
+            kernel[grid](**given, num_warps=warps, num_stages=stages, enable_fp_fusion=False)
+
+    def attend(
+        self,
+        plan: Plan,
+        query: Float[Tensor, "n H d"],
+        layer: int,
+        scale: float,
+        window: int = 0,
+        softcap: float | None = None,
+        sinks: Float[Tensor, " H"] | None = None,
+    ) -> Float[Tensor, "n H d"]:
+        """See :meth:`reference.Reference.attend`."""
+        if plan.whole:
+            check_plain(softcap, sinks)
+            return self._attend_whole(plan, query, layer, scale, window)
+        rows, heads, width = query.shape
+        kv_heads, padded = plan.segments[0].cache.data.shape[1], triton.next_power_of_2(width)
+        cells = plan.form.spans + plan.form.own
+        values = query.new_empty(cells, rows, heads, width, dtype=torch.float32)
+        stats = query.new_empty(cells, rows, heads, 2, dtype=torch.float32)
+        out = torch.empty_like(query)
+        sizes = {"H": heads, "D": width, "DP": padded, "CHUNK": CHUNK, "SPAN": SPAN}
+        queries = queries_of(width, query.element_size())
+        programs = len(plan.blocks) * plan.form.spans + len(plan.units) * plan.form.own
+        self.run(
+            kernels.attend_chunks,
+            (programs, kv_heads, -(-heads // kv_heads // queries)),
+            8 if padded > 64 else 4,
+            1 if query.dtype == torch.float32 else 2,  # what a block may hold does not have room for two
+            query=query,
+            data=plan.origin,
+            values=values,
+            stats=stats,
+            blocks=plan.blocks,
+            units=plan.units,
+            places=plan.places,
+            paths=plan.paths,
+            blocks_count=len(plan.blocks),
+            spans=plan.form.spans,
+            own=plan.form.own,
+            rows=rows,
+            deepest=plan.form.deepest,
+            layer=layer,
+            window=window,
+            scale=scale,
+            softcap=softcap or 1.0,
+            KV=kv_heads,
+            M=queries,
+            TILE=TILE,
+            CAP=softcap is not None,
+            **sizes,
+        )
+        self.run(
+            kernels.attend_merge,
+            (rows, heads),
+            1,
+            1,
+            values=values,
+            stats=stats,
+            places=plan.places,
+            sinks=stats if sinks is None else sinks.float().contiguous(),
+            out=out,
+            spans=plan.form.spans,
+            rows=rows,
+            window=window,
+            SINKS=sinks is not None,
+            **sizes,
+        )
+        return out
+
+    def _attend_whole(
+        self, plan: Plan, query: Float[Tensor, "n H d"], layer: int, scale: float, window: int
+    ) -> Float[Tensor, "n H d"]:
+        """Attention over keys and values in int8. Chunks are merged one after the other: those of few rows by
+        the second kernel, those of many by the program that goes over all of them. Both give the same bits.
+        """
+        rows, heads, width = query.shape
+        kv_heads, padded = plan.segments[0].cache.data.shape[1], max(32, triton.next_power_of_2(width))
+        numbers = torch.empty_like(query, dtype=torch.int8)
+        scales = query.new_empty(rows, heads)
+        self.run(
+            int_kernels.whole_queries,
+            (rows * heads,),
+            1,
+            1,
+            query=query,
+            numbers=numbers,
+            scales=scales,
+            factor=factor_of(scale),
+            D=width,
+            DP=padded,
+        )
+        chunks, few = plan.form.spans * SPAN, rows <= ALONE
+        cells, span, own = (chunks, 1, plan.form.own) if few else (1, chunks, plan.form.own)
+        values = query.new_empty(cells + own, rows, heads, width)
+        stats = query.new_empty(cells + own, rows, heads, 2)
+        out = torch.empty_like(query)
+        sizes = {"H": heads, "D": width, "DP": padded, "CHUNK": CHUNK}
+        queries = queries_of(width, 1)
+        self.run(
+            int_kernels.attend_whole_chunks,
+            (len(plan.blocks) * cells + len(plan.units) * own, kv_heads, -(-heads // kv_heads // queries)),
+            8,
+            1,
+            query=numbers,
+            scales=scales,
+            data=plan.origin,
+            levels=plan.origin.view(torch.float32),
+            values=values,
+            stats=stats,
+            blocks=plan.blocks,
+            units=plan.units,
+            places=plan.places,
+            paths=plan.paths,
+            blocks_count=len(plan.blocks),
+            cells=cells,
+            span=span,
+            own=own,
+            rows=rows,
+            deepest=plan.form.deepest,
+            layer=layer,
+            window=window,
+            KV=kv_heads,
+            M=queries,
+            TILE=TILE,
+            **sizes,
+        )
+        self.run(
+            int_kernels.merge_whole_chunks,
+            (rows, heads),
+            1,
+            1,
+            values=values,
+            stats=stats,
+            places=plan.places,
+            out=out,
+            cells=cells,
+            span=span,
+            rows=rows,
+            window=window,
+            **sizes,
+        )
+        return out
+
+    def append(
+        self,
+        plan: Plan,
+        mixed: Float[Tensor, "n E"],
+        cos: Float[Tensor, "n half"],
+        sin: Float[Tensor, "n half"],
+        layer: int,
+        heads: int,
+        eps: float = 0.0,
+        query_norm: Float[Tensor, " d"] | None = None,
+        key_norm: Float[Tensor, " d"] | None = None,
+    ) -> Float[Tensor, "n H d"]:
+        """See :meth:`reference.Reference.append`."""
+        cache = plan.segments[0].cache.data
+        kv_heads, width = cache.shape[1], width_of(cache)
+        query = cache.new_empty(len(mixed), heads, width, dtype=torch.float32 if plan.whole else None)
+        levels = {"levels": plan.origin.view(torch.float32)} if plan.whole else {}
+        self.run(
+            int_kernels.turn_append_whole if plan.whole else kernels.turn_append,
+            (len(mixed), heads + 2 * kv_heads),
+            1,
+            1,
+            mixed=mixed,
+            cos=cos,
+            sin=sin,
+            query_norm=cos if query_norm is None else query_norm,
+            key_norm=cos if key_norm is None else key_norm,
+            places=plan.places,
+            data=plan.origin,
+            query=query,
+            layer=layer,
+            eps=eps,
+            H=heads,
+            KV=kv_heads,
+            D=width,
+            HALF=triton.next_power_of_2(width // 2),
+            NORMS=query_norm is not None,
+            **levels,
+        )
+        return query
+
+    def move(self, data: Num[Tensor, "P K c e"], start: int, nodes: Sequence[int]) -> None:
+        """See :meth:`reference.Reference.move`."""
+        planes, kv_heads, capacity, width = data.shape
+        self.run(
+            kernels.move_rows,
+            (planes * kv_heads,),
+            4,
+            1,
+            data=data,
+            nodes=sent(nodes, data.device),
+            capacity=capacity,
+            start=start,
+            count=len(nodes),
+            D=width,
+            DP=triton.next_power_of_2(width),
+            ROWS=max(16, triton.next_power_of_2(len(nodes))),
+        )
+
+    def norm(
+        self,
+        states: Float[Tensor, "*m D"],
+        weight: Float[Tensor, " D"],
+        eps: float,
+        dtype: torch.dtype,
+        more: Float[Tensor, "*m D"] | None = None,
+    ) -> Float[Tensor, "*m D"]:
+        """See :meth:`reference.Reference.norm`; the states are contiguous."""
+        out, width = torch.empty_like(states, dtype=dtype), states.shape[-1]
+        self.run(
+            kernels.add_norm,
+            (states.numel() // width,),
+            4,
+            1,
+            states=states,
+            more=states if more is None else more,
+            weight=weight,
+            out=out,
+            eps=eps,
+            D=width,
+            DP=triton.next_power_of_2(width),
+            ADD=more is not None,
+        )
+        return out
+
+    def gated(
+        self, both: Float[Tensor, "n I2"], dtype: torch.dtype, gelu: bool = False
+    ) -> Float[Tensor, "n I"]:
+        """See :meth:`reference.Reference.gated`."""
+        rows, inner, block = len(both), both.shape[1] // 2, 1024
+        out = both.new_empty(rows, inner, dtype=dtype)
+        grid = (rows, -(-inner // block))
+        self.run(kernels.gated, grid, 4, 1, both=both, out=out, inner=inner, BLOCK=block, GELU=gelu)
+        return out
+
+    def product(
+        self, states: Float[Tensor, "n K"], weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None
+    ) -> Float[Tensor, "n N"]:
+        """See :meth:`reference.Reference.product`."""
+        (rows, inner), columns = states.shape, len(weight)
+        out = states.new_empty(rows, columns, dtype=torch.float32)
+        self.run(
+            kernels.product,
+            (-(-columns // COLUMNS), -(-rows // ROWS)),
+            4,
+            3,
+            states=states,
+            weight=weight,
+            bias=out if bias is None else bias,
+            out=out,
+            rows=rows,
+            N=columns,
+            K=inner,
+            M=ROWS,
+            COLUMNS=COLUMNS,
+            INNER=INNER,
+            BIAS=bias is not None,
+        )
+        return out
+
+    def low_product(
+        self, states: Float[Tensor, "n K"], planes: Planes, bias: Float[Tensor, " N"] | None, whole: bool
+    ) -> Float[Tensor, "n N"]:
+        """See :meth:`reference.Reference.low_product`."""
+        (rows, inner), (columns, groups) = states.shape, planes.scales.shape
+        out = states.new_empty(rows, columns, dtype=torch.float32)
+        taken, scales, sums = states, out, out
+        if whole:
+            taken = states.new_empty(rows, 32 * groups, dtype=torch.int8)
+            scales, sums = (states.new_empty(rows, groups, dtype=torch.float32) for _ in range(2))
+            self.run(
+                kernels.to_whole,
+                (rows, -(-groups // GROUPS)),
+                4,
+                1,
+                states=states,
+                numbers=taken,
+                scales=scales,
+                sums=sums,
+                K=inner,
+                G=groups,
+                GROUPS=GROUPS,
+            )
+        self.run(
+            kernels.low_product,
+            (-(-columns // COLUMNS), -(-rows // FEW)),
+            4,
+            3,
+            states=taken,
+            state_scales=scales,
+            state_sums=sums,
+            numbers=planes.numbers,
+            scales=planes.scales,
+            leasts=planes.scales if planes.leasts is None else planes.leasts,
+            bias=out if bias is None else bias,
+            out=out,
+            rows=rows,
+            N=columns,
+            K=taken.shape[1],
+            G=groups,
+            M=FEW,
+            COLUMNS=COLUMNS,
+            BITS=planes.format.bits,
+            OFFSET=planes.format.offset if planes.format.bits == 4 else 0,
+            LEAST=planes.leasts is not None,
+            WHOLE=whole,
+            BIAS=bias is not None,
+        )
+        return out

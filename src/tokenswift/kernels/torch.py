@@ -1,0 +1,248 @@
+"""The reference in plain torch, on any device, by the specification of docs/exactness.md.
+
+It runs where nothing can be compiled. The order of chunks and merges is the specification's; inside a chunk
+and inside a product torch's own kernels add up, and a row's bits may depend on the other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from tokenswift.interfaces import KVCache, Segment
+from tokenswift.kernels.base import Backend, Body
+from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.tree import ancestor_mask
+
+CHUNK = 256  # keys of an attention chunk; CHUNK of cpu_tile.h
+
+
+class TorchBackend(Backend):
+    """Torch's own operations. On an accelerator attention is torch's too, in one call a layer, whose order of
+    sums is its own."""
+
+    name = "torch"
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        super().__init__(device)
+        self.decodes = self.kind == "cpu"
+        self.key = "torch" if self.decodes else None
+
+    def body(self, shape: Shape, weights: list[LayerWeights]) -> Body:
+        """See :meth:`Backend.body`."""
+        return Body(shape, weights)
+
+    def layers(
+        self,
+        body: Body,
+        states: Float[Tensor, "n D"],
+        cos: Float[Tensor, "n half"],
+        sin: Float[Tensor, "n half"],
+        segments: Sequence[Segment],
+        keep: bool = True,
+    ) -> list[Float[Tensor, "L H m d"]]:
+        """See :meth:`Backend.layers`. Products run over all rows, attention over each segment's."""
+        shape, count = body.shape, len(states)
+        ends = list(accumulate((len(segment.tokens) for segment in segments), initial=0))
+        kept: list[list[Tensor]] = [[] for _ in segments]
+        notes: dict[int, dict[Any, Any]] = {start: {} for start in ends}
+        whole = shape.active == torch.int8
+        active = torch.float32 if whole else shape.active  # the products turn them into whole numbers
+        for number, layer in enumerate(body.weights):
+            normed = self.norm(states, layer.norm, shape.eps, active)
+            qkv = self.linear(normed, layer.qkv, layer.qkv_bias, shape.active)
+            heads = qkv.view(count, -1, shape.width).transpose(0, 1)
+            query, key, value = heads.split([shape.heads, shape.kv_heads, shape.kv_heads])
+            if layer.query_norm is not None and layer.key_norm is not None:
+                query = self.norm(query, layer.query_norm, shape.eps, torch.float32)
+                key = self.norm(key, layer.key_norm, shape.eps, torch.float32)
+            query, key = turned(query, cos, sin).to(shape.queries), turned(key, cos, sin)
+            mixed: list[Tensor] = []
+            for segment, own, (start, end) in zip(segments, kept, pairwise(ends), strict=True):
+                cache, rows = segment.cache, slice(start, end)
+                into = slice(cache.length, cache.length + end - start)
+                cache.data[2 * number, :, into] = key[:, rows].to(shape.keys)
+                cache.data[2 * number + 1, :, into] = value[:, rows].to(shape.keys)
+                window = layer.window if cache.ordered else 0
+                own.append(query[:, rows])
+                how = (cache, segment.parents, shape.scale, window)
+                mixed.append(self.attend(own[-1], number, *how, notes=notes[start]))
+            mixes = torch.cat(mixed).reshape(count, -1).to(active)
+            states += self.linear(mixes, layer.out, layer.out_bias, shape.active)
+            normed = self.norm(states, layer.mlp_norm, shape.eps, active)
+            gate, up = self.linear(normed, layer.gate_up, layer.gate_up_bias, shape.active).chunk(2, dim=-1)
+            inner = (F.silu(gate) * up).to(active)
+            states += self.linear(inner, layer.down, layer.down_bias, shape.active)
+        return [torch.stack(own if keep else own[-1:]) for own in kept]
+
+    def attend(
+        self,
+        query: Float[Tensor, "H n d"],
+        layer: int,
+        cache: KVCache,
+        parents: Sequence[int] | None,
+        scale: float,
+        window: int = 0,
+        softcap: float | None = None,
+        sinks: Float[Tensor, " H"] | None = None,
+        notes: dict[Any, Any] | None = None,
+    ) -> Float[Tensor, "n H d"]:
+        """See :meth:`Backend.attend`."""
+        keys, values = cache.data[2 * layer], cache.data[2 * layer + 1]
+        if softcap is None and sinks is None and (not self.walks or keys.dtype == torch.float64):
+            return self._attend_at_once(query, layer, cache, parents, scale, window, notes)
+        active = active_type(keys.dtype)
+        heads, count, width = query.shape
+        query = query.to(active).float().view(keys.shape[0], -1, count, width)
+        paths = row_paths(count, parents)
+        depth = torch.tensor([len(path) - 1 for path in paths], device=query.device)
+        total, top = torch.zeros_like(query), torch.full_like(query[..., :1], -torch.inf)
+        whole = torch.zeros_like(top)
+        for start in range(0, cache.length + max(map(len, paths)), CHUNK):
+            places = torch.arange(start, start + CHUNK, device=query.device)
+            here = cache.length + depth[:, None]
+            seen = (places <= here) & ((places > here - window) if window else True)  # (n, keys)
+            if parents is None or start + CHUNK <= cache.length:  # the keys stand at their positions
+                end = min(start + CHUNK, cache.length + count)
+                seen = seen[:, : end - start]
+                key, value = (part[:, start:end].float() for part in (keys, values))
+                scores = torch.einsum("kgnd,kjd->kgnj", query, key)
+                mix = "kgnj,kjd->kgnd"
+            else:  # gathered along each row's own path
+                slots = _slots(paths, cache.length, start).to(query.device)
+                key, value = (part[:, slots].float() for part in (keys, values))
+                scores = torch.einsum("kgnd,knjd->kgnj", query, key)
+                mix = "kgnj,knjd->kgnd"
+            scores = scores * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            scores = scores.masked_fill(~seen, -torch.inf)
+            peak = scores.amax(-1, keepdim=True)
+            weights = torch.where(seen, (scores - peak).exp(), 0.0)
+            sums = weights.sum(-1, keepdim=True)
+            total, top, whole = _merged(total, top, whole, torch.einsum(mix, weights, value), peak, sums)
+        if sinks is not None:
+            extra = sinks.float().view(keys.shape[0], -1, 1, 1).expand_as(top)
+            total, top, whole = _merged(
+                total, top, whole, torch.zeros_like(total), extra, torch.ones_like(top)
+            )
+        out = (total / whole).permute(2, 0, 1, 3).reshape(count, heads, width)
+        return out.to(active)
+
+    def _attend_at_once(
+        self,
+        query: Tensor,
+        layer: int,
+        cache: KVCache,
+        parents: Sequence[int] | None,
+        scale: float,
+        window: int,
+        notes: dict[Any, Any] | None,
+    ) -> Tensor:
+        """By torch's attention, the queries of a group packed as rows of their KV head, so that the cache is
+        read once and never repeated."""
+        heads, rows, width = query.shape
+        end = cache.length + rows
+        key, value = (cache.data[2 * layer + part, None, :, :end] for part in (0, 1))
+        groups = heads // key.shape[1]
+        packed = query.to(key.dtype).reshape(1, -1, groups * rows, width)
+        window, bias = window if window < end else 0, None
+        if rows > 1 or window:
+            notes = {} if notes is None else notes
+            if (window, groups) not in notes:
+                notes[window, groups] = _bias(cache, rows, parents, window, packed).repeat(groups, 1)
+            bias = notes[window, groups]
+        out = F.scaled_dot_product_attention(packed, key, value, attn_mask=bias, scale=scale)
+        return out.reshape(heads, rows, width).transpose(0, 1)
+
+    def linear(
+        self,
+        states: Float[Tensor, "*m K"],
+        weight: Packed,
+        bias: Tensor | None = None,
+        active: torch.dtype | None = None,
+    ) -> Float[Tensor, "*m N"]:
+        """See :meth:`Backend.linear`. Whole numbers are those of `quantised`, summed in float32."""
+        if active == torch.int8:
+            states = quantised(states)
+        active = active_type(weight.dtype)
+        out = F.linear(states.to(active), weight.unpack().to(active)).float()
+        return out if bias is None else out + bias
+
+    def norm(
+        self, states: Float[Tensor, "*m D"], weight: Tensor, eps: float, dtype: torch.dtype
+    ) -> Float[Tensor, "*m D"]:
+        """See :meth:`Backend.norm`."""
+        states = states.float()
+        return (states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + eps) * weight).to(dtype)
+
+
+def _bias(
+    cache: KVCache, rows: int, parents: Sequence[int] | None, window: int, like: Tensor
+) -> Float[Tensor, "n L"]:
+    """What is added to scores: -inf where a row does not see a key."""
+    device = like.device
+    if parents is None:
+        mask = torch.ones(rows, rows, dtype=torch.bool, device=device).tril_()
+    else:
+        mask = ancestor_mask(parents, device)
+    visible = torch.cat([mask.new_ones(rows, cache.length), mask], dim=1)
+    if window:
+        paths = row_paths(rows, parents)
+        here = torch.tensor([cache.length + len(path) - 1 for path in paths], device=device)
+        places = torch.cat([torch.arange(cache.length, device=device), here])
+        visible &= places[None, :] > here[:, None] - window
+    bias = torch.zeros(visible.shape, dtype=like.dtype, device=device)
+    return bias.masked_fill_(~visible, -torch.inf)
+
+
+def quantised(states: Float[Tensor, "*m K"]) -> Float[Tensor, "*m K"]:
+    """What whole numbers of 8 bits stand for: groups of 32, each with the scale of its largest."""
+    width = states.shape[-1]
+    groups = F.pad(states.float(), (0, -width % 32)).unflatten(-1, (-1, 32))
+    most = groups.abs().amax(-1, keepdim=True)
+    whole = torch.where(most > 0, groups * (127.0 / most), 0.0).round()
+    return (whole * (most / 127.0)).flatten(-2)[..., :width]
+
+
+def turned(
+    states: Float[Tensor, "h n d"], cos: Float[Tensor, "n half"], sin: Float[Tensor, "n half"]
+) -> Float[Tensor, "h n d"]:
+    """Rotary embedding: pairs (j, j + d/2) turned by the angles of each row's position."""
+    first, second = states.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def row_paths(count: int, parents: Sequence[int] | None) -> list[list[int]]:
+    """For each row of a pass, the rows on its path (itself last), which follow the committed keys."""
+    if parents is None:
+        return [list(range(row + 1)) for row in range(count)]
+    paths: list[list[int]] = []
+    for row, parent in enumerate(parents):
+        paths.append([*(paths[parent] if parent >= 0 else []), row])
+    return paths
+
+
+def _slots(paths: list[list[int]], before: int, start: int) -> Tensor:
+    """The cache entries at the positions of a chunk, by row (n, CHUNK); 0 where a row has none."""
+    rows = []
+    for path in paths:
+        places = range(start, min(start + CHUNK, before + len(path)))
+        row = [at if at < before else before + path[at - before] for at in places]
+        rows.append(row + [0] * (CHUNK - len(row)))
+    return torch.tensor(rows, dtype=torch.long)
+
+
+def _merged(
+    total: Tensor, top: Tensor, whole: Tensor, mixed: Tensor, peak: Tensor, sums: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weighted values, max and sum of two sets of keys together."""
+    best = torch.maximum(top, peak)
+    old, new = (torch.where(x == -torch.inf, 0.0, (x - best).exp()) for x in (top, peak))
+    return total * old + mixed * new, best, whole * old + sums * new

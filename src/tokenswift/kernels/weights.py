@@ -1,0 +1,297 @@
+"""A decoder's weights as backends read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tokenswift.kernels.formats.format import Format, Stored, values_of
+from tokenswift.kernels.formats.panels import PANEL, numbers_of, panels_of
+from tokenswift.kv.pages import Arena, large_empty
+
+#: types of products in which low-bit weights stay as they are
+STORED_IN = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows of a packed weight, which have one format.
+
+    Attributes:
+        data: their numbers, in panels or as a matrix.
+        rows: how many.
+        format: low-bit format; None: numbers of the tensor's own type.
+    """
+
+    data: Tensor
+    rows: int
+    format: Format | None = None
+
+    def values(self, panels: bool, columns: int) -> Float[Tensor, "N K"]:
+        """The rows as they were."""
+        if self.format is not None:
+            return values_of(self.format, numbers_of(self.format, self.data, self.rows))
+        if not panels:
+            return self.data
+        return self.data.transpose(1, 2).reshape(-1, columns)[: self.rows].contiguous()
+
+
+class Packed:
+    """A linear layer's weight (N, K), cut into panels of :data:`PANEL` of its rows for the CPU kernels.
+
+    Inside a panel the numbers stand in the order in which a product reads them: (K, 32) for float32 and
+    float16, (K / 2, 32, 2) for bfloat16, as `kernels.formats.panels` says for low-bit
+    formats. Rows beyond N are 0.
+    Without ``panels`` the matrix is dense, for the torch path.
+
+    Args:
+        weight: (N, K), K even, or several weights that stand one below the other in it; a tensor is shared
+            when it is alone and not packed, else copied. What is stored in few bits stays so in panels, where
+            products are in float32 or bfloat16.
+        panels: whether to pack.
+        dtype: of the weight's values in products; by default that of the tensors, float32 without any.
+            Tensors become so, but bfloat16 stays in float32 products.
+        arena: where panels go; by default one of their own.
+
+    Attributes:
+        parts: the rows, in order.
+        native: what the kernels keep beside it.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor | Stored | Sequence[Tensor | Stored],
+        panels: bool,
+        dtype: torch.dtype | None = None,
+        arena: Arena | None = None,
+    ) -> None:
+        self._room = large_empty if arena is None else arena.empty
+        given = [weight] if isinstance(weight, Tensor | Stored) else weight
+        parts = [part.detach() if isinstance(part, Tensor) else part for part in given]
+        self.rows, self.columns = sum(map(len, parts)), parts[0].shape[1]
+        self.panels = panels
+        own = next((part.dtype for part in parts if isinstance(part, Tensor)), torch.float32)
+        self.dtype = dtype or own
+        self.native: Any = None
+        if panels and self.columns % 2:
+            raise ValueError(f"a weight has {self.columns} columns; valid: an even number")
+        low = [isinstance(part, Stored) and self._stays(part) for part in parts]
+        given = [p if stays else _dense(p, self.dtype, panels) for p, stays in zip(parts, low, strict=True)]
+        runs = _runs(given)
+        if any(_rows(run) % PANEL for run in runs[:-1]):
+            runs = _runs([_dense(part, self.dtype, panels) for part in parts])
+        self.parts = [self._part(run) for run in runs]
+        del self._room  # and with it the arena
+
+    def _stays(self, part: Stored) -> bool:
+        """Whether a weight that is stored in few bits stays so."""
+        return self.panels and self.dtype in STORED_IN
+
+    def _part(self, run: Stored | list[Tensor]) -> Part:
+        if isinstance(run, Stored):
+            made = panels_of(run)
+            data = self._room(*made.shape, dtype=torch.uint8)
+            data.copy_(made)
+            return Part(data, len(run), run.format)
+        rows = _rows(run)
+        if self.panels:
+            kept = run[0].dtype if all(part.dtype == run[0].dtype for part in run) else self.dtype
+            return Part(_panels([part.to(kept) for part in run], rows, self._room), rows)
+        return Part((torch.cat(run) if len(run) > 1 else run[0]).contiguous(), rows)
+
+    @property
+    def data(self) -> Tensor:
+        """The numbers of the first part, mostly the only one."""
+        return self.parts[0].data
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the weight takes."""
+        return sum(part.data.numel() * part.data.element_size() for part in self.parts)
+
+    @property
+    def stored(self) -> bool:
+        """Whether all of it is in low-bit formats."""
+        return all(part.format is not None for part in self.parts)
+
+    def take(self, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
+        """Some rows of a weight of one part without a low-bit format; see `Backend.take`.
+
+        Panels are indexed by numpy: torch would start its threads for it, which then spin beside ours.
+        """
+        if not self.panels:
+            return self.data[ids]
+        at = ids.numpy()
+        rows = _numbers(self.data, self.data.shape[-1])[at // PANEL, :, at % PANEL, 0]
+        return torch.from_numpy(rows).view(self.data.dtype).to(self.dtype)
+
+    def unpack(self) -> Float[Tensor, "N K"]:
+        """The weight as it was, of the type of products."""
+        return torch.cat([part.values(self.panels, self.columns).to(self.dtype) for part in self.parts])
+
+
+def _rows(run: Stored | list[Tensor]) -> int:
+    return len(run) if isinstance(run, Stored) else sum(map(len, run))
+
+
+def _dense(part: Tensor | Stored, dtype: torch.dtype, panels: bool) -> Tensor:
+    if isinstance(part, Stored):
+        return part.decode().to(dtype)
+    wide = panels and part.dtype == torch.bfloat16 and dtype == torch.float32
+    return part if wide else part.to(dtype)
+
+
+def _runs(parts: Sequence[Tensor | Stored]) -> list[Stored | list[Tensor]]:
+    """Neighbours of one format together."""
+    runs: list[Stored | list[Tensor]] = []
+    for part in parts:
+        last = runs[-1] if runs else None
+        if isinstance(part, Stored) and isinstance(last, Stored) and last.format is part.format:
+            runs[-1] = Stored(part.format, torch.cat((last.blocks, part.blocks)))
+        elif isinstance(part, Tensor) and isinstance(last, list):
+            last.append(part)
+        else:
+            runs.append(part if isinstance(part, Stored) else [part])
+    return runs
+
+
+def _panels(parts: Sequence[Tensor], rows: int, room: Callable[..., Tensor]) -> Tensor:
+    """The panels of weights that stand one below the other; nothing is copied twice."""
+    pairs = 2 if parts[0].dtype == torch.bfloat16 else 1
+    made = room(-(-rows // PANEL), parts[0].shape[1] // pairs, PANEL, pairs, dtype=parts[0].dtype)
+    panels, at = _numbers(made, pairs)[..., 0], 0
+    for part in parts:
+        given = _numbers(part.unflatten(1, (-1, pairs)), pairs)[..., 0]
+        while len(given):
+            panel, row = divmod(at, PANEL)
+            if row or len(given) < PANEL:  # a part of a panel
+                taken = min(PANEL - row, len(given))
+                panels[panel, :, row : row + taken] = given[:taken].T
+            else:
+                whole, taken = len(given) // PANEL, len(given) // PANEL * PANEL
+                blocks = given[:taken].reshape(whole, PANEL, -1)
+                panels[panel : panel + whole] = blocks.transpose(0, 2, 1)
+            given, at = given[taken:], at + taken
+    if rows % PANEL:
+        panels[-1, :, rows % PANEL :] = 0
+    return made
+
+
+def _numbers(pairs: Tensor, count: int) -> Any:
+    """A tensor whose last dimension is what stays together, 1 or 2 numbers, as numpy takes it (…, 1)."""
+    pairs = pairs.contiguous()
+    if count == 1:
+        return pairs.numpy()
+    return (pairs if pairs.storage_offset() % 2 == 0 else pairs.clone()).view(torch.int32).numpy()
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The numbers that describe a decoder's layers.
+
+    Attributes:
+        layers, hidden, inner, heads, kv_heads, width: L, D, the MLP's width, H, K and d.
+        weights, keys: types of weights as products take them, and of keys and values: float32, bfloat16 or
+            float16.
+        active: type of what enters a product: bfloat16 for bfloat16 weights, else float32; int8 (groups of
+            32 whole numbers with a scale) where all weights are stored in few bits.
+        eps: of the norms.
+        scale: of attention scores.
+    """
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    width: int
+    weights: torch.dtype
+    keys: torch.dtype
+    active: torch.dtype
+    eps: float
+    scale: float
+
+    @property
+    def queries(self) -> torch.dtype:
+        """Type of queries: what is multiplied with the keys."""
+        return active_type(self.keys)
+
+
+def active_type(weights: torch.dtype) -> torch.dtype:
+    """Type of what is multiplied with weights, or keys, of a type."""
+    return torch.bfloat16 if weights == torch.bfloat16 else torch.float32
+
+
+#: the weights of a layer that are multiplied with, in the order of the kernels
+PRODUCTS = ("qkv", "out", "gate_up", "down")
+
+
+@dataclass(slots=True)
+class DraftWeights:
+    """A step of conditioned draft heads.
+
+    Attributes:
+        first: (D + inner, 3 D): what makes the next state, and below it the inner layer.
+        bias: (D + inner,) float32.
+        outer: (D, inner), from the inner layer to the state; None without one.
+        norms: (D,) float32 each: of the states, of the base state and of embeddings.
+        eps: of the norms.
+        dtype: that the norms' results are rounded to.
+        native, room: what the kernels keep beside it, and the work space that they asked for, in bytes.
+    """
+
+    first: Packed
+    bias: Tensor
+    outer: Packed | None
+    norms: tuple[Tensor, Tensor, Tensor]
+    eps: float
+    dtype: torch.dtype
+    native: Any = None
+    room: int = 0
+
+
+@dataclass(slots=True)
+class LayerWeights:
+    """One layer: packed projections, and float32 vectors for everything else (None where there is none).
+
+    Attributes:
+        qkv: queries, keys and values in one, ((H + 2 K) d, D).
+        out: (D, H d).
+        gate_up: gate, then up, (2 · inner, D).
+        down: (D, inner).
+        norm, mlp_norm: weights of the RMS norms before attention and before the MLP.
+        query_norm, key_norm: of the norms of each head's query and key (Qwen3).
+        window: newest keys that a token sees (itself included); 0 is all.
+    """
+
+    qkv: Packed
+    out: Packed
+    gate_up: Packed
+    down: Packed
+    norm: Tensor
+    mlp_norm: Tensor
+    qkv_bias: Tensor | None = None
+    out_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+    window: int = 0
+
+    def packed(self) -> list[Packed]:
+        """Those of :data:`PRODUCTS`."""
+        return [getattr(self, name) for name in PRODUCTS]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Everything that a pass reads."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Packed):
+                yield from (part.data for part in value.parts)
+            elif isinstance(value, Tensor):
+                yield value

@@ -1,0 +1,139 @@
+"""The full KV cache: allocated once, written in place, committed by compaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from tokenswift.kv.pages import large_empty, sent
+
+Move = Callable[[Tensor, int, Sequence[int]], None]
+
+
+class FullCache:
+    """Keys and values of every committed token, and scratch room for the pass under way.
+
+    One tensor of shape (2 · layers, K, capacity, d) holds everything: layer l's keys at index 2l,
+    its values at 2l + 1. A pass writes its n entries behind the committed ones; ``commit`` moves the
+    accepted ones into place, and whatever is not committed is overwritten by the next pass.
+
+    Args:
+        layers, kv_heads, head_dim: shape of the model's cache.
+        capacity: tokens that fit, scratch room included.
+        dtype, device: of the stored entries.
+        move: moves entries ``start + nodes[i]`` of data to ``start + i``, for rising nodes.
+    """
+
+    ordered = True  # entry i is position i
+
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        move: Move | None = None,
+    ) -> None:
+        self._move = move or _moved
+        self.data = large_empty(2 * layers, kv_heads, capacity, head_dim, dtype=dtype, device=device)
+        self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self.layers = layers
+        self.capacity = capacity
+        self._length = self._touched = 0
+
+    @property
+    def length(self) -> int:
+        """T, the committed tokens."""
+        return self._length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        return self.data.numel() * self.data.element_size()
+
+    def clear(self) -> None:
+        """Zeros everywhere."""
+        self.data.zero_()
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """T, under the name that transformers asks for."""
+        return self._length
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write a pass's entries (1, K, n, d) of one layer; return views of all (1, K, T + n, d)."""
+        start, end = self._length, self._length + key_states.shape[2]
+        keys, values = self.data[2 * layer_idx], self.data[2 * layer_idx + 1]
+        keys[:, start:end] = key_states[0]
+        values[:, start:end] = value_states[0]
+        return keys[None, :, :end], values[None, :, :end]
+
+    def commit(self, nodes: tuple[int, ...]) -> None:
+        """Keep rows ``nodes`` (ascending) of the last pass as the next committed tokens."""
+        start = self._length
+        # Rows that stand where they belong need no copy: the root always, the whole chain often.
+        kept = 0
+        while kept < len(nodes) and nodes[kept] == kept:
+            kept += 1
+        if kept < len(nodes):
+            self._move_rows(start + kept, [node - kept for node in nodes[kept:]])
+        self._length = start + len(nodes)
+
+    def fill_random(self) -> None:
+        """Random entries in all slots, for measuring."""
+        self.data.normal_()
+
+    def fork(self, capacity: int, length: int | None = None) -> FullCache:
+        """A copy of the committed entries with room of its own; neither sees what the other does next.
+
+        Args:
+            capacity: tokens that fit the copy, at least as many as are copied.
+            length: of the first so many entries, up to T; None: of all.
+        """
+        length = self._length if length is None else length
+        if length > self._length:
+            raise ValueError(f"length is {length}; the cache holds {self._length} tokens")
+        if capacity < length:
+            raise ValueError(f"capacity is {capacity}; {length} tokens are to be copied")
+        return self._copy(capacity, length)
+
+    def _move_rows(self, start: int, nodes: Sequence[int]) -> None:
+        """Move entries ``start + nodes[i]`` to ``start + i``, for rising nodes."""
+        self._move(self.data, start, nodes)
+
+    def _copy(self, capacity: int, length: int) -> FullCache:
+        """A cache of so much room with the first ``length`` entries."""
+        layers2, kv_heads, _, width = self.data.shape
+        place = (self.data.dtype, self.data.device, self._move)
+        made = FullCache(layers2 // 2, kv_heads, width, capacity, *place)
+        made.data[:, :, :length] = self.data[:, :, :length]
+        made._length = length
+        return made
+
+    def touch(self, seconds: float) -> bool:
+        """Have the system back, for about so long, what a first row is written to: a place in each layer's
+        keys and values of each head, in large pages that the system clears. Returns whether all of it is
+        backed; what it holds stays."""
+        places = self.data.view(-1, *self.data.shape[2:])[:, :1, :1]
+        until = perf_counter() + seconds
+        while self._touched < len(places):
+            places[self._touched].mul_(1)
+            self._touched += 1
+            if perf_counter() > until:
+                break
+        return self._touched == len(places)
+
+    def keys(self, layer: int) -> Tensor:
+        """Committed keys of a layer, (K, T, d)."""
+        return self.data[2 * layer, :, : self._length]
+
+
+def _moved(data: Tensor, start: int, nodes: Sequence[int]) -> None:
+    rows = sent(nodes, data.device) + start
+    data[:, :, start : start + len(nodes)] = data.index_select(2, rows)

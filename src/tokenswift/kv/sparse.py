@@ -1,0 +1,186 @@
+"""A KV cache of fixed size that stands for a longer text, and room for the draft passes over it.
+
+Every drafter that looks at part of the context uses this one cache; they differ in what they load into
+it (`kv.select`). It is never read by a verify pass.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tokenswift.kv.full import FullCache
+from tokenswift.kv.pages import sent
+
+
+class SparseCache:
+    """B slots per layer and KV head, and scratch rows behind them.
+
+    The first S slots hold sinks and are never given up. A new committed token takes a free slot, or else
+    replaces the next one in a ring over the other slots; loading a selection in rising importance makes
+    the least important ones go first. Keys keep the rotary position they were written with, so their
+    order in the cache does not matter.
+
+    Draft passes write behind the slots: :meth:`grow` keeps rows of the last pass as context of the next,
+    :meth:`rewind` drops them, :meth:`settle` gives them slots.
+
+    Args:
+        like: a full cache, for layers, heads, width, dtype and device.
+        budget: B; must be at least ``sinks + 1``.
+        sinks: S, first positions always held.
+        scratch: rows of draft passes that fit behind the slots.
+    """
+
+    ordered = False
+
+    def __init__(self, like: FullCache, budget: int, sinks: int, scratch: int) -> None:
+        self.budget, self.sinks, self.scratch = budget, sinks, scratch
+        self._make(like, budget + scratch)
+        self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
+        #: position in the text of every slot, (layers, K, B)
+        shape = (like.layers, like.data.shape[1], budget)
+        self.positions = torch.zeros(shape, dtype=torch.long, device=like.data.device)
+        self.filled = 0
+        self.drafted = 0  # scratch rows that count as context
+        self.replaced = 0  # slots that newer tokens have taken since the last selection
+        self.selections = 0
+        self._next = sinks  # of the slots after the sinks, the next one to replace
+
+    def _make(self, like: FullCache, rows: int) -> None:
+        """Room for entries as a full cache has them."""
+        layers2, kv_heads, _, width = like.data.shape
+        shape = (layers2, kv_heads, rows, width)
+        self.data = torch.empty(shape, dtype=like.data.dtype, device=like.data.device)
+
+    @property
+    def length(self) -> int:
+        """Entries that a draft pass attends to besides its own tokens."""
+        return self.filled + self.drafted
+
+    @property
+    def exhausted(self) -> bool:
+        """True when newer tokens have replaced the whole selection (or none was made yet)."""
+        return not self.selections or self.replaced >= self.budget - self.sinks
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """:attr:`length`, under the name that transformers asks for."""
+        return self.length
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write a draft pass's entries into the scratch rows; return views of all (1, K, L + n, d)."""
+        start, end = self.length, self.length + key_states.shape[2]
+        if end > self.data.shape[2]:
+            raise ValueError(f"a draft pass needs {end} rows, the cache has {self.data.shape[2]}")
+        keys, values = self.data[2 * layer_idx], self.data[2 * layer_idx + 1]
+        keys[:, start:end] = key_states[0]
+        values[:, start:end] = value_states[0]
+        return keys[None, :, :end], values[None, :, :end]
+
+    # ---- draft passes ---------------------------------------------------------------------------
+
+    def grow(self, rows: int) -> None:
+        """Keep the first ``rows`` rows of the last pass as context of the next one."""
+        self.drafted += rows
+
+    def rewind(self, rows: int = 0) -> None:
+        """Drop all draft rows but the first ``rows``."""
+        self.drafted = rows
+
+    def settle(self, rows: int, start: int) -> None:
+        """Give the first ``rows`` draft rows slots, as positions from ``start`` on; drop the others."""
+        self.drafted = 0
+        if rows:
+            self._put(self, self.filled, rows, start)
+
+    # ---- committed tokens -----------------------------------------------------------------------
+
+    def load(self, full: FullCache, chosen: list[Int[Tensor, "K n"]]) -> None:
+        """Replace everything by positions of the full cache, per layer and KV head.
+
+        Args:
+            chosen: n ≤ B positions each: sinks first, then the others in rising importance.
+        """
+        chosen = [places.to(self.data.device) for places in chosen]
+        self.filled = chosen[0].shape[1]
+        for layer, places in enumerate(chosen):
+            self.positions[layer, :, : self.filled] = places
+        self._copy_chosen(full, chosen)
+        self.drafted = self.replaced = 0
+        self._next = self.sinks
+        self.selections += 1
+
+    def append(self, full: FullCache, start: int, end: int) -> None:
+        """Take in positions [start, end) of the full cache, newly committed."""
+        self._put(full, start, end - start, start)
+
+    def _put(self, source: FullCache | SparseCache, first: int, count: int, start: int) -> None:
+        """Give ``count`` entries of a cache, from ``first`` on, slots as positions from ``start`` on; of too
+        many, the newest."""
+        ring = self.budget - self.sinks
+        free = min(count, self.budget - self.filled)
+        slots = list(range(self.filled, self.filled + free))
+        slots += [self.sinks + (self._next - self.sinks + i) % ring for i in range(count - free)]
+        if count > free:
+            self._next = self.sinks + (self._next - self.sinks + count - free) % ring
+        if count - free > ring:  # the ring turned more than once: only the last turn stays
+            slots = slots[:free] + slots[free:][-ring:]
+        kept = [*range(free), *range(max(free, count - ring), count)]
+        self.filled += free
+        self.replaced += count
+        self._copy(source, slots, [first + at for at in kept])
+        into, places = sent(slots, self.data.device), sent(kept, self.data.device)
+        self.positions[:, :, into] = places + start
+
+    def _copy(self, source: FullCache | SparseCache, into: list[int], rows: list[int]) -> None:
+        """Copy entries of all layers and heads to slots."""
+        device = self.data.device
+        self.data[:, :, sent(into, device)] = source.data[:, :, sent(rows, device)]
+
+    def _copy_chosen(self, full: FullCache, chosen: list[Int[Tensor, "K n"]]) -> None:
+        """Copy entries of each layer and head to the first slots."""
+        kv_heads, capacity, width = full.data.shape[1:]
+        first = torch.arange(kv_heads, device=self.data.device)[:, None] * capacity  # rows before a head's
+        for layer, places in enumerate(chosen):
+            rows, count = (places + first).flatten(), places.shape[1]
+            for part in (2 * layer, 2 * layer + 1):
+                entries = full.data[part].flatten(0, 1).index_select(0, rows)
+                self.data[part, :, :count] = entries.view(kv_heads, count, width)
+
+    def _keys(self, start: int, end: int) -> Float[Tensor, "L K n d"]:
+        """Keys of slots."""
+        return self.data[0::2, :, start:end]
+
+    def _put_keys(self, start: int, keys: Float[Tensor, "L K n d"]) -> None:
+        """Write keys of slots from ``start`` on."""
+        self.data[0::2, :, start : start + keys.shape[2]] = keys.to(self.data.dtype)
+
+    def first_keys(self) -> Float[Tensor, "L K S d"]:
+        """The sinks' keys as they are now, for `turn_sinks`."""
+        return self._keys(0, self.sinks).clone()
+
+    def turn_sinks(self, by: int, frequencies: Float[Tensor, " half"], origin: Tensor) -> None:
+        """Rotate the sinks' keys as if they stood ``by`` positions later (StreamingLLM, Xiao et al. 2024).
+
+        Args:
+            frequencies: the model's rotary frequencies, (d / 2,).
+            origin: the sinks' keys as first written, (layers, K, S, d).
+        """
+        self._put_keys(0, _turned(origin, by, frequencies))
+
+    def turn_window(self, by: int, frequencies: Float[Tensor, " half"]) -> None:
+        """Rotate the keys of all slots but the sinks as if they stood ``by`` positions later.
+
+        Each turn rounds the keys once in the cache's dtype, so turn seldom and far.
+        """
+        self._put_keys(self.sinks, _turned(self._keys(self.sinks, self.filled), by, frequencies))
+
+
+def _turned(keys: Tensor, by: int, frequencies: Float[Tensor, " half"]) -> Tensor:
+    """Rotated keys (…, d) in float32 as if written ``by`` positions later."""
+    angle = (by * frequencies.double()).float()
+    cos, sin = (torch.cat([part, part]) for part in (angle.cos(), angle.sin()))
+    first, second = keys.float().chunk(2, dim=-1)
+    return keys.float() * cos + torch.cat([-second, first], dim=-1) * sin

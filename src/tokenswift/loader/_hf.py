@@ -1,0 +1,114 @@
+"""Small helpers around transformers: it is kept off the user's terminal, and off what runs beside it.
+
+transformers changes the whole process while it makes a model. Torch's default type becomes the model's, so
+that buffers without an explicit type, in any thread, have another size than their maker thinks; what
+initialises and ties weights is replaced; verbosity, warnings and bars are switched. Here one thread at a time
+makes models, and the default type stays as it is: `_typed.Typed` stands in for it in that thread. This goes
+by ``modeling_utils.local_torch_dtype``, under which transformers 5.17 to 5.23 make all models.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager
+from logging import CRITICAL, getLogger
+from typing import Any
+
+from tokenswift.types import OnProgress
+
+_one_at_a_time = threading.RLock()
+_here = threading.local()  # .making: this thread is in a block of `making_models`
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' progress bars, log lines and Python warnings inside the block. These settings are
+    the whole process's, so other threads wait for their turn.
+
+    Loading errors still surface: they are exceptions. The previous settings come back at the end.
+    """
+    from transformers.utils import logging
+
+    with _one_at_a_time:
+        bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+        placing = getLogger("accelerate.big_modeling")
+        level = placing.level
+        placing.setLevel(CRITICAL)
+        logging.disable_progress_bar()
+        logging.set_verbosity(CRITICAL)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            logging.set_verbosity(verbosity)
+            placing.setLevel(level)
+            if bars:
+                logging.enable_progress_bar()
+
+
+@contextmanager
+def making_models() -> Iterator[None]:
+    """:func:`quiet_transformers`, and models are made without a change to torch's default type."""
+    with quiet_transformers():
+        _leave_the_default_type()
+        before = getattr(_here, "making", False)
+        _here.making = True
+        try:
+            yield
+        finally:
+            _here.making = before
+
+
+def _leave_the_default_type() -> None:
+    """Have transformers make models of a type in blocks of :func:`making_models` without
+    ``torch.set_default_dtype``. Elsewhere it does as before."""
+    from transformers import modeling_utils
+
+    usual = modeling_utils.local_torch_dtype
+    if getattr(usual, "_tokenswift", False):
+        return
+
+    @contextmanager
+    def local_torch_dtype(dtype: Any, model_class_name: str | None = None) -> Iterator[None]:
+        if getattr(_here, "making", False) and dtype.is_floating_point:
+            from tokenswift.loader._typed import Typed
+
+            with Typed(dtype):
+                yield
+        else:
+            with usual(dtype, model_class_name):
+                yield
+
+    local_torch_dtype._tokenswift = True  # type: ignore[attr-defined]
+    modeling_utils.local_torch_dtype = local_torch_dtype
+
+
+@contextmanager
+def counted_loading(on_progress: OnProgress | None) -> Iterator[None]:
+    """Inside the block, transformers' loading of weights is told to ``on_progress`` as stage "load"."""
+    from transformers.utils import logging
+
+    if on_progress is None:
+        yield
+        return
+    report = on_progress
+
+    def hook(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        counts = args and isinstance(args[0], Sized) and kwargs.get("desc") == "Loading weights"
+        return _told(args[0], report) if counts else factory(*args, **kwargs)
+
+    before = logging.set_tqdm_hook(hook)
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(before)
+
+
+def _told(items: Any, on_progress: OnProgress) -> Iterator[Any]:
+    on_progress("load", 0, len(items))
+    for done, item in enumerate(items, 1):
+        yield item
+        on_progress("load", done, len(items))

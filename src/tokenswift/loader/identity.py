@@ -1,0 +1,260 @@
+"""What tells files, weights, models and tokenizers apart: digests, and samples that are compared.
+
+*Digests* are exact: of JSON values, of files, of sampled weights; whoever keeps one asks for its length.
+A *base model's identity* is a sample of its weights, compared with a tolerance: a cast to another type is
+the same base, a fine-tuned model is another one. *A run's identity* holds digests of everything that decides
+its tokens. Reading 16 GB of weights before every resume would take longer than the prefill, so weights are
+sampled there too: of every parameter its name, shape and type, and 64 values in four places. Training changes
+nearly every value of the parameters that it touches; a change of single values can go unnoticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenswift.types import InputError
+from tokenswift.version import __version__
+
+if TYPE_CHECKING:  # the command line is there before torch is
+    import torch
+    from torch import Tensor
+
+    from tokenswift.kernels.formats.format import Stored
+
+#: of a model: names of its parameters, and what makes their values
+Values = Callable[[Any], Iterable[tuple[str, Callable[[], "Tensor"]]]]
+SAMPLE_SIZE = 256  # values taken of a weight for a base's identity
+TOLERANCE = 0.01  # greatest relative distance of two samples of one base; a bf16 cast gives 0.002
+PLACES, RUN = 4, 16  # places of a weight that a digest looks at, and values at each
+#: parts of a config that say where a model came from or what it runs on, not what it is
+ASIDE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "_attn_implementation")
+
+
+def digest_of(value: Any, length: int = 64, default: Any = None) -> str:
+    """A SHA-256 of a JSON value, or its first ``length`` digits.
+
+    Args:
+        default: makes JSON values of others, as `json.dumps` takes it.
+    """
+    text = json.dumps(value, sort_keys=True, default=default)
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file's content.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    made = hashlib.sha256()
+    for part in parts:
+        made.update(part)
+        made.update(b"\0")
+    return made.hexdigest()[:32]
+
+
+def sample_of(weight: Tensor | Stored) -> Tensor:
+    """Values of a weight at fixed places, (256,) float32 on the CPU."""
+    import torch
+
+    steps = torch.linspace(0.02, 0.98, SAMPLE_SIZE, dtype=torch.float64)
+    indices = (steps * (math.prod(weight.shape) - 1)).long()
+    if not isinstance(weight, torch.Tensor):
+        return weight.at(indices)
+    return weight.detach().reshape(-1)[indices.to(weight.device)].float().cpu()
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """Relative distance of two samples of one size; 0 for equal ones."""
+    return float((one - other).norm() / one.norm().clamp_min(1e-9))
+
+
+@dataclass(frozen=True, slots=True)
+class BaseIdentity:
+    """The identity of a base model.
+
+    Attributes:
+        name: its name, for messages only.
+        hidden_size, vocab_size: D and V.
+        sample: values of its input embedding, then of a weight of its middle layer, float32.
+    """
+
+    name: str
+    hidden_size: int
+    vocab_size: int
+    sample: Tensor
+
+    def distance(self, other: BaseIdentity) -> float:
+        """Relative distance of the two samples; infinite when the shapes differ."""
+        if (self.hidden_size, self.vocab_size) != (other.hidden_size, other.vocab_size):
+            return float("inf")
+        if self.sample.shape != other.sample.shape:
+            return float("inf")
+        parts = zip(self.sample.split(SAMPLE_SIZE), other.sample.split(SAMPLE_SIZE), strict=True)
+        return max(distance(a, b) for a, b in parts)
+
+
+def base_of(model: Any, name: str | None = None, values: Values | None = None) -> BaseIdentity:
+    """The identity of a loaded transformers causal LM; ``values`` as for :func:`identity_of`."""
+    layers = model.base_model.layers
+    middle = next(p for p in layers[len(layers) // 2].parameters() if p.ndim == 2)
+    embedding = model.get_input_embeddings().weight
+    known = name or getattr(model.config, "_name_or_path", "") or model.config.model_type
+    if values is not None:
+        found = {id(p): n for n, p in model.named_parameters()}
+        made = dict(values(model))
+        embedding, middle = made[found[id(embedding)]](), made[found[id(middle)]]()
+    return _base(str(known), embedding, middle)
+
+
+def base_of_weights(get: Callable[[str], Tensor | Stored | None], layers: int, name: str) -> BaseIdentity:
+    """The identity of a model of one of the lean families from its named weights, the same as
+    :func:`base_of` gives.
+
+    Args:
+        get: a weight by its name, None where there is none.
+        layers: how many the model has.
+    """
+    names = ("model.embed_tokens.weight", f"model.layers.{layers // 2}.self_attn.q_proj.weight")
+    embedding, middle = map(get, names)
+    if embedding is None or middle is None:
+        raise InputError(f"model {name} lacks one of the weights {', '.join(names)}")
+    return _base(name, embedding, middle)
+
+
+def _base(name: str, embedding: Tensor | Stored, middle: Tensor | Stored) -> BaseIdentity:
+    import torch
+
+    return BaseIdentity(
+        name=os.path.basename(name.rstrip("/")) or name,
+        hidden_size=embedding.shape[1],
+        vocab_size=embedding.shape[0],
+        sample=torch.cat((sample_of(embedding), sample_of(middle))),
+    )
+
+
+def _values(weight: Tensor | Stored, dtype: torch.dtype) -> bytes:
+    """Values of a weight at fixed places, as bytes."""
+    import torch
+
+    count = math.prod(weight.shape)
+    places = torch.arange(count)
+    if count > PLACES * RUN:
+        starts = [(count - RUN) * i // max(PLACES - 1, 1) for i in range(PLACES)]
+        places = torch.cat([torch.arange(start, start + RUN) for start in starts])
+    if isinstance(weight, torch.Tensor):
+        taken = weight.detach().reshape(-1)[places.to(weight.device)]
+    else:
+        taken = weight.at(places).to(dtype)
+    return taken.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def weights_digest(named: Iterable[tuple[str, Tensor | Stored]], dtype: torch.dtype | None = None) -> str:
+    """A digest of sampled weights, by name and in the order of their names.
+
+    Args:
+        dtype: the type that stored weights are taken in; theirs where all are tensors.
+    """
+
+    def parts() -> Iterator[bytes]:
+        for name, weight in named:
+            kind: Any = dtype or weight.dtype  # type: ignore[union-attr]
+            yield from (name.encode(), str((tuple(weight.shape), str(kind))).encode(), _values(weight, kind))
+
+    return _digest(parts())
+
+
+def identity_of(model: Any, values: Values | None = None) -> dict[str, Any]:
+    """The identity of a loaded transformers causal LM, before anything takes its weights.
+
+    Args:
+        values: names of its parameters and what makes their values, where these are not simply there.
+    Returns:
+        dtype, digests of config and sampled weights, and the adapter: None, or the names of the adapters
+        that PEFT attached with a digest of their settings and sampled weights.
+    """
+    attached = getattr(model, "peft_config", None) or {}
+    names = [str(name) for name in attached] if isinstance(attached, Mapping) else []
+    own: list[tuple[str, Tensor]] = []
+    added: list[tuple[str, Tensor]] = []
+    for name, weight in model.named_parameters():
+        (added if _of_adapter(name, names) else own).append((name, weight))
+    adapter = None
+    if names:
+        settings = [f"{name} {_plain(attached[name])}".encode() for name in sorted(names)]
+        try:
+            active = getattr(model, "active_adapters", None)
+            active = active() if callable(active) else active
+        except ValueError:  # transformers asks for PEFT, and none is active
+            active = None
+        adapter = {
+            "names": sorted(names),
+            "digest": _digest(
+                [*settings, str(active).encode(), weights_digest(sorted(added, key=itemgetter(0))).encode()]
+            ),
+        }
+    return {
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "config": config_digest(model.config),
+        "weights": weights_digest(
+            sorted(own, key=itemgetter(0))
+            if values is None
+            else ((name, make()) for name, make in sorted(values(model), key=itemgetter(0)))
+        ),
+        "adapter": adapter,
+    }
+
+
+def config_digest(config: Any) -> str:
+    """A digest of what a transformers config says of a model."""
+    said = {k: v for k, v in config.to_dict().items() if k not in ASIDE}
+    return _digest([json.dumps(said, sort_keys=True, default=str).encode()])
+
+
+def _of_adapter(name: str, adapters: list[str]) -> bool:
+    """Whether a parameter belongs to an adapter: PEFT names them ``….lora_A.NAME.weight``."""
+    return any(f".{adapter}." in f"{name}." for adapter in adapters)
+
+
+def _plain(settings: Any) -> str:
+    """An adapter's settings as text."""
+    if hasattr(settings, "to_dict"):
+        settings = settings.to_dict()
+    return json.dumps(settings, sort_keys=True, default=lambda value: type(value).__name__)
+
+
+def tokenizer_digest(tokenizer: Any) -> str | None:
+    """A digest of what a tokenizer does; None without one."""
+    if tokenizer is None:
+        return None
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is not None:
+        return _digest([fast.to_str().encode("utf-8", errors="surrogatepass")])
+    return _digest([json.dumps(tokenizer.get_vocab(), sort_keys=True).encode()])
+
+
+def versions() -> dict[str, str]:
+    """What a run was made with."""
+    import torch
+
+    return {
+        "tokenswift": __version__,
+        "torch": torch.__version__,
+        "transformers": metadata.version("transformers"),
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,177 @@
+"""Prompts: text, token ids, or chat messages, as token ids.
+
+Text gets the tokenizer's special tokens. A chat template writes its own, so what it wrote is encoded without
+more: nothing begins with two tokens of the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from tokenswift.checks import check_text
+from tokenswift.config import ANSWERS, SamplingParams, integer_of, shown
+from tokenswift.loader.templates.render import rendered
+from tokenswift.types import InputError
+
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
+Prompt: TypeAlias = str | Sequence[int] | Messages
+
+VALID = "text, a list of token ids, or a list of messages such as {'role': 'user', 'content': 'Hello'}"
+
+
+def prompt_ids(prompt: Any, tokenizer: Any, vocab_size: int, name: str = "prompt") -> list[int]:
+    """Token ids of a prompt of any kind.
+
+    Args:
+        prompt: text; token ids (a list, a tuple, a range, or an array or tensor of one dimension); or chat
+            messages, which end where the model's answer begins.
+        tokenizer: of the model, or None.
+        vocab_size: V; ids are below it.
+        name: of the argument, for messages.
+    Raises:
+        InputError: naming what is wrong with it and what is valid.
+    """
+    if isinstance(prompt, str):
+        ids = text_ids(prompt, tokenizer, name)
+    elif is_chat(prompt):
+        ids = chat_ids(prompt, tokenizer, name)
+    else:
+        ids = _checked(prompt, vocab_size, name)
+    if not ids:
+        raise InputError(f"{name} is empty; valid: at least one token")
+    if (token := max(ids)) >= vocab_size:  # a tokenizer may have added tokens that the model has no row for
+        written = shown(str(tokenizer.convert_ids_to_tokens(token)))
+        raise InputError(
+            f"{name} holds {written}, whose token id is {token}; valid: tokens of the model, 0 to "
+            f"{vocab_size - 1}"
+        )
+    return ids
+
+
+def several_ids(prompts: Any, tokenizer: Any, vocab_size: int) -> list[list[int]]:
+    """Token ids of each of several prompts.
+
+    Raises:
+        InputError: not several prompts, or naming which of them is wrong.
+    """
+    if not isinstance(prompts, list | tuple) or is_chat(prompts):
+        raise InputError(f"prompts is {shown(prompts)}; valid: a list of prompts")
+    return [prompt_ids(p, tokenizer, vocab_size, f"prompts[{i}]") for i, p in enumerate(prompts)]
+
+
+def text_ids(text: str, tokenizer: Any, name: str = "prompt") -> list[int]:
+    """Token ids of a text with the tokenizer's special tokens; where the text itself begins with the token
+    of the beginning (``<s>``, say), it gets no second one."""
+    if tokenizer is None:
+        raise InputError(f"{name} is text, but the model came without a tokenizer; valid: token ids")
+    ids = _encoded(check_text(name, text), tokenizer, name)
+    begin = getattr(tokenizer, "bos_token", None)
+    if begin and text.startswith(begin):
+        bare = _encoded(text, tokenizer, name, add_special_tokens=False)
+        if ids[: len(bare) + 1] == [tokenizer.bos_token_id, *bare]:
+            return ids[1:]
+    return ids
+
+
+def _encoded(text: str, tokenizer: Any, name: str, **options: Any) -> list[int]:
+    """Token ids of a text; what a model's tokenizer trips over is bad input."""
+    try:
+        return list(tokenizer(text, **options)["input_ids"])
+    except BaseException as error:
+        panics = type(error).__module__ == "pyo3_runtime"  # of `tokenizers`; they are no Exceptions
+        if isinstance(error, MemoryError) or not (panics or isinstance(error, Exception)):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"the model's tokenizer refuses {name} ({reason[:160]})") from error
+
+
+def is_chat(prompt: Any) -> bool:
+    """Whether a prompt is meant as chat messages."""
+    return isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def default_sampling(prompt: Any, answers: SamplingParams = ANSWERS) -> SamplingParams:
+    """The sampling where none is given: the paper's for a text that is gone on from, another for answers.
+
+    Args:
+        answers: of chat messages.
+    """
+    return answers if is_chat(prompt) else SamplingParams()
+
+
+def has_template(tokenizer: Any) -> bool:
+    """Whether a tokenizer has a chat template."""
+    found = getattr(tokenizer, "chat_template", None)
+    return "default" in found if isinstance(found, dict) else bool(found)
+
+
+def chat_ids(messages: Any, tokenizer: Any, name: str = "prompt") -> list[int]:
+    """Token ids of chat messages by the tokenizer's template, up to where the answer begins.
+
+    Raises:
+        InputError: there is no template, a message is none, or the template refuses them.
+    """
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            raise InputError(
+                f"{name}[{i}] is {shown(message)}; valid: a message such as "
+                f"{{'role': 'user', 'content': 'Hello'}}"
+            )
+        for key in ("role", "content"):
+            if not isinstance(message[key], str):
+                raise InputError(f"{name}[{i}][{key!r}] is {shown(message[key])}; valid: text")
+            check_text(f"{name}[{i}][{key!r}]", message[key])
+    if not has_template(tokenizer):
+        raise InputError(f"{name} is a list of messages, but the model has no chat template; valid: text")
+    made = "the text that the model's chat template makes"
+    text = check_text(made, _written(messages, tokenizer))
+    return _encoded(text, tokenizer, made, add_special_tokens=False)
+
+
+def _written(messages: Messages, tokenizer: Any) -> str:
+    """The text of chat messages by the tokenizer's template, or by its own method where it has one."""
+    given = [dict(message) for message in messages]
+    own = getattr(type(tokenizer), "apply_chat_template", None)
+    if own is not None and getattr(own, "__module__", None) != "transformers.tokenization_utils_base":
+        try:
+            return tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # whatever its code raises
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise InputError(f"the model's tokenizer refuses the messages ({reason[:160]})") from error
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template["default"]
+    if not isinstance(template, str):
+        raise InputError(f"the model's chat template is {shown(template)}; valid: text")
+    return rendered(template, given, tokenizer.special_tokens_map)
+
+
+def _checked(prompt: Any, vocab_size: int, name: str) -> list[int]:
+    """Token ids as Python's own integers."""
+    tolist = getattr(prompt, "tolist", None)  # numpy's arrays and torch's tensors
+    values = prompt if tolist is None else tolist()
+    if not isinstance(values, list | tuple | range):
+        raise InputError(f"{name} is {shown(prompt)}; valid: {VALID}")
+    if values and isinstance(values[0], str | bytes | list | tuple):
+        raise InputError(
+            f"{name} is {shown(prompt)}; valid: {VALID} (of one prompt; generate_many takes several)"
+        )
+    ids: list[int] = []
+    for value in values:
+        token = integer_of(value)
+        if token is None:
+            raise InputError(f"{name} holds {shown(value)}; valid: {VALID}")
+        if not 0 <= token < vocab_size:
+            raise InputError(f"{name} token id is {token}; valid: 0 to {vocab_size - 1}")
+        ids.append(token)
+    return ids
+
+
+def end_tokens(model: Any, tokenizer: Any) -> set[int]:
+    """End-of-text ids: those of a model's generation config, of its config and of the tokenizer."""
+    found: set[int] = set()
+    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+    return found

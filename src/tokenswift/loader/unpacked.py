@@ -1,0 +1,205 @@
+"""transformers' own models of what lies in other files than its own: GGUF files, unpacked in memory.
+
+What the lean decoder runs is filled from the very weights that it reads, as transformers' reader of such
+files leaves out some of what they say (Llama 3's positions, a tokenizer's rule for digits). Other families go
+through that reader.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tokenswift.json_files import MOST_CONFIG, object_in
+from tokenswift.loader._hf import making_models
+from tokenswift.loader.checkpoint import StoredWeights, unstored
+from tokenswift.loader.gguf.file import GgufFile
+from tokenswift.loader.gguf.model import (
+    ARCHITECTURES,
+    GgufWeights,
+    architecture,
+    config_of,
+    is_lean,
+    layout_of,
+    own_dtype,
+)
+from tokenswift.loader.gguf.tokenizer import build, end_ids, wrapped
+from tokenswift.loader.hub import line_of
+from tokenswift.loader.made import RECORD
+from tokenswift.types import InputError
+
+#: numbers of a config that decide the tokens, as transformers names them
+CHECKED = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "rope_theta",
+)
+
+logger = logging.getLogger("tokenswift")
+
+
+def model_of(config: Any, weights: StoredWeights, dtype: torch.dtype, ends: list[int] | None = None) -> Any:
+    """A lean family's model of transformers, filled with weights unpacked to a type.
+
+    Args:
+        ends: end-of-text ids, where the config does not say all.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = copy.deepcopy(config)
+    config.dtype = dtype
+    with making_models():
+        with torch.device("meta"):  # without memory
+            model: Any = AutoModelForCausalLM.from_config(config)
+        model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config)  # its only buffers
+    filled: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        found = weights.get(name)  # a family may have biases that a file lacks: they are 0
+        made = torch.zeros(parameter.shape, dtype=dtype) if found is None else unstored(found, dtype)
+        filled[name] = made.to(dtype, copy=found is not None and made is found).contiguous()
+    model.load_state_dict(filled, strict=False, assign=True)
+    model.tie_weights()
+    weights.rest()
+    if ends:
+        model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends
+    for parameter in model.parameters():
+        assert isinstance(parameter, nn.Parameter) and parameter.device.type == "cpu"
+    return model.eval()
+
+
+def load_file(
+    name: str,
+    path: Path,
+    dtype: str,
+    device: str,
+    places: Callable[[Any], dict[str, Any]] = lambda config: {},
+) -> tuple[Any, Any]:
+    """transformers' own model and tokenizer of a GGUF file, unpacked.
+
+    Args:
+        name: what the model was asked for by.
+        dtype: "auto" (the file's: see `gguf.own_dtype`; bfloat16 for other families) or a type's name.
+        device: from `load.check_place`.
+        places: what ``from_pretrained`` is told of places for the weights of a config; with none, all go to
+            the device. To be spread they are all unpacked in memory first, in each process. A config of None
+            stands for a family that transformers unpacks.
+    Raises:
+        InputError: the file cannot be read, or nobody here can unpack it.
+    """
+    file = GgufFile(path)
+    if not is_lean(file):
+        places(None)
+        return _by_transformers(name, file, dtype, device)
+    kind = getattr(torch, own_dtype(file, device) if dtype == "auto" else dtype)
+    say_foreign(name, file, kind, lambda form: device == "cpu")
+    config = config_beside(path)
+    config = config_of(file) if config is None else config
+    model = model_of(config, GgufWeights(file, layout_of(file, config), kind), kind, end_ids(file.metadata))
+    if options := places(config):
+        model = _spread(model, options)
+    model.name_or_path = model.config._name_or_path = str(path)
+    return model if options else model.to(device), tokenizer_of(file)
+
+
+def _spread(model: Any, options: dict[str, Any]) -> Any:
+    """A model in memory, its weights moved to their places."""
+    ends = model.generation_config
+    with making_models():
+        made = type(model).from_pretrained(
+            None, config=model.config, state_dict=model.state_dict(), dtype=model.dtype, **options
+        )
+    made.generation_config = ends
+    return made.eval()
+
+
+def config_beside(path: Path) -> Any:
+    """transformers' config beside a GGUF file in a folder that was made here; None elsewhere: what others put
+    beside such files often says no more than the family."""
+    from transformers import AutoConfig
+
+    if not (path.parent / RECORD).is_file():
+        return None
+    return AutoConfig.from_pretrained(path.parent, local_files_only=True)
+
+
+def say_differences(name: str, path: Path, config: Any) -> None:
+    """Say where a ``config.json`` beside a GGUF file names other sizes or another theta than the file. The
+    file counts; tokenizers and sliding windows are not compared."""
+    try:
+        theirs = object_in(path.parent / "config.json", MOST_CONFIG, f"model {name}")
+    except InputError:
+        return  # there is none, or it is no config
+    ours = config.to_dict() | {"rope_theta": config.rope_parameters.get("rope_theta")}
+    if isinstance(newer := theirs.get("rope_parameters"), dict):
+        theirs = {"rope_theta": newer.get("rope_theta"), **theirs}
+    other = [
+        f"{key} {theirs[key]} (the file: {ours[key]})"
+        for key in CHECKED
+        if theirs.get(key) is not None and theirs[key] != ours.get(key)
+    ]
+    if other:
+        logger.warning(
+            "model %s: config.json beside the file has %s; the file counts", name, ", ".join(other)
+        )
+
+
+def tokenizer_of(file: GgufFile) -> Any:
+    """transformers' tokenizer of a GGUF file.
+
+    Raises:
+        InputError: its kind is not known here.
+    """
+    return wrapped(build(file.metadata, file.path), file.metadata)
+
+
+def say_foreign(
+    name: str, file: GgufFile, dtype: torch.dtype, keeps: Callable[[str], bool] = lambda form: True
+) -> None:
+    """Say which tensors of a file are unpacked, where some are; ``keeps``: whether a format stays."""
+    if foreign := file.foreign(keeps):
+        logger.warning(
+            "model %s: tensors of type %s are unpacked to %s, which takes more memory than the file",
+            name,
+            ", ".join(foreign),
+            str(dtype).removeprefix("torch."),
+        )
+
+
+def _by_transformers(name: str, file: GgufFile, dtype: str, device: str) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    kind = "bfloat16" if dtype == "auto" else dtype
+    path, what = file.path, architecture(file)
+    logger.warning("model %s: the architecture %s is unpacked to %s by transformers", name, what, kind)
+    options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
+    try:
+        with making_models(), redirect_stderr(io.StringIO()):  # of the reader's bare progress bar
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                path.parent,
+                quantization_config=GgufConfig(gguf_file=path.name, dequantize=True),
+                dtype=getattr(torch, kind),
+                **options,
+            )
+            try:
+                tokenizer = tokenizer_of(file)
+            except InputError:
+                tokenizer = AutoTokenizer.from_pretrained(path.parent, **options)
+    except Exception as error:  # its reader's errors are of every kind
+        raise InputError(
+            f"model {name}: the architecture {what} cannot be unpacked ({line_of(error)}); valid: "
+            f"{', '.join(ARCHITECTURES)}, and what transformers reads of GGUF files"
+        ) from error
+    return model.to(device).eval(), tokenizer

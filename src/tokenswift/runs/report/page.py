@@ -1,0 +1,174 @@
+"""One HTML page about a run: no scripts, no requests, light and dark, tables beside pictures.
+
+The text is marked in two ways at once. Where a token came from is its colour and underline (the target's own
+tokens have none): one element per stretch of tokens of one kind. A repeat, an n-gram that the text has had
+before, is a highlighted stretch. Blocks of the text are laid out only when they come into view.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from tokenswift.metrics import decoding
+from tokenswift.runs.report import figures
+from tokenswift.runs.report.plots import Line, number, plot
+from tokenswift.runs.report.render import render
+from tokenswift.runs.state import RunState
+from tokenswift.spec.drafters.registry import mark_of, marks
+from tokenswift.words import counted
+
+BLOCK = 1000  # tokens of a block of the text
+#: letter of a source → its element; others have one of their own, such as k-x
+ELEMENTS = {"t": "", "h": "i", "n": "b", "c": "u"}
+JUMPS = 20  # links into the text
+Rows = list[tuple[str, ...]]
+
+
+def page(state: RunState, name: str, running: bool = False) -> str:
+    """The report of a run.
+
+    Args:
+        state: the run.
+        name: of the run, for the title.
+        running: whether a process writes it now.
+    """
+    marked = figures.repeats(state.tokens)
+    word = "running" if running else f"finished ({state.end.reason})" if state.end else "interrupted"
+    starts = range(0, len(state.tokens), BLOCK)
+    return render(
+        "run.html",
+        title=f"Run {name}: {counted(len(state.tokens), 'token')}, {word}",
+        figures=_figures(state, word, marked),
+        sources=_sources(state),
+        plots=_plots(state, marked),
+        cost=_cost(state),
+        settings=_settings(state),
+        others=_others(state),
+        repeat=figures.REPEAT,
+        jumps=starts[:: max(1, -(-len(starts) // JUMPS))],
+        blocks=_blocks(state, marked, starts),
+        tail=state.tail,
+    )
+
+
+def _figures(state: RunState, word: str, marked: Sequence[bool]) -> Rows:
+    steps, tokens = state.all_steps, len(state.tokens)
+    gamma = sum(step[4] for step in steps) or 1
+    spent = decoding(state.seconds)
+    resumed = ", ".join(f"{at:,}" for at in figures.resumed_at(state))
+    again = f"resumed at token {resumed}" if resumed else "never resumed"
+    return [
+        ("state", word),
+        ("new tokens", f"{tokens:,} of at most {state.session.max_new_tokens:,}"),
+        ("prompt tokens", f"{len(state.prompt):,}"),
+        ("tokens a second", number(tokens / spent if spent else None)),
+        ("decoding", f"{spent:,.1f} s"),
+        ("prefill, all sessions", f"{state.seconds.get('prefill', 0.0):,.1f} s"),
+        ("passes", f"{len(steps):,} (and {state.passes:,} to draft)"),
+        ("tokens a pass", number(tokens / len(steps) if steps else None)),
+        ("acceptance rate α", number(sum(step[2] for step in steps) / gamma)),
+        ("by n-grams, β", number(sum(step[3] for step in steps) / gamma)),
+        ("Distinct-1, -2, -3, -4", ", ".join(f"{value:.2f}" for value in figures.distincts(state.tokens))),
+        ("tokens in repeats", f"{sum(marked) / tokens:.1%}" if tokens else "–"),
+        ("sessions", f"{len(state.sessions)}; {again}"),
+        ("loop", _loop(state)),
+    ]
+
+
+def _sources(state: RunState) -> Rows:
+    """How many tokens came from each source: of all that are known, and of those of the run."""
+    letters = [mark.letter for mark in marks().values()]
+    counts = {letter: state.sources.count(letter) for letter in [*letters, *sorted(set(state.sources))]}
+    every = max(1, len(state.tokens))
+    return [(mark_of(letter).title, f"{count:,}", f"{count / every:.1%}") for letter, count in counts.items()]
+
+
+def _tag(letter: str) -> str:
+    """The element of a source's tokens; "" for none."""
+    return ELEMENTS.get(letter, f"k-{letter.lower()}")
+
+
+def _others(state: RunState) -> list[dict[str, str]]:
+    """The drafters of other packages that drafted in this run: element, title and colours."""
+    found = [(_tag(letter), mark_of(letter)) for letter in sorted(set(state.sources) - set(ELEMENTS))]
+    return [{"tag": tag, "title": mark.title, "light": mark.light, "dark": mark.dark} for tag, mark in found]
+
+
+def _loop(state: RunState) -> str:
+    if state.loop is None:
+        return "none found"
+    pattern = f"a pattern of {counted(state.loop.size, 'token')}"
+    what = pattern if state.loop.size else "n-grams nearly always accepted"
+    return f"from token {state.loop.start:,} on: {what}"
+
+
+def _plots(state: RunState, marked: Sequence[bool]) -> list[dict[str, Any]]:
+    rows = figures.bins(state, marked)
+    ends, resumed = [row.end for row in rows], figures.resumed_at(state)
+    wanted = (
+        ("Speed", "tokens a second", {"speed": "tokens a second"}),
+        ("Tokens a pass", "tokens", {"length": "tokens a pass"}),
+        ("Acceptance", "accepted of drafted depth", {"alpha": "α, all drafts", "beta": "β, n-grams"}),
+        ("Repeats", "share of tokens", {"repeated": "in repeats"}),
+    )
+    return [
+        plot(
+            title,
+            ends,
+            [Line(name, [getattr(r, field) for r in rows]) for field, name in lines.items()],
+            unit,
+            resumed,
+        )
+        for title, unit, lines in wanted
+        if rows
+    ]
+
+
+def _cost(state: RunState) -> Rows:
+    total = sum(state.seconds.values()) or 1.0
+    phases = sorted(state.seconds.items(), key=lambda item: -item[1])
+    return [(phase, f"{value:,.1f} s", f"{value / total:.1%}") for phase, value in phases]
+
+
+def _settings(state: RunState) -> Rows:
+    identity, session = state.header.identity, state.session
+    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(state.header.made))
+    numerics, adapter = session.numerics, identity.adapter
+    return [
+        ("model", state.header.name),
+        ("weights, config (digests)", f"{identity.weights}, {identity.config}"),
+        ("adapter", "none" if adapter is None else f"{', '.join(adapter.names)} ({adapter.digest})"),
+        ("dtype, device", f"{identity.dtype}, {numerics['device']}, {counted(session.threads, 'thread')}"),
+        ("computed by", f"{numerics['how']}" + ("" if numerics["equal_bits"] else " (bits not equal)")),
+        ("positions", identity.rope),
+        ("strategy", session.strategy),
+        *((f"option {key}", str(value)) for key, value in session.options.items()),
+        *((key.replace("_", " "), str(value)) for key, value in identity.sampling.items()),
+        ("acceptance", identity.acceptance),
+        ("stop", ", ".join(map(repr, identity.stop)) or "none"),
+        ("end-of-text tokens", ", ".join(map(str, identity.eos)) or "ignored"),
+        ("on a loop", session.on_loop),
+        ("begun", made),
+        *session.versions.items(),
+    ]
+
+
+def _blocks(state: RunState, marked: Sequence[bool], starts: range) -> list[dict[str, Any]]:
+    """The text in blocks of tokens; each is repeats and what is between them, in stretches of one source."""
+    blocks: list[dict[str, Any]] = []
+    at = 0
+    for start in starts:
+        end = min(start + BLOCK, len(state.tokens))
+        parts: list[tuple[bool, list[tuple[str, str]]]] = []
+        for repeated, group in groupby(range(start, end), key=lambda i: marked[i]):
+            stretches = []
+            for letter, run in groupby(group, key=lambda i: state.sources[i]):
+                length = sum(state.chars[i] for i in run)
+                stretches.append((_tag(letter) if length else "", state.text[at : at + length]))
+                at += length
+            parts.append((repeated, stretches))
+        blocks.append({"start": start, "end": end, "stretches": parts})
+    return blocks

@@ -1,0 +1,253 @@
+"""What drafters propose in one step: candidates in one tree.
+
+Here the tree has fixed widths, as published methods have it: every place gets so many candidates, all of them
+are continued, and nobody asks what they cost. Automatic drafting puts chances and prices in the place of the
+widths (`auto.candidates`); drafters cannot tell the two apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from tokenswift.interfaces import TokenSequence
+from tokenswift.sampling.choice import Sampler
+from tokenswift.sampling.ranking import Asked, LogitRows, Ranked, Subset
+from tokenswift.spec.drafters.refusal import Source
+from tokenswift.tree import CandidateTree
+from tokenswift.types import RunError
+
+if TYPE_CHECKING:
+    from tokenswift.spec.drafters.drafter import Drafter
+
+Below = list[tuple[int, float]]  # candidates below a node: their nodes, and the chances of their whole paths
+
+
+class Candidates:
+    """The candidates of one step. Nodes are numbered; node 0 is the root, the newest token.
+
+    Args:
+        sequence: the text so far, root included.
+        sampler: the target's choice rule.
+        coupled: rank with the target's noise.
+        widths: candidates of a place, by its depth.
+        most: passes at most in which a drafter goes along one path; by default one for each depth.
+        ahead: tokens after the text that are not committed yet; the last of them is then the root.
+
+    Attributes:
+        tree: the candidates.
+        copies_from: the node behind which copies of the text go on.
+        passes, levels: made so far, by models and by draft heads.
+        loaded: whether a drafter did work that is no price of a step, such as the selection of a cache.
+        ranked: sources that were ranked from, by name.
+    """
+
+    def __init__(
+        self,
+        sequence: TokenSequence,
+        sampler: Sampler,
+        coupled: bool,
+        widths: tuple[int, ...] = (),
+        most: int | None = None,
+        ahead: list[int] | None = None,
+    ) -> None:
+        self.sequence, self.text = sequence, sequence.tokens
+        self.sampler, self.coupled, self.widths = sampler, coupled, widths
+        self.most = len(widths) if most is None else most
+        self.ahead = ahead or []
+        self.tree = CandidateTree(self.ahead[-1] if ahead else self.text[-1])
+        self.copies_from = self.passes = self.levels = 0
+        self.loaded = False
+        self.ranked: dict[str, Source] = {}
+        self._drafter: Drafter | None = None
+
+    @property
+    def drafter(self) -> Drafter:
+        """Who proposes.
+
+        Raises:
+            ValueError: nobody does.
+        """
+        if self._drafter is None:
+            raise ValueError("no drafter proposes now")
+        return self._drafter
+
+    def ask(self, drafter: Drafter) -> None:
+        """Let a drafter propose.
+
+        Raises:
+            RunError: what it proposed is no token.
+            Stopped: nobody wants the text any more.
+        """
+        self.sequence.check()
+        self._drafter, before = drafter, len(self.tree)
+        drafter.propose(self.sequence, self)
+        size = self.sequence.model.vocab_size
+        for token in self.tree.tokens[before:]:
+            if not 0 <= token < size:
+                raise RunError(
+                    f"the drafter {drafter.name} proposed the token {token}; valid: 0 to {size - 1}"
+                )
+
+    # ---- what drafters call ---------------------------------------------------------------------
+
+    def path(self, node: int) -> list[int]:
+        """Tokens that follow the text, down to ``node``."""
+        return [*self.ahead, *self.tree.path(node)]
+
+    def chance(self, node: int) -> float:
+        """Chance that the target chooses the node's token, given that it chose its parent's."""
+        return self.tree.given[node]
+
+    def add(self, parent: int, token: int, chance: float = 1.0) -> int:
+        """The node of ``token`` below ``parent``, with a chance that the drafter itself knows."""
+        return self.tree.add(parent, token, self.drafter.mark.name, chance)
+
+    def offer(self, node: int, ranked: Ranked, level: int = 0, kind: str | None = None) -> Below:
+        """Add a ranking's candidates below ``node``, with chances that are learnt from what came of others.
+
+        Args:
+            ranked: tokens, best first, with scores and shares.
+            level: levels below where the drafter starts.
+            kind: rankings whose chances are learnt together; the drafter's name where it has one kind.
+        Returns:
+            Node and chance of the whole path of each, in the order of the ranking.
+        """
+        return [(self.add(node, token), 1.0) for token in ranked.tokens]
+
+    def rank(
+        self,
+        nodes: list[int],
+        logits: Tensor,
+        level: int = 0,
+        subset: Subset | None = None,
+        kind: str | None = None,
+        refusals: Source | None = None,
+    ) -> list[Below]:
+        """Rank logits (n, S), or (1, S) for all of n ``nodes``, by the choice rule and :meth:`offer` the best
+        below each node.
+
+        A row that no token can be chosen from has no candidates.
+
+        Args:
+            subset: what the columns stand for; None: token ids.
+            refusals: counts such rows; the drafter's own by default.
+        """
+        found = self._rankings(nodes[: len(logits)], logits, subset, refusals)
+        if len(found) < len(nodes):
+            found *= len(nodes)
+        return [self.offer(node, row, level, kind) for node, row in zip(nodes, found, strict=True)]
+
+    def go_on(self, below: list[Below], level: int) -> tuple[list[int], list[int]]:
+        """Which candidates of a level the next level continues.
+
+        Args:
+            below: from :meth:`rank`.
+            level: of the heads, counted from 0.
+        Returns:
+            Their nodes, and for each the number of its parent's row.
+        """
+        self.levels += 1
+        grown = [(node, row) for row, children in enumerate(below) for node, _ in children]
+        if not grown or self.tree.depths[grown[0][0]] == len(self.widths):
+            return [], []
+        return [node for node, _ in grown], [row for _, row in grown]
+
+    def chain(
+        self,
+        run: Callable[[list[Any]], Tensor],
+        subset: Subset | None = None,
+        kind: str | None = None,
+        most: int | None = None,
+        later: bool = False,
+    ) -> list[int]:
+        """Candidates by one pass after another along the best path.
+
+        Args:
+            run: tokens after the text → logits (1, S) of what follows them.
+            most: passes at most.
+            later: ``run`` takes tokens that are still on the device too, tensors (1,): then all passes are
+                made before any of their tokens is waited for.
+        Returns:
+            The nodes below which levels of heads may go on.
+        """
+        nodes = [0]
+        for follow in self._follow(run, subset, kind, most, later):
+            if self.drafter.refusals.dropped:
+                return []
+            below = follow(nodes[0])
+            if not below:
+                return []
+            nodes = [node for node, _ in below]
+            self.copies_from = self.copies_from or nodes[0]
+        return nodes if self.tree.depths[nodes[0]] < len(self.widths) else []
+
+    def _follow(
+        self,
+        run: Callable[[list[Any]], Tensor],
+        subset: Subset | None,
+        kind: str | None,
+        most: int | None,
+        later: bool,
+    ) -> Iterator[Callable[[int], Below]]:
+        """For each pass of a chain what makes candidates below a node of it."""
+        limit = self.most if most is None else min(most, self.most)
+        if not later or self.sampler.later is None or self.ahead:
+
+            def follow(done: int, node: int) -> Below:
+                self.sequence.check()
+                self.passes += 1
+                return self.rank([node], run(self.path(node)), done, subset, kind)[0]
+
+            for done in range(limit):
+                if done and self.sequence.has_enough:
+                    return
+                yield partial(follow, done)
+            return
+        asked: list[Asked] = []
+        for done in range(self._promising(limit)):
+            if done and self.sequence.has_enough:
+                break
+            self.sequence.check()
+            self.passes += 1
+            path = [one.best for one in asked]
+            place, width = len(self.text) + done, self._width_at(done)
+            rows = LogitRows(
+                run(path), self.text, [[0] * done], [place], [width], self.coupled, subset, self.shares
+            )
+            asked.append(self.sampler.later.ask(rows, path))
+        of = self.drafter.refusals
+        self.ranked[of.name] = of
+        for done, ranked in enumerate(of.answers(self.sampler, asked) if asked else []):
+            yield lambda node, done=done, ranked=ranked: self.offer(node, ranked, done, kind)
+
+    # ---- what forms of a tree differ in ---------------------------------------------------------
+
+    shares = False  # whether the candidates' probabilities are wanted
+
+    def _width_at(self, depth: int) -> int:
+        """Candidates wanted below a node of a depth."""
+        return self.widths[depth]
+
+    def _promising(self, limit: int) -> int:
+        """Passes of a chain, at most ``limit``, that promise more than they cost before any is made."""
+        return limit
+
+    def _rankings(
+        self,
+        nodes: list[int],
+        logits: Tensor,
+        subset: Subset | None,
+        refusals: Source | None,
+    ) -> list[Ranked]:
+        """The best of each row of logits, one row a node."""
+        of = self.drafter.refusals if refusals is None else refusals
+        self.ranked[of.name] = of
+        paths = [self.path(node) for node in nodes]
+        positions = [len(self.text) + len(path) for path in paths]
+        widths = [self._width_at(self.tree.depths[node]) for node in nodes]
+        rows = LogitRows(logits, self.text, paths, positions, widths, self.coupled, subset, self.shares)
+        return of.candidates(self.sampler, rows)

@@ -1,0 +1,314 @@
+"""Reuse of the text so far: what followed before is offered again.
+
+*Prompt lookup* (Saxena 2023) is for automatic drafting: where the newest tokens have stood before, the text
+may go on as it did then, for up to 32 tokens and with a chance for each. Three things say how likely a copied
+token is, beside the length of the match:
+
+- whether the other earlier places of the same tokens go on alike;
+- whether the token was *new* where it is copied from: no match had predicted it then (the number of a line,
+  the name in a table), so it is likely to differ again;
+- how often copies were right of late.
+
+A token that differs does not end a match: one that has been followed so far is followed on behind it, until
+three tokens in a row differ or a better one is found.
+
+*N-grams* are the paper's token reutilisation (section 3.2): a table maps a token to the tokens that followed
+it, the most frequent first. An n-gram enters only once all of it is older than the penalty window: a younger
+one would be penalised and rejected.
+
+Cost of the table. Appending notes the position of each token that has become old enough, and no more; the
+n-grams that start with a token are counted when that token is looked up. A lookup ranks a candidate set of
+fewer than 2 M n-grams, however long the text is; M is 128, or what the table was made for (asked for
+more than M, it looks through all). The set is exact and not an approximation: only an occurrence can
+raise an n-gram's rank, and each occurrence puts its n-gram back into the set, so an n-gram that was
+pruned stays below the M that were kept until it occurs again.
+Results therefore depend on the text alone and never on when lookups were made.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+
+from tokenswift.interfaces import TokenSequence
+from tokenswift.kv.pages import sent
+from tokenswift.memory import Need
+from tokenswift.sampling.choice import Sampler
+from tokenswift.spec.adaptive.chances import Regression
+from tokenswift.spec.adaptive.offer import Offer, Outcome
+from tokenswift.spec.adaptive.prices import Costs
+from tokenswift.spec.drafters.candidates import Candidates
+from tokenswift.spec.drafters.refusal import Source
+from tokenswift.spec.drafters.registry import NGRAM
+
+LENGTH = 4  # n of the n-grams that are drafted
+LEAST = 3  # tokens of a match that must agree
+MOST = 32  # tokens compared, and tokens drafted, by a match
+_PLACES = 4  # newest places kept for each beginning
+_ASTRAY = 3  # tokens in a row that differ, and the match is given up
+_RATE = 0.2  # one prediction a step at most: learn fast
+_MEMORY = 0.9  # of the running share of right predictions
+_BEST = 128  # the least M
+_COUNT = 40  # the bits below hold the position, so that integers compare by count, then by position
+
+Followers = tuple[int, ...]
+
+
+class Matches:
+    """Finds the longest earlier match of the text's end and predicts what followed it.
+
+    Args:
+        penalised: the sampler penalises repetition, which makes repeating less likely.
+    """
+
+    def __init__(self, penalised: bool) -> None:
+        self._text: list[int] = []
+        self._new: list[bool] = []  # of each token: no match predicted it
+        self._places: dict[tuple[int, ...], list[int]] = {}
+        # features: 1, log of the length, running share, new then, votes of the other places, goes on behind
+        # a token that differed
+        weights = (-3.0 if penalised else -1.5, 1.0, 1.5, -2.0, 1.0, -0.3)
+        self._chance = Regression(weights, _RATE)
+        self._recent = 0.0  # running share of right predictions
+        self._follow = -1  # place of the token that the match followed now expects next; -1 without one
+        self._agreed = self._differed = 0  # newest tokens that the followed match predicted, or did not
+        self._drafted: list[tuple[int, tuple[float, ...], float]] = []  # token, features, chance
+
+    def extend(self, tokens: list[int]) -> None:
+        """Append tokens to the text."""
+        text, places = self._text, self._places
+        for token in tokens:
+            hit = self._follow >= 0 and text[self._follow] == token
+            self._new.append(not hit)
+            text.append(token)
+            if self._follow >= 0:
+                self._follow += 1
+                self._agreed, self._differed = (self._agreed + 1, 0) if hit else (0, self._differed + 1)
+                if self._differed == _ASTRAY:
+                    self._follow = -1
+            if len(text) < LEAST:
+                continue
+            known = places.setdefault(tuple(text[-LEAST:]), [])
+            if known and (self._follow < 0 or self._agreed < LEAST):
+                self._follow, self._agreed, self._differed = known[-1], LEAST, 0
+            known.append(len(text))
+            if len(known) > _PLACES:
+                del known[0]
+
+    def predict(self) -> list[tuple[int, float]]:
+        """Tokens that may follow, each with its chance given the one before; empty without a match."""
+        self._drafted = []
+        text, end = self._text, len(self._text)
+        alike, length = self._matches()
+        behind = 0.0
+        if not alike:
+            if self._follow < 0:
+                return []
+            alike, length, behind = [self._follow], self._agreed + 1, 1.0
+        best = alike[0]
+        for i in range(MOST):
+            place = best + i % (end - best)  # the match may reach into its own continuation: a loop
+            token = text[place]
+            reach = [other for other in alike if other + i < end]
+            alike = [other for other in reach if text[other + i] == token]
+            votes = (2 * len(alike) / len(reach) - 1) * math.log(1 + len(reach)) if reach else 0.0
+            x = (1.0, math.log(length + i), self._recent, float(self._new[place]), votes, behind)
+            self._drafted.append((token, x, self._chance.chance(x)))
+        return [(token, chance) for token, _, chance in self._drafted]
+
+    def _matches(self) -> tuple[list[int], int]:
+        """Places behind earlier occurrences of the newest tokens, longest match first, and its length."""
+        text, end = self._text, len(self._text)
+        found = []
+        for place in self._places.get(tuple(text[-LEAST:]), ()):
+            if place == end:
+                continue
+            agreed = LEAST
+            while agreed < MOST and agreed < place and text[place - 1 - agreed] == text[-1 - agreed]:
+                agreed += 1
+            found.append((agreed, place))
+        found.sort(reverse=True)
+        return [place for _, place in found], found[0][0] if found else 0
+
+    def learn(self, right: list[int]) -> None:
+        """Compare the last prediction with what came, up to the first token that differs."""
+        for token, (drafted, x, chance) in zip(right, self._drafted, strict=False):
+            hit = token == drafted
+            self._chance.learn(x, hit - chance)
+            self._recent = _MEMORY * self._recent + (1 - _MEMORY) * hit
+            if not hit:
+                break
+
+
+class _Entry:
+    """What is known of one first token."""
+
+    __slots__ = ("counts", "top", "ranked", "most")
+
+    def __init__(self, most: int) -> None:
+        self.most = most  # M
+        self.counts: dict[Followers, int] = {}  # followers → count and latest position in one integer
+        self.top: dict[Followers, None] = {}  # a set in order of insertion; holds the M best of counts
+        self.ranked: list[Followers] | None = None  # top by rank; None when out of date
+
+    def add(self, followers: Followers, position: int) -> None:
+        counts, top = self.counts, self.top
+        count = counts.get(followers, 0) >> _COUNT
+        counts[followers] = (count + 1 << _COUNT) + position
+        top[followers] = None
+        if len(top) >= 2 * self.most:
+            self.top = dict.fromkeys(sorted(top, key=counts.__getitem__, reverse=True)[: self.most])
+
+    def best(self, k: int) -> list[tuple[Followers, int]]:
+        counts = self.counts
+        if k > self.most:
+            ranked = heapq.nlargest(k, counts, key=counts.__getitem__)
+        else:
+            if self.ranked is None:
+                self.ranked = sorted(self.top, key=counts.__getitem__, reverse=True)
+                self.top = dict.fromkeys(self.ranked)  # nearly sorted input makes the next sort cheap
+            ranked = self.ranked
+        return [(followers, counts[followers] >> _COUNT) for followers in ranked[:k]]
+
+
+class NgramTable:
+    """Counts of the n-grams of a growing text, by first token.
+
+    Args:
+        delay: at least 0; an n-gram enters once all its tokens are older than this many newest ones.
+        length: n of the n-grams, at least 2: the first token and ``length - 1`` followers.
+        most: lookups of up to this many n-grams cost the same however long the text is (of up to 128
+            in any case); it changes no result.
+    """
+
+    def __init__(self, delay: int, length: int = LENGTH, most: int = 0) -> None:
+        if delay < 0 or length < 2:
+            raise ValueError(f"delay is {delay}, length is {length}; valid: at least 0 and at least 2")
+        self.delay = delay
+        self.length = length
+        self.most = max(_BEST, most)
+        self._tokens: list[int] = []
+        self._noted = 0  # n-grams that start before this position are in _pending or counted
+        self._pending: defaultdict[int, list[int]] = defaultdict(list)
+        self._entries: dict[int, _Entry] = {}
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append tokens to the text."""
+        text, pending = self._tokens, self._pending
+        text.extend(tokens)
+        ready = len(text) - self.delay - self.length + 1
+        for position in range(self._noted, ready):
+            pending[text[position]].append(position)
+        self._noted = max(self._noted, ready)
+
+    def lookup(self, token: int, k: int) -> list[tuple[Followers, int]]:
+        """Up to k n-grams that start with ``token``: (followers, count), the most frequent first.
+
+        Among equal counts the one that occurred last comes first.
+        """
+        entry = self._entries.get(token)
+        fresh = self._pending.pop(token, None)
+        if fresh is not None:
+            if entry is None:
+                entry = self._entries[token] = _Entry(self.most)
+            text, length = self._tokens, self.length
+            for position in fresh:
+                entry.add(tuple(text[position + 1 : position + length]), position)
+            entry.ranked = None
+        return entry.best(k) if entry is not None and k > 0 else []
+
+
+class PromptLookup:
+    """What followed earlier occurrences of the newest tokens, in every step, for nothing.
+
+    Args:
+        penalised: the sampler penalises repetition.
+    """
+
+    name, mark = "lookup", NGRAM
+
+    def __init__(self, penalised: bool) -> None:
+        self.matches = Matches(penalised)
+        self.refusals = Source("matches of the text")
+
+    def begin(self, sequence: TokenSequence) -> None:
+        """Read the prompt."""
+        self.matches.extend(sequence.tokens)
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """Lists of the text, which are not worth counting."""
+        return []
+
+    def offer(self, costs: Costs) -> Offer:
+        """It costs nothing."""
+        return Offer("long matches of the text", "the text", tokens=1.0, rows=1, price=0.0)
+
+    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
+        """One path."""
+        node = 0
+        for token, chance in self.matches.predict():
+            node = candidates.add(node, token, chance)
+
+    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
+        """Read on."""
+        self.matches.learn(outcome.tokens)
+        self.matches.extend(outcome.tokens)
+
+
+class Ngrams:
+    """The paper's n-gram branches, behind the token that is likeliest to follow.
+
+    Args:
+        count: branches a step (k).
+        least: n-grams are drafted that were seen this often.
+        sampler: the target's choice rule.
+        coupled: choose among frequent n-grams with the target's noise.
+    """
+
+    name, mark = "ngrams", NGRAM
+
+    def __init__(self, count: int, least: int, sampler: Sampler, coupled: bool) -> None:
+        self.count, self.least, self.sampler = count, least, sampler
+        # coupled branches are chosen by the noise, from more than are drafted
+        self.pool = count * (4 if coupled and not sampler.params.greedy else 1)
+        self.table = NgramTable(delay=sampler.params.window, most=self.pool)
+        self.refusals = Source("n-grams of the text")
+
+    def begin(self, sequence: TokenSequence) -> None:
+        """Read the prompt."""
+        self.table.extend(sequence.tokens)
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """The branches' rows."""
+        return [Need("ngrams", self.count, self.count * LENGTH * row)]
+
+    def offer(self, costs: Costs) -> None:
+        """Branches without chances are no part of automatic drafting."""
+
+    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
+        """The best branches."""
+        tree, start = candidates.tree, candidates.copies_from
+        for followers in self._branches(sequence, tree.tokens[start], tree.depths[start]):
+            node = start
+            for token in followers:
+                node = candidates.add(node, token)
+            tree.branches.append(node)
+
+    def _branches(self, sequence: TokenSequence, start: int, depth: int) -> list[Followers]:
+        """The best n-grams after the token ``start``, which stands ``depth`` places after the root."""
+        found = [entry for entry in self.table.lookup(start, self.pool) if entry[1] >= self.least]
+        if len(found) <= self.count:
+            return [followers for followers, _ in found]
+        device = self.sampler.device
+        grams = sent([followers for followers, _ in found], device)
+        score = sent([math.log(count) for _, count in found], device)
+        for i in range(grams.shape[1]):
+            score = score + self.sampler.noise.gather(len(sequence.tokens) + depth + i, grams[:, i])
+        best = score.topk(self.count).indices.tolist()
+        return [found[i][0] for i in best]
+
+    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
+        """Read on."""
+        self.table.extend(outcome.tokens)

@@ -1,0 +1,226 @@
+"""The target drafts for itself: passes over its partial cache, and the heads after the last of them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from tokenswift.interfaces import DraftModel, KVCache, LowBit, TokenSequence
+from tokenswift.kv.full import FullCache
+from tokenswift.kv.select import select, useful
+from tokenswift.kv.sparse import SparseCache
+from tokenswift.memory import Need
+from tokenswift.spec.adaptive.offer import Offer, Outcome
+from tokenswift.spec.adaptive.prices import Costs
+from tokenswift.spec.drafters.candidates import Candidates
+from tokenswift.spec.drafters.heads import HeadDrafter, newest_hidden
+from tokenswift.spec.drafters.refusal import pass_source
+from tokenswift.spec.drafters.registry import HEAD
+from tokenswift.types import Mark
+
+PARTIAL = "partial"
+_LEAD = 0.9  # chance that a pass in few bits finds the next token, before anything is known
+_LONGEST = 6  # passes of the longest chain that is thought of
+
+
+class SparseContext:
+    """Selects from the full cache, takes in what is committed, and selects anew when it is due.
+
+    Args:
+        model: the target.
+        policy: one of `kv.select.POLICIES`.
+        budget, sinks: B and S of the sparse cache; where every layer has a sliding window, of a larger
+            B only what windows and sinks can fill.
+        scratch: rows of draft passes per step.
+        refresh: new tokens after which the selection is made again; None: when they have replaced all
+            of it; 0: never.
+        frozen: take in nothing after the first selection.
+        chunk: tokens of a chunk (policy "chunks").
+
+    Attributes:
+        wanted, budget: B as asked for, and as it is used.
+    """
+
+    def __init__(
+        self,
+        model: DraftModel,
+        policy: str,
+        budget: int,
+        sinks: int,
+        scratch: int,
+        refresh: int | None = None,
+        frozen: bool = False,
+        chunk: int = 8,
+    ) -> None:
+        self.model = model
+        self.policy = policy
+        self.wanted, self.budget = budget, useful(budget, model.windows, sinks)
+        self.sinks, self.scratch = sinks, scratch
+        self.refresh, self.frozen, self.chunk = refresh, frozen, chunk
+        self.sparse: SparseCache | None = None
+
+    @property
+    def selections(self) -> int:
+        """Selections made so far; 0 without a cache."""
+        return 0 if self.sparse is None else self.sparse.selections
+
+    def cache(self, sequence: TokenSequence) -> SparseCache:
+        """The sparse cache to draft over, without draft rows.
+
+        Raises:
+            ValueError: nothing was committed yet.
+        """
+        full, newest = cast(FullCache, sequence.cache), sequence.newest
+        if newest is None:
+            raise ValueError("a sparse cache is selected from a full cache that holds tokens")
+        sparse = self.sparse
+        if sparse is None:
+            sparse = self.model.backend.partial_cache(full, self.budget, self.sinks, self.scratch)
+            self.sparse = sparse
+        if self._due():
+            row, windows = sequence.newest_row, self.model.windows
+            queries = newest.queries
+            chosen = select(self.policy, full, queries, row, windows, self.budget, self.sinks, self.chunk)
+            sparse.load(full, chosen)
+        sparse.rewind()
+        return sparse
+
+    def _due(self) -> bool:
+        sparse = self.sparse
+        if sparse is None or not sparse.selections:
+            return True
+        if self.frozen or self.refresh == 0:
+            return False
+        return sparse.exhausted if self.refresh is None else sparse.replaced >= self.refresh
+
+    def observe(self, sequence: TokenSequence, committed: int) -> None:
+        """Take in the last ``committed`` tokens of the full cache."""
+        full = cast(FullCache, sequence.cache)
+        if self.sparse is not None and not self.frozen:
+            self.sparse.rewind()
+            self.sparse.append(full, full.length - committed, full.length)
+
+
+class PartialDrafter:
+    """Passes of the target along the best path, over the partial cache.
+
+    Args:
+        model: the target.
+        context: its partial cache; None: the full cache is drafted over.
+        heads: go on below the last pass; None: nothing does.
+        mark: of its tokens.
+        least: while the full cache holds fewer tokens, it is drafted over itself.
+        low: the target in few bits, which then makes the passes; it never runs over the full cache, so
+            ``least`` is 0.
+    """
+
+    name = PARTIAL
+
+    def __init__(
+        self,
+        model: DraftModel,
+        context: SparseContext | None,
+        heads: HeadDrafter | None = None,
+        mark: Mark = HEAD,
+        least: int = 0,
+        low: LowBit | None = None,
+    ) -> None:
+        self.model, self.context, self.heads, self.low = model, context, heads, low
+        self.mark, self.least = mark, least
+        self.refusals = pass_source()
+        self._begun = 0  # tokens of the prompt
+
+    def begin(self, sequence: TokenSequence) -> None:
+        """Settle which tokens the heads may draft, from the prompt."""
+        self._begun = len(sequence.tokens)
+        if self.heads is not None:
+            self.heads.begin(sequence)
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """The partial cache, which is made once the text is longer than the budget."""
+        if self.context is None:
+            return []
+        rows = self.context.budget + self.context.scratch
+        return [Need("budget", self.context.wanted, rows * self.model.kv_bytes, sure=text > self.least)]
+
+    def offer(self, costs: Costs) -> Offer | None:
+        """A pass and a level."""
+        if self.context is None:
+            return None
+        if self.low is None:
+            return partial_offer(costs, self.context.budget)
+        return low_offer(costs, min(self._begun, self.context.budget), self._begun)
+
+    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
+        """A chain, and levels of the heads below its end."""
+        if sequence.newest is None or self.refusals.dropped:
+            return
+        cache, sparse = self._cache(sequence, candidates)
+        model = self.model if self.low is None else self.low
+        start, states = len(sequence.tokens) - 1, [newest_hidden(sequence)]  # after so many passes
+
+        def run(path: list[Any]) -> torch.Tensor:
+            if path and sparse is not None:
+                sparse.grow(1)  # the pass before is context of this one
+            newest = path[-1] if path else sequence.tokens[-1]
+            token = newest if isinstance(newest, torch.Tensor) else torch.tensor([newest])
+            position = torch.tensor([start + len(path)])
+            states.append(model.forward(token, position, cache).hidden)
+            return model.logits(states[-1])
+
+        nodes = candidates.chain(run, kind="backbone" if self.low is None else "low", later=True)
+        if nodes and self.heads is not None:
+            self.heads.grow(candidates, nodes, states[candidates.tree.depths[nodes[0]]], "after")
+
+    def _cache(self, sequence: TokenSequence, candidates: Candidates) -> tuple[KVCache, SparseCache | None]:
+        """What to draft over, also as the sparse cache that it is."""
+        if self.context is None or sequence.cache.length < self.least:
+            return sequence.cache, None
+        before = self.context.selections
+        cache = self.context.cache(sequence)
+        candidates.loaded |= self.context.selections != before  # once in many steps: no price of a step
+        return cache, cache
+
+    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
+        """Keep the cache in step with the text while it is used; drop it otherwise."""
+        if self.context is None:
+            return
+        if outcome.in_use:
+            self.context.observe(sequence, outcome.nodes)
+        else:
+            self.context.sparse = None
+
+
+def low_offer(costs: Costs, drafted: int, verified: int) -> Offer:
+    """What passes in few bits over ``drafted`` cached tokens expect, verified over ``verified``, in the chain
+    that pays best. To rank the candidates of a pass takes about what a level of heads takes."""
+    pass_ms = costs.low(drafted) + costs.level()
+    chains = [(1 + sum(_LEAD**i for i in range(1, n + 1)), n) for n in range(1, _LONGEST + 1)]
+    tokens, length = max(chains, key=lambda c: c[0] / (c[1] * pass_ms + costs.verify(c[1] + 1, verified)))
+    return Offer(
+        "passes in few bits",
+        "the passes in few bits",
+        tokens=tokens,
+        rows=length + 1,
+        price=length * pass_ms,
+        pass_ms=pass_ms,
+        lead=_LEAD,
+        loads=True,
+    )
+
+
+def partial_offer(costs: Costs, budget: int) -> Offer:
+    """What passes over a partial cache of ``budget`` tokens expect."""
+    pass_ms = costs.verify(1, budget)
+    return Offer(
+        "passes over the partial cache",
+        "the partial pass",
+        tokens=2.1,
+        rows=4,
+        price=pass_ms + costs.level(),
+        pass_ms=pass_ms,
+        lead=0.85,
+        least=budget,
+        loads=True,
+    )

@@ -1,0 +1,371 @@
+"""The file format of draft heads, and the check that heads and base model belong together.
+
+A heads file is one safetensors file: the tensors of :class:`Heads` under ``spec.heads.``, a sample of
+the base model's weights under ``base.sample``, and a JSON object under ``tokenswift_heads`` in the
+header's metadata. The sample is the base's identity. It is compared with a tolerance, so a base
+model cast to another dtype still matches, and a fine-tuned one does not.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import math
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tokenswift.config import HEAD_KINDS, shown
+from tokenswift.files import replacing
+from tokenswift.loader.identity import SAMPLE_SIZE, TOLERANCE, BaseIdentity, Values, base_of
+from tokenswift.loader.safetensors import open_weights
+from tokenswift.spec.heads.modules import Heads, HeadsConfig
+from tokenswift.types import InputError
+
+FORMAT_VERSION = 1
+METADATA_KEY = "tokenswift_heads"
+#: types that weights of heads may have
+TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+MOST_NAME = 200  # characters of a name in messages
+#: greatest distance of a model from the one that shipped heads were made for: that one's weights are those of
+#: a Q4_1 file, rounding to which moves weights by .08 of their size; the model before it gets them, too
+ROUNDED = 0.15
+
+logger = logging.getLogger("tokenswift")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsHost:
+    """The model that heads are to draft for.
+
+    Attributes:
+        base: its identity.
+        dtype, device: of the weights.
+        place: the folder or hub id that it was loaded from, "" where it came from a program.
+        model: the transformers model, where it is loaded.
+    """
+
+    base: BaseIdentity
+    dtype: torch.dtype
+    device: torch.device
+    place: str
+    model: Any = None
+
+
+def host_of(model: Any, values: Values | None = None) -> HeadsHost:
+    """A loaded transformers causal LM as heads see it; a :class:`HeadsHost` as it is. ``values`` as for
+    `loader.identity.base_of`."""
+    if isinstance(model, HeadsHost):
+        return model
+    place = getattr(model.config, "_name_or_path", "") or ""
+    return HeadsHost(base_of(model, values=values), model.dtype, model.device, str(place), model)
+
+
+def check_base(heads: str, wanted: BaseIdentity, model: BaseIdentity) -> None:
+    """Raise :class:`InputError` unless heads made for ``wanted`` fit ``model``."""
+    mine = f"hidden size {wanted.hidden_size}, vocabulary {wanted.vocab_size}"
+    theirs = f"hidden size {model.hidden_size}, vocabulary {model.vocab_size}"
+    if mine != theirs:
+        raise InputError(
+            f"heads {heads} were made for {wanted.name} ({mine}), the model is {model.name} ({theirs})"
+        )
+    far = wanted.distance(model)
+    if not far <= TOLERANCE:
+        raise InputError(
+            f"heads {heads} were made for {wanted.name}, the model is {model.name}: "
+            f"their weights differ by {far:.0%}"
+        )
+
+
+def save_heads(
+    heads: Heads,
+    path: str | Path,
+    base: BaseIdentity,
+    dtype: torch.dtype = torch.bfloat16,
+    notes: dict[str, Any] | None = None,
+) -> None:
+    """Write a heads file; a failure leaves no half-written file behind.
+
+    Args:
+        heads: the heads.
+        path: the file; by custom it ends in ``.heads.safetensors``.
+        base: the identity of their base model, from :func:`base_of`.
+        dtype: type of the stored weights.
+        notes: JSON values kept in the header (how the heads were trained).
+    """
+    path = Path(path)
+    tensors = {f"heads.{k}": v.detach().to("cpu", dtype).contiguous() for k, v in heads.state_dict().items()}
+    tensors["base.sample"] = base.sample.float().contiguous()
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise InputError(f"heads tensor {name} is not finite in {kind}; nothing was written to {path}")
+    if heads.frequent is not None:
+        tensors["draft.frequent"] = heads.frequent.to("cpu", torch.int32).contiguous()
+    header = {
+        "version": FORMAT_VERSION,
+        "base": base.name,
+        "heads": heads.config.to_dict(),
+        "notes": notes or {},
+    }
+    if heads.calibration is not None:
+        header["calibration"] = heads.calibration
+    try:
+        with replacing(path) as part:
+            save_file(tensors, part, metadata={METADATA_KEY: json.dumps(header)})
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"cannot write heads to {path}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
+    """A heads file's content: float32 heads on the CPU, their base's identity, their notes."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"heads file {path} does not exist")
+    file = open_weights(path, "heads file")
+    said = (file.metadata() or {}).get(METADATA_KEY)
+    if said is None:
+        raise InputError(f"{path} holds no draft heads of tokenswift; import-heads reads published ones")
+    try:
+        header = json.loads(said)
+        version, notes = header["version"], header.get("notes") or {}
+        if version != FORMAT_VERSION:
+            raise InputError(
+                f"heads file {path} has format version {shown(version)}; known: {FORMAT_VERSION}"
+            )
+        if not isinstance(notes, dict):
+            raise TypeError("notes is no object")
+        config = HeadsConfig.from_dict(header["heads"])
+    except InputError as error:
+        text = str(error)
+        raise InputError(text if str(path) in text else f"heads file {path}: {text}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"heads file {path} has a broken header: {_reason(error)}") from error
+    tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    sample = tensors.pop("base.sample", None)
+    if sample is None:
+        raise InputError(f"heads file {path} lacks tensor base.sample")
+    _check_tensor(str(path), "base.sample", sample, [2 * SAMPLE_SIZE])
+    frequent = tensors.pop("draft.frequent", None)
+    heads = build_heads(config, {k.removeprefix("heads."): v for k, v in tensors.items()}, str(path))
+    if frequent is not None:
+        whole = frequent.ndim == 1 and frequent.dtype in (torch.int32, torch.int64)
+        if not whole or not 0 < len(frequent) <= config.vocab_size:
+            raise InputError(
+                f"heads file {path}: tensor draft.frequent is {frequent.dtype} of shape "
+                f"{shown(list(frequent.shape))}; valid: 1 to {config.vocab_size} token ids"
+            )
+        if int(frequent.min()) < 0 or int(frequent.max()) >= config.vocab_size:
+            raise InputError(f"heads file {path} names frequent tokens outside 0 to {config.vocab_size - 1}")
+        heads.frequent = frequent.long()
+    heads.calibration = _calibration(header.get("calibration"), path)
+    heads.source, heads.notes = str(path), notes
+    name = str(header.get("base", "?"))[:MOST_NAME]
+    base = BaseIdentity(name, config.hidden_size, config.vocab_size, sample.float())
+    return heads, base, notes
+
+
+def _calibration(found: Any, path: Path) -> dict[str, list[list[float]]] | None:
+    """The weights of `spec.adaptive.chances` that a header holds: two lists of six numbers a source."""
+    if found is None:
+        return None
+    try:
+        kept = {
+            str(name): [[float(weight) for weight in row] for row in rows] for name, rows in found.items()
+        }
+        shapes = {tuple(map(len, rows)) for rows in kept.values()}
+        numbers = [weight for rows in kept.values() for row in rows for weight in row]
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"heads file {path} has a broken calibration: {_reason(error)}") from error
+    if shapes - {(6, 6)} or not all(map(math.isfinite, numbers)):
+        raise InputError(
+            f"heads file {path} has a broken calibration; valid: six finite numbers, twice a source"
+        )
+    return kept
+
+
+def build_heads(config: HeadsConfig, tensors: dict[str, Tensor], source: str) -> Heads:
+    """Heads from named tensors; every fault of the tensors is an :class:`InputError`."""
+    if not config.kind == "conditioned" and config.count * config.blocks > len(tensors):
+        raise InputError(f"heads in {source} have {len(tensors)} tensors, too few for {config.count} heads")
+    try:
+        with torch.device("meta"):
+            wanted = Heads(config).state_dict()
+    except RuntimeError as error:  # sizes beyond what a tensor's can be
+        raise InputError(f"heads in {source} have impossible sizes: {_reason(error)}") from error
+    for name, tensor in wanted.items():
+        if name not in tensors:
+            raise InputError(f"heads in {source} lack tensor {name}")
+        _check_tensor(source, name, tensors[name], list(tensor.shape))
+    unknown = sorted(set(tensors) - set(wanted))
+    if unknown:
+        raise InputError(f"heads in {source} hold an unknown tensor {unknown[0][:MOST_NAME]}")
+    heads = Heads(config)
+    heads.load_state_dict({name: tensors[name].float() for name in wanted})
+    return heads.eval().requires_grad_(False)
+
+
+def _check_tensor(source: str, name: str, tensor: Tensor, shape: list[int]) -> None:
+    """Refuse a tensor of a file that is of another shape, of no float type, or not finite.
+
+    Raises:
+        InputError: naming it, and what is valid.
+    """
+    if list(tensor.shape) != shape:
+        found = shown(list(tensor.shape))
+        raise InputError(f"heads in {source}: tensor {name} has shape {found}; {shape} is needed")
+    if tensor.dtype not in TYPES:
+        kinds = ", ".join(str(kind).removeprefix("torch.") for kind in TYPES)
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise InputError(f"heads in {source}: tensor {name} is of the type {kind}; valid: {kinds}")
+    if not bool(torch.isfinite(tensor).all()):
+        raise InputError(f"heads in {source}: tensor {name} holds values that are not finite")
+
+
+def load_heads(path: str | Path, model: Any) -> Heads:
+    """Heads from a file, checked against the model they are to draft for.
+
+    Args:
+        path: a heads file.
+        model: the loaded transformers causal LM, or its :class:`HeadsHost`.
+    """
+    host = host_of(model)
+    heads, base, _ = read_heads(path)
+    check_base(str(path), base, host.base)
+    return fitted(heads, host)
+
+
+def fitted(heads: Heads, host: HeadsHost) -> Heads:
+    """Finite heads in the model's type and on its device.
+
+    Raises:
+        InputError: a weight is beyond the type's range.
+    """
+    heads = heads.to(dtype=host.dtype, device=host.device)
+    for name, tensor in heads.state_dict().items():
+        if not bool(torch.isfinite(tensor).all()):
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise InputError(
+                f"heads in {heads.source}: tensor {name} holds values beyond the range of {kind}"
+            )
+    return heads
+
+
+def packaged_kinds(model: Any) -> dict[str, Traversable]:
+    """The files of the shipped heads that were made for this model, or for its weights rounded to few bits,
+    by kind, in the order of their names.
+
+    Only headers and samples are read, and those only where the sizes fit.
+    """
+    identity = host_of(model).base
+    found: dict[str, Traversable] = {}
+    for entry in sorted(resources.files("tokenswift").joinpath("data").iterdir(), key=lambda e: e.name):
+        if not entry.name.endswith(".heads.safetensors"):
+            continue
+        with resources.as_file(entry) as path, safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
+            config = header.get("heads", {})
+            if (config.get("hidden_size"), config.get("vocab_size")) != (
+                identity.hidden_size,
+                identity.vocab_size,
+            ):
+                continue
+            sample = file.get_tensor("base.sample").float()
+        base = BaseIdentity(str(header.get("base")), identity.hidden_size, identity.vocab_size, sample)
+        if base.distance(identity) <= ROUNDED:
+            found.setdefault(config["kind"], entry)
+    return found
+
+
+def packaged_heads(model: Any, kind: str | None = None) -> Heads | None:
+    """The shipped heads that were made for this model, if there are any: the first file by name, or
+    the first of a ``kind``."""
+    host = host_of(model)
+    found = packaged_kinds(host)
+    entry = next(iter(found.values()), None) if kind is None else found.get(kind)
+    if entry is None:
+        return None
+    with resources.as_file(entry) as path:
+        heads, base, _ = read_heads(path)
+    if (far := base.distance(host.base)) > TOLERANCE:
+        logger.info(
+            "the shipped heads were made for %s, whose weights differ from this model's by %.0f%%, as "
+            "rounding to few bits does; they may guess less well here, and cannot change the text",
+            base.name,
+            100 * far,
+        )
+    return fitted(_shipped(heads, entry), host)
+
+
+def read_packaged(entry: Traversable) -> Heads:
+    """Shipped heads from :func:`packaged_kinds`, which has seen that they fit; float32 on the CPU."""
+    with resources.as_file(entry) as path:
+        heads, _, _ = read_heads(path)
+    return _shipped(heads, entry)
+
+
+def _shipped(heads: Heads, entry: Traversable) -> Heads:
+    heads.source = f"{entry.name} (shipped)"
+    return heads
+
+
+def resolve_heads(spec: str | Path | Heads | None, model: Any) -> Heads | None:
+    """The heads that a ``heads=`` argument or ``--heads`` names.
+
+    Args:
+        spec: "auto" (heads in the model's own folder, shipped heads that fit the model, else none),
+            "none" or None, a kind of shipped heads, the path of a heads file, or the heads themselves.
+        model: the loaded transformers causal LM, or its :class:`HeadsHost`.
+    Raises:
+        InputError: a file that holds no heads for this model, or no heads of that kind are shipped for it.
+    """
+    if spec is None or spec == "none":
+        return None
+    host = host_of(model)
+    if isinstance(spec, Heads):
+        width = host.base.hidden_size
+        if spec.config.hidden_size != width:
+            raise InputError(f"heads have hidden size {spec.config.hidden_size}, the model has {width}")
+        same = (spec.dtype, next(spec.parameters()).device) == (host.dtype, host.device)
+        return spec if same else copy.deepcopy(spec).to(dtype=host.dtype, device=host.device)
+    if not isinstance(spec, str | Path):
+        raise InputError(f"heads is {shown(spec)}; valid: auto, none, a kind, an adapter file, or Heads")
+    if spec == "auto":
+        return _heads_beside(host) or packaged_heads(host)
+    if spec in HEAD_KINDS:
+        shipped = packaged_heads(host, str(spec))
+        if shipped is None:
+            raise InputError(
+                f"heads is {shown(spec)}, and no {spec} heads are shipped for {host.base.name}; valid: auto, "
+                "none, or an adapter file",
+                "heads",
+            )
+        return shipped
+    return load_heads(spec, host)
+
+
+def _heads_beside(host: HeadsHost) -> Heads | None:
+    """The heads inside a checkpoint of the published layout that the model was loaded from, a folder's or
+    a hub id's."""
+    from tokenswift.spec.heads.published import cached_folder, holds_heads, import_checkpoint
+
+    folder = cached_folder(host.place) if host.place else None
+    if folder is None or host.model is None or not holds_heads(folder):
+        return None
+    heads, _ = import_checkpoint(folder, host.model)
+    heads.source = str(folder)
+    return fitted(heads, host)

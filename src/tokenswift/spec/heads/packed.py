@@ -1,0 +1,93 @@
+"""Conditioned heads on a backend's kernels: the same arithmetic as `modules`, with packed weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tokenswift.kernels.base import Backend
+from tokenswift.kernels.weights import DraftWeights, Packed
+from tokenswift.spec.heads.conditioned import ConditionedStep
+from tokenswift.spec.heads.modules import Heads
+
+
+class PackedStep:
+    """One conditioned step, its weights packed; safe to share between threads.
+
+    Args:
+        step: the step.
+        backend: the model's.
+        int8: whether the model's products are in int8; so are these then.
+    """
+
+    def __init__(self, step: ConditionedStep, backend: Backend, int8: bool) -> None:
+        self.backend, self._replays = backend, backend.replays()
+        weight, bias, outer = step.linear.weight.detach(), step.linear.bias.detach(), None
+        if step.inner is not None and step.outer is not None:
+            weight = torch.cat((weight, step.inner.weight.detach()))
+            bias = torch.cat((bias, step.inner.bias.detach()))
+            outer = backend.pack_for_drafts(step.outer.weight.detach(), int8)
+        first = backend.pack_for_drafts(weight, int8)
+        of_first, of_states, *rest = (
+            norm.weight.detach().float().contiguous()
+            for norm in (step.first_norm, step.state_norm, step.base_norm, step.embed_norm)
+        )
+        more = (step.first_norm.eps, step.linear.weight.dtype)
+        self._weights = [
+            DraftWeights(first, bias.float().contiguous(), outer, (norm, rest[0], rest[1]), *more)
+            for norm in (of_first, of_states)
+        ]
+
+    def level(
+        self,
+        states: Float[Tensor, "m D"],
+        base: Float[Tensor, "1 D"],
+        embeds: Float[Tensor, "m D"],
+        first: bool,
+        heads: Sequence[Packed],
+    ) -> tuple[Float[Tensor, "m D"], Float[Tensor, "m S"]]:
+        """The next states and their logits by rows of the LM head; ``first``: the states are the base's."""
+        backend, weights = self.backend, self._weights[0 if first else 1]
+        made = backend.draft_level(weights, states, base, embeds, heads)
+        if made is not None:
+            return made
+        states = self._replays.rows(first, partial(self._states, weights), states, embeds, all_rows=[base])
+        logits = [backend.draft_product(states, head) for head in heads]
+        return states, torch.cat(logits, dim=1) if logits else states[:, :0]
+
+    def _states(self, weights: DraftWeights, states: Tensor, embeds: Tensor, base: Tensor) -> Tensor:
+        backend, given = self.backend, (states, base.expand(len(states), -1), embeds)
+        pairs = zip(given, weights.norms, strict=True)
+        x = torch.cat([backend.norm(rows, norm, weights.eps, weights.dtype) for rows, norm in pairs], dim=1)
+        made = backend.draft_product(x, weights.first, weights.bias)
+        if weights.outer is None:
+            return made
+        inner = made[:, states.shape[1] :].relu().to(weights.dtype)
+        return backend.draft_product(inner, weights.outer) + made[:, : states.shape[1]]
+
+
+def packed_steps(heads: Heads, backend: Backend, int8: bool) -> list[PackedStep] | None:
+    """The heads' steps, packed once; None where the heads or the backend are of another kind."""
+    if not heads.conditioned or not backend.fused or heads.config.hidden_size % 2:
+        return None
+    if next(heads.parameters()).device != backend.device or heads.dtype not in (
+        torch.float32,
+        torch.bfloat16,
+    ):
+        return None
+    # training and loading move a weight's version on; tensors of inference mode have none
+    versions = [(id(w), None if w.is_inference() else w._version) for w in heads.parameters()]
+    state = [int8, *versions]
+    kept = heads.__dict__.get("_packed")
+    if kept is None or kept[:2] != (backend, state):
+        steps = [layer for layer in heads.layers if isinstance(layer, ConditionedStep)]
+        kept = heads.__dict__["_packed"] = (
+            backend,
+            state,
+            [PackedStep(step, backend, int8) for step in steps],
+        )
+    return kept[2]

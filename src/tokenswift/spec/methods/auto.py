@@ -1,0 +1,62 @@
+"""Automatic drafting: every step drafts what pays, from whatever can draft here, by chance and price.
+
+Heads and models that are there, repeats of the text and installed drafters propose; which of them do, and
+what of it is verified, follows from measured costs (`spec.adaptive`).
+"""
+
+from __future__ import annotations
+
+from tokenswift.config import AutoOptions
+from tokenswift.sampling.choice import Sampler
+from tokenswift.spec.adaptive.candidates import CHAIN
+from tokenswift.spec.adaptive.recipe import ByChance
+from tokenswift.spec.drafters.drafter import Drafter, Setting
+from tokenswift.spec.drafters.heads import DEPTH, HeadDrafter
+from tokenswift.spec.drafters.lookup import PromptLookup
+from tokenswift.spec.drafters.model import ModelContext, ModelDrafter
+from tokenswift.spec.drafters.partial import PartialDrafter, SparseContext
+from tokenswift.spec.drafters.registry import others
+from tokenswift.spec.methods.resources import Resources, frequent
+
+BUDGET = 1024  # tokens of the partial cache: smaller passes pay earlier
+MODEL_BUDGET, MODEL_SINKS = 512, 4  # of a draft model's cache
+
+
+class Auto(ByChance):
+    """Whatever drafts, where it pays.
+
+    Args:
+        llm: model, heads, measured costs and draft models.
+        options: `config.AutoOptions`.
+        sampler: the target's choice rule, shared for coupled candidates.
+    Raises:
+        InputError: the draft model cannot be had, or the file for explanations cannot be written.
+    """
+
+    name = "auto"
+
+    def __init__(self, llm: Resources, options: AutoOptions, sampler: Sampler) -> None:
+        target, heads, coupled = llm.target, llm.heads, options.candidates == "coupled"
+        drafters: list[Drafter] = []
+        if options.ngrams != 0:
+            drafters.append(PromptLookup(sampler.params.window > 0))
+        levels = None
+        if heads is not None:
+            depth = DEPTH if heads.conditioned else heads.count
+            levels = HeadDrafter(target, heads, options.vocabulary == "frequent", depth)
+            drafters += [levels] if options.draft != "partial" else []
+        low = None
+        if options.draft != "hidden" and options.cache != "full":
+            budget, frozen = options.budget or max(BUDGET, options.sinks + 1), options.cache == "partial"
+            context = SparseContext(target, "important", budget, options.sinks, CHAIN + 1, frozen=frozen)
+            low = llm.low_bit(options.draft_weights)
+            least = context.budget if low is None else 0
+            drafters.append(PartialDrafter(target, context, levels, least=least, low=low))
+        if options.draft_model is not None:
+            small = llm.draft_model(options.draft_model)
+            own = ModelContext(small, "streaming", MODEL_BUDGET, MODEL_SINKS, CHAIN, frequent(llm))
+            drafters.append(ModelDrafter(own, target, ("draft_model", "given")))
+        drafters += [drafter(Setting(target, sampler, coupled)) for drafter in others()]
+        priors = None if heads is None else heads.calibration
+        costs = (lambda: llm.costs(low), lambda table: llm.learn_costs(table, low))
+        super().__init__(drafters, sampler, coupled, *costs, priors, options.explain)

@@ -1,0 +1,205 @@
+"""The actor, without Ray: rows become texts, and journals of dead actors are gone on with."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import chatty_model
+from tokenswift import LLM, SamplingParams
+from tokenswift.distributed import Generator, generator
+from tokenswift.runs import folder as folders
+from tokenswift.runs import remote
+
+pyarrow = pytest.importorskip("pyarrow")
+pytest.importorskip("ray")
+pytestmark = pytest.mark.filterwarnings("ignore")
+HOW: dict[str, Any] = {"strategy": "autoregressive", "ignore_eos": True, "max_new_tokens": 30}
+ROWS: list[dict[str, Any]] = [
+    {"id": "a", "prompt": "Once upon a time", "seed": 3},
+    {"id": "b", "prompt": "x", "max_new_tokens": 5},
+    {"id": "c", "messages": [{"role": "user", "content": "Hello"}]},
+    {"id": "d", "prompt": "Once upon a time", "greedy": True, "stop": ["q"]},
+]
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chatty_model(tmp_path_factory.mktemp("chatty"), 256)
+
+
+@pytest.fixture
+def make(chatty: Path, own_cache: Path) -> Iterator[Callable[..., Generator]]:
+    """Makes actors; their schedulers end with the test."""
+    made: list[Generator] = []
+
+    def call(out: object, **settings: Any) -> Generator:
+        made.append(Generator(str(out), str(chatty), **{**HOW, "loading": {"threads": 1}, **settings}))
+        return made[-1]
+
+    yield call
+    for one in made:
+        one._scheduler.close()
+
+
+def table(rows: list[dict[str, Any]]) -> Any:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+
+
+def alone(chatty: Path, row: dict[str, Any], **how: Any) -> Any:
+    more = {key: value for key, value in row.items() if key not in ("id", "prompt", "messages")}
+    with LLM(chatty, threads=1) as llm:
+        return llm.generate(row.get("prompt") or row["messages"], **{**HOW, **how, **more})
+
+
+def begin(chatty: Path, row: dict[str, Any], folder: Path, steps: int) -> int:
+    """Leave a row's run as an actor does that dies after some steps; how many tokens its journal has."""
+    more = {key: value for key, value in row.items() if key not in ("id", "prompt")}
+    with LLM(chatty, threads=1) as llm:
+        with llm.stream(row["prompt"], **{**HOW, **more}, run_dir=folder) as stream:
+            for _, _ in zip(range(steps), stream, strict=False):
+                pass
+    return len(folders.load(folder)[1].tokens)
+
+
+def test_each_row_is_what_its_prompt_is_alone(
+    make: Callable[..., Generator], chatty: Path, tmp_path: Path
+) -> None:
+    rows = make(tmp_path / "out", seed=8, records=True)(table(ROWS)).to_pylist()
+    for row, given in zip(rows, ROWS, strict=True):
+        expected = alone(chatty, given, **({} if "seed" in given else {"seed": 8}))
+        state = folders.load(tmp_path / "out" / given["id"])[1]
+        assert state.tokens == expected.token_ids, given
+        assert (row["text"], row["finish_reason"]) == (expected.text, expected.finish_reason)
+        assert (row["new_tokens"], row["went_on_at"], row["error"]) == (len(expected.token_ids), 0, None)
+        assert json.loads(row["record"])["token_ids"] == expected.token_ids
+        assert (tmp_path / "out" / given["id"] / "text.txt").read_bytes().decode("utf-8") == expected.text
+
+
+def test_a_second_actor_goes_on_inside_a_row_and_leaves_what_is_finished(
+    make: Callable[..., Generator], chatty: Path, tmp_path: Path
+) -> None:
+    known = begin(chatty, ROWS[0], tmp_path / "out" / "a", 7)
+    (first,) = make(tmp_path / "out")(table(ROWS[1:2])).to_pylist()
+    assert 0 < known < 30 and first["error"] is None
+    before = (tmp_path / "out" / "b" / "journal").read_bytes()
+    rows = make(tmp_path / "out")(table(ROWS[:2])).to_pylist()
+    assert [row["went_on_at"] for row in rows] == [known, 5]
+    assert rows[0]["text"] == alone(chatty, ROWS[0]).text
+    assert len(folders.load(tmp_path / "out" / "a")[1].sessions) == 2
+    assert (tmp_path / "out" / "b" / "journal").read_bytes() == before and rows[1]["text"] == first["text"]
+
+
+def test_a_row_that_is_wrong_fails_alone(make: Callable[..., Generator], tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "no id"},
+        {"id": "../x", "prompt": "a"},
+        {"id": "e", "prompt": "a", "messages": [{"role": "user", "content": "b"}]},
+        {"id": "f", "prompt": "a", "temperature": -1.0},
+        {"id": "g", "prompt": "word " * 100},
+        ROWS[1],
+    ]
+    made = make(tmp_path / "out")(table(rows)).to_pylist()
+    words = ["a row has no id", "id is '../x'", "not one of prompt and messages", "temperature is -1.0"]
+    for row, word in zip(made, [*words, "prompt and new tokens are"], strict=False):
+        assert word in row["error"] and row["text"] is None, row
+    assert made[-1]["error"] is None and made[-1]["new_tokens"] == 5
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["b"]
+
+
+def test_a_folder_that_another_writes_is_waited_for(
+    make: Callable[..., Generator], chatty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "out" / "b"
+    folder.mkdir(parents=True)
+    actor, lock = make(tmp_path / "out"), folders.Lock(folder)
+    found: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: found.extend(actor(table(ROWS[1:2])).to_pylist()))
+    thread.start()
+    time.sleep(0.6)
+    assert thread.is_alive() and not (folder / "journal").exists()
+    lock.release()
+    thread.join()
+    assert found[0]["text"] == alone(chatty, ROWS[1]).text
+    monkeypatch.setattr(generator, "PATIENCE", 0.0)
+    lock = folders.Lock(folder)
+    (row,) = actor(table(ROWS[1:2])).to_pylist()
+    lock.release()
+    assert "is being written by process" in row["error"]
+
+
+def test_at_an_address_journals_are_copied_and_gone_on_with(
+    make: Callable[..., Generator], chatty: Path, tmp_path: Path, own_cache: Path
+) -> None:
+    """A node's own copy is taken where it is further; else the one at the address, wherever it was cut."""
+    there = tmp_path / "there"
+    known = begin(chatty, ROWS[0], there / "a", 5)
+    begin(chatty, ROWS[0], there / "a", 4)
+    whole = (there / "a" / "journal").read_bytes()
+    (there / "a" / "journal").write_bytes(whole[:-5])  # a torn tail
+    for path in (there / "a").iterdir():
+        if path.name != "journal":
+            path.unlink()
+    actor = make(f"file://{there}")
+    assert actor._copies is not None
+    short = begin(chatty, ROWS[3], there / "d", 2)
+    longer = begin(chatty, ROWS[3], actor._copies.folder / "d", 6)
+    rows = actor(table([ROWS[0], ROWS[3]])).to_pylist()
+    assert rows[0]["went_on_at"] == known and short < longer == rows[1]["went_on_at"]
+    for row, given in zip(rows, (ROWS[0], ROWS[3]), strict=True):
+        expected = alone(chatty, given)
+        assert row["text"] == expected.text and row["error"] is None
+        assert folders.load(there / given["id"])[1].tokens == expected.token_ids
+        assert (there / given["id"] / "text.txt").read_bytes().decode("utf-8") == expected.text
+        assert not (actor._copies.folder / given["id"]).exists()
+    (again,) = make(f"file://{there}")(table(ROWS[:1])).to_pylist()
+    assert again["went_on_at"] == 30 and again["text"] == rows[0]["text"]
+
+
+def test_a_growing_journal_is_copied(tmp_path: Path, own_cache: Path, chatty: Path) -> None:
+    copies = remote.Copies(f"file://{tmp_path / 'there'}")
+    copies.begin("a")
+    begin(chatty, ROWS[0], copies.folder / "a", 3)
+    copies.copy()
+    first = (tmp_path / "there" / "a" / "journal").read_bytes()
+    assert first == (copies.folder / "a" / "journal").read_bytes()
+    begin(chatty, ROWS[0], copies.folder / "a", 4)
+    copies.copy()
+    assert len((tmp_path / "there" / "a" / "journal").read_bytes()) > len(first)
+    fetched = tmp_path / "fetched"
+    fetched.mkdir()
+    remote.fetch(f"file://{tmp_path / 'there'}", fetched)
+    assert len(folders.load(fetched / "a")[1].tokens) == len(folders.load(copies.folder / "a")[1].tokens)
+
+
+def test_sampling_is_given_whole_by_fields_or_by_the_model(
+    make: Callable[..., Generator], chatty: Path, tmp_path: Path
+) -> None:
+    whole = SamplingParams(temperature=0.9, seed=5)
+    cool = SamplingParams(temperature=0.3, seed=5)
+    actor = make(tmp_path / "one", sampling=whole, answers=cool)
+    actor(table([ROWS[1], ROWS[2]]))
+    for name, temperature in (("b", 0.9), ("c", 0.3)):
+        sampling = folders.load(tmp_path / "one" / name)[1].header.identity.sampling
+        assert (sampling["temperature"], sampling["seed"]) == (temperature, 5)
+    actor = make(tmp_path / "two", temperature=0.6)
+    assert (actor._sampling.temperature, actor._answers.temperature) == (0.6, 0.6)
+
+
+def test_the_tally_is_told_of_every_text(
+    make: Callable[..., Generator], chatty: Path, tmp_path: Path
+) -> None:
+    told: list[dict[str, int]] = []
+    tally = SimpleNamespace(tell=SimpleNamespace(remote=told.append))
+    begin(chatty, ROWS[0], tmp_path / "out" / "a", 7)
+    make(tmp_path / "out", tally=tally)(table(ROWS[:2]))
+    last = {name: tokens for one in told for name, tokens in one.items()}
+    assert last == {"a": 30, "b": 5}

@@ -1,0 +1,150 @@
+"""Every kernel, compiled for cards that need not be there."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET"):
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+
+from tests.kernels.cuda.ahead import CARDS, Ahead  # noqa: E402
+from tests.kernels.cuda.cases import CPU, low, plan, segment, tree  # noqa: E402
+from tokenswift.interfaces import Segment  # noqa: E402
+from tokenswift.kernels.cuda.entries import IntFullCache  # noqa: E402
+from tokenswift.kernels.cuda.weights import Planes  # noqa: E402
+
+HALF = (torch.bfloat16, torch.float16)
+WIDTHS = (64, 80, 96, 128, 256)
+
+
+def attention(card: int, width: int, dtype: torch.dtype, heads: int = 8, options: bool = False) -> Any:
+    ahead = Ahead(card)
+    text = segment(300, 5, tree(5, 2), 2, width, dtype)
+    query = torch.empty(5, heads, width, dtype=dtype)
+    more: Any = (64, 30.0, torch.zeros(heads)) if options else ()
+    ahead.attend(plan([text], heads), query, 0, 0.1, *more)
+    return ahead.made
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_attention(card: int) -> None:
+    """Keys are fetched 16 bytes at a time and no product is contracted with a sum; sm_90 has its own dot."""
+    made = attention(card, 128, torch.bfloat16)
+    (chunks,) = made["attend_chunks"]
+    code = chunks.asm["ptx"]
+    assert "cp.async.cg" in code and "ld.global.b16" not in code
+    assert ("wgmma" if card == 90 else "mma.sync") in code
+    assert chunks.metadata.shared <= 99 * 1024  # of a block, on the cards that have least
+    for kernel in (chunks, *made["attend_merge"]):
+        assert "fma.rn.f32" not in kernel.asm["ptx"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=str)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("heads", [2, 14])
+def test_attention_of_all_shapes(card: int, dtype: torch.dtype, width: int, heads: int) -> None:
+    for options in (False, True) if dtype in HALF else (True,):
+        (chunks,) = attention(card, width, dtype, heads, options)["attend_chunks"]
+        assert chunks.metadata.shared <= 99 * 1024
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_rows_of_states(card: int) -> None:
+    ahead, dtype, heads, width = Ahead(card), torch.bfloat16, 4, 80
+    text = segment(3, 2, None, 2, width, dtype)
+    weight, states = torch.ones(576), torch.zeros(2, 576)
+    ahead.norm(states, weight, 1e-5, dtype)
+    ahead.norm(states, weight, 1e-5, dtype, states)
+    ahead.gated(states, dtype)
+    ahead.gated(states, dtype, gelu=True)
+    ahead.move(text.cache.data, 0, [1, 2])
+    mixed, cos = torch.zeros(2, (heads + 4) * width), torch.zeros(2, width // 2)
+    for norms in ((None, None), (weight[:width], weight[:width])):
+        ahead.append(plan([text], heads), mixed, cos, cos, 0, heads, 1e-5, *norms)
+    assert {name: len(found) for name, found in ahead.made.items()} == {
+        "add_norm": 2,
+        "gated": 2,
+        "move_rows": 1,
+        "turn_append": 2,
+    }
+    for found in ahead.made.values():
+        assert all("fma.rn.f32" not in kernel.asm["ptx"] for kernel in found)
+
+
+def compiled_products(card: int, dtypes: tuple[torch.dtype, ...], forms: tuple[str, ...]) -> Ahead:
+    ahead, bias = Ahead(card), torch.zeros(64)
+    for dtype in dtypes:
+        states = torch.zeros(3, 576, dtype=dtype)
+        ahead.product(states, torch.zeros(64, 576, dtype=dtype), bias)
+        for form in forms:
+            planes = Planes.of(low(form, 64, 576), CPU)
+            ahead.low_product(states, planes, bias, whole=False)
+            ahead.low_product(states.float(), planes, None, whole=True)
+    return ahead
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_products(card: int) -> None:
+    """Rows as whole numbers meet the card's product of such, and nothing is fetched number by number."""
+    made = compiled_products(card, (torch.bfloat16,), ("q4_1",)).made
+    (dense,), (floats, whole) = made["product"], made["low_product"]
+    assert ("wgmma" if card == 90 else "mma.sync") in dense.asm["ptx"]
+    assert "cp.async.cg" in dense.asm["ptx"]
+    assert "bf16.bf16" in floats.asm["ptx"] and "s32.s8.s8.s32" in whole.asm["ptx"]
+    for kernel in (dense, floats, whole, *made["to_whole"]):
+        assert "fma.rn.f32" not in kernel.asm["ptx"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", CARDS)
+def test_products_of_all_types(card: int) -> None:
+    made = compiled_products(card, (*HALF, torch.float32), ("q8_0", "q4_0", "q4_1")).made
+    assert [len(made[name]) for name in ("product", "low_product", "to_whole")] == [3, 18, 9]
+
+
+def whole_attention(card: int, width: int, heads: int = 8) -> Any:
+    """The kernels of keys and values in int8."""
+    ahead, cache = Ahead(card), IntFullCache(1, 2, width, 320, CPU)
+    cache.commit(tuple(range(300)))
+    numbers = torch.arange(5)
+    made = plan([Segment(numbers, numbers, cache, tree(5, 2))], heads)
+    ahead.attend(made, torch.empty(5, heads, width), 0, 0.1, 64)
+    mixed, cos, norm = torch.zeros(5, (heads + 4) * width), torch.zeros(5, width // 2), torch.ones(width)
+    for norms in ((None, None), (norm, norm)):
+        ahead.append(made, mixed, cos, cos, 0, heads, 1e-5, *norms)
+    ahead.move(cache.data, 0, [1, 2])
+    return ahead.made
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_keys_and_values_in_int8(card: int) -> None:
+    """Whole numbers meet the card's product of such, 16 bytes are fetched at a time, and steps are fused
+    where the kernels say so and nowhere else."""
+    made = whole_attention(card, 128)
+    (chunks,), (merge,) = made["attend_whole_chunks"], made["merge_whole_chunks"]
+    code = chunks.asm["ptx"]
+    assert "s32.s8.s8" in code and "ld.global.b8" not in code and "ld.global.v4" in code
+    assert ("wgmma" if card == 90 else "mma.sync") in code
+    assert chunks.metadata.shared <= 99 * 1024
+    for kernel in (chunks, merge):
+        fused = kernel.asm["ttir"].count("math.fma")
+        assert fused and "fma.rn.f32" in kernel.asm["ptx"]
+        assert kernel.asm["llir"].count("@llvm.fma") >= fused and "contract" not in kernel.asm["llir"]
+    for kernel in (*made["whole_queries"], *made["turn_append_whole"], *made["move_rows"]):
+        assert "fma.rn" not in kernel.asm["ptx"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("width", (4, 20, *WIDTHS))
+@pytest.mark.parametrize("heads", [2, 14])
+def test_keys_and_values_in_int8_of_all_shapes(card: int, width: int, heads: int) -> None:
+    (chunks,) = whole_attention(card, width, heads)["attend_whole_chunks"]
+    assert chunks.metadata.shared <= 99 * 1024

@@ -1,0 +1,361 @@
+"""The CUDA backend's own code - buffers, padding, segments, weights - on CPU tensors."""
+
+from __future__ import annotations
+
+import logging
+from functools import partialmethod
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.kernels.cuda.cases import CPU, random, segment
+from tests.kernels.test_segments import TEXTS, Layers
+from tests.lossless.test_strategies import PAPER, PROMPT, runs
+from tests.lossless.test_tokens import random_heads
+from tests.tiny import FAMILIES, VOCAB, byte_model, tiny_model
+from tokenswift import LLM, SamplingParams
+from tokenswift.engine.step import Text, advance, prefill
+from tokenswift.interfaces import TokenSequence
+from tokenswift.kernels.cuda import check, products
+from tokenswift.kernels.cuda.backend import CudaBackend
+from tokenswift.kernels.cuda.graphs import Graphs
+from tokenswift.kernels.cuda.launch import Kernels
+from tokenswift.kernels.cuda.reference import Reference
+from tokenswift.kernels.formats.registry import FORMATS
+from tokenswift.kernels.torch import TorchBackend
+from tokenswift.loader.rope import rotary_of
+from tokenswift.metrics import Meter
+from tokenswift.models import target as targets
+from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.low_bit import LowBitTarget, low_bit
+from tokenswift.sampling.choice import Sampler
+from tokenswift.spec.drafters.candidates import Candidates
+from tokenswift.spec.drafters.heads import HeadDrafter
+from tokenswift.spec.drafters.partial import PartialDrafter, SparseContext
+from tokenswift.spec.drafters.recipe import FixedWidths
+from tokenswift.spec.methods.autoregressive import Autoregressive
+from tokenswift.tree import CandidateTree
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16], ids=str)
+def test_layers_are_those_of_the_torch_path(weights: torch.dtype) -> None:
+    ours, torchs = (Layers(made, weights, weights) for made in (CudaBackend("cpu"), TorchBackend()))
+    pairs = zip(*(each.run([each.text(*sizes) for sizes in TEXTS]) for each in (ours, torchs)), strict=True)
+    near = 2e-2 if weights == torch.bfloat16 else 1e-5
+    for found, expected in pairs:
+        for one, other in zip(found, expected, strict=True):
+            assert one.shape == other.shape
+            assert float((one.float() - other.float()).norm() / other.float().norm()) < near
+
+
+@pytest.mark.parametrize(
+    "family,new",
+    [
+        ("llama", 20),
+        ("gemma2", 20),
+        *(pytest.param(family, 90, marks=pytest.mark.slow) for family in FAMILIES),
+    ],
+)
+def test_every_strategy_writes_what_plain_decoding_writes(
+    backend: CudaBackend, family: str, new: int
+) -> None:
+    lean = family != "gemma2"
+    make = tiny_model if lean else byte_model
+    llm = LLM.from_model(make(family), heads=random_heads("medusa", 48, VOCAB) if lean else "none")
+    assert llm.target.backend is backend and isinstance(llm.target, LeanTarget) is lean
+    draft = make(family, seed=1)
+    params = SamplingParams(seed=1, **PAPER)
+    plain = llm.generate(PROMPT, new, "autoregressive", sampling=params, ignore_eos=True)
+    lengths = []
+    for strategy, options in runs(draft):
+        if lean or strategy in ("magicdec", "triforce"):  # the others need heads
+            got = llm.generate(PROMPT, new, strategy, options, params, ignore_eos=True)
+            assert got.token_ids == plain.token_ids, (strategy, options)
+            lengths.append(got.metrics.mean_acceptance_length)
+    assert max(lengths) > 1.1
+    auto = llm.generate(PROMPT, new, sampling=params, ignore_eos=True)
+    assert auto.token_ids == plain.token_ids
+
+
+def test_the_text_is_the_torch_paths(backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(seed=2, **PAPER)
+    texts = []
+    for made in (backend, TorchBackend()):
+        monkeypatch.setitem(targets._backends, "cpu", made)
+        llm = LLM.from_model(tiny_model("llama"))
+        texts.append(llm.generate(PROMPT, 60, "autoregressive", sampling=params, ignore_eos=True).token_ids)
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("form", ["q8_0", "q4_0", "q4_1"])
+def test_a_copy_in_few_bits_drafts(backend: CudaBackend, form: str) -> None:
+    target: Any = targets.make_target(tiny_model("llama", hidden_size=64, num_attention_heads=4, head_dim=16))
+    low = low_bit(target, form)
+    assert low is not None and 0 < low.copied_bytes < target.weight_bytes / 2
+    tokens = torch.tensor(PROMPT[:20])
+    found, expected = (
+        model.logits(model.forward(tokens, torch.arange(20), target.new_cache(20)).hidden)
+        for model in (low, target)
+    )
+    assert 0 < float((found - expected).norm() / expected.norm()) < (0.05 if form == "q8_0" else 0.5)
+
+
+def test_a_path_is_committed_by_the_kernels(backend: CudaBackend) -> None:
+    moves: list[tuple[int, list[int]]] = []
+
+    class Noted(Reference):
+        def move(self, data: Tensor, start: int, nodes: Any) -> None:
+            moves.append((start, list(nodes)))
+            super().move(data, start, nodes)
+
+    cache = CudaBackend("cpu", Noted()).new_cache(1, 2, 4, 9, torch.float32)
+    cache.data.copy_(random(*cache.data.shape))
+    expected = cache.data[:, :, [0, 1, 2, 3, 5, 8]].clone()
+    cache.commit((0, 1))
+    cache.fork(9).commit((0, 1, 3, 6))
+    assert moves == [(4, [1, 4])]
+    cache.commit((0, 1, 3, 6))
+    assert torch.equal(cache.data[:, :, :6], expected)
+
+
+class Broken(Reference):
+    """Kernels that are not what they should be."""
+
+    def __init__(self, defect: str) -> None:
+        self.defect = defect
+
+    def attend(self, plan: Any, query: Tensor, *rest: Any) -> Tensor:
+        made = super().attend(plan, query, *rest)
+        if self.defect == "wrong":
+            return made * 1.05
+        return made + 1e-6 * (len(query) > 1) if self.defect == "rows" else made
+
+
+@pytest.mark.parametrize("defect,said", [("wrong", "from the reference"), ("rows", "rows in 1 passes")])
+def test_kernels_that_do_not_work_are_found(defect: str, said: str) -> None:
+    found = check.fault(CudaBackend("cpu", Broken(defect)), [(torch.float32, None, None)])
+    assert found is not None and said in found
+
+
+def test_passes_that_are_replayed_wrongly_are_not_replayed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a CPU the buffers are the same; here numbers of the call before are in them, or nothing works."""
+    assert check.unrecorded(CudaBackend("cpu")) is None
+
+    class Late(Graphs):
+        def run(self, key: Any, work: Any, *given: Tensor) -> Any:
+            self.before, given = given, getattr(self, "before", given)
+            return super().run(key, work, *given)
+
+    class Failing(Graphs):
+        def run(self, key: Any, work: Any, *given: Tensor) -> Any:
+            raise RuntimeError("no capture\nhere")
+
+    for kind, said in ((Late, "replays have other bits"), (Failing, "no capture here")):
+        backend = CudaBackend("cpu")
+        monkeypatch.setattr(backend, "replays", lambda kind=kind: kind(CPU))
+        assert check.unrecorded(backend) == said
+
+
+def test_torch_takes_over_where_kernels_do_not_work(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(targets, "_backends", {})
+    monkeypatch.setattr(check, "started", lambda device, graphs: "no driver")
+    with caplog.at_level(logging.WARNING, "tokenswift"):
+        found = targets.backend_for("cuda:0")
+    assert isinstance(found, TorchBackend) and not found.decodes and not found.equal_bits
+    assert caplog.messages == ["the CUDA kernels do not work here (no driver); the slower torch path is used"]
+
+
+def test_torch_is_chosen_for_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "_backends", {})
+    monkeypatch.setenv("TOKENSWIFT_KERNELS", "torch")
+    assert targets.backend_for("cuda").name == "torch"
+
+
+def test_a_weight_of_another_backend_is_refused() -> None:
+    with pytest.raises(ValueError, match="packed by another backend"):
+        CudaBackend("cpu").linear(random(2, 4), TorchBackend().pack(random(3, 4)))
+
+
+def test_keys_of_other_types_are_torchs() -> None:
+    text, query = segment(5, 2, None, 2, 8, torch.float64), random(4, 2, 8, dtype=torch.float64)
+    found = CudaBackend("cpu").attend(query, 0, text.cache, None, 0.3)
+    assert torch.equal(found, TorchBackend(CPU).attend(query, 0, text.cache, None, 0.3))
+
+
+class Unstarted(Kernels):
+    """Kernels that are not started; what they would be given is looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[str] = []
+
+    def run(self, kernel: Any, grid: tuple[int, ...], warps: int, stages: int, **given: Any) -> None:
+        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+        wrong = [name for name, value in tensors.items() if not (value.is_meta and value.is_contiguous())]
+        assert not wrong, (kernel, wrong)
+        self.started.append(kernel.__name__)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8], ids=str)
+def test_a_pass_leaves_nothing_on_the_host(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device without memory stands for the card: an operation over two devices is an error. A layer starts
+    as many kernels for 48 rows as for one."""
+    meta, ops = torch.device("meta"), Unstarted()
+    backend = CudaBackend(
+        meta, ops, lambda states, weight: torch.empty(len(states), len(weight), device=meta)
+    )
+    whole = dtype == torch.int8  # keys and values alone
+    model = tiny_model("qwen3", hidden_size=64, num_attention_heads=4)
+    model = model.to(meta, torch.bfloat16 if whole else dtype)
+    monkeypatch.setattr(
+        products, "keeps_bits", lambda library, weight: True
+    )  # there are no values to compare
+    target = LeanTarget(model, backend, rotary_of(model))
+    target.take_keys(dtype, "kv_cache_dtype")
+    cache = target.new_cache(60)
+    made = target.prefill(list(range(2, 50)), cache)
+    assert made.hidden.is_meta and target.logits(made.hidden).shape == (32, VOCAB)
+    cache.commit((1, 3))
+    chunks = "attend_whole_chunks" if whole else "attend_chunks"
+    assert ops.started.count(chunks) == 2 * target.layers and ops.started[-1] == "move_rows"
+    low = LowBitTarget(target, FORMATS["q8_0"])
+    tokens = torch.zeros(2, dtype=torch.long)
+    drafted = low.forward(tokens, tokens, cache)
+    assert low.logits(drafted.hidden).is_meta and ops.started.count("low_product") == 4 * target.layers + 1
+
+
+@pytest.mark.parametrize(
+    "strategy,options",
+    [("tokenswift", {"tree": (1, 3), "ngrams": 0, "draft": "partial"}), ("magicdec", {"gamma": 4})],
+)
+def test_drafts_that_are_waited_for_together_are_those_of_single_waits(
+    strategy: str, options: dict[str, Any], backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens that stay on the device from pass to pass, in pass, window and noise: the same trees."""
+    llm = LLM.from_model(tiny_model("llama"), heads=random_heads("conditioned", 48, VOCAB))
+    trees: list[list[Any]] = [[], []]
+    build = CandidateTree.build
+
+    def noted(tree: CandidateTree, *given: Any, into: list[Any]) -> Any:
+        into.append(build(tree, *given))
+        return into[-1]
+
+    for later in (True, False):
+        monkeypatch.setattr(CandidateTree, "build", partialmethod(noted, into=trees[later]))
+        if not later:
+            none = property(lambda self: None, lambda self, ranker: None)
+            monkeypatch.setattr(Sampler, "later", none, raising=False)
+        params = SamplingParams(seed=4, **PAPER)
+        small = {"budget": 24, "sinks": 3}
+        llm.generate(PROMPT, 40, strategy, options | small, params, ignore_eos=True)
+    assert trees[0] == trees[1] and max(len(tree) for tree in trees[0]) > 3
+
+
+def test_heads_go_on_from_the_pass_that_they_follow(backend: CudaBackend) -> None:
+    """Also where more passes were made than the chain kept."""
+    model = tiny_model("llama")
+    target = LeanTarget(model, backend, rotary_of(model))
+    sampler = target.sampler(SamplingParams(seed=4))
+
+    class Noted:
+        def grow(self, candidates: Any, nodes: list[int], base: Tensor, kind: str) -> None:
+            bases.append((candidates.tree.tokens[nodes[0]], base))
+
+    class Kept(Candidates):
+        def chain(self, *given: Any, **more: Any) -> list[int]:
+            super().chain(*given, **more)
+            return [1]
+
+    bases: list[tuple[int, Tensor]] = []
+    for passes in (3, 1):
+        sequence = TokenSequence(list(PROMPT), len(PROMPT), target.new_cache(100), target, sampler)
+        prefill(sequence)
+        drafter = PartialDrafter(target, SparseContext(target, "important", 24, 3, 5), cast(Any, Noted()))
+        Kept(sequence, sampler, True, (1,) * (passes + 1), passes).ask(drafter)
+    (one, base), (other, expected) = bases
+    assert one == other and torch.equal(base, expected)
+
+
+class Waits(TorchDispatchMode):
+    """Counts what a host would wait for: numbers that are sent in a way that blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        here = bool(args) and isinstance(args[0], Tensor) and args[0].device.type == "cpu"
+        there = str(kwargs.get("device", "")) == "meta"
+        if name == "_to_copy" and here and there and not kwargs.get("non_blocking"):
+            self.seen.append(name)
+        if name == "copy_" and args[1].device.type == "cpu" and args[0].is_meta and not any(args[2:]):
+            self.seen.append(name)
+        return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "strategy,waits",
+    [("autoregressive", [1, 1, 1]), ("medusa", [4, 4, 4]), ("magicdec", [2, 2, 2])],
+)
+def test_a_step_waits_for_the_device_once_a_ranking(
+    strategy: str, waits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device without memory stands for the card: whatever looks at a value is an error, but for what brings
+    a ranking back. Plain decoding ranks once a step, a tree of three levels of heads four times; the passes
+    of a chain are waited for together."""
+    meta, ops = torch.device("meta"), Unstarted()
+    backend = CudaBackend(
+        meta, ops, lambda states, weight: torch.empty(len(states), len(weight), device=meta)
+    )
+    monkeypatch.setattr(products, "keeps_bits", lambda library, weight: True)
+    found: list[int] = []
+
+    def fetch(made: Tensor) -> list[Any]:
+        assert made.is_meta and made.shape[2] == 3
+        found.append(len(made))
+        return [[[5.0 + n, 0.5, 0.1] for n in range(made.shape[1])] for _ in range(len(made))]
+
+    def tensor(*args: Any, device: Any = "cpu", **kwargs: Any) -> Tensor:
+        assert torch.device(device).type == "cpu", "numbers that a device is waited for"
+        return plain_tensor(*args, **kwargs)
+
+    plain_tensor = torch.tensor
+    monkeypatch.setattr(backend, "fetch", fetch)
+    model = tiny_model("llama").to(meta)
+    target = LeanTarget(model, backend, rotary_of(model))
+    params = SamplingParams(seed=1, **PAPER)
+    sampler = target.sampler(params)
+    if strategy == "medusa":
+        heads = random_heads("medusa", 48, VOCAB).to(meta)
+        drafter: Any = FixedWidths(
+            [HeadDrafter(target, heads, False)], sampler, True, (2, 2, 1), ("tree", (2, 2, 1))
+        )
+    elif strategy == "magicdec":
+        context = SparseContext(target, "important", 24, 3, 5)
+        chain = PartialDrafter(target, context)
+        drafter = FixedWidths([chain], sampler, True, (1, 1, 1), ("gamma", 3))
+    else:
+        drafter = Autoregressive(None, None, sampler)
+    sequence = TokenSequence(list(PROMPT), len(PROMPT), target.new_cache(200), target, sampler)
+    prefill(sequence)
+    text = Text(sequence, drafter, sampler, 60, (), Meter())
+    text.begin()
+    with Waits() as mode:
+        monkeypatch.setattr(torch, "tensor", tensor)
+        counts: list[int] = []
+        for _ in waits:
+            before = len(found)
+            made = advance([text])[0]
+            assert not isinstance(made, Exception), made
+            counts.append(len(found) - before)
+        monkeypatch.undo()
+    assert counts == waits and not mode.seen

@@ -1,0 +1,287 @@
+"""Rows of random shapes through compiled kernels: alone, in trees and in chunks, compared byte by byte."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.lossless.test_bits import Text, mixed
+from tests.tiny import SIZES, VOCAB, build
+from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.kernels.cpu.entries import SCALES, IntFullCache
+from tokenswift.kernels.formats.format import Format, Stored
+from tokenswift.kernels.formats.registry import FORMATS
+from tokenswift.kernels.torch import CHUNK
+from tokenswift.kernels.weights import Packed
+from tokenswift.kv.full import FullCache
+from tokenswift.loader.rope import rotary_of
+from tokenswift.models.decoder import LeanTarget
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+KEYS = (*DTYPES, torch.int8)
+WIDTHS = (4, 6, 8, 12, 16, 20, 32, 36, 40, 64, 64, 80, 96, 100, 128, 128, 160, 256)
+SIZES_OF_PASSES = (1, 2, 3, 4, 7, 11, 12, 13, 20, 41, 64, 65, 90)
+
+
+@dataclass
+class Tally:
+    """What a library's rows came to.
+
+    Attributes:
+        rows: compared with the same row alone.
+        wrong: how many of a case's rows differ, by what the case is.
+        digests: of the rows alone, by what the case is; equal for libraries of the same arithmetic.
+    """
+
+    rows: int = 0
+    wrong: dict[str, int] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+
+    def compare(self, case: str, found: Tensor, expected: Tensor) -> None:
+        """Count rows (the first axis) of a pass that have other bytes than the rows alone."""
+        assert found.shape == expected.shape and found.dtype == expected.dtype
+        differing = (_bytes(found) != _bytes(expected)).any(1).sum().item()
+        self.rows += len(found)
+        if differing:
+            self.wrong[case] = self.wrong.get(case, 0) + int(differing)
+
+    def keep(self, case: str, alone: Tensor) -> None:
+        """Note a case's rows alone."""
+        assert alone.isfinite().all(), case
+        self.digests[case] = hashlib.sha256(_bytes(alone).numpy().tobytes()).hexdigest()
+
+
+def _bytes(rows: Tensor) -> Tensor:
+    return rows.contiguous().view(len(rows), -1).view(torch.uint8)
+
+
+def fuzz(library: ctypes.CDLL, seeds: range, kind: type[CpuBackend] = CpuBackend) -> Tally:
+    """Attention, products and whole passes for each seed, on one thread and on two; the same cases for every
+    library."""
+    tally, both = Tally(), (kind(library, 1), kind(library, 2))
+    with torch.inference_mode():
+        for seed in seeds:
+            attention(both, seed, tally)
+            product(both, seed, tally)
+            low_product(both, seed, tally)
+            if seed % 4 == 0:
+                passes(both, seed, tally)
+    return tally
+
+
+def attention(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
+    """The last positions of a text: one at a time, in chunks, in trees with wrong branches."""
+    made = random.Random(seed)
+    dtype = KEYS[seed % len(KEYS)]
+    width = made.choice((made.choice(WIDTHS), made.randrange(4, 257)))
+    width += -width % (4 if dtype == torch.int8 else 2)  # others are left to torch
+    kv_heads, group = made.choice((1, 1, 2, 3, 4)), made.choice((1, 1, 2, 3, 4, 7, 8))
+    heads, tail = kv_heads * group, made.choice(SIZES_OF_PASSES)
+    before = max(0, made.randrange(4) * CHUNK + made.choice((0, 0, -1, 1, made.randrange(-70, 30))))
+    window = made.choice((0, 0, made.randrange(1, before + tail + 20), made.randrange(1, 40)))
+    case = f"attention {seed}: {dtype}, {heads}/{kv_heads} heads × {width}, {before} + {tail}, {window} seen"
+    noise = torch.Generator().manual_seed(seed)
+    capacity = before + tail + max(SIZES_OF_PASSES)
+    text, other, unseen, cache = (kernels[0].new_cache(1, kv_heads, width, capacity, dtype) for _ in range(4))
+    for filled in (text, other, unseen):
+        if isinstance(filled, IntFullCache):
+            random_pages(filled, noise)
+        else:
+            filled.data.copy_(torch.randn(filled.data.shape, generator=noise))
+    query = torch.randn(heads, tail, width, generator=noise)
+
+    def run(first: int, rows: list[int], parents: list[int] | None) -> Tensor:
+        """Rows of the tail (-1: a wrong one) over the text up to row ``first``."""
+        start = before + first
+        cache.data.copy_(unseen.data)  # what a row must not see
+        copied(cache, text, list(range(start)), list(range(start)))
+        for row, at in zip(rows, range(start, start + len(rows)), strict=True):
+            copied(
+                cache,
+                text if row >= 0 else other,
+                [at],
+                [before + row if row >= 0 else made.randrange(capacity)],
+            )
+        cache._length = start
+        return made.choice(kernels).attend(query[:, rows], 0, cache, parents, width**-0.5, window)
+
+    alone = torch.cat([run(row, [row], None) for row in range(tail)])
+    tally.keep(case, alone)
+    tally.compare(f"{case}, as a whole", run(0, list(range(tail)), None), alone)
+    for row in {0, tail - 1, made.randrange(tail)}:
+        tally.compare(f"{case}, as a root", run(row, [row], [-1]), alone[row : row + 1])
+    for _ in range(2):
+        first = made.randrange(tail)
+        count = min(made.choice(SIZES_OF_PASSES), tail - first)
+        rows = list(range(first, first + count))
+        tally.compare(f"{case}, as a chunk", run(first, rows, None), alone[rows])
+        tally.compare(f"{case}, as a path", run(first, rows, list(range(-1, count - 1))), alone[rows])
+    for _ in range(3):
+        first = made.randrange(tail)
+        rows, parents = tree(made, first, tail, made.choice(SIZES_OF_PASSES))
+        right = [at for at, row in enumerate(rows) if row >= 0]
+        found = run(first, rows, parents)[right]
+        tally.compare(f"{case}, in a tree of {len(rows)}", found, alone[[rows[at] for at in right]])
+
+
+def random_pages(cache: IntFullCache, noise: torch.Generator) -> None:
+    """Keys and values in int8, with scales."""
+    width = cache.pages.width
+    shape = cache.pages.scales[..., 0, :].shape
+    cache.pages.put_scales(*(0.001 + 0.02 * torch.rand((2, *shape), generator=noise)))
+    numbers = cache.data[..., SCALES:]
+    whole = torch.randint(-127, 128, numbers.shape, generator=noise)
+    whole[..., : 16 * width] += 128
+    numbers.copy_((whole % 256).to(torch.uint8))
+
+
+def copied(to: FullCache, source: FullCache, into: list[int], rows: list[int]) -> None:
+    """Copy entries from cache to cache."""
+    if isinstance(to, IntFullCache) and isinstance(source, IntFullCache):
+        to.pages.copy(source.pages, into, rows)
+    else:
+        to.data[:, :, into] = source.data[:, :, rows]
+
+
+def tree(made: random.Random, first: int, tail: int, nodes: int) -> tuple[list[int], list[int]]:
+    """A random tree: each node's row of the tail (-1: a wrong one), and its parent."""
+    rows, parents, last, at = [first], [-1], 0, first
+    while len(rows) < nodes:
+        if at + 1 < tail and made.random() < 0.5:
+            at += 1
+            parents.append(last)
+            last = len(rows)
+            rows.append(at)
+        else:
+            parents.append(made.choice((last, made.randrange(max(0, len(rows) - 9), len(rows)))))
+            rows.append(-1)
+    return rows, parents
+
+
+def product(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
+    """Rows of a product with a packed weight: one at a time and together."""
+    made = random.Random(seed)
+    dtype = DTYPES[seed % len(DTYPES)]
+    outputs, inner = (
+        made.choice((made.randrange(1, 100), 320)),
+        2 * made.choice((made.randrange(1, 330), 288)),
+    )
+    count, biased = made.choice(SIZES_OF_PASSES), made.random() < 0.5
+    case = f"product {seed}: {dtype}, {count} rows, {inner} to {outputs}{', bias' if biased else ''}"
+    noise = torch.Generator().manual_seed(seed)
+    weight = Packed(torch.randn(outputs, inner, generator=noise).to(dtype), panels=True)
+    bias = torch.randn(outputs, generator=noise) if biased else None
+    states = torch.randn(count, inner, generator=noise).to(dtype)
+
+    def run(rows: slice) -> Tensor:
+        return made.choice(kernels).linear(states[rows], weight, bias)
+
+    alone = torch.cat([run(slice(row, row + 1)) for row in range(count)])
+    tally.keep(case, alone)
+    for first in (0, made.randrange(count), made.randrange(count)):
+        end = count if first == 0 else made.randrange(first, count) + 1
+        tally.compare(f"{case}, {first} to {end}", run(slice(first, end)), alone[first:end])
+
+
+def low_product(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
+    """Rows of products with a low-bit weight, one at a time and together, for each kind of activation.
+
+    Those of float32 and bfloat16 are those of the same values packed dense, too.
+    """
+    made = random.Random(seed)
+    form = list(FORMATS.values())[seed % len(FORMATS)]
+    outputs = made.choice((made.randrange(1, 100), 160))
+    inner = form.block * made.randrange(1, 1 + 1024 // form.block)
+    count = made.choice(SIZES_OF_PASSES)
+    stored = random_weight(form, outputs, inner, seed)
+    noise = torch.Generator().manual_seed(seed)
+    states = torch.randn(count, inner, generator=noise) * 10 ** torch.randn(count, 1, generator=noise)
+    states[made.randrange(count), : inner // 2] = 0.0
+    bias = torch.randn(outputs, generator=noise) if made.random() < 0.5 else None
+    for active in (torch.float32, torch.bfloat16, torch.int8):
+        dtype = torch.bfloat16 if active == torch.bfloat16 else torch.float32
+        case = f"product {seed}: {form.name}, {active}, {count} rows, {inner} to {outputs}"
+        weight = Packed(stored, True, dtype)
+
+        def run(rows: slice, packed: Packed = weight, active: torch.dtype = active) -> Tensor:
+            return made.choice(kernels).linear(states[rows], packed, bias, active)
+
+        alone = torch.cat([run(slice(row, row + 1)) for row in range(count)])
+        tally.keep(case, alone)
+        for first in (0, made.randrange(count), made.randrange(count)):
+            end = count if first == 0 else made.randrange(first, count) + 1
+            tally.compare(f"{case}, {first} to {end}", run(slice(first, end)), alone[first:end])
+        ids = torch.tensor([made.randrange(outputs) for _ in range(5)])
+        values = stored.decode().to(dtype)
+        tally.compare(f"{case}, rows of the weight", made.choice(kernels).take(weight, ids), values[ids])
+        if active != torch.int8:
+            tally.compare(f"{case}, dense", run(slice(0, count), Packed(values, True)), alone)
+
+
+def random_weight(form: Format, rows: int, columns: int, seed: int) -> Stored:
+    """Blocks of random numbers with finite scales, some of them large, some 0."""
+    noise = torch.Generator().manual_seed(seed)
+    blocks = torch.randint(0, 256, (rows, form.row_bytes(columns)), generator=noise, dtype=torch.uint8)
+    scales = (torch.randn(2, rows, columns // form.block, generator=noise) * 2e-3).to(torch.float16)
+    scales[:, 0] = 0.0
+    each = blocks.unflatten(1, (-1, form.nbytes))
+    places = [form.nbytes - 2] if form.name == "q6_k" else [0, 2] if not form.offset else [0]
+    for scale, place in zip(scales, places, strict=False):
+        each[..., place : place + 2] = scale[..., None].view(torch.uint8)
+    return Stored(form, blocks)
+
+
+@cache
+def model_of(seed: int) -> Any:
+    """A tiny random model: its family, shape and type by the seed."""
+    made = random.Random(seed)
+    width, kv_heads = made.choice((4, 8, 10, 16, 24, 32, 64)), made.choice((1, 2, 3))
+    heads = kv_heads * made.choice((1, 2, 3, 4))
+    changes: dict[str, Any] = {
+        "head_dim": width,
+        "num_key_value_heads": kv_heads,
+        "num_attention_heads": heads,
+        "hidden_size": 2 * heads * made.choice((3, 4, 5, 8)),
+        "intermediate_size": 2 * made.choice((16, 33, 64, 100)),
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": made.random() < 0.5,
+    }
+    kind = made.choice(("llama", "qwen2", "qwen3", "mistral"))
+    if kind == "mistral":
+        changes["sliding_window"] = made.choice((None, 20, 200))
+    return build(kind, SIZES, seed, "eager", **changes).to(DTYPES[seed // 4 % len(DTYPES)])
+
+
+def passes(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
+    """A tiny model's states and logits: one position a pass, and in chunks and trees."""
+    model = model_of(seed)
+    target = LeanTarget(model, kernels[0], rotary_of(model, None))
+    made = random.Random(seed)
+    if seed // 4 % 2 and target.head_dim % 4 == 0:
+        target.take_keys(torch.int8, "kv_cache_dtype")
+    least, tail = max(1, made.choice((0, 1, 2)) * CHUNK - made.randrange(30)), 30
+    tokens = [made.randrange(2, VOCAB) for _ in range(least + tail)]
+    case = f"passes {seed}: {model.config.model_type}, {target.dtype}, keys {target.keys}, {least} + {tail}"
+    text = Text(target, tokens, VOCAB)
+    text.chain(least)
+    for _ in range(tail):
+        text.chain(1)
+    places = range(least, least + tail)
+    alone = torch.stack([text.states[place] for place in places])
+    logits = torch.cat([target.logits(row[None]) for row in alone])
+    tally.keep(case, torch.cat([alone.float(), logits], 1))
+    tally.compare(f"{case}, logits", target.logits(alone), logits)
+    for count, each in enumerate(kernels, 1):
+        target.backend = each
+        states = mixed(target, tokens, VOCAB, least, seed + count).states
+        found = torch.stack([states[place] for place in places])
+        tally.compare(f"{case}, chunks and trees, {count} threads", found, alone)

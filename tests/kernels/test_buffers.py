@@ -1,0 +1,221 @@
+"""What crosses the boundary to C is what C takes it for, whatever torch's default type."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tokenswift
+from tokenswift.config import SamplingParams
+from tokenswift.kernels.case import Case
+from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.kernels.cpu.buffers import address
+from tokenswift.kernels.cpu.entries import IntFullCache, Pages
+from tokenswift.kernels.formats.format import Stored
+from tokenswift.kernels.formats.q4_1 import Q4_1
+from tokenswift.kernels.formats.q8_0 import Q8_0
+from tokenswift.kernels.formats.registry import FORMATS
+from tokenswift.kernels.torch import TorchBackend
+from tokenswift.kernels.weights import Packed
+from tokenswift.kv.full import FullCache
+from tokenswift.sampling.choice import Sampler
+from tokenswift.sampling.ranking import LogitRows, Subset
+
+CPU = torch.device("cpu")
+DEFAULTS = (torch.bfloat16, torch.float16, torch.float64)
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+
+
+def stored(rows: int, columns: int, form: Any = Q8_0) -> Packed:
+    return Packed(Stored(form, form.encode(random(rows, columns))), panels=True)
+
+
+def cache(dtype: torch.dtype = torch.float32) -> FullCache:
+    made = FullCache(1, 2, 8, 40, dtype, CPU)
+    made.data.copy_(random(*made.data.shape))
+    made._length = 30
+    return made
+
+
+def everything(kernels: CpuBackend) -> list[torch.Tensor]:
+    """What kernels, the torch path and the choice rule make of the same numbers."""
+    made: list[torch.Tensor] = []
+    states, subset = random(5, 64), Subset(torch.arange(0, 90, 3), 90)
+    for weight in (Packed(random(70, 64), panels=True), stored(70, 64), stored(70, 64, Q4_1)):
+        made += [kernels.linear(states, weight, random(70)), kernels.take(weight, torch.tensor([69, 0, 3]))]
+        if weight.stored:
+            made.append(kernels.linear(states, weight, active=torch.int8))
+    for backend in (kernels, TorchBackend()):
+        made += [backend.norm(states, random(64), 1e-5, kind) for kind in (torch.float32, torch.bfloat16)]
+        for kind in (torch.float32, torch.bfloat16, torch.float16):
+            query = random(4, 3, 8)
+            made.append(backend.attend(query, 0, cache(kind), [-1, 0, 0], 0.3, window=9))
+            made.append(backend.attend(query, 0, cache(kind), None, 0.3))
+    for form, active in ((None, None), (Q8_0, torch.int8)):
+        case = Case(kernels, torch.float32, form, active)
+        made += [case.run(kernels, [[0, 1, 2, 3, 4]]), *case.tree(kernels, 3)]
+    params = SamplingParams(top_k=20, top_p=0.9, min_p=0.01, temperature=0.7, seed=3)
+    for ranker in (kernels.ranker(params), None):
+        sampler = Sampler(params, 90, CPU, ranker)
+        for columns, limit in ((90, None), (30, subset)):
+            rows = LogitRows(random(2, columns), [5, 6], [[], [7]], [2, 3], [4, 4], True, limit)
+            for ranked in sampler.candidates(rows):
+                made.append(torch.tensor([ranked.tokens, ranked.values, ranked.shares], dtype=torch.float64))
+    return made
+
+
+@pytest.mark.parametrize("default", DEFAULTS, ids=str)
+def test_the_default_type_changes_nothing(kernels: CpuBackend, default: torch.dtype) -> None:
+    expected = everything(kernels)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        found = everything(kernels)
+    finally:
+        torch.set_default_dtype(usual)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.dtype == theirs.dtype
+        assert torch.equal(mine, theirs)
+
+
+def test_no_tensor_of_floats_is_made_without_a_type() -> None:
+    """Functions of torch that make floats without being told of which type, in all of the library."""
+    makers = {"empty", "zeros", "ones", "rand", "randn", "linspace", "eye", "logspace", "Linear", "Embedding"}
+    found = []
+    for path in Path(tokenswift.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(called := node.func, ast.Attribute):
+                ours = ast.unparse(called.value) in ("torch", "nn", "torch.nn") and called.attr in makers
+                if ours and "dtype" not in [keyword.arg for keyword in node.keywords]:
+                    found.append(f"{path.name}:{node.lineno}: {ast.unparse(node)}")
+    assert found == []
+
+
+def test_one_function_gives_addresses_to_c() -> None:
+    """Nobody else reads a tensor's address for it."""
+    package = Path(tokenswift.__file__).parent
+    found = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if "data_ptr" in path.read_text(encoding="utf-8")
+    }
+    # large pages for memory of a size that torch says, and where a card's caches lie from each other
+    assert found == {"kernels/cpu/buffers.py", "kv/pages.py", "kernels/cuda/plan.py"}
+
+
+# ---- what is refused -----------------------------------------------------------------------------------
+
+
+def test_address() -> None:
+    good = torch.zeros(4, 6, dtype=torch.float32)
+    assert address("it", good, torch.float32, 4, 6) == good.data_ptr()
+    with pytest.raises(
+        ValueError, match=r"^it is torch.float32 of shape \(4, 6\) on cpu; valid: torch.bfloat16"
+    ):
+        address("it", good, torch.bfloat16, 4, 6)
+    for wrong in (good[:3], good[:, :5], good.T, good.double(), good.to("meta"), good[None], good[::2]):
+        with pytest.raises(ValueError, match="^it is torch.*; valid: torch.float32 of shape"):
+            address("it", wrong, torch.float32, 4, 6)
+
+
+WRONG: dict[str, Callable[[CpuBackend], object]] = {
+    "states too short": lambda k: k.linear(random(2, 62), Packed(random(40, 64), panels=True)),
+    "states too long": lambda k: k.linear(random(2, 66), stored(40, 64)),
+    "a bias of bfloat16": lambda k: k.linear(random(2, 64), stored(40, 64), random(40).bfloat16()),
+    "a bias too short": lambda k: k.linear(random(2, 64), stored(40, 64), random(39)),
+    "a bias with gaps": lambda k: k.linear(random(2, 64), stored(40, 64), random(80)[::2]),
+    "whole numbers and floats": lambda k: k.linear(
+        random(2, 64), Packed(random(40, 64), panels=True), None, torch.int8
+    ),
+    "no panels": lambda k: k.linear(random(2, 64), Packed(random(40, 64), panels=False)),
+    "weights of float64": lambda k: k.linear(random(2, 64), Packed(random(40, 64).double(), panels=True)),
+    "a norm of bfloat16": lambda k: k.norm(random(2, 64), random(64).bfloat16(), 1e-5, torch.float32),
+    "a norm too short": lambda k: k.norm(random(2, 64), random(63), 1e-5, torch.float32),
+    "heads that do not divide": lambda k: k.attend(random(3, 1, 8), 0, cache(), None, 1.0),
+    "queries of another width": lambda k: k.attend(random(4, 1, 10), 0, cache(), None, 1.0),
+    "rows beyond the cache": lambda k: k.attend(random(4, 11, 8), 0, cache(), None, 1.0),
+    "a parent after its row": lambda k: k.attend(random(4, 2, 8), 0, cache(), [1, -1], 1.0),
+    "a parent below -1": lambda k: k.attend(random(4, 2, 8), 0, cache(), [-2, 0], 1.0),
+}
+
+
+def test_pages_of_other_sizes_are_refused(kernels: CpuBackend) -> None:
+    def pages(layers: int, heads: int, width: int, room: int) -> Pages:
+        made = kernels.new_cache(layers, heads, width, room, torch.int8)
+        assert isinstance(made, IntFullCache)
+        return made.pages
+
+    to = pages(2, 3, 20, 100)
+    to.copy(pages(2, 3, 20, 40), [99, 0], [0, 39])
+    for source in (pages(1, 3, 20, 40), pages(2, 2, 20, 40), pages(2, 3, 16, 40)):
+        with pytest.raises(ValueError, match=r"^pages of the source is torch.uint8 of shape .*; valid: "):
+            to.copy(source, [99, 0], [0, 39])
+    to.data = to.data[:, :2]
+    with pytest.raises(ValueError, match="^pages is torch.uint8 of shape .*, not contiguous; valid: "):
+        to.copy(pages(2, 2, 20, 40), [0], [0])
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_buffers_are_refused(kernels: CpuBackend, name: str) -> None:
+    with pytest.raises(ValueError, match="valid: |needs more room"):
+        WRONG[name](kernels)
+
+
+def test_wrong_layers_are_refused(kernels: CpuBackend) -> None:
+    case = Case(kernels, torch.float32)
+    shape, weights = case.shape, case.weights
+    for wrong in (
+        replace(shape, hidden=shape.hidden + 2),
+        replace(shape, inner=shape.inner // 2),
+        replace(shape, heads=7),
+        replace(shape, kv_heads=0),
+        replace(shape, width=shape.width + 1),
+        replace(shape, width=1 << 19),
+        replace(shape, layers=3),
+    ):
+        with pytest.raises(ValueError):
+            kernels.body(wrong, weights)
+    for name in ("norm", "mlp_norm", "query_norm", "key_norm", "qkv_bias", "out_bias", "down_bias"):
+        for vector in (random(5), random(shape.hidden).bfloat16(), random(1, shape.hidden)):
+            with pytest.raises(ValueError, match="valid: torch.float32 of shape"):
+                kernels.body(shape, [weights[0], replace(weights[1], **{name: vector})])
+
+
+def test_wrong_passes_are_refused(kernels: CpuBackend) -> None:
+    case = Case(kernels, torch.float32)
+    case.run(kernels, [[0, 1]])
+    right = case.states, case.cos, case.sin, case.keys.data
+    for name, wrong in (
+        ("states", right[0][:, :-2]),
+        ("states", right[0].double()),
+        ("cos", right[1].bfloat16()),
+        ("sin", right[2].double()),
+        ("keys", right[3].bfloat16()),
+        ("keys", right[3][:2].contiguous()),
+        ("keys", right[3][:, :1].contiguous()),
+        ("keys", right[3].transpose(1, 2).contiguous().transpose(1, 2)),
+    ):
+        case.states, case.cos, case.sin, case.keys.data = right
+        if name == "keys":
+            case.keys.data = wrong
+        else:
+            setattr(case, name, wrong)
+        with pytest.raises(ValueError, match=f"^{name}.* is torch.*; valid: torch.float32 of shape"):
+            case.run(kernels, [[0, 1]])
+
+
+def test_every_format_has_its_panels(kernels: CpuBackend) -> None:
+    """The sizes that the boundary asks for are those of packing, for all number formats."""
+    for form in FORMATS.values():
+        blocks = torch.zeros(70, form.row_bytes(2 * form.block), dtype=torch.uint8)
+        weight = Packed(Stored(form, blocks), panels=True)
+        assert kernels.linear(random(1, 2 * form.block), weight).abs().sum() == 0

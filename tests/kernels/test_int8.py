@@ -1,0 +1,184 @@
+"""Attention over keys and values in int8: against its specification in torch, and what caches copy."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.rows import random_pages
+from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.kernels.cpu.entries import SCALES, IntFullCache, IntSparseCache
+from tokenswift.models.target import backend_for
+
+pytestmark = pytest.mark.skipif(not isinstance(backend_for(), CpuBackend), reason="no compiled kernels here")
+
+CHUNK = 256
+CASES = [  # KV heads, group, width, committed keys, rows, window
+    (1, 3, 64, 0, 1, 0),
+    (3, 3, 64, 700, 1, 0),
+    (3, 3, 64, 255, 5, 0),
+    (2, 4, 40, 530, 20, 0),
+    (2, 1, 128, 300, 13, 100),
+    (1, 7, 80, 1000, 64, 0),
+    (1, 20, 96, 100, 12, 0),
+    (1, 2, 4, 511, 3, 7),
+]
+
+
+def kernels() -> CpuBackend:
+    made = backend_for()
+    assert isinstance(made, CpuBackend)
+    return made
+
+
+def numbers(cache: IntFullCache, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Whole numbers and scales of keys and values of the first tokens, (K, count, d) and (K, count)."""
+    data, width = cache.data[0], cache.pages.width
+    key_scales, _, inverses = cache.pages.scales[0].unbind(-2)
+    value_scales, behind = 1 / inverses, SCALES + 16 * width
+    keys = data[..., SCALES:behind].unflatten(-1, (-1, 16, 4)).transpose(-3, -2).flatten(-2).double() - 128
+    filled = -(-width // 16) * 16
+    values = data[..., behind:].view(torch.int8).unflatten(-1, (4, filled, 4))
+    values = values.transpose(-2, -1).flatten(-3, -2)[..., :width].double()
+    flat = (part.flatten(1, 2)[:, :count] for part in (keys, key_scales, values, value_scales))
+    return tuple(flat)  # type: ignore[return-value]
+
+
+def weights_of(x: Tensor) -> Tensor:
+    """127 · 2^x by the specification's polynomial, for x from -100 to 0."""
+    turns = x.clamp_min(-100).round()
+    r = x.clamp_min(-100) - turns
+    return (127 + r * (88.0469360 + r * (30.7607937 + r * 6.98612738))) * 2**turns
+
+
+def expected(cache: IntFullCache, query: Tensor, before: int, window: int, scale: float) -> Tensor:
+    """Rows of a chain by the specification, chunk by chunk."""
+    heads, rows, _ = query.shape
+    total = before + rows
+    keys, key_scales, values, value_scales = numbers(cache, total)
+    q_scale = query.abs().amax(-1, keepdim=True) / 127
+    q = (query / q_scale).round().double()
+    places, own = torch.arange(total)[None], torch.arange(before, total)[:, None]
+    seen = (places <= own) & ((places > own - window) if window else (places >= 0))
+    out = torch.zeros(rows, heads, query.shape[-1])
+    for head in range(heads):
+        kv = head // (heads // len(keys))
+        scores = (q[head] @ keys[kv].T) * (key_scales[kv] * (q_scale[head] * scale)) * math.log2(math.e)
+        scores = (scores + value_scales[kv].double().log2()).masked_fill(~seen, -math.inf)
+        most = scores.amax(1, keepdim=True)
+        above, below = torch.zeros(rows, values.shape[-1]).double(), torch.zeros(rows, 1).double()
+        for start in range(0, total, CHUNK):
+            part, own_scales = scores[:, start : start + CHUNK], value_scales[kv, start : start + CHUNK]
+            top = part.amax(1, keepdim=True)
+            weights = weights_of(part - torch.where(top.isinf(), 0.0, top)) * (part > -math.inf)
+            products = weights.round() @ values[kv, start : start + CHUNK]
+            factor = torch.exp2(top - most)
+            above = above + factor * products
+            below = below + factor * (weights / own_scales).sum(1, keepdim=True)
+        out[:, head] = (above / below).float()
+    return out
+
+
+@pytest.mark.parametrize("kv_heads, group, width, before, rows, window", CASES)
+def test_attention_is_the_specification(
+    kv_heads: int, group: int, width: int, before: int, rows: int, window: int
+) -> None:
+    noise = torch.Generator().manual_seed(before)
+    cache = kernels().new_cache(1, kv_heads, width, before + rows + 20, torch.int8)
+    assert isinstance(cache, IntFullCache)
+    random_pages(cache, noise)
+    cache._length = before
+    query = torch.randn(kv_heads * group, rows, width, generator=noise)
+    found = kernels().attend(query, 0, cache, None, width**-0.5, window)
+    wanted = expected(cache, query, before, window, width**-0.5)
+    # a number that lies halfway may be rounded the other way: 1/127 of the largest
+    assert (found - wanted).abs().max() < wanted.abs().max() / 100
+    assert (found - wanted).abs().median() < 1e-6
+
+
+def test_a_pass_writes_what_a_float_pass_writes_rounded() -> None:
+    from tests.kernels.rows import model_of
+    from tokenswift.loader.rope import rotary_of
+    from tokenswift.models.decoder import LeanTarget
+
+    model = next(model for seed in range(50) if (model := model_of(seed)).config.head_dim == 16)
+    target = LeanTarget(model.float(), kernels(), rotary_of(model, None))
+    tokens = torch.arange(2, 42)
+    floats = target.new_cache(64)
+    target.forward(tokens, torch.arange(40), floats)
+    target.take_keys(torch.int8, "kv_cache_dtype")
+    whole = target.new_cache(64)
+    assert isinstance(whole, IntFullCache)
+    target.forward(tokens, torch.arange(40), whole)
+    floats.commit(tuple(range(40)))
+    whole.commit(tuple(range(40)))
+    keys = floats.keys(0)
+    assert ((whole.keys(0) - keys).abs() <= keys.abs().amax(-1, keepdim=True) / 254 * 1.001).all()
+    _, _, values, scales = numbers(whole, 40)
+    given = floats.data[1, :, :40]
+    assert (
+        (values * scales[..., None] - given).abs() <= given.abs().amax(-1, keepdim=True) / 254 * 1.001
+    ).all()
+
+
+def test_entries_move_by_token() -> None:
+    noise = torch.Generator().manual_seed(1)
+    full = kernels().new_cache(2, 3, 20, 100, torch.int8)
+    assert isinstance(full, IntFullCache)
+    random_pages(full, noise)
+    full._length = 90
+    before = full.keys(1)
+    full._length = 50
+    full.commit((0, 3, 4, 17))
+    assert full.length == 54
+    assert torch.equal(full.keys(1), before[:, [*range(50), 50, 53, 54, 67]])
+    copy = full.fork(60, 33)
+    assert torch.equal(copy.keys(0), full.keys(0)[:, :33])
+    sparse = kernels().partial_cache(full, 20, 2, 8)
+    assert isinstance(sparse, IntSparseCache)
+    chosen = [torch.stack([torch.randperm(54, generator=noise)[:20] for _ in range(3)]) for _ in range(2)]
+    sparse.load(full, chosen)
+    for layer in range(2):
+        wanted = torch.stack([full.keys(layer)[head, chosen[layer][head]] for head in range(3)])
+        assert torch.equal(sparse.pages.keys(slice(layer, layer + 1), 0, 20)[0], wanted)
+    sparse.append(full, 50, 54)  # the ring's first slots after the sinks
+    assert torch.equal(sparse.pages.keys(slice(0, 1), 2, 6)[0], full.keys(0)[:, 50:54])
+    turned = sparse.first_keys()
+    sparse.turn_sinks(0, torch.ones(10), turned)
+    assert (sparse.first_keys() - turned).abs().max() <= turned.abs().max() / 127
+
+
+def test_slots_outside_are_refused() -> None:
+    full = kernels().new_cache(1, 1, 8, 20, torch.int8)
+    assert isinstance(full, IntFullCache) and full.capacity == 32
+    for into, rows in (([32], [0]), ([0], [32]), ([-1], [0])):
+        with pytest.raises(ValueError, match="slots from"):
+            full.pages.copy(full.pages, into, rows)
+    with pytest.raises(ValueError, match="one for each of 2 slots"):
+        full.pages.copy(full.pages, [0, 1], [0])
+
+
+@pytest.mark.parametrize("what", ["key", "value", "query"])
+def test_what_is_no_number_is_seen(what: str) -> None:
+    noise = torch.Generator().manual_seed(3)
+    cache = kernels().new_cache(1, 1, 16, 64, torch.int8)
+    assert isinstance(cache, IntFullCache)
+    random_pages(cache, noise)
+    cache._length = 30
+    query = torch.randn(2, 2, 16, generator=noise)
+    if what == "query":
+        query[0, 1, 5] = math.inf
+    else:
+        cache.pages.scales[..., 0 if what == "key" else 1, 7] = math.nan
+    found = kernels().attend(query, 0, cache, None, 0.25, 0)
+    assert found[1, 0].isnan().all()
+
+
+def test_heads_that_do_not_fit_are_refused() -> None:
+    assert not kernels().has_int8_keys(6)
+    cache = kernels().new_cache(1, 1, 6, 20, torch.int8)
+    with pytest.raises(ValueError, match="multiple of 4"):
+        kernels().attend(torch.randn(1, 1, 6), 0, cache, None, 1.0, 0)

@@ -1,0 +1,343 @@
+"""The compiled CPU kernels: against the torch path, and the rule that a row's bits are its own affair."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tokenswift.kernels.cpu import build
+from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.kernels.torch import CHUNK, TorchBackend
+from tokenswift.kernels.weights import PANEL, Packed
+from tokenswift.kv.full import FullCache
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def _cache(kv_heads: int, width: int, before: int, rows: int, dtype: torch.dtype) -> FullCache:
+    cache = FullCache(1, kv_heads, width, before + rows, dtype, CPU)
+    cache.data.copy_(_random(*cache.data.shape, seed=2))
+    cache._length = before
+    return cache
+
+
+def _tree(rows: int, reach: int = 6) -> list[int]:
+    made = torch.Generator().manual_seed(rows)
+    return [-1, *(int(torch.randint(max(0, i - reach), i, (1,), generator=made)) for i in range(1, rows))]
+
+
+# ---- products ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows,columns", [(70, 50), (PANEL, 64), (5, 2), (960, 576)])
+def test_packing_is_reversible(dtype: torch.dtype, rows: int, columns: int) -> None:
+    weight = _random(rows, columns, dtype=dtype)
+    packed = Packed(weight, panels=True)
+    assert torch.equal(packed.unpack(), weight)
+    ids = torch.tensor([0, rows - 1, rows // 2, 0])
+    assert torch.equal(packed.take(ids), weight[ids])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows,columns", [(70, 50), (32, 64), (5, 2), (960, 576)])
+def test_products_equal_linear(kernels: CpuBackend, dtype: torch.dtype, rows: int, columns: int) -> None:
+    weight, bias = _random(rows, columns, dtype=dtype), _random(rows, seed=3)
+    packed = Packed(weight, panels=True)
+    for count in (1, 2, 7, 30):
+        states = _random(count, columns, seed=4).to(dtype)
+        expected = F.linear(states.double(), weight.double(), bias.double())
+        torch.testing.assert_close(
+            kernels.linear(states, packed, bias).double(), expected, rtol=1e-5, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_a_product_do_not_know_of_each_other(kernels: CpuBackend, dtype: torch.dtype) -> None:
+    packed = Packed(_random(200, 1536, dtype=dtype), panels=True)
+    states = _random(530, 1536, seed=5).to(dtype)
+    whole = kernels.linear(states, packed)
+    threads = torch.get_num_threads()
+    try:
+        for rows, count in itertools.product((1, 2, 3, 5, 11, 12, 13, 64, 257, 530), (1, 2)):
+            torch.set_num_threads(count)
+            assert torch.equal(kernels.linear(states[:rows], packed), whole[:rows])
+            assert torch.equal(kernels.linear(states[530 - rows :], packed), whole[530 - rows :])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("width", [8, 48, 576])
+def test_norm(kernels: CpuBackend, width: int) -> None:
+    states, weight = 3 * _random(19, width), _random(width, seed=1)
+    expected = TorchBackend().norm(states, weight, 1e-5, torch.float32)
+    torch.testing.assert_close(
+        kernels.norm(states, weight, 1e-5, torch.float32), expected, rtol=1e-5, atol=1e-6
+    )
+    rounded = kernels.norm(states, weight, 1e-5, torch.bfloat16)
+    assert torch.equal(rounded, kernels.norm(states, weight, 1e-5, torch.float32).bfloat16())
+
+
+def test_bfloat16_rounds_to_even_and_keeps_infinities(kernels: CpuBackend) -> None:
+    bits = torch.randint(-(2**31), 2**31 - 1, (1000, 16), generator=torch.Generator().manual_seed(1))
+    values = bits.to(torch.int32).view(torch.float32)
+    values = values.where(values.abs() < 1e18, 1.0)  # the norm squares them
+    normed = kernels.norm(values, torch.ones(16), 1e-5, torch.float32)
+    assert torch.equal(kernels.norm(values, torch.ones(16), 1e-5, torch.bfloat16), normed.bfloat16())
+
+
+# ---- attention --------------------------------------------------------------------------------------
+
+#: committed keys, rows, whether a tree, sliding window: before, at and across the ends of chunks
+CASES = [
+    (0, 1, False, 0),
+    (5, 7, True, 0),
+    (CHUNK - 6, 12, True, 0),
+    (CHUNK - 1, 41, True, 0),
+    (CHUNK + 44, 1, False, 0),
+    (700, 5, True, 100),
+    (2 * CHUNK + 1, 41, True, 300),
+    (100, 300, False, 0),
+    (100, 300, False, 64),
+    (1000, 70, False, 0),
+    (2000, 130, True, 0),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads,kv_heads,width", [(9, 3, 64), (4, 4, 8), (8, 1, 80), (2, 2, 4), (6, 2, 128)])
+def test_attention_equals_the_torch_path(
+    kernels: CpuBackend, dtype: torch.dtype, heads: int, kv_heads: int, width: int
+) -> None:
+    for before, rows, tree, window in CASES:
+        cache = _cache(kv_heads, width, before, rows, dtype)
+        query, parents = _random(heads, rows, width, seed=1), _tree(rows) if tree else None
+        found = kernels.attend(query, 0, cache, parents, width**-0.5, window)
+        expected = TorchBackend().attend(query, 0, cache, parents, width**-0.5, window)
+        near = 1e-2 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(found, expected, rtol=near, atol=near)
+
+
+def test_the_torch_path_equals_torchs_attention() -> None:
+    for before, rows, tree, window in CASES:
+        cache = _cache(3, 16, before, rows, torch.float32)
+        query, parents = _random(6, rows, 16, seed=1), _tree(rows) if tree else None
+        places = torch.arange(before + rows)
+        seen = torch.zeros(rows, before + rows, dtype=torch.bool)
+        position = torch.arange(before + rows)
+        for row in range(rows):
+            path, node = [], row
+            while node >= 0:
+                path.append(node)
+                node = row_before(parents, node)
+            position[before + torch.tensor(path)] = before + torch.arange(len(path) - 1, -1, -1)
+            seen[row, :before] = True
+            seen[row, before + torch.tensor(path)] = True
+            here = before + len(path) - 1
+            if window:
+                seen[row] &= torch.where(places < before, places, position) > here - window
+        keys, values = (part.repeat_interleave(2, 0)[None] for part in cache.data)
+        expected = F.scaled_dot_product_attention(query[None], keys, values, seen, scale=0.25)
+        found = TorchBackend().attend(query, 0, cache, parents, 0.25, window)
+        torch.testing.assert_close(found, expected[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
+
+
+def row_before(parents: list[int] | None, row: int) -> int:
+    """The row that a row of a pass follows."""
+    return row - 1 if parents is None else parents[row]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width,window", [(64, 0), (64, 90), (24, 0)])
+def test_a_row_of_attention_has_its_own_bits(
+    kernels: CpuBackend, dtype: torch.dtype, width: int, window: int
+) -> None:
+    """A text's last positions: one at a time, all at once, in trees with wrong branches, 1 and 2 threads."""
+    total, tail = 2 * CHUNK + 40, 60
+    cache = _cache(3, width, total, 100, dtype)
+    query = _random(9, tail, width, seed=1)
+    start = total - tail
+
+    def run(first: int, rows: list[int], parents: Any) -> torch.Tensor:
+        """Rows (indices of the tail, -1 for a wrong one) over the first ``start + first`` keys."""
+        other = _cache(3, width, start + first, 100, dtype)
+        other.data[:, :, : start + first] = cache.data[:, :, : start + first]
+        for at, row in enumerate(rows):
+            if row >= 0:
+                other.data[:, :, start + first + at] = cache.data[:, :, start + row]
+        return kernels.attend(query[:, rows], 0, other, parents, 0.2, window)
+
+    whole = run(0, list(range(tail)), None)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            for row in range(0, tail, 7):
+                assert torch.equal(run(row, [row], None)[0], whole[row])
+            for first in (0, 13, 30):
+                rows, parents, last = [first], [-1], 0
+                for step in range(1, 8):  # each right node has a wrong sibling before it
+                    rows += [-1, first + step]
+                    parents += [last, last]
+                    last = len(rows) - 1
+                found = run(first, rows, parents)
+                for at, row in enumerate(rows):
+                    assert row < 0 or torch.equal(found[at], whole[row])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_nan_in_a_later_row_of_a_chain_reaches_no_earlier_one(kernels: CpuBackend) -> None:
+    cache = _cache(1, 16, 40, 20, torch.float32)
+    cache.data[:, :, 50] = torch.nan
+    found = kernels.attend(_random(2, 20, 16), 0, cache, None, 0.25)
+    assert not found[:10].isnan().any() and found[10:].isnan().all()
+
+
+def test_nan_in_another_branch_reaches_no_row(kernels: CpuBackend) -> None:
+    cache = _cache(1, 16, 40, 5, torch.float32)
+    expected = kernels.attend(_random(2, 5, 16), 0, cache, (-1, 0, 0, 1, 2), 0.25)
+    cache.data[:, :, 42] = torch.nan
+    found = kernels.attend(_random(2, 5, 16), 0, cache, (-1, 0, 0, 1, 2), 0.25)
+    for row in (0, 1, 3):
+        assert torch.equal(found[row], expected[row])
+    assert found[2].isnan().all() and found[4].isnan().all()
+
+
+def test_bad_parents_and_too_little_room_are_refused(kernels: CpuBackend) -> None:
+    cache = _cache(1, 16, 4, 3, torch.float32)
+    for parents in ([-1, 1, 0], [-1, 0], [-2, 0, 0]):
+        with pytest.raises(ValueError, match="parents are"):
+            kernels.attend(_random(1, 3, 16), 0, cache, parents, 1.0)
+    with pytest.raises(ValueError, match="needs more room"):
+        kernels.attend(_random(1, 4, 16), 0, cache, None, 1.0)
+
+
+# ---- building ---------------------------------------------------------------------------------------
+
+
+QUICK = ("-O0", *build.FLAGS[1:])  # what these libraries compute is not asked
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(build, "FLAGS", QUICK)
+    if build.library(tmp_path) is None:
+        pytest.skip("no C compiler here")
+    return next(tmp_path.glob("*.so"))
+
+
+def test_a_library_is_compiled_once(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    assert build.library(compiled.parent) is not None
+
+
+def test_two_processes_may_compile_at_once(compiled: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "both"
+    code = "import sys; from pathlib import Path; from tokenswift.kernels.cpu import build\n"
+    code += f"build.FLAGS = {QUICK}; sys.exit(build.library(Path(sys.argv[1])) is None)"
+    command = [sys.executable, "-c", code, str(folder)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    both = [subprocess.Popen(command, env=environment) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    assert len(list(folder.glob("*.so"))) == 1 and build.library(folder) is not None
+
+
+@pytest.mark.parametrize("damage", ["truncated", "another file", "a changed byte", "no checksum"])
+def test_a_damaged_library_is_made_again(compiled: Path, damage: str) -> None:
+    content = compiled.read_bytes()
+    compiled.unlink()  # the old one stays mapped: its file must not change under it
+    changed = content[:5000] + bytes([content[5000] ^ 1]) + content[5001:]
+    damaged = {"truncated": content[:1000], "another file": b"no library", "a changed byte": changed}
+    compiled.write_bytes(damaged.get(damage, content[:-32]))
+    assert build.library(compiled.parent) is not None
+    assert compiled.read_bytes() != damaged.get(damage) and len(compiled.read_bytes()) == len(content)
+
+
+def test_a_library_and_its_checksum_are_one_file(compiled: Path) -> None:
+    assert [path.name for path in compiled.parent.iterdir()] == [compiled.name]
+
+
+def test_every_compiler_and_its_flags_have_a_library_of_their_own(tmp_path: Path) -> None:
+    compilers = [name for name in ("gcc", "clang") if shutil.which(name)]
+    if not compilers:
+        pytest.skip("no C compiler here")
+    for name in compilers:
+        loaded = build.library(tmp_path, compiler=name)
+        made = None if loaded is None else CpuBackend(loaded).build
+        assert made is not None and made.startswith(f"{name} -O3")
+        assert "-ffp-contract=off" in made
+    assert len(list(tmp_path.glob("*.so"))) == len(compilers)
+
+
+def test_a_folder_that_others_may_write_is_closed_and_its_libraries_are_not_loaded(
+    compiled: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    planted = compiled.parent / "kernels-planted.so"
+    planted.write_bytes(b"code of somebody else")
+    for mode in (0o770, 0o707):
+        inode = compiled.stat().st_ino
+        compiled.parent.chmod(mode)
+        caplog.clear()
+        assert build.library(compiled.parent) is not None
+        assert len(caplog.records) == 1 and "others could write" in caplog.records[0].message
+        assert compiled.parent.stat().st_mode & 0o777 == 0o700
+        assert not planted.exists() and compiled.stat().st_ino != inode
+
+
+def test_a_folder_of_another_user_is_not_used(
+    compiled: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    content, uid = compiled.read_bytes(), os.getuid()
+    monkeypatch.setattr(build.os, "getuid", lambda: uid + 1)
+    compiled.unlink()
+    compiled.write_bytes(content)
+    before = compiled.stat().st_atime_ns, compiled.stat().st_mtime_ns
+    assert build.library(compiled.parent) is not None
+    assert (compiled.stat().st_atime_ns, compiled.stat().st_mtime_ns) == before
+    assert "another user" in caplog.records[-1].message
+
+
+def test_another_processor_gets_a_library_of_its_own(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "processor", lambda: "another one")
+    assert build.library(compiled.parent) is not None
+    assert len(list(compiled.parent.glob("*.so"))) == 2
+
+
+def test_without_a_compiler_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    assert build.library(tmp_path) is None
+    assert [record.message for record in caplog.records] == [
+        "CPU kernels are not available (there is no C compiler (cc, gcc or clang)); "
+        "the slower torch path is used"
+    ]
+
+
+def test_a_broken_compiler_falls_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build.shutil, "which", lambda name: "/bin/false")
+    assert build.library(tmp_path) is None
+    assert len(caplog.records) == 1 and "ended with 1" in caplog.records[0].message
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(compiled: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    assert build.library(blocked / "kernels") is not None

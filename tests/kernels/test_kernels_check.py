@@ -1,0 +1,81 @@
+"""The kernels' check of themselves: green for what is compiled; it finds libraries that round by the row."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import tiny_model
+from tokenswift.kernels.cpu import build, check
+from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.kernels.torch import TorchBackend
+from tokenswift.models import target as targets
+
+#: a place in the sources, and what would make rows differ there
+DEFECTS = {
+    "two roundings outside the tiles": (
+        "x = fused(splat(e[j]), part ? load_part(type, row, part) : load(type, row), x);",
+        "x += e[j] * (part ? load_part(type, row, part) : load(type, row));",
+    ),
+    "chunks merged in another order by more rows": (
+        "for (long c = 0; c < s->chunks; c++) {",
+        "for (long c = s->chunks - 1; c >= 0; c--) {",
+    ),
+    "a product that depends on the number of rows": (
+        "acc[r][c] = fused(splat(x), w[c], acc[r][c]);",
+        "acc[r][c] = rows > 1 ? splat(x) * w[c] + acc[r][c] : fused(splat(x), w[c], acc[r][c]);",
+    ),
+    "scratch memory that threads share": ("all->work + thread * all->each", "all->work"),
+    "a wrong sibling that is seen": (
+        "if (j < CHUNK) slots[j - begin] = (int32_t)(a->before + node);",
+        "if (j < CHUNK) slots[j - begin] = (int32_t)(a->before + (node > 1 ? node - 1 : node));",
+    ),
+}
+
+
+def _made(folder: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> object:
+    sources = build._sources()
+    changed = [text.replace(old, new) for text in sources]
+    assert changed != sources
+    monkeypatch.setattr(build, "_sources", lambda: changed)
+    library = build.library(folder)
+    if library is None:
+        pytest.skip("no C compiler here")
+    return library
+
+
+def test_compiled_kernels_pass(kernels: CpuBackend) -> None:
+    assert check.fault(kernels._lib) is None
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_kernels_that_round_by_the_row_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: str
+) -> None:
+    library = _made(tmp_path, monkeypatch, *DEFECTS[defect])
+    found = [check.fault(library) for _ in range(20 if "threads" in defect else 1)]  # type: ignore[arg-type]
+    assert any(found)
+
+
+def test_such_kernels_are_not_used_and_nothing_is_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    library = _made(tmp_path, monkeypatch, *DEFECTS["two roundings outside the tiles"])
+    monkeypatch.setattr(targets, "_backends", {})
+    monkeypatch.setattr(targets, "library", lambda folder, sets: library)
+    with caplog.at_level(logging.WARNING):
+        target = targets.make_target(tiny_model("llama"))
+    assert isinstance(target.backend, TorchBackend)
+    assert [record.message[:52] for record in caplog.records] == [
+        "the compiled CPU kernels give rows other bits than t"
+    ]
+    assert target.numerics()["equal_bits"] is False
+
+
+def test_numerics_name_the_compiler_and_its_flags(kernels: CpuBackend) -> None:
+    target = targets.make_target(tiny_model("llama"))
+    if isinstance(target.backend, CpuBackend):
+        made = target.numerics()["compiler"]
+        assert "-ffp-contract=off" in made and "version" in made

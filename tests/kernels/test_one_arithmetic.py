@@ -1,0 +1,55 @@
+"""Kernels for every instruction set give the same bits, but for the bfloat16 dot products of some."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+from tests.kernels.rows import Tally, fuzz
+from tokenswift.kernels.cpu import build
+from tokenswift.loader.load import cache_dir, kernels_wanted
+from tokenswift.loader.rope import cos_sin
+from tokenswift.types import InputError
+
+RUN = [name for name in build.INSTRUCTION_SETS if build.targets_of(name) is not None]
+
+
+def library(name: str) -> ctypes.CDLL:
+    made = build.library(cache_dir() / "kernels", build.targets_of(name) or ())
+    if made is None:
+        pytest.skip("no C compiler here")
+    return made
+
+
+def differing(a: Tally, b: Tally) -> list[str]:
+    assert a.digests.keys() == b.digests.keys() and len(a.digests) > 10
+    return [case for case, digest in a.digests.items() if b.digests[case] != digest]
+
+
+@pytest.mark.skipif("avx2" not in RUN, reason="the processor has no AVX2")
+def test_this_processors_own_kernels_give_the_bits_of_avx2() -> None:
+    own = build.library(cache_dir() / "kernels")
+    if own is None:
+        pytest.skip("no C compiler here")
+    found = differing(fuzz(own, range(8)), fuzz(library("avx2"), range(8)))
+    assert all("bfloat16" in case for case in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUN)
+def test_an_instruction_set_gives_the_bits_of_plain_x86_64(name: str) -> None:
+    assert differing(fuzz(library(name), range(40)), fuzz(library("x86-64"), range(40))) == []
+
+
+def test_an_instruction_set_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENSWIFT_KERNELS", "sse9")
+    with pytest.raises(InputError, match="sse9.*avx512-vnni"):
+        kernels_wanted()
+
+
+def test_angles_are_rounded_from_the_true_ones() -> None:
+    angles = torch.rand(100_000, generator=torch.Generator().manual_seed(1)) * 200_000
+    cos, sin = cos_sin(angles)
+    assert torch.equal(cos, angles.double().cos().float()) and torch.equal(sin, angles.double().sin().float())

@@ -1,0 +1,257 @@
+"""The full cache's commit; the sparse cache's selections, ring and draft rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenswift.kv.full import FullCache
+from tokenswift.kv.select import POLICIES, select
+from tokenswift.kv.sparse import SparseCache
+
+CPU = torch.device("cpu")
+LAYERS, HEADS, WIDTH = 2, 2, 4
+
+
+def _fill(cache: FullCache, count: int, mark: float = 0.0) -> None:
+    """Write a pass of ``count`` rows; every row's entries carry a value of their own."""
+    for layer in range(LAYERS):
+        rows = torch.arange(count, dtype=torch.float32) + cache.length + mark + 1000 * layer
+        entry = rows[None, None, :, None].expand(1, HEADS, count, WIDTH)
+        cache.update(entry, -entry, layer)
+
+
+def _full(length: int, capacity: int = 64) -> FullCache:
+    cache = FullCache(LAYERS, HEADS, WIDTH, capacity, torch.float32, CPU)
+    _fill(cache, length)
+    cache.commit(tuple(range(length)))
+    return cache
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(1, n)))))
+def test_commit_compacts_the_accepted_rows(case: tuple[int, set[int]]) -> None:
+    rows, kept = case
+    cache = _full(5)
+    _fill(cache, rows + 1, mark=100)
+    nodes = (0, *sorted(kept))
+    cache.commit(nodes)
+    assert cache.length == 5 + len(nodes)
+    expected = [0, 1, 2, 3, 4] + [105 + node for node in nodes]
+    for layer in range(LAYERS):
+        keys = cache.data[2 * layer, :, : cache.length, 0]
+        assert keys.tolist() == [[value + 1000 * layer for value in expected]] * HEADS
+        assert torch.equal(cache.data[2 * layer + 1, :, : cache.length, 0], -keys)
+
+
+def test_touching_changes_nothing_and_ends() -> None:
+    """A place of each layer's keys and values at a time, where there is no time for more."""
+    cache = _full(5)
+    cache.data[:, :, 5:] = torch.nan  # as memory may be that nobody wrote to
+    before = cache.data.clone()
+    regions = cache.data.shape[0] * cache.data.shape[1]
+    assert [cache.touch(0.0) for _ in range(regions)] == [False] * (regions - 1) + [True]
+    assert cache.touch(0.0) and torch.equal(cache.data.nan_to_num(-7), before.nan_to_num(-7))
+    assert _full(5).touch(60.0)
+
+
+def _queries(rows: int = 1, seed: int = 0) -> list[torch.Tensor]:
+    made = torch.Generator().manual_seed(seed)
+    return [torch.randn(2 * HEADS, rows, WIDTH, generator=made) for _ in range(LAYERS)]
+
+
+def _random_full(length: int, capacity: int = 64) -> FullCache:
+    cache = FullCache(LAYERS, HEADS, WIDTH, capacity, torch.float32, CPU)
+    cache.data.copy_(torch.randn(cache.data.shape, generator=torch.Generator().manual_seed(3)))
+    cache._length = length
+    return cache
+
+
+def _sparse(full: FullCache, budget: int, sinks: int, scratch: int = 1) -> SparseCache:
+    return SparseCache(full, budget, sinks, scratch)
+
+
+def _select(
+    sparse: SparseCache,
+    full: FullCache,
+    queries: list[torch.Tensor],
+    row: int,
+    policy: str = "important",
+    windows: tuple[int | None, ...] = (None,) * LAYERS,
+    chunk: int = 4,
+) -> None:
+    sparse.load(full, select(policy, full, queries, row, list(windows), sparse.budget, sparse.sinks, chunk))
+
+
+def test_selection_is_sinks_plus_the_most_important_positions() -> None:
+    full = _random_full(40)
+    sparse = _sparse(full, budget=12, sinks=3)
+    queries = _queries(rows=2)
+    assert sparse.exhausted
+    _select(sparse, full, queries, row=1)
+    assert not sparse.exhausted and sparse.length == 12
+    for layer in range(LAYERS):
+        for head in range(HEADS):
+            grouped = queries[layer][2 * head : 2 * head + 2, 1]
+            scores = [
+                (sum(float(q @ full.data[2 * layer, head, t]) for q in grouped), t) for t in range(3, 40)
+            ]
+            best = [t for _, t in sorted(scores)[-9:]]  # rising importance
+            assert sparse.positions[layer, head].tolist() == [0, 1, 2, *best]
+            for part in (2 * layer, 2 * layer + 1):
+                assert torch.equal(sparse.data[part, head, :12], full.data[part, head, [0, 1, 2, *best]])
+
+
+def test_new_tokens_replace_the_least_important_until_the_selection_is_used_up() -> None:
+    full = _random_full(40)
+    sparse = _sparse(full, budget=8, sinks=2)
+    _select(sparse, full, _queries(), row=0)
+    chosen = sparse.positions.clone()
+    sparse.append(full, 37, 40)
+    assert torch.equal(sparse.positions[:, :, 5:], chosen[:, :, 5:])
+    assert sparse.positions[0, 0, 2:5].tolist() == [37, 38, 39]
+    assert torch.equal(sparse.data[:, :, 2:5], full.data[:, :, 37:40])
+    full._length = 44
+    sparse.append(full, 40, 44)  # 6 places, 7 new tokens: the ring turns
+    assert sparse.exhausted
+    assert sparse.positions[1, 1].tolist() == [*chosen[1, 1, :2].tolist(), 43, 38, 39, 40, 41, 42]
+    assert torch.equal(sparse.data[:, :, 2], full.data[:, :, 43])
+    _select(sparse, full, _queries(seed=5), row=0)
+    assert not sparse.exhausted and sparse.selections == 2
+
+
+def test_of_more_new_tokens_than_places_the_newest_stay() -> None:
+    full = _random_full(40)
+    sparse = _sparse(full, budget=8, sinks=2)
+    _select(sparse, full, _queries(), row=0)
+    sparse.append(full, 20, 40)
+    assert sparse.exhausted
+    assert sorted(sparse.positions[0, 1, 2:].tolist()) == [34, 35, 36, 37, 38, 39]
+    for slot in range(2, 8):
+        place = int(sparse.positions[0, 0, slot])
+        assert torch.equal(sparse.data[:, :, slot], full.data[:, :, place])
+
+
+def test_a_short_text_fills_the_slots_in_order_and_then_replaces_the_oldest() -> None:
+    full = _random_full(5)
+    sparse = _sparse(full, budget=8, sinks=2)
+    _select(sparse, full, _queries(), row=0)
+    assert sparse.positions[0, 0, : sparse.length].tolist() == [0, 1, 2, 3, 4]
+    full._length = 10
+    sparse.append(full, 5, 10)
+    assert sparse.length == 8
+    assert sparse.positions[0, 0].tolist() == [0, 1, 8, 9, 4, 5, 6, 7]
+
+
+def test_sliding_layers_select_within_their_window() -> None:
+    full = _random_full(40)
+    sparse = _sparse(full, budget=8, sinks=2)
+    _select(sparse, full, _queries(), row=0, windows=(10, None))
+    assert sparse.positions[0, :, 2:].min() >= 30
+    assert sparse.positions[1, :, 2:].min() < 30
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("total", [11, 30, 40])
+def test_a_budget_beyond_the_window_selects_no_more_than_the_window(policy: str, total: int) -> None:
+    """Sinks and the window, whatever the budget has room for; also where all of the text would fit."""
+    full = _random_full(total)
+    for budget in (13, 20, 64):
+        sparse = _sparse(full, budget=budget, sinks=2)
+        _select(sparse, full, _queries(rows=4), row=3, policy=policy, windows=(10, 10))
+        held = sparse.positions[:, :, : sparse.filled].tolist()
+        expected = sorted({0, 1, *range(total - 10, total)})
+        assert all(sorted(head) == expected for layer in held for head in layer), (policy, budget)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_layers_with_different_windows_hold_equally_many(policy: str) -> None:
+    """A layer of a smaller window is filled up with the newest positions before it, never at random."""
+    full = _random_full(40)
+    for windows, width in (((10, None), 18), ((10, 14), 14), ((None, 10), 18)):
+        sparse = _sparse(full, budget=20, sinks=2)
+        _select(sparse, full, _queries(rows=4), row=3, policy=policy, windows=windows)
+        assert sparse.filled == width + 2
+        small = windows.index(10)
+        for head in sparse.positions[small, :, : sparse.filled].tolist():
+            assert head[:2] == [0, 1] and sorted(head[2:]) == list(range(40 - width, 40))
+            assert head[2 : 2 + width - 10] == list(range(40 - width, 30))  # the first to be replaced
+
+
+def test_recent_positions_are_the_last_ones_oldest_first() -> None:
+    full = _random_full(40)
+    sparse = _sparse(full, budget=8, sinks=2)
+    _select(sparse, full, _queries(), row=0, policy="recent")
+    assert sparse.positions[1, 1].tolist() == [0, 1, 34, 35, 36, 37, 38, 39]
+
+
+def test_chunks_come_whole_by_the_product_with_their_mean_key() -> None:
+    full = _random_full(43)
+    sparse = _sparse(full, budget=20, sinks=3)
+    queries = _queries()
+    _select(sparse, full, queries, row=0, policy="chunks")
+    grouped = queries[0][:2, 0].sum(0)
+    means = full.data[0, 0, 3:39].view(9, 4, WIDTH).mean(1) @ grouped  # 4 recent tokens stay outside
+    best = sorted(sorted(range(9), key=lambda c: float(means[c]))[-3:])
+    held = sparse.positions[0, 0].tolist()
+    assert held[:3] == [0, 1, 2] and held[-4:] == [39, 40, 41, 42]
+    chunks = {(place - 3) // 4 for place in held[3:-4]}
+    assert set(best) <= chunks and len(held[3:-4]) == 13
+    for chunk in best:
+        assert {3 + 4 * chunk + i for i in range(4)} <= set(held)
+
+
+def test_snapkv_pools_the_attention_of_the_newest_queries() -> None:
+    full = _random_full(40)
+    sparse = _sparse(full, budget=12, sinks=2)
+    queries = _queries(rows=5)
+    _select(sparse, full, queries, row=3, policy="snapkv")
+    keys = full.data[2, 1, :40]  # layer 1, KV head 1: query heads 2 and 3
+    mass = torch.zeros(40)
+    for head in (2, 3):
+        for i in range(4):
+            last = 40 - 4 + i  # the query of this position sees up to itself
+            scores = (keys[: last + 1] @ queries[1][head, i]) * WIDTH**-0.5
+            mass[: last + 1] += scores.softmax(0)
+    pooled = torch.tensor([float(mass[max(0, t - 2) : t + 3].mean()) for t in range(40)])
+    best = sorted(range(2, 36), key=lambda t: float(pooled[t]))[-6:]
+    assert sparse.positions[1, 1].tolist() == [0, 1, *best, 36, 37, 38, 39]
+
+
+def test_draft_rows_stay_behind_the_slots_until_they_settle() -> None:
+    full = _random_full(40)
+    before = full.data.clone()
+    sparse = _sparse(full, budget=8, sinks=2, scratch=4)
+    _select(sparse, full, _queries(), row=0, policy="recent")
+    for layer in range(LAYERS):
+        entry = torch.arange(3.0)[None, None, :, None].expand(1, HEADS, 3, WIDTH)
+        keys, values = sparse.update(entry, -entry, layer)
+        assert keys.shape == values.shape == (1, HEADS, 11, WIDTH)
+    sparse.grow(2)
+    assert sparse.length == 10
+    with pytest.raises(ValueError, match="13 rows"):
+        sparse.update(torch.ones(1, HEADS, 3, WIDTH), torch.ones(1, HEADS, 3, WIDTH), 0)
+    sparse.settle(2, start=40)
+    assert sparse.length == 8
+    assert sparse.positions[0, 0].tolist() == [0, 1, 40, 41, 36, 37, 38, 39]
+    assert sparse.data[0, 0, 2:4, 0].tolist() == [0.0, 1.0]
+    assert torch.equal(full.data, before)
+
+
+def test_turned_sinks_are_keys_written_at_the_later_position() -> None:
+    from tests.tiny import tiny_model
+    from tokenswift.models.target import make_target
+
+    target = make_target(tiny_model("llama"))
+    caches = []
+    for start in (0, 17):
+        cache = target.new_cache(8)
+        target.forward(torch.tensor([5, 6]), torch.arange(start, start + 2), cache)
+        caches.append(cache)
+    sparse = SparseCache(caches[0], 4, 2, 1)
+    origin = caches[0].data[0:1, :, :2].clone()  # layer 0: its keys depend on tokens and positions alone
+    sparse.turn_sinks(17, target.rotary_frequencies, origin)
+    torch.testing.assert_close(sparse.data[0, :, :2], caches[1].data[0, :, :2], rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(origin[0], caches[1].data[0, :, :2], atol=1e-2)

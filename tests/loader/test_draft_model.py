@@ -1,0 +1,273 @@
+"""Draft models: windows, the loss by its definition, the whole way, reuse of states, packing, the alias."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import FAMILIES, tiny_model, tiny_tokenizer
+from tests.train.test_train import D, filled, frozen, full_run, options, words
+from tokenswift.config import SamplingParams
+from tokenswift.loader import draft as packed_draft
+from tokenswift.loader import embedded
+from tokenswift.loader.load import load
+from tokenswift.train.draft import (
+    DraftObjective,
+    TextWindows,
+    layer_picks,
+    make_student,
+    pack,
+    start_loss,
+    train_draft,
+)
+from tokenswift.train.options import Job, TrainingOptions
+from tokenswift.train.selftext import chances
+from tokenswift.train.store import HiddenStore
+from tokenswift.types import InputError, RunError
+
+TOKENS = torch.arange(20)[None] * 7 % 256
+
+
+def draft_run(model: Any, folder: Path, steps: int = 4, layers: int = 1, **changes: Any) -> dict[str, Any]:
+    """A draft model in ``folder / "draft"`` from a text that is written there."""
+    (folder / "t.txt").write_text(words(800))
+    values: dict[str, Any] = {
+        "data": options(str(folder / "t.txt")),
+        "training": TrainingOptions(steps=steps, save_every=2, log_every=1, lr=0.01, bf16=False),
+        "out": folder / "draft",
+        "work": folder / "work",
+        "vocabulary": 128,
+        "name": "tiny",
+    }
+    report = changes.pop("report", lambda line: None)
+    job = Job(**{**values, **changes})
+    return train_draft(model, tiny_tokenizer(), job, report, layers=layers)
+
+
+def test_windows_stay_inside_their_blocks(tmp_path: Path) -> None:
+    store = HiddenStore(tmp_path, D, {})
+    for start, length in ((0, 50), (100, 30), (200, 20)):
+        tokens = torch.arange(start, start + length)[None]
+        store.append(tokens, tokens[..., None].expand(1, length, D).float())
+    items = list(TextWindows(store, 24, 10))  # type: ignore[call-overload]
+    found = [(i["tokens"][i["valid"]].tolist(), [t for t in i["before"].tolist() if t >= 0]) for i in items]
+    assert found == [
+        (list(range(0, 24)), []),
+        (list(range(24, 48)), list(range(14, 24))),
+        (list(range(100, 124)), []),
+        (list(range(200, 220)), []),
+    ]  # remainders of 2 and 6 tokens are left out
+    for item in items:
+        assert torch.equal(item["hidden"][item["valid"], 0].long(), item["tokens"][item["valid"]])
+
+
+@torch.no_grad()
+def test_loss_by_definition(tmp_path: Path) -> None:
+    """Position by position: the target's processed distribution against the student's penalised one."""
+    model = tiny_model()
+    store = filled(tmp_path, model, (56,))
+    student = make_student(model, (1,)).eval()
+    windows = TextWindows(store, 40, 100)
+    items = [windows[0], windows[1]]  # the second one: 16 of 40 tokens, 40 before them
+    batch = {k: torch.stack([i[k] for i in items]) for k in items[0]}
+    sampling = SamplingParams(repetition_penalty=1.5)
+    base = frozen(model)
+    got = DraftObjective(student, base, sampling)(**batch)["loss"]
+
+    tokens, bits = store.arrays()
+    text = torch.from_numpy(tokens.astype("int64"))
+    states = torch.from_numpy(bits.copy()).view(torch.bfloat16)
+    total = torch.zeros(())
+    for first, last in ((0, 40), (40, 56)):
+        logits = student(text[None, first:last]).logits[0]
+        for t in range(first, last):
+            p = chances(model.lm_head(base.normed(states[t : t + 1])), text[None, : t + 1], sampling)
+            free = SamplingParams(repetition_penalty=1.5, min_p=0.0)
+            q = chances(logits[t - first : t - first + 1], text[None, : t + 1], free)
+            total -= (p * q.log()).sum()
+    torch.testing.assert_close(got, total / 56, rtol=2e-3, atol=2e-3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_student_with_all_layers_is_the_target(family: str) -> None:
+    model = tiny_model(family)
+    student = make_student(model, (0, 1)).eval()
+    torch.testing.assert_close(student(TOKENS).logits, model(TOKENS).logits)
+    other = make_student(model, (1,)).eval()
+    assert len(other.model.layers) == 1 and not torch.allclose(other(TOKENS).logits, model(TOKENS).logits)
+
+
+def test_only_layers_and_norm_learn() -> None:
+    student = make_student(tiny_model(tie_word_embeddings=True), (0,))
+    learning = {name for name, parameter in student.named_parameters() if parameter.requires_grad}
+    assert learning and all(name.startswith(("model.layers.0.", "model.norm.")) for name in learning)
+    objective = DraftObjective(student, frozen(tiny_model()), SamplingParams())
+    assert {name.partition(".")[0] for name in objective.state_dict()} == {"layers", "norm"}
+
+
+def test_layers_to_start_from() -> None:
+    assert layer_picks(3, 30) == [(0, 1, 2), (0, 1, 29)]
+    assert layer_picks(1, 2) == [(0,), (1,)]
+    assert layer_picks(2, 2) == [(0, 1)]
+    for layers in (0, 3):
+        with pytest.raises(InputError, match=f"layers is {layers}; valid: from 1 to 2"):
+            layer_picks(layers, 2)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_whole_way(tied: bool, tmp_path: Path) -> None:
+    model = tiny_model(tie_word_embeddings=tied, initializer_range=0.2)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    notes = draft_run(model, tmp_path, 12)
+    losses = [float(row.split(",")[2]) for row in (tmp_path / "work" / "log.csv").read_text().split()[1:]]
+    assert notes["steps"] == 12 and len(losses) == 12 and losses[-1] < losses[0]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    made = load(tmp_path / "draft", device="cpu")
+    assert made.tokenizer("hi")["input_ids"] == tiny_tokenizer()("hi")["input_ids"]
+    assert made.model.config.num_hidden_layers == 1 and made.model.dtype == torch.float32
+    weights = made.model.state_dict()
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert torch.equal(weights[name], before[name])
+    name = "model.layers.0.mlp.down_proj.weight"
+    origin = f"model.layers.{notes['from'][0]}.mlp.down_proj.weight"
+    assert not torch.equal(weights[name], before[origin])
+    record = json.loads((tmp_path / "draft" / "tokenswift.json").read_text())
+    assert record["target"] == "tiny" and record["notes"]["layers"] == 1
+
+    again = draft_run(model, tmp_path, 12)  # goes on from the last checkpoint: nothing is left to do
+    assert again["steps"] == 12
+    resumed = load(tmp_path / "draft", device="cpu").model.state_dict()
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in weights.items())
+    with pytest.raises(InputError, match="layers differ"):
+        draft_run(model, tmp_path, 12, layers=2)
+
+
+def test_the_better_start_is_taken(tmp_path: Path) -> None:
+    model = tiny_model(num_hidden_layers=3)
+    lines: list[str] = []
+    notes = draft_run(model, tmp_path, 0, training=TrainingOptions(epochs=0), report=lines.append)
+    found = {
+        line.partition(": loss ")[0][-1]: float(line.partition(": loss ")[2])
+        for line in lines
+        if line.startswith("start from")
+    }
+    assert set(found) == {"0", "2"}
+    assert str(notes["from"][0]) == min(found, key=lambda k: found[k])
+    assert notes["start_loss"] == min(found.values())
+
+
+def test_states_of_heads_are_reused(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text(words(800))
+    model = tiny_model()
+    full_run(model, str(tmp_path / "t.txt"), tmp_path, TrainingOptions(epochs=0))
+    for states in (tmp_path / "work", tmp_path / "work" / "states"):
+        notes = draft_run(model, tmp_path, 2, data=None, states=[states], work=tmp_path / "other")
+        assert notes["steps"] == 2
+    index = tmp_path / "work" / "states" / "index.json"
+    record = json.loads(index.read_text())
+    index.write_text(json.dumps(record | {"complete": False}))
+    with pytest.raises(InputError, match="are not finished"):
+        draft_run(model, tmp_path, data=None, states=[tmp_path / "work"], work=tmp_path / "new")
+    index.write_text(json.dumps(record))
+    with pytest.raises(InputError, match="are of another model"):
+        draft_run(tiny_model(seed=3), tmp_path, data=None, states=[tmp_path / "work"], work=tmp_path / "new")
+    with pytest.raises(InputError, match="holds no hidden states"):
+        draft_run(model, tmp_path, data=None, states=[tmp_path / "none"], work=tmp_path / "new")
+
+
+@pytest.fixture
+def target(tiny_folder: Callable[..., Path]) -> Path:
+    return tiny_folder(tie_word_embeddings=True)
+
+
+@pytest.fixture
+def packed(target: Path, tmp_path: Path) -> Path:
+    draft_run(load(target, device="cpu").model, tmp_path, 2)
+    pack(tmp_path / "draft", tmp_path / "packed.safetensors")
+    return tmp_path / "packed.safetensors"
+
+
+@torch.no_grad()
+def test_packed_and_built_again(packed: Path, target: Path, tmp_path: Path) -> None:
+    assert packed.stat().st_size < (tmp_path / "draft" / "model.safetensors").stat().st_size
+    packed_draft.build(packed, target, tmp_path / "built", {"format": 1})
+    draft, built = (load(tmp_path / name, device="cpu").model for name in ("draft", "built"))
+    assert built.dtype == torch.float32 and built.config.num_hidden_layers == 1
+    for name, tensor in draft.state_dict().items():
+        own = "layers" in name or "norm" in name
+        assert torch.equal(built.state_dict()[name], tensor.bfloat16().float() if own else tensor)
+    torch.testing.assert_close(built(TOKENS).logits, draft(TOKENS).logits, rtol=0.05, atol=0.05)
+
+
+def test_built_for_its_own_target_only(
+    packed: Path, tiny_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    tiny_model(seed=5, tie_word_embeddings=True).save_pretrained(other)
+    with pytest.raises(RunError, match="made for another model"):
+        packed_draft.build(packed, other, tmp_path / "built", {})
+    packed.write_bytes(packed.read_bytes()[:100])
+    with pytest.raises(RunError, match="cannot be built"):
+        packed_draft.build(packed, other, tmp_path / "built", {})
+    with pytest.raises(InputError, match="is no draft model"):
+        pack(other, tmp_path / "x")
+    assert not (tmp_path / "built").exists() and not (tmp_path / "x").exists()
+
+
+@pytest.fixture
+def cache(packed: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder; the packaged file and the default model are the tiny ones."""
+    (tmp_path / "package" / "data").mkdir(parents=True)
+    packed.rename(tmp_path / "package" / "data" / packed_draft.PACKED)
+    monkeypatch.setattr(packed_draft.resources, "files", lambda name: tmp_path / "package")
+    monkeypatch.setattr(embedded, "ensure", lambda cache, on_progress: target)
+    monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_alias(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load(packed_draft.NAME, device="cpu")
+    assert loaded.name == "smollm2-135m-draft" and len(loaded.model.model.layers) == 1
+    assert sorted(p.name for p in cache.iterdir()) == ["smollm2-135m-draft", "smollm2-135m-draft.lock"]
+    with monkeypatch.context() as patch:
+        patch.setattr(packed_draft, "build", None)  # not called a second time
+        load(packed_draft.NAME, device="cpu")
+    record = cache / packed_draft.NAME / "tokenswift.json"
+    record.write_text(record.read_text().replace('"sha256": "', '"sha256": "older-'))  # of an older package
+    load(packed_draft.NAME, device="cpu")
+    assert '"sha256": "older-' not in record.read_text()
+
+
+def test_alias_after_an_interruption(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(packed: Path, target: Path, folder: Path, record: object) -> None:
+        folder.mkdir()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packed_draft, "build", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            load(packed_draft.NAME)
+    assert [p.name for p in cache.iterdir()] == ["smollm2-135m-draft.lock"]
+    load(packed_draft.NAME, device="cpu")
+
+
+def test_alias_without_its_file(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "package" / "data" / packed_draft.PACKED).unlink()
+    with pytest.raises(InputError, match="not part of this installation"):
+        load(packed_draft.NAME)
+
+
+def test_start_loss_of_the_target_itself_is_least(tmp_path: Path) -> None:
+    model = tiny_model(initializer_range=0.2)
+    windows = TextWindows(filled(tmp_path, model), 40, 20)
+    base = frozen(model)
+    whole, part = (
+        start_loss(make_student(model, p), base, SamplingParams(min_p=0.0), windows) for p in ((0, 1), (1,))
+    )
+    assert whole < part

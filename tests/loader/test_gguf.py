@@ -1,0 +1,626 @@
+"""Models from GGUF files: the same logits as the tensors that they were written from, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedTokenizerFast
+
+from tests.chats import chat_tokenizer
+from tests.gguf_files import QuantType, small, tokenizer_fields, write
+from tests.tiny import BYTES, build
+from tokenswift import LLM, SamplingParams
+from tokenswift.engine.source import FromFiles, FromModel, cards_folder
+from tokenswift.kernels.formats.registry import FORMATS
+from tokenswift.loader.gguf import tokenizer as gguf_tokenizer
+from tokenswift.loader.gguf.file import GgufFile
+from tokenswift.loader.gguf.model import config_of, formats, layout_of
+from tokenswift.loader.load import WEIGHTS, check_name, gguf_in, load
+from tokenswift.loader.rope import rotary_of, rotary_of_config
+from tokenswift.loader.stand_in import StandIn
+from tokenswift.types import InputError
+
+PROMPT = [5, 9, 200, 33, 5, 9, 200, 34, 71, 5, 9]
+GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)
+Q4_K_M = {"blk": QuantType.Q4_K, "attn_v": QuantType.Q6_K, "ffn_down": QuantType.Q5_K}
+MIXES: dict[str, dict[str, QuantType]] = {
+    "f32": {},
+    "f16": {"": QuantType.F16},
+    "bf16": {"": QuantType.BF16},
+    "q8_0": {"": QuantType.Q8_0},
+    "q4_1 of q8_0": {"": QuantType.Q4_1, "token_embd": QuantType.Q8_0},
+    "q4_0": {"": QuantType.Q4_0},
+    "q4_k_m": {"": QuantType.Q6_K, **Q4_K_M},
+}
+
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor([PROMPT])).logits[0].float()
+
+
+def lean_logits(llm: LLM) -> torch.Tensor:
+    cache = llm.target.new_cache(len(PROMPT))
+    return llm.target.logits(llm.target.prefill(PROMPT, cache).hidden)
+
+
+def far(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+def opened(path: Path | str, **options: Any) -> LLM:
+    """The model in float32, unless said otherwise: its logits are compared with transformers'."""
+    return LLM(path, device="cpu", heads="none", **{"dtype": "float32", **options})
+
+
+# ---- numbers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral"])
+def test_logits_are_those_of_the_tensors(kind: str, mix: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    tied = kind in ("llama", "qwen3")
+    model = write(path, small(kind, tie_word_embeddings=tied), MIXES[mix])
+    first, second = opened(path), opened(path)
+    assert isinstance(first.source, FromFiles) and isinstance(second.source, FromFiles)
+    expected = logits(model)
+    for llm in (first, second):
+        assert far(lean_logits(llm), expected) < 1e-5 and llm.target.far < 1e-5
+    assert first.identity() == second.identity() and first.source.end_tokens() == {257}
+    assert torch.equal(logits(first.model), expected)
+    written = first.generate(PROMPT, 12, sampling=GREEDY, ignore_eos=True).token_ids
+    wrapped = LLM.from_model(model, heads="none").generate(PROMPT, 12, sampling=GREEDY, ignore_eos=True)
+    assert (
+        written
+        == wrapped.token_ids
+        == second.generate(PROMPT, 12, sampling=GREEDY, ignore_eos=True).token_ids
+    )
+
+
+@pytest.mark.parametrize(
+    ("mix", "dtype"), [("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16"), ("q4_k_m", "int8")]
+)
+def test_the_type_that_auto_means(mix: str, dtype: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    model = write(path, small(), MIXES[mix])
+    llm = opened(path, dtype="auto")
+    assert llm.dtype == dtype
+    assert str(llm.model.dtype).removeprefix("torch.") == ("float32" if dtype == "int8" else dtype)
+    assert far(lean_logits(llm), logits(model)) < 0.05
+
+
+def test_transformers_reads_the_same(tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", small(), MIXES["q4_k_m"])
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path,
+        gguf_file="model.gguf",
+        quantization_config=GgufConfig(gguf_file="model.gguf", dequantize=True),
+        dtype=torch.float32,
+    )
+    assert far(lean_logits(opened(tmp_path / "model.gguf")), logits(theirs)) < 1e-5
+
+
+@pytest.mark.parametrize("changes", [{"attention_bias": True, "mlp_bias": True}, {"vocab_size": 263}])
+def test_biases_and_odd_sizes(changes: dict[str, Any], tmp_path: Path) -> None:
+    model = small(**changes)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.3)
+    tokenizer = chat_tokenizer(adds_bos=False)
+    tokenizer.add_tokens([f"<{i}>" for i in range(model.config.vocab_size - 260)])
+    write(tmp_path / "model.gguf", model, {"": QuantType.Q8_0}, tokenizer=tokenizer)
+    llm = opened(tmp_path / "model.gguf")
+    assert far(lean_logits(llm), logits(model)) < 1e-5 and torch.equal(logits(llm.model), logits(model))
+
+
+def test_a_sliding_window_makes_it_a_mistral(tmp_path: Path) -> None:
+    model = small("mistral", sliding_window=4)
+    write(tmp_path / "model.gguf", model, said={"llama.attention.sliding_window": 4})
+    llm = opened(tmp_path / "model.gguf")
+    assert llm.target.windows == [4, 4] and llm.model.config.model_type == "mistral"
+    assert far(lean_logits(llm), logits(model)) < 1e-5
+
+
+def test_types_that_are_not_ours_are_unpacked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = write(tmp_path / "model.gguf", small(), {"": QuantType.Q5_1, "ffn_up": QuantType.Q5_0})
+    with caplog.at_level(logging.WARNING, "tokenswift"):
+        llm = opened(tmp_path / "model.gguf", dtype="auto")
+    assert [r.message for r in caplog.records] == [
+        f"model {tmp_path / 'model.gguf'}: tensors of type Q5_0, Q5_1 are unpacked to bfloat16, which takes "
+        "more memory than the file"
+    ]
+    assert llm.dtype == "bfloat16" and far(lean_logits(llm), logits(model)) < 0.05
+
+
+# ---- positions ------------------------------------------------------------------------------------------
+
+POSITIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "default": ({"rope_type": "default"}, {}),
+    "linear": (
+        {"rope_type": "linear", "factor": 2.5},
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 2.5},
+    ),
+    "yarn": (
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 64,
+        },
+    ),
+    "llama 3.1": (
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        {},
+    ),
+    "llama 3.2": (
+        {
+            "rope_type": "llama3",
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+@pytest.mark.parametrize("theta", [10000.0, 500000.0])
+def test_positions_are_those_of_the_config(name: str, theta: float, tmp_path: Path) -> None:
+    rope, said = POSITIONS[name]
+    model = small(rope_parameters={**rope, "rope_theta": theta})
+    write(tmp_path / "model.gguf", model, said={f"llama.{key}": value for key, value in said.items()})
+    found = config_of(GgufFile(tmp_path / "model.gguf"))
+    assert found.rope_parameters == model.config.rope_parameters
+    ours, theirs = rotary_of_config(found), rotary_of(model)
+    assert torch.equal(ours.single(), theirs.single())
+    assert (ours.scaling, ours.limit) == (theirs.scaling, theirs.limit)
+    assert far(lean_logits(opened(tmp_path / "model.gguf")), logits(model)) < 1e-5
+
+
+def test_longer_positions(tmp_path: Path) -> None:
+    model = write(tmp_path / "model.gguf", small())
+    llm, wrapped = (
+        opened(tmp_path / "model.gguf", rope_scaling="yarn:4"),
+        LLM.from_model(model, rope_scaling="yarn:4"),
+    )
+    assert llm.target.rotary.limit == wrapped.target.rotary.limit == 1024
+    assert torch.equal(llm.target.rotary_frequencies, wrapped.target.rotary_frequencies)
+
+
+def test_the_config_is_the_models_own(tmp_path: Path) -> None:
+    for kind in ("llama", "qwen2", "qwen3"):
+        model = write(tmp_path / f"{kind}.gguf", small(kind, rms_norm_eps=1e-6))
+        file = GgufFile(tmp_path / f"{kind}.gguf")
+        found, wanted = config_of(file).to_dict(), model.config.to_dict()
+        said = (
+            "_",
+            "transformers_version",
+            "architectures",
+            "dtype",
+            "pad_token_id",
+            "initializer_range",
+            "max_window_layers",
+            "layer_types",
+        )
+        for key, value in wanted.items():
+            if not key.startswith(said):
+                assert found.get(key) == value, key
+        assert layout_of(file, config_of(file)) == type(layout_of(file, config_of(file))).of(model)
+
+
+# ---- tokenizers -----------------------------------------------------------------------------------------
+
+TEXTS = (
+    "Hello, world! It's 12345 o'clock; WE'LL see.",
+    "  spaces   and\n\nlines\t\r\n end  ",
+    "Grüße, 世界 \U0001f600 n\u0303 ½ x² 3.14159 1000000",
+    "<s>marked</s> text<x>",
+    "def f(x):\n    return x**2  # ok",
+    "",
+)
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+
+
+def trained(rule: str) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer of a family's kind, trained on a page."""
+    made = Tokenizer(models.BPE(ignore_merges=rule == "llama-bpe"))
+    digits = {"llama-bpe": "{1,3}", "qwen2": ""}
+    if rule in digits:
+        cut = pre_tokenizers.Split(Regex(WORDS % digits[rule]), "isolated")
+        parts: list[Any] = [cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    else:
+        parts = [pre_tokenizers.Digits(individual_digits=True)] if rule == "smollm" else []
+        parts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True))
+    made.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    if rule == "qwen2":
+        made.normalizer = normalizers.NFC()
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=900,
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<s>", "</s>"],
+    )
+    page = Path("README.md").read_text(encoding="utf-8")
+    made.train_from_iterator([page, *TEXTS], trainer)
+    made.add_special_tokens(["<x>"])
+    if rule == "llama-bpe":
+        made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+
+
+@pytest.mark.parametrize("rule", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
+def test_byte_level_tokenizers(rule: str, tmp_path: Path) -> None:
+    real = trained(rule)
+    fields = tokenizer_fields(real, pre=rule)
+    made = gguf_tokenizer.build(fields, tmp_path)
+    ours = gguf_tokenizer.wrapped(made, fields)
+    for text in TEXTS:
+        ids = real(text)["input_ids"]
+        assert ours(text)["input_ids"] == ids == made.encode(text).ids, text
+        assert (
+            ours(text, add_special_tokens=False)["input_ids"]
+            == real(text, add_special_tokens=False)["input_ids"]
+        )
+        assert ours.decode(ids) == real.decode(ids) == made.decode(ids, skip_special_tokens=False)
+    assert ours.special_tokens_map == real.special_tokens_map and ours.get_vocab() == real.get_vocab()
+
+
+def sentencepiece(**more: Any) -> dict[str, Any]:
+    """What a file says of a small sentencepiece model: bytes, letters, and words by score."""
+    pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
+    pieces += [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
+    words = ["▁t", "he", "▁the", "in", "er", "▁a", "nd", "▁and", "▁▁", "ing", "re", "the"]
+    pieces += [(word, -float(place), 1) for place, word in enumerate(words)]
+    pieces += [(letter, -1000.0 - place, 1) for place, letter in enumerate("▁theinradg")]
+    tokens, scores, kinds = map(list, zip(*pieces, strict=True))
+    said = {"model": "llama", "tokens": tokens, "scores": scores, "token_type": kinds}
+    said |= {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+    return {f"tokenizer.ggml.{key}": value for key, value in {**said, **more}.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("the", ["<s>", "▁the"]),
+        ("the and", ["<s>", "▁the", "▁and"]),
+        ("in  the", ["<s>", "▁", "in", "▁", "▁the"]),
+        ("there", ["<s>", "▁the", "re"]),
+        ("thé", ["<s>", "▁t", "h", "<0xC3>", "<0xA9>"]),
+        ("a\n", ["<s>", "▁a", "<0x0A>"]),
+        ("", ["<s>"]),
+    ],
+)
+def test_sentencepiece_tokenizers(text: str, tokens: list[str], tmp_path: Path) -> None:
+    fields = sentencepiece()
+    ours = gguf_tokenizer.wrapped(gguf_tokenizer.build(fields, tmp_path), fields)
+    ids = ours(text)["input_ids"]
+    assert ours.convert_ids_to_tokens(ids) == tokens
+    assert ours.decode(ids, skip_special_tokens=True) == text
+    bare = sentencepiece(add_space_prefix=False, add_bos_token=False)
+    plain = gguf_tokenizer.wrapped(gguf_tokenizer.build(bare, tmp_path), bare)
+    assert plain.decode(plain(text)["input_ids"]) == text
+
+
+def test_ends_of_texts(tmp_path: Path) -> None:
+    fields = tokenizer_fields(trained("qwen2"), pre="qwen2")
+    assert gguf_tokenizer.end_ids(fields) == [1]
+    tokens = fields["tokenizer.ggml.tokens"]
+    at = len(tokens)
+    fields["tokenizer.ggml.tokens"] = [*tokens, "<|im_end|>", "<|endoftext|>"]
+    fields["tokenizer.ggml.token_type"] = [*fields["tokenizer.ggml.token_type"], 3, 3]
+    assert gguf_tokenizer.end_ids({**fields, "tokenizer.ggml.eot_token_id": 7}) == [1, 7, at, at + 1]
+
+
+# ---- files ----------------------------------------------------------------------------------------------
+
+
+def test_folders_with_one_file(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    assert gguf_in(folder) is None
+    write(folder / "One.GGUF", small())
+    check_name(str(folder))
+    llm = opened(folder)
+    assert isinstance(llm.source, FromFiles) and llm.identity()["stored"].startswith("f32 ")
+    (folder / "two.gguf").write_bytes(b"")
+    with pytest.raises(InputError, match=r"holds 2 GGUF files \(One.GGUF, two.gguf\); valid: one of them"):
+        opened(folder)
+
+
+def test_a_config_beside_the_file_is_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, beside = tmp_path / "model.gguf", tmp_path / "config.json"
+    write(path, small(), {"": QuantType.Q8_0})
+    config = opened(path).model.config
+
+    def first_load(content: str) -> list[int]:
+        beside.write_text(content)
+        for card in cards_folder().iterdir():
+            card.unlink()
+        caplog.clear()
+        return opened(path).generate(PROMPT, 8, ignore_eos=True).token_ids
+
+    said = {"model_type": "llama", "hidden_size": config.hidden_size, "rms_norm_eps": config.rms_norm_eps}
+    expected = first_load("no config")
+    for content in ("[1]", json.dumps({"model_type": "llama"}), json.dumps(said)):
+        assert first_load(content) == expected and "config.json" not in caplog.text
+    assert first_load(json.dumps(said | {"rope_theta": 77.0, "num_hidden_layers": 9})) == expected
+    assert "config.json beside the file has num_hidden_layers 9 (the file: " in caplog.text
+    assert "rope_theta 77.0 (the file: " in caplog.text and "the file counts" in caplog.text
+    first_load(json.dumps(said | {"rope_parameters": {"rope_theta": 78.0}}))  # as newer files have it
+    assert "config.json beside the file has rope_theta 78.0 (the file: " in caplog.text
+
+
+def test_a_file_that_changed(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write(path, small())
+    llm = opened(path)
+    write(path, small(seed=1))
+    with pytest.raises(InputError, match="has changed since the model was loaded"):
+        _ = llm.model
+    assert opened(path).identity()["weights"] != llm.identity()["weights"]
+
+
+def test_a_damaged_card_counts_as_none(tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", small())
+    first = opened(tmp_path / "model.gguf")
+    (path,) = cards_folder().glob("*.json")
+    whole = path.read_text()
+    path.write_text("[]")
+    assert opened(tmp_path / "model.gguf").identity() == first.identity() and path.read_text() == whole
+
+
+def test_chats(tmp_path: Path) -> None:
+    real = chat_tokenizer(adds_bos=False)
+    write(tmp_path / "model.gguf", small(), tokenizer=real)
+    llm = opened(tmp_path / "model.gguf")
+    assert isinstance(llm.source.codec, StandIn)
+    chat = [{"role": "user", "content": "Hi"}]
+    said = real.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert llm.encode(chat) == real(said, add_special_tokens=False)["input_ids"]
+
+
+DRIVER = """
+import sys
+from tokenswift.cli.main import main
+code = main(sys.argv[1:])
+print("loaded:", *(name for name in sys.modules if name.startswith("transformers")))
+raise SystemExit(code)
+"""
+
+
+def test_no_modelling_code_is_imported(tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", small(), MIXES["q4_k_m"])
+    argv = (
+        "generate",
+        "Hi",
+        "--model",
+        tmp_path / "model.gguf",
+        "--max-new-tokens",
+        3,
+        "--quiet",
+        "--ignore-eos",
+    )
+    found = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", DRIVER, *map(str, argv)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout.rpartition("loaded:"))
+    assert found[0][0] == found[1][0]
+    assert "transformers.modeling_utils" not in found[0][2].split() and not found[1][2].split()
+
+
+def refused(path: Path, **options: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        opened(path, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_no_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write(path, small())
+    whole = path.read_bytes()
+    for content, reason in {
+        b"": "",
+        b"rubbish": "it does not begin with GGUF",
+        whole[:-40]: "it ends before the end of tensor",
+        whole[:300]: "",
+        whole[:4] + b"\0\0\0\3" + whole[8:]: "version 50331648",
+    }.items():
+        path.write_bytes(content)
+        assert f"model file {path} is no whole GGUF file (" in refused(path) and reason in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"llama.block_count": None}, "lacks llama.block_count, a number"),
+        ({"llama.block_count": 3}, "lacks tensor blk.2."),
+        (
+            {"llama.feed_forward_length": 128},
+            "tensor blk.0.ffn_gate.weight has shape (256, 256); valid: (128, 256)",
+        ),
+        (
+            {"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0},
+            "scales positions by 'longrope'",
+        ),
+        ({"tokenizer.ggml.model": "t5"}, "its tokenizer is of the kind 't5'; valid: gpt2, llama"),
+        (
+            {"tokenizer.ggml.pre": "jais"},
+            "cuts texts by the rule 'jais'; valid: gpt-2, smollm, llama-bpe, qwen2",
+        ),
+    ],
+)
+def test_what_a_file_lacks(said: dict[str, Any], words: str, tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", small(), said=said)
+    assert words in refused(tmp_path / "model.gguf")
+
+
+def test_other_factors_of_positions(tmp_path: Path) -> None:
+    model = small(rope_parameters={**POSITIONS["llama 3.1"][0], "rope_theta": 10000.0})
+    model.config.rope_parameters["high_freq_factor"] = 3.0
+    write(tmp_path / "model.gguf", model)
+    assert "rope_freqs.weight is not by the rule of Llama 3" in refused(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("name", ["grok", "nothing"])
+def test_other_architectures(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", small(), architecture=name)
+    words = refused(tmp_path / "model.gguf")
+    assert f"the architecture {name} cannot be unpacked (" in words and "valid: llama, qwen2, qwen3" in words
+
+
+def test_other_architectures_go_through_transformers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind = {"head_dim": 64, "sliding_window": 64, "tie_word_embeddings": True}
+    model = build("gemma2", {**BYTES, "hidden_size": 256, "intermediate_size": 256}, **kind)
+    names = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm"}
+    names["post_feedforward_layernorm"] = "post_ffw_norm"
+    from tests import gguf_files
+
+    old = dict(gguf_files.NAMES)
+    gguf_files.NAMES.update(names)
+    try:
+        norms = [parameter for name, parameter in model.named_parameters() if "norm" in name]
+        for norm in norms:
+            norm.data += 1  # a file of this kind says what is multiplied with
+        write(tmp_path / "model.gguf", model, {"": QuantType.Q8_0})
+        for norm in norms:
+            norm.data -= 1
+    finally:
+        gguf_files.NAMES.clear()
+        gguf_files.NAMES.update(old)
+    with caplog.at_level(logging.WARNING, "tokenswift"):
+        llm = opened(tmp_path / "model.gguf", dtype="auto")
+    assert "the architecture gemma2 is unpacked to bfloat16 by transformers" in caplog.records[0].message
+    assert isinstance(llm.source, FromModel) and llm.dtype == "bfloat16"
+    assert far(logits(llm.model), logits(model)) < 0.05
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors"])
+def test_other_quantised_checkpoints(method: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    build("llama", BYTES).save_pretrained(folder)
+    chat_tokenizer().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": 32}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert refused(folder) == (
+        f"model {folder} is quantised by {method}; valid: the checkpoint that it was made from (--weights "
+        "q4_0 or q8_0 quantises it here), or a GGUF file of the model"
+    )
+
+
+def test_a_type_that_nobody_unpacks(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    model = small()
+    write(path, model)
+    content = bytearray(path.read_bytes())
+    at = content.index(b"output_norm.weight") + len("output_norm.weight") + 4 + 8
+    content[at : at + 4] = np.array([24], np.uint32).tobytes()  # I8
+    path.write_bytes(bytes(content))
+    assert "tensor output_norm.weight has the type I8, which cannot be unpacked" in refused(path)
+
+
+def test_load_gives_transformers_own(tmp_path: Path) -> None:
+    model = write(tmp_path / "model.gguf", small(), MIXES["q8_0"])
+    loaded = load(tmp_path / "model.gguf", device="cpu")
+    assert torch.equal(logits(loaded.model), logits(model)) and loaded.name == str(tmp_path / "model.gguf")
+    assert loaded.tokenizer("Hi")["input_ids"] == chat_tokenizer(False)("Hi")["input_ids"]
+    assert loaded.model.generation_config.eos_token_id == 257
+    out = loaded.model.generate(torch.tensor([PROMPT]), max_new_tokens=3, do_sample=False)
+    assert out.shape == (1, len(PROMPT) + 3)
+
+
+# ---- stored otherwise -----------------------------------------------------------------------------------
+
+
+def test_ways_to_store() -> None:
+    assert set(WEIGHTS[3:]) == {name for name, format in FORMATS.items() if format.encode is not None}
+
+
+@pytest.mark.parametrize("kind", WEIGHTS[1:])
+@pytest.mark.parametrize("source", ["folder", "file"])
+def test_weights(kind: str, source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model, path = small("qwen3"), tmp_path / "model"
+    if source == "file":
+        path = tmp_path / "model.gguf"
+        write(path, model, {"attn_v": QuantType.Q8_0})
+    else:
+        model.save_pretrained(path)
+        chat_tokenizer().save_pretrained(path)
+    with caplog.at_level(logging.WARNING, "tokenswift"):
+        llm = opened(path, weights=kind)
+    said = [record.message for record in caplog.records if "quantised" in record.message]
+    assert len(said) == (kind in FORMATS) and all(f"is quantised to {kind}: another model" in s for s in said)
+    with torch.no_grad():
+        for parameter in (p for p in model.parameters() if p.ndim == 2):
+            parameter.copy_(recoded(parameter, kind))
+    assert far(lean_logits(llm), logits(model)) < 1e-5
+    assert torch.equal(logits(llm.model), logits(model))
+    plain = opened(path)
+    assert (llm.identity()["weights"] == plain.identity()["weights"]) == (kind == "float32")
+    assert llm.loading is not None and llm.loading["weights"] == kind
+    assert LLM(**{**llm.loading, "heads": "none"}).identity() == llm.identity()
+
+
+def recoded(weight: torch.Tensor, kind: str) -> torch.Tensor:
+    if kind not in FORMATS:
+        return weight.to(getattr(torch, kind)).float()
+    from tokenswift.kernels.formats.format import Stored
+
+    encode = FORMATS[kind].encode
+    assert encode is not None
+    return Stored(FORMATS[kind], encode(weight)).decode()
+
+
+def test_weights_that_cannot_be_stored_so(tmp_path: Path) -> None:
+    build("llama", BYTES, hidden_size=48, num_attention_heads=6).save_pretrained(tmp_path / "model")
+    chat_tokenizer().save_pretrained(tmp_path / "model")
+    assert "has 48 columns; valid: a model whose columns are a multiple of 32" in refused(
+        tmp_path / "model", weights="q8_0"
+    )
+    assert "weights is 'q9'; valid: stored, float32" in refused(tmp_path / "model", weights="q9")
+    build("gemma2", BYTES).save_pretrained(tmp_path / "other")
+    chat_tokenizer().save_pretrained(tmp_path / "other")
+    assert "runs through transformers' own model here; valid: stored" in refused(
+        tmp_path / "other", weights="q8_0"
+    )
+
+
+def test_formats_in_words(tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", small(), MIXES["q4_k_m"])
+    assert formats(GgufFile(tmp_path / "model.gguf")) == "q4_k+q6_k+q5_k"

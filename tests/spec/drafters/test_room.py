@@ -1,0 +1,140 @@
+"""Nothing is drafted that cannot be used, and a draft that nobody wants any more ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from tests.spec.drafters.test_models import small_model
+from tests.spec.drafters.test_reference import model_of
+from tokenswift import LLM, SamplingParams, interfaces
+from tokenswift.config import MAX_GAMMA, OPTIONS
+from tokenswift.engine.request import Request
+from tokenswift.engine.run import Run
+from tokenswift.engine.scheduler import Scheduler
+from tokenswift.types import InputError
+
+PROMPT = [5, 9, 2, 7, 7, 3, 8, 1, 4, 6] * 3
+SMALL = {"budget": 24, "sinks": 2}
+CHAINS: tuple[tuple[str, dict[str, Any], bool], ...] = (
+    ("triforce", {"gamma": 12, "inner_gamma": 7, "draft_budget": 16, **SMALL}, True),
+    ("magicdec", {"gamma": 12, **SMALL}, False),
+    ("magicdec", {"gamma": 12, "kv": "streaming", **SMALL}, True),
+)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM.from_model(model_of())
+
+
+def options_of(options: dict[str, Any], small: bool) -> dict[str, Any]:
+    return {**options, "draft_model": small_model()} if small else options
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize(("strategy", "options", "small"), CHAINS, ids=lambda part: str(part)[:40])
+def test_chains_end_where_the_text_does(
+    llm: LLM, strategy: str, options: dict[str, Any], small: bool, greedy: bool
+) -> None:
+    """Of the last token that is wanted there is no draft: the target chooses it itself."""
+    sampling, options = SamplingParams(seed=3, greedy=greedy), options_of(options, small)
+    for new in (1, 2, 3, 5, 14, 30):
+        plain = llm.generate(PROMPT, new, "autoregressive", sampling=sampling, ignore_eos=True)
+        left = new
+        with llm.stream(PROMPT, new, strategy, options, sampling, ignore_eos=True) as steps:
+            for step in steps:
+                assert step.drafted <= left - 1
+                left -= len(step.token_ids)
+            assert steps.result.token_ids == plain.token_ids
+        if new == 1:
+            assert steps.result.metrics.draft_passes == 0
+
+
+@pytest.mark.parametrize("name", ["gamma", "inner_gamma"])
+@pytest.mark.parametrize("strategy", ["triforce", "magicdec"])
+def test_the_longest_chain(llm: LLM, strategy: str, name: str) -> None:
+    if not hasattr(OPTIONS[strategy](), name):
+        return
+    assert getattr(OPTIONS[strategy](**{name: MAX_GAMMA}), name) == MAX_GAMMA
+    with pytest.raises(InputError, match=f"^{name} is 4000; valid: an integer from 1 to {MAX_GAMMA}$"):
+        llm.generate([3, 4], 2, strategy, {name: 4000})
+
+
+class Passes:
+    """Counts a model's draft passes; in the one numbered ``at`` something happens."""
+
+    def __init__(self, model: Any, at: int, happens: Any) -> None:
+        self.number, self.at, self.happens, self.real = 0, at, happens, model.forward
+        model.forward = self.forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.number += 1
+        if self.number == self.at:
+            self.happens()
+        return self.real(*args, **kwargs)
+
+
+@pytest.mark.parametrize("how", ["cancel", "close"])
+@pytest.mark.parametrize(("strategy", "options", "small"), CHAINS, ids=lambda part: str(part)[:40])
+def test_a_draft_ends_between_two_passes(
+    strategy: str, options: dict[str, Any], small: bool, how: str
+) -> None:
+    """Whoever cancels a text, or closes the scheduler, waits for one pass and not for a whole draft."""
+    llm, options, told = LLM.from_model(model_of()), options_of(options, small), threading.Event()
+    scheduler = Scheduler(llm)
+    closing = threading.Thread(target=scheduler.close)
+
+    def happens() -> None:
+        if how == "cancel":
+            ticket.cancel()
+        else:
+            closing.start()
+            while not scheduler.is_closed:
+                pass
+        told.set()
+
+    drafter = llm.draft_model(options["draft_model"]) if small else llm.target
+    passes = Passes(drafter, 3, happens)
+    ticket = scheduler.submit(Request(PROMPT, 40, strategy, options, ignore_eos=True))
+    assert told.wait(60) and ticket.wait(60)
+    assert passes.number == 3, "passes were made for a text that nobody wanted"
+    assert ticket.result.finish_reason == "cancelled"
+    if how == "cancel":  # the others go on
+        beside = scheduler.submit(Request(PROMPT, 5, "autoregressive", ignore_eos=True))
+        assert beside.wait(60) and len(beside.result.token_ids) == 5
+        scheduler.close()
+    closing.join() if how == "close" else None
+
+
+@pytest.mark.parametrize(("strategy", "options", "small"), CHAINS, ids=lambda part: str(part)[:40])
+def test_a_draft_that_takes_long_is_short_where_another_text_waits(
+    strategy: str, options: dict[str, Any], small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock after which every draft has taken days: one pass, and a part of a chain, are all it gets."""
+    monkeypatch.setattr(interfaces, "perf_counter", lambda: time.perf_counter() + 1e6)
+    llm, options = LLM.from_model(model_of()), options_of(options, small)
+    request = Request(PROMPT, 60, strategy, options, ignore_eos=True)
+    plain = llm.generate(PROMPT, 60, "autoregressive", sampling=request.sampling, ignore_eos=True)
+    for beside in (False, True):
+        with Scheduler(llm) as scheduler:
+            if beside:
+                other = scheduler.submit(Request([3, 4], 400, "autoregressive", ignore_eos=True))
+                next(other.steps())
+            ticket = scheduler.submit(request)
+            drafted = [step.drafted for step in ticket.steps()]
+            assert not beside or not other.is_over
+        assert ticket.result.token_ids == plain.token_ids
+        assert max(drafted) <= 2 if beside else max(drafted) > 2, drafted
+
+
+@pytest.mark.parametrize("acceptance", ["exact", "published"])
+def test_what_changes_tokens_is_not_cut_short(llm: LLM, acceptance: str) -> None:
+    """By the published rule drafts decide tokens: a text beside others has those that it has alone."""
+    run = Run(llm, Request(PROMPT, 40, "tokenswift", {"tree": (2, 2), "acceptance": acceptance}))
+    run.patience = lambda: 0.0
+    assert run.begin().has_enough == (acceptance == "exact")
+    run.close()

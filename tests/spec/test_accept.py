@@ -1,0 +1,233 @@
+"""Acceptance on hand-made trees: which nodes are kept, which rows are looked at, and determinism."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tokenswift.config import SamplingParams
+from tokenswift.sampling.choice import Sampler
+from tokenswift.spec.accept import accept_exact, accept_published
+from tokenswift.tree import CandidateTree, published_paths
+from tokenswift.types import Accepted, DraftTree, RunError
+
+GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)
+
+
+def example() -> DraftTree:
+    """0:9 → 1:1 → 2:2 → 3:3, and branches 4:5 below node 1, 5:7 below the root."""
+    builder = CandidateTree(9)
+    builder.add_path([1, 2, 3], "head")
+    builder.add_path([1, 5])
+    builder.add_path([7])
+    return builder.build()
+
+
+def answers(tokens: list[int], width: int = 10) -> Tensor:
+    """Logits whose argmax at node i is tokens[i]."""
+    logits = torch.zeros(len(tokens), width)
+    logits[torch.arange(len(tokens)), tokens] = 20.0
+    return logits
+
+
+CASES = [
+    ([4, 0, 0, 0, 0, 0], Accepted((0,), 4)),  # nothing matches: the recovered token
+    ([1, 8, 0, 0, 0, 0], Accepted((0, 1), 8)),
+    ([1, 5, 0, 0, 6, 0], Accepted((0, 1, 4), 6)),  # a branch, then its bonus token
+    ([1, 2, 3, 0, 0, 0], Accepted((0, 1, 2, 3), 0)),
+    ([7, 2, 3, 0, 0, 8], Accepted((0, 5), 8)),
+]
+
+
+@pytest.mark.parametrize("tokens, expected", CASES)
+def test_greedy_walk(tokens: list[int], expected: Accepted) -> None:
+    sampler = Sampler(GREEDY, 10)
+    for all_rows in (False, True):
+        assert accept_exact(example(), answers(tokens), [3, 9], sampler, all_rows) == expected
+    assert accept_published(example(), answers(tokens), [3, 9], sampler) == expected
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_all_rows_equals_the_lazy_walk(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    tree = example()
+    logits = torch.randn(len(tree), 10, generator=generator)
+    logits[:, [1, 2, 3, 5, 7]] += 1.0
+    params = SamplingParams(seed=seed, penalty_window=2, repetition_penalty=1.5, min_p=0.05)
+    lazy = accept_exact(tree, logits, [1, 2, 9], Sampler(params, 10))
+    assert accept_exact(tree, logits, [1, 2, 9], Sampler(params, 10), all_rows=True) == lazy
+    perturbed = Sampler(params, 10).perturbed(
+        logits, [1, 2, 9], [[tree.tokens[i] for i in tree.path(n)] for n in range(len(tree))]
+    )
+    assert lazy.token == int(perturbed[lazy.nodes[-1]].argmax())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("params", [{"greedy": True}, {"min_p": 0.0}, {"min_p": 0.1}])
+def test_only_rows_of_the_walk_are_checked(params: dict[str, Any], bad: float) -> None:
+    """A rejected branch may hold anything; a row that a choice is made from may not."""
+    tree = example()
+    logits = answers([1, 8, 0, 0, 0, 0]) * 100
+    logits[2:] = bad
+    sampler = Sampler(SamplingParams(repetition_penalty=1.0, **params), 10)
+    rules = (
+        lambda: accept_exact(tree, logits, [9], sampler),
+        lambda: accept_exact(tree, logits, [9], sampler, all_rows=True),
+        lambda: accept_published(tree, logits, [9], sampler),
+    )
+    for rule in rules:
+        assert rule() == Accepted((0, 1), 8)
+    logits[1] = bad
+    for rule in rules:
+        with pytest.raises(RunError, match="NaN|no finite maximum"):
+            rule()
+
+
+def test_tokens_ahead_of_the_text_count_like_text() -> None:
+    """``history`` and ``ahead`` are one context: the same window, the same noise."""
+    tree = example()
+    logits = torch.randn(len(tree), 10, generator=torch.Generator().manual_seed(1))
+    for seed, all_rows in itertools.product(range(20), (False, True)):
+        sampler = Sampler(SamplingParams(seed=seed, penalty_window=3, repetition_penalty=3.0, min_p=0.0), 10)
+        whole = accept_exact(tree, logits, [4, 1, 2, 9], sampler, all_rows)
+        assert accept_exact(tree, logits, [4, 1], sampler, all_rows, ahead=[2, 9]) == whole
+
+
+def test_the_window_slides_in_the_exact_rule_and_not_in_the_published_one() -> None:
+    """Token 1 is worth 5, token 2 is worth 3; θ = 2. After drafting 1, only a sliding window
+    penalises it."""
+    builder = CandidateTree(0)
+    builder.add_path([1, 1])
+    tree = builder.build()
+    logits = torch.tensor([[0.0, 5.0, 3.0]]).repeat(3, 1)
+    sampler = Sampler(SamplingParams(greedy=True, repetition_penalty=2.0, penalty_window=1), 3)
+    assert accept_exact(tree, logits, [0], sampler) == Accepted((0, 1), 2)
+    assert accept_published(tree, logits, [0], sampler) == Accepted((0, 1, 2), 1)
+
+
+def test_published_draws_are_keyed_by_seed_position_and_leaf() -> None:
+    tree = example()
+    logits = torch.zeros(len(tree), 10)
+
+    def run(seed: int, length: int) -> Accepted:
+        sampler = Sampler(SamplingParams(seed=seed, min_p=0.0, repetition_penalty=1.0), 10)
+        return accept_published(tree, logits, [0] * (length - 1) + [9], sampler)
+
+    assert run(3, 5) == run(3, 5)
+    assert len({run(seed, 5) for seed in range(60)}) > 10
+    assert len({run(3, length) for length in range(1, 60)}) > 10
+
+
+def test_published_accepts_once_per_leaf() -> None:
+    """Three leaves of equal tokens' probability 1/4 each below one certain token: independent draws
+    per leaf give 1 - (3/4)^3 for a match, not 3/4 as one shared draw would."""
+    builder = CandidateTree(0)
+    builder.add_levels([[1], [0, 1, 2]])
+    tree = builder.build()
+    logits = torch.zeros(len(tree), 4)
+    logits[0, 1] = 1000.0
+    depth = 0
+    runs = 3000
+    for seed in range(runs):
+        sampler = Sampler(SamplingParams(seed=seed, min_p=0.0, repetition_penalty=1.0), 4)
+        depth += len(accept_published(tree, logits, [0], sampler).nodes) == 3
+    expected = 1 - 0.75**3
+    assert abs(depth / runs - expected) < 4 * math.sqrt(expected * (1 - expected) / runs)
+
+
+def test_published_never_draws_a_filtered_token() -> None:
+    tree = CandidateTree(0).build()
+    logits = torch.tensor([[0.0, 3.0, -5.0, 2.9, -5.0]])
+    drawn = set()
+    for seed in range(300):
+        sampler = Sampler(SamplingParams(seed=seed, top_k=2, repetition_penalty=1.0), 5)
+        drawn.add(accept_published(tree, logits, [0], sampler).token)
+    assert drawn == {1, 3}
+
+
+def test_published_draws_of_two_depths_are_independent() -> None:
+    """A chain 1 → 1 under uniform distributions over four tokens: both accepted once in 16 runs, not in 4."""
+    builder = CandidateTree(0)
+    builder.add_path([1, 1])
+    tree = builder.build()
+    runs = 2000
+    both = 0
+    for seed in range(runs):
+        sampler = Sampler(SamplingParams(seed=seed, min_p=0.0, repetition_penalty=1.0), 4)
+        both += len(accept_published(tree, torch.zeros(3, 4), [0], sampler).nodes) == 3
+    assert abs(both / runs - 1 / 16) < 4 * math.sqrt(1 / 16 * 15 / 16 / runs)
+
+
+def _published_runs(tree: DraftTree, row: list[float], runs: int) -> Counter[Accepted]:
+    """Outcomes of the published rule where every node has the same distribution."""
+    logits = torch.tensor(row).log().repeat(len(tree), 1)
+    counts: Counter[Accepted] = Counter()
+    for seed in range(runs):
+        sampler = Sampler(SamplingParams(seed=seed, min_p=0.0, repetition_penalty=1.0), len(row))
+        counts[accept_published(tree, logits, [0], sampler)] += 1
+    return counts
+
+
+def _near(count: int, runs: int, p: float) -> bool:
+    return abs(count / runs - p) < 4 * math.sqrt(p * (1 - p) / runs)
+
+
+def test_published_ties_go_to_the_first_or_the_last_path() -> None:
+    """Three leaves of p = 0.3: of tied paths the first or the last wins, each half of the time, so the
+    middle one wins less often than they do (0.21 against 0.2235). The first always: .30, .21, .15."""
+    builder = CandidateTree(9)
+    builder.add_levels([[0, 1, 2]])
+    runs = 6000
+    counts = _published_runs(builder.build(), [0.3, 0.3, 0.3, 0.1], runs)
+    kept = Counter[int]()
+    for outcome, count in counts.items():
+        kept[outcome.nodes[-1]] += count
+    assert _near(kept[0], runs, 0.7**3)
+    for node, p in ((1, 0.2235), (2, 0.21), (3, 0.2235)):
+        assert _near(kept[node], runs, p), kept
+    assert {outcome.token for outcome in counts if outcome.nodes == (0,)} == {0, 1, 2, 3}
+
+
+def test_published_tree_and_ngram_paths_are_drawn_separately() -> None:
+    """A branch that repeats a path of the tree is a second chance for it; so is one that is its prefix."""
+    runs = 3000
+    for branch, p in ((None, 0.25), ([1, 2], 1 - 0.75**2), ([1], 1 - 0.75**2)):
+        builder = CandidateTree(9)
+        builder.add_levels([[1], [2]])
+        if branch is not None:
+            builder.add_path(branch)
+        tree = builder.build()
+        assert len(tree) == 3 and "ngram" not in tree.sources
+        counts = _published_runs(tree, [0.25] * 4, runs)
+        assert _near(sum(n for outcome, n in counts.items() if len(outcome.nodes) > 1), runs, p)
+
+
+def test_published_paths_stand_in_the_published_order() -> None:
+    """The tree's leaves, the deepest and worst ranked first; then the branches in the order of retrieval."""
+    builder = CandidateTree(9)
+    builder.add_levels([[1], [4, 2], [5, 3]])
+    builder.add_path([1, 7, 8])
+    builder.add_path([1, 4])
+    builder.add_path([1, 2, 3])
+    tree = builder.build()
+    tokens = [[tree.tokens[node] for node in path] for path in published_paths(tree)]
+    assert tokens == [
+        [9, 1, 2, 3],
+        [9, 1, 2, 5],
+        [9, 1, 4, 3],
+        [9, 1, 4, 5],
+        [9, 1, 7, 8],
+        [9, 1, 4],
+        [9, 1, 2, 3],
+    ]
+    assert published_paths(CandidateTree(9).build()) == [[0]]
+    uneven = CandidateTree(9)
+    uneven.add_path([1], "head")
+    uneven.add_path([2, 3], "head")
+    assert published_paths(uneven.build()) == [[0, 2, 3], [0, 1]]
