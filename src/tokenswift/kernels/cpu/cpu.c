@@ -43,6 +43,7 @@ typedef struct {
 } Linear;
 
 #define MANY 96 /* rows that share what is made of a panel */
+#define AHEAD 2048 /* bytes that a product prefetches ahead of the panel that it reads */
 
 /* Rows r .. r + rows of panel p: sums (rows, NR), plus bias, plus what out held if add. */
 INLINE void put(const Linear *l, long p, long r, int rows, const float *sums) {
@@ -68,7 +69,7 @@ static void dense_panel(const Linear *l, long p, const char *panel, int format) 
     for (long r = 0; r < l->n; r += MR) {
         const int rows = l->n - r < MR ? (int)(l->n - r) : MR;
         float sums[MR * NR];
-        any_tile(how, rows, l->x + r * l->ldx, l->ldx, panel, ldb, panel, l->K,
+        any_tile(how, rows, l->x + r * l->ldx, l->ldx, panel, ldb, panel + AHEAD, ldb, l->K,
                  direct ? l->out + r * l->ldo + p * NR : sums, direct ? (size_t)l->ldo : NR, 0);
         if (!direct) put(l, p, r, rows, sums);
     }
@@ -104,7 +105,7 @@ static void low_panel(const Linear *l, long p, const char *panel, int format) {
             decode_any(format, panel, k, to, pairs, made);
             for (int r = 0; r < rows; r += MR)
                 any_tile(pairs ? PAIRS : ROWS_F32, rows - r < MR ? rows - r : MR,
-                         l->x + (first + r) * l->ldx + k * (pairs ? 2 : 4), l->ldx, made, NR * 4, made, to - k,
+                         l->x + (first + r) * l->ldx + k * (pairs ? 2 : 4), l->ldx, made, NR * 4, made, 0, to - k,
                          sums + r * NR, NR, k > 0);
         }
         put(l, p, first, rows, sums);

@@ -118,12 +118,6 @@ static void panel_of(int type, const char *k, long width, int count, char *panel
         }
 }
 
-/* Ask for NR rows, in the order of their addresses, which is what a processor's own prefetching follows; into the
- * second cache, as the first has no room for the values of a whole chunk. */
-INLINE void soon(const char *rows, size_t row) {
-    for (size_t at = 0; at < NR * row; at += 64) __builtin_prefetch(rows + at, 0, 2);
-}
-
 /* ---- one chunk ------------------------------------------------------------------------------------- */
 
 /* acc[from:width] += e[j] * v[slot of j], j = 0 … count - 1 in this order; slots: NULL for 0, 1, 2, … */
@@ -185,6 +179,8 @@ static void chunk_of(const Attend *a, long c, long head, long first, long count,
     const size_t item = bytes_of(a->type), qrow = width * (a->type == BF16 ? 2 : 4);
     const char *k = a->k + head * a->capacity * width * item, *v = a->v + head * a->capacity * width * item;
     const int how = a->type == BF16 ? PAIRS : ROWS_F32;
+    const long tiles = (queries + MR - 1) / MR, steps = a->type == BF16 ? width / 2 : width;
+    const size_t share = NR * width * item / tiles; /* what a tile of scores prefetches of the values */
     const int values = a->type == BF16 ? ROWS_BF16 : a->type == F16 ? ROWS_F16 : ROWS_F32;
     Spans x;
     spans_of(a, start, first, count, &x);
@@ -192,14 +188,14 @@ static void chunk_of(const Attend *a, long c, long head, long first, long count,
     if (!x.seen) return;
 
     for (long key = x.least / NR * NR; key < x.most; key += NR) {
-        soon(k + (start + key + NR) * width * item, width * item);
-        soon(v + (start + key) * width * item, width * item);
         panel_of(a->type, k + (start + key) * width * item, width,
                  x.shared - key < NR ? (int)(x.shared - key) : NR, w->panel);
         for (long r = 0; r < queries; r += MR) {
             const long rows = queries - r < MR ? queries - r : MR;
             if (x.high[(r + rows - 1) / group] <= key) continue;
-            any_tile(how, (int)rows, w->q + r * qrow, qrow, w->panel, NR * 4, w->panel, width, w->s + r * CHUNK + key, CHUNK, 0);
+            const char *soon = v + (start + key) * width * item + r / MR * share; /* values of the same keys */
+            any_tile(how, (int)rows, w->q + r * qrow, qrow, w->panel, NR * 4, soon, share / steps, width,
+                     w->s + r * CHUNK + key, CHUNK, 0);
         }
     }
     const long nodes = first + count, stride = up(a->n, NR);
@@ -210,7 +206,7 @@ static void chunk_of(const Attend *a, long c, long head, long first, long count,
                      nodes - node < NR ? (int)(nodes - node) : NR, w->panel);
             for (long r = 0; r < queries; r += MR) {
                 any_tile(how, queries - r < MR ? (int)(queries - r) : MR, w->q + r * qrow, qrow, w->panel,
-                         NR * 4, w->panel, width, w->node + r * stride + node, (size_t)stride, 0);
+                         NR * 4, w->panel, 0, width, w->node + r * stride + node, (size_t)stride, 0);
             }
         }
     for (long r = 0; r < queries; r++) {
@@ -234,10 +230,11 @@ static void chunk_of(const Attend *a, long c, long head, long first, long count,
             to = x.high[i] < to ? x.high[i] : to;
         }
         from = from < to ? from : to;
-        for (; column + NR <= width; column += NR) {
+        for (; column + NR <= width; column += NR) { /* the tiles share the prefetching of the next chunk's keys */
+            const size_t part = NR * CHUNK * item / tiles;
             any_tile(values, (int)rows, (char *)(w->s + r * CHUNK + from), CHUNK * 4,
                      v + ((start + from) * width + column) * item, width * item,
-                     k + ((start + CHUNK + from) * width + column) * item, to - from,
+                     k + (start + CHUNK) * width * item + (column / NR * tiles + r / MR) * part, part / CHUNK, to - from,
                      w->acc + r * width + column, width, 0);
         }
         for (long q = r; q < r + rows; q++) {

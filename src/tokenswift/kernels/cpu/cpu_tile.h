@@ -289,17 +289,22 @@ INLINE void pair_step(V acc[NV], uint32_t x, const U w[NV]) {
 #endif
 }
 
+INLINE void prefetch(const char *at) { /* two cache lines, into the second cache */
+    __builtin_prefetch(at, 0, 2);
+    __builtin_prefetch(at + 64, 0, 2);
+}
+
 /* a: rows of float32 (bfloat16 for PAIRS), lda bytes apart. b: k rows of NR columns, ldb bytes apart;
- * for PAIRS k / 2 rows of NR pairs (2 consecutive k of one column side by side). */
+ * for PAIRS k / 2 rows of NR pairs (2 consecutive k of one column side by side). Each step prefetches two cache lines
+ * at `soon`, which then moves on by `ahead` bytes: what the next loop reads. A burst of prefetches would stall. */
 INLINE void tile(const int how, const int rows, const char *a, size_t lda, const char *b, size_t ldb, const char *soon,
-                 long k, V acc[MR][NV]) {
+                 size_t ahead, long k, V acc[MR][NV]) {
     const char *base[(MR + 3) / 4]; /* four rows share a pointer, so that addresses fit into registers */
     UNROLL for (int r = 0; r < rows; r += 4) base[r / 4] = a + r * lda;
     if (how == PAIRS) {
         for (long i = 0; i < k / 2; i++, b += ldb) {
             U w[NV];
-            __builtin_prefetch(b + 2048);
-            __builtin_prefetch(b + 2048 + 64);
+            prefetch(soon + i * ahead);
             UNROLL for (int c = 0; c < NV; c++) w[c] = *(const Um *)(b + c * 4 * W);
             UNROLL for (int r = 0; r < rows; r++) {
                 uint32_t x;
@@ -312,7 +317,7 @@ INLINE void tile(const int how, const int rows, const char *a, size_t lda, const
     const int type = how == ROWS_F32 ? F32 : how == ROWS_BF16 ? BF16 : F16;
     for (long i = 0; i < k; i++, b += ldb) {
         V w[NV];
-        __builtin_prefetch(soon + i * ldb);
+        prefetch(soon + i * ahead);
         UNROLL for (int c = 0; c < NV; c++) w[c] = load(type, b + c * W * bytes_of(type));
         UNROLL for (int r = 0; r < rows; r++) {
             float x;
@@ -331,14 +336,15 @@ INLINE void tile(const int how, const int rows, const char *a, size_t lda, const
             if (more)                                                                                     \
                 UNROLL for (int r = 0; r < n && r < MR; r++) UNROLL for (int c = 0; c < NV; c++)          \
                     acc[r][c] = *(Vm *)(out + r * ldo + c * W);                                           \
-            tile(how, n <= MR ? n : 1, a, lda, b, ldb, soon, k, acc);                                     \
+            tile(how, n <= MR ? n : 1, a, lda, b, ldb, soon, ahead, k, acc);                              \
             UNROLL for (int r = 0; r < n && r < MR; r++) UNROLL for (int c = 0; c < NV; c++)              \
                 *(Vm *)(out + r * ldo + c * W) = acc[r][c];                                               \
         }                                                                                                 \
         break;
 #define TILE(name, how)                                                                                   \
     static __attribute__((noinline)) void name(int rows, const char *a, size_t lda, const char *b,        \
-                                               size_t ldb, const char *soon, long k, float *out, size_t ldo, int more) { \
+                                               size_t ldb, const char *soon, size_t ahead, long k, float *out,  \
+                                               size_t ldo, int more) {                                     \
         switch (rows) {                                                                                   \
             CASE(1, how) CASE(2, how) CASE(3, how) CASE(4, how) CASE(5, how) CASE(6, how)                 \
             CASE(7, how) CASE(8, how) CASE(9, how) CASE(10, how) CASE(11, how) CASE(12, how)              \
@@ -352,9 +358,9 @@ TILE(tile_pairs, PAIRS)
 #undef TILE
 
 static void any_tile(int how, int rows, const char *a, size_t lda, const char *b, size_t ldb, const char *soon,
-                     long k, float *out, size_t ldo, int more) {
-    if (how == ROWS_F32) tile_f32(rows, a, lda, b, ldb, soon, k, out, ldo, more);
-    else if (how == ROWS_BF16) tile_bf16(rows, a, lda, b, ldb, soon, k, out, ldo, more);
-    else if (how == ROWS_F16) tile_f16(rows, a, lda, b, ldb, soon, k, out, ldo, more);
-    else tile_pairs(rows, a, lda, b, ldb, soon, k, out, ldo, more);
+                     size_t ahead, long k, float *out, size_t ldo, int more) {
+    if (how == ROWS_F32) tile_f32(rows, a, lda, b, ldb, soon, ahead, k, out, ldo, more);
+    else if (how == ROWS_BF16) tile_bf16(rows, a, lda, b, ldb, soon, ahead, k, out, ldo, more);
+    else if (how == ROWS_F16) tile_f16(rows, a, lda, b, ldb, soon, ahead, k, out, ldo, more);
+    else tile_pairs(rows, a, lda, b, ldb, soon, ahead, k, out, ldo, more);
 }
