@@ -31,7 +31,7 @@ EXACTNESS = [
     ),
     Defect(
         "a product of a single row adds up in another way",
-        "kernels/cpu/cpu.c",
+        "kernels/cpu/cpu_linear.h",
         "        if (!direct) put(l, p, r, rows, sums);",
         "        if (l->n == 1)\n"
         "            for (int c = 0; c < NR; c++) (direct ? l->out + p * NR : sums)[c] *= 1.0000001f;\n"
@@ -47,10 +47,10 @@ EXACTNESS = [
     ),
     Defect(
         "scratch memory of the kernels is shared by all sequences",
-        "kernels/cpu/backend.py",
+        "kernels/cpu/arguments.py",
         "    check_rows(cache, count, parents)\n",
         "    check_rows(cache, count, parents)\n"
-        "    cache.work = _describe.__dict__.setdefault('work', torch.empty(1 << 24, dtype=torch.uint8))\n",
+        "    cache.work = describe.__dict__.setdefault('work', torch.empty(1 << 24, dtype=torch.uint8))\n",
         ("tests/spec/drafters/test_guest.py::test_threads_write_what_they_would_write_alone",),
     ),
     Defect(

@@ -25,7 +25,7 @@ LOW_BIT = (
     ),
     Defect(
         "low bits: many rows go on from nothing at every part of a panel",
-        "kernels/cpu/cpu.c",
+        "kernels/cpu/cpu_linear.h",
         "sums + r * NR, NR, k > 0);",
         "sums + r * NR, NR, 0);",
         ("tests/kernels/test_tunings.py",),

@@ -18,8 +18,9 @@ from tests.tiny import FAMILIES, SIZES, VOCAB, build, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.engine import scheduler as scheduling
 from tokenswift.engine.request import Request
-from tokenswift.engine.scheduler import Event, QueueFull, Scheduler, Ticket, run_all
+from tokenswift.engine.scheduler import QueueFull, Scheduler, run_all
 from tokenswift.engine.step import Reading, Text, advance, prefill
+from tokenswift.engine.ticket import Event, Ticket
 from tokenswift.interfaces import TokenSequence
 from tokenswift.memory import Memory
 from tokenswift.metrics import Meter

@@ -20,7 +20,7 @@ from beartype.roar import BeartypeCallHintViolation
 
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import Segment
-from tokenswift.kernels.cpu import backend as cpu_backend
+from tokenswift.kernels.cpu import arguments
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.cpu.entries import IntFullCache
 from tokenswift.kernels.formats.format import Format, Stored
@@ -305,12 +305,12 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
 @contextmanager
 def unchecked() -> Iterator[None]:
     """Python's check of rows is left out: C has its own."""
-    usual = cpu_backend.check_rows
-    cpu_backend.check_rows = lambda *args: None  # type: ignore[assignment]
+    usual = arguments.check_rows
+    arguments.check_rows = lambda *args: None  # type: ignore[assignment]
     try:
         yield
     finally:
-        cpu_backend.check_rows = usual
+        arguments.check_rows = usual
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from tests.tiny import VOCAB, build, tiny_model
 from tokenswift.config import SamplingParams
 from tokenswift.kernels import base
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.cpu import backend as cpu_backend
+from tokenswift.kernels.cpu import arguments
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.formats.q4_1 import Q4_1
@@ -118,8 +118,8 @@ def test_tokens_of_a_pass(family: str) -> None:
 
 def test_rows_that_cannot_run_are_refused_in_c(kernels: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's own check left out."""
-    monkeypatch.setattr(cpu_backend, "check_rows", lambda *args: None)
-    assert base.check_rows is not cpu_backend.check_rows
+    monkeypatch.setattr(arguments, "check_rows", lambda *args: None)
+    assert base.check_rows is not arguments.check_rows
     cache = FullCache(1, 2, 8, 40, torch.float32, CPU)
     cache.data.zero_()
     cache._length = 38

@@ -16,7 +16,8 @@ from tests.tiny import VOCAB
 from tokenswift.engine.source import open_model
 from tokenswift.interfaces import Segment
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.cpu.backend import TYPES, CpuBackend
+from tokenswift.kernels.cpu.arguments import TYPES
+from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import LayerWeights, Shape, active_type
 from tokenswift.kv.full import FullCache

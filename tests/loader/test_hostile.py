@@ -19,7 +19,7 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.gguf_files import small, write
 from tests.malformed.gguf_bytes import ARRAY, F32, I32, I64, TEXT, U32, Draft, Value
 from tokenswift import LLM
-from tokenswift.kernels.cpu.backend import _MOST_NUMBERS
+from tokenswift.kernels.cpu.arguments import MOST_NUMBERS
 from tokenswift.loader.checkpoint import Layout
 from tokenswift.loader.numbers import check_numbers
 from tokenswift.loader.prompts import prompt_ids
@@ -228,11 +228,11 @@ def resized(made: Draft, hidden: int, heads: int, width: int, inner: int) -> Non
 
 def test_rows_that_no_kernel_takes(draft: Draft, tmp_path: Path) -> None:
     """All tensors are there: the schema alone says that the kernels run no such rows."""
-    resized(draft, 2, 1, 2, _MOST_NUMBERS + 2)
+    resized(draft, 2, 1, 2, MOST_NUMBERS + 2)
     assert line_of(lambda: opened(draft.write(tmp_path / "model.gguf"))).endswith(
         ": llama.feed_forward_length is 262146; valid: a whole number from 1 to 262,144"
     )
-    resized(draft, 2, 1, 2, _MOST_NUMBERS)
+    resized(draft, 2, 1, 2, MOST_NUMBERS)
     assert opened(draft.write(tmp_path / "model.gguf")).generate([5], 2, ignore_eos=True).token_ids
 
 

@@ -21,7 +21,8 @@ from tests.serve.test_going_on import CALL, Reader
 from tokenswift import InputError
 from tokenswift.engine import scheduler as scheduling
 from tokenswift.serve import wire
-from tokenswift.serve.answers import CANCELLED, ENDS, GONE, Answer, Answers
+from tokenswift.serve.answer import Answer
+from tokenswift.serve.answers import CANCELLED, ENDS, GONE, Answers
 from tokenswift.serve.schemas import Responses
 from tokenswift.serve.settings import Settings
 from tokenswift.serve.store import Record

@@ -16,7 +16,7 @@ import pytest
 
 from tests.serve.conftest import Launch, Running, Slow, Start
 from tokenswift import LLM
-from tokenswift.serve import answers
+from tokenswift.serve import answer as answer_module
 
 NEW = 160
 CALL: dict[str, Any] = {
@@ -138,7 +138,7 @@ def test_disconnects(
 ) -> None:
     """Five, at random; without a folder the tokens are made again."""
     llm, slow = slowed
-    monkeypatch.setattr(answers, "STRETCH", 0.0)
+    monkeypatch.setattr(answer_module, "STRETCH", 0.0)
     server = start(llm, **({"run_dir": str(tmp_path / "answers")} if kept else {}))
     slow.pause = 0.005
     chance, reader, gone = random.Random(3), Reader(), 0

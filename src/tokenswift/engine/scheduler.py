@@ -19,18 +19,16 @@ from math import inf
 from queue import SimpleQueue
 from threading import Condition, Thread
 from time import monotonic, perf_counter
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from tokenswift.config import check_integer, shown
 from tokenswift.engine.prefixes import Prefixes
-from tokenswift.engine.request import Request, check_callback
+from tokenswift.engine.request import Request
 from tokenswift.engine.run import Run
 from tokenswift.engine.step import advance
+from tokenswift.engine.ticket import Event, Ticket
 from tokenswift.types import Generation, InputError, Step, Stopped
 from tokenswift.words import counted
-
-#: a step; None: the text has ended; an exception: it has failed
-Event: TypeAlias = "Step | Exception | None"
 
 MOST = 16  # texts side by side with "auto": about from there rows cost what they would cost alone
 READ = 1.5  # steps' time that a part of a prompt may add to a step
@@ -85,108 +83,6 @@ class Figures:
     step_seconds: float = 0.0
     pause_seconds: float = 0.0
     kept_bytes: int = 0
-
-
-class Ticket:
-    """A text that was asked for; may be used from any thread. Made by `Scheduler.submit`.
-
-    Each step is given once: to `steps`, or to the callback.
-    """
-
-    def __init__(self, scheduler: Scheduler, run: Run) -> None:
-        self._scheduler = scheduler
-        self._run: Run | None = run
-        self._events: deque[Event] = deque()
-        self._changed = Condition()
-        self._callback: Callable[[Event], object] | None = None
-        self._result: Generation | None = None
-        self._error: Exception | None = None
-
-    def steps(self) -> Iterator[Step]:
-        """The steps as they come; waits for the next.
-
-        Raises:
-            Exception: the text's failure, after its last step.
-        """
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._events or self.is_over)
-                if not self._events:
-                    return
-                event = self._events.popleft()
-            if isinstance(event, Exception):
-                raise event
-            if event is None:
-                return
-            yield event
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the text is over, ``timeout`` seconds at most; whether it is."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.is_over, timeout)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended, failed or was cancelled."""
-        return self._result is not None or self._error is not None
-
-    @property
-    def result(self) -> Generation:
-        """The generation, once it is over; of a cancelled one what there is, its ``finish_reason``
-        "cancelled".
-
-        Raises:
-            InputError: it is not over.
-            Exception: its failure.
-        """
-        if self._error is not None:
-            raise self._error
-        if self._result is None:
-            raise InputError("ticket.result is not there before the end; valid: after ticket.wait()")
-        return self._result
-
-    def cancel(self) -> None:
-        """End the text after the step under way, or the draft pass; a journal stays and can be gone on
-        with."""
-        self._scheduler._cancel(self)
-
-    def on_event(self, callback: Callable[[Event], object]) -> None:
-        """Have ``callback(step)`` called for each step, ``callback(exception)`` when the text fails, and
-        ``callback(None)`` when it ends, from the scheduler's thread; for what happened before this call,
-        from the caller's. A callback that raises ends the text."""
-        check_callback("callback", callback)
-        with self._changed:
-            while self._events:
-                callback(self._events.popleft())
-            self._callback = callback
-
-    @property
-    def run(self) -> Run:
-        """What is run; the scheduler's own.
-
-        Raises:
-            InputError: it is over.
-        """
-        if self._run is None:
-            raise InputError("the ticket's text is over; valid: ticket.result")
-        return self._run
-
-    def _tell(self, event: Event) -> None:
-        with self._changed:
-            if self._callback is None:
-                self._events.append(event)
-            else:
-                self._callback(event)
-            self._changed.notify_all()
-
-    def _end(self, result: Generation | None, error: Exception | None) -> None:
-        """The last event; from here on the text's memory can be had."""
-        with self._changed:
-            self._run, self._result, self._error = None, result, error
-        try:
-            self._tell(error)
-        except Exception as fault:  # nothing is left that it could end
-            logger.warning("a callback failed at the end of its text (%s)", fault)
 
 
 class Scheduler:
@@ -248,7 +144,7 @@ class Scheduler:
         run = Run(self._llm, request, self._prefixes, held, owner)
         try:
             run.open()
-            ticket = Ticket(self, run)
+            ticket = Ticket(run, self._cancel)
             run.wanted, run.patience = partial(self._wants, ticket), self._patience
             if run.finish_reason is not None:  # by its journal it has ended already
                 self._finish(ticket)
@@ -459,7 +355,7 @@ class Scheduler:
                 step = run.take(made)
                 self._pass = step.times.get("verify", 0.0)
                 self._count(steps=1, tokens=len(step.token_ids), drafted=step.drafted, accepted=step.accepted)
-                ticket._tell(step)
+                ticket.tell(step)
             except Exception as error:
                 self._fail(ticket, error)
                 continue
@@ -512,7 +408,7 @@ class Scheduler:
                     those.remove(ticket)
             self._nbytes.pop(ticket, None)
         self._count(**{how: 1})
-        ticket._end(result, error)
+        ticket.end(result, error)
 
     def _count(self, **more: int) -> None:
         with self._wake:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tokenswift.inference import inference
 from tokenswift.interfaces import Pass, Segment
 from tokenswift.kernels.base import Backend, check_ids
-from tokenswift.kernels.cpu.backend import TYPES
+from tokenswift.kernels.cpu.arguments import TYPES
 from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.pages import Arena

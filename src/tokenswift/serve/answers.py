@@ -14,7 +14,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -24,8 +24,8 @@ import msgspec
 
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import QueueFull
-from tokenswift.engine.text import token_bytes
-from tokenswift.runs.state import RunState, sources_of
+from tokenswift.runs.state import RunState
+from tokenswift.serve.answer import Answer, Part
 from tokenswift.serve.errors import Refused
 from tokenswift.serve.metrics import Measures
 from tokenswift.serve.schemas import KINDS, Body
@@ -36,159 +36,11 @@ from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")
 AGAIN = 0.5  # seconds until a full queue is tried again
-STRETCH = 0.02  # seconds of steps that one event of a stream tells of
 #: why an answer was stopped
 GONE, CANCELLED, ENDS = "its client is gone", "it was cancelled", "the server ends"
 LATE = "the answer took longer than the server's --max-seconds"
 STALLED = 60.0  # seconds without a step, while there is work, after which the server is not well
 KEPT = 64  # answers in memory besides those under way and those that somebody reads
-
-
-class Part:
-    """One text of an answer.
-
-    Attributes:
-        pieces: the text that each token released.
-        letters: who drafted each token (`spec.drafters.registry`).
-        steps: tokens and milliseconds of each step.
-        logprobs: where they are asked for, each token's bytes, place in the text and log-probability, and
-            bytes and log-probabilities of the likeliest tokens there.
-        tail: text that the end released.
-        reason: why it ended, "" before.
-        over: no token comes any more, for now: it ended, failed or was stopped.
-    """
-
-    def __init__(self, index: int, prompt_tokens: int) -> None:
-        self.index, self.prompt_tokens = index, prompt_tokens
-        self.ticket: Any = None
-        self.rewind(None)
-
-    def rewind(self, state: RunState | None) -> None:
-        """Go back to what a journal holds, or to the beginning."""
-        self.pieces: list[str] = []
-        self.letters: list[str] = []
-        self.steps: list[tuple[int, float]] = []
-        self.logprobs: list[tuple[bytes, int, float, list[tuple[bytes, float]]]] = []
-        self.tail = self.reason = ""
-        self.over = False
-        if state is None:
-            return
-        at = 0
-        for size in state.chars:
-            self.pieces.append(state.text[at : at + size])
-            at += size
-        self.letters = list(state.sources)
-        for session in state.steps:
-            before = 0
-            for step in session:
-                self.steps.append((step[0], step[5] - before))
-                before = step[5]
-        if state.end is not None:
-            self.reason, self.tail, self.over = state.end.reason, state.end.tail, True
-
-    def take(self, step: Step, tokenizer: Any) -> None:
-        """One more step."""
-        place = self.logprobs[-1][1] + len(self.pieces[-1]) if self.logprobs else 0
-        for token, size, found in zip(step.token_ids, step.chars, step.logprobs, strict=False):
-            top = [(token_bytes(tokenizer, other), value) for other, value in found.top]
-            self.logprobs.append((token_bytes(tokenizer, token), place, found.logprob, top))
-            place += size
-        at = 0
-        for size in step.chars:
-            self.pieces.append(step.text[at : at + size])
-            at += size
-        self.tail = step.text[at:]
-        self.letters += sources_of(step)
-        self.steps.append((len(step.token_ids), round(1000 * step.seconds, 3)))
-
-    @property
-    def text(self) -> str:
-        """The text so far, with what the end released."""
-        return "".join(self.pieces) + (self.tail if self.reason else "")
-
-
-class Answer:
-    """One request and its texts.
-
-    Attributes:
-        readers: requests that wait for it now.
-        begun, running: its tickets were, or are, with the scheduler (also an earlier server's).
-        kept: it has a folder: what is stopped by the server's end goes on with the next one.
-        stopped: why it was stopped, "" where it goes on or has ended.
-        failure: what went wrong, "" where nothing did.
-        over_at: when it became whole, Unix time.
-    """
-
-    def __init__(self, record: Record, body: Body) -> None:
-        self.record, self.body = record, body
-        self.parts = [Part(i, tokens) for i, tokens in enumerate(record.prompt_tokens)]
-        self.readers = 0
-        self.requests: list[Request] | None = None  # of a new one, until they are handed on
-        self.begun = self.running = False
-        self.failure = ""
-        self.over_at: float | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.stopped, self.kept = "", False
-        self.lock = asyncio.Lock()
-        self._news = asyncio.Event()
-
-    @property
-    def id(self) -> str:
-        return self.record.id
-
-    @property
-    def background(self) -> bool:
-        """Whether it goes on without a reader."""
-        return bool(getattr(self.body, "background", None))
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more comes, for now."""
-        return all(part.over for part in self.parts)
-
-    @property
-    def done(self) -> bool:
-        """Whether it is as whole as it gets: finished, failed or cancelled."""
-        return self.record.state != "open"
-
-    def tell(self) -> None:
-        """Wake the readers."""
-        self._news.set()
-        self._news = asyncio.Event()
-
-    async def follow(self, start: int, pause: float) -> AsyncIterator[tuple[Part, int, int] | None]:
-        """Stretches of tokens as they come, from a position on in every text; None where nothing came for
-        ``pause`` seconds. Ends when nothing more comes.
-
-        Steps that follow each other within `STRETCH` go out together: an event costs about a tenth of a step.
-        """
-        places = [start] * len(self.parts)
-        loop = asyncio.get_running_loop()
-        newest = loop.time() - STRETCH  # the first one goes out at once
-        while True:
-            if 0 < (rest := newest + STRETCH - loop.time()) and not self.over:
-                await asyncio.sleep(rest)
-            news, over = self._news, self.over
-            for part in self.parts:
-                at, end = places[part.index], len(part.pieces)
-                if at < end:
-                    places[part.index], newest = end, loop.time()
-                    yield part, at, end
-            if over:
-                return
-            if loop.time() >= newest + pause:
-                newest = loop.time()
-                yield None
-            timer = loop.call_at(
-                newest + pause, self.tell
-            )  # lighter, for each step, than a wait with a limit
-            await news.wait()
-            timer.cancel()
-
-    async def wait(self) -> None:
-        """Until nothing more comes."""
-        while not self.over:
-            await self._news.wait()
 
 
 class Answers:

@@ -22,7 +22,8 @@ from starlette.middleware.cors import CORSMiddleware
 from tokenswift.checks import shown
 from tokenswift.engine.scheduler import QueueFull
 from tokenswift.serve import wire
-from tokenswift.serve.answers import ENDS, Answer, Answers, owner_of
+from tokenswift.serve.answer import Answer
+from tokenswift.serve.answers import ENDS, Answers, owner_of
 from tokenswift.serve.errors import Refused, error_body, wrong_fields
 from tokenswift.serve.guard import Guard
 from tokenswift.serve.metrics import Measures

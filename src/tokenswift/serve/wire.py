@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from tokenswift.serve.answers import CANCELLED, ENDS, Answer, Part
+from tokenswift.serve.answer import Answer, Part
+from tokenswift.serve.answers import CANCELLED, ENDS
 from tokenswift.serve.errors import error_body
 
 BEFORE = 3  # number of the last event before the first token

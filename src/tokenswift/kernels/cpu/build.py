@@ -30,6 +30,7 @@ SOURCES = (
     "cpu_int.h",
     "cpu_int_attention.h",
     "cpu_merge.h",
+    "cpu_linear.h",
     "cpu_draft.h",
 )
 COMPILERS = ("cc", "gcc", "clang")

@@ -14,7 +14,8 @@ from itertools import pairwise
 import torch
 
 from tokenswift.kernels.case import TAIL, Case
-from tokenswift.kernels.cpu.backend import TYPES, CpuBackend
+from tokenswift.kernels.cpu.arguments import TYPES
+from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.formats.q4_1 import Q4_1
 from tokenswift.kernels.formats.q8_0 import Q8_0
 
