@@ -56,7 +56,7 @@ def test_a_text_as_an_argument(cli: Call, tiny: Path) -> None:
 
 def test_the_distribution_where_asked(cli: Call, tiny: Path, prompts: Path) -> None:
     arguments = ("--tokens", "4", "--strategy", "magicdec", "--distribution", "100", "--json", "a.json")
-    done = cli("audit", "--model", tiny, "--prompts", prompts, *arguments)
+    done = cli("audit", "--model", tiny, "--prompts", prompts, "--top-k", "4", *arguments)
     assert done.code == 0 and "Distribution of the next two tokens" in done.out, done
     rows = json.loads(Path("a.json").read_text(encoding="utf-8"))["distributions"]
     assert [(row["strategy"], row["same"]) for row in rows] == [("autoregressive", 100), ("magicdec", 100)]

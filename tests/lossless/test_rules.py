@@ -89,7 +89,7 @@ def published_steps(tree: DraftTree, seeds: int) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("tree", TREES)
 def test_the_closed_form_is_the_law_of_the_published_code(tree: DraftTree) -> None:
-    seen = published_steps(tree, 4000)
+    seen = published_steps(tree, 1000)
     assert chi_square(seen, enumeration.published_step(tree, after)) > 1e-4
     if tree is not TREES[0]:
         assert chi_square(seen, enumeration.exact_step(tree, after)) < 1e-6  # negative control
@@ -107,7 +107,7 @@ def branching_tree() -> DraftTree:
 
 def test_the_closed_form_counts_branches_that_repeat_a_path() -> None:
     tree = branching_tree()
-    seen = published_steps(tree, 6000)
+    seen = published_steps(tree, 2000)
     step = enumeration.published_step(tree, after)
     assert sum(step.values()) == pytest.approx(1)
     assert first_token(step)[1] == pytest.approx(1 - (1 - after(())[1]) ** 6)
@@ -142,7 +142,7 @@ def test_steps_of_the_published_rule_are_independent() -> None:
             key = (len(first), *first, *second)
             joint[key] = joint.get(key, 0.0) + p * q
     seen = []
-    for seed in range(4000):
+    for seed in range(1000):
         sampler = Sampler(SamplingParams(min_p=0.0, repetition_penalty=1.0, seed=seed), 4)
         text: list[int] = []
         marks: list[int] = []

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from typing import Any
 
-from tokenswift.audit.distribution import CONTEXT, FEWEST, chi_square, likely_pairs, pairs_written, testable
+from tokenswift.audit.distribution import (
+    CONTEXT,
+    FEWEST,
+    chi_square,
+    likely_pairs,
+    outcome,
+    pairs_written,
+    testable,
+)
 from tokenswift.audit.equality import Plain, account, first_difference, plain_text
 from tokenswift.audit.logits import NumericError, numeric_error
 from tokenswift.audit.verdict import Comparison, DistributionTest, Report
@@ -254,7 +262,7 @@ class _Audit:
                 seen = list(pairs_written(llm, prompt, variant.strategy, variant.options, params, runs))
                 plain = plain or seen
                 same = sum(a == b for a, b in zip(plain, seen, strict=False))
-                fit = chi_square((pair if pair in law else () for pair in seen), law)
+                fit = chi_square((outcome(pair, law) for pair in seen), law)
                 report.distributions.append(
                     DistributionTest(variant.label, name, fit.p, fit.samples, fit.variation, same)
                 )

@@ -17,7 +17,7 @@ LEAST = 5.0  # expected count of a cell of the test
 FEWEST = 100  # runs of a test
 CONTEXT = 32  # tokens of a prompt that runs go on from: its last
 LENGTH = 2  # new tokens of a run: the second comes from a drafted node, or from a step of its own
-Pair = tuple[int, ...]
+Pair = tuple[int, ...]  # of its tokens the first two, one or none
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,8 @@ def likely_pairs(llm: LLM, prompt: list[int], params: SamplingParams, runs: int)
 
     Args:
         prompt: token ids.
-        runs: pairs that fewer than :data:`LEAST` of these runs are expected to show are one outcome, ().
+        runs: pairs that fewer than :data:`LEAST` of these runs are expected to show are one outcome, that of
+            their first token, or () where that is as rare.
     """
     sampler = llm.target.sampler(params)
 
@@ -100,10 +101,15 @@ def likely_pairs(llm: LLM, prompt: list[int], params: SamplingParams, runs: int)
 
     found: dict[Pair, float] = {}
     for first, p in after(prompt):
-        for second, q in after([*prompt, first]):
-            if p * q * runs >= LEAST:
-                found[first, second] = p * q
+        often = [(second, p * q) for second, q in after([*prompt, first]) if p * q * runs >= LEAST]
+        found |= {(first, second): both for second, both in often}
+        found[first,] = max(0.0, p - sum(both for _, both in often))
     return {**found, (): max(0.0, 1.0 - sum(found.values()))}
+
+
+def outcome(pair: Pair, law: dict[Pair, float]) -> Pair:
+    """What of a pair of tokens :func:`likely_pairs` tells apart."""
+    return next(known for known in (pair, pair[:1], ()) if known in law)
 
 
 def testable(law: dict[Pair, float], runs: int = FEWEST) -> bool:
