@@ -29,7 +29,7 @@ SHORT = {
     "generate": "--max-new-tokens {most}",
     "plan": "--no-measure",
     "demo": "--max-new-tokens {most}",
-    "audit": "--max-new-tokens 8 --toy-runs 0",
+    "audit": "--max-new-tokens 8",
     "train-heads": "--tokens 1024 --sequence-length 128 --prompt-lengths 64 --write-batch 4 --epochs 1",
     "train-draft": "--tokens 1024 --sequence-length 128 --prompt-lengths 64 --write-batch 4 --epochs 1",
     "eval-heads": "--positions 20 --context 64 --count 1 --prompt-tokens 64 --max-new-tokens 16",

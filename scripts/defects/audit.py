@@ -4,86 +4,58 @@ from __future__ import annotations
 
 from defects.defect import Defect
 
-REFERENCE = "tests/audit/test_reference.py"
-VERDICT = "tests/audit/test_report.py"
-DIVERGENCES = "tests/audit/test_audit.py::test_a_tie_between_passes_that_are_both_wrong_is_no_near_tie"
+REFERENCE = "tests/audit/test_rounding.py"
+VERDICT = "tests/audit/test_verdict.py"
+DIVERGENCES = "tests/audit/test_equality.py::test_a_tie_between_passes_that_are_both_wrong_is_no_near_tie"
 
 AUDIT = [
     Defect(
         "audit: an error that all passes share is sound",
-        "audit/passes.py",
+        "audit/logits.py",
         "for passes in (self.one_row, self.tree))",
         "for passes in ())",
         (REFERENCE,),
     ),
     Defect(
         "audit: one-row passes are not compared with the reference",
-        "audit/passes.py",
+        "audit/logits.py",
         "for passes in (self.one_row, self.tree))",
         "for passes in (self.tree,))",
         (REFERENCE,),
     ),
     Defect(
         "audit: a pass may be off nearly everywhere, if never far",
-        "audit/reference.py",
+        "audit/rounding.py",
         " and distance.typical <= self.allowed.typical",
         "",
         (REFERENCE,),
     ),
     Defect(
         "audit: transformers' pass in its own dtype is the reference",
-        "audit/reference.py",
+        "audit/rounding.py",
         "    with _Finer(low, high):\n",
         "    if True:\n",
         (REFERENCE,),
     ),
     Defect(
-        "audit: the toy has no small window",
-        "audit/toy.py",
-        '    if config.get("sliding_window"):\n',
-        "    if False:\n",
-        (REFERENCE,),
-    ),
-    Defect(
-        "audit: the toy's prompt is within a chunk",
-        "audit/toy.py",
-        "(PREFILL_CHUNK + 5,)",
-        "(PREFILL_CHUNK - 5,)",
-        (REFERENCE,),
-    ),
-    Defect(
         "audit: verdict ignores distribution p-values",
-        "audit/report.py",
+        "audit/verdict.py",
         "            if test.p < DISTRIBUTION_LIMIT:\n",
         "            if False:\n",
         (VERDICT,),
     ),
     Defect(
         "audit: verdict ignores runs that differ from plain decoding",
-        "audit/report.py",
-        "            if test.same is not None and test.same < test.samples:\n",
-        "            if False:\n",
-        (VERDICT,),
-    ),
-    Defect(
-        "audit: verdict ignores the published control",
-        "audit/report.py",
-        "            if test.p >= BIAS_LIMIT:\n",
+        "audit/verdict.py",
+        "            if test.same < test.samples:\n",
         "            if False:\n",
         (VERDICT,),
     ),
     Defect(
         "audit: verdict ignores the numeric error of the texts",
-        "audit/report.py",
-        "for i, error in enumerate(self.errors, 1)]",
-        "for i, error in enumerate([], 1)]",
-        (VERDICT,),
-    ),
-    Defect(
-        "audit: verdict ignores the numeric error of the toy",
-        "audit/report.py",
-        "        measured += [(",
-        "        _ = [(",
+        "audit/verdict.py",
+        "        for number, error in enumerate(self.errors, 1):\n",
+        "        for number, error in enumerate([], 1):\n",
         (VERDICT,),
     ),
     Defect(
@@ -109,21 +81,21 @@ AUDIT = [
     ),
     Defect(
         "audit: headline silent on near-ties",
-        "audit/report.py",
+        "audit/verdict.py",
         "        ties = len(self.near_ties)\n",
         "        ties = 0\n",
         (VERDICT,),
     ),
     Defect(
         "audit: a skipped strategy counts as passed",
-        "audit/report.py",
+        "audit/verdict.py",
         "            if c.strategy not in self.skipped and (",
         "            if (",
         (VERDICT,),
     ),
     Defect(
         "audit: headline silent on skipped strategies",
-        "audit/report.py",
+        "audit/verdict.py",
         '        return text + (f"; not run: {\', \'.join(self.skipped)}" if self.skipped else "")',
         "        return text",
         (VERDICT,),

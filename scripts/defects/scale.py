@@ -73,9 +73,9 @@ SCALE = (
     ),
     Defect(
         "scale: a plan forgets that one text may take longest",
-        "runs/plan.py",
+        "roofline/forecast.py",
         "seconds = max(sum(each) / gain / nodes, max(each) * max(1.0, at_once / gain))",
         "seconds = sum(each) / gain / nodes",
-        ("tests/runs/test_plan.py",),
+        ("tests/roofline/test_forecast.py",),
     ),
 )

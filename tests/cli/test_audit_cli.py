@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
-from tokenswift.audit.run import shipped_prompts, split_prompts
+from tokenswift.audit.compare import shipped_prompts, split_prompts
 from tokenswift.cli import options
 
-SHORT = ("--tokens", "12", "--toy-runs", "100")
+SHORT = ("--tokens", "12")
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def prompts(tmp_path: Path) -> Path:
 def test_an_exact_model_passes(cli: Call, tiny: Path, prompts: Path) -> None:
     done = cli("audit", "--model", tiny, "--prompts", prompts, "--seeds", "2", "--json", "a.json", *SHORT)
     assert done.code == 0, done
-    assert "Verdict: exact; not run: medusa, triforce" in done.out and "published rule" in done.out
+    assert "Verdict: exact; not run: medusa, triforce" in done.out and "Distribution" not in done.out
     assert "prompt 2 of 2" in done.err
     record = json.loads(Path("a.json").read_text(encoding="utf-8"))
     assert record["exact"] and record["failures"] == [] and record["near_ties"] == 0
@@ -37,35 +37,44 @@ def test_an_exact_model_passes(cli: Call, tiny: Path, prompts: Path) -> None:
     assert sure <= drafted <= sure | {"auto"} and set(record["strategies"]) == drafted
     assert set(record["skipped"]) == {"medusa", "triforce", "auto"} - drafted
     assert record["verdict"] == f"exact; not run: {', '.join(record['skipped'])}"
-    assert all(row["sound"] for row in [*record["errors"], record["toy_errors"]["float32"]])
+    assert all(row["sound"] for row in record["errors"])
     labels = {row["strategy"] for row in record["comparisons"]}
     assert {"auto", "tokenswift"} <= labels
     texts = [row for row in record["comparisons"] if row["strategy"] == "tokenswift"]
     assert len(texts) == 2 * (2 + 1)  # two seeds with sampling and one greedy text, two prompts
     assert all(row["tokens"] == 12 for row in texts)
-    assert {row["case"] for row in record["distributions"]} >= {
-        "top-k",
-        "penalty",
-        "all",
-        "yours",
-        "all, long prompt",
-    }
-    assert all(row["p"] > 1e-5 for row in record["distributions"])
-    assert all(row["p"] < 1e-6 for row in record["published"])
+    assert record["distributions"] == []
     assert record["dtype"] == "float32" and record["versions"]["torch"]
 
 
 def test_a_text_as_an_argument(cli: Call, tiny: Path) -> None:
-    done = cli(
-        "audit", "It was a dark", "--model", tiny, "--toy-runs", "0", "--tokens", "4", "--json", "a.json"
-    )
+    done = cli("audit", "It was a dark", "--model", tiny, "--tokens", "4", "--json", "a.json")
     assert done.code == 0 and "prompt 1 of 1" in done.err, done
     rows = json.loads(Path("a.json").read_text(encoding="utf-8"))["comparisons"]
     assert rows and {row["prompt"] for row in rows} == {1}
 
 
+def test_the_distribution_where_asked(cli: Call, tiny: Path, prompts: Path) -> None:
+    arguments = ("--tokens", "4", "--strategy", "magicdec", "--distribution", "100", "--json", "a.json")
+    done = cli("audit", "--model", tiny, "--prompts", prompts, "--top-k", "4", *arguments)
+    assert done.code == 0 and "Distribution of the next two tokens" in done.out, done
+    rows = json.loads(Path("a.json").read_text(encoding="utf-8"))["distributions"]
+    assert [(row["strategy"], row["same"]) for row in rows] == [("autoregressive", 100), ("magicdec", 100)]
+    assert all(row["p"] > 1e-5 for row in rows)
+
+
+@pytest.mark.parametrize("name", ["--toy-runs", "--law-samples"])
+def test_an_option_that_is_gone_says_so(cli: Call, tiny: Path, prompts: Path, name: str) -> None:
+    arguments = ("--tokens", "2", "--strategy", "magicdec", name)
+    done = cli("audit", "--model", tiny, "--prompts", prompts, *arguments, "300")
+    assert done.code == 0 and "--toy-runs is gone" in done.err, done
+    if name == "--toy-runs":
+        done = cli("audit", "--model", tiny, "--prompts", prompts, *arguments, "0")
+        assert done.code == 0 and "is gone" not in done.err, done
+
+
 def test_the_published_rule_fails_the_audit(cli: Call, tiny: Path, prompts: Path) -> None:
-    arguments = ("--tree", "1,3,3,3", "--draft", "partial", "--acceptance", "published", "--toy-runs", "0")
+    arguments = ("--tree", "1,3,3,3", "--draft", "partial", "--acceptance", "published")
     done = cli(
         "audit",
         "--model",
@@ -85,16 +94,14 @@ def test_the_published_rule_fails_the_audit(cli: Call, tiny: Path, prompts: Path
 
 
 def test_bfloat16_runs_and_is_exact_up_to_near_ties(cli: Call, tiny: Path, prompts: Path) -> None:
-    done = cli(
-        "audit", "--model", tiny, "--prompts", prompts, "--dtype", "bfloat16", "--toy-runs", "0", "--quiet"
-    )
+    done = cli("audit", "--model", tiny, "--prompts", prompts, "--dtype", "bfloat16", "--quiet")
     assert done.code == 0 and done.err == "", done
     assert "bfloat16" in done.out and "Verdict: exact" in done.out
 
 
 def test_bfloat16_and_self_speculation_are_no_false_alarm(cli: Call, tiny: Path, prompts: Path) -> None:
     """However near one-row passes come to transformers' own: here some equal it bit for bit."""
-    arguments = ("--dtype", "bfloat16", "--tokens", "100", "--strategy", "magicdec", "--toy-runs", "0")
+    arguments = ("--dtype", "bfloat16", "--tokens", "100", "--strategy", "magicdec")
     done = cli("audit", "--model", tiny, "--prompts", prompts, *arguments)
     assert done.code == 0 and "Verdict: exact" in done.out, done
 
@@ -111,7 +118,7 @@ def test_small_windows_are_exact(
     cli: Call, tiny_folder: Callable[..., Path], prompts: Path, family: str, dtype: str
 ) -> None:
     model = tiny_folder(family, **WINDOWS[family])
-    arguments = ("--dtype", dtype, "--tokens", "40", "--toy-runs", "0", "--json", "a.json")
+    arguments = ("--dtype", dtype, "--tokens", "40", "--json", "a.json")
     done = cli("audit", "--model", model, "--prompts", prompts, *arguments)
     assert done.code == 0 and "Verdict: exact" in done.out, done
     record = json.loads(Path("a.json").read_text(encoding="utf-8"))
@@ -127,8 +134,9 @@ def test_small_windows_are_exact(
         (("--tokens", "x"), ("--tokens is 'x'", "integer")),
         (("--seeds", "0"), ("--seeds is 0",)),
         (("--seeds", "2", "--seed", str(2**63 - 1)), ("--seeds is 2",)),
-        (("--toy-runs", "-1"), ("--toy-runs is -1",)),
-        (("--toy-runs", "5"), ("--toy-runs is 5", "at least 100")),
+        (("--distribution", "-1"), ("--distribution is -1",)),
+        (("--distribution", "5"), ("--distribution is 5", "from 100 to 10000, or 0")),
+        (("--distribution", "10001"), ("--distribution is 10001",)),
         (("--strategy", "magic"), ("--strategy is 'magic'", "all", "tokenswift")),
         (("--strategy", "autoregressive", "--tree", "1,1"), ("--tree", "autoregressive")),
         (("--budget", "3"), ("--budget is 3",)),
@@ -165,8 +173,9 @@ def test_prompts_are_split_at_lines_of_dashes() -> None:
 
 def test_prompts_are_shortened_to_the_models_positions(cli: Call, tiny: Path) -> None:
     """The shipped prompts are longer than a small model's positions; that is said before anything runs."""
-    done = cli("audit", "--model", tiny, "--strategy", "magicdec", "--max-new-tokens", "8",
-               "--toy-runs", "0", "--json", "a.json")  # fmt: skip
+    done = cli(
+        "audit", "--model", tiny, "--strategy", "magicdec", "--max-new-tokens", "8", "--json", "a.json"
+    )
     assert done.code == 0, done
     short = [line for line in done.err.splitlines() if "shortened to its first 248 tokens" in line]
     assert short and "the model has 256 positions, and 8 tokens are written" in short[0]

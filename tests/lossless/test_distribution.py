@@ -16,15 +16,10 @@ from functools import cache
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    EtaLogitsWarper,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import RepetitionPenaltyLogitsProcessor
 
+from tests.lossless import enumeration
+from tests.lossless.enumeration import joint_distribution, processed
 from tests.stats import chi_square
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.choice import Sampler
@@ -64,38 +59,14 @@ def logits_after(context: tuple[int, ...]) -> Tensor:
     return TABLE[context[-2], context[-1]]
 
 
-def distribution_after(context: tuple[int, ...], params: SamplingParams) -> Tensor:
-    """The exact processed distribution after a context, by transformers' processors."""
-    window = torch.tensor([context[-params.penalty_window :]])
-    row = logits_after(context)[None]
-    chain: list[Callable] = []
-    if params.repetition_penalty != 1:
-        chain.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
-    chain.append(TemperatureLogitsWarper(float(params.temperature)))
-    if params.top_k:
-        chain.append(TopKLogitsWarper(params.top_k))
-    if params.top_p < 1:
-        chain.append(TopPLogitsWarper(params.top_p))
-    if params.min_p:
-        chain.append(MinPLogitsWarper(params.min_p))
-    if params.eta_cutoff:
-        chain.append(EtaLogitsWarper(params.eta_cutoff))
-    for processor in chain:
-        row = processor(window, row)
-    return row[0].double().softmax(-1)
+def distribution_after(context: tuple[int, ...], params: SamplingParams) -> list[float]:
+    """The exact processed distribution after a context."""
+    return processed(logits_after(context), context, params)
 
 
-def joint_distribution(params: SamplingParams) -> dict[tuple[int, ...], float]:
+def joint_of(params: SamplingParams) -> enumeration.Distribution:
     """Probability of every continuation of LENGTH tokens."""
-    distribution: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(LENGTH):
-        longer = {}
-        for tokens, probability in distribution.items():
-            for token, p in enumerate(distribution_after((*PROMPT, *tokens), params).tolist()):
-                if p > 0:
-                    longer[(*tokens, token)] = probability * p
-        distribution = longer
-    return distribution
+    return joint_distribution(lambda tokens: distribution_after((*PROMPT, *tokens), params), LENGTH)
 
 
 # Drafters: each proposes a tree from the text so far (and may use the target's choice rule).
@@ -188,7 +159,7 @@ def test_trees_give_the_exact_distribution_and_the_tokens_of_plain_decoding(case
         tokens = generate(params_of(case, seed), DRAFTERS[seed % len(DRAFTERS)])
         assert tokens == plain_decoding(case, seed), (case, seed)
         outcomes.append(tokens)
-    assert chi_square(outcomes, joint_distribution(params_of(case, 0))) > 1e-4
+    assert chi_square(outcomes, joint_of(params_of(case, 0))) > 1e-4
 
 
 def test_the_cases_have_different_distributions() -> None:
@@ -196,7 +167,7 @@ def test_the_cases_have_different_distributions() -> None:
     outcomes = [plain_decoding("plain", seed) for seed in range(3000)]
     for case in CASES:
         if case != "plain":
-            assert chi_square(outcomes, joint_distribution(params_of(case, 0))) < 1e-6, case
+            assert chi_square(outcomes, joint_of(params_of(case, 0))) < 1e-6, case
 
 
 def test_a_window_that_does_not_slide_fails() -> None:
@@ -219,13 +190,13 @@ def test_a_window_that_does_not_slide_fails() -> None:
 def test_the_published_rule_fails(case: str) -> None:
     """Negative control: independent draws per path are not lossless, with the same test."""
     outcomes = [generate(params_of(case, seed), wide_draft, accept_published) for seed in range(3000)]
-    assert chi_square(outcomes, joint_distribution(params_of(case, 0))) < 1e-6
+    assert chi_square(outcomes, joint_of(params_of(case, 0))) < 1e-6
 
 
 def test_the_published_rule_is_sound_on_a_bare_root() -> None:
     """Without a tree its draws follow the distribution: the failure above is the rule's, not the draws'."""
     outcomes = [generate(params_of("min_p", seed), no_draft, accept_published) for seed in range(3000)]
-    assert chi_square(outcomes, joint_distribution(params_of("min_p", 0))) > 1e-4
+    assert chi_square(outcomes, joint_of(params_of("min_p", 0))) > 1e-4
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -237,7 +208,7 @@ def test_enumerated_distribution_of_every_node(case: str) -> None:
     paths = [list(p) for n in range(LENGTH) for p in itertools.product(range(VOCAB), repeat=n)]
     logits = torch.stack([logits_after((*text, *path)) for path in paths])
     ours = Sampler(params, VOCAB).scores(logits, text, paths).double().softmax(-1)
-    exact = torch.stack([distribution_after((*text, *path), params) for path in paths])
+    exact = torch.tensor([distribution_after((*text, *path), params) for path in paths], dtype=torch.float64)
     torch.testing.assert_close(ours, exact, rtol=1e-5, atol=1e-7)
     assert torch.equal(ours == 0, exact == 0)
 
@@ -291,7 +262,7 @@ def test_every_tree_and_every_choice_rule_enumerated(all_rows: bool) -> None:
 
 def test_published_bias_has_the_predicted_size() -> None:
     """m leaves below one token accept it with probability 1 - (1-p)^m, enumerated and simulated."""
-    p = float(distribution_after(PROMPT, params_of("plain", 0)).max())
+    p = max(distribution_after(PROMPT, params_of("plain", 0)))
     m, runs = 9, 2000
     hits = sum(
         generate(params_of("plain", seed), wide_draft, accept_published)[0]

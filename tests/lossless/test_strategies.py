@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.lossless import toy
 from tests.lossless.test_tokens import _default, _prompt, random_heads, same
+from tests.stats import chi_square
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.audit import distribution, toy
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.target import backend_for
@@ -116,11 +117,11 @@ def test_probability_candidates_are_right_less_often() -> None:
 
 @pytest.mark.parametrize("strategy", ["medusa", "triforce", "magicdec"])
 def test_joint_distribution_of_three_tokens(strategy: str) -> None:
-    """All processors at once; TokenSwift's is among the audit's tests, more in ``tokenswift audit``."""
+    """All processors at once; TokenSwift's is in test_rules.py."""
     llm = toy.toy_llm(tiny_model("llama"), strategy)
     params = toy.CASES["all"]
     seen = list(toy.outcomes(llm, strategy, params, 300))
-    assert distribution.chi_square(seen, toy.toy_distribution(llm.model, params)).p > 1e-4
+    assert chi_square(seen, toy.toy_distribution(llm.model, params)) > 1e-4
 
 
 class Positions(LeanTarget):

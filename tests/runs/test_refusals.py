@@ -101,8 +101,8 @@ def test_changed_model(llm: LLM, tmp_path: Path, tiny_folder: Callable[..., Path
 def test_changed_adapter(llm: LLM, tmp_path: Path) -> None:
     """An adapter is known apart from its base: added, changed or taken away, it is named."""
     folder, plain = tmp_path / "run", tmp_path / "plain"
-    begin(adapted(1), folder, 20)
-    begin(llm, plain, 20)
+    begin(adapted(1), folder, 5, max_new_tokens=10)
+    begin(llm, plain, 5)
     kept = folders.load(folder)[1].header.identity.adapter
     assert kept is not None and kept.names == ["style"]
     assert folders.load(plain)[1].header.identity.adapter is None

@@ -14,9 +14,9 @@ from tests.lossless.test_tokens import random_heads
 from tokenswift import LLM, SamplingParams
 from tokenswift.runs import folder as folders
 from tokenswift.runs.report.figures import bins, repeats, resumed_at
+from tokenswift.runs.report.html import render
 from tokenswift.runs.report.page import page
 from tokenswift.runs.report.plots import Line, number, plot, ticks
-from tokenswift.runs.report.render import render
 from tokenswift.runs.state import RunState
 
 VOID = {"meta", "input", "br", "hr", "path", "link"}

@@ -180,7 +180,7 @@ def test_text_edited_while_the_run_writes(llm: LLM, tmp_path: Path) -> None:
     assert texts(folder) == {"text.unfinished.txt": "mine", "text.2.txt": done.text}
 
 
-def test_a_torn_tail_is_dropped(llm: LLM, tmp_path: Path) -> None:
+def test_an_unfinished_record_is_overwritten(llm: LLM, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     begin(llm, folder, 30)
     data = (folder / "journal").read_bytes()

@@ -360,12 +360,13 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=4,
 )
-FUZZ = settings(
-    max_examples=150,
+QUICK = settings(
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,
 )
+WHOLE = settings(QUICK, max_examples=300)
 
 
 def places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -414,9 +415,7 @@ def arena(original: Path, tmp_path: Path) -> Callable[[Records | bytes], Path]:
     return make
 
 
-@FUZZ
-@given(data=st.data())
-def test_any_value_in_any_field(data: st.DataObject, llm: LLM, original: Path, arena: Any) -> None:
+def any_value_in_any_field(data: st.DataObject, llm: LLM, original: Path, arena: Any) -> None:
     records = copy.deepcopy(records_of(original))
     for _ in range(data.draw(st.integers(1, 2))):
         *way, last = data.draw(st.sampled_from(list(places(records))))
@@ -435,9 +434,7 @@ def test_any_value_in_any_field(data: st.DataObject, llm: LLM, original: Path, a
     attacked(arena(records), llm)
 
 
-@FUZZ
-@given(data=st.data())
-def test_any_bytes(data: st.DataObject, llm: LLM, original: Path, arena: Any) -> None:
+def any_bytes(data: st.DataObject, llm: LLM, original: Path, arena: Any) -> None:
     """Cut, overwritten, or nothing of a journal from the start."""
     raw = (original / "journal").read_bytes()
     begin, end = sorted(data.draw(st.lists(st.integers(0, len(raw)), min_size=2, max_size=2)))
@@ -445,6 +442,24 @@ def test_any_bytes(data: st.DataObject, llm: LLM, original: Path, arena: Any) ->
     how = data.draw(st.sampled_from(["inside", "cut", "alone", "behind"]))
     made = {"inside": raw[:begin] + new + raw[end:], "cut": raw[:end], "alone": new, "behind": raw + new}
     attacked(arena(made[how]), llm)
+
+
+ATTACKS = pytest.mark.parametrize("attack", [any_value_in_any_field, any_bytes])
+
+
+@ATTACKS
+@QUICK
+@given(data=st.data())
+def test_some_attacks(attack: Any, data: st.DataObject, llm: LLM, original: Path, arena: Any) -> None:
+    attack(data, llm, original, arena)
+
+
+@pytest.mark.slow
+@ATTACKS
+@WHOLE
+@given(data=st.data())
+def test_many_attacks(attack: Any, data: st.DataObject, llm: LLM, original: Path, arena: Any) -> None:
+    attack(data, llm, original, arena)
 
 
 # ---- the whole text --------------------------------------------------------------------------------------

@@ -1,28 +1,23 @@
-"""Exact distributions on tiny vocabularies, and the test of observed outcomes against one.
-
-Two ways to show that a rule is lossless. *Enumeration*, where no chance is left: :func:`exact_step`
-runs the real acceptance rule over every sequence of target choices, :func:`published_step` is the
-closed form of the published rule. *Sampling*: :func:`chi_square` compares whole runs with a distribution that
-:func:`joint_distribution` enumerated.
-"""
+"""The distribution of whole runs on the user's model, against the probabilities that they should follow."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from tokenswift.spec.accept import accept_exact
-from tokenswift.tree import published_paths
-from tokenswift.types import DraftTree
+from tokenswift.audit.rounding import reference_rows
+from tokenswift.config import SamplingParams
+from tokenswift.engine.llm import LLM
 
-Tokens = tuple[int, ...]
-Distribution = dict[Tokens, float]
+LEAST = 5.0  # expected count of a cell of the test
+FEWEST = 100  # runs of a test
+CONTEXT = 32  # tokens of a prompt that runs go on from: its last
+LENGTH = 2  # new tokens of a run: the second comes from a drafted node, or from a step of its own
+Pair = tuple[int, ...]  # of its tokens the first two, one or none
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +45,7 @@ def survival(statistic: float, freedom: int) -> float:
     return float(torch.special.gammaincc(half[0], half[1]))
 
 
-def chi_square(outcomes: Iterable[Hashable], distribution: Mapping[Any, float], least: float = 5.0) -> Fit:
+def chi_square(outcomes: Iterable[Hashable], distribution: Mapping[Any, float], least: float = LEAST) -> Fit:
     """Pearson's chi-square test of outcomes against an exactly known distribution.
 
     Cells are pooled, rarest first, until each has an expected count of at least ``least``. An
@@ -87,117 +82,45 @@ def chi_square(outcomes: Iterable[Hashable], distribution: Mapping[Any, float], 
     return Fit(survival(statistic, len(cells) - 1), statistic, len(cells) - 1, total, variation)
 
 
-def joint_distribution(after: Callable[[Tokens], Sequence[float]], length: int) -> Distribution:
-    """Probability of every continuation of ``length`` tokens.
+@torch.inference_mode()
+def likely_pairs(llm: LLM, prompt: list[int], params: SamplingParams, runs: int) -> dict[Pair, float]:
+    """Probabilities of the two tokens after a prompt, from the logits of transformers' own pass.
 
     Args:
-        after: the distribution of the token after some continuation, one probability per token id.
+        prompt: token ids.
+        runs: pairs that fewer than :data:`LEAST` of these runs are expected to show are one outcome, that of
+            their first token, or () where that is as rare.
     """
-    distribution: Distribution = {(): 1.0}
-    for _ in range(length):
-        distribution = {
-            (*tokens, token): probability * p
-            for tokens, probability in distribution.items()
-            for token, p in enumerate(after(tokens))
-            if p > 0
-        }
-    return distribution
+    sampler = llm.target.sampler(params)
+
+    def after(text: list[int]) -> list[tuple[int, float]]:
+        rows = reference_rows(llm, text, [len(text) - 1])[1].float()
+        chances = sampler.scores(rows, text, [[]])[0].double().softmax(-1)
+        likely = (chances * runs >= LEAST).nonzero().flatten().tolist()
+        return [(token, float(chances[token])) for token in likely]
+
+    found: dict[Pair, float] = {}
+    for first, p in after(prompt):
+        often = [(second, p * q) for second, q in after([*prompt, first]) if p * q * runs >= LEAST]
+        found |= {(first, second): both for second, both in often}
+        found[first,] = max(0.0, p - sum(both for _, both in often))
+    return {**found, (): max(0.0, 1.0 - sum(found.values()))}
 
 
-def variation(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
-    """Total variation between two distributions."""
-    return 0.5 * sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in {**one, **other})
+def outcome(pair: Pair, law: dict[Pair, float]) -> Pair:
+    """What of a pair of tokens :func:`likely_pairs` tells apart."""
+    return next(known for known in (pair, pair[:1], ()) if known in law)
 
 
-def continued(
-    distribution: Mapping[Tokens, float], after: Callable[[Tokens], Sequence[float]], length: int
-) -> Distribution:
-    """A step's distribution (of one token or more) carried on by plain decoding to ``length`` tokens."""
-    full: Distribution = {}
-    for tokens, probability in distribution.items():
-        rest = joint_distribution(
-            lambda more, start=tokens: after((*start, *more)), max(0, length - len(tokens))
-        )
-        for more, p in rest.items():
-            key = (*tokens, *more)[:length]
-            full[key] = full.get(key, 0.0) + probability * p
-    return full
+def testable(law: dict[Pair, float], runs: int = FEWEST) -> bool:
+    """Whether so many runs can show two outcomes often enough for a test."""
+    return sum(p * runs >= LEAST for p in law.values()) > 1
 
 
-class _Script:
-    """A choice rule that answers from a list and stops at its end."""
-
-    def __init__(self, answers: Tokens) -> None:
-        self.answers = list(answers)
-        self.asked: Tokens | None = None
-
-    def choose(self, logits: Tensor, history: list[int], paths: list[list[int]]) -> list[int]:
-        """The next answer."""
-        if not self.answers:
-            self.asked = tuple(paths[0])
-            raise LookupError
-        return [self.answers.pop(0)]
-
-
-def exact_step(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) -> Distribution:
-    """The distribution of one step's tokens under the exact rule, without sampling.
-
-    `spec.accept.accept_exact` itself is run over every sequence of choices that the target can make. A
-    walk meets one node per position and the noise of different positions is independent, so a sequence's
-    probability is the product of its choices'.
-    """
-    logits = torch.zeros(len(tree), 1, dtype=torch.float32)
-    distribution: Distribution = {}
-    open_: list[tuple[Tokens, float]] = [((), 1.0)]
-    while open_:
-        answers, probability = open_.pop()
-        script = _Script(answers)
-        try:
-            accepted = accept_exact(tree, logits, [tree.tokens[0]], script)
-        except LookupError:
-            for token, p in enumerate(after(script.asked or ())):
-                if p > 0:
-                    open_.append(((*answers, token), probability * p))
-            continue
-        tokens = (*(tree.tokens[node] for node in accepted.nodes[1:]), accepted.token)
-        distribution[tokens] = distribution.get(tokens, 0.0) + probability
-    return distribution
-
-
-def published_step(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) -> Distribution:
-    """The distribution of one step's tokens under the published rule, in closed form.
-
-    The draws of different paths are independent. Path i stops after l matches with some token; it then
-    wins as the first of the tied paths where every path before it has fewer matches and every path after
-    it no more, and as the last where it is the other way round; either counts for one half (a path that
-    is alone with l matches is both). Its token is its own draw at that place.
-
-    Args:
-        tree: its paths and their order are those of `tree.published_paths`.
-        after: the distribution of the token after some path, one probability per token id.
-    """
-    paths = [[tree.tokens[node] for node in path[1:]] for path in published_paths(tree)]
-    reach: list[list[float]] = []  # reach[i][l]: probability of at least l matches on path i
-    for path in paths:
-        chances = [1.0]
-        for depth, token in enumerate(path):
-            chances.append(chances[-1] * after(tuple(path[:depth]))[token])
-        reach.append(chances)
-
-    def fewer(chosen: Sequence[list[float]], length: int) -> float:
-        """Probability that each of these paths has fewer than ``length`` matches."""
-        return math.prod(1.0 - (chances[length] if length < len(chances) else 0.0) for chances in chosen)
-
-    distribution: Distribution = {}
-    for i, path in enumerate(paths):
-        before, behind = reach[:i], reach[i + 1 :]
-        for length in range(len(path) + 1):
-            first = fewer(before, length) * fewer(behind, length + 1)
-            last = fewer(before, length + 1) * fewer(behind, length)
-            wins = reach[i][length] * (first + last) / 2
-            for token, p in enumerate(after(tuple(path[:length]))):
-                matched = length < len(path) and token == path[length]
-                if p > 0 and wins > 0 and not matched:
-                    key = (*path[:length], token)
-                    distribution[key] = distribution.get(key, 0.0) + wins * p
-    return distribution
+def pairs_written(
+    llm: LLM, prompt: list[int], strategy: str, options: dict[str, Any], params: SamplingParams, runs: int
+) -> Iterator[Pair]:
+    """The two tokens after a prompt in whole runs, with the sampling's seed and those after it."""
+    for seed in range(params.seed, params.seed + runs):
+        given = replace(params, seed=seed)
+        yield tuple(llm.generate(prompt, LENGTH, strategy, options, given, ignore_eos=True).token_ids)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenswift.audit.passes import NumericError, VerifyPass, watching
-from tokenswift.audit.reference import far, reference_rows
+from tokenswift.audit.logits import NumericError, VerifyPass, watching
+from tokenswift.audit.rounding import far, reference_rows
 from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.sampling.choice import Sampler
@@ -32,9 +32,9 @@ class Divergence:
         shift: the change of the two tokens' logits, one up and one down, that flips the choice there;
             unlike ``gap`` it also measures a flip at a filter's edge (min-p, top-k, …).
         difference: greatest difference of the logits of the two passes at this place.
-        error: what rounding does to a logit of the model on this device (`passes.NumericError.unit`).
+        error: what rounding does to a logit of the model on this device (`logits.NumericError.unit`).
         reproduced: whether both passes, run again, chose the same two tokens.
-        off: greatest difference of a logit of either pass here from the reference's (`reference`).
+        off: greatest difference of a logit of either pass here from the reference's (`audit.rounding`).
         allowed: what ``off`` may be at most.
         reference_shift: the change of the two tokens' logits that makes the reference choose the one of
             them that it does not choose (or either, where it chooses a third).

@@ -12,7 +12,7 @@ from typing import Any
 from tokenswift.benchmark import columns, tables
 from tokenswift.benchmark.specs import Spec
 from tokenswift.benchmark.tables import Group, Row, Table
-from tokenswift.runs.report.render import render
+from tokenswift.runs.report.html import render
 from tokenswift.types import InputError
 
 NOTES = "notes.toml"

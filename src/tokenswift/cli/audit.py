@@ -23,9 +23,9 @@ def add_parser(subparsers: Any) -> None:
         "audit",
         help="prove that strategies write what plain decoding writes",
         description="Compare strategies with plain decoding, token by token, on this model, dtype and "
-        "device; weigh every difference against the measured rounding error; test the distribution of the "
-        "output on a toy model of the same family, and the published rule with it. Tables and verdict go to "
-        "standard output, progress to standard error.",
+        "device, and the logits of both with transformers' own pass; weigh every difference against the "
+        "measured rounding error. With --distribution, compare the frequencies of what is written with the "
+        "model's probabilities, too. Tables and verdict go to standard output, progress to standard error.",
         epilog="Exit codes: 0 exact, 1 not exact or the run failed, 2 bad input, 130 interrupted.",
     )
     parser.add_argument(
@@ -38,9 +38,10 @@ def add_parser(subparsers: Any) -> None:
         ("max-new-tokens", 32, "new tokens per text, at least 1"),
         ("seeds", 1, "texts per prompt with sampling, at least 1, from --seed on"),
         (
-            "toy-runs",
-            300,
-            "runs of plain decoding per case on the toy model (strategies: a fifth), at least 100, or 0",
+            "distribution",
+            0,
+            "runs of plain decoding that test the distribution (strategies: a fifth, but at least 100), "
+            "from 100 to 10000; 0: no test",
         ),
     ):
         short = [SHORT[key]] if (key := name.replace("-", "_")) in SHORT else []
@@ -52,8 +53,9 @@ def add_parser(subparsers: Any) -> None:
             metavar="N",
             help=f"{text}; default: %(default)s",
         )
-    for earlier, name in (("--tokens", "max_new_tokens"), ("--law-samples", "toy_runs")):
-        parser.add_argument(earlier, type=integer, dest=name, help=argparse.SUPPRESS)
+    parser.add_argument("--tokens", type=integer, dest="max_new_tokens", help=argparse.SUPPRESS)
+    for gone in ("--toy-runs", "--law-samples"):
+        parser.add_argument(gone, type=integer, dest="toy_runs", help=argparse.SUPPRESS)
     parser.add_argument(
         "--prompts",
         metavar="FILE",
@@ -76,9 +78,10 @@ def run(args: argparse.Namespace) -> int:
     """Audit; cheap checks come before the model is loaded."""
     check_integer("max_new_tokens", args.max_new_tokens, 1)
     check_integer("seeds", args.seeds, 1)
-    check_integer("toy_runs", args.toy_runs, 0)
-    if 0 < args.toy_runs < 100:
-        raise InputError(f"toy_runs is {args.toy_runs}; valid: at least 100, or 0")
+    if args.distribution and not 100 <= args.distribution <= 10_000:
+        raise InputError(f"distribution is {args.distribution}; valid: from 100 to 10000, or 0")
+    if args.toy_runs:
+        logger.warning("--toy-runs is gone and does nothing; --distribution N tests this model itself")
     sampling = options.sampling_from(args)
     if sampling.seed + args.seeds > 2**63:
         raise InputError(f"seeds is {args.seeds}; valid: up to 2^63 - 1 together with --seed")
@@ -95,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"prompts {args.prompts} holds no text; valid: a UTF-8 file with prompts")
 
     logger.info("auditing %s", args.model)
-    from tokenswift.audit.run import AuditOptions, audit, shipped_prompts, split_prompts, variants
+    from tokenswift.audit.compare import AuditOptions, audit, shipped_prompts, split_prompts, variants
 
     if args.prompt is not None:
         prompts = [args.prompt]
@@ -113,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         samplings=samplings,
         tokens=args.max_new_tokens,
         seeds=args.seeds,
-        toy_runs=args.toy_runs,
+        runs=args.distribution,
         tolerate=args.strategy == "all",
     )
     report = audit(llm, audited, logger.info)

@@ -87,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
 def _plan_of(args: argparse.Namespace, llm: Any, made: Any) -> Any:
     """The plan of a run that was made."""
     from tokenswift.engine.run import Run
+    from tokenswift.roofline.forecast import plan
     from tokenswift.roofline.machine import machine_at
-    from tokenswift.runs.plan import plan
 
     def again(new: int) -> Run:
         return Run(llm, short(made, new))
@@ -115,8 +115,8 @@ def _run_many(args: argparse.Namespace) -> int:
 
     from tokenswift.engine.run import Run
     from tokenswift.engine.scheduler import MOST
+    from tokenswift.roofline.forecast import floor_of, plan_many
     from tokenswift.roofline.machine import machine_at
-    from tokenswift.runs.plan import floor_of, plan_many
 
     sizes = [(len(llm.encode(one.prompt)), one.max_new_tokens) for one in requests]
     longest = Run(llm, requests[max(range(len(sizes)), key=lambda i: sum(sizes[i]))])

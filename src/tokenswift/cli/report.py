@@ -37,8 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Read the journals and write the page; the model is not needed."""
     from tokenswift.runs import folder as folders
     from tokenswift.runs.listing import find
-    from tokenswift.runs.report.page import page
-    from tokenswift.runs.report.several import page_of_all
+    from tokenswift.runs.report.page import page, page_of_all
 
     folder = Path(args.run_dir).expanduser()
     remote = is_address(args.run_dir)

@@ -79,20 +79,7 @@ def fetched(name: str) -> Iterator[Path]:
 
 def shown(rows: list[dict[str, Any]]) -> str:
     """The runs as a table; of what cannot be read only name and state."""
-    cells = [
-        (
-            row["run"],
-            row["state"],
-            str(row["tokens"]),
-            str(row["max_new_tokens"]),
-            f"{row['tokens_per_second']:.1f}",
-            f"{row['tokens_a_pass']:.2f}",
-            f"{row['model']} ({row['dtype']})",
-            row["strategy"],
-            row["written"],
-        )
-        if "tokens" in row
-        else (row["run"], row["state"])
-        for row in rows
-    ]
-    return table(cells, COLUMNS, right=range(2, 6))
+    from tokenswift.runs.listing import cells
+
+    lines = [tuple(text for column, text in cells(row).items() if column in COLUMNS) for row in rows]
+    return table(lines, COLUMNS, right=range(2, 6))

@@ -20,7 +20,14 @@ from pathlib import Path
 
 from tokenswift.config import shown
 from tokenswift.runs import journal
-from tokenswift.runs.regular import check_entries, open_regular, read_regular
+from tokenswift.runs.regular import (
+    check_entries,
+    open_regular,
+    read_regular,
+    sync_folder,
+    write_all,
+    write_whole,
+)
 from tokenswift.runs.state import RunState, replay
 from tokenswift.types import InputError
 from tokenswift.words import counted
@@ -133,26 +140,23 @@ def check_new(folder: Path) -> None:
 
 
 def load(folder: Path) -> tuple[journal.Contents, RunState]:
-    """Journal and state of a run's folder; a torn tail is left out.
+    """Journal and state of a run's folder, as far as the journal's records are whole.
 
     Raises:
-        InputError: no such run, one of another version, a damaged one (the line offers what is good), or a
-            folder or a journal that no run writes.
+        InputError: no such run, one of another version, or a folder or a journal that no run writes.
     """
     path = folder / JOURNAL
     if not has_run(folder):
         raise InputError(f"run_dir {folder} holds no run; valid: a folder made with --run-dir")
     contents = journal.read(path)
-    if contents.damaged and len(contents.records) < 2:
-        raise InputError(f"{path} is damaged at byte {contents.good}; no run can be read from it")
     return contents, replay(contents.records, str(path))
 
 
 def check_whole(folder: Path, contents: journal.Contents, state: RunState) -> None:
-    """Refuse a damaged journal, with the last good place.
+    """Refuse a damaged journal.
 
     Raises:
-        InputError: bytes that are neither records nor a torn tail.
+        InputError: what is good, and what --drop-damaged would drop.
     """
     if contents.damaged:
         before = counted(len(state.tokens), "token before it is", "tokens before it are")
@@ -170,9 +174,9 @@ def drop_damaged(folder: Path, contents: journal.Contents) -> None:
     number = 1
     while os.path.lexists(kept := folder / f"{JOURNAL}.damaged-{number}"):
         number += 1
-    journal.write_whole(kept, data[contents.good :])
-    journal.write_whole(path, data[: contents.good])
-    contents.torn = contents.damaged = 0
+    write_whole(kept, data[contents.good :])
+    write_whole(path, data[: contents.good])
+    contents.damaged = 0
 
 
 class TextFile:
@@ -199,18 +203,19 @@ class TextFile:
         """The file until then."""
         return self.path.with_name(self.path.stem + ".unfinished.txt")
 
+    def bytes_of(self, text: str) -> bytes:
+        """What of the run's text belongs into the file."""
+        return text[self.start :].encode("utf-8", errors="replace")
+
     def is_ours(self, state: RunState) -> bool:
         """Whether what is there is what the journal says: nobody has edited it."""
+        whole = self.bytes_of(state.text + state.tail)
         for path, least in ((self.unfinished, state.before_last), (self.path, len(state.text))):
             try:
                 found = read_regular(path)
             except FileNotFoundError:
                 continue
-            whole = (state.text + state.tail)[self.start :].encode("utf-8", errors="replace")
-            least_bytes = len(
-                state.text[self.start : max(self.start, least)].encode("utf-8", errors="replace")
-            )
-            if not whole.startswith(found) or len(found) < least_bytes:
+            if not whole.startswith(found) or len(found) < len(self.bytes_of(state.text[:least])):
                 return False
         return True
 
@@ -223,8 +228,8 @@ class TextFile:
 
     def begin(self, text: str) -> None:
         """Write the text so far as unfinished, and go on behind it."""
-        data = text[self.start :].encode("utf-8", errors="replace")
-        journal.write_whole(self.unfinished, data)
+        data = self.bytes_of(text)
+        write_whole(self.unfinished, data)
         self.path.unlink(missing_ok=True)
         self._file = open_regular(self.unfinished, os.O_WRONLY | os.O_APPEND)
         self._size = len(data)
@@ -232,9 +237,8 @@ class TextFile:
     def write(self, text: str) -> None:
         """Append text."""
         data = text.encode("utf-8", errors="replace")
-        while data:
-            written = os.write(self._file, data)
-            data, self._size = data[written:], self._size + written
+        write_all(self._file, data)
+        self._size += len(data)
 
     def finish(self, text: str) -> Path:
         """Mark the file as finished; where somebody has changed it meanwhile, a new one gets the text.
@@ -251,10 +255,10 @@ class TextFile:
             same = False
         if same and os.fstat(self._file).st_size == self._size and not os.path.lexists(self.path):
             os.replace(self.unfinished, self.path)
-            journal.sync_folder(self.folder)
+            sync_folder(self.folder)
             return self.path
         other = self.next_free(self.start)
-        journal.write_whole(other.path, text[self.start :].encode("utf-8", errors="replace"))
+        write_whole(other.path, self.bytes_of(text))
         self.number = other.number
         return other.path
 

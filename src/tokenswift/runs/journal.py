@@ -6,8 +6,11 @@ The first line names the format's version. Every further line is one record::
 
 LENGTH is the payload's bytes and CHECKSUM the CRC-32 of LENGTH and payload, begun with the checksum of the
 record before (so a lost or moved line is noticed too); both are eight hexadecimal digits. The payload is
-one JSON object without a raw newline. A file that ends inside a record has a *torn tail*: what a killed
-process or a power cut leaves. Anything else that does not fit is damage, and is never guessed at.
+one JSON object without a raw newline.
+
+One rule says what counts: the longest prefix of whole records. A killed process or a power cut leaves the
+beginning of one record behind it, which the next one overwrites; whatever else is there is *damage*, which
+stays until the user drops it.
 """
 
 from __future__ import annotations
@@ -16,18 +19,18 @@ import json
 import os
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenswift.runs.regular import check_regular, open_regular, read_regular
+from tokenswift.runs.regular import open_regular, read_regular, write_all, write_whole
 from tokenswift.types import InputError
 
 VERSION = 1
 MAGIC = b"tokenswift journal "
 FIRST = MAGIC + b"%d\n" % VERSION
 HEAD = 18  # two numbers of eight digits, each with a blank
-_BEGUN = re.compile(rb"[0-9a-f]{0,8}|[0-9a-f]{8} [0-9a-f]{0,8}|[0-9a-f]{8} [0-9a-f]{8} [^\n]*")
 
 Record = dict[str, Any]
 
@@ -39,14 +42,12 @@ class Contents:
     Attributes:
         records: the whole records, in order.
         good: bytes up to the end of the last of them.
-        torn: bytes of a torn tail behind it.
-        damaged: bytes behind it that are neither records nor a torn tail.
+        damaged: bytes behind it, where they are more than the beginning of one record.
         checksum: that of the last record, for the next one.
     """
 
     records: list[Record]
     good: int
-    torn: int
     damaged: int
     checksum: int
 
@@ -74,15 +75,11 @@ def decode(data: bytes, name: str = "the journal") -> Contents:
         raise InputError(f"{name} is no journal of tokenswift; valid: one made with --run-dir")
     records: list[Record] = []
     at, checksum = len(FIRST), 0
-    while at < len(data):
-        found = _one(data, at, checksum)
-        if found is None:
-            rest = len(data) - at
-            torn = _is_torn(data[at:])
-            return Contents(records, at, rest if torn else 0, 0 if torn else rest, checksum)
+    while (found := _one(data, at, checksum)) is not None:
         record, at, checksum = found
         records.append(record)
-    return Contents(records, at, 0, 0, checksum)
+    rest = data[at:]
+    return Contents(records, at, 0 if _is_unfinished(rest) else len(rest), checksum)
 
 
 def _one(data: bytes, at: int, checksum: int) -> tuple[Record, int, int] | None:
@@ -102,12 +99,12 @@ def _one(data: bytes, at: int, checksum: int) -> tuple[Record, int, int] | None:
     return (record, end + 1, found) if isinstance(record, dict) else None
 
 
-def _is_torn(rest: bytes) -> bool:
-    """Whether bytes are the beginning of one record, cut off (zeros behind it are blocks never written)."""
+def _is_unfinished(rest: bytes) -> bool:
+    """Whether bytes are the beginning of one record (zeros behind it are blocks that were never written)."""
     rest = rest.rstrip(b"\0")
-    if not _BEGUN.fullmatch(rest):
-        return False
-    return len(rest) < HEAD or len(rest) <= HEAD + int(rest[:8], 16)
+    length = re.match(rb"[0-9a-f]{8} ", rest)
+    inside = len(rest) < HEAD or (length is not None and len(rest) <= HEAD + int(length[0], 16))
+    return inside and b"\n" not in rest
 
 
 def read(path: Path) -> Contents:
@@ -125,47 +122,22 @@ def read(path: Path) -> Contents:
     return decode(data, str(path))
 
 
-def create(path: Path, records: list[Record]) -> None:
+def _lines(records: Sequence[Record], checksum: int) -> tuple[bytes, int]:
+    """Records as lines behind a record with a checksum, and the last one's checksum."""
+    lines = []
+    for record in records:
+        line, checksum = encode(record, checksum)
+        lines.append(line)
+    return b"".join(lines), checksum
+
+
+def create(path: Path, records: Sequence[Record]) -> None:
     """Make a journal with its first records: whole or not at all.
 
     Raises:
         OSError: as the system says.
     """
-    lines, checksum = [FIRST], 0
-    for record in records:
-        line, checksum = encode(record, checksum)
-        lines.append(line)
-    write_whole(path, b"".join(lines))
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a regular file whole or not at all: part file, sync, rename, sync of the folder.
-
-    Raises:
-        InputError: something else is there.
-        OSError: as the system says.
-    """
-    check_regular(path)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.unlink(missing_ok=True)  # of a process that died, or a link
-    try:
-        with os.fdopen(open_regular(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as handle:
-            handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable, where the system can."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    write_whole(path, FIRST + _lines(records, 0)[0])
 
 
 class Appender:
@@ -193,15 +165,9 @@ class Appender:
         Raises:
             OSError: as the system says (no space left).
         """
-        lines, checksum = [], self._checksum
-        for record in records:
-            line, checksum = encode(record, checksum)
-            lines.append(line)
-        data = b"".join(lines)
+        data, checksum = _lines(records, self._checksum)
         try:
-            at = 0
-            while at < len(data):
-                at += os.write(self._file, data[at:])
+            write_all(self._file, data)
             os.fsync(self._file)
         except OSError:
             os.ftruncate(self._file, self._good)

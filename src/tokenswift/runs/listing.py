@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,27 @@ from tokenswift.runs import folder as folders
 from tokenswift.types import InputError
 
 LATEST = 253_402_000_000.0  # a date of a file may be anything; this one is in the year 9999
+
+
+def cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """The figures of a run (see :func:`summary_of`) as tables show them, by column; of an unreadable one
+    name and state alone."""
+    if "tokens" not in row:
+        return {"run": row["run"], "state": row["state"]}
+    loop = row["loop_start"]
+    return {
+        "run": row["run"],
+        "state": row["state"],
+        "tokens": f"{row['tokens']:,}",
+        "of": f"{row['max_new_tokens']:,}",
+        "tokens/s": f"{row['tokens_per_second']:,.1f}",
+        "a pass": f"{row['tokens_a_pass']:.2f}",
+        "sessions": str(row["sessions"]),
+        "loop from": "" if loop is None else f"{loop:,}",
+        "model": f"{row['model']} ({row['dtype']})",
+        "strategy": row["strategy"],
+        "last written": row["written"],
+    }
 
 
 def find(folder: Path) -> list[Path]:

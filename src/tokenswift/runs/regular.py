@@ -1,4 +1,4 @@
-"""Opening the files of a run's folder, which may come from anybody: regular files, never through a link."""
+"""The files of a run's folder, which may come from anybody: regular ones, never through a link."""
 
 from __future__ import annotations
 
@@ -84,3 +84,44 @@ def read_regular(path: Path) -> bytes:
     """
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         return file.read()
+
+
+def write_all(handle: int, data: bytes) -> None:
+    """Write bytes to a descriptor, however many the system takes at a time.
+
+    Raises:
+        OSError: as the system says (no space left).
+    """
+    at = 0
+    while at < len(data):
+        at += os.write(handle, data[at:])
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a regular file whole or not at all: part file, sync, rename, sync of the folder.
+
+    Raises:
+        InputError: something else is there.
+        OSError: as the system says.
+    """
+    check_regular(path)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.unlink(missing_ok=True)  # of a process that died, or a link
+    try:
+        with os.fdopen(open_regular(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in a folder durable, where the system can."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -37,7 +37,7 @@ class Adapter(Strict):
 
 
 class Identity(Strict):
-    """What decides the tokens; see `runs.identity`."""
+    """What decides the tokens; see `loader.identity` and `runs.state.check_same`."""
 
     dtype: Word
     config: Word

@@ -6,15 +6,37 @@ a process begins to write; ``tokens``; ``end``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from tokenswift.config import shown
 from tokenswift.runs.journal import Record
-from tokenswift.runs.schema import End, Header, Session, Stream, Tokens, typed
+from tokenswift.runs.schema import End, Header, Session, Tokens, typed
 from tokenswift.spec.drafters.registry import marks
 from tokenswift.types import InputError, Loop, Step
+
+#: parts of a run's identity of which both values are said, and the words for those that are only named
+SAID = {
+    "dtype": "dtype",
+    "activations": "activations",
+    "kv_cache_dtype": "kv_cache_dtype",
+    "acceptance": "acceptance",
+    "stop": "stop",
+    "eos": "the end-of-text tokens (ignore_eos)",
+    "rope": "rope_scaling",
+}
+NAMED = {
+    "config": "the model's config",
+    "weights": "the model's weights",
+    "adapter": "the adapter",
+    "tokenizer": "the tokenizer",
+    "prompt": "the prompt",
+}
+#: what earlier journals do not say, and what it was then
+USUAL = {"activations": "float", "kv_cache_dtype": "auto"}
 
 
 def sources_of(step: Step) -> str:
@@ -62,6 +84,11 @@ class RunState:
         return self.header.prompt
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the tokens (see `loader.identity`), the prompt with it."""
+        return {**msgspec.to_builtins(self.header.identity), "prompt": self.prompt}
+
+    @property
     def session(self) -> Session:
         """The newest session."""
         return self.sessions[-1]
@@ -91,6 +118,32 @@ class RunState:
             return "loop"
         return "length" if len(self.tokens) >= most else None
 
+    def take(self, record: Tokens, seconds: Mapping[str, float], passes: int) -> None:
+        """Add the figures of a record of tokens, all but its text.
+
+        Args:
+            seconds, passes: of the sessions before this one.
+        Raises:
+            ValueError: what it says of the tokens so far cannot be.
+        """
+        self.tokens += record.ids
+        self.sources += record.sources
+        self.chars += record.chars
+        self.steps[-1] += record.steps
+        self.stream = msgspec.to_builtins(record.stream)
+        window, loop = record.stream.window, record.loop
+        newest = self.tokens[-len(window) - 1 :]
+        if window and window not in (newest[-len(window) :], newest[:-1]):  # without an end-of-text token
+            raise ValueError("stream.window: not the newest tokens")
+        for phase, value in record.seconds.items():
+            self.seconds[phase] = seconds.get(phase, 0.0) + value
+        self.passes = passes + record.passes
+        if loop is not None:
+            if loop.start + loop.span > len(self.tokens):
+                raise ValueError("loop: ends behind the newest token")
+            self.loop = Loop(**msgspec.structs.asdict(loop))
+        self.end = None
+
     def _stopped_by_loop(self) -> bool:
         if self.end is not None and self.end.reason == "loop":
             return True
@@ -106,11 +159,8 @@ def replay(records: list[Record], name: str = "the journal") -> RunState:
     """
     if len(records) < 2 or records[0].get("kind") != "header" or records[1].get("kind") != "session":
         raise InputError(f"{name} does not begin with a run's header; valid: a run's journal")
-    number, texts = 1, [""]
-    stream: Stream | None = None
-    length = 0
-    base: dict[str, float] = {}
-    base_passes = 0
+    number, length, texts = 1, 0, [""]
+    earlier: tuple[dict[str, float], int] = {}, 0  # seconds and passes of the sessions before
     try:
         state = RunState(typed(records[0], Header))
         for raw in records[1:]:
@@ -121,23 +171,12 @@ def replay(records: list[Record], name: str = "the journal") -> RunState:
                     raise ValueError(f"start: {record.start} of {length} characters")
                 state.sessions.append(record)
                 state.steps.append([])
-                base, base_passes = dict(state.seconds), state.passes
+                earlier = dict(state.seconds), state.passes
             elif isinstance(record, Tokens):
-                state.tokens += record.ids
-                state.sources += record.sources
-                state.chars += record.chars
                 state.before_last = length
                 length += len(record.text)
                 texts.append(record.text)
-                state.steps[-1] += record.steps
-                stream = record.stream
-                _check_newest(state.tokens, record)
-                for phase, value in record.seconds.items():
-                    state.seconds[phase] = base.get(phase, 0.0) + value
-                state.passes = base_passes + record.passes
-                if record.loop is not None:
-                    state.loop = Loop(**msgspec.structs.asdict(record.loop))
-                state.end = None
+                state.take(record, *earlier)
             else:
                 state.end = record
     except ValueError as error:
@@ -145,15 +184,37 @@ def replay(records: list[Record], name: str = "the journal") -> RunState:
             f"{name} holds what no run writes (record {number}, {error}); valid: a run's journal"
         ) from None
     state.text = "".join(texts)
-    state.stream = None if stream is None else msgspec.to_builtins(stream)
     return state
 
 
-def _check_newest(tokens: list[int], record: Tokens) -> None:
-    """See that what a record says of the tokens so far can be."""
-    window, loop = record.stream.window, record.loop
-    newest = tokens[-len(window) - 1 :]
-    if window and window not in (newest[-len(window) :], newest[:-1]):  # without an end-of-text token
-        raise ValueError("stream.window: not the newest tokens")
-    if loop is not None and loop.start + loop.span > len(tokens):
-        raise ValueError("loop: ends behind the newest token")
+def _said(identity: Mapping[str, Any], key: str) -> Any:
+    """A part of an identity, where it is not said what it was then."""
+    value = identity.get(key)
+    return USUAL.get(key) if value is None else value
+
+
+def check_same(folder: str, kept: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """See that what decides a run's tokens is what it was.
+
+    Args:
+        folder: the run's, for the message.
+        kept, now: the identities that the journal names and that is at hand.
+    Raises:
+        InputError: naming everything that differs, with both values where they are short.
+    """
+    found = []
+    for key in sorted((kept.keys() | now.keys()) - {"stored"}):  # of a file the weights' values decide
+        was, given = (_said(each, key) for each in (kept, now))
+        if was == given or (key == "weights" and kept["dtype"] != now["dtype"]):
+            continue  # other values in another dtype: said once
+        if key == "sampling":
+            found += [f"{k} is {shown(given[k])}, was {shown(v)}" for k, v in was.items() if given[k] != v]
+        elif key in SAID:
+            found.append(f"{SAID[key]} is {shown(given)}, was {shown(was)}")
+        else:
+            found.append(f"{NAMED.get(key, key)} differs")
+    if found:
+        raise InputError(
+            f"run_dir {folder} holds another run: {'; '.join(sorted(found))}; valid: what the run "
+            f"began with, or another folder"
+        )

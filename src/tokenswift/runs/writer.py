@@ -15,12 +15,9 @@ from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import Any
 
-import msgspec
-
 from tokenswift.runs import folder as folders
 from tokenswift.runs import journal
-from tokenswift.runs.identity import check_same
-from tokenswift.runs.state import RunState, sources_of
+from tokenswift.runs.state import RunState, check_same, sources_of
 from tokenswift.types import InputError, Loop, Metrics, RunError, Step
 from tokenswift.words import counted
 
@@ -35,13 +32,11 @@ class RunWriter:
         folder: the run's folder.
         state: the run as it was found; None for a new one.
         note: what the user should know about the text file, "" when nothing.
-        spent: seconds that the decode loop gave to writing.
     """
 
     def __init__(self, folder: Path, lock: folders.Lock, state: RunState | None) -> None:
         self.folder, self.state = folder, state
         self.note = ""
-        self.spent = 0.0
         self._lock: folders.Lock | None = lock
         self._appender: journal.Appender | None = None
         self._file: folders.TextFile | None = None
@@ -67,11 +62,7 @@ class RunWriter:
 
     def is_unfinished(self) -> bool:
         """Whether a text file waits for its final name."""
-        state = self.state
-        if state is None:
-            return True
-        number = (state.end or state.session).number
-        return os.path.lexists(folders.TextFile(self.folder, number, state.session.start).unfinished)
+        return self.state is None or os.path.lexists(self._last_file(self.state).unfinished)
 
     def begin(self, header: journal.Record, session: journal.Record) -> None:
         """Make or go on with journal and text file; called right before the prefill.
@@ -81,25 +72,29 @@ class RunWriter:
         """
         path = self.folder / folders.JOURNAL
         try:
-            if self.state is None:
-                self._file = folders.TextFile(self.folder, 1, 0)
-                journal.create(path, [header, {**session, "number": 1, "start": 0}])
-                self._appender = journal.Appender(path, journal.read(path))
-            else:
-                self._file = self._text_file(self.state)
-                self._appender = journal.Appender(path, journal.read(path))
-                self._appender.append({**session, "number": self._file.number, "start": self._file.start})
-            self._file.begin(self._text)
+            state = self.state
+            file = folders.TextFile(self.folder, 1, 0) if state is None else self._text_file(state)
+            self._file = file
+            session = {**session, "number": file.number, "start": file.start}
+            if state is None:
+                journal.create(path, [header, session])
+            self._appender = journal.Appender(path, journal.read(path))
+            if state is not None:
+                self._appender.append(session)
+            file.begin(self._text)
         except OSError as error:
             self.close()
             raise self._failed(error) from error
         self._thread = Thread(target=self._watch, name="tokenswift-journal", daemon=True)
         self._thread.start()
 
+    def _last_file(self, state: RunState) -> folders.TextFile:
+        """The text file that was written last."""
+        return folders.TextFile(self.folder, (state.end or state.session).number, state.session.start)
+
     def _text_file(self, state: RunState) -> folders.TextFile:
         """The text file to go on with: the last one, unless somebody has edited it."""
-        number = (state.end or state.session).number
-        file = folders.TextFile(self.folder, number, state.session.start)
+        file = self._last_file(state)
         if file.is_ours(state):
             return file
         edited = file.unfinished if os.path.lexists(file.unfinished) else file.path
@@ -145,7 +140,6 @@ class RunWriter:
         if self._waiting >= BEHIND:
             self.sync()
         self._check()
-        self.spent += time.perf_counter() - begun
 
     def sync(self) -> None:
         """Bring everything that was taken to the disk: the journal first, then the text.
@@ -258,7 +252,7 @@ def open_run(
 
     Args:
         name: the folder; made when it is not there.
-        identity: see `runs.identity`, with sampling and the other settings that decide the tokens.
+        identity: see `loader.identity`, with sampling and the other settings that decide the tokens.
         prompt: token ids.
         drop_damaged: go on from the last good record of a damaged journal.
     Raises:
@@ -277,12 +271,7 @@ def open_run(
             if drop_damaged and contents.damaged:
                 folders.drop_damaged(folder, contents)
             folders.check_whole(folder, contents, state)
-            header = state.header
-            check_same(
-                str(folder),
-                {**msgspec.to_builtins(header.identity), "prompt": header.prompt},
-                {**identity, "prompt": list(prompt)},
-            )
+            check_same(str(folder), state.identity, {**identity, "prompt": list(prompt)})
         return RunWriter(folder, lock, state)
     except BaseException as error:
         if lock is not None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tokenswift.metrics import distinct
 from tokenswift.runs.state import RunState
 
 BINS = 48  # points of a plot, at most
 REPEAT = 8  # tokens of an n-gram whose second occurrence counts as a repeat
+#: of a step: tokens, accepted, accepted of n-grams, γ, ms since the step before (None: not known)
+TimedStep = tuple[int, int, int, int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,39 +47,44 @@ def repeats(tokens: Sequence[int], n: int = REPEAT) -> list[bool]:
 
 
 def bins(state: RunState, marked: Sequence[bool]) -> list[Bin]:
-    """The run in stretches of about equal length."""
+    """The run in stretches of about equal length.
+
+    Args:
+        marked: of each token, whether it is in a repeat.
+    """
     size = max(1, -(-len(state.tokens) // BINS))
     made: list[Bin] = []
+    steps: list[TimedStep] = []
     at = start = 0
-    steps: list[tuple[int, int, int, int, int | None]] = []  # tokens, accepted, by n-grams, γ, ms
+    for step in _timed(state):
+        steps.append(step)
+        at += step[0]
+        if at - start >= size or at == len(state.tokens):
+            made.append(_bin(steps, at, marked[start:at]))
+            steps, start = [], at
+    return made
 
-    def close() -> None:
-        nonlocal start, steps
-        timed = [(tokens, ms) for tokens, _, _, _, ms in steps if ms is not None]
-        seconds = sum(ms for _, ms in timed) / 1000
-        gamma = sum(step[3] for step in steps) or 1
-        made.append(
-            Bin(
-                at,
-                sum(tokens for tokens, _ in timed) / seconds if seconds else None,
-                (at - start) / len(steps),
-                sum(step[1] for step in steps) / gamma,
-                sum(step[2] for step in steps) / gamma,
-                sum(marked[start:at]) / max(1, at - start),
-            )
-        )
-        start, steps = at, []
 
+def _timed(state: RunState) -> Iterator[TimedStep]:
     for session in state.steps:
         last: int | None = None
         for tokens, _, accepted, ngram, gamma, ms in session:
-            steps.append((tokens, accepted, ngram, gamma, None if last is None else ms - last))
-            last, at = ms, at + tokens
-            if at - start >= size:
-                close()
-    if steps:
-        close()
-    return made
+            yield tokens, accepted, ngram, gamma, None if last is None else ms - last
+            last = ms
+
+
+def _bin(steps: Sequence[TimedStep], end: int, marked: Sequence[bool]) -> Bin:
+    timed = [(step[0], step[4]) for step in steps if step[4] is not None]
+    seconds = sum(ms for _, ms in timed) / 1000
+    gamma = sum(step[3] for step in steps) or 1
+    return Bin(
+        end,
+        sum(tokens for tokens, _ in timed) / seconds if seconds else None,
+        len(marked) / len(steps),
+        sum(step[1] for step in steps) / gamma,
+        sum(step[2] for step in steps) / gamma,
+        sum(marked) / max(1, len(marked)),
+    )
 
 
 def resumed_at(state: RunState) -> list[int]:
@@ -88,8 +94,3 @@ def resumed_at(state: RunState) -> list[int]:
         at += sum(step[0] for step in session)
         ends.append(at)
     return ends
-
-
-def distincts(tokens: Sequence[int]) -> list[float]:
-    """Distinct-1 to Distinct-4."""
-    return [distinct(tokens, n) for n in range(1, 5)]

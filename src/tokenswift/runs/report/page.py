@@ -1,4 +1,4 @@
-"""One HTML page about a run: no scripts, no requests, light and dark, tables beside pictures.
+"""One HTML page about a run, or about many: no scripts, no requests, light and dark, tables beside pictures.
 
 The text is marked in two ways at once. Where a token came from is its colour and underline (the target's own
 tokens have none): one element per stretch of tokens of one kind. A repeat, an n-gram that the text has had
@@ -8,14 +8,16 @@ before, is a highlighted stretch. Blocks of the text are laid out only when they
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from tokenswift.metrics import decoding
+from tokenswift.metrics import decoding, distinct
+from tokenswift.runs.listing import cells
 from tokenswift.runs.report import figures
+from tokenswift.runs.report.html import render
 from tokenswift.runs.report.plots import Line, number, plot
-from tokenswift.runs.report.render import render
 from tokenswift.runs.state import RunState
 from tokenswift.spec.drafters.registry import mark_of, marks
 from tokenswift.words import counted
@@ -24,6 +26,8 @@ BLOCK = 1000  # tokens of a block of the text
 #: letter of a source → its element; others have one of their own, such as k-x
 ELEMENTS = {"t": "", "h": "i", "n": "b", "c": "u"}
 JUMPS = 20  # links into the text
+#: columns of the table of many runs, see `runs.listing.cells`
+COLUMNS = ("run", "state", "tokens", "of", "tokens/s", "a pass", "sessions", "loop from", "last written")
 Rows = list[tuple[str, ...]]
 
 
@@ -54,6 +58,37 @@ def page(state: RunState, name: str, running: bool = False) -> str:
     )
 
 
+def page_of_all(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    """The report of all runs in a folder.
+
+    Args:
+        rows: their figures, as `runs.listing.summary_of` gives them.
+        name: of the folder, for the title.
+    """
+    known = [row for row in rows if "tokens" in row]
+
+    def total(key: str) -> Any:
+        return sum(row[key] for row in known)
+
+    finished, seconds = total("finished"), total("seconds")
+    models = Counter(f"{row['model']} ({row['dtype']})" for row in known)
+    looping = sum(row["loop_start"] is not None for row in known)
+    summary = [
+        ("finished", f"{finished:,} of {len(rows):,}"),
+        ("new tokens", f"{total('tokens'):,} of at most {total('max_new_tokens'):,}"),
+        ("prompt tokens", f"{total('prompt_tokens'):,}"),
+        ("tokens a second of a text's own time", number(total("tokens") / seconds if seconds else None)),
+        ("resumed", counted(sum(row["sessions"] > 1 for row in known), "text")),
+        ("sessions", f"{total('sessions'):,}"),
+        ("repeat themselves", counted(looping, "text")),
+        ("models", ", ".join(f"{model}: {count:,}" for model, count in models.most_common())),
+    ]
+    title = f"Runs in {name}: {finished:,} of {len(rows):,} finished, {counted(total('tokens'), 'token')}"
+    named = [{**cells(row), "run": row["run"].rpartition("/")[2]} for row in rows]
+    runs = [tuple(row.get(column, "") for column in COLUMNS) for row in named]
+    return render("runs.html", title=title, figures=summary, head=COLUMNS, runs=runs)
+
+
 def _figures(state: RunState, word: str, marked: Sequence[bool]) -> Rows:
     steps, tokens = state.all_steps, len(state.tokens)
     gamma = sum(step[4] for step in steps) or 1
@@ -71,7 +106,7 @@ def _figures(state: RunState, word: str, marked: Sequence[bool]) -> Rows:
         ("tokens a pass", number(tokens / len(steps) if steps else None)),
         ("acceptance rate α", number(sum(step[2] for step in steps) / gamma)),
         ("by n-grams, β", number(sum(step[3] for step in steps) / gamma)),
-        ("Distinct-1, -2, -3, -4", ", ".join(f"{value:.2f}" for value in figures.distincts(state.tokens))),
+        ("Distinct-1, -2, -3, -4", ", ".join(f"{distinct(state.tokens, n):.2f}" for n in range(1, 5))),
         ("tokens in repeats", f"{sum(marked) / tokens:.1%}" if tokens else "–"),
         ("sessions", f"{len(state.sessions)}; {again}"),
         ("loop", _loop(state)),
@@ -98,32 +133,27 @@ def _others(state: RunState) -> list[dict[str, str]]:
 
 
 def _loop(state: RunState) -> str:
-    if state.loop is None:
+    loop = state.loop
+    if loop is None:
         return "none found"
-    pattern = f"a pattern of {counted(state.loop.size, 'token')}"
-    what = pattern if state.loop.size else "n-grams nearly always accepted"
-    return f"from token {state.loop.start:,} on: {what}"
+    what = f"a pattern of {counted(loop.size, 'token')}" if loop.size else "n-grams nearly always accepted"
+    return f"from token {loop.start:,} on: {what}"
 
 
 def _plots(state: RunState, marked: Sequence[bool]) -> list[dict[str, Any]]:
     rows = figures.bins(state, marked)
     ends, resumed = [row.end for row in rows], figures.resumed_at(state)
-    wanted = (
-        ("Speed", "tokens a second", {"speed": "tokens a second"}),
-        ("Tokens a pass", "tokens", {"length": "tokens a pass"}),
-        ("Acceptance", "accepted of drafted depth", {"alpha": "α, all drafts", "beta": "β, n-grams"}),
-        ("Repeats", "share of tokens", {"repeated": "in repeats"}),
-    )
+
+    def lines(**names: str) -> list[Line]:
+        return [Line(name, [getattr(row, field) for row in rows]) for field, name in names.items()]
+
+    if not rows:
+        return []
     return [
-        plot(
-            title,
-            ends,
-            [Line(name, [getattr(r, field) for r in rows]) for field, name in lines.items()],
-            unit,
-            resumed,
-        )
-        for title, unit, lines in wanted
-        if rows
+        plot("Speed", ends, lines(speed="tokens a second"), "tokens a second", resumed),
+        plot("Tokens a pass", ends, lines(length="tokens a pass"), "tokens", resumed),
+        plot("Acceptance", ends, lines(alpha="α, all drafts", beta="β, n-grams"), "accepted", resumed),
+        plot("Repeats", ends, lines(repeated="in repeats"), "share of tokens", resumed),
     ]
 
 

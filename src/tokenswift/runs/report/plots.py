@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-WIDTH, HEIGHT = 720, 250
-LEFT, RIGHT, TOP, BOTTOM = 56, 12, 14, 38
+#: where the drawing and its axes end, for the template too
+EDGES = {"width": 720, "height": 250, "left": 56, "right": 708, "top": 14, "bottom": 212}
 #: a dot of each line, around its middle
 DOTS = ("m-2 0a2 2 0 1 0 4 0a2 2 0 1 0 -4 0", "m-2 -2h4v4h-4z", "m0 -3l3 5h-6z")
 
@@ -51,24 +51,18 @@ def plot(
     up = ticks(max(known, default=1.0))
 
     def x(place: float) -> float:
-        return round(LEFT + (WIDTH - LEFT - RIGHT) * place / across[-1], 1)
+        return round(EDGES["left"] + (EDGES["right"] - EDGES["left"]) * place / across[-1], 1)
 
     def y(value: float) -> float:
-        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / up[-1], 1)
+        return round(EDGES["bottom"] - (EDGES["bottom"] - EDGES["top"]) * value / up[-1], 1)
 
     return {
+        **EDGES,
         "title": title,
         "unit": unit,
         "words": f"{title}: " + "; ".join(_words(line, unit) for line in lines),
-        "width": WIDTH,
-        "height": HEIGHT,
-        "left": LEFT,
-        "middle": (LEFT + WIDTH) / 2,
-        "right": WIDTH - RIGHT,
-        "top": TOP,
-        "bottom": HEIGHT - BOTTOM,
         "up": [(y(value), number(value)) for value in up],
-        "across": [(min(x(value), WIDTH - 30), number(value)) for value in across],
+        "across": [(min(x(value), EDGES["width"] - 30), number(value)) for value in across],
         "marks": [x(place) for place in marks],
         "curves": [
             _curve(

@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 import torch
 
+from tests.families import family as family_case
 from tests.gguf_files import QuantType, small, write
+from tests.lossless import toy
 from tests.planted import cast, entries_lost, prefilled, second_chunk_shifted, second_part_shifted, windowless
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.audit import equality, reference, toy
-from tokenswift.audit.passes import NumericError, numeric_error
-from tokenswift.audit.reference import Distance, Rounding, reference_rows
+from tokenswift.audit import equality, rounding
+from tokenswift.audit.logits import NumericError, numeric_error
+from tokenswift.audit.rounding import Distance, Rounding, reference_rows
 
 LONG = torch.randint(2, VOCAB, (80,), generator=torch.Generator().manual_seed(7)).tolist()
 
@@ -30,7 +32,7 @@ DEFECTS: dict[str, Callable[[Any], LLM]] = {
     "window": windowless,
 }
 CASES = [
-    (family, defect)
+    family_case(family, defect)
     for family in FAMILIES
     for defect in DEFECTS
     if defect != "window" or family.endswith("sliding")
@@ -106,7 +108,7 @@ def test_whole_numbers_have_a_reference_of_their_own(tmp_path: Path, monkeypatch
     prompt = LONG[:40]
     plain = equality.plain_text(llm, prompt, 20, SamplingParams())
     assert numeric_error(llm, prompt, plain.tokens, plain.kept).sound
-    monkeypatch.setattr(reference, "quantised", lambda states: states)
+    monkeypatch.setattr(rounding, "quantised", lambda states: states)
     assert not numeric_error(llm, prompt, plain.tokens, plain.kept).sound
 
 
@@ -128,7 +130,7 @@ def test_int8_attention_has_a_reference_of_its_own(
     llm = LLM(tmp_path / "small.gguf", dtype="float32", kv_cache_dtype="int8")
     plain = equality.plain_text(llm, prompt, 20, SamplingParams())
     assert numeric_error(llm, prompt, plain.tokens, plain.kept).sound
-    monkeypatch.setattr(reference, "_rounded", lambda rows: (rows, torch.ones_like(rows[..., :1])))
+    monkeypatch.setattr(rounding, "_rounded", lambda rows: (rows, torch.ones_like(rows[..., :1])))
     assert not numeric_error(llm, prompt, plain.tokens, plain.kept).sound
 
 

@@ -1,27 +1,32 @@
-"""The audit itself: token equality and near-ties on the user's model, distributions on a toy one."""
+"""The audit itself: tokens, logits and near-ties on the user's model, and the distribution where asked."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from typing import Any
 
-import torch
-
-from tokenswift.audit import toy
-from tokenswift.audit.distribution import chi_square
+from tokenswift.audit.distribution import (
+    CONTEXT,
+    FEWEST,
+    chi_square,
+    likely_pairs,
+    outcome,
+    pairs_written,
+    testable,
+)
 from tokenswift.audit.equality import Plain, account, first_difference, plain_text
-from tokenswift.audit.passes import NumericError, numeric_error
-from tokenswift.audit.report import Comparison, DistributionTest, Report
-from tokenswift.config import SamplingParams
+from tokenswift.audit.logits import NumericError, numeric_error
+from tokenswift.audit.verdict import Comparison, DistributionTest, Report
+from tokenswift.config import OPTIONS, SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.spec.methods.table import STRATEGIES
 from tokenswift.types import InputError, Step
 from tokenswift.words import counted
 
-BASELINE = toy.BASELINE
+BASELINE = "autoregressive"
 SEPARATOR = "---"
 #: The paper's tree over a partial cache that is smaller than the text; audited besides the defaults.
 PAPER: dict[str, Any] = {"tree": (1, 3, 3, 3), "ngrams": 20, "budget": 64, "sinks": 16, "draft": "partial"}
@@ -30,9 +35,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "triforce": {"budget": 64, "draft_budget": 64},
     "magicdec": {"budget": 64},
 }
-#: Plain decoding's runs on the toy model for each run of a strategy, whose runs must equal them.
+#: Plain decoding's runs for each run of a strategy, whose runs must equal them.
 DRAFTED = 5
-PUBLISHED_CASES = ("no processor", "min-p", "all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,9 @@ def variants(strategy: str, options: dict[str, Any]) -> list[Variant]:
 
 
 def _options_of(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    given = toy.options_of(name, options) if options else SMALL.get(name, {})
+    known = {field.name for field in fields(OPTIONS[name])}
+    own = {key: value for key, value in options.items() if key in known}
+    given = own if options else SMALL.get(name, {})
     return {**PAPER, **given} if name == "tokenswift" and not given.get("tree") else given
 
 
@@ -83,8 +89,8 @@ class AuditOptions:
         tokens: new tokens per text.
         seeds: texts per prompt and sampling (one for greedy decoding), from the sampling's seed on.
         samplings: name → parameters.
-        toy_runs: runs of plain decoding per case on the toy model (strategies: a fifth, at least 100);
-            0 leaves the toy model out.
+        runs: runs of plain decoding that test the distribution (strategies: a fifth, at least 100); 0: it
+            is not tested.
         tolerate: skip a strategy that cannot run here, instead of raising.
     """
 
@@ -93,7 +99,7 @@ class AuditOptions:
     samplings: dict[str, SamplingParams]
     tokens: int = 64
     seeds: int = 1
-    toy_runs: int = 500
+    runs: int = 0
     tolerate: bool = False
 
 
@@ -101,14 +107,18 @@ def audit(llm: LLM, options: AuditOptions, say: Callable[[str], None] = lambda l
     """Make the audit; ``say`` gets a line of progress now and then.
 
     Raises:
-        InputError: a prompt, a number of new tokens or a strategy that the model cannot run.
+        InputError: a prompt, a number of new tokens or a strategy that the model cannot run; a distribution
+            to test, and greedy decoding alone.
     """
+    if options.runs and all(params.greedy for params in options.samplings.values()):
+        raise InputError(f"distribution is {options.runs}; valid: 0 with greedy decoding", "distribution")
     started = time.monotonic()
     work = _Audit(llm, options, say, Report(llm.name, llm.dtype, llm.device))
-    work.compare()
+    prompts = work.fitting()
+    work.compare(prompts)
     work.leave_unused()
-    if options.toy_runs:
-        work.test_distributions()
+    if options.runs:
+        work.test_distribution(prompts)
     work.report.seconds = time.monotonic() - started
     return work.report
 
@@ -149,10 +159,10 @@ class _Audit:
             found.append(ids)
         return found
 
-    def compare(self) -> None:
+    def compare(self, prompts: list[list[int]]) -> None:
         """Every prompt with every sampling, seed and variant against plain decoding."""
         options = self.options
-        for number, ids in enumerate(self.fitting(), 1):
+        for number, ids in enumerate(prompts, 1):
             error: NumericError | None = None
             for name, params in options.samplings.items():
                 for seed in range(params.seed, params.seed + (1 if params.greedy else options.seeds)):
@@ -228,43 +238,31 @@ class _Audit:
                     f"it drafted nothing on these texts; it may draft from: {rows[0].draft_source}"
                 )
 
-    def test_distributions(self) -> None:
-        """Whole runs on toy models against their enumerated distributions."""
-        model, report, most = self.llm.model, self.report, self.options.toy_runs
-        self.say("toy model: numeric error after a long prompt")
-        for dtype in dict.fromkeys((torch.float32, self.llm.target.dtype)):
-            report.toy_errors[str(dtype).removeprefix("torch.")] = toy.toy_error(model, dtype)
-        self.say("toy model: enumerating distributions")
-        small = toy.toy_llm(model)
-        medusa = toy.toy_llm(model, "medusa")
-        cases = {case: (params, toy.PROMPT) for case, params in toy.CASES.items()}
-        own = next((p for p in self.options.samplings.values() if not p.greedy), None)
-        if own is not None:
-            cases["yours"] = own, toy.PROMPT
-        cases["all, long prompt"] = toy.CASES["all"], toy.LONG_PROMPT
-        ran = [v for v in self.options.variants if v.label not in report.skipped]
-        for number, (case, (params, prompt)) in enumerate(cases.items()):
-            first = number * most  # seeds of its own for every case: the tests are independent
-            expected = toy.toy_distribution(small.model, params, prompt)
-            if len(expected) < 2:
-                continue  # the filters leave one text: token equality says it all
-            plain = list(toy.outcomes(small, BASELINE, params, most, first=first, prompt=prompt))
-            for strategy in [BASELINE, *dict.fromkeys(v.strategy for v in ran)]:
-                runs = most if strategy == BASELINE else max(100, most // DRAFTED)
-                self.say(f"toy model, {case}: {runs} runs of {strategy}")
-                seen, same = plain, None
-                if strategy != BASELINE:
-                    drafting = medusa if strategy == "medusa" else small
-                    seen = list(toy.outcomes(drafting, strategy, params, runs, first=first, prompt=prompt))
-                    same = sum(a == b for a, b in zip(plain, seen, strict=False))
-                fit = chi_square(seen, expected)
-                test = DistributionTest(strategy, case, fit.p, fit.samples, fit.variation, same)
-                report.distributions.append(test)
-        for case in PUBLISHED_CASES:
-            self.say(f"toy model, {case}: the published rule")
-            params = toy.CASES[case]
-            seen = list(toy.outcomes(small, "tokenswift", params, max(100, most // 3), (toy.PUBLISHED,)))
-            fit = chi_square(seen, toy.toy_distribution(small.model, params))
-            report.published.append(
-                DistributionTest("published rule", case, fit.p, fit.samples, fit.variation)
-            )
+    def test_distribution(self, prompts: list[list[int]]) -> None:
+        """Whole runs, two tokens each, against the probabilities of transformers' pass: behind the first
+        prompt that leaves a choice, with every sampling."""
+        llm, report, most = self.llm, self.report, self.options.runs
+        ran = [Variant(BASELINE, BASELINE), *(v for v in self.options.variants if v.strategy != BASELINE)]
+        for name, params in self.options.samplings.items():
+            if params.greedy:
+                continue
+            ends = (ids[-CONTEXT:] for ids in prompts)
+            prompt = next((ids for ids in ends if testable(likely_pairs(llm, ids, params, FEWEST))), None)
+            if prompt is None:
+                why = f"no prompt whose next two tokens {FEWEST} runs can tell apart"
+                report.skipped[f"distribution, {name}"] = why
+                continue
+            plain: list[tuple[int, ...]] = []
+            for variant in ran:
+                if variant.label in report.skipped:
+                    continue
+                runs = most if variant.strategy == BASELINE else max(FEWEST, most // DRAFTED)
+                self.say(f"distribution, {name}: {runs} runs of {variant.label}")
+                law = likely_pairs(llm, prompt, params, runs)
+                seen = list(pairs_written(llm, prompt, variant.strategy, variant.options, params, runs))
+                plain = plain or seen
+                same = sum(a == b for a, b in zip(plain, seen, strict=False))
+                fit = chi_square((outcome(pair, law) for pair in seen), law)
+                report.distributions.append(
+                    DistributionTest(variant.label, name, fit.p, fit.samples, fit.variation, same)
+                )

@@ -12,11 +12,11 @@ from tokenswift import LLM, InputError, memory
 from tokenswift.engine.request import Request
 from tokenswift.engine.run import Run
 from tokenswift.memory import Memory, largest, needs_of, resident
+from tokenswift.roofline import forecast
 from tokenswift.roofline.cards import Card
+from tokenswift.roofline.forecast import Part, Plan, Speed, expected, plan, plan_many
 from tokenswift.roofline.passes import floor
 from tokenswift.roofline.sizes import sizes_of_target
-from tokenswift.runs import plan as plans
-from tokenswift.runs.plan import Part, Plan, Speed, expected, plan, plan_many
 
 OPTIONS: dict[str, Any] = {"tree": (2, 2), "ngrams": 3, "budget": 60, "sinks": 2, "draft": "partial"}
 
@@ -98,7 +98,7 @@ def test_a_measured_plan(llm: LLM) -> None:
         return run_of(llm, new)
 
     found = plan(run_of(llm, 2000), again)
-    assert asked == [plans.SHORT] and found.speed is not None and found.speed.at == 3
+    assert asked == [forecast.SHORT] and found.speed is not None and found.speed.at == 3
     assert found.seconds is not None and found.range is not None
     assert 0 < found.range[0] < found.seconds < found.range[1]
     assert found.floor is None

@@ -1,4 +1,4 @@
-"""The distribution of whole runs on a toy model of the audited model's family.
+"""Whole runs on a toy model of a family, and the distribution that they must follow.
 
 The toy is built from the model's own classes and config, shrunk to a vocabulary of 6, so that the
 joint distribution of its next tokens can be enumerated: with transformers' own forward pass and processors,
@@ -14,18 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    EtaLogitsWarper,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
-from tokenswift.audit.distribution import Distribution, Tokens, joint_distribution
+from tests.lossless.enumeration import Distribution, Tokens, joint_distribution, processed
 from tokenswift.audit.equality import plain_text
-from tokenswift.audit.passes import NumericError, numeric_error
+from tokenswift.audit.logits import NumericError, numeric_error
 from tokenswift.config import OPTIONS, SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.models.target import PREFILL_CHUNK
@@ -151,27 +143,6 @@ def _logits(model: Any, tokens: Tensor) -> Tensor:
     return model(input_ids=tokens.to(device), use_cache=False).logits.float().cpu()
 
 
-def _processed(row: Tensor, context: Tokens, params: SamplingParams) -> list[float]:
-    """transformers' processors on one row of logits: the exact distribution of the next token."""
-    chain: list[Callable[..., Tensor]] = []
-    if params.repetition_penalty != 1:
-        chain.append(RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
-    chain.append(TemperatureLogitsWarper(float(params.temperature)))
-    if params.top_k:
-        chain.append(TopKLogitsWarper(params.top_k))
-    if params.top_p < 1:
-        chain.append(TopPLogitsWarper(float(params.top_p)))
-    if params.min_p:
-        chain.append(MinPLogitsWarper(float(params.min_p)))
-    if params.eta_cutoff:
-        chain.append(EtaLogitsWarper(float(params.eta_cutoff)))
-    window = torch.tensor([context[-params.penalty_window :]])
-    scores = row[None].clone()
-    for processor in chain:
-        scores = processor(window, scores)
-    return scores[0].double().softmax(-1).tolist()
-
-
 def distribution_after(
     model: Any, params: SamplingParams, prompt: Tokens = PROMPT
 ) -> Callable[[Tokens], list[float]]:
@@ -180,7 +151,7 @@ def distribution_after(
     @cache
     def after(continuation: Tokens) -> list[float]:
         context = (*prompt, *continuation)
-        return _processed(_logits(model, torch.tensor([context]))[0, -1], context, params)
+        return processed(_logits(model, torch.tensor([context]))[0, -1], context, params)
 
     return after
 

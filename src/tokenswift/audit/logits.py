@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenswift.audit.reference import Distance, Rounding, far, measure_rounding
+from tokenswift.audit.rounding import Distance, Rounding, far, measure_rounding
 from tokenswift.engine.llm import LLM
 from tokenswift.tree import CandidateTree, tree_nodes
 
@@ -85,7 +85,7 @@ class NumericError:
         error: one-row passes (plain decoding) against tree passes. *The* numeric error; 0 where they are
             equal bit for bit.
         one_row, tree: each of them against the reference, transformers' own pass over the whole text in
-            finer arithmetic (`reference`).
+            finer arithmetic (`audit.rounding`).
         rounding: what rounding alone does to the model, by transformers' own passes.
     """
 

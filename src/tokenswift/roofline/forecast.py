@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -21,6 +22,7 @@ from tokenswift.memory import Memory, largest, needs_of
 from tokenswift.metrics import BEFORE
 from tokenswift.roofline.passes import Machine, floor, read_seconds
 from tokenswift.roofline.sizes import sizes_of_target
+from tokenswift.types import Step
 
 TABLES = 500  # bytes a token takes in lists, text and the n-gram table
 PROBE, REACH = 256, 8192  # tokens of text that passes are timed behind
@@ -117,38 +119,43 @@ def measure(run: Callable[[int], Any], target: Any, total: int) -> Speed:
         total: tokens of prompt and output.
     """
     short = run(SHORT)
-    times: list[float] = []
-    tokens: list[int] = []
-    drafted: list[int] = []
-    begun = time.perf_counter()
+    steps: list[Step] = []
+    stamps = [time.perf_counter()]
     for step in short:
-        now = time.perf_counter()
-        times.append(now - begun)
-        tokens.append(len(step.token_ids))
-        drafted.append(step.drafted)
-        begun = now
-    prefill = short.meter.seconds["prefill"] / max(1, len(short.prompt) - 1)
+        stamps.append(time.perf_counter())
+        steps.append(step)
+    times = [after - before for before, after in pairwise(stamps)]
     times[0] = max(0.0, times[0] - sum(short.meter.seconds.get(phase, 0.0) for phase in BEFORE))
-    rows = 1 + round(sum(drafted) / len(drafted))
+    tokens = [len(step.token_ids) for step in steps]
     rate = sum(tokens) / len(tokens)
     warm = min(WARM, len(times) // 4)  # the first steps make what later ones find
     times, tokens = times[warm:], tokens[warm:]
+
     far = max(PROBE, min(REACH, total))
-    near_pass, far_pass = _pass(target, PROBE, rows), _pass(target, far, rows)
-    slope = max(0.0, far_pass - near_pass) / max(1, far - PROBE)
+    rows = 1 + round(sum(step.drafted for step in steps) / len(steps))
     chunk = min(getattr(target, "prefill_chunk", 512), 512)
-    prefill_slope = 0.0
-    if len(short.prompt) > chunk:
-        grown = _pass(target, far, chunk, 1) - _pass(target, PROBE, chunk, 1)
-        prefill_slope = max(0.0, grown) / chunk / max(1, far - PROBE)
-    halves = [slice(0, len(times) // 2), slice(len(times) // 2, None)] if len(times) > 3 else [slice(None)]
-    speeds = [sum(times[half]) / max(1, sum(tokens[half])) for half in halves]
+
+    def growth(rows: int, repeats: int) -> float:
+        """Seconds that a pass takes more for each token of text."""
+        grown = _pass(target, far, rows, repeats) - _pass(target, PROBE, rows, repeats)
+        return max(0.0, grown) / max(1, far - PROBE)
+
+    middle = len(times) // 2
+    halves = [slice(0, middle), slice(middle, None)] if len(times) > 3 else [slice(None)]
     whole = sum(times) / sum(tokens)
-    spread = max(abs(speed / whole - 1) for speed in speeds)
-    return Speed(len(short.prompt), sum(times) / len(times), rate, slope, prefill, prefill_slope, spread)
+    spread = max(abs(sum(times[half]) / max(1, sum(tokens[half])) / whole - 1) for half in halves)
+    return Speed(
+        at=len(short.prompt),
+        step=sum(times) / len(times),
+        rate=rate,
+        slope=growth(rows, REPEATS),
+        prefill=short.meter.seconds["prefill"] / max(1, len(short.prompt) - 1),
+        prefill_slope=growth(chunk, 1) / chunk if len(short.prompt) > chunk else 0.0,
+        spread=spread,
+    )
 
 
-def _pass(target: Any, length: int, rows: int, repeats: int = REPEATS) -> float:
+def _pass(target: Any, length: int, rows: int, repeats: int) -> float:
     """Seconds of a pass of some rows behind a text of a length (made up: only its size matters)."""
     cache = target.new_cache(length + rows)
     cache.fill_random()
@@ -173,21 +180,25 @@ def plan(run: Any, again: Callable[[int], Any] | None, machine: Machine | None =
         machine: where it is given.
     """
     target, prompt, new = run.target, len(run.prompt), run.max_new_tokens
-    speed = None
-    if again is not None:
-        speed = measure(again, target, prompt + new)
+    speed = None if again is None else measure(again, target, prompt + new)
     parts = memory_parts(target, run.strategy, prompt, new)
-    memory = target.backend.memory()
-    most = largest(target, run.strategy, prompt, memory.free) if memory is not None else None
-    if run.target.rotary.limit is not None and most is not None:
-        most = min(most, run.target.rotary.limit - prompt)
-    seconds = span = None
+    memory, limit = target.backend.memory(), target.rotary.limit
+    most = None if memory is None else largest(target, run.strategy, prompt, memory.free)
+    if limit is not None and most is not None:
+        most = min(most, limit - prompt)
+    seconds = span = least = None
     if speed is not None:
         seconds = expected(speed, prompt, new)
-        off = max(DRIFT, speed.spread)
-        span = (seconds / (1 + off), seconds * (1 + off))
-    least = floor_of(target, machine, prompt, new) if machine is not None and speed is None else None
+        span = _around(seconds, speed)
+    elif machine is not None:
+        least = floor_of(target, machine, prompt, new)
     return Plan(parts, sum(part.nbytes for part in parts), memory, most, seconds, span, speed, least)
+
+
+def _around(seconds: float, speed: Speed) -> tuple[float, float]:
+    """Least and most seconds."""
+    off = 1 + max(DRIFT, speed.spread)
+    return seconds / off, seconds * off
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +260,7 @@ def plan_many(
         gain = rate * speed.step / speed.rate  # over one text alone
         each = [expected(speed, prompt, new) for prompt, new in sizes]
         seconds = max(sum(each) / gain / nodes, max(each) * max(1.0, at_once / gain))
-        off = max(DRIFT, speed.spread)
-        span = (seconds / (1 + off), seconds * (1 + off))
+        span = _around(seconds, speed)
         rate = sum(new for _, new in sizes) / (sum(each) / gain)
     return ManyPlan(
         len(sizes),
