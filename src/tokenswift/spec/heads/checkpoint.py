@@ -1,6 +1,6 @@
 """The file format of draft heads, and the check that heads and base model belong together.
 
-A heads file is one safetensors file: the tensors of :class:`Heads` under ``spec.heads.``, a sample of
+A heads file is one safetensors file: the tensors of :class:`Heads` under ``heads.``, a sample of
 the base model's weights under ``base.sample``, and a JSON object under ``tokenswift_heads`` in the
 header's metadata. The sample is the base's identity. It is compared with a tolerance, so a base
 model cast to another dtype still matches, and a fine-tuned one does not.
