@@ -98,15 +98,15 @@ DRAFTING = [
     Defect(
         "packed heads: a state gets the norm of the model's own",
         "spec/heads/packed.py",
-        "self._norm(norm, states)",
-        "self._norm(0, states)",
+        "self._weights[0 if first else 1]",
+        "self._weights[0]",
         (TREES,),
     ),
     Defect(
         "packed heads: the base state of an earlier step",
         "spec/drafters/heads.py",
-        "        self._shares = {}",
-        "        pass",
+        "        self._base = base\n",
+        "        self._base = self._base if len(self._base) else base\n",
         (TREES,),
     ),
     Defect(

@@ -32,6 +32,7 @@ def collect(
 
     Raises:
         InputError: too little text, or a tokenizer of another model.
+        OSError: the disk takes no more.
     """
     backbone, new = Backbone(model), data.new_tokens if data.writes else 0
     texts = _texts(model, tokenizer, data, job.training.seed)

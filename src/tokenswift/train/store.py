@@ -9,6 +9,7 @@ last indexed block.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -22,7 +23,6 @@ from torch.utils.data import Dataset
 
 from tokenswift.files import replacing
 from tokenswift.train.work import refuse_other
-from tokenswift.types import InputError, RunError
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,7 @@ class HiddenStore:
         self.made_from = json.loads(json.dumps(made_from))
         self.blocks: list[Block] = []
         self.complete = False
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"work folder {self.folder} cannot be made: {error.strerror}") from error
+        self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "index.json"
         if path.exists():
             index = json.loads(path.read_text(encoding="utf-8"))
@@ -76,19 +73,14 @@ class HiddenStore:
         """Add equally long blocks, one per row; positions before ``learn`` are context only.
 
         Raises:
-            RunError: the disk takes no more.
+            OSError: the disk takes no more; the blocks before are kept.
         """
         start, (rows, length) = self.tokens_stored, tokens.shape
-        try:
-            self._write("tokens.bin", start * 4, tokens.to("cpu", torch.int32))
-            bits = hidden.to("cpu", torch.bfloat16).contiguous().view(torch.int16)
-            self._write("hidden.bin", start * self.hidden_size * 2, bits)
-            self.blocks += [Block(start + row * length, length, learn) for row in range(rows)]
-            self._write_index()
-        except OSError as error:
-            raise RunError(
-                f"cannot write to {self.folder}: {error.strerror}; {len(self.blocks)} blocks are kept"
-            ) from error
+        self._write("tokens.bin", start * 4, tokens.to("cpu", torch.int32))
+        bits = hidden.to("cpu", torch.bfloat16).contiguous().view(torch.int16)
+        self._write("hidden.bin", start * self.hidden_size * 2, bits)
+        self.blocks += [Block(start + row * length, length, learn) for row in range(rows)]
+        self._write_index()
 
     def finish(self) -> None:
         """Mark the store as complete."""
@@ -102,6 +94,8 @@ class HiddenStore:
             file.truncate(offset)
             file.seek(offset)
             file.write(values.contiguous().numpy().data)
+            file.flush()
+            os.fsync(file.fileno())
 
     def _write_index(self) -> None:
         index = {

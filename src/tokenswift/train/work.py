@@ -15,8 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from jaxtyping import Int
-from torch import Tensor, cuda
+from torch import Tensor
 
 from tokenswift.config import SamplingParams
 from tokenswift.files import replacing
@@ -121,7 +122,7 @@ def local_device(place: str) -> str:
     """
     if not place.startswith("cuda") or world_size() == 1:
         return place
-    local, count = int(os.environ.get("LOCAL_RANK", "0")), cuda.device_count()
+    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if place != "cuda" or local >= count:
         raise InputError(
             f"device is {place!r} for {world_size()} processes, this one of local rank {local}; valid: cuda, "

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tokenswift.config import shown
 from tokenswift.files import replacing
+from tokenswift.json_files import line_of
 from tokenswift.loader.identity import SAMPLE_SIZE, TOLERANCE, BaseIdentity, Values, base_of
 from tokenswift.loader.safetensors import open_weights
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
@@ -113,13 +114,7 @@ def save_heads(
         with replacing(path) as part:
             save_file(tensors, part, metadata={METADATA_KEY: json.dumps(header)})
     except (OSError, SafetensorError) as error:
-        raise InputError(f"cannot write heads to {path}: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(f"cannot write heads to {path}: {line_of(error)}") from error
 
 
 def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
@@ -145,7 +140,7 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
         text = str(error)
         raise InputError(text if str(path) in text else f"heads file {path}: {text}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"heads file {path} has a broken header: {_reason(error)}") from error
+        raise InputError(f"heads file {path} has a broken header: {line_of(error)}") from error
     tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     sample = tensors.pop("base.sample", None)
     if sample is None:
@@ -181,7 +176,7 @@ def _calibration(found: Any, path: Path) -> dict[str, list[list[float]]] | None:
         shapes = {tuple(map(len, rows)) for rows in kept.values()}
         numbers = [weight for rows in kept.values() for row in rows for weight in row]
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"heads file {path} has a broken calibration: {_reason(error)}") from error
+        raise InputError(f"heads file {path} has a broken calibration: {line_of(error)}") from error
     if shapes - {(6, 6)} or not all(map(math.isfinite, numbers)):
         raise InputError(
             f"heads file {path} has a broken calibration; valid: six finite numbers, twice a source"
@@ -197,7 +192,7 @@ def build_heads(config: HeadsConfig, tensors: dict[str, Tensor], source: str) ->
         with torch.device("meta"):
             wanted = Heads(config).state_dict()
     except RuntimeError as error:  # sizes beyond what a tensor's can be
-        raise InputError(f"heads in {source} have impossible sizes: {_reason(error)}") from error
+        raise InputError(f"heads in {source} have impossible sizes: {line_of(error)}") from error
     for name, tensor in wanted.items():
         if name not in tensors:
             raise InputError(f"heads in {source} lack tensor {name}")
