@@ -155,8 +155,13 @@ def trained(args: argparse.Namespace, recipe: dict[str, Any], train: Callable[..
         train: takes the model, its tokenizer, the job, and where lines and progress go; returns notes.
     """
     job, dtype, device = job_of(args, recipe)
-    with keeping(job.work), Stages(args.quiet) as stages:
-        from tokenswift.loader.load import load
+
+    from tokenswift.loader.load import load
+    from tokenswift.train.work import first_process
+
+    if not first_process():
+        logger.setLevel(logging.ERROR)  # one of them is enough
+    with keeping(job.work), Stages(args.quiet or not first_process()) as stages:
 
         def report(line: str) -> None:
             stages.end()  # its line is its own

@@ -122,7 +122,7 @@ class Training:
 
     def _advance(self) -> float:
         """One step; its loss."""
-        total = torch.zeros((), device=self.device)
+        total = torch.zeros((), dtype=torch.float32, device=self.device)
         for places in picks(len(self.data), self.options, self.step):
             loss = self._loss(default_collate([self.data[i] for i in places])) / self.options.accumulate
             loss.backward()
