@@ -13,7 +13,7 @@ mkdir -p "$work"
 
 # The store alone, half of it by each of two processes: heads at their start, not trained.
 collect() { # SEED
-    tokenswift train-heads --kind linear --start zero --epochs 0 --data "$novels" --continued --seed "$1" \
+    tokenswift train-heads --kind medusa --epochs 0 --data "$novels" --continued --seed "$1" \
         --tokens 66560 --sequence-length 768 --prompt-lengths 256 --write-batch 65 \
         --out "$work/untrained-$1.safetensors" --work "$work/store-$1"
 }
@@ -30,7 +30,7 @@ heads() { # NAME OPTIONS…
 
 # The paper's heads, loss and optimiser (Table 9); of its sizes the steps and the learning rate stay, and a step
 # has 2,048 positions instead of 983,040 (8 windows of 256; the paper: 120 sequences of 8,192).
-heads paper --recipe paper --batch 2 --window 256 --accumulate 4 &
+heads paper --kind linear --batch 2 --window 256 --accumulate 4 &
 paper=$!
 heads medusa --kind medusa --num-heads 4 --steps 800
 tokenswift train-draft --states "$work/store-0" "$work/store-1" --layers 2 --steps 400 --out "$work/draft" \

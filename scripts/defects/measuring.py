@@ -10,14 +10,14 @@ NEEDS = "tests/benchmark/test_needs.py::"
 MEASURING = [
     Defect(
         "a kind of heads names the first shipped ones",
-        "spec/heads/checkpoint.py",
+        "spec/heads/resolve.py",
         "shipped = packaged_heads(host, str(spec))",
         "shipped = packaged_heads(host)",
         (HEADS + "test_shipped_heads_by_kind",),
     ),
     Defect(
         "shipped heads fit every model of their sizes",
-        "spec/heads/checkpoint.py",
+        "spec/heads/resolve.py",
         "base.distance(identity) <= ROUNDED",
         "base.distance(identity) < 9",
         (HEADS + "test_shipped_heads_of_weights_before_rounding",),

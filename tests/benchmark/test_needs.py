@@ -126,7 +126,7 @@ def test_a_row_whose_heads_are_missing_is_not_measured(
     with pytest.raises(InputError, match=r"linear heads: Yarn.* is missing, run: tokenswift import-heads"):
         measure("decode", paper)
     with pytest.raises(
-        InputError, match=r"linear heads: .* is missing, run: tokenswift train-heads --recipe"
+        InputError, match=r"linear heads: .* is missing, run: tokenswift train-heads --kind linear"
     ):
         measure("decode", {**paper, "model": str(tiny_folder()), "dtype": "float32"})
 

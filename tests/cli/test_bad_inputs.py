@@ -18,7 +18,7 @@ from transformers import BertConfig
 from tests.cli.conftest import Call
 from tests.conftest import tiny_model
 from tokenswift import LLM, InputError, SamplingParams
-from tokenswift.cli import options, train_draft, train_heads
+from tokenswift.cli import options
 from tokenswift.cli.main import COMMANDS
 from tokenswift.loader import load as load_module
 
@@ -52,8 +52,6 @@ def place(cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
     monkeypatch.setattr(options, "load_model", load)
     monkeypatch.setattr(load_module, "load", load)
-    for module in (train_heads, train_draft):
-        monkeypatch.setattr(module, "load_base", load)
     yield folder
     bound.close()
 
@@ -208,7 +206,6 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--data prompt.txt --out hard.txt", "--out hard.txt is the file of --data"),
         ("--data self --out new --num-heads 0", "--num-heads is 0"),
         ("--data self --out new --kind square", "square"),
-        ("--data self --out new --recipe fast", "--recipe is 'fast'"),
     ],
     "train-draft": [
         *TRAIN,
@@ -226,7 +223,6 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--data prompt.txt --json prompt.txt", "--json prompt.txt is the file of --data"),
         ("--data prompt.txt --budget 3", "--budget is 3"),
         ("--data prompt.txt --count -1", "--count is -1"),
-        ("--data prompt.txt --tree 0", "--tree is '0'"),
     ],
     "import-heads": [
         ("", "import-heads takes --checkpoint and --out"),

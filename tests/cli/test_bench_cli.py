@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_left_out(cli: Call, tiny_folder: Callable[..., Pat
     assert done.code == 0 and "left out: strategy medusa needs heads" in done.err
     assert "left out: linear heads: " in done.err
     assert (
-        ".linear.heads.safetensors is missing, run: tokenswift train-heads --recipe paper --model" in done.err
+        ".linear.heads.safetensors is missing, run: tokenswift train-heads --kind linear --model" in done.err
     )
     assert "0 rows measured, 0 were there, 9 left out" in done.err
 

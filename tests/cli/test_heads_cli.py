@@ -89,7 +89,7 @@ def test_draft_model_from_text_and_from_states(cli: Call, base: str, text: str) 
     done = cli("train-draft", "--model", base, "--data", text, "--out", "draft", "--layers", "1",
                "--pack", "d.safetensors", *DATA)  # fmt: skip
     assert done.code == 0, done.err
-    assert "steps 4.0" in done.err and "loss 0.0" not in done.err  # too few steps for a log row
+    assert "steps 4, " in done.err and "loss 0.0" not in done.err
     assert Path("d.safetensors").stat().st_mode & 0o777 == 0o644
     assert len(load("draft", device="cpu").model.model.layers) == 1
     for option in (
@@ -110,7 +110,7 @@ def test_draft_model_from_text_and_from_states(cli: Call, base: str, text: str) 
     [
         (("--layers", "0"), "layers is 0"),
         (("--layers", "3"), "--layers is 3; valid: from 1 to 2"),
-        (("--data", "empty.txt"), "is empty"),
+        (("--data", "empty.txt"), "gives 0 tokens"),
         (("--states", "none"), "not both"),
         (("--lr", "7"), "lr is 7.0"),
         (("--out", "taken"), "--out taken exists and is no draft model"),
@@ -156,7 +156,7 @@ def test_import_and_export(cli: Call, base: str, tmp_path: Path) -> None:
         (("--tokens", "3"), "tokens is 3"),
         (("--continued", "--block", "64", "--prompt-lengths", "60"), "--prompt-lengths is 60"),
         (("--kind", "square"), "square"),
-        (("--kind", "medusa", "--blocks", "0"), "blocks is 0; valid: at least 1"),
+        (("--targets", "text"), "--targets"),
         (("--data", "self", "--continued"), "--continued"),
         (("--model", "no-such-model"), "no-such-model"),
     ],

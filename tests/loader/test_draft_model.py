@@ -9,25 +9,26 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 from tests.conftest import FAMILIES, tiny_model, tiny_tokenizer
-from tests.train.test_train import D, filled, frozen, full_run, options, words
+from tests.train.test_train import D, filled, frozen, full_run, options, small, words
 from tokenswift.config import SamplingParams
 from tokenswift.loader import draft as packed_draft
 from tokenswift.loader import embedded
 from tokenswift.loader.load import load
 from tokenswift.train.draft import (
-    DraftObjective,
-    TextWindows,
-    layer_picks,
+    DraftStudent,
     make_student,
-    pack,
-    start_loss,
     train_draft,
 )
-from tokenswift.train.options import Job, TrainingOptions
+from tokenswift.train.draft import (
+    packed as write_packed,
+)
+from tokenswift.train.loss import Distillation
+from tokenswift.train.options import Job
 from tokenswift.train.selftext import chances
-from tokenswift.train.store import HiddenStore
+from tokenswift.train.store import HiddenStore, Windows
 from tokenswift.types import InputError, RunError
 
 TOKENS = torch.arange(20)[None] * 7 % 256
@@ -38,15 +39,15 @@ def draft_run(model: Any, folder: Path, steps: int = 4, layers: int = 1, **chang
     (folder / "t.txt").write_text(words(800))
     values: dict[str, Any] = {
         "data": options(str(folder / "t.txt")),
-        "training": TrainingOptions(steps=steps, save_every=2, log_every=1, lr=0.01, bf16=False),
+        "training": small(steps=steps, lr=0.01, window=64),
         "out": folder / "draft",
         "work": folder / "work",
-        "vocabulary": 128,
         "name": "tiny",
     }
-    report = changes.pop("report", lambda line: None)
+    pack = changes.pop("pack", None)
     job = Job(**{**values, **changes})
-    return train_draft(model, tiny_tokenizer(), job, report, layers=layers)
+    ignored: Any = lambda *told: None  # noqa: E731
+    return train_draft(model, tiny_tokenizer(), job, ignored, ignored, layers=layers, pack=pack)
 
 
 def test_windows_stay_inside_their_blocks(tmp_path: Path) -> None:
@@ -54,16 +55,20 @@ def test_windows_stay_inside_their_blocks(tmp_path: Path) -> None:
     for start, length in ((0, 50), (100, 30), (200, 20)):
         tokens = torch.arange(start, start + length)[None]
         store.append(tokens, tokens[..., None].expand(1, length, D).float())
-    items = list(TextWindows(store, 24, 10))  # type: ignore[call-overload]
-    found = [(i["tokens"][i["valid"]].tolist(), [t for t in i["before"].tolist() if t >= 0]) for i in items]
+    windows = Windows(store, 0, 24, 10)
+    items = [windows[i] for i in range(len(windows))]
+    found = [[t for t in item["tokens"].tolist() if t >= 0] for item in items]
     assert found == [
-        (list(range(0, 24)), []),
-        (list(range(24, 48)), list(range(14, 24))),
-        (list(range(100, 124)), []),
-        (list(range(200, 220)), []),
-    ]  # remainders of 2 and 6 tokens are left out
+        list(range(0, 25)),  # one token behind the window
+        list(range(14, 49)),  # the last ten before it
+        list(range(38, 50)),
+        list(range(100, 125)),
+        list(range(114, 130)),
+        list(range(200, 220)),
+    ]
+    assert [int(item["valid"].sum()) for item in items] == [24, 24, 2, 24, 6, 20]
     for item in items:
-        assert torch.equal(item["hidden"][item["valid"], 0].long(), item["tokens"][item["valid"]])
+        assert torch.equal(item["hidden"][item["valid"], 0].long(), item["tokens"][10:34][item["valid"]])
 
 
 @torch.no_grad()
@@ -71,13 +76,13 @@ def test_loss_by_definition(tmp_path: Path) -> None:
     """Position by position: the target's processed distribution against the student's penalised one."""
     model = tiny_model()
     store = filled(tmp_path, model, (56,))
-    student = make_student(model, (1,)).eval()
-    windows = TextWindows(store, 40, 100)
+    student = make_student(model, 1)
+    windows = Windows(store, 0, 40, 100)
     items = [windows[0], windows[1]]  # the second one: 16 of 40 tokens, 40 before them
     batch = {k: torch.stack([i[k] for i in items]) for k in items[0]}
     sampling = SamplingParams(repetition_penalty=1.5)
     base = frozen(model)
-    got = DraftObjective(student, base, sampling)(**batch)["loss"]
+    got = Distillation(DraftStudent(student), base, sampling)(**batch)["loss"]
 
     tokens, bits = store.arrays()
     text = torch.from_numpy(tokens.astype("int64"))
@@ -97,27 +102,23 @@ def test_loss_by_definition(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_student_with_all_layers_is_the_target(family: str) -> None:
     model = tiny_model(family)
-    student = make_student(model, (0, 1)).eval()
+    student = make_student(model, 2)
     torch.testing.assert_close(student(TOKENS).logits, model(TOKENS).logits)
-    other = make_student(model, (1,)).eval()
+    other = make_student(model, 1)
     assert len(other.model.layers) == 1 and not torch.allclose(other(TOKENS).logits, model(TOKENS).logits)
 
 
 def test_only_layers_and_norm_learn() -> None:
-    student = make_student(tiny_model(tie_word_embeddings=True), (0,))
+    student = make_student(tiny_model(tie_word_embeddings=True), 1)
     learning = {name for name, parameter in student.named_parameters() if parameter.requires_grad}
     assert learning and all(name.startswith(("model.layers.0.", "model.norm.")) for name in learning)
-    objective = DraftObjective(student, frozen(tiny_model()), SamplingParams())
-    assert {name.partition(".")[0] for name in objective.state_dict()} == {"layers", "norm"}
+    assert {name.partition(".")[0] for name in DraftStudent(student).state_dict()} == {"layers", "norm"}
 
 
-def test_layers_to_start_from() -> None:
-    assert layer_picks(3, 30) == [(0, 1, 2), (0, 1, 29)]
-    assert layer_picks(1, 2) == [(0,), (1,)]
-    assert layer_picks(2, 2) == [(0, 1)]
-    for layers in (0, 3):
-        with pytest.raises(InputError, match=f"layers is {layers}; valid: from 1 to 2"):
-            layer_picks(layers, 2)
+@pytest.mark.parametrize("layers", [0, 3])
+def test_layers_that_the_target_has_not(layers: int) -> None:
+    with pytest.raises(InputError, match=f"layers is {layers}; valid: from 1 to 2"):
+        make_student(tiny_model(), layers)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -125,7 +126,7 @@ def test_the_whole_way(tied: bool, tmp_path: Path) -> None:
     model = tiny_model(tie_word_embeddings=tied, initializer_range=0.2)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     notes = draft_run(model, tmp_path, 12)
-    losses = [float(row.split(",")[2]) for row in (tmp_path / "work" / "log.csv").read_text().split()[1:]]
+    losses = [float(row.split(",")[1]) for row in (tmp_path / "work" / "log.csv").read_text().split()[1:]]
     assert notes["steps"] == 12 and len(losses) == 12 and losses[-1] < losses[0]
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     made = load(tmp_path / "draft", device="cpu")
@@ -135,8 +136,7 @@ def test_the_whole_way(tied: bool, tmp_path: Path) -> None:
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         assert torch.equal(weights[name], before[name])
     name = "model.layers.0.mlp.down_proj.weight"
-    origin = f"model.layers.{notes['from'][0]}.mlp.down_proj.weight"
-    assert not torch.equal(weights[name], before[origin])
+    assert not torch.equal(weights[name], before[name])
     record = json.loads((tmp_path / "draft" / "tokenswift.json").read_text())
     assert record["target"] == "tiny" and record["notes"]["layers"] == 1
 
@@ -148,24 +148,10 @@ def test_the_whole_way(tied: bool, tmp_path: Path) -> None:
         draft_run(model, tmp_path, 12, layers=2)
 
 
-def test_the_better_start_is_taken(tmp_path: Path) -> None:
-    model = tiny_model(num_hidden_layers=3)
-    lines: list[str] = []
-    notes = draft_run(model, tmp_path, 0, training=TrainingOptions(epochs=0), report=lines.append)
-    found = {
-        line.partition(": loss ")[0][-1]: float(line.partition(": loss ")[2])
-        for line in lines
-        if line.startswith("start from")
-    }
-    assert set(found) == {"0", "2"}
-    assert str(notes["from"][0]) == min(found, key=lambda k: found[k])
-    assert notes["start_loss"] == min(found.values())
-
-
 def test_states_of_heads_are_reused(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text(words(800))
     model = tiny_model()
-    full_run(model, str(tmp_path / "t.txt"), tmp_path, TrainingOptions(epochs=0))
+    full_run(model, str(tmp_path / "t.txt"), tmp_path, small(steps=0, epochs=0))
     for states in (tmp_path / "work", tmp_path / "work" / "states"):
         notes = draft_run(model, tmp_path, 2, data=None, states=[states], work=tmp_path / "other")
         assert notes["steps"] == 2
@@ -186,11 +172,11 @@ def target(tiny_folder: Callable[..., Path]) -> Path:
     return tiny_folder(tie_word_embeddings=True)
 
 
-@pytest.fixture
-def packed(target: Path, tmp_path: Path) -> Path:
-    draft_run(load(target, device="cpu").model, tmp_path, 2)
-    pack(tmp_path / "draft", tmp_path / "packed.safetensors")
-    return tmp_path / "packed.safetensors"
+@pytest.fixture(name="packed")
+def packed_file(target: Path, tmp_path: Path) -> Path:
+    file = tmp_path / "packed.safetensors"
+    draft_run(load(target, device="cpu").model, tmp_path, 2, pack=file)
+    return file
 
 
 @torch.no_grad()
@@ -216,7 +202,7 @@ def test_built_for_its_own_target_only(
     with pytest.raises(RunError, match="cannot be built"):
         packed_draft.build(packed, other, tmp_path / "built", {})
     with pytest.raises(InputError, match="is no draft model"):
-        pack(other, tmp_path / "x")
+        write_packed(other, tmp_path / "x")
     assert not (tmp_path / "built").exists() and not (tmp_path / "x").exists()
 
 
@@ -263,11 +249,14 @@ def test_alias_without_its_file(cache: Path, tmp_path: Path) -> None:
         load(packed_draft.NAME)
 
 
-def test_start_loss_of_the_target_itself_is_least(tmp_path: Path) -> None:
-    model = tiny_model(initializer_range=0.2)
-    windows = TextWindows(filled(tmp_path, model), 40, 20)
-    base = frozen(model)
-    whole, part = (
-        start_loss(make_student(model, p), base, SamplingParams(min_p=0.0), windows) for p in ((0, 1), (1,))
-    )
-    assert whole < part
+def test_the_target_itself_has_the_least_loss(tmp_path: Path) -> None:
+    model, base = tiny_model(initializer_range=0.2), frozen(tiny_model(initializer_range=0.2))
+    windows = Windows(filled(tmp_path, model), 0, 40, 20)
+    batch = default_collate([windows[i] for i in range(len(windows))])
+
+    @torch.no_grad()
+    def loss(layers: int) -> float:
+        student = DraftStudent(make_student(model, layers))
+        return float(Distillation(student, base, SamplingParams(min_p=0.0))(**batch)["loss"])
+
+    assert loss(2) < loss(1)

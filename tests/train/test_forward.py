@@ -15,7 +15,7 @@ from tokenswift.models.generic import final_norm
 from tokenswift.sampling.choice import Sampler, repetition_penalty
 from tokenswift.sampling.noise import Noise
 from tokenswift.train.evaluate import head_rates
-from tokenswift.train.loss import _Penalty
+from tokenswift.train.loss import penalty
 from tokenswift.train.selftext import Backbone, BatchCache, chances
 from tokenswift.types import InputError
 
@@ -108,7 +108,7 @@ def test_gradients_of_the_penalty_where_tokens_repeat() -> None:
     ids = torch.tensor([[1, 1, 1, 4], [2, 3, 2, 3], [7, 7, 7, 7]])
     once = torch.tensor([[1, 4], [2, 3], [7, 7]])
     weights = torch.randn(3, 20, dtype=torch.float64)
-    out = _Penalty.apply(logits.clone(), ids, 1.3)
+    out = penalty(logits, ids, 1.3)
     torch.testing.assert_close(out, repetition_penalty(logits, ids, 1.3))
     (mine,) = torch.autograd.grad((out * weights).sum(), logits)
     step = 1e-6

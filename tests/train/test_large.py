@@ -51,10 +51,10 @@ def test_forward_loss_and_resume_on_the_shapes_of_a_large_model(
         return whole(self, **batch)
 
     monkeypatch.setattr(Distillation, "forward", forward)
-    more: dict[str, Any] = {"tokens": 800, "sequence_length": 200, "tokenizer": with_bos(), "vocabulary": 0}
+    more: dict[str, Any] = {"tokens": 800, "sequence_length": 200, "tokenizer": with_bos()}
     with pytest.raises(KeyboardInterrupt):
-        full_run(model, str(tmp_path / "t.txt"), tmp_path, training, inner=1024, **more)
-    notes = full_run(model, str(tmp_path / "t.txt"), tmp_path, training, inner=1024, **more)
+        full_run(model, str(tmp_path / "t.txt"), tmp_path, training, **more)
+    notes = full_run(model, str(tmp_path / "t.txt"), tmp_path, training, **more)
     assert notes["steps"] == 6 and math.isfinite(notes["loss"]) and notes["vocabulary"] == 128_256
     assert steps(tmp_path) == [1, 2, 3, 3, 4, 5, 6] and len(calls) == 8
     assert load_heads(tmp_path / "h.safetensors", model).count == 2

@@ -1,4 +1,4 @@
-"""Training: data, the store, the loss by its definition, closed-form start, resume, two processes."""
+"""Training: data, the store, the loss by its definition, starts, the whole way, faults, processes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,11 @@ from tokenswift.config import SamplingParams
 from tokenswift.spec.heads.checkpoint import load_heads, read_heads
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.train.data import read_texts
+from tokenswift.train.heads import HeadsStudent, start, train_heads
 from tokenswift.train.loss import Distillation, FrozenBase
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
-from tokenswift.train.pipeline import train_heads
-from tokenswift.train.ridge import ridge_start
 from tokenswift.train.selftext import Backbone, BatchCache, chances, continuations
-from tokenswift.train.store import HiddenStore, Windows
-from tokenswift.train.trainer import last_checkpoint
-from tokenswift.train.vocabulary import counts, covering, frequent
+from tokenswift.train.store import HiddenStore, Windows, counts, covering, frequent
 from tokenswift.types import InputError, RunError
 
 D, V = 32, 260
@@ -52,10 +49,11 @@ def test_reading_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name,content,message",
     [
-        ("a.jsonl", b'{"text": "x"}\nnonsense\n', "line 2 is not JSON"),
-        ("a.jsonl", b'{"input_ids": [1, 2]}\n', "line 1 holds token ids of some tokenizer"),
-        ("a.jsonl", b'{"words": "x"}\n', "no field text"),
-        ("a.jsonl", b'{"text": "x"}\n{"text": "a\\ud800"}\n', "line 2: text holds a lone surrogate"),
+        ("a.jsonl", b'{"text": "x"}\nnonsense\n', "a.jsonl line 2"),
+        ("a.jsonl", b'{"input_ids": [1, 2]}\n', "line 1: .*`text`.* valid: a JSON object with a field text"),
+        ("a.jsonl", b'{"text": 3}\n', "line 1: .*text"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "a\\ud800"}\n', "line 2"),
+        ("a.jsonl", b'{"text": "\xff"}\n', "line 1"),
         ("a.txt", b"\xff\xfe\xfa", "not UTF-8"),
     ],
 )
@@ -142,7 +140,7 @@ def test_loss_by_definition(kind: str, tmp_path: Path) -> None:
     assert [int(i["valid"].sum()) for i in items] == [16, 6]
     batch = {k: torch.stack([i[k] for i in items]) for k in items[0]}
     base = frozen(model)
-    got = Distillation(heads, base, sampling)(**batch)["losses"]
+    got = Distillation(HeadsStudent(heads), base, sampling)(**batch)["losses"]
 
     tokens, bits = store.arrays()
     text = torch.from_numpy(tokens.astype("int64"))
@@ -163,21 +161,55 @@ def test_loss_by_definition(kind: str, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["linear", "conditioned"])
-def test_closed_form_start_beats_nothing(kind: str, tmp_path: Path) -> None:
+def test_closed_form_start_beats_nothing(tmp_path: Path) -> None:
     model = tiny_model()
     store = filled(tmp_path, model, (200,) * 6)
     base = frozen(model)
     windows = Windows(store, 2, 64, 64)
     batch = {k: torch.stack([windows[j][k] for j in range(8)]) for k in windows[0]}
     losses = []
-    for start in (False, True):
+    for started in (False, True):
         torch.manual_seed(0)
-        heads = Heads(HeadsConfig(kind, 2, D, V, 64 if kind == "conditioned" else 0))
-        if start:
-            ridge_start(heads, [store], base)
-        losses.append(float(Distillation(heads, base, SamplingParams())(**batch)["loss"]))
+        heads = Heads(HeadsConfig("conditioned", 2, D, V, 64))
+        if started:
+            start(heads, [store], base)
+        losses.append(float(Distillation(HeadsStudent(heads), base, SamplingParams())(**batch)["loss"]))
     assert losses[1] < losses[0]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["linear", "medusa"])
+def test_linear_and_medusa_heads_start_as_the_base(kind: str) -> None:
+    model = tiny_model()
+    torch.nn.init.uniform_(model.base_model.norm.weight, 0.5, 1.5)
+    base = frozen(model)
+    heads = Heads(HeadsConfig(kind, 2, D, V, eps=1e-6))
+    start(heads, [], base)
+    states = torch.randn(5, D) * 3
+    for i in range(2):
+        normed = heads.normed(i, heads.advance(i, states, states, None))
+        torch.testing.assert_close(normed, base.normed(states), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_loss_on_the_texts_tokens_by_definition(tmp_path: Path) -> None:
+    """The block's last token is in no item as a target of the first head's last position, and not counted."""
+    model = tiny_model()
+    store = filled(tmp_path, model, (18,))
+    heads = Heads(HeadsConfig("linear", 2, D, V))
+    for parameter in heads.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    item = {name: value[None] for name, value in Windows(store, 2, 16, 0)[0].items()}
+    got = Distillation(HeadsStudent(heads), frozen(model), SamplingParams(), "text")(**item)["losses"]
+    tokens, bits = store.arrays()
+    states = torch.from_numpy(bits.copy()).view(torch.bfloat16)[:16].float()
+    state = states
+    for i in range(2):
+        state = heads.advance(i, state, states, None)
+        truth = torch.from_numpy(tokens.astype("int64"))[2 + i : 18 + i]
+        logits = model.lm_head(heads.normed(i, state))[: len(truth)]
+        want = torch.nn.functional.cross_entropy(logits, truth)
+        torch.testing.assert_close(got[i], want, rtol=1e-4, atol=1e-4)
 
 
 def test_frequent_tokens(tmp_path: Path) -> None:
@@ -199,7 +231,12 @@ def test_draft_vocabulary_covers_a_share_of_the_text(tmp_path: Path) -> None:
 
 
 def options(source: str, **changes: Any) -> DataOptions:
-    values: dict[str, Any] = {"tokens": 2000, "sequence_length": 96, "prompt": (16,), "write_batch": 4}
+    values: dict[str, Any] = {
+        "tokens": 1000,
+        "sequence_length": 96,
+        "prompt_lengths": (16,),
+        "write_batch": 4,
+    }
     return DataOptions(source, **{**values, **changes})
 
 
@@ -209,12 +246,12 @@ def full_run(
     folder: Path,
     training: TrainingOptions,
     kind: str = "conditioned",
-    inner: int = 16,
-    blocks: int = 1,
     tokenizer: Any = None,
-    vocabulary: int = 128,
+    sampling: SamplingParams | None = None,
+    told: Any = None,
     **changes: Any,
 ) -> dict[str, Any]:
+    """Heads in ``folder``, of two levels and a small hidden layer."""
     return train_heads(
         model,
         tokenizer or tiny_tokenizer(),
@@ -223,49 +260,78 @@ def full_run(
             training,
             folder / "h.safetensors",
             folder / "work",
-            vocabulary,
             "tiny",
+            sampling or SamplingParams(),
         ),
         lambda line: None,
+        told or (lambda stage, done, total: None),
         kind=kind,
         count=2,
-        inner=inner,
-        blocks=blocks,
+        inner=16,
     )
 
 
-@pytest.mark.parametrize("source,continued", [("text", False), ("text", True), ("self", False)])
-def test_the_whole_way(source: str, continued: bool, tmp_path: Path) -> None:
+def small(**changes: Any) -> TrainingOptions:
+    """A few steps in float32, with a row of the log each."""
+    usual = {"steps": 6, "save_every": 2, "log_every": 1, "loss_vocabulary": 128, "bf16": False}
+    return TrainingOptions(**{**usual, **changes})
+
+
+@pytest.mark.parametrize(
+    "source,continued,kind",
+    [("text", False, "medusa"), ("text", True, "conditioned"), ("self", False, "linear")],
+)
+def test_the_whole_way(source: str, continued: bool, kind: str, tmp_path: Path) -> None:
     model = tiny_model()
     if source == "text":
         source = str(tmp_path / "text.txt")
         Path(source).write_text(words(800))
-    training = TrainingOptions(steps=6, save_every=3, log_every=2, bf16=False)
-    notes = full_run(model, source, tmp_path, training, continued=continued)
-    assert notes["steps"] == 6 and math.isfinite(notes["loss"])
-    assert load_heads(tmp_path / "h.safetensors", model).count == 2
+    told: list[tuple[str, int, int]] = []
+    training = small(steps=12, log_every=6, lr=0.01)
+    notes = full_run(
+        model,
+        source,
+        tmp_path,
+        training,
+        kind,
+        continued=continued,
+        tokens=400,
+        told=lambda *stage: told.append(stage),
+    )
+    assert notes["steps"] == 12 and math.isfinite(notes["loss"])
+    heads = load_heads(tmp_path / "h.safetensors", model)
+    assert (heads.kind, heads.count) == (kind, 2) and heads.frequent is not None
     _, _, kept = read_heads(tmp_path / "h.safetensors")
-    assert kept["kind"] == "conditioned"
+    assert kept["kind"] == kind and kept["continued"] is continued
     log = (tmp_path / "work" / "log.csv").read_text().splitlines()
-    assert log[0] == "step,epoch,loss,learning_rate,seconds,held_out_loss" and len(log) == 4
+    assert log[0] == "step,loss,learning_rate,seconds,held_out_loss" and len(log) == 3
+    assert losses(tmp_path)[-1] < losses(tmp_path)[0]
     assert not any(p.requires_grad and p.grad is not None for p in model.parameters())
+    assert [done for stage, done, _ in told if stage == "train"] == list(range(1, 13))
+    made = [
+        (done, total)
+        for stage, done, total in told
+        if stage == ("states", "write")[source == "self" or continued]
+    ]
+    assert made and made == sorted(made) and all(done < total for done, total in made)
 
 
-@pytest.mark.parametrize("content,message", [("", "is empty"), ("short text", "10 tokens; at least 256")])
-def test_too_little_data(content: str, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["", "short text", "the whale rose against the wind " * 7])
+def test_too_little_data(content: str, tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text(content)
-    with pytest.raises(InputError, match=message):
-        full_run(tiny_model(), str(tmp_path / "t.txt"), tmp_path, TrainingOptions(steps=1))
+    found = len(content) // 96 * 96  # the rest is shorter than a piece may be
+    with pytest.raises(InputError, match=f"gives {found} tokens to learn from.* at least 256"):
+        full_run(tiny_model(), str(tmp_path / "t.txt"), tmp_path, small())
 
 
 def test_foreign_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text(words(300))
-    with pytest.raises(InputError, match="vocabulary has 100"):
+    with pytest.raises(InputError, match="token id is [12]..; valid: 0 to 99"):
         full_run(tiny_model(vocab_size=100, bos_token_id=1, eos_token_id=2, pad_token_id=2),
-                 str(tmp_path / "t.txt"), tmp_path, TrainingOptions(steps=1))  # fmt: skip
+                 str(tmp_path / "t.txt"), tmp_path, small())  # fmt: skip
 
 
-def test_loss_that_is_not_finite_stops_and_keeps_checkpoints(
+def test_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "t.txt").write_text(words(800))
@@ -279,9 +345,8 @@ def test_loss_that_is_not_finite_stops_and_keeps_checkpoints(
 
     monkeypatch.setattr(Distillation, "forward", forward)
     with pytest.raises(RunError, match="loss is not finite at step 5"):
-        full_run(tiny_model(), str(tmp_path / "t.txt"), tmp_path,
-                 TrainingOptions(steps=9, save_every=2, bf16=False))  # fmt: skip
-    assert last_checkpoint(tmp_path / "work" / "checkpoints") is not None
+        full_run(tiny_model(), str(tmp_path / "t.txt"), tmp_path, small())
+    assert torch.load(tmp_path / "work" / "checkpoint.pt")["step"] == 4
     assert not (tmp_path / "h.safetensors").exists()
 
 
@@ -289,38 +354,39 @@ def test_loss_that_is_not_finite_stops_and_keeps_checkpoints(
     "full", [OSError(28, "No space left on device"), RuntimeError("PytorchStreamWriter failed")]
 )
 def test_full_disk_in_training(full: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint before stays whole."""
     (tmp_path / "t.txt").write_text(words(800))
+    whole, calls = torch.save, []
 
-    def save(*args: object, **kwargs: object) -> None:
-        raise full
+    def save(state: Any, file: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            file.write(b"half")
+            raise full
+        whole(state, file)
 
-    monkeypatch.setattr("transformers.Trainer._save_checkpoint", save)
-    with pytest.raises(RunError, match="cannot write a checkpoint.*older ones are kept"):
-        full_run(tiny_model(), str(tmp_path / "t.txt"), tmp_path,
-                 TrainingOptions(steps=3, save_every=2, bf16=False))  # fmt: skip
+    monkeypatch.setattr("tokenswift.train.loop.torch.save", save)
+    with pytest.raises(RunError, match="cannot write .*checkpoint.pt"):
+        full_run(tiny_model(), str(tmp_path / "t.txt"), tmp_path, small())
+    assert torch.load(tmp_path / "work" / "checkpoint.pt")["step"] == 2
+    assert not list((tmp_path / "work").glob("*.part"))
 
 
-def test_broken_checkpoint_is_passed_over(tmp_path: Path) -> None:
-    for number, whole in ((2, True), (4, False)):
-        folder = tmp_path / f"checkpoint-{number}"
-        folder.mkdir()
-        for name in ("trainer_state.json", "scheduler.pt"):
-            (folder / name).write_text("{}")
-        torch.save({"state": {}}, folder / "optimizer.pt")
-        if not whole:
-            (folder / "optimizer.pt").write_bytes(b"half")
-    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
-    assert not (tmp_path / "checkpoint-4").exists()
+def test_a_damaged_checkpoint_is_said(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text(words(800))
+    full_run(tiny_model(), str(tmp_path / "t.txt"), tmp_path, small(steps=2))
+    (tmp_path / "work" / "checkpoint.pt").write_bytes(b"half")
+    with pytest.raises(RunError, match="cannot read .*checkpoint.pt"):
+        full_run(tiny_model(), str(tmp_path / "t.txt"), tmp_path, small(steps=2))
 
 
 SCRIPT = """
 import sys
 from pathlib import Path
 from tests.conftest import tiny_model
-from tests.train.test_train import full_run
-from tokenswift.train.trainer import TrainingOptions
+from tests.train.test_train import full_run, small
 folder = Path(sys.argv[1])
-training = TrainingOptions(steps=int(sys.argv[2]), save_every=5, log_every=5, bf16=False, batch=2)
+training = small(steps=int(sys.argv[2]), save_every=5, log_every=5, batch=2)
 notes = full_run(tiny_model(), str(folder / "t.txt"), folder, training)
 print("loss", notes["loss"])
 """
@@ -337,43 +403,47 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": f"{root / 'src'}:{root}", "OMP_NUM_THREADS": "1"}
 
 
+def rows(folder: Path) -> list[list[str]]:
+    """Rows of the log without its header; none where there is no log."""
+    path = folder / "work" / "log.csv"
+    return [row.split(",") for row in path.read_text().splitlines()[1:]] if path.exists() else []
+
+
 def losses(folder: Path) -> list[float]:
-    rows = (folder / "work" / "log.csv").read_text().splitlines()[1:]
-    return [float(row.split(",")[2]) for row in rows]
+    return [float(row[1]) for row in rows(folder)]
+
+
+def steps(folder: Path) -> list[int]:
+    return [int(row[0]) for row in rows(folder)]
 
 
 @pytest.mark.slow
 def test_kill_and_resume(tmp_path: Path) -> None:
-    """Kill -9 in training, same command: it goes on behind the checkpoint and ends as an undisturbed run."""
+    """Kill -9 in training, same command: it resumes at the checkpoint and ends as an undisturbed run."""
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     for folder in (calm, killed):
         folder.mkdir()
     subprocess.run(command(calm, 300), env=environment(), check=True, capture_output=True)
     process = subprocess.Popen(command(killed, 300), env=environment(), stdout=-3, stderr=-3)
     deadline = time.monotonic() + 120
-    while not (killed / "work/checkpoints/checkpoint-10").exists() and time.monotonic() < deadline:
+    while len(rows(killed)) < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (killed / "h.safetensors").exists()
-    before = len(steps(killed))
-    checkpoint = last_checkpoint(killed / "work" / "checkpoints")
-    assert checkpoint is not None
+    before, done = len(steps(killed)), torch.load(killed / "work" / "checkpoint.pt")["step"]
     subprocess.run(command(killed, 300), env=environment(), check=True, capture_output=True)
-    done = int(checkpoint.name.rpartition("-")[2])
     assert steps(killed)[before:] == list(range(done + 5, 301, 5))  # no step up to the checkpoint again
-    assert losses(killed)[-1] == pytest.approx(losses(calm)[-1], rel=1e-3)
-
-
-def steps(folder: Path) -> list[int]:
-    path = folder / "work" / "log.csv"
-    return [int(row.split(",")[0]) for row in path.read_text().splitlines()[1:]] if path.exists() else []
+    one, other = (load_heads(f / "h.safetensors", tiny_model()).state_dict() for f in (calm, killed))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.slow
 def test_two_processes(tmp_path: Path) -> None:
-    """torchrun with two gloo processes on the CPU, twice: the second time nothing is left to do."""
+    """torchrun with two gloo processes on the CPU, twice: the second time nothing is left to do. One process
+    with twice the batch takes the same items, to the same losses."""
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29533")
+    made = 0
     for times in (1, 2):
         done = subprocess.run(
             command(tmp_path, 10, *launcher), env=environment(), capture_output=True, text=True
@@ -384,8 +454,11 @@ def test_two_processes(tmp_path: Path) -> None:
         assert steps(tmp_path) == [5, 10]
         (tmp_path / "h.safetensors").unlink()
         start = (tmp_path / "work" / "start.safetensors").stat()
-        if times == 1:
-            made = start.st_mtime_ns
-    assert start.st_mtime_ns == made  # the closed form once
+        made = made or start.st_mtime_ns
+        assert start.st_mtime_ns == made, times  # the closed form once
     with pytest.raises(subprocess.CalledProcessError):  # the batch was that of two processes
         subprocess.run(command(tmp_path, 10), env=environment(), check=True, capture_output=True)
+    (tmp_path / "one").mkdir()
+    full_run_of_one = small(steps=10, save_every=5, log_every=5, batch=4)
+    full_run(tiny_model(), str(tmp_path / "t.txt"), tmp_path / "one", full_run_of_one)
+    assert losses(tmp_path / "one") == pytest.approx(losses(tmp_path), rel=0.02)

@@ -112,7 +112,7 @@ def _heads_command(model: str, kind: str, out: str) -> str:
     if kind == "linear" and published:
         return f"tokenswift import-heads --checkpoint {published} --model {model} --out {out}"
     if kind == "linear":
-        return f"tokenswift train-heads --recipe paper --model {model} --data pg19 --out {out}"
+        return f"tokenswift train-heads --kind linear --model {model} --data pg19 --out {out}"
     more = " --kind medusa --num-heads 4" if kind == "medusa" else ""
     return f"tokenswift train-heads{more} {_text(model)} --out {out}"
 

@@ -29,11 +29,9 @@ class Sizes:
         data: held-out text: a file, JSONL or a folder
         positions: places to look at per text sort, at least 16
         context: tokens of a text that is looked at, at least 16
-        count: prompts to generate from, at least 0; 0 skips it
+        count: prompts to generate from, with the tree 1,3,3,3 and 20 n-grams, at least 0; 0 skips it
         prompt_tokens: tokens of a prompt, at least 16
         max_new_tokens: new tokens per prompt, at least 16
-        tree: tree of the generation; default: 1,3,3,3
-        ngrams: n-gram branches
         budget: tokens in the partial KV cache
     """
 
@@ -43,8 +41,6 @@ class Sizes:
     count: int = option(4, earlier="--prompts", least=0)
     prompt_tokens: int = option(1500, earlier="--prompt", least=16)
     max_new_tokens: int = option(200, least=16)
-    tree: tuple[int, ...] = option((1, 3, 3, 3))
-    ngrams: int = option(20, "K")
     budget: int = option(512, "B")
 
 
@@ -65,52 +61,42 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print the table."""
-    from tokenswift.train.data import check_source
+    from tokenswift.train.data import check_source, passages, prefix_of
 
     check_options(args, Sizes)
     sampling = options.sampling_from(args)
-    strategy_options = {"tree": args.tree, "ngrams": args.ngrams, "budget": args.budget}
-    build_options(OPTIONS["tokenswift"], "tokenswift", strategy_options)
+    tree = {"tree": (1, 3, 3, 3), "ngrams": 20, "budget": args.budget}
+    build_options(OPTIONS["tokenswift"], "tokenswift", tree)
     options.check_model_options(args)
     check_source(args.data)
     record = check_record(args.json, options.inputs_of(args))
     llm = options.load_model(args)
 
     from tokenswift.loader.identity import base_of
-    from tokenswift.train.data import passages, prefix_of
     from tokenswift.train.evaluate import head_rates, own_text
     from tokenswift.train.selftext import Backbone
 
     if llm.heads is None:
-        raise InputError(
-            f"heads is {args.heads!r}; no heads fit {base_of(llm.model).name}; valid: a heads file"
-        )
+        name = base_of(llm.model).name
+        raise InputError(f"heads is {args.heads!r}; no heads fit {name}; valid: a heads file")
     sampling = options.model_sampling(args, sampling, llm)
-    prefix = prefix_of(llm.tokenizer)
+    prefix, backbone = prefix_of(llm.tokenizer), Backbone(llm.model)
 
     def taken(count: int, length: int, seed: int) -> list[list[int]]:
         return passages(args.data, llm.tokenizer, [length] * count, prefix, seed)
 
+    given = taken(8, args.context, sampling.seed)
+    half = [passage[: len(passage) // 2] for passage in given]
     result: dict[str, Any] = {"heads": llm.heads.count, "kind": llm.heads.kind}
     with Stages(args.quiet) as stages:
-
-        def rates(stage: str, texts: list[list[int]], learn: int) -> list[dict[str, float]]:
-            tell = partial(stages, stage)
-            return head_rates(backbone, llm.heads, texts, sampling, learn, args.positions, tell)
-
-        given = taken(8, args.context, sampling.seed)
-        backbone = Backbone(llm.model)
         logger.info("measuring on the text")
-        result["text"] = rates("text", given, 32)
+        rates = partial(head_rates, backbone, llm.heads, sampling=sampling, positions=args.positions)
+        result["text"] = rates(given, learn=32, tell=partial(stages, "text"))
         logger.info("measuring on the model's own text")
-        half = [passage[: len(passage) // 2] for passage in given]
-        new, write = len(half[0]), partial(stages, "write")
-        result["own"] = rates("own", *own_text(backbone, half, new, sampling, sampling.seed, write))
-        result["acceptance"] = {}
-        if args.count:
-            prompts = taken(args.count, args.prompt_tokens, sampling.seed + 1)
-            made = _generated(llm, prompts, args.max_new_tokens, strategy_options, sampling, stages)
-            result["acceptance"] = made
+        own = own_text(backbone, half, len(half[0]), sampling, partial(stages, "write"))
+        result["own"] = rates(own, learn=len(half[0]), tell=partial(stages, "own"))
+        prompts = taken(args.count, args.prompt_tokens, sampling.seed + 1)
+        result["acceptance"] = _generated(llm, prompts, args.max_new_tokens, tree, sampling, stages)
     if record != STDOUT:
         print(shown(result), flush=True)
     if record is not None:
@@ -126,9 +112,9 @@ def _generated(
     sampling: SamplingParams,
     stages: Stages,
 ) -> dict[str, dict[str, float]]:
-    """Figures of generations, by what drafts them: the mean over the prompts."""
+    """Figures of generations, by what drafts them: the mean over the prompts; none without prompts."""
     found: dict[str, dict[str, float]] = {}
-    drafts, done = ("partial", "hidden"), 0
+    drafts, done = ("partial", "hidden") if prompts else (), 0
 
     def count(step: Step) -> None:
         nonlocal done

@@ -26,6 +26,8 @@ STAGES = {
     "quantize": ("quantising", "MB", 1_000_000),
     "pack": ("packing weights", "layers", 1),
     "prompt": ("reading the prompt", "tokens", 1),
+    "states": ("hidden states", "tokens", 1),
+    "train": ("training", "steps", 1),
     "text": ("measuring on the text", "places", 1),
     "write": ("the model writes", "tokens", 1),
     "own": ("measuring on the model's own text", "places", 1),

@@ -6,10 +6,11 @@ import argparse
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.output import check_folder, check_writable
-from tokenswift.cli.train_heads import Base, add_training_options, job_of, keeping, load_base
+from tokenswift.cli.train_heads import Base, add_training_options, trained
 
 logger = logging.getLogger("tokenswift")
 
@@ -34,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "train-draft",
         help="train a small draft model for a model",
-        description="A model of a few of the target's own layers, trained to the target's next-token "
+        description="A model of the target's own first layers, trained to the target's next-token "
         "distribution as decoding processes it. Embeddings and LM head stay the target's.",
     )
     add_options(parser, Base, texts={"model": "alias, folder or hub id of the target model"})
@@ -45,20 +46,16 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train and write the model folder."""
     from tokenswift.loader.draft import check_out
-    from tokenswift.train.processes import first_process
 
     check_options(args, Draft)
     check_folder("--out", args.out)
     check_out(args.out)
     check_writable("--pack", args.pack, renamed=True)
-    job = job_of(args)
-    with keeping(job.work):
-        loaded, job = load_base(args, job)
-        from tokenswift.train.draft import pack, train_draft
 
-        notes = train_draft(loaded.model, loaded.tokenizer, job, logger.info, layers=args.layers)
-    logger.info("wrote %s: %s", args.out, ", ".join(f"{k} {v}" for k, v in notes.items()))
-    if args.pack is not None and first_process():
-        pack(args.out, args.pack)
-        logger.info("wrote %s", args.pack)
+    def train(*given: Any) -> dict[str, Any]:
+        from tokenswift.train.draft import train_draft
+
+        return train_draft(*given, layers=args.layers, pack=args.pack)
+
+    trained(args, {"window": 256}, train)
     return 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, check_options, option
@@ -19,19 +19,7 @@ from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.train.options import RECIPES, DataOptions, Job, TrainingOptions
 from tokenswift.types import InputError, RunError
 
-if TYPE_CHECKING:
-    from tokenswift.config import SamplingParams
-    from tokenswift.loader.load import Loaded
-
 logger = logging.getLogger("tokenswift")
-
-
-def lengths(text: str) -> tuple[int, ...]:
-    """An argparse type: ascending lengths with commas."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"is {text!r}; valid: integers such as 256,1024") from None
 
 
 @dataclass(frozen=True)
@@ -51,46 +39,29 @@ class Heads:
 
     Attributes:
         out: heads file to write
-        recipe: own, or paper (its heads, loss and Table 9's settings; needs a large GPU); other options
-            given win
-        kind: sort of heads: linear, conditioned or medusa (default conditioned)
-        num_heads: number of heads (default 3)
-        inner: hidden layer of conditioned heads; 0: none (default 1024)
-        blocks: residual blocks of Medusa heads
-        coverage: tokens worth drafting: the most frequent ones that make up this share of the training text
+        kind: conditioned; linear (the paper's, by its Table 9, which needs a large GPU: other options given
+            win); or medusa
+        num_heads: number of heads
+        inner: hidden layer of conditioned heads; 0: none
     """
 
     out: Path = option(metavar="FILE")
-    recipe: str = option("own")
-    kind: str | None = option(None, choices=("linear", "conditioned", "medusa"))
-    num_heads: int | None = option(None, earlier="--heads")
-    inner: int | None = option(None, least=0, valid="at least 0 (0: no hidden layer)")
-    blocks: int = option(1, least=1, valid="at least 1 residual block")
-    coverage: float = option(0.92)
+    kind: str = option("conditioned", choices=tuple(RECIPES))
+    num_heads: int = option(3, earlier="--heads", least=1)
+    inner: int = option(1024, least=0, valid="at least 0 (0: no hidden layer)")
 
 
 @dataclass(frozen=True)
-class Data:
+class Source:
     """Where the hidden states come from.
 
     Attributes:
-        data: a text or JSONL file, a folder of them, self, or pg19
-        states: finished work folders of train-heads, instead of --data
-        continued: learn from the model's continuations of the data
-        tokens: tokens to learn from (default 300,000; CUDA 4,000,000)
-        sequence_length: tokens run through the model at once (default 768; CUDA 8192)
-        prompt_lengths: tokens of a passage before the model goes on; several for contexts of several lengths
-            (default 256)
-        write_batch: texts that the model writes together (default 48; CUDA 32)
+        data: a text or JSONL file, a folder of them, self (the model writes from nothing), or pg19
+        states: finished work folders of earlier trainings, instead of --data
     """
 
     data: str | None = option(None, "PATH")
     states: list[Path] = option((), "FOLDER", type=Path, nargs="+")
-    continued: bool | None = option(None)
-    tokens: int | None = option(None)
-    sequence_length: int | None = option(None, earlier="--block")
-    prompt_lengths: tuple[int, ...] = option((256,), "N,N,…", type=lengths, earlier="--prompt")
-    write_batch: int | None = option(None)
 
 
 @dataclass(frozen=True)
@@ -98,26 +69,20 @@ class Place:
     """Where training runs, and what it leaves.
 
     Attributes:
-        loss_vocabulary: frequent tokens in the loss; 0: all (default 4096; CUDA all)
-        work: folder for states, checkpoints and log.csv (default OUT.work)
+        work: folder for states, checkpoint and log.csv (default OUT.work)
         dtype: bfloat16, float32, or auto: what the hardware has
         device: auto, cpu, cuda (torchrun: each its own) or cuda:N
         quiet: no progress lines
     """
 
-    loss_vocabulary: int | None = option(None, earlier="--vocabulary")
     work: Path | None = option(None, "DIR")
     dtype: str = option("auto", "T")
     device: str = option("auto", "D")
     quiet: bool = option(False)
 
 
-#: of `train.options.TrainingOptions`, what the command line has, of heads and of any model
-OF_HEADS = ("targets", "start")
-OF_ALL = (
-    *("epochs", "steps", "lr", "weight_decay", "beta2", "warmup", "batch", "window", "accumulate"),
-    *("held_out", "save_every", "tensorboard"),
-)
+#: fields of `train.options.TrainingOptions` that are no options of their own
+ASIDE = ("targets", "log_every", "seed", "bf16")
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -125,88 +90,87 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser("train-heads", help="train draft heads for a model")
     add_options(parser, Base)
     add_options(parser, Heads)
-    add_options(parser, TrainingOptions, only=OF_HEADS, unset=True)
     add_training_options(parser)
 
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
-    """What train-heads and train-draft have in common: the data and the training."""
-    add_options(parser.add_argument_group("data"), Data)
+    """What training commands have in common."""
+    group = parser.add_argument_group("data")
+    add_options(group, Source)
+    add_options(group, DataOptions, {one.name for one in fields(DataOptions)} - {"data"}, unset=True)
     group = parser.add_argument_group("training")
-    add_options(group, TrainingOptions, only=OF_ALL, unset=True)
+    add_options(group, TrainingOptions, {one.name for one in fields(TrainingOptions)} - {*ASIDE}, unset=True)
     add_options(group, Place)
     add_sampling_options(parser, "sampling (what the model writes, and the distribution that is learnt)")
 
 
-def job_of(args: argparse.Namespace) -> Job:
-    """Check the common options and the places to write to; those not given come from the recipe, then from
+def job_of(args: argparse.Namespace, recipe: dict[str, Any]) -> tuple[Job, str, str]:
+    """The job, and the model's dtype and device. Options that are not given come from the recipe, then from
     the place to run. Says what is about to be done before anything heavy is imported.
 
     Raises:
         InputError: an option out of its range, a place that cannot be written, or --data that names nothing.
     """
-    from tokenswift.config import check_choice
     from tokenswift.loader.load import check_name, check_place, check_place_names, native_bfloat16
     from tokenswift.train.data import check_source
-    from tokenswift.train.processes import local_device
 
     if (args.data is None) == (not args.states):
         raise InputError("--data or --states is needed, and not both: where the hidden states come from")
-    check_choice("recipe", getattr(args, "recipe", "own"), tuple(RECIPES))
     check_name(args.model)
     check_place_names(args.dtype, args.device)
     sampling = sampling_from(args)
     work = check_folder("--work", args.work or args.out.with_name(args.out.name + ".work"))
     if args.data is not None:
         check_source(args.data)
-    check_apart(
-        {"--out": args.out, "--work": work, "--pack": getattr(args, "pack", None)}, options.inputs_of(args)
-    )
-    _options(args, sampling, cuda=False, bf16=False)
+    outputs = {"--out": args.out, "--work": work, "--pack": getattr(args, "pack", None)}
+    check_apart(outputs, options.inputs_of(args))
+    given = {name: value for name, value in vars(args).items() if value is not None}
 
+    def job(usual: dict[str, Any], bf16: bool) -> Job:
+        chosen = {"loss_vocabulary": 4096, **usual, **recipe, **given, "seed": sampling.seed, "bf16": bf16}
+        data, training = (
+            {one.name: chosen[one.name] for one in fields(kind) if one.name in chosen}
+            for kind in (DataOptions, TrainingOptions)
+        )
+        source = None if args.data is None else DataOptions(**data)
+        name = Path(args.model).name
+        return Job(source, TrainingOptions(**training), args.out, work, name, sampling, tuple(args.states))
+
+    job({}, False)  # ranges show before anything heavy is imported
     logger.info("loading %s", args.model)
+    from tokenswift.train.work import local_device
+
     device = local_device(check_place(args.dtype, args.device))
     dtype = args.dtype
     if dtype == "auto":
         dtype = "bfloat16" if native_bfloat16(device) else "float32"
-    data, training, vocabulary = _options(args, sampling, cuda=device != "cpu", bf16=dtype == "bfloat16")
-    name = Path(args.model).name
-    return Job(data, training, args.out, work, vocabulary, name, sampling, tuple(args.states), dtype, device)
+    cuda = {"tokens": 4_000_000, "sequence_length": 8192, "write_batch": 32, "loss_vocabulary": 0}
+    return job({} if device == "cpu" else cuda, dtype == "bfloat16"), dtype, device
 
 
-def _options(
-    args: argparse.Namespace, sampling: SamplingParams, cuda: bool, bf16: bool
-) -> tuple[DataOptions | None, TrainingOptions, int]:
-    """Data, training and the loss's vocabulary on a place to run."""
-    from tokenswift.config import check_integer
+def trained(args: argparse.Namespace, recipe: dict[str, Any], train: Callable[..., dict[str, Any]]) -> None:
+    """Load the model, train for it, and say what came out.
 
-    place = {
-        "tokens": 4_000_000 if cuda else 300_000,
-        "sequence_length": 8192 if cuda else 768,
-        "write_batch": 32 if cuda else 48,
-        "loss_vocabulary": 0 if cuda else 4096,
-    }
-    given = {name: value for name, value in vars(args).items() if value is not None}
-    given["prompt"] = given.pop("prompt_lengths")
-    chosen = {**place, **RECIPES[getattr(args, "recipe", "own")], **given, "sampling": sampling, "bf16": bf16}
+    Args:
+        train: takes the model, its tokenizer, the job, and where lines and progress go; returns notes.
+    """
+    job, dtype, device = job_of(args, recipe)
 
-    def of(kind: type) -> dict[str, Any]:
-        return {name: chosen[name] for name in kind.__dataclass_fields__ if name in chosen}
-
-    check_integer("loss_vocabulary", chosen["loss_vocabulary"], 0)
-    data = None if args.data is None else DataOptions(source=args.data, **of(DataOptions))
-    return data, TrainingOptions(**of(TrainingOptions)), chosen["loss_vocabulary"]
-
-
-def load_base(args: argparse.Namespace, job: Job) -> tuple[Loaded, Job]:
-    """The model to train for, and the job with its sampling where that is asked for."""
     from tokenswift.loader.load import load
+    from tokenswift.train.work import first_process
 
-    with Stages(args.quiet) as stages:
-        loaded = load(args.model, dtype=job.dtype, device=job.device, on_progress=stages)
-    sampling = options.model_sampling(args, job.learnt, loaded)
-    data = None if job.data is None else replace(job.data, sampling=sampling)
-    return loaded, replace(job, sampling=sampling, data=data)
+    if not first_process():
+        logger.setLevel(logging.ERROR)  # one of them is enough
+    with keeping(job.work), Stages(args.quiet or not first_process()) as stages:
+
+        def report(line: str) -> None:
+            stages.end()  # its line is its own
+            logger.info(line)
+
+        loaded = load(args.model, dtype=dtype, device=device, on_progress=stages)
+        job = replace(job, sampling=options.model_sampling(args, job.sampling, loaded))
+        notes = train(loaded.model, loaded.tokenizer, job, report, stages)
+    logger.info("wrote %s: %s", args.out, ", ".join(f"{k} {v}" for k, v in notes.items()))
 
 
 @contextmanager
@@ -216,7 +180,7 @@ def keeping(work: Path) -> Iterator[None]:
     def kept() -> str:
         if not work.is_dir():
             return "nothing was kept"
-        return f"states and checkpoints so far are in {work}; the same command goes on with them"
+        return f"what is done so far is kept in {work}; the same command resumes it"
 
     with Signals():
         try:
@@ -224,7 +188,7 @@ def keeping(work: Path) -> Iterator[None]:
         except Interrupted as error:
             raise Interrupted(error.number, kept()) from None
         except RunError as error:
-            raise error if "kept" in str(error) else RunError(f"{error}; {kept()}") from error
+            raise RunError(f"{error}; {kept()}") from error
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             raise RunError(f"{where}{error.strerror or error}; {kept()}") from error
@@ -232,30 +196,13 @@ def keeping(work: Path) -> Iterator[None]:
 
 def run(args: argparse.Namespace) -> int:
     """Train and write the heads file."""
-    from tokenswift.config import check_integer, check_number
-
-    recipe = RECIPES.get(args.recipe, {})
-    kind = args.kind or recipe.get("kind", "conditioned")
-    count = args.num_heads if args.num_heads is not None else recipe.get("heads", 3)
-    check_integer("num_heads", count, 1)
     check_options(args, Heads)
-    check_number("coverage", args.coverage, "above 0, at most 1", 0 < args.coverage <= 1)
     check_writable("--out", args.out, renamed=True)
-    job = job_of(args)
-    with keeping(job.work):
-        loaded, job = load_base(args, job)
-        from tokenswift.train.pipeline import train_heads
 
-        notes = train_heads(
-            loaded.model,
-            loaded.tokenizer,
-            job,
-            logger.info,
-            kind=kind,
-            count=count,
-            inner=args.inner,
-            blocks=args.blocks,
-            coverage=args.coverage,
-        )
-    logger.info("wrote %s: %s", args.out, ", ".join(f"{k} {v}" for k, v in notes.items()))
+    def train(*given: Any) -> dict[str, Any]:
+        from tokenswift.train.heads import train_heads
+
+        return train_heads(*given, kind=args.kind, count=args.num_heads, inner=args.inner)
+
+    trained(args, RECIPES[args.kind], train)
     return 0

@@ -54,8 +54,8 @@ from tokenswift.models.target import Target, backend_for
 from tokenswift.ranks import Ranks
 from tokenswift.spec.adaptive.prices import Table, keep_table, kept_table, measure
 from tokenswift.spec.drafters.heads import level_of
-from tokenswift.spec.heads.checkpoint import packaged_kinds, read_packaged, resolve_heads
 from tokenswift.spec.heads.modules import Heads
+from tokenswift.spec.heads.resolve import packaged_kinds, read_packaged, resolve_heads
 from tokenswift.types import Generation, InputError, OnProgress, Step
 from tokenswift.words import (
     Activations,

@@ -86,7 +86,7 @@ def build(packed: Path, target: Path, folder: Path, record: dict[str, Any]) -> N
     """Write a transformers folder of the draft model.
 
     Args:
-        packed: a file from :func:`tokenswift.train.draft.pack`.
+        packed: a file from :func:`tokenswift.train.draft.packed`.
         target: the target model's folder (one ``model.safetensors``, or a GGUF file, whose embeddings are
             unpacked to float32); gives embeddings and tokenizer, and the type of the weights.
         folder: the folder to make.

@@ -8,30 +8,35 @@ tokenizer's own first tokens (BOS).
 
 from __future__ import annotations
 
-import codecs
-import hashlib
-import json
 import logging
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
-from tokenswift.checks import check_text
+import msgspec
+
+from tokenswift.loader.identity import digest_of, file_digest
 from tokenswift.types import InputError
-from tokenswift.words import counted
 
 SHORTEST = 64  # tokens; shorter remainders of a document teach little
 ENDLESS = ("pg19",)  # sources that are streamed and whose size is not known
 BOOKS = 128  # texts of an endless source that the wanted tokens are taken from, at least
-PIECE = 1 << 25  # bytes of a file in memory at once
+PIECE = 1 << 25  # characters of a file in memory at once
+MOST_CHARACTERS = 6  # that a token is thought to have
 
 
 class Encoder(Protocol):
     """What is needed of a tokenizer."""
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> Any: ...
+
+
+class _Line(msgspec.Struct):
+    """What is read of a line of a JSONL file."""
+
+    text: str
 
 
 def prefix_of(tokenizer: Encoder) -> list[int]:
@@ -44,99 +49,62 @@ def prefix_of(tokenizer: Encoder) -> list[int]:
     return []
 
 
-def files_of(source: str) -> list[Path]:
-    """The files of a local source, in order."""
-    check_source(source)
-    path = Path(source)
-    if path.is_file():
-        return [path]
-    files = sorted(p for p in path.rglob("*") if p.suffix in (".txt", ".jsonl"))
-    if not files:
-        raise InputError(f"--data {source} holds no .txt or .jsonl file")
-    return files
-
-
-def read_texts(source: str) -> Iterator[str]:
-    """The documents of a file, a folder, or ``pg19``, one after the other."""
-    if source == "pg19":
-        yield from _pg19()
-        return
-    for file in files_of(source):
-        yield from _jsonl(file) if file.suffix == ".jsonl" else _text(file)
-
-
 def check_source(source: str) -> None:
     """Raise :class:`InputError` when ``--data`` names nothing."""
     if source not in ("self", *ENDLESS) and not Path(source).exists():
         raise InputError(f"--data {source} does not exist; valid: a text or JSONL file, a folder, self, pg19")
 
 
+def files_of(source: str) -> list[Path]:
+    """The files of a local source, in order."""
+    check_source(source)
+    path = Path(source)
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in (".txt", ".jsonl"))
+    if not files:
+        raise InputError(f"--data {source} holds no .txt or .jsonl file")
+    return files
+
+
 def fingerprint(source: str) -> str:
     """What a source holds: a hash of its files' contents, wherever they lie; its name if it has no files."""
     if source in ("self", *ENDLESS):
         return source
-    whole = hashlib.sha256()
+    try:
+        return digest_of([[file_digest(file), file.suffix] for file in files_of(source)])
+    except OSError as error:
+        raise InputError(f"--data {error.filename} cannot be read: {error.strerror}") from error
+
+
+def read_texts(source: str) -> Iterator[str]:
+    """The documents of a file, a folder, or ``pg19``, one after the other; a large text comes in pieces."""
+    if source == "pg19":
+        yield from _pg19()
+        return
     for file in files_of(source):
         try:
-            with file.open("rb") as opened:
-                whole.update(hashlib.file_digest(opened, "sha256").digest() + file.suffix.encode())
+            if file.suffix == ".jsonl":
+                yield from _lines(file)
+                continue
+            with file.open(encoding="utf-8", newline="") as opened:
+                while piece := opened.read(PIECE):
+                    yield piece
+        except UnicodeDecodeError as error:
+            raise InputError(f"--data {file} is not UTF-8 ({error.reason})") from error
         except OSError as error:
             raise InputError(f"--data {file} cannot be read: {error.strerror}") from error
-    return whole.hexdigest()
 
 
-def _text(file: Path) -> Iterator[str]:
-    """The text of a file; one longer than :data:`PIECE` comes in pieces."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    at, empty = 0, True
-    try:
-        with file.open("rb") as opened:
-            while piece := opened.read(PIECE):
-                waiting = len(decoder.getstate()[0])
-                try:
-                    text = decoder.decode(piece, final=len(piece) < PIECE)
-                except UnicodeDecodeError as error:
-                    bad = at - waiting + error.start
-                    raise InputError(f"--data {file} is not UTF-8 (byte {bad})") from error
-                at, empty = at + len(piece), False
-                yield text
-    except OSError as error:
-        raise InputError(f"--data {file} cannot be read: {error.strerror}") from error
-    if empty:
-        yield ""
-
-
-def _jsonl(file: Path) -> Iterator[str]:
-    at = 0
-    try:
-        with file.open("rb") as opened:
-            for number, line in enumerate(opened, 1):
-                try:
-                    text = line.decode("utf-8")
-                except UnicodeDecodeError as error:
-                    raise InputError(f"--data {file} is not UTF-8 (byte {at + error.start})") from error
-                at += len(line)
-                if text.strip():
-                    yield _field(file, number, text)
-    except OSError as error:
-        raise InputError(f"--data {file} cannot be read: {error.strerror}") from error
-
-
-def _field(file: Path, number: int, line: str) -> str:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"--data {file} line {number} is not JSON: {error.msg}") from error
-    if isinstance(record, dict) and isinstance(record.get("input_ids"), list):
-        raise InputError(
-            f"--data {file} line {number} holds token ids of some tokenizer; valid: a field text"
-        )
-    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-        raise InputError(f"--data {file} line {number} has no field text that is a string")
-    try:
-        return check_text("text", record["text"])
-    except InputError as error:
-        raise InputError(f"--data {file} line {number}: {error}") from error
+def _lines(file: Path) -> Iterator[str]:
+    decoder = msgspec.json.Decoder(_Line)
+    with file.open("rb") as opened:
+        for number, line in enumerate(opened, 1):
+            try:
+                if line.strip():
+                    yield decoder.decode(line).text
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise InputError(
+                    f"--data {file} line {number}: {error}; valid: a JSON object with a field text"
+                ) from error
 
 
 def _pg19() -> Iterator[str]:
@@ -155,20 +123,33 @@ def _pg19() -> Iterator[str]:
 
 
 def first_tokens(text: str, tokenizer: Encoder, count: int) -> list[int]:
-    """The first ``count`` tokens of a text, or all; hardly more of it is tokenised.
+    """The first ``count`` tokens of a text, or all; hardly more of it is tokenised."""
+    size = MOST_CHARACTERS * count
+    while True:
+        tokens = list(tokenizer(text[:size], add_special_tokens=False)["input_ids"])
+        if len(tokens) >= count or size >= len(text):
+            return tokens[:count]
+        size *= 4
 
-    It is read in pieces that end at white space, each about as long as the rest should be.
+
+def _shares(source: str, wanted: int, least: int) -> Iterator[tuple[str, int]]:
+    """The documents that are to give something, each with how much of ``wanted``: by their lengths, or for a
+    :data:`BOOKS`-th where the source is endless.
+
+    Args:
+        least: of a share; what a short document would give is left to a later one.
     """
-    tokens: list[int] = []
-    at, rate = 0, 1.0  # characters, and characters a token
-    while len(tokens) < count and at < len(text):
-        end = at + int((count - len(tokens)) * rate) + 16
-        space = re.compile(r"\s").search(text, end, end + 256)
-        end = space.start() if space else end
-        tokens += tokenizer(text[at:end], add_special_tokens=False)["input_ids"]
-        at = end
-        rate = at / max(1, len(tokens))
-    return tokens[:count]
+    endless = source in ENDLESS
+    total = BOOKS if endless else sum(map(len, read_texts(source)))
+    credit = 0  # times total
+    for text in read_texts(source):
+        credit += max(wanted, least * BOOKS) if endless else wanted * len(text)
+        if credit < total * min(least, max(SHORTEST, len(text) // 4)):
+            continue
+        share = credit // total
+        share -= share % least if share > least else 0
+        credit -= share * total
+        yield text, share
 
 
 def blocks(
@@ -176,35 +157,22 @@ def blocks(
 ) -> Iterator[list[int]]:
     """Blocks of at most ``length`` tokens, none across two documents, ``limit`` tokens in all.
 
-    Local documents give in proportion to their lengths, long ones whole blocks; short remainders are
-    dropped. Of an endless source only whole blocks are taken, from at least :data:`BOOKS` of its texts.
+    Documents give in proportion to their lengths, long ones whole blocks; short remainders are dropped.
 
     Args:
         prefix: tokens that every block begins with.
     """
-    room = length - len(prefix)
-    endless = source in ENDLESS
-    total = 0 if endless else sum(map(len, read_texts(source)))
-    left, credit = limit, 0.0
-    for text in read_texts(source):
-        if left < (room if endless else 1):
-            return
-        if endless:
-            credit = max(room, limit // BOOKS // room * room)
-        else:
-            credit += limit * len(text) / max(total, 1)
-            if credit < min(room, max(SHORTEST, len(text) // 4)):
-                continue  # of many short documents a part is enough: its share goes to a later one
-        want = min(left, round(credit))
-        if want > room and (endless or limit < total):
-            want -= want % room
-        tokens = first_tokens(text, tokenizer, want)
-        credit -= len(tokens)
+    room, left = length - len(prefix), limit
+    shortest = room if source in ENDLESS else min(SHORTEST, room)
+    for text, share in _shares(source, limit, room):
+        tokens = first_tokens(text, tokenizer, min(share, left))
         for start in range(0, len(tokens), room):
             piece = tokens[start : start + room]
-            if len(piece) >= (room if endless else min(SHORTEST, room)):
+            if len(piece) >= shortest:
                 left -= len(piece)
                 yield [*prefix, *piece]
+        if left < shortest:
+            return
 
 
 def passages(
@@ -215,89 +183,36 @@ def passages(
     Args:
         lengths: tokens of each passage, the prefix included.
         prefix: tokens that every passage begins with.
+    Raises:
+        InputError: no document is as long as the longest.
     """
-    wanted = [length - len(prefix) for length in lengths]
-    if source in ENDLESS:
-        found = _streamed(source, tokenizer, wanted, seed)
-    else:
-        found = _spread(source, tokenizer, wanted, seed)
-    return [[*prefix, *passage] for passage in found]
+    choose, found = random.Random(seed), dict[int, list[int]]()
+    wanted = [(length - len(prefix), place) for place, length in enumerate(lengths)]
+    choose.shuffle(wanted)
 
+    def take(text: str, most: int) -> None:
+        for _ in range(min(most, len(wanted))):
+            length, place = wanted[-1]
+            start = choose.randrange(max(1, len(text) - MOST_CHARACTERS * length))
+            tokens = first_tokens(_from_word(text, start), tokenizer, length)
+            if len(tokens) < length:
+                return
+            found[place] = [*prefix, *tokens]
+            wanted.pop()
 
-def _streamed(source: str, tokenizer: Encoder, wanted: list[int], seed: int) -> list[list[int]]:
-    """Passages of the first texts of an endless source, a few of each."""
-    choose, found = random.Random(seed), list[list[int]]()
-    each = max(1, len(wanted) // BOOKS)
-    for text in read_texts(source):
-        for length in wanted[len(found) : len(found) + each]:
-            start = choose.randrange(max(1, len(text) - 8 * length))
-            passage = first_tokens(_from_word(text, start), tokenizer, length)
-            if len(passage) == length:
-                found.append(passage)
-        if len(found) == len(wanted):
-            return found
-    raise InputError(f"--data {source} gave {len(found)} passages; {len(wanted)} are needed")
-
-
-def _spread(source: str, tokenizer: Encoder, wanted: list[int], seed: int) -> list[list[int]]:
-    """Passages of local documents, each document by its length."""
-    choose = random.Random(seed)
-    sizes = [len(text) for text in read_texts(source)]
-    found: dict[int, list[int]] = {}
-    short = dict.fromkeys(range(len(sizes)), -1)  # tokens that a document is known to have, at most
-    while len(found) < len(wanted):
-        places: dict[int, list[tuple[int, float]]] = {}
-        for i, length in enumerate(wanted):
-            if i in found:
-                continue
-            fit = [d for d, size in enumerate(sizes) if size and not 0 <= short[d] < length]
-            if not fit:
-                longest = max(short.values(), default=0)
-                raise InputError(
-                    f"--data {source} has no document of {length} tokens (the longest has {max(0, longest)})"
-                )
-            document = choose.choices(fit, [sizes[d] for d in fit])[0]
-            places.setdefault(document, []).append((i, choose.random()))
-        for document, text in enumerate(read_texts(source)):
-            for i, where in places.get(document, ()):
-                passage = _passage(text, tokenizer, wanted[i], where)
-                if len(passage) == wanted[i]:
-                    found[i] = passage
-                else:
-                    short[document] = len(passage)
-    return [found[i] for i in range(len(wanted))]
-
-
-def _passage(text: str, tokenizer: Encoder, length: int, where: float) -> list[int]:
-    """``length`` tokens from a place (0 to 1) of a text; fewer only where the whole text has fewer."""
-    start = int(where * len(text))
-    passage = first_tokens(_from_word(text, start), tokenizer, length)
-    while len(passage) < length and start > 0:  # too near the end: the last tokens of a longer piece
-        start = max(0, start - 8 * length)
-        passage = list(tokenizer(_from_word(text, start), add_special_tokens=False)["input_ids"])[-length:]
-    return passage
+    for text, share in _shares(source, len(wanted), 1):
+        take(text, share)
+        if not wanted:
+            break
+    wanted.sort()  # what short documents could not give is any other's to give, the longest first
+    for text in read_texts(source) if wanted else ():
+        take(text, len(wanted))
+    if wanted:
+        raise InputError(f"--data {source} has no document of {wanted[-1][0]} tokens")
+    return [found[place] for place in range(len(lengths))]
 
 
 def _from_word(text: str, start: int) -> str:
     """The text from the first white space at or after ``start`` on."""
     space = re.compile(r"\s").search(text, start, start + 256) if start else None
     return text[space.start() if space else start :]
-
-
-def check_tokens(tokens: Iterable[int], vocab_size: int) -> None:
-    """Raise :class:`InputError` when a tokenizer and a model do not belong together."""
-    largest = max(tokens, default=0)
-    if largest >= vocab_size:
-        raise InputError(f"the tokenizer gives token {largest}, the model's vocabulary has {vocab_size}")
-
-
-def check_amount(source: str, tokenizer: Encoder, needed: int) -> NoReturn:
-    """Say why a source gives too little to learn from."""
-    found = 0
-    for text in read_texts(source):
-        found += len(first_tokens(text, tokenizer, needed))
-        if found >= needed:
-            raise InputError(f"--data {source} has too few texts of at least {SHORTEST} tokens")
-    if not found:
-        raise InputError(f"--data {source} is empty")
-    raise InputError(f"--data {source} has {counted(found, 'token')}; at least {needed:,} are needed")

@@ -21,31 +21,21 @@ from tokenswift.sampling.noise import Noise
 from tokenswift.spec.heads.modules import Heads
 from tokenswift.train.selftext import Backbone, continuations
 
-Tell = Callable[[int, int], None]  #: how much is done, and how much there is
+Tell = Callable[[int, int], object]  #: how much is done, and how much there is
 MEASURES = ("top1", "top3", "match", "match3")
 
 
-def _ignore(done: int, total: int) -> None:
-    """Nobody wants to know."""
-
-
 def own_text(
-    backbone: Backbone,
-    prompts: list[list[int]],
-    new_tokens: int,
-    sampling: SamplingParams,
-    seed: int,
-    tell: Tell = _ignore,
-) -> tuple[list[list[int]], int]:
-    """Continuations of equally long prompts by the model: whole texts, and where they begin. ``tell`` is told
-    how many of the tokens are written."""
+    backbone: Backbone, prompts: list[list[int]], new: int, sampling: SamplingParams, tell: Tell
+) -> list[list[int]]:
+    """Continuations of equally long prompts by the model, the prompts before them. ``tell`` is told how many
+    of the tokens are written."""
     start = torch.tensor(prompts, device=backbone.model.device)
-    tokens = []
-    for token, _ in continuations(backbone, start, new_tokens, sampling, seed):
-        tokens.append(token)
-        tell(len(prompts) * len(tokens), len(prompts) * new_tokens)
-    texts = torch.cat((start, torch.stack(tokens, dim=1)), dim=1)
-    return texts.tolist(), start.shape[1]
+    tokens = [start]
+    for token, _ in continuations(backbone, start, new, sampling, sampling.seed):
+        tokens.append(token[:, None])
+        tell(len(prompts) * (len(tokens) - 1), len(prompts) * new)
+    return torch.cat(tokens, dim=1).tolist()
 
 
 @torch.no_grad()
@@ -56,7 +46,7 @@ def head_rates(
     sampling: SamplingParams,
     learn: int = 0,
     positions: int = 2000,
-    tell: Tell = _ignore,
+    tell: Tell = lambda done, total: None,
 ) -> list[dict[str, float]]:
     """Per head, the measures over about ``positions`` places of the texts, evenly spread.
 
@@ -73,16 +63,14 @@ def head_rates(
     noise = Noise(sampling.seed, model.get_input_embeddings().weight.shape[0], model.device)
     sums = torch.zeros(heads.count, len(MEASURES), dtype=torch.float32)
     seen = 0
-    last = [len(text) - 1 - heads.count for text in texts]
-    strides = [max(1, (end - learn) * len(texts) // positions) for end in last]
-    places = [range(learn, end, stride) for end, stride in zip(last, strides, strict=True)]
+    ends = [len(text) - 1 - heads.count for text in texts]
+    places = [range(learn, end, max(1, (end - learn) * len(texts) // positions)) for end in ends]
     total = sum(map(len, places))
     for text, here in zip(texts, places, strict=True):
         tokens = torch.tensor(text, device=model.device)
         hidden = backbone.hidden(tokens[None])[0]
         for t in here:
-            rows = zip(_drafts(backbone, heads, tokens, hidden, t), range(heads.count), strict=True)
-            for logits, i in rows:
+            for i, logits in enumerate(_drafts(backbone, heads, tokens, hidden, t)):
                 sums[i] += _measure(backbone, logits, tokens, hidden, t + 1 + i, sampling, noise)
             seen += 1
             tell(seen, total)

@@ -6,10 +6,7 @@ sampling computes anyway are the heads' training input, so one pass gives both.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
@@ -58,9 +55,8 @@ def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    *_: object,
     scaling: float | None = None,
-    dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
@@ -155,74 +151,7 @@ def continuations(
     text, fresh = prompts, prompts
     for _ in range(new_tokens):
         hidden = backbone.hidden(fresh, cache)
-        token = _drawn(backbone, hidden, text, sampling, generator)
-        yield token, hidden
-        fresh = token[:, None]
+        shares = chances(backbone.logits(hidden[:, -1]), text[:, -sampling.penalty_window :], sampling)
+        fresh = shares.multinomial(1, generator=generator)
+        yield fresh[:, 0], hidden
         text = torch.cat((text, fresh), dim=1)
-
-
-def _drawn(
-    backbone: Backbone,
-    hidden: Float[Tensor, "B n D"],
-    text: Int[Tensor, "B L"],
-    sampling: SamplingParams,
-    generator: torch.Generator,
-) -> Int[Tensor, " B"]:
-    """The next token of each text, from the state of its last one."""
-    recent = text[:, -sampling.penalty_window :]
-    mass = chances(backbone.logits(hidden[:, -1]), recent, sampling).cumsum(-1)
-    aim = (
-        torch.rand(len(mass), 1, generator=generator, dtype=torch.float32, device=mass.device) * mass[:, -1:]
-    )
-    return torch.searchsorted(mass, aim, right=True).clamp_max(mass.shape[1] - 1).squeeze(1)
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """What a batch of `continuations` takes, in seconds: steps grow slower with the text.
-
-    Attributes:
-        prefill: the first step, the prompts' own pass.
-        step: the second one, of one token a text.
-        growth: how much longer each further step is than the one before it.
-    """
-
-    prefill: float
-    step: float
-    growth: float
-
-    def seconds(self, done: int) -> float:
-        """Seconds of the first ``done`` steps."""
-        single = max(0, done - 1)
-        return self.prefill * min(done, 1) + single * self.step + self.growth * single * (single - 1) / 2
-
-
-@torch.no_grad()
-def pace_of(
-    backbone: Backbone, prompts: Int[Tensor, "B P"], new_tokens: int, sampling: SamplingParams, tries: int = 3
-) -> Pace:
-    """Measure a few steps of such a batch: the prompts' pass, steps behind it, and steps over a cache as full
-    as it gets (of zeros, which take the same time)."""
-    generator = torch.Generator(prompts.device).manual_seed(0)
-    cache = BatchCache(prompts.shape[1] + new_tokens)
-
-    def step(fresh: Tensor, text: Tensor) -> float:
-        begun = time.monotonic()
-        _drawn(backbone, backbone.hidden(fresh, cache), text, sampling, generator).tolist()  # waits for a GPU
-        return time.monotonic() - begun
-
-    def single(text: Tensor) -> float:
-        """A step of one token behind ``tries // 2`` others of its kind."""
-        return median(step(text[:, -1:], text) for _ in range(tries))
-
-    prefill = step(prompts, prompts)
-    if new_tokens <= 2 * tries:  # too short to look at both ends
-        return Pace(prefill, prefill, 0.0)
-    first = single(prompts)
-    for layer in cache.layers.values():
-        for tensor in layer:
-            tensor[:, :, cache.length :] = 0
-    cache.length = cache.capacity - tries
-    last = single(prompts.new_zeros(len(prompts), cache.length))
-    growth = (last - first) / (new_tokens - tries)
-    return Pace(prefill, max(0.0, first - growth * (tries // 2)), growth)

@@ -17,18 +17,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.tiny import tiny_model
-from tokenswift.spec.heads import checkpoint
+from tokenswift.spec.heads import resolve
 from tokenswift.spec.heads.checkpoint import (
     METADATA_KEY,
     base_of,
     load_heads,
-    packaged_heads,
     read_heads,
-    resolve_heads,
     save_heads,
 )
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.spec.heads.published import export_checkpoint
+from tokenswift.spec.heads.resolve import packaged_heads, resolve_heads
 from tokenswift.types import InputError
 
 D, V = 16, 40
@@ -161,7 +160,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         save_heads(
             random_heads(kind), tmp_path / "data" / f"a.{kind}.heads.safetensors", base_of(model, "tiny")
         )
-    monkeypatch.setattr("tokenswift.spec.heads.checkpoint.resources.files", lambda package: tmp_path)
+    monkeypatch.setattr("tokenswift.spec.heads.resolve.resources.files", lambda package: tmp_path)
     return model
 
 
@@ -193,7 +192,7 @@ def test_shipped_heads_of_weights_before_rounding(
         heads = resolve_heads("auto", shipped)
     assert (heads is not None) is fits
     assert any("differ from this model's by" in line for line in caplog.messages) is told
-    file = Path(str(checkpoint.resources.files("tokenswift"))) / "data" / "a.linear.heads.safetensors"
+    file = Path(str(resolve.resources.files("tokenswift"))) / "data" / "a.linear.heads.safetensors"
     if moved > 0.01:
         with pytest.raises(InputError, match="their weights differ by"):
             load_heads(file, shipped)

@@ -14,9 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from tests.conftest import tiny_model
 from tokenswift.loader.identity import base_of
-from tokenswift.spec.heads.checkpoint import load_heads, resolve_heads, save_heads
+from tokenswift.spec.heads.checkpoint import load_heads, save_heads
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.spec.heads.published import checkpoint_folder, export_checkpoint, import_checkpoint
+from tokenswift.spec.heads.resolve import resolve_heads
 from tokenswift.types import InputError
 
 D, V = 32, 260

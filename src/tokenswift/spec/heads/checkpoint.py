@@ -1,6 +1,6 @@
 """The file format of draft heads, and the check that heads and base model belong together.
 
-A heads file is one safetensors file: the tensors of :class:`Heads` under ``spec.heads.``, a sample of
+A heads file is one safetensors file: the tensors of :class:`Heads` under ``heads.``, a sample of
 the base model's weights under ``base.sample``, and a JSON object under ``tokenswift_heads`` in the
 header's metadata. The sample is the base's identity. It is compared with a tolerance, so a base
 model cast to another dtype still matches, and a fine-tuned one does not.
@@ -8,23 +8,20 @@ model cast to another dtype still matches, and a fine-tuned one does not.
 
 from __future__ import annotations
 
-import copy
 import json
-import logging
 import math
 from dataclasses import dataclass
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tokenswift.config import HEAD_KINDS, shown
+from tokenswift.config import shown
 from tokenswift.files import replacing
+from tokenswift.json_files import line_of
 from tokenswift.loader.identity import SAMPLE_SIZE, TOLERANCE, BaseIdentity, Values, base_of
 from tokenswift.loader.safetensors import open_weights
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
@@ -35,11 +32,6 @@ METADATA_KEY = "tokenswift_heads"
 #: types that weights of heads may have
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 MOST_NAME = 200  # characters of a name in messages
-#: greatest distance of a model from the one that shipped heads were made for: that one's weights are those of
-#: a Q4_1 file, rounding to which moves weights by .08 of their size; the model before it gets them, too
-ROUNDED = 0.15
-
-logger = logging.getLogger("tokenswift")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +114,7 @@ def save_heads(
         with replacing(path) as part:
             save_file(tensors, part, metadata={METADATA_KEY: json.dumps(header)})
     except (OSError, SafetensorError) as error:
-        raise InputError(f"cannot write heads to {path}: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(f"cannot write heads to {path}: {line_of(error)}") from error
 
 
 def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
@@ -154,7 +140,7 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
         text = str(error)
         raise InputError(text if str(path) in text else f"heads file {path}: {text}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"heads file {path} has a broken header: {_reason(error)}") from error
+        raise InputError(f"heads file {path} has a broken header: {line_of(error)}") from error
     tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     sample = tensors.pop("base.sample", None)
     if sample is None:
@@ -190,7 +176,7 @@ def _calibration(found: Any, path: Path) -> dict[str, list[list[float]]] | None:
         shapes = {tuple(map(len, rows)) for rows in kept.values()}
         numbers = [weight for rows in kept.values() for row in rows for weight in row]
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"heads file {path} has a broken calibration: {_reason(error)}") from error
+        raise InputError(f"heads file {path} has a broken calibration: {line_of(error)}") from error
     if shapes - {(6, 6)} or not all(map(math.isfinite, numbers)):
         raise InputError(
             f"heads file {path} has a broken calibration; valid: six finite numbers, twice a source"
@@ -206,7 +192,7 @@ def build_heads(config: HeadsConfig, tensors: dict[str, Tensor], source: str) ->
         with torch.device("meta"):
             wanted = Heads(config).state_dict()
     except RuntimeError as error:  # sizes beyond what a tensor's can be
-        raise InputError(f"heads in {source} have impossible sizes: {_reason(error)}") from error
+        raise InputError(f"heads in {source} have impossible sizes: {line_of(error)}") from error
     for name, tensor in wanted.items():
         if name not in tensors:
             raise InputError(f"heads in {source} lack tensor {name}")
@@ -263,109 +249,3 @@ def fitted(heads: Heads, host: HeadsHost) -> Heads:
                 f"heads in {heads.source}: tensor {name} holds values beyond the range of {kind}"
             )
     return heads
-
-
-def packaged_kinds(model: Any) -> dict[str, Traversable]:
-    """The files of the shipped heads that were made for this model, or for its weights rounded to few bits,
-    by kind, in the order of their names.
-
-    Only headers and samples are read, and those only where the sizes fit.
-    """
-    identity = host_of(model).base
-    found: dict[str, Traversable] = {}
-    for entry in sorted(resources.files("tokenswift").joinpath("data").iterdir(), key=lambda e: e.name):
-        if not entry.name.endswith(".heads.safetensors"):
-            continue
-        with resources.as_file(entry) as path, safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
-            config = header.get("heads", {})
-            if (config.get("hidden_size"), config.get("vocab_size")) != (
-                identity.hidden_size,
-                identity.vocab_size,
-            ):
-                continue
-            sample = file.get_tensor("base.sample").float()
-        base = BaseIdentity(str(header.get("base")), identity.hidden_size, identity.vocab_size, sample)
-        if base.distance(identity) <= ROUNDED:
-            found.setdefault(config["kind"], entry)
-    return found
-
-
-def packaged_heads(model: Any, kind: str | None = None) -> Heads | None:
-    """The shipped heads that were made for this model, if there are any: the first file by name, or
-    the first of a ``kind``."""
-    host = host_of(model)
-    found = packaged_kinds(host)
-    entry = next(iter(found.values()), None) if kind is None else found.get(kind)
-    if entry is None:
-        return None
-    with resources.as_file(entry) as path:
-        heads, base, _ = read_heads(path)
-    if (far := base.distance(host.base)) > TOLERANCE:
-        logger.info(
-            "the shipped heads were made for %s, whose weights differ from this model's by %.0f%%, as "
-            "rounding to few bits does; they may guess less well here, and cannot change the text",
-            base.name,
-            100 * far,
-        )
-    return fitted(_shipped(heads, entry), host)
-
-
-def read_packaged(entry: Traversable) -> Heads:
-    """Shipped heads from :func:`packaged_kinds`, which has seen that they fit; float32 on the CPU."""
-    with resources.as_file(entry) as path:
-        heads, _, _ = read_heads(path)
-    return _shipped(heads, entry)
-
-
-def _shipped(heads: Heads, entry: Traversable) -> Heads:
-    heads.source = f"{entry.name} (shipped)"
-    return heads
-
-
-def resolve_heads(spec: str | Path | Heads | None, model: Any) -> Heads | None:
-    """The heads that a ``heads=`` argument or ``--heads`` names.
-
-    Args:
-        spec: "auto" (heads in the model's own folder, shipped heads that fit the model, else none),
-            "none" or None, a kind of shipped heads, the path of a heads file, or the heads themselves.
-        model: the loaded transformers causal LM, or its :class:`HeadsHost`.
-    Raises:
-        InputError: a file that holds no heads for this model, or no heads of that kind are shipped for it.
-    """
-    if spec is None or spec == "none":
-        return None
-    host = host_of(model)
-    if isinstance(spec, Heads):
-        width = host.base.hidden_size
-        if spec.config.hidden_size != width:
-            raise InputError(f"heads have hidden size {spec.config.hidden_size}, the model has {width}")
-        same = (spec.dtype, next(spec.parameters()).device) == (host.dtype, host.device)
-        return spec if same else copy.deepcopy(spec).to(dtype=host.dtype, device=host.device)
-    if not isinstance(spec, str | Path):
-        raise InputError(f"heads is {shown(spec)}; valid: auto, none, a kind, an adapter file, or Heads")
-    if spec == "auto":
-        return _heads_beside(host) or packaged_heads(host)
-    if spec in HEAD_KINDS:
-        shipped = packaged_heads(host, str(spec))
-        if shipped is None:
-            raise InputError(
-                f"heads is {shown(spec)}, and no {spec} heads are shipped for {host.base.name}; valid: auto, "
-                "none, or an adapter file",
-                "heads",
-            )
-        return shipped
-    return load_heads(spec, host)
-
-
-def _heads_beside(host: HeadsHost) -> Heads | None:
-    """The heads inside a checkpoint of the published layout that the model was loaded from, a folder's or
-    a hub id's."""
-    from tokenswift.spec.heads.published import cached_folder, holds_heads, import_checkpoint
-
-    folder = cached_folder(host.place) if host.place else None
-    if folder is None or host.model is None or not holds_heads(folder):
-        return None
-    heads, _ = import_checkpoint(folder, host.model)
-    heads.source = str(folder)
-    return fitted(heads, host)

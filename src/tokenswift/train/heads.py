@@ -1,0 +1,173 @@
+"""Draft heads: their sizes, where they start, and their training by the recipe.
+
+Conditioned heads start in closed form: their linear part is a ridge regression of the base model's
+*final-normed* next state (what its LM head reads) onto the step's input and its random hidden layer, one pass
+over the data. Linear and Medusa heads start by saying what the base model says, as the papers' do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tokenswift.files import replacing
+from tokenswift.loader.identity import BaseIdentity, base_of
+from tokenswift.models.generic import final_norm
+from tokenswift.spec.heads.checkpoint import save_heads
+from tokenswift.spec.heads.conditioned import ConditionedStep
+from tokenswift.spec.heads.modules import Heads, HeadsConfig
+from tokenswift.train.collect import Report
+from tokenswift.train.loss import FrozenBase, Student
+from tokenswift.train.options import Job
+from tokenswift.train.recipe import Recipe
+from tokenswift.train.store import HiddenStore, Windows, covering
+from tokenswift.train.work import first_process, once
+from tokenswift.types import InputError, OnProgress
+
+COVERAGE = 0.92  # of the training text, that the tokens worth drafting make up
+MOST = 100_000  # positions that the closed form looks at
+RIDGE = 0.01  # strength per row of data, in units of the normed inputs' variance
+
+
+class HeadsStudent(Student):
+    """Draft heads, each fed the text's own tokens before the one that it drafts."""
+
+    ahead = 1
+
+    def __init__(self, heads: Heads) -> None:
+        super().__init__()
+        self.heads, self.levels = heads, heads.count
+
+    def forward(
+        self, tokens: Int[Tensor, "b L"], hidden: Float[Tensor, "b n D"], base: FrozenBase
+    ) -> list[Float[Tensor, "r D"]]:
+        """See :class:`Student`."""
+        m = hidden.shape[1] - self.extra
+        start = state = hidden[:, :m].flatten(0, 1)
+        made = []
+        for i in range(self.levels):
+            embeds = base.embed(tokens[:, 1 + i : 1 + i + m].flatten()) if self.heads.conditioned else None
+            state = self.heads.advance(i, state, start, embeds)
+            made.append(self.heads.normed(i, state))
+        return made
+
+
+def heads_config(kind: str, count: int, inner: int, base: BaseIdentity, model: Any) -> HeadsConfig:
+    """What the heads to train look like.
+
+    Args:
+        kind: "linear", "conditioned" or "medusa" (one residual block, the base model's own LM head).
+        inner: width of the hidden layer (conditioned), 0 for none.
+    """
+    norm = final_norm(model)
+    eps = float(getattr(norm, "variance_epsilon", getattr(norm, "eps", 1e-6)))
+    width = inner if kind == "conditioned" else 0
+    return HeadsConfig(kind, count, base.hidden_size, base.vocab_size, width, eps=eps)
+
+
+def train_heads(
+    model: Any,
+    tokenizer: Any,
+    job: Job,
+    report: Report,
+    on_progress: OnProgress,
+    *,
+    kind: str,
+    count: int = 3,
+    inner: int = 1024,
+) -> dict[str, Any]:
+    """The whole way to a heads file; returns the notes that are also written to its header.
+
+    Args:
+        model, tokenizer, job, report, on_progress: see :class:`Recipe`.
+        kind, count, inner: which heads; see :func:`heads_config`.
+    Raises:
+        InputError: an option out of range, too little data, a work folder of another training.
+        RunError: the loss is not finite, the disk is full.
+    """
+    config = heads_config(kind, count, inner, base_of(model), model)
+    recipe = Recipe(model, tokenizer, job, report, on_progress, heads=config.to_dict())
+    heads = _started(config, recipe)
+    notes = {"kind": kind, **recipe.distil(HeadsStudent(heads))}
+    heads.frequent = covering(recipe.counts, COVERAGE)
+    notes["drafted"] = len(heads.frequent)
+    if first_process():
+        save_heads(heads.eval(), job.out, recipe.base, notes=notes)
+    return notes
+
+
+def _started(config: HeadsConfig, recipe: Recipe) -> Heads:
+    """Heads at their start, on the base's device: made once, then read from the work folder."""
+    path, frozen = recipe.job.work / "start.safetensors", recipe.frozen
+
+    def make() -> None:
+        torch.manual_seed(recipe.job.training.seed)
+        heads = Heads(config).to(frozen.device)
+        start(heads, recipe.stores, frozen)
+        with replacing(path) as part:
+            save_file({name: v.cpu().contiguous() for name, v in heads.state_dict().items()}, part)
+
+    once(path.exists, make)
+    heads = Heads(config)
+    heads.load_state_dict(load_file(path))
+    return heads.to(frozen.device)
+
+
+@torch.no_grad()
+def start(heads: Heads, stores: Sequence[HiddenStore], base: FrozenBase) -> None:
+    """Set heads, on the base's device, to where their training starts.
+
+    Raises:
+        InputError: linear or Medusa heads, and the model's final norm is no RMS norm.
+    """
+    for head in heads.layers:
+        if isinstance(head, ConditionedStep):
+            _ridge(head, stores, base)
+            continue
+        for name, parameter in head.named_parameters():
+            if name in ("final_norm.weight", "post_layernorm.weight"):
+                parameter.copy_(_norm_weight(base))
+            elif "norm" not in name:
+                parameter.zero_()
+
+
+def _norm_weight(base: FrozenBase) -> Float[Tensor, " D"]:
+    """The final norm's factors, seen from outside (some families store them less one)."""
+    probe = torch.linspace(-1, 2, base.rows.shape[1], dtype=torch.float32, device=base.device)
+    weight = base.normed(torch.ones_like(probe)).float()
+    want = weight * probe * probe.pow(2).mean().rsqrt()
+    if not torch.allclose(base.normed(probe).float(), want, rtol=0.05, atol=0.01 * float(weight.abs().max())):
+        raise InputError("the model's final norm is no RMS norm; valid: conditioned heads")
+    return weight
+
+
+def _ridge(step: ConditionedStep, stores: Sequence[HiddenStore], base: FrozenBase) -> None:
+    """The closed-form start, from at most about :data:`MOST` positions spread over the data."""
+    width = step.linear.out_features
+    if step.inner is not None:
+        torch.nn.init.normal_(step.inner.weight, std=(3 * width) ** -0.5)
+    parts = [Windows(store, 1, 512, 0) for store in stores]
+    items = [(windows, k) for windows in parts for k in range(len(windows))]
+    gram = cross = torch.zeros((), dtype=torch.float32, device=base.device)
+    rows = 0
+    for windows, k in items[:: max(1, len(items) * 512 // MOST)]:
+        item = windows[k]
+        n = int(item["valid"].sum())
+        hidden = item["hidden"][: n + 1].float().to(base.device)
+        embeds = base.embed(item["tokens"][1 : n + 1].to(base.device)).float()
+        x = step.inputs(hidden[:-1], hidden[:-1], embeds, True)
+        x[:, :width] = 0  # the state's own part starts at zero: at the first step it repeats the base
+        inner = [torch.relu(step.inner(x))] if step.inner is not None else []
+        x, y = torch.cat([x, x.new_ones(n, 1), *inner], dim=1), base.normed(hidden[1:]).float()
+        gram, cross, rows = gram + x.T @ x, cross + x.T @ y, rows + n
+    gram.diagonal().add_(RIDGE * rows + 1.0)
+    weights = torch.linalg.solve(gram, cross)
+    step.linear.weight.copy_(weights[: 3 * width].T)
+    step.linear.bias.copy_(weights[3 * width])
+    if step.outer is not None:
+        step.outer.weight.copy_(weights[3 * width + 1 :].T)
