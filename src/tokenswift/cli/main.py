@@ -88,8 +88,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def subparsers_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The parsers of the subcommands."""
-    return next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    """The parsers of the subcommands; none of a command without any."""
+    return next((a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)), {})
 
 
 def known_options(argv: Sequence[str], parser: argparse.ArgumentParser | None) -> list[str]:
