@@ -72,7 +72,7 @@ def test_help_is_the_docstring_with_the_default() -> None:
     assert texts_of(Some)["quiet"] == "say nothing" and texts_of(Some)["rate"] == "of the whole"
     shown = " ".join(parser(texts={"word": "a word"}).format_help().split())
     assert "--top-k N keep 50% of k tokens, not more: none; default: 3" in shown
-    assert "-r R, --rate R of the whole; default: 0.5" in shown and "--share X of the whole" in shown
+    assert "-r, --rate R of the whole; default: 0.5" in shown and "--share X of the whole" in shown
     assert "--out FILE where it goes; default: nowhere" in shown and "--word NAME a word" in shown
     assert "--k " not in shown
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
+from tokenswift.cli.declare import complete, keys_of
 from tokenswift.cli.errors import (
     at_most,
     check_utf8,
@@ -43,7 +44,7 @@ COMMANDS = (
     "plan",
     "roofline",
     "report",
-    "strategies",
+    "methods",
     "demo",
     "audit",
     "bench",
@@ -56,6 +57,8 @@ COMMANDS = (
 )
 
 
+#: earlier names of commands, which no help shows
+EARLIER = {"strategies": "methods"}
 #: commands that write nothing to standard output
 SILENT = ("train-heads", "train-draft", "import-heads", "report")
 
@@ -68,12 +71,39 @@ class Visible(logging.Formatter):
         return visible(text) if sys.stderr.isatty() else text
 
 
+class Format(argparse.HelpFormatter):
+    """Options with the placeholder of their value once: ``-s, --seed N``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"max_help_position": 30, **kwargs})
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = ", ".join(action.option_strings)
+        if not names or action.nargs == 0:
+            return names or super()._format_action_invocation(action)
+        return f"{names} {self._format_args(action, self._get_default_metavar_for_optional(action))}"
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are ordinary :class:`InputError`\\ s (no usage dump, no exit)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("allow_abbrev", False)
+        kwargs = {"allow_abbrev": False, "formatter_class": Format, **kwargs}
         super().__init__(*args, **kwargs)
+
+    def format_help(self) -> str:
+        """The help, its usage without the names of all options."""
+        words = [self.prog]
+        for action in self._actions:
+            if action.option_strings:
+                if action.required:
+                    words += [long_name(action.option_strings), str(action.metavar)]
+            elif isinstance(action, argparse._SubParsersAction):
+                words.append(f"{action.metavar} ...")
+            else:
+                words.append(f"[{action.metavar}]" if action.nargs in ("?", "*") else str(action.metavar))
+        self.usage = " ".join([words[0], "[options]", *words[1:]])
+        return super().format_help()
 
     def print_help(self, file: Any = None) -> None:
         """Print the help text; argparse's own would pass over what cannot be written."""
@@ -97,7 +127,10 @@ def known_options(argv: Sequence[str], parser: argparse.ArgumentParser | None) -
     commands = {} if parser is None else subparsers_of(parser)
     command = next((commands[word] for word in argv if word in commands), None)
     command = command or parser
-    return [] if command is None else list(option_names(command).values())
+    if command is None:
+        return []
+    keys = (name for action in keys_of(command).values() for name in action.option_strings)
+    return [*option_names(command).values(), *keys]
 
 
 class ShowVersion(argparse.Action):
@@ -129,7 +162,7 @@ def build_parser() -> tuple[Parser, dict[str, Callable[[argparse.Namespace], int
         for name in subparsers.choices:
             runs.setdefault(name, module.run)
     for command in subparsers.choices.values():
-        command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        complete(command)
     return parser, runs
 
 
@@ -152,10 +185,15 @@ def _main(argv: list[str], is_open: bool) -> int:
         for word in argv:
             check_utf8(word)
         parser, runs = build_parser()
-        args = parser.parse_args(argv)
+        args = parser.parse_args([EARLIER.get(word, word) for word in argv[:1]] + argv[1:])
         if args.command is None:
             raise InputError(f"no command given; valid: {', '.join(runs)}, or --help")
-        options = option_names(subparsers_of(parser)[args.command])
+        typed = {word.partition("=")[0] for word in argv}
+        options = option_names(subparsers_of(parser)[args.command], typed)
+        if hasattr(args, "method_help"):
+            from tokenswift.cli.methods import print_keys
+
+            return print_keys(args)
         if hasattr(args, "tp") and own_rank():
             _keep_quiet(args)
         logger.setLevel(logging.ERROR if getattr(args, "quiet", False) else logging.INFO)

@@ -27,14 +27,14 @@ class Several:
     """Many prompts instead of one.
 
     Attributes:
-        prompts: what generate --prompts with this file would take
+        prompts: JSON Lines file of prompts, as generate --prompts takes it
         nodes: machines like this one that share them
-        at_once: texts side by side on each, or auto (as generate --ray has them)
+        at_once: max concurrent sequences of each machine, or auto: as generate --ray has them
     """
 
     prompts: str | None = option(None, "FILE")
     nodes: int = option(1, least=1)
-    at_once: str = option("auto", "N")
+    at_once: str = option("auto", "N", shown="--max-num-seqs")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -42,18 +42,18 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "plan",
         help="memory and time of a run",
-        description="Say what a run of generate with these options would take: memory by part against what "
-        "is free, and time from a short measurement, with a range. What cannot fit is refused, with the "
+        description="Say what generate with these options would take: memory, by part, beside what is free; "
+        "and time, with a range, from a short measurement. A run that cannot fit is refused, with the "
         "largest length that would.",
         epilog="Exit codes: 0 it fits, 2 it does not, or bad input.",
     )
     add_call_options(parser)
-    add_options(parser.add_argument_group("many texts"), Several)
+    add_options(parser.add_argument_group("many prompts"), Several)
     group = parser.add_argument_group("results")
     group.add_argument(
         "--no-measure",
         action="store_true",
-        help="no short run: memory, and the least time of plain decoding (see tokenswift roofline)",
+        help="measure nothing: memory, and the least time of plain decoding (see tokenswift roofline)",
     )
     add_json_option(group)
     add_options(group, options.Quiet)

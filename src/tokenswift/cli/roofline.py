@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from tokenswift.cli import options
-from tokenswift.cli.declare import add_option, add_options, check_options, option
+from tokenswift.cli import inputs, options
+from tokenswift.cli.declare import KEY, add_option, add_options, check_options, option
 from tokenswift.cli.generate import Length
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.cli.tables import table
@@ -48,7 +48,7 @@ class Reckoned:
     """
 
     gpu: str | None = option(None, "CARD")
-    length: list[int] | None = option(None, "N,N,…", type=options.token_ids)
+    length: list[int] | None = option(None, "N,N,…", type=inputs.token_ids)
     rows: int = option(5, least=1)
     accepted: list[float] | None = option(None, "X,X,…", type=numbers)
     measure: bool = option(False)
@@ -72,7 +72,7 @@ def add_parser(subparsers: Any) -> None:
     add_options(group, Reckoned)
     for name in ("budget", "draft_weights"):
         field = options.STRATEGY[name]["auto"]
-        add_option(group, field, f"{field.metadata['help']}; default: {options.shown_default(field)}")
+        add_option(group, field, field.metadata["help"], level=KEY)
     group = parser.add_argument_group("results")
     add_json_option(group)
     add_options(group, options.Quiet)
