@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tokenswift.cli.declare import add_options, check_options, option, texts_of
-from tokenswift.cli.generate import Prompt
+from tokenswift.cli.generate import Ends
 from tokenswift.cli.main import Parser, build_parser, subparsers_of
 from tokenswift.cli.options import DEFAULT_MODEL, Model, Source
 from tokenswift.config import ANSWERS, LoopOptions
@@ -100,4 +100,4 @@ def test_docstrings_name_the_defaults_of_the_code() -> None:
     loops = LoopOptions()
     words = f"{loops.min_tokens} tokens together at least; default: {loops.min_pattern_size},"
     words += f"{loops.max_pattern_size},{loops.min_count}"
-    assert words in texts_of(Prompt)["loop_patterns"]
+    assert words in texts_of(Ends)["loop_patterns"]

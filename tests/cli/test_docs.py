@@ -24,6 +24,27 @@ def test_the_page_of_help_texts_can_be_made(monkeypatch: pytest.MonkeyPatch) -> 
         assert f"## tokenswift {command}\n\n```text\nusage: tokenswift {command} " in shown
 
 
+#: how many options a help may show, and lines a group of them may have at 80 columns
+MOST, SCREEN = 25, 24
+
+
+@pytest.mark.parametrize(
+    "command", ["generate", "chat", "serve", "resume", "plan", "roofline", "demo", "audit"]
+)
+def test_a_help_can_be_taken_in(cli: Call, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """Few options, in groups that fit a screen; --help-all shows all of these and others."""
+    monkeypatch.setenv("COLUMNS", "80")
+    few, every = (cli(command, how) for how in ("--help", "--help-all"))
+    assert few.code == every.code == 0
+    shown, more = (
+        set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", done.out, re.MULTILINE)) for done in (few, every)
+    )
+    assert len(shown) <= MOST and shown < more
+    assert "--debug" in more and not more & {"--at-once", "--budget", "--backend", "--activations"}
+    assert max(len(part.splitlines()) for part in few.out.split("\n\n")) <= SCREEN
+    assert max(map(len, few.out.splitlines())) <= 80
+
+
 @pytest.mark.parametrize("command", ["generate", "chat", "serve", "plan", "roofline", "demo", "audit"])
 def test_an_option_that_has_another_name_now_is_not_shown(cli: Call, command: str) -> None:
     shown = cli(command, "--help").out
