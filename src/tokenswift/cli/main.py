@@ -77,6 +77,11 @@ class Format(argparse.HelpFormatter):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"max_help_position": 30, **kwargs})
 
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):  # whose commands stand two columns to the right
+            self._action_max_length += self._indent_increment
+
     def _format_action_invocation(self, action: argparse.Action) -> str:
         names = ", ".join(action.option_strings)
         if not names or action.nargs == 0:
@@ -147,12 +152,15 @@ def build_parser() -> tuple[Parser, dict[str, Callable[[argparse.Namespace], int
     """The parser, and each subcommand's ``run``."""
     parser = Parser(
         prog="tokenswift",
-        description="Ultra-long text from open language models by speculative decoding, same output.",
-        epilog="Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted (129, 143: hung up, "
-        "terminated).",
+        description="Write long text with open language models by speculative decoding: the tokens are those "
+        "of plain decoding.",
+        epilog="Exit codes: 0 done, 1 failed, 2 bad input, 129, 130, 143 hung up, interrupted, terminated.",
     )
     parser.add_argument(
-        "--version", action=ShowVersion, nargs=0, help="versions of tokenswift and what it runs on; exit"
+        "--version",
+        action=ShowVersion,
+        nargs=0,
+        help="show the versions of tokenswift and what it runs on, and exit",
     )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     runs: dict[str, Callable[[argparse.Namespace], int | None]] = {}

@@ -19,7 +19,7 @@ from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")
 GIGA = 1e9
-SHORT = 96  # tokens that each of the texts side by side writes to be timed
+SHORT = 96  # tokens that each of the concurrent texts writes to be timed
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
     parser = subparsers.add_parser(
         "plan",
-        help="memory and time of a run",
+        help="estimate memory and time of a run",
         description="Say what generate with these options would take: memory, by part, beside what is free; "
         "and time, with a range, from a short measurement. A run that cannot fit is refused, with the "
         "largest length that would.",
@@ -140,7 +140,7 @@ def _run_many(args: argparse.Namespace) -> int:
 
 
 def beside_rate(llm: Any, request: Any, at_once: int) -> float:
-    """Tokens a second of a request so many times side by side, while all of them are written."""
+    """Tokens a second of so many copies of a request, while all of them are written."""
     from tokenswift.engine.scheduler import Scheduler, run_all
 
     steps: list[tuple[float, int, int]] = []  # when, of which text, tokens
@@ -155,7 +155,7 @@ def beside_rate(llm: Any, request: Any, at_once: int) -> float:
     first = max(next(when for when, number, _ in steps if number == i) for i in range(at_once))
     last = min(max(when for when, number, _ in steps if number == i) for i in range(at_once))
     inside = [tokens for when, _, tokens in steps if first < when <= last]
-    if last <= first or not inside:  # too short to be side by side
+    if last <= first or not inside:  # too short to be concurrent
         return sum(tokens for *_, tokens in steps) / max(steps[-1][0] - steps[0][0], 1e-9)
     return sum(inside) / (last - first)
 
@@ -176,7 +176,7 @@ def text_of_many(found: Any) -> str:
     lines = [
         f"{counted(found.texts, 'text')}, {counted(found.prompt, 'token')} of prompts, "
         f"{counted(found.new, 'new token')}; "
-        f"{counted(found.nodes, 'node')} with {found.at_once} side by side",
+        f"{counted(found.nodes, 'node')}, {counted(found.at_once, 'concurrent sequence')} on each",
         "",
         _memory(found, "expected peak of a node"),
     ]
