@@ -38,7 +38,9 @@ def page() -> str:
     os.environ["COLUMNS"] = WIDTH
     parts = ["# Every command's options", INTRODUCTION]
     for command in commands(build_parser()[0]):
-        parts += [f"## tokenswift {command}", f"```text\n{output_of(*command.split(), '--help')}\n```"]
+        how = "--help-all" if "--help-all" in output_of(*command.split(), "--help") else "--help"
+        parts += [f"## tokenswift {command}", f"```text\n{output_of(*command.split(), how)}\n```"]
+    parts += ["## Options of methods", f"```text\n{output_of('methods')}\n```"]
     return "\n\n".join(parts) + "\n"
 
 

@@ -22,6 +22,7 @@ def test_the_page_of_help_texts_can_be_made(monkeypatch: pytest.MonkeyPatch) -> 
     shown = runpy.run_path(str(ROOT / "scripts" / "cli_docs.py"))["page"]()
     for command in (*(name.replace("_", "-") for name in COMMANDS), "bench run", "bench report"):
         assert f"## tokenswift {command}\n\n```text\nusage: tokenswift {command} " in shown
+    assert "--kv-cache-dtype" in shown and "draft_budget=B" in shown  # what a help alone does not show
 
 
 #: how many options a help may show, and lines a group of them may have at 80 columns
