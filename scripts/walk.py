@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[1]
 FENCE = re.compile(
     r"(?:^<!-- (not run|slow): (.+?) -->\n)?^```(sh|python)\n(.*?)^```", re.DOTALL | re.MULTILINE
 )
+#: pages of docs/ without commands to run: the log, and the help texts where they were made
+NO_WALK = ("LOG.md", "cli.md")
 #: options that make a command short, put before those of the page
 SHORT = {
     "generate": "--max-new-tokens {most}",
@@ -66,10 +68,10 @@ class Block:
 
 
 def pages() -> list[str]:
-    """README, and the pages of the site but the log."""
+    """README, and the pages of the site but those of `NO_WALK`."""
     return [
         "README.md",
-        *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")) if p.name != "LOG.md"),
+        *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in NO_WALK),
     ]
 
 

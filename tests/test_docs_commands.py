@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 import tokenswift
+from tokenswift.cli.declare import RARE, level_of
 from tokenswift.cli.main import COMMANDS, build_parser, main
 from tokenswift.config import ANSWERS
 
@@ -132,12 +133,12 @@ def test_the_readme_says_what_pip_and_the_defaults_do() -> None:
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:
-    """The options that a parser and its subcommands show."""
+    """The options that a parser and its subcommands show, some by --help-all alone."""
     found: set[str] = set()
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             found.update(name for choice in action.choices.values() for name in options_of(choice))
-        elif action.help != argparse.SUPPRESS:
+        elif action.help != argparse.SUPPRESS or level_of(action) == RARE:
             found.update(action.option_strings)
     return found
 

@@ -42,11 +42,4 @@ SPREADING = (
         "if where != number][: part.data.shape[0] // 2]",
         ("tests/kv/test_split.py", PLACED),
     ),
-    Defect(
-        "vllm: a row's text is taken for the one before",
-        "plugins/vllm.py",
-        "if found is not None and found.goes_on_as(tokens):",
-        "if found is not None:",
-        ("tests/plugins/test_vllm.py",),
-    ),
 )

@@ -213,19 +213,21 @@ def _widths(default: Any = None) -> Any:
 
 
 def _coupled() -> Any:
-    return option("coupled", "coupled (ranked with the target's own noise) or probability", "NAME")
+    return option("coupled", "ranked coupled (with the target's own noise) or by probability", "NAME")
 
 
 def _acceptance() -> Any:
-    return option("exact", "exact, or published (the paper's rule: NOT lossless, the text differs)", "NAME")
+    return option(
+        "exact", "acceptance rule: exact, or published (the paper's: NOT lossless, the text differs)", "NAME"
+    )
 
 
 def _vocabulary() -> Any:
-    return option("frequent", "tokens that drafts consist of: frequent (with the prompt's) or full", "NAME")
+    return option("frequent", "tokens that can be drafted: frequent (and the prompt's) or full", "NAME")
 
 
 def _budget(default: int) -> Any:
-    return option(default, "tokens in the partial KV cache, more than --sinks", "B")
+    return option(default, "tokens in the partial KV cache, more than sinks", "B")
 
 
 def _sinks() -> Any:
@@ -241,7 +243,7 @@ def _draft_model(text: str) -> Any:
 
 
 def _draft_budget() -> Any:
-    return option(256, "tokens in the draft model's KV cache, more than --sinks", "B")
+    return option(256, "tokens in the draft model's KV cache, more than sinks", "B")
 
 
 @named_errors
@@ -253,22 +255,28 @@ class NoOptions:
 @named_errors
 @dataclass(frozen=True, slots=True)
 class AutoOptions:
-    """Options of the ``auto`` strategy; None chooses by device. Each field says what it means."""
+    """Options of ``auto``, adaptive drafting; None chooses by device. Each field says what it means."""
 
-    ngrams: int | None = option(None, "n-gram branches of a fixed tree; 0: none, nor long matches", "K")
-    budget: int | None = option(None, "tokens in the partial KV cache, more than --sinks", "B")
+    ngrams: int | None = option(
+        None, "n-gram branches of a fixed tree; 0: neither these nor long matches", "K"
+    )
+    budget: int | None = option(None, "tokens in the partial KV cache, more than sinks", "B")
     sinks: int = _sinks()
-    cache: Cache = option("dynamic", "cache of the draft: dynamic, partial (selected once) or full", "NAME")
+    cache: Cache = option("dynamic", "KV cache of drafting: dynamic, partial (selected once) or full", "NAME")
     candidates: Candidates = _coupled()
     draft: Draft = option(
-        "auto", "partial (a pass over the partial cache), hidden (no extra pass) or auto", "NAME"
+        "auto",
+        "what heads draft from: partial (a pass over the partial cache), hidden (no extra pass) or auto",
+        "NAME",
     )
     draft_weights: DraftWeights = option(
-        "auto", "weights that the model drafts for itself with: auto, q8_0, q4_1, q4_0 or none", "FORMAT"
+        "auto",
+        "weights the model drafts for itself with: auto, quantized to q8_0, q4_1 or q4_0, or none",
+        "FORMAT",
     )
     vocabulary: Vocabulary = _vocabulary()
-    draft_model: Any = _draft_model("; with an automatic tree: one more source of drafts")
-    explain: Any = option(None, "with an automatic tree: write one line of JSON for each decision", "FILE")
+    draft_model: Any = _draft_model("; adaptive drafting: one more source of drafts")
+    explain: Any = option(None, "adaptive drafting: write a line of JSON for each decision", "FILE")
 
     def __post_init__(self) -> None:
         if self.ngrams is not None:
@@ -290,7 +298,7 @@ class TokenSwiftOptions(AutoOptions):
     ``auto``: what ``tokenswift`` ran before that had a name of its own (see `settled`)."""
 
     tree: tuple[int, ...] | None = option(
-        None, "candidates per level, such as 1,3,3,3; auto: strategy auto", "W,W,…"
+        None, "candidates per level, such as 1,3,3,3; auto: adaptive drafting", "W,W,…"
     )
     ngram_count: int | None = option(None, "fixed tree: draft n-grams seen this often, at least 1")
     acceptance: Acceptance = _acceptance()
@@ -349,9 +357,7 @@ class TriForceOptions:
     """Options of the ``triforce`` strategy."""
 
     gamma: int = _gamma(6)
-    inner_gamma: int = option(
-        2, f"tokens that the draft model drafts for the partial cache, 1 to {MAX_GAMMA}"
-    )
+    inner_gamma: int = option(2, f"tokens the draft model drafts for the partial cache, 1 to {MAX_GAMMA}")
     budget: int = _budget(4096)
     sinks: int = _sinks()
     chunk: int = option(8, "tokens of a retrieved chunk, at least 1")

@@ -14,7 +14,7 @@ Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 #: what weights are stored as in memory: as their files hold them, as floats, or in a low-bit format
 Weights: TypeAlias = Literal["stored", "float32", "bfloat16", "q8_0", "q4_0", "q4_1"]
 Activations: TypeAlias = Literal["float", "int8"]
-#: what computes: the kernels of the device where they work, those of a kind of device or no model, or torch
+#: kernel backend: the kernels of the device where they work, those of one kind of device, or torch
 Backend: TypeAlias = Literal["auto", "cpu", "cuda", "torch"]
 CudaGraphs: TypeAlias = Literal["auto", "off"]
 

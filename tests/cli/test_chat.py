@@ -416,7 +416,7 @@ def test_help_names_the_sampling_of_answers(cli: Call) -> None:
         "default: 0.7",
         "1 is off; default: 1.0",
         "keeps all; default: 0.05",
-        "default: another one",
+        "default: a new one",
     ):
         assert words in shown, words
     assert "1.2" not in shown

@@ -110,10 +110,10 @@ def test_line_ends_of_prompts(cli: Call, tiny: Path, tmp_path: Path) -> None:
 def test_json_on_standard_output(cli: Call, tiny: Path) -> None:
     made = record(cli, "hello", "--model", tiny)
     assert made["prompt_tokens"] == 5
-    shown = cli("strategies", "magicdec", "--json", "-").out
+    shown = cli("methods", "magicdec", "--json", "-").out
     assert json.loads(shown)["strategies"][0]["name"] == "magicdec"
-    assert cli("strategies", "magicdec", "--json").out == shown
-    done = cli("strategies", "magicdec", "--json", "s.json")
+    assert cli("methods", "magicdec", "--json").out == shown
+    done = cli("methods", "magicdec", "--json", "s.json")
     assert done.out.startswith("magicdec\n") and Path("s.json").read_text() == shown
 
 
@@ -137,7 +137,7 @@ def test_closed_streams(tiny: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 2 and "standard input is closed" in done.stderr
-    pipe = f"({sys.executable} -m tokenswift strategies; echo code $? >&2) | true"
+    pipe = f"({sys.executable} -m tokenswift methods; echo code $? >&2) | true"
     done = subprocess.run(pipe, shell=True, capture_output=True, text=True, timeout=60)
     assert done.stderr.splitlines() in (
         ["error: standard output was closed", "code 1"],
@@ -172,8 +172,8 @@ def test_out_of_memory_is_one_line(cli: Call, monkeypatch: pytest.MonkeyPatch) -
     def run(args: object) -> int:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 10^15 bytes\nat line 3")
 
-    monkeypatch.setattr("tokenswift.cli.strategies.run", run)
-    assert cli("strategies").err == "error: out of memory\n"
+    monkeypatch.setattr("tokenswift.cli.methods.run", run)
+    assert cli("methods").err == "error: out of memory\n"
 
 
 def test_messages_name_options() -> None:
@@ -184,7 +184,7 @@ def test_messages_name_options() -> None:
     assert with_option_name("a tree in a dtype of two bytes", options) == "a tree in a dtype of two bytes"
     assert with_option_name("x/max_new_tokens.txt is old", options) == "x/max_new_tokens.txt is old"
     assert with_option_name("'gamma' is no option of strategy medusa; valid: tree, b", options) == (
-        "'gamma' is no option of strategy medusa; valid: --tree, b"
+        "'gamma' is no option of strategy medusa; valid: tree, b"
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tokenswift.cli.declare import add_options, check_options, option, texts_of
-from tokenswift.cli.generate import Prompt
+from tokenswift.cli.generate import Ends
 from tokenswift.cli.main import Parser, build_parser, subparsers_of
 from tokenswift.cli.options import DEFAULT_MODEL, Model, Source
 from tokenswift.config import ANSWERS, LoopOptions
@@ -72,7 +72,7 @@ def test_help_is_the_docstring_with_the_default() -> None:
     assert texts_of(Some)["quiet"] == "say nothing" and texts_of(Some)["rate"] == "of the whole"
     shown = " ".join(parser(texts={"word": "a word"}).format_help().split())
     assert "--top-k N keep 50% of k tokens, not more: none; default: 3" in shown
-    assert "-r R, --rate R of the whole; default: 0.5" in shown and "--share X of the whole" in shown
+    assert "-r, --rate R of the whole; default: 0.5" in shown and "--share X of the whole" in shown
     assert "--out FILE where it goes; default: nowhere" in shown and "--word NAME a word" in shown
     assert "--k " not in shown
 
@@ -100,4 +100,4 @@ def test_docstrings_name_the_defaults_of_the_code() -> None:
     loops = LoopOptions()
     words = f"{loops.min_tokens} tokens together at least; default: {loops.min_pattern_size},"
     words += f"{loops.max_pattern_size},{loops.min_count}"
-    assert words in texts_of(Prompt)["loop_patterns"]
+    assert words in texts_of(Ends)["loop_patterns"]

@@ -37,7 +37,7 @@ def run(module: str, ignored: str, *argv: str) -> subprocess.CompletedProcess[st
     ["tokenswift.cli.main", "tokenswift.config", "tokenswift.cli.bench", "tokenswift.spec.methods.about"],
 )
 def test_ctrl_c_during_imports(module: str) -> None:
-    done = run(module, "", "strategies")
+    done = run(module, "", "methods")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
 
 
@@ -47,7 +47,7 @@ def test_ctrl_c_while_torch_is_imported(tiny: Path) -> None:
 
 
 def test_an_ignored_signal_stays_ignored() -> None:
-    done = run("tokenswift.cli.main", "ignored", "strategies")
+    done = run("tokenswift.cli.main", "ignored", "methods")
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("auto\n")
 
 

@@ -47,7 +47,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "plan": ("hi --model model", "loading model\n"),
     "roofline": ("--model model --gpu h100", "reading model\n"),
     "report": ("run", "run/report.html, "),
-    "strategies": ("", "auto\n"),
+    "methods": ("", "auto\n"),
     "demo": ("--model model", "loading model\n"),
     "audit": ("--model model", "auditing model\n"),
     "train-heads": ("--model model --data self --out h", "loading model\n"),

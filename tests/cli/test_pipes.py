@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.conftest import Call, chatty_model
 from tests.cli.test_many import lines_of
-from tokenswift.cli import options
+from tokenswift.cli import inputs
 from tokenswift.cli.main import main
 
 GENERATE = [sys.executable, "-m", "tokenswift", "generate"]
@@ -33,7 +33,7 @@ def prompt_of(
     seen: list[Any] = []
 
     def keep(args: Any) -> Any:
-        seen.append(options.prompt_from(args))
+        seen.append(inputs.prompt_from(args))
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tokenswift.cli.generate.call_from", keep)
@@ -88,7 +88,7 @@ def test_what_is_no_pipe_is_not_waited_for(
 def test_a_pipe_that_stays_open_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(options, "PATIENCE", 0.01)
+    monkeypatch.setattr(inputs, "PATIENCE", 0.01)
     read, write = os.pipe()
 
     def end() -> None:

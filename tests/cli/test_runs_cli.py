@@ -300,7 +300,10 @@ def test_a_plan_of_many_prompts(cli: Call, tiny: Path) -> None:
     how = ("--prompts", "p", "--model", tiny, "--quiet", "--max-new-tokens", "100")
     shown = cli("plan", *how, "--nodes", "2")
     assert shown.code == 0 and shown.err == "", shown
-    for word in ("4 texts, 32 tokens of prompts, 300 new tokens; 2 nodes with 2 side by side", "node hours"):
+    for word in (
+        "4 texts, 32 tokens of prompts, 300 new tokens; 2 nodes, 2 concurrent sequences on each",
+        "node hours",
+    ):
         assert word in shown.out
     record = json.loads(cli("plan", *how, "--at-once", "3", "--json", "--no-measure").out)
     assert (record["at_once"], record["nodes"], record["seconds"]) == (3, 1, None) and record["floor"] > 0

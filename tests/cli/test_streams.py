@@ -52,16 +52,14 @@ def test_what_could_not_be_written_is_named(tiny: Path, more: str, words: str) -
 
 
 @needs_full
-@pytest.mark.parametrize(
-    "command", ["strategies", "completion bash", "--version", "--help", "generate --help"]
-)
+@pytest.mark.parametrize("command", ["methods", "completion bash", "--version", "--help", "generate --help"])
 def test_a_full_standard_output(command: str) -> None:
     done = shell(f"tokenswift {command} > /dev/full")
     assert (done.returncode, done.stderr) == (1, f"error: writing standard output {FULL}\n")
 
 
 @pytest.mark.parametrize(
-    "command", ["strategies", "runs .", "chat", "demo", "generate hi", "plan hi", "bench list", "--version"]
+    "command", ["methods", "runs .", "chat", "demo", "generate hi", "plan hi", "bench list", "--version"]
 )
 def test_a_closed_standard_output(command: str) -> None:
     done = shell(f"tokenswift {command} >&- </dev/null")

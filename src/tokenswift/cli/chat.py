@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenswift.cli import options, prompting
-from tokenswift.cli.declare import add_options, check_options, option
+from tokenswift.cli.declare import RARE, add_options, check_options, option
 from tokenswift.cli.errors import option_names, with_option_name
 from tokenswift.cli.generate import Length
 from tokenswift.cli.keys import Editor, Typed, is_open
@@ -32,10 +32,9 @@ from tokenswift.types import InputError, RunError
 TEXTS = {
     "system": "instructions that stand before the conversation; default: the template's own",
     "max_new_tokens": "tokens of an answer at most, at least 1",
-    "sampling": "where settings come from that are not given here: default (what the model's "
-    "generation_config.json or GGUF file names, else the defaults below) or model (what it names; the rest "
-    "is off); default: default",
-    "seed": "0 or more: the same seed and messages, the same answers; default: another one each time",
+    "sampling": "settings that are not given: default (the model's generation_config.json or GGUF file, else "
+    "the defaults above) or model (the model's; what it does not name is off); default: default",
+    "seed": "0 or more: the same seed and messages, the same answers; default: a new one each time",
 }
 logger = logging.getLogger("tokenswift")
 
@@ -49,7 +48,7 @@ class History:
             in the cache folder
     """
 
-    history: str | None = option(None, "FILE")
+    history: str | None = option(None, "FILE", level=RARE)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -58,18 +57,20 @@ def add_parser(subparsers: Any) -> None:
         "chat",
         help="talk with a model",
         description="Talk with a model through its chat template. Answers stream to standard output. In a "
-        "terminal lines can be edited and earlier ones brought back; Ctrl-C stops an answer and keeps what "
-        "was said of it, Ctrl-D ends the chat. Without a terminal each line of standard input is a message.",
-        epilog=f"In the chat: {'; '.join(f'{name}: {text}' for name, text in COMMANDS.items())}. Exit codes: "
-        "0 done, 1 the run failed, 2 bad input, 129, 143 hung up, terminated.",
+        "terminal, lines can be edited and earlier ones brought back; Ctrl-C stops an answer and keeps what "
+        "there is of it, Ctrl-D ends the chat. Without a terminal, each line of standard input is a message.",
+        epilog=f"Commands in the chat: {', '.join(COMMANDS)}; /help explains them. Exit codes: 0 done, "
+        "1 failed, 2 bad input, 129, 143 hung up, terminated.",
     )
-    add_options(parser, prompting.System, texts=TEXTS)
-    add_options(parser, Length, texts=TEXTS, max_new_tokens=1024)
-    add_options(parser, History)
+    group = parser.add_argument_group("conversation")
+    add_options(group, prompting.System, texts=TEXTS)
+    add_options(group, Length, texts=TEXTS, max_new_tokens=1024)
+    add_options(group, History)
     options.add_model_options(parser)
     options.add_strategy_options(parser)
-    options.add_sampling_options(parser, texts=TEXTS, usual=ANSWERS)
-    add_options(parser.add_argument_group("results"), options.Shown)
+    title = "sampling (defaults where the model names no settings of its own)"
+    options.add_sampling_options(parser, title, TEXTS, ANSWERS)
+    add_options(parser.add_argument_group("verbosity"), options.Shown)
     parser.set_defaults(options=option_names(parser))
 
 

@@ -15,7 +15,7 @@ def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
     parser = subparsers.add_parser(
         "completion",
-        help="completion of commands and options for a shell",
+        help="print a script that completes commands and options in a shell",
         description="Print a script that completes commands, options and file names in a shell. For bash: "
         "tokenswift completion bash > ~/.local/share/bash-completion/completions/tokenswift; for zsh: the "
         "same into a file _tokenswift in a folder of $fpath; for fish: into "

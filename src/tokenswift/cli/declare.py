@@ -26,7 +26,12 @@ from dataclasses import MISSING, Field, field, fields
 from pathlib import Path
 from typing import Any
 
+from tokenswift.checks import meant
 from tokenswift.config import check_integer
+from tokenswift.types import InputError
+
+#: who is told of an option: --help-all alone; --method-option alone, as one of its keys; nobody
+RARE, KEY, HIDDEN = "rare", "key", "hidden"
 
 
 def option(default: Any = MISSING, metavar: str | None = None, **more: Any) -> Any:
@@ -35,9 +40,9 @@ def option(default: Any = MISSING, metavar: str | None = None, **more: Any) -> A
     Args:
         default: None stands for what the text says; without one it has to be given.
         metavar: placeholder of its value, by its type where it is not given.
-        more: ``names`` beside the usual one; ``earlier``, a name that is understood but not shown; ``least``
-            of a number, and ``valid``, that in words; ``hidden``, for one that no help shows; ``place``, for
-            an argument without a name; anything else is argparse's.
+        more: ``names`` beside the usual one; ``shown``, a name in place of it; ``earlier``, a name that is
+            understood but not shown; ``least`` of a number, and ``valid``, that in words; ``level``: RARE,
+            KEY or HIDDEN; ``place``, for an argument without a name; anything else is argparse's.
     """
     return field(default=default, metadata={"metavar": metavar, **more})
 
@@ -103,6 +108,7 @@ def add_options(
     only: Collection[str] = (),
     unset: bool = False,
     texts: Mapping[str, str] | None = None,
+    rare: Collection[str] = (),
     **defaults: Any,
 ) -> None:
     """Give a parser, or a group of one, an option for each field.
@@ -111,46 +117,125 @@ def add_options(
         only: these fields alone; () for all.
         unset: what is not given is None, also where there is a default.
         texts: over those of the docstring.
+        rare: fields that --help-all alone shows, besides those that say so themselves.
         defaults: over those of the fields.
     """
     said = {**texts_of(kind), **(texts or {})}
     for one in fields(kind):
         if not only or one.name in only:
             default = defaults.get(one.name, one.default)
-            add_option(to, one, said.get(one.name, ""), None if default is MISSING else default, unset)
+            default = None if default is MISSING else default
+            level = RARE if one.name in rare else None
+            add_option(to, one, said.get(one.name, ""), default, unset, level)
 
 
-def add_option(to: Any, one: Field[Any], text: str, default: Any = None, unset: bool = False) -> None:
+def add_option(
+    to: Any, one: Field[Any], text: str, default: Any = None, unset: bool = False, level: str | None = None
+) -> None:
     """One option.
 
     Args:
         text: what it is; the default is added where it says none.
         unset: as :func:`add_options` has it.
+        level: over the field's own.
     """
     more = dict(one.metadata)
-    names = [*more.pop("names", ()), f"--{one.name.replace('_', '-')}"]
+    usual = f"--{one.name.replace('_', '-')}"
+    names = [*more.pop("names", ()), more.pop("shown", None) or usual]
     metavar, place, earlier = (more.pop(key, None) for key in ("metavar", "place", "earlier"))
-    hidden = more.pop("hidden", False)
+    level = more.pop("level", None) or level
     for key in ("least", "valid", "help"):
         more.pop(key, None)
     type_name = str(one.type).removesuffix(" | None")
     if type_name == "bool":
         how: dict[str, Any] = {"action": "store_true"}
     else:
-        kind, usual = KINDS.get(type_name, KINDS["str"])
-        how = {"type": kind, "metavar": metavar or usual}
+        kind, usual_metavar = KINDS.get(type_name, KINDS["str"])
+        how = {"type": kind, "metavar": metavar or usual_metavar}
         if default not in (None, [], ()) and "default" not in text:
             text += f"; default: {default}"
     default = [] if default == () else default
     how |= {"default": None if unset else default, **more}
-    text = argparse.SUPPRESS if hidden else text.replace("%", "%%")
+    text = text.replace("%", "%%")
     if place:
         to.add_argument(one.name, **how, help=text)
         return
     names = [SHORT[one.name], *names] if one.name in SHORT else names
-    to.add_argument(*names, dest=one.name, **how, required=one.default is MISSING, help=text)
-    if earlier:
-        to.add_argument(earlier, dest=one.name, **how, help=argparse.SUPPRESS)
+    shown = argparse.SUPPRESS if level else text
+    made = to.add_argument(*names, dest=one.name, **how, required=one.default is MISSING, help=shown)
+    made.level, made.text = level, text
+    for name in (earlier, usual):
+        if name is not None and name not in names:
+            to.add_argument(name, dest=one.name, **how, help=argparse.SUPPRESS)
+
+
+def level_of(action: argparse.Action) -> str | None:
+    """RARE, KEY or HIDDEN; None for an option that every help shows."""
+    return getattr(action, "level", None)
+
+
+def keys_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """Key → option, of what --method-option sets."""
+    return {action.dest: action for action in parser._actions if level_of(action) == KEY}
+
+
+class MethodOption(argparse.Action):
+    """--method-option KEY=VALUE: the option of that name. ``help`` is answered once all is read."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, *args: Any) -> None:
+        given, equals, text = str(values).partition("=")
+        if given == "help" and not equals:
+            namespace.method_help = keys_of(parser)
+            for action in parser._actions:
+                action.required = False
+            return
+        keys, key = keys_of(parser), given.replace("-", "_")
+        if key not in keys:
+            valid = f"{', '.join(keys)}, or help{meant(key, list(keys))}"
+            raise InputError(f"--method-option {given} is no key; valid: {valid}")
+        action = keys[key]
+        if not equals:
+            raise InputError(f"--method-option {given} has no value; valid: {key}={action.metavar}")
+        try:
+            value = action.type(text) if callable(action.type) else text
+        except argparse.ArgumentTypeError as error:
+            raise InputError(f"--method-option {key} {error}") from None
+        setattr(namespace, key, value)
+
+
+class HelpAll(argparse.Action):
+    """--help-all: the help, with rare options too."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
+        for action in parser._actions:
+            if level_of(action) == RARE:
+                action.help = action.text  # type: ignore[attr-defined]
+        parser.print_help()
+        parser.exit()
+
+
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Add what goes with the options of a command: --method-option for its keys (beside --strategy, where it
+    has that one), --help-all for rare ones, and --debug. A group of nothing else comes last."""
+    keys = keys_of(parser)
+    if keys:
+        beside = next((a for a in parser._actions if a.dest == "strategy"), next(iter(keys.values())))
+        beside.container.add_argument(  # type: ignore[attr-defined]
+            "--method-option",
+            action=MethodOption,
+            metavar="KEY=VALUE",
+            help="an option of the method or of its kernels; may be given several times; help lists them",
+        )
+    debug = parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    if any(level_of(action) == RARE for action in parser._actions):
+        debug.level, debug.text, debug.help = RARE, debug.help, argparse.SUPPRESS  # type: ignore[attr-defined]
+        parser.add_argument(
+            "--help-all", action=HelpAll, nargs=0, help="show this and the options that few need; exit"
+        )
+    shown = [a for a in parser._optionals._group_actions if a.help != argparse.SUPPRESS]
+    if all(action.dest in ("help", "help_all", "debug") for action in shown):
+        parser._action_groups.remove(parser._optionals)
+        parser._action_groups.append(parser._optionals)
 
 
 def check_options(args: argparse.Namespace, kind: type) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
 from tokenswift.checks import meant
+from tokenswift.cli.declare import KEY, RARE, level_of
 from tokenswift.cli.escapes import shown_on
 from tokenswift.ranks import says
 from tokenswift.types import InputError
@@ -50,16 +51,25 @@ def at_most(args: argparse.Namespace) -> str:
     return f"; valid: a smaller {' or '.join(names[:3])}" if names else ""
 
 
-def option_names(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Field name → option of a subcommand: ``{"top_p": "--top-p", …}``; hidden names give the shown one."""
+def option_names(parser: argparse.ArgumentParser, typed: Collection[str] = ()) -> dict[str, str]:
+    """Field name → option of a subcommand: ``{"top_p": "--top-p", …}``; an earlier name gives the one of now.
+
+    Args:
+        typed: options of the command line; what goes by ``--method-option`` has its own name where that was
+            typed.
+    """
     shown: dict[str, str] = {}
-    hidden: dict[str, str] = {}
+    other: dict[str, str] = {}
     for option in parser._actions:
-        if option.option_strings and option.help != argparse.SUPPRESS:
+        level = level_of(option)
+        own = next((name for name in option.option_strings if name in typed), None)
+        if option.option_strings and (option.help != argparse.SUPPRESS or level == RARE):
             shown[option.dest] = long_name(option.option_strings)
+        elif level == KEY or own is not None:
+            shown.setdefault(option.dest, own or f"--method-option {option.dest}")
         for name in option.option_strings:
-            hidden[name.lstrip("-").replace("-", "_")] = option.dest
-    return {**{name: shown[dest] for name, dest in hidden.items() if dest in shown}, **shown}
+            other[name.lstrip("-").replace("-", "_")] = option.dest
+    return {**{name: shown[dest] for name, dest in other.items() if dest in shown}, **shown}
 
 
 def long_name(names: Sequence[str]) -> str:
@@ -69,16 +79,12 @@ def long_name(names: Sequence[str]) -> str:
 
 def with_option_name(message: str, options: dict[str, str]) -> str:
     """The message with fields written as the options that set them: the one that it begins with, names with
-    an underscore anywhere, and a list of valid options."""
+    an underscore anywhere. Keys of --method-option in a list of valid ones stay as they are."""
     found = re.match(r"(?!out of )'?(\w+)'?(?=[ :])", message)  # not --out of memory
     if found and found[1] in options:
         message = options[found[1]] + message[found.end() :]
     if " is no option of " in message:
-        head, _, names = message.partition("; valid: ")
-        names, _, probably = names.partition(MEANT)
-        message = f"{head}; valid: {', '.join(options.get(name, name) for name in names.split(', '))}"
-        if probably:
-            message += f"{MEANT}{options.get(probably[:-1], probably[:-1])}?"
+        return message
     if "dtype" in options:
         message = re.sub(r"(?<=or )dtype (?=b?float)", f"{options['dtype']} ", message)
     if "weights" in options:

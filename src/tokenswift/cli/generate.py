@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.cli import many, options, prompting
-from tokenswift.cli.declare import add_options, check_options, option
+from tokenswift.cli import inputs, many, options, prompting
+from tokenswift.cli.declare import RARE, add_options, check_options, option
 from tokenswift.cli.errors import is_out_of_memory, last_line
 from tokenswift.cli.output import (
     STDOUT,
@@ -47,10 +47,10 @@ class Loops:
     """Texts that repeat themselves.
 
     Attributes:
-        on_loop: when the text repeats itself: report (go on and say so) or stop
+        on_loop: when the text repeats itself: report (continue and say so) or stop
     """
 
-    on_loop: str = option("report", "W")
+    on_loop: str = option("report", "W", level=RARE)
 
 
 @dataclass(frozen=True)
@@ -59,49 +59,58 @@ class Length:
 
     Attributes:
         max_new_tokens: tokens to write at most, at least 1
-        rope_scaling: for texts beyond the model's positions: yarn (room for 131,072 tokens), yarn:4 (four
-            times the positions) or none
+        rope_scaling: for texts beyond the model's positions: yarn (131,072 tokens), yarn:4 (four times the
+            model's) or none
     """
 
     max_new_tokens: int = option(200, least=1)
-    rope_scaling: str = option("none", "R")
+    rope_scaling: str = option("none", "R", level=RARE)
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is gone on from, and where the text ends.
+    """What is answered or continued.
 
     Attributes:
-        prompt: text to answer, or to go on from (see --continue); a text that comes by a pipe is the prompt,
-            or stands before PROMPT; - reads standard input, whatever it is
+        prompt: text to answer, or to continue (see --continue); text from a pipe is the prompt, or stands
+            before PROMPT; - reads standard input
         prompt_file: UTF-8 file with that text; - reads standard input
         prompt_ids: token ids instead of text, 0 or more each
-        ignore_eos: go on after an end-of-text token
-        stop: end before this text, which is left out; may be given several times; default: none
-        loop_patterns: what repeating means: COUNT copies of a pattern of MIN to MAX tokens, 160 tokens
-            together at least; default: 1,512,3
     """
 
     prompt: str | None = option(None, "PROMPT", place=True, nargs="?")
     prompt_file: str | None = option(None, "F")
-    prompt_ids: list[int] | None = option(None, "1,2,3", type=options.token_ids)
-    ignore_eos: bool = option(False)
-    stop: list[str] = option((), "TEXT", action="append")
-    loop_patterns: tuple[int, ...] | None = option(None, "MIN,MAX,COUNT")
+    prompt_ids: list[int] | None = option(None, "1,2,3", type=inputs.token_ids, level=RARE)
 
 
 @dataclass(frozen=True)
-class Results(options.Shown):
+class Ends:
+    """Where a text ends besides its length.
+
+    Attributes:
+        stop: end before this text, which is left out; may be given several times; default: none
+        ignore_eos: continue after an end-of-text token
+        loop_patterns: what repeating means: COUNT copies of a pattern of MIN to MAX tokens, 160 tokens
+            together at least; default: 1,512,3
+    """
+
+    stop: list[str] = option((), "TEXT", action="append", level=RARE)
+    ignore_eos: bool = option(False, level=RARE)
+    loop_patterns: tuple[int, ...] | None = option(None, "MIN,MAX,COUNT", level=RARE)
+
+
+@dataclass(frozen=True)
+class Results:
     """What a run leaves behind.
 
     Attributes:
-        run_dir: keep a journal of the run there, so that resume DIR can go on with it; a folder that holds
-            this very run already is gone on with
-        output: write the text there too, as it comes
+        output: write the text to this file too, as it comes
+        run_dir: keep a journal of the run in this folder, so that resume DIR finishes it after a crash; with
+            a run in it already, that run is resumed
     """
 
-    run_dir: str | None = option(None, "DIR")
     output: str | None = option(None, "FILE")
+    run_dir: str | None = option(None, "DIR")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -109,33 +118,33 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "generate",
         help="write a text",
-        description="Write a text. A prompt is a question to a chat model, whether it comes as an argument, "
-        "by a pipe or from a file; --continue goes on from it instead. The text streams to standard output; "
-        "progress and summary go to standard error.",
-        epilog="Exit codes: 0 done, 1 the run failed, 2 bad input, 129, 130, 143 hung up, interrupted, "
-        "terminated (the text so far is kept; a second signal ends at once).",
+        description="Write a text. A chat model answers the prompt; with --continue, or without a chat "
+        "template, it continues it. The text streams to standard output; progress and summary go to standard "
+        "error.",
+        epilog="Exit codes: 0 done, 1 failed, 2 bad input, 129, 130, 143 hung up, interrupted, terminated "
+        "(the text so far is kept; a second signal ends at once).",
     )
     add_call_options(parser)
-    add_options(parser.add_argument_group("several devices"), options.Together)
     group = parser.add_argument_group("results")
     add_options(group, Results)
-    add_options(parser.add_argument_group("many texts"), many.Several)
-    add_json_option(group, "write one record there: tokens, text, figures, versions")
+    add_json_option(group, "write one JSON record to this file: tokens, text, figures, versions")
+    add_options(group, options.Shown)
+    add_options(parser.add_argument_group("many prompts"), many.Several)
+    add_options(parser.add_argument_group("several devices"), options.Together)
 
 
 def add_call_options(parser: argparse.ArgumentParser) -> None:
-    """What is to be written and how: prompt, length, model, strategy, sampling."""
+    """What is to be written and how: prompt, length, model, method, sampling."""
+    group = parser.add_argument_group("prompt and length")
     for kind in (Prompt, prompting.Chat, prompting.System):
-        add_options(parser, kind)
-    add_options(
-        parser, Length, only=("max_new_tokens",), unset=True
-    )  # whether it was given is said at the end
-    add_options(parser, Length, only=("rope_scaling",))
-    add_options(parser, Loops)
+        add_options(group, kind)
+    add_options(group, Length, only=("max_new_tokens",), unset=True)  # the end says whether it was given
+    for kind in (Ends, Loops):
+        add_options(group, kind)
+    add_options(group, Length, only=("rope_scaling",))
     options.add_model_options(parser)
     options.add_strategy_options(parser)
-    options.add_sampling_options(parser)
-    add_preset_option(parser)
+    add_preset_option(options.add_sampling_options(parser))
 
 
 def _run_dir(name: str | None) -> tuple[Path | None, RunState | None]:
@@ -173,7 +182,7 @@ def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]
     """The prompt as given, and what else a request needs; everything that needs no model is checked.
     :func:`with_model` makes the request."""
     prompting.check_chat_options(args)
-    return options.prompt_from(args), settings_from(args)
+    return inputs.prompt_from(args), settings_from(args)
 
 
 def settings_from(args: argparse.Namespace) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
+from tokenswift.cli.declare import complete, keys_of
 from tokenswift.cli.errors import (
     at_most,
     check_utf8,
@@ -43,7 +44,7 @@ COMMANDS = (
     "plan",
     "roofline",
     "report",
-    "strategies",
+    "methods",
     "demo",
     "audit",
     "bench",
@@ -56,6 +57,8 @@ COMMANDS = (
 )
 
 
+#: earlier names of commands, which no help shows
+EARLIER = {"strategies": "methods"}
 #: commands that write nothing to standard output
 SILENT = ("train-heads", "train-draft", "import-heads", "report")
 
@@ -68,12 +71,44 @@ class Visible(logging.Formatter):
         return visible(text) if sys.stderr.isatty() else text
 
 
+class Format(argparse.HelpFormatter):
+    """Options with the placeholder of their value once: ``-s, --seed N``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"max_help_position": 30, **kwargs})
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):  # whose commands stand two columns to the right
+            self._action_max_length += self._indent_increment
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = ", ".join(action.option_strings)
+        if not names or action.nargs == 0:
+            return names or super()._format_action_invocation(action)
+        return f"{names} {self._format_args(action, self._get_default_metavar_for_optional(action))}"
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are ordinary :class:`InputError`\\ s (no usage dump, no exit)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("allow_abbrev", False)
+        kwargs = {"allow_abbrev": False, "formatter_class": Format, **kwargs}
         super().__init__(*args, **kwargs)
+
+    def format_help(self) -> str:
+        """The help, its usage without the names of all options."""
+        words = [self.prog]
+        for action in self._actions:
+            if action.option_strings:
+                if action.required:
+                    words += [long_name(action.option_strings), str(action.metavar)]
+            elif isinstance(action, argparse._SubParsersAction):
+                words.append(f"{action.metavar} ...")
+            else:
+                words.append(f"[{action.metavar}]" if action.nargs in ("?", "*") else str(action.metavar))
+        self.usage = " ".join([words[0], "[options]", *words[1:]])
+        return super().format_help()
 
     def print_help(self, file: Any = None) -> None:
         """Print the help text; argparse's own would pass over what cannot be written."""
@@ -88,8 +123,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def subparsers_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The parsers of the subcommands."""
-    return next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    """The parsers of the subcommands; none of a command without any."""
+    return next((a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)), {})
 
 
 def known_options(argv: Sequence[str], parser: argparse.ArgumentParser | None) -> list[str]:
@@ -97,7 +132,10 @@ def known_options(argv: Sequence[str], parser: argparse.ArgumentParser | None) -
     commands = {} if parser is None else subparsers_of(parser)
     command = next((commands[word] for word in argv if word in commands), None)
     command = command or parser
-    return [] if command is None else list(option_names(command).values())
+    if command is None:
+        return []
+    keys = (name for action in keys_of(command).values() for name in action.option_strings)
+    return [*option_names(command).values(), *keys]
 
 
 class ShowVersion(argparse.Action):
@@ -114,12 +152,15 @@ def build_parser() -> tuple[Parser, dict[str, Callable[[argparse.Namespace], int
     """The parser, and each subcommand's ``run``."""
     parser = Parser(
         prog="tokenswift",
-        description="Ultra-long text from open language models by speculative decoding, same output.",
-        epilog="Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted (129, 143: hung up, "
-        "terminated).",
+        description="Write long text with open language models by speculative decoding: the tokens are those "
+        "of plain decoding.",
+        epilog="Exit codes: 0 done, 1 failed, 2 bad input, 129, 130, 143 hung up, interrupted, terminated.",
     )
     parser.add_argument(
-        "--version", action=ShowVersion, nargs=0, help="versions of tokenswift and what it runs on; exit"
+        "--version",
+        action=ShowVersion,
+        nargs=0,
+        help="show the versions of tokenswift and what it runs on, and exit",
     )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     runs: dict[str, Callable[[argparse.Namespace], int | None]] = {}
@@ -129,7 +170,7 @@ def build_parser() -> tuple[Parser, dict[str, Callable[[argparse.Namespace], int
         for name in subparsers.choices:
             runs.setdefault(name, module.run)
     for command in subparsers.choices.values():
-        command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        complete(command)
     return parser, runs
 
 
@@ -152,10 +193,15 @@ def _main(argv: list[str], is_open: bool) -> int:
         for word in argv:
             check_utf8(word)
         parser, runs = build_parser()
-        args = parser.parse_args(argv)
+        args = parser.parse_args([EARLIER.get(word, word) for word in argv[:1]] + argv[1:])
         if args.command is None:
             raise InputError(f"no command given; valid: {', '.join(runs)}, or --help")
-        options = option_names(subparsers_of(parser)[args.command])
+        typed = {word.partition("=")[0] for word in argv}
+        options = option_names(subparsers_of(parser)[args.command], typed)
+        if hasattr(args, "method_help"):
+            from tokenswift.cli.methods import print_keys
+
+            return print_keys(args)
         if hasattr(args, "tp") and own_rank():
             _keep_quiet(args)
         logger.setLevel(logging.ERROR if getattr(args, "quiet", False) else logging.INFO)

@@ -1,4 +1,4 @@
-"""``tokenswift generate --prompts FILE``: many texts side by side, a run's folder for each."""
+"""``tokenswift generate --prompts FILE``: concurrent texts, a run's folder for each."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.cli import options, prompting
-from tokenswift.cli.declare import check_options, option
+from tokenswift.cli import inputs, options, prompting
+from tokenswift.cli.declare import RARE, check_options, option
 from tokenswift.cli.output import check_folder, check_record, write_text
 from tokenswift.cli.progress import Stages
 from tokenswift.cli.signals import Interrupted, Signals
@@ -34,28 +34,26 @@ class Several:
     """Many prompts instead of one.
 
     Attributes:
-        prompts: many prompts, a JSON object a line: prompt (text, continued as it is) or messages (a chat,
-            which is answered), with an id and settings of its own if need be, such as seed and
-            max_new_tokens; with --out
-        out: the folder of their texts: a run's folder for each prompt, by its id or its line. The same
-            command goes on with what is missing there
-        at_once: texts side by side at most (with --ray: of an actor), or auto (as many as the memory holds,
-            and pay)
+        prompts: JSON Lines file of prompts: {"prompt": text to continue} or {"messages": a chat to answer},
+            with an id and settings of its own if need be, such as seed and max_new_tokens; needs --out
+        out: folder of the texts, with a run's folder for each prompt, by its id or line; the same command
+            resumes what is missing
+        at_once: max concurrent sequences (with --ray: of an actor), or auto: as many as memory holds, and pay
         ray: have a Ray cluster write them: local (this machine), auto (the cluster that it belongs to) or
             HOST:PORT of a head node; --out is a folder that all nodes see, or an address of fsspec, such as
             s3://bucket/texts (journals are copied there every ten seconds); needs the extra ray
-        actors: processes that write; default: as many as the cluster has room for
-        actor_cores: of each; default: all of a node, shared among its GPUs
-        actor_gpus: of each; default: 1 where nodes have GPUs
+        actors: with --ray, processes that write; default: as many as the cluster has room for
+        actor_cores: with --ray, CPU cores of each; default: all of a node, shared among its GPUs
+        actor_gpus: with --ray, GPUs of each; default: 1 where nodes have GPUs
     """
 
     prompts: str | None = option(None, "FILE")
     out: str | None = option(None, "DIR")
-    at_once: str = option("auto", "N")
-    ray: str | None = option(None, "ADDRESS")
-    actors: int | None = option(None, least=1)
-    actor_cores: int | None = option(None, least=1)
-    actor_gpus: int | None = option(None, least=0)
+    at_once: str = option("auto", "N", shown="--max-num-seqs")
+    ray: str | None = option(None, "ADDRESS", level=RARE)
+    actors: int | None = option(None, least=1, level=RARE)
+    actor_cores: int | None = option(None, least=1, level=RARE)
+    actor_gpus: int | None = option(None, least=0, level=RARE)
 
 
 def check_several(args: argparse.Namespace) -> None:
@@ -93,7 +91,7 @@ def check_alone(args: argparse.Namespace) -> None:
 
 
 def at_once(text: str) -> Any:
-    """The value of --at-once.
+    """The value of --max-num-seqs.
 
     Raises:
         InputError: neither auto nor an integer from 1 on.
@@ -115,7 +113,7 @@ def read(name: str) -> list[Asked]:
     """
     found: list[Asked] = []
     names: dict[str, int] = {}
-    for number, line in enumerate(options.read_named(name, "--prompts").split("\n"), 1):
+    for number, line in enumerate(inputs.read_named(name, "--prompts").split("\n"), 1):
         if not line.strip():
             continue
         try:

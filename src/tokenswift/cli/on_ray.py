@@ -22,7 +22,7 @@ from tokenswift.types import InputError
 from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")
-COLUMNS = ("node", "texts", "tokens", "gone on with", "failed")
+COLUMNS = ("node", "texts", "tokens", "resumed", "failed")
 
 
 def run(

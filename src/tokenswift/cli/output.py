@@ -22,7 +22,7 @@ STDOUT = Path("-")
 logger = logging.getLogger("tokenswift")
 
 
-def add_json_option(parser: Any, text: str = "write one record there") -> None:
+def add_json_option(parser: Any, text: str = "write one JSON record to this file") -> None:
     """--json, the same in every command.
 
     Args:

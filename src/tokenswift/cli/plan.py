@@ -19,7 +19,7 @@ from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")
 GIGA = 1e9
-SHORT = 96  # tokens that each of the texts side by side writes to be timed
+SHORT = 96  # tokens that each of the concurrent texts writes to be timed
 
 
 @dataclass(frozen=True)
@@ -27,33 +27,33 @@ class Several:
     """Many prompts instead of one.
 
     Attributes:
-        prompts: what generate --prompts with this file would take
+        prompts: JSON Lines file of prompts, as generate --prompts takes it
         nodes: machines like this one that share them
-        at_once: texts side by side on each, or auto (as generate --ray has them)
+        at_once: max concurrent sequences of each machine, or auto: as generate --ray has them
     """
 
     prompts: str | None = option(None, "FILE")
     nodes: int = option(1, least=1)
-    at_once: str = option("auto", "N")
+    at_once: str = option("auto", "N", shown="--max-num-seqs")
 
 
 def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
     parser = subparsers.add_parser(
         "plan",
-        help="memory and time of a run",
-        description="Say what a run of generate with these options would take: memory by part against what "
-        "is free, and time from a short measurement, with a range. What cannot fit is refused, with the "
+        help="estimate memory and time of a run",
+        description="Say what generate with these options would take: memory, by part, beside what is free; "
+        "and time, with a range, from a short measurement. A run that cannot fit is refused, with the "
         "largest length that would.",
         epilog="Exit codes: 0 it fits, 2 it does not, or bad input.",
     )
     add_call_options(parser)
-    add_options(parser.add_argument_group("many texts"), Several)
+    add_options(parser.add_argument_group("many prompts"), Several)
     group = parser.add_argument_group("results")
     group.add_argument(
         "--no-measure",
         action="store_true",
-        help="no short run: memory, and the least time of plain decoding (see tokenswift roofline)",
+        help="measure nothing: memory, and the least time of plain decoding (see tokenswift roofline)",
     )
     add_json_option(group)
     add_options(group, options.Quiet)
@@ -140,7 +140,7 @@ def _run_many(args: argparse.Namespace) -> int:
 
 
 def beside_rate(llm: Any, request: Any, at_once: int) -> float:
-    """Tokens a second of a request so many times side by side, while all of them are written."""
+    """Tokens a second of so many copies of a request, while all of them are written."""
     from tokenswift.engine.scheduler import Scheduler, run_all
 
     steps: list[tuple[float, int, int]] = []  # when, of which text, tokens
@@ -155,7 +155,7 @@ def beside_rate(llm: Any, request: Any, at_once: int) -> float:
     first = max(next(when for when, number, _ in steps if number == i) for i in range(at_once))
     last = min(max(when for when, number, _ in steps if number == i) for i in range(at_once))
     inside = [tokens for when, _, tokens in steps if first < when <= last]
-    if last <= first or not inside:  # too short to be side by side
+    if last <= first or not inside:  # too short to be concurrent
         return sum(tokens for *_, tokens in steps) / max(steps[-1][0] - steps[0][0], 1e-9)
     return sum(inside) / (last - first)
 
@@ -176,7 +176,7 @@ def text_of_many(found: Any) -> str:
     lines = [
         f"{counted(found.texts, 'text')}, {counted(found.prompt, 'token')} of prompts, "
         f"{counted(found.new, 'new token')}; "
-        f"{counted(found.nodes, 'node')} with {found.at_once} side by side",
+        f"{counted(found.nodes, 'node')}, {counted(found.at_once, 'concurrent sequence')} on each",
         "",
         _memory(found, "expected peak of a node"),
     ]

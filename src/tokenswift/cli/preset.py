@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import argparse
 import logging
+from dataclasses import dataclass
+from typing import Any
 
+from tokenswift.cli.declare import RARE, add_options, option
 from tokenswift.cli.options import SAMPLING
 from tokenswift.sampling.presets import SAMPLERS, sampler
 
 logger = logging.getLogger("tokenswift")
 
 
-def add_preset_option(parser: argparse.ArgumentParser) -> None:
+@dataclass(frozen=True)
+class Preset:
+    """Sampling by name.
+
+    Attributes:
+        preset: its name
+    """
+
+    preset: str | None = option(None, "NAME", level=RARE)
+
+
+def add_preset_option(to: Any) -> None:
     """--preset."""
-    parser.add_argument(
-        "--preset",
-        metavar="NAME",
-        help=f"a sampling setting of the paper: {', '.join(SAMPLERS)}; other options go "
-        "over it; default: none",
-    )
+    names = f"the paper's sampling settings ({', '.join(SAMPLERS)}); options go over them; default: none"
+    add_options(to, Preset, texts={"preset": names})
 
 
 def apply_preset(args: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.declare import option
+from tokenswift.cli.declare import RARE, option
 from tokenswift.config import SamplingParams, sampling_over
 from tokenswift.types import InputError
 
@@ -22,13 +22,13 @@ class Chat:
     """Whether a prompt is answered.
 
     Attributes:
-        raw: go on from the prompt as it is; default: it is a question to a model that has a chat template,
-            whether it comes as an argument, by a pipe or from a file
-        chat: have the prompt answered, or refused where the model has no chat template
+        raw: continue the prompt as it is; default: a model that has a chat template answers it, whether it
+            comes as an argument, by a pipe or from a file
+        chat: answer the prompt; refused where the model has no chat template
     """
 
-    raw: bool = option(False, names=("--continue",))
-    chat: bool = option(False)
+    raw: bool = option(False, shown="--continue")
+    chat: bool = option(False, level=RARE)
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ class System:
     """What stands before a conversation.
 
     Attributes:
-        system: instructions that stand before the conversation; a prompt is answered then, as with --chat;
-            default: the template's own
+        system: instructions that stand before the conversation; default: the chat template's own
     """
 
     system: str | None = option(None, "TEXT")

@@ -28,8 +28,8 @@ logger = logging.getLogger("tokenswift")
 
 
 #: here the default is what the run had
-PLACED = "where layers lie now: auto, or a JSON file with a place for each module; default: as before"
-LOOP = "when the text repeats itself: report (go on and say so) or stop; default: as before"
+PLACED = "spread the layers: auto, or a JSON file with a device for each module; default: as before"
+LOOP = "when the text repeats itself: report (continue and say so) or stop; default: as before"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Longer:
 
     Attributes:
         max_new_tokens: tokens of the whole run at most, counted from its prompt; default: as before
-        drop_damaged: of a damaged journal take what is good, and keep the rest in a file beside it
+        drop_damaged: use the good part of a damaged journal, and keep the rest in a file beside it
     """
 
     max_new_tokens: int | None = option(None, least=1)
@@ -49,19 +49,19 @@ def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
     parser = subparsers.add_parser(
         "resume",
-        help="go on with a run",
-        description="Go on with a run that was kept with generate --run-dir: the tokens are those of the "
-        "uninterrupted run. The continuation streams to standard output; the whole text is in the folder. "
-        "A finished run becomes longer with --max-new-tokens.",
-        epilog="Exit codes: 0 done (also when there was nothing left to do), 1 the run failed, 2 bad input, "
-        "129, 130, 143 hung up, interrupted, terminated (the run is kept).",
+        help="finish a run that was interrupted, or make one longer",
+        description="Finish a run that generate --run-dir kept, with the tokens of the uninterrupted run. "
+        "The continuation streams to standard output; the whole text is in the folder. --max-new-tokens "
+        "makes a finished run longer.",
+        epilog="Exit codes: 0 done (also when there was nothing left to do), 1 failed, 2 bad input, 129, "
+        "130, 143 hung up, interrupted, terminated (the run is kept).",
     )
     add_options(parser, options.RunDir)
     add_options(parser, Longer)
     add_options(parser, Loops, unset=True, texts={"on_loop": LOOP})
     add_options(parser, options.Model, only=("threads", "device_map"), texts={"device_map": PLACED})
     add_options(parser, options.Together)
-    add_json_option(parser, "write one record there, as generate does")
+    add_json_option(parser, "write one JSON record to this file, as generate does")
     add_options(parser, options.Shown)
 
 

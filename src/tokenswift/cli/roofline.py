@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from tokenswift.cli import options
-from tokenswift.cli.declare import add_option, add_options, check_options, option
+from tokenswift.cli import inputs, options
+from tokenswift.cli.declare import KEY, add_option, add_options, check_options, option
 from tokenswift.cli.generate import Length
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.cli.tables import table
@@ -39,16 +39,16 @@ class Reckoned:
     """What is reckoned.
 
     Attributes:
-        gpu: a card by its maker's figures instead of what is measured on this machine: h100, h200, a100,
-            4090 or l40s
+        gpu: take this GPU's published figures instead of measuring this machine: h100, h200, a100, 4090 or
+            l40s
         length: tokens of text, several with commas; default: 1K to 128K as far as the model allows
-        rows: tokens that a step checks, the newest of the text included
-        accepted: tokens that a step yields on average, several with commas; default: 2,3,4
-        measure: load the model and time its passes beside their floors
+        rows: tokens that a step verifies, the newest of the text included
+        accepted: tokens per step on average, several with commas; default: 2,3,4
+        measure: load the model and time its passes too
     """
 
     gpu: str | None = option(None, "CARD")
-    length: list[int] | None = option(None, "N,N,…", type=options.token_ids)
+    length: list[int] | None = option(None, "N,N,…", type=inputs.token_ids)
     rows: int = option(5, least=1)
     accepted: list[float] | None = option(None, "X,X,…", type=numbers)
     measure: bool = option(False)
@@ -58,10 +58,10 @@ def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
     parser = subparsers.add_parser(
         "roofline",
-        help="the least that steps take, and whether drafting pays",
-        description="Say what steps of a model take at the least, by the bytes that they read and the "
-        "operations that they do, and how many times as fast drafting makes them. It needs the model's "
-        "config.json or the header of its GGUF file and no weights: of a hub's model none are downloaded.",
+        help="compute the least time of a step, and whether drafting pays",
+        description="Compute the least time of a model's steps, from the bytes they read and the operations "
+        "they do, and the speed-up of drafting. It needs the model's config.json or the header of its GGUF "
+        "file; no weights are downloaded.",
         epilog="Exit codes: 0 done, 2 bad input.",
     )
     model = ("model", "dtype", "weights", "activations", "kv_cache_dtype", "device", "threads")
@@ -72,7 +72,7 @@ def add_parser(subparsers: Any) -> None:
     add_options(group, Reckoned)
     for name in ("budget", "draft_weights"):
         field = options.STRATEGY[name]["auto"]
-        add_option(group, field, f"{field.metadata['help']}; default: {options.shown_default(field)}")
+        add_option(group, field, field.metadata["help"], level=KEY)
     group = parser.add_argument_group("results")
     add_json_option(group)
     add_options(group, options.Quiet)

@@ -19,6 +19,8 @@ from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError
 
+#: settings that few servers need
+RARELY = ("api_key", "cors", "max_choices", "share_prefixes", "max_body", "max_connections", "ping")
 logger = logging.getLogger("tokenswift")
 
 
@@ -34,10 +36,11 @@ def add_parser(subparsers: Any) -> None:
         "codes: 0 ended by SIGTERM, 1 it failed, 2 bad input, 129, 130 hung up, interrupted, 143 ended by "
         "force.",
     )
-    add_options(parser.add_argument_group("server"), Settings)
+    add_options(parser.add_argument_group("server"), Settings, rare=RARELY)
     options.add_model_options(parser)
-    add_options(parser, Length, only=("rope_scaling",))
-    add_options(parser, options.Quiet)
+    group = parser.add_argument_group("length and verbosity")
+    add_options(group, Length, only=("rope_scaling",))
+    add_options(group, options.Quiet)
 
 
 def run(args: argparse.Namespace) -> int:

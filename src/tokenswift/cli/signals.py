@@ -35,7 +35,7 @@ class Signals:
 
     Args:
         leave: what a second signal does with the exit code; by default it ends the process.
-        patience: seconds that a step may go on after a signal, then the process ends: of several ranks one
+        patience: seconds that a step may continue after a signal, then the process ends: of several ranks one
             may wait for another for ever, in a call that no Python code interrupts. None: no end to it.
         last: told how the error line would be, just before that.
 

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from tokenswift.engine.prefixes import Prefixes
 
 COMMANDS = {
-    "/system TEXT": "instructions before the conversation, which goes on with them; alone it shows them, and "
-    '/system "" takes them away',
-    "/set NAME VALUE": "change how answers are sampled, or how long they become; alone it shows the settings",
-    "/retry": "another answer to the last message, with the next seed",
-    "/undo": "take the last message and its answer back",
-    "/clear": "forget the conversation and begin a new one; instructions and settings stay",
-    "/load FILE": "go on with a conversation that /save has written to a name that ends in .json",
-    "/save FILE": "write the conversation there: messages as JSON for a name that ends in .json, else text",
+    "/system TEXT": "set the instructions before the conversation; alone it shows them, and "
+    '/system "" removes them',
+    "/set NAME VALUE": "change the sampling or the length of answers; alone it shows the settings",
+    "/retry": "write another answer to the last message, with the next seed",
+    "/undo": "remove the last message and its answer",
+    "/clear": "begin a new conversation; instructions and settings stay",
+    "/load FILE": "load a conversation that /save wrote to a .json file, and continue it",
+    "/save FILE": "save the conversation: as JSON for a name that ends in .json, else as text",
     "/help": "show this list",
     "/exit": "end the chat, as Ctrl-D does",
 }

@@ -20,15 +20,14 @@ def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
     parser = subparsers.add_parser(
         "text",
-        help="the whole text of a run",
-        description="Write the whole text of a run that was kept with generate --run-dir, from its journal, "
-        "also where a text file was edited between two sessions and the folder holds the text in pieces. "
-        "The model is not needed; of a run that is not finished it is the text so far.",
+        help="print the whole text of a run",
+        description="Print the whole text of a run that generate --run-dir kept, or the text so far of an "
+        "unfinished one, from its journal. No model is needed.",
         epilog="Exit codes: 0 done, 1 the text could not be written, 2 bad input.",
     )
     add_options(parser, options.RunDir)
     parser.add_argument(
-        "--output", metavar="FILE", help="write the text there; default, and -: to standard output"
+        "--output", metavar="FILE", help="write the text to this file; default, and -: standard output"
     )
     add_options(parser, options.Quiet)
 

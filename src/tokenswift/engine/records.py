@@ -95,7 +95,7 @@ def asked(record: Any, name: str) -> Asked:
 def record_of(
     llm: Any, result: Generation, strategy: str, options: Mapping[str, Any], sampling: SamplingParams
 ) -> dict[str, Any]:
-    """The JSON record of a run (``docs/cli.md`` describes the fields)."""
+    """The JSON record of a run (``docs/commands.md`` describes the fields)."""
     import torch
 
     from tokenswift.loader.identity import versions

@@ -33,14 +33,14 @@ class Settings:
         api_key: one more key; everybody on this machine sees it in the list of processes, so it is better in
             the environment variable TOKENSWIFT_API_KEY
         cors: another site whose pages may ask, such as https://example.org; may be given several times
-        run_dir: keep a journal of every answer there; a server that is started again on the same folder goes
-            on with what was under way
-        max_concurrent: answers written at once, or auto: what the memory holds
+        run_dir: keep a journal of every answer there; a server that is started again on the same folder
+            resumes what was under way
+        max_concurrent: max concurrent sequences, or auto: as many as memory holds
         queue: answers that may wait for their turn; the next one is refused with status 429
         max_tokens: new tokens of one text at most
         max_prompt: tokens of one prompt at most; default: the model's positions
         max_choices: texts of one request at most: its prompts times n; half of those that are written at once
-            with --max-concurrent auto, so that one request leaves room for others
+            with --max-num-seqs auto, so that one request leaves room for others
         share_prefixes: read what prompts begin with once for all keys, not for each; how soon an answer
             begins then tells a client what others have asked
         max_body: bytes of a request at most
@@ -56,7 +56,7 @@ class Settings:
     api_key: str | None = _option(None, "KEY")
     cors: tuple[str, ...] = _option((), "ORIGIN", action="append")
     run_dir: str | None = _option(None, "DIR")
-    max_concurrent: str = _option("auto", "N")
+    max_concurrent: str = _option("auto", "N", shown="--max-num-seqs")
     queue: int = _option(64, "N", 0)
     max_tokens: int = _option(32_768, "N", 1)
     max_prompt: int | None = _option(None, "N", 1)

@@ -1,1 +1,0 @@
-"""Parts of this library inside other engines."""

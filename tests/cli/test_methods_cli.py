@@ -1,0 +1,139 @@
+"""``tokenswift methods``, and the options of every method on the command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call
+from tokenswift.cli.declare import keys_of
+from tokenswift.cli.main import build_parser, subparsers_of
+from tokenswift.cli.options import STRATEGY
+from tokenswift.config import MagicDecOptions
+from tokenswift.spec.methods.table import STRATEGIES
+
+
+def test_the_list_names_every_method_option_and_paper(cli: Call) -> None:
+    outcome = cli("methods")
+    assert outcome.code == 0 and outcome.err == ""
+    for name, entry in STRATEGIES.items():
+        assert f"{name}\n  {entry.summary}" in outcome.out
+    for words in ("arXiv 2502.18890", "gamma=N", "draft_model=M", "backend=B", "NOT lossless"):
+        assert words in outcome.out
+    assert cli("strategies").out == outcome.out  # its earlier name
+    assert "    strategies " not in cli("--help").out
+
+
+def test_one_method_as_json(cli: Call) -> None:
+    outcome = cli("methods", "triforce", "--json")
+    (record,) = json.loads(outcome.out)["strategies"]
+    assert record["name"] == "triforce"
+    assert {"gamma", "inner_gamma", "chunk", "refresh"} <= {o["name"] for o in record["options"]}
+
+
+def test_an_unknown_method(cli: Call) -> None:
+    outcome = cli("methods", "hydra")
+    assert outcome.code == 2
+    assert outcome.error.startswith("strategy is 'hydra'; valid: auto, autoregressive, tokenswift")
+
+
+def test_help_on_the_options_of_a_method(cli: Call) -> None:
+    """In any order, and without what the command would need else; of the command's own keys alone."""
+    shown = cli("generate", "--method-option", "help", "--strategy", "magicdec")
+    assert shown.code == 0 and shown.err == ""
+    for key in (*(one.name for one in fields(MagicDecOptions)), "backend", "cuda_graphs"):
+        assert f"  {key}=" in shown.out
+    assert "chunk=" not in shown.out
+    needed = cli("eval-heads", "--method-option", "help")
+    assert needed.code == 0 and "backend=" in needed.out and "gamma=" not in needed.out
+    steps = cli("roofline", "--method-option", "help").out
+    assert "budget=" in steps and "draft_weights=" in steps and "backend=" not in steps
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "plan", "audit"])
+def test_every_option_of_a_method_is_a_key(command: str) -> None:
+    """With the value, and the hidden option of before, that the key stands for."""
+    parser = subparsers_of(build_parser()[0])[command]
+    keys = keys_of(parser)
+    assert set(keys) == {*STRATEGY, "backend", "cuda_graphs"}
+    texts = {"int": "7", "tuple[int, ...]": "1,2"}
+    for key, owners in STRATEGY.items():
+        text = texts.get(str(next(iter(owners.values())).type).removesuffix(" | None"), "full")
+        spelled = [
+            ["--method-option", f"{key}={text}"],
+            ["--method-option", f"{key.replace('_', '-')}={text}"],
+            [f"--{key.replace('_', '-')}", text],
+        ]
+        values = {str(getattr(parser.parse_args(argv), key)) for argv in spelled}
+        assert len(values) == 1 and values != {"None"}, key
+        assert f"--{key.replace('_', '-')} " not in parser.format_help()
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("gama=3", ("--method-option gama ", "valid: ", "did you mean gamma?")),
+        ("gamma=3", ("--method-option gamma is no option of strategy auto", "valid: ngrams")),
+        ("cache=dynamc", ("--method-option cache is 'dynamc'", "valid: full", "did you mean dynamic?")),
+        ("tree=0", ("--method-option tree is '0'", "valid: auto, or integers")),
+        ("budget", ("--method-option budget ", "valid: budget=B")),
+        ("budget=16", ("--method-option budget is 16", "valid: more than the 16 sink tokens")),
+        ("sinks=many", ("--method-option sinks is 'many'", "valid: an integer")),
+        ("backend=fast", ("--method-option backend is 'fast'", "valid: auto, cpu, cuda, torch")),
+        ("explain=no/where", ("--explain no/where", "valid: a writable file")),
+    ],
+)
+def test_bad_options_of_a_method(cli: Call, tiny: Path, argv: str, words: tuple[str, ...]) -> None:
+    outcome = cli("generate", "hi", "--model", tiny, "--method-option", argv)
+    assert outcome.code == 2 and outcome.out == "" and outcome.err.count("\n") == 1
+    assert all(word in outcome.error for word in words), outcome.error
+
+
+def test_the_same_text_by_every_strategy_without_heads(cli: Call, tiny: Path) -> None:
+    model = ("--model", tiny, "--max-new-tokens", "30", "--ignore-eos", "--quiet")
+    plain = cli("generate", "hello there", *model, "--strategy", "autoregressive")
+    assert plain.code == 0, plain.err
+    for argv in (
+        ("magicdec", "--gamma", "2", "--kv", "streaming", "--budget", "20"),
+        ("magicdec", "--draft-model", tiny, "--budget", "20"),
+        ("triforce", "--draft-model", tiny, "--budget", "20", "--method-option", "inner_gamma=3"),
+    ):
+        got = cli("generate", "hello there", *model, "--strategy", *argv)
+        assert (got.code, got.out) == (0, plain.out), argv
+
+
+def test_the_old_name_of_automatic_drafting(cli: Call, tiny: Path) -> None:
+    """``--strategy tokenswift`` without a tree runs ``auto`` and says so; with one it is the paper's."""
+    model = ("--model", tiny, "--heads", "none", "--max-new-tokens", "12", "--ignore-eos", "--json", "-")
+    found = {}
+    for argv in (
+        (),
+        ("--strategy", "tokenswift"),
+        ("--strategy", "tokenswift", "--tree", "1,2"),
+        ("--tree", "2"),
+    ):
+        got = cli("generate", "hello there", *model, *argv)
+        assert got.code == 0, got.err
+        found[argv] = json.loads(got.out)["strategy"], got.err.count("is strategy auto, which runs")
+    assert list(found.values()) == [("auto", 0), ("auto", 1), ("tokenswift", 0), ("tokenswift", 0)]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("triforce",), "--method-option draft_model is not given"),
+        (("triforce", "--draft-model", "nowhere"), "nowhere"),
+        (("magicdec", "--gamma", "0"), "--gamma is 0"),
+        (("magicdec", "--sinks", "9", "--budget", "8"), "--budget is 8"),
+        (("medusa",), "medusa needs heads of kind medusa"),
+        (("magicdec", "--tree", "1,2"), "tree"),
+    ],
+)
+def test_bad_input(cli: Call, tiny: Path, argv: tuple[str, ...], words: str) -> None:
+    outcome = cli("generate", "hi", "--model", tiny, "--strategy", *argv)
+    assert outcome.code == 2 and outcome.out == ""
+    last = outcome.err.strip().splitlines()[-1]
+    assert last.startswith("error: ") and words in last, last
