@@ -17,7 +17,6 @@ from tests.gguf_files import small, write
 from tokenswift import LLM, InputError, SamplingParams, resume
 from tokenswift.config import ANSWERS
 from tokenswift.engine.source import FromFiles, FromModel
-from tokenswift.loader.gguf.write import quantize
 from tokenswift.loader.own_sampling import named_in
 from tokenswift.runs import folder as folders
 
@@ -127,21 +126,6 @@ def test_what_a_gguf_file_names(tmp_path: Path, own_cache: Path) -> None:
         assert llm.default_sampling(HELLO).temperature == 0.3
     with LLM(folder / "m.gguf") as llm:  # what lies beside a file may be another model's
         assert llm.default_sampling(HELLO) == ANSWERS
-
-
-@pytest.mark.parametrize(
-    "said", [NAMED, {"do_sample": False}, {"temperature": "x", "top_k": -1, "top_p": True}]
-)
-def test_a_quantised_model_goes_on_naming_them(tmp_path: Path, own_cache: Path, said: dict[str, Any]) -> None:
-    folder, file = tmp_path / "m", tmp_path / "q.gguf"
-    small().save_pretrained(folder)
-    chat_tokenizer().save_pretrained(folder)
-    (folder / "generation_config.json").write_text(json.dumps(said))
-    quantize(folder, file, "q8_0")
-    with LLM(file) as llm:
-        expected = {"temperature": 1.0, "repetition_penalty": 1.0, "min_p": 0.0, "greedy": True}
-        usual = OWN if said is NAMED else SamplingParams(**expected) if "do_sample" in said else ANSWERS
-        assert llm.default_sampling(HELLO) == usual
 
 
 QUESTIONS = {
