@@ -250,7 +250,7 @@ def furnish(gguf: Path, folder: Path) -> None:
     try:
         with quiet_transformers():
             file = GgufFile(gguf)
-            config, said = config_of(file), file.metadata
+            config, said = config_of(file).of_transformers(), file.metadata
             # as earlier versions had it: its digest is part of what runs are known by
             config.rms_norm_eps = said["llama.attention.layer_norm_rms_epsilon"]
             config.unk_token_id = said["tokenizer.ggml.unknown_token_id"]
