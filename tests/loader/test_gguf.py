@@ -23,9 +23,9 @@ from tokenswift import LLM, SamplingParams
 from tokenswift.engine.source import FromFiles, FromModel, marks_folder
 from tokenswift.kernels.formats.registry import FORMATS
 from tokenswift.loader.find import check_name
+from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.gguf import tokenizer as gguf_tokenizer
 from tokenswift.loader.gguf.file import GgufFile
-from tokenswift.loader.gguf.find import gguf_in
 from tokenswift.loader.gguf.model import config_of, formats, layout_of
 from tokenswift.loader.load import WEIGHTS, load
 from tokenswift.loader.plain_tokenizer import PlainTokenizer

@@ -32,7 +32,7 @@ from tokenswift.config import HEAD_KINDS, OPTIONS, SamplingParams, build_options
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.stream import Stream
 from tokenswift.loader.find import locate
-from tokenswift.loader.gguf.find import gguf_in
+from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.identity import file_digest, weights_digest
 from tokenswift.loader.made import RECORD
 from tokenswift.loader.rope import parse_rope_scaling

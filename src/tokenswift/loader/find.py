@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tokenswift.loader import draft, embedded, hub
-from tokenswift.loader.gguf.find import gguf_in
+from tokenswift.loader.gguf import gguf_in
 from tokenswift.types import InputError, OnProgress
 
 ALIASES = (embedded.NAME, draft.NAME)

@@ -17,7 +17,7 @@ from tokenswift.kernels.cpu.build import INSTRUCTION_SETS
 from tokenswift.loader import hub
 from tokenswift.loader._hf import counted_loading, making_models, quiet_transformers
 from tokenswift.loader.find import locate
-from tokenswift.loader.gguf.find import gguf_in
+from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.hub import line_of
 from tokenswift.loader.own_sampling import named
 from tokenswift.ranks import check_tp

@@ -14,9 +14,9 @@ from tokenswift.config import LoadConfig
 from tokenswift.loader import plain_tokenizer
 from tokenswift.loader.checkpoint import EMBEDDING, FAMILIES, HEAD, FileWeights, Layout, headers
 from tokenswift.loader.folder_checks import check_config, check_said, check_tokenizer_files
+from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.gguf import tokenizer as gguf_tokenizer
 from tokenswift.loader.gguf.file import GgufFile
-from tokenswift.loader.gguf.find import gguf_in
 from tokenswift.loader.gguf.model import GgufWeights, formats, is_lean, layout_of, own_dtype
 from tokenswift.loader.identity import config_digest, weights_digest
 from tokenswift.loader.native import (

@@ -15,8 +15,8 @@ from tokenswift.kernels.weights import STORED_IN
 from tokenswift.loader._hf import making_models
 from tokenswift.loader.checkpoint import EMBEDDING, FAMILIES, HEAD, head_width
 from tokenswift.loader.find import header_of
+from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.gguf.file import GgufFile
-from tokenswift.loader.gguf.find import gguf_in
 from tokenswift.loader.gguf.model import (
     ARCHITECTURES,
     FACTORS,

@@ -19,7 +19,7 @@ from tokenswift.kernels.formats.registry import BY_CODE, FORMATS
 from tokenswift.loader import native
 from tokenswift.loader.checkpoint import EMBEDDING, HEAD, NORM, Layout, check_tensors
 from tokenswift.loader.gguf.file import GgufFile, unpacks
-from tokenswift.loader.gguf.numbers import (
+from tokenswift.loader.gguf.stated import (
     CALLED,
     FACTORS,
     architecture,
