@@ -231,7 +231,8 @@ def test_configs_are_completed_as_transformers_does(kind: str, said: dict[str, A
 def qwen_tokenizer() -> Qwen2Tokenizer:
     vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     vocabulary["ab"] = len(vocabulary)
-    return Qwen2Tokenizer(vocab=vocabulary, merges=[("a", "b")], eos_token="<|im_end|>", unk_token=None)
+    given: dict[str, Any] = {"merges": [("a", "b")], "unk_token": None}
+    return Qwen2Tokenizer(vocab=vocabulary, eos_token="<|im_end|>", **given)
 
 
 @pytest.mark.parametrize(

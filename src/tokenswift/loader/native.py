@@ -247,9 +247,11 @@ def layout_of(config: Any, tied: bool | None = None) -> Layout:
 
 def weight_names(config: Any, layout: Layout) -> set[str]:
     """The names of all weights that transformers' model of a config has."""
-    kind, has = config.model_type, dict.fromkeys(("self_attn", "mlp"), False)
-    has["self_attn"] = kind == "qwen2" or bool(getattr(config, "attention_bias", False))
-    has["mlp"] = kind == "llama" and bool(config.mlp_bias)
+    kind = config.model_type
+    has: dict[str, bool] = {
+        "self_attn": kind == "qwen2" or bool(getattr(config, "attention_bias", False)),
+        "mlp": kind == "llama" and bool(config.mlp_bias),
+    }
     biases = {name for name in layout.biases() if has[name.split(".")[3]]}
     return layout.shapes().keys() | biases
 

@@ -162,10 +162,11 @@ def _rebuilt(whole: Mapping[str, Any], read: Any) -> Any:
     model = whole["model"]
     if model.get("type") != "BPE" or not isinstance(model["vocab"], dict):
         return None
+    merges: list[Any] = [tuple(p.split(" ") if isinstance(p, str) else p) for p in model["merges"]]
     made = Tokenizer(
         models.BPE(
             vocab=model["vocab"],
-            merges=[tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]],
+            merges=merges,
             continuing_subword_prefix="",
             end_of_word_suffix="",
             fuse_unk=False,
