@@ -203,7 +203,12 @@ def rotary_of_config(config: Any, scaling: RopeScaling | None = None, double: bo
     elif kind == "llama3":
         found = _llama3(found, rope)
     elif kind == "yarn":
-        found, factor = _yarn(powers, width, rope)
+        try:
+            found, factor = _yarn(powers, width, rope)
+        except ArithmeticError as error:  # a theta of 1, or turns beyond floats
+            raise InputError(
+                f"the model's rope_parameters give no frequencies ({error}); valid: a model's"
+            ) from error
     elif kind != "default":
         raise InputError(f"the model's rotary embedding is of type {kind!r}; valid: {', '.join(KINDS)}")
     return Rotary(found, factor, context_limit(config), config)
