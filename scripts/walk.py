@@ -106,7 +106,8 @@ def furnish(folder: Path, model: Path) -> None:
     (folder / "novels").mkdir()
     for name in ("book.txt", "held-out.txt", "novels/one.txt", "novels/two.txt"):
         (folder / name).write_text(text[: 200 if name == "book.txt" else None] + "\n", encoding="utf-8")
-    from tokenswift.loader.load import gguf_in, load
+    from tokenswift.loader.gguf import gguf_in
+    from tokenswift.loader.load import load
 
     if gguf_in(model) is None:
         (folder / "my-llama").symlink_to(model, target_is_directory=True)
@@ -144,7 +145,7 @@ def main() -> int:
             print(f"error: {name} is not on PATH")
             return 2
     subprocess.run(["tokenswift", "generate", "--raw", "One", "--max-new-tokens", "1"], check=True)
-    from tokenswift.loader.load import cache_dir
+    from tokenswift.loader.find import cache_dir
 
     failed = ran = 0
     for page in sys.argv[1:] or pages():

@@ -17,7 +17,7 @@ from tests.tiny import byte_model as tiny_model
 from tokenswift.kernels.cpu import build
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.loader import embedded as embedded_model
-from tokenswift.loader.load import cache_dir
+from tokenswift.loader.find import cache_dir
 
 __all__ = ["FAMILIES", "tiny_model"]
 

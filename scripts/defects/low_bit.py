@@ -80,10 +80,10 @@ LOW_BIT = (
         (CUDA,),
     ),
     Defect(
-        "low bits: weights that are quantised for a card are not checked there",
+        "low bits: weights that are quantized for a card are not checked there",
         "engine/source.py",
-        "        card = None if card is None else replace(card, far=math.nan)\n",
-        "",
+        "            self._far = checked(made, weights, files.name)\n",
+        "            self._far = 0.0\n",
         (CUDA,),
     ),
     Defect(

@@ -54,7 +54,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "train-draft": ("--model model --data self --out d", "loading model\n"),
     "eval-heads": ("--model model --data text.txt", "loading model\n"),
     "import-heads": ("--checkpoint model --out h", "reading model\n"),
-    "quantize": ("model q.gguf", "reading model\n"),
+    "quantize": ("", "error: tokenswift quantize writes no files"),
     "completion": ("bash", "# AUTO"),
     "bench": ("list", "name "),
 }

@@ -17,7 +17,7 @@ from tests.gguf_files import small, write
 from tokenswift import LLM, InputError, SamplingParams, resume
 from tokenswift.config import ANSWERS
 from tokenswift.engine.source import FromFiles, FromModel
-from tokenswift.loader.gguf.write import quantize
+from tokenswift.loader.load import load
 from tokenswift.loader.own_sampling import named_in
 from tokenswift.runs import folder as folders
 
@@ -42,6 +42,14 @@ def saved(tmp_path: Path, own_cache: Path) -> Callable[..., Path]:
     return save
 
 
+def through(kind: type, folder: Path) -> LLM:
+    """The model of a folder: transformers' own, or read from its files."""
+    if kind is FromFiles:
+        return LLM(folder, heads=None)
+    loaded = load(folder, device="cpu")
+    return LLM.from_model(loaded.model, loaded.tokenizer, heads=None)
+
+
 def test_a_model_that_names_none(saved: Callable[..., Path]) -> None:
     with LLM(saved()) as llm:
         assert llm.default_sampling(HELLO) == ANSWERS
@@ -53,7 +61,7 @@ def test_the_models_own_however_it_was_loaded(saved: Callable[..., Path], file: 
     """Through transformers and from its files; and a text has what its journal says."""
     folder = saved(file, **NAMED)
     for kind in (FromModel, FromFiles):
-        with LLM(folder, heads=None) as llm:
+        with through(kind, folder) as llm:
             assert type(llm.source) is kind
             assert llm.default_sampling(HELLO) == llm.model_sampling() == OWN
             assert llm.default_sampling("Hello") == SamplingParams()
@@ -87,9 +95,9 @@ def test_settings_that_are_not_usable_are_left_aside(
     saved: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = saved(temperature=0.6, repetition_penalty=0.5)
-    for _ in range(2):  # through transformers, and from its files
+    for kind in (FromModel, FromFiles):
         caplog.clear()
-        with caplog.at_level(logging.WARNING, "tokenswift"), LLM(folder, heads=None) as llm:
+        with caplog.at_level(logging.WARNING, "tokenswift"), through(kind, folder) as llm:
             assert llm.default_sampling(HELLO) == llm.default_sampling(HELLO) == ANSWERS
             (line,) = [r.getMessage() for r in caplog.records if "left aside" in r.getMessage()]
             assert "repetition_penalty is 0.5; valid: at least 1" in line
@@ -127,21 +135,6 @@ def test_what_a_gguf_file_names(tmp_path: Path, own_cache: Path) -> None:
         assert llm.default_sampling(HELLO).temperature == 0.3
     with LLM(folder / "m.gguf") as llm:  # what lies beside a file may be another model's
         assert llm.default_sampling(HELLO) == ANSWERS
-
-
-@pytest.mark.parametrize(
-    "said", [NAMED, {"do_sample": False}, {"temperature": "x", "top_k": -1, "top_p": True}]
-)
-def test_a_quantised_model_goes_on_naming_them(tmp_path: Path, own_cache: Path, said: dict[str, Any]) -> None:
-    folder, file = tmp_path / "m", tmp_path / "q.gguf"
-    small().save_pretrained(folder)
-    chat_tokenizer().save_pretrained(folder)
-    (folder / "generation_config.json").write_text(json.dumps(said))
-    quantize(folder, file, "q8_0")
-    with LLM(file) as llm:
-        expected = {"temperature": 1.0, "repetition_penalty": 1.0, "min_p": 0.0, "greedy": True}
-        usual = OWN if said is NAMED else SamplingParams(**expected) if "do_sample" in said else ANSWERS
-        assert llm.default_sampling(HELLO) == usual
 
 
 QUESTIONS = {

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.conftest import tiny_model
 from tests.tiny import VOCAB
+from tokenswift.config import LoadConfig
 from tokenswift.engine.source import open_model
 from tokenswift.interfaces import Segment
 from tokenswift.kernels.base import Backend
@@ -180,7 +181,7 @@ def test_logits_of_several_texts_in_one_pass(
 ) -> None:
     """Hidden states and logits are those of each text alone, by one call of the kernels for all rows."""
     name = str(dtype).removeprefix("torch.")
-    source = open_model(str(tiny_folder()), name, "cpu", None, None, form or "stored")
+    source = open_model(str(tiny_folder()), LoadConfig(name, "cpu", weights=form or "stored"))
     target = source.target(None)
     if not target.equal_bits:
         pytest.skip("no C compiler here")

@@ -239,7 +239,7 @@ def test_rows_that_no_kernel_takes(draft: Draft, tmp_path: Path) -> None:
 def test_sizes_that_a_family_does_not_have(draft: Draft, tmp_path: Path) -> None:
     resized(draft, 6, 4, 2, 8)
     line = line_of(lambda: opened(draft.write(tmp_path / "model.gguf")))
-    assert "hidden size (6) is not a multiple of the number of attention heads (4)" in line
+    assert "llama.embedding_length is 6; valid: a multiple of 4" in line
     assert "; valid: " in line
 
 

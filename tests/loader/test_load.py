@@ -26,9 +26,11 @@ from transformers import (
 
 from tests.conftest import FAMILIES, tiny_tokenizer
 from tokenswift import LLM
+from tokenswift.config import LoadConfig
 from tokenswift.loader import embedded as embedded_model
 from tokenswift.loader import load as load_module
-from tokenswift.loader.load import cache_dir, load, locate
+from tokenswift.loader.find import cache_dir, locate
+from tokenswift.loader.load import load
 from tokenswift.loader.made import write_record
 from tokenswift.types import InputError, RunError
 
@@ -83,7 +85,7 @@ def test_bad_dtype_and_device(tiny_folder: Folder, monkeypatch: pytest.MonkeyPat
     refused(tiny_folder(), "device is 'tpu'", device="tpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     refused(tiny_folder(), "device is 'cuda'", "no CUDA device", device="cuda")
-    assert load_module.check_place("auto", "auto") == "cpu"
+    assert load_module.check_place(LoadConfig()) == "cpu"
 
 
 @pytest.mark.parametrize(

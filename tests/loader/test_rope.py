@@ -6,16 +6,20 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tests.conftest import FAMILIES, tiny_model
 from tokenswift import LLM
 from tokenswift.kernels.torch import TorchBackend
+from tokenswift.loader.native import completed
 from tokenswift.loader.rope import (
     RopeScaling,
     context_limit,
     needed_factor,
     parse_rope_scaling,
     rotary_of,
+    rotary_of_config,
     scaled_config,
 )
 from tokenswift.models.generic import GenericTarget
@@ -129,3 +133,32 @@ def test_parse() -> None:
 
 def test_needed_factor() -> None:
     assert [needed_factor(8192, n) for n in (1, 8192, 8193, 100_000)] == [1, 1, 2, 16]
+
+
+KINDS: list[dict[str, Any]] = [
+    {"rope_type": "default"},
+    {"rope_type": "linear", "factor": 3},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 32768},
+    {"rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 16},
+    {"rope_type": "yarn", "factor": 4.0, "truncate": False, "attention_factor": 1.2},
+    {"rope_type": "yarn", "factor": 1.0},
+]
+
+
+@pytest.mark.parametrize("rope", KINDS)
+@pytest.mark.parametrize("theta", [10000.0, 500000, 1e6])
+@pytest.mark.parametrize("width", [8, 48, 96, 128])
+def test_frequencies_are_those_of_transformers(rope: dict[str, Any], theta: float, width: int) -> None:
+    """Bit for bit, from the config alone."""
+    parameters = {**rope, "rope_theta": theta}
+    config = AutoConfig.for_model("llama", head_dim=width, rope_parameters=parameters)
+    ours, theirs = rotary_of_config(config), LlamaRotaryEmbedding(config)
+    assert torch.equal(ours.single(), theirs.inv_freq) and ours.scaling == theirs.attention_scaling
+
+
+@pytest.mark.parametrize("wrong", [{"rope_theta": 1.0}, {"rope_theta": 1e4, "beta_fast": 5e-324}])
+def test_positions_without_frequencies_are_refused(wrong: dict[str, Any]) -> None:
+    config = completed("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, **wrong}})
+    with pytest.raises(InputError, match="rope_parameters give no frequencies"):
+        rotary_of_config(config)

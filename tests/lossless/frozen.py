@@ -19,7 +19,7 @@ import tokenswift
 from tokenswift import LLM, SamplingParams
 from tokenswift.kernels.cpu import build
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.loader.load import cache_dir
+from tokenswift.loader.find import cache_dir
 from tokenswift.models import target as models
 
 FILE = Path(__file__).parent.parent / "data" / "frozen.json"

@@ -24,7 +24,7 @@ from typing import Any
 from tests.malformed.cases import Case
 from tests.malformed.planted import ENDS
 from tokenswift.cli import main as command
-from tokenswift.loader.load import cache_dir
+from tokenswift.loader.find import cache_dir
 
 SECONDS = 30
 PROMPT = "a" * 60 + "!"  # what patterns that try everything try long

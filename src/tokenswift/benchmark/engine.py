@@ -18,7 +18,8 @@ import torch
 from tokenswift.benchmark.prompts import prompt
 from tokenswift.benchmark.timer import median, once, times
 from tokenswift.engine.llm import LLM
-from tokenswift.loader.load import load_tokenizer, locate
+from tokenswift.loader.find import locate
+from tokenswift.loader.load import load_tokenizer
 from tokenswift.types import InputError
 
 ROWS = (1, 2, 3, 4, 5, 8, 12, 16, 24, 32, 41, 64)

@@ -20,9 +20,9 @@ import torch
 
 from tokenswift.benchmark.rates import spread
 from tokenswift.config import check_choice, shown
+from tokenswift.loader.find import locate
+from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.gguf.file import GgufFile
-from tokenswift.loader.gguf.find import gguf_in
-from tokenswift.loader.load import locate
 from tokenswift.types import InputError, RunError
 
 #: type of KV cache → bytes of a value, and the settings of flash attention that it runs with

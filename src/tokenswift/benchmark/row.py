@@ -31,9 +31,9 @@ from tokenswift.benchmark.settings import LATER
 from tokenswift.config import HEAD_KINDS, OPTIONS, SamplingParams, build_options
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.stream import Stream
-from tokenswift.loader.gguf.find import gguf_in
+from tokenswift.loader.find import locate
+from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.identity import file_digest, weights_digest
-from tokenswift.loader.load import locate
 from tokenswift.loader.made import RECORD
 from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.roofline.sizes import sizes_of_target

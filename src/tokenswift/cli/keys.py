@@ -148,7 +148,7 @@ class Typed:
 def _history(name: str | None) -> Any:
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-    from tokenswift.loader.load import cache_dir
+    from tokenswift.loader.find import cache_dir
 
     if name == "none":
         return InMemoryHistory()

@@ -20,14 +20,14 @@ from tokenswift.config import (
     NEUTRAL,
     OPTIONS,
     RENAMED,
+    LoadConfig,
     SamplingParams,
     check_choice,
     check_integer,
-    check_threads,
     sampling_by,
     settled,
 )
-from tokenswift.loader.load import check_name, check_place_names, check_spread
+from tokenswift.loader.find import check_name
 from tokenswift.ranks import check_tp
 from tokenswift.types import InputError
 
@@ -284,18 +284,20 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
 def check_model_options(args: argparse.Namespace) -> None:
     """What can be checked before anything is loaded."""
     check_name(args.model)
-    check_place_names(
-        args.dtype,
-        args.device,
-        args.weights,
-        args.activations,
-        args.backend,
-        args.cuda_graphs,
-        args.kv_cache_dtype,
+    how = LoadConfig(
+        dtype=args.dtype,
+        device=args.device,
+        threads=args.threads,
+        weights=args.weights,
+        activations=args.activations,
+        kv_cache_dtype=args.kv_cache_dtype,
+        device_map=device_map_from(args),
+        tp=tp_from(args),
+        backend=args.backend,
+        cuda_graphs=args.cuda_graphs,
     )
-    if args.threads is not None:
-        check_threads(args.threads)
-    check_spread(device_map_from(args), tp_from(args), args.device)
+    if how.tp > 1:
+        check_tp(how.tp)
     check_there(args.device)
     check_heads(args.heads)
 

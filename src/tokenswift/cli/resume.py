@@ -20,9 +20,9 @@ from tokenswift.cli.output import (
     write_json,
 )
 from tokenswift.cli.progress import Progress, Stages
-from tokenswift.config import check_threads
+from tokenswift.config import LoadConfig
 from tokenswift.engine.records import record_of
-from tokenswift.loader.load import check_spread
+from tokenswift.ranks import check_tp
 
 logger = logging.getLogger("tokenswift")
 
@@ -70,11 +70,11 @@ def run(args: argparse.Namespace) -> int:
     from tokenswift.runs import folder as folders
 
     check_options(args, Longer)
-    if args.threads is not None:
-        check_threads(args.threads)
     device_map = options.device_map_from(args)
     tp = options.tp_from(args)
-    check_spread(device_map, tp, "auto")
+    LoadConfig(threads=args.threads, device_map=device_map, tp=tp)
+    if tp > 1:
+        check_tp(tp)
     record = check_record(args.json, files_of_run(args.run_dir))
     folder = Path(args.run_dir).expanduser()
     contents, state = folders.load(folder)

@@ -13,7 +13,7 @@ from tokenswift.cli.declare import KEY, add_option, add_options, check_options, 
 from tokenswift.cli.generate import Length
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.cli.tables import table
-from tokenswift.config import AutoOptions, build_options
+from tokenswift.config import AutoOptions, LoadConfig, build_options
 from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.roofline.cards import card_named
 from tokenswift.types import InputError
@@ -96,9 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    device = check_place(
-        "auto" if args.dtype == "int8" else args.dtype, args.device if args.gpu is None else "cpu"
-    )
+    device = check_place(LoadConfig(args.dtype, args.device if args.gpu is None else "cpu"))
     machine = machine_at(device) if args.gpu is None else card_named(args.gpu)
     whole = args.activations == "int8"
     sizes = sizes_of(args.model, args.dtype, args.weights, whole, scaling, machine, args.kv_cache_dtype)

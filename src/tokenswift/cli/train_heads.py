@@ -111,13 +111,15 @@ def job_of(args: argparse.Namespace, recipe: dict[str, Any]) -> tuple[Job, str, 
     Raises:
         InputError: an option out of its range, a place that cannot be written, or --data that names nothing.
     """
-    from tokenswift.loader.load import check_name, check_place, check_place_names, native_bfloat16
+    from tokenswift.config import LoadConfig
+    from tokenswift.loader.find import check_name
+    from tokenswift.loader.load import check_place, native_bfloat16
     from tokenswift.train.data import check_source
 
     if (args.data is None) == (not args.states):
         raise InputError("--data or --states is needed, and not both: where the hidden states come from")
     check_name(args.model)
-    check_place_names(args.dtype, args.device)
+    how = LoadConfig(args.dtype, args.device)
     sampling = sampling_from(args)
     work = check_folder("--work", args.work or args.out.with_name(args.out.name + ".work"))
     if args.data is not None:
@@ -140,7 +142,7 @@ def job_of(args: argparse.Namespace, recipe: dict[str, Any]) -> tuple[Job, str, 
     logger.info("loading %s", args.model)
     from tokenswift.train.work import local_device
 
-    device = local_device(check_place(args.dtype, args.device))
+    device = local_device(check_place(how))
     dtype = args.dtype
     if dtype == "auto":
         dtype = "bfloat16" if native_bfloat16(device) else "float32"

@@ -6,7 +6,7 @@ import logging
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -15,7 +15,7 @@ from typing import Any, Literal, Unpack
 import torch
 
 from tokenswift.checks import named_arguments
-from tokenswift.config import ANSWERS, RENAMED, SamplingParams, check_choice, check_threads, sampling_by
+from tokenswift.config import ANSWERS, RENAMED, LoadConfig, SamplingParams, check_backend, sampling_by
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import (
@@ -26,27 +26,17 @@ from tokenswift.engine.request import (
     check_loaded,
     check_name,
     check_prompt,
-    check_scaling,
-    plain_place,
 )
 from tokenswift.engine.run import Run
 from tokenswift.engine.scheduler import Scheduler, check_at_once, run_all
 from tokenswift.engine.source import FromModel, Source, open_model
 from tokenswift.engine.stream import Stream
 from tokenswift.interfaces import LowBit
-from tokenswift.loader.load import (
-    ACTIVATIONS,
-    CUDA_GRAPHS,
-    KV_CACHE_DTYPES,
-    cache_dir,
-    check_backend,
-    check_place,
-    check_spread,
-)
+from tokenswift.loader.find import cache_dir
+from tokenswift.loader.load import check_place
 from tokenswift.loader.own_sampling import check_named
 from tokenswift.loader.placed import tp_of
 from tokenswift.loader.prompts import Prompt, default_sampling, has_template, is_chat, prompt_ids, several_ids
-from tokenswift.loader.rope import RopeScaling
 from tokenswift.models.decoder import LeanTarget
 from tokenswift.models.draft_models import Drafters
 from tokenswift.models.low_bit import LowBitTarget, low_bit
@@ -158,46 +148,41 @@ class LLM:
         cuda_graphs: CudaGraphs | str = "auto",
     ) -> None:
         check_name(model)
-        check_choice("activations", activations, ACTIVATIONS)
-        check_choice("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
-        check_choice("cuda_graphs", cuda_graphs, CUDA_GRAPHS)
-        dtype_name, device_name = plain_place(dtype, device)
         heads = str(heads) if isinstance(heads, Path) else heads
         check_callback("on_progress", on_progress)
-        if threads is not None:
-            torch.set_num_threads(check_threads(threads))
-        scaling = check_scaling(rope_scaling)
-        check_spread(device_map, tp, device_name)
-        if tp > 1:
-            place = check_place(dtype_name, device_name)
-            if place == "cpu" and torch.cuda.is_available():
-                raise InputError(f"device is {device_name!r} beside tp {tp}; valid: auto, which is cuda here")
-            self.ranks = Ranks(tp, place)
-        how = (weights, backend, cuda_graphs == "auto", device_map, tp)
-        computed = "float32" if dtype_name == "int8" else dtype_name
-        source = open_model(str(model), computed, device_name, scaling, on_progress, *how)
-        self._set_up(source, str(model), heads, scaling, on_progress)
+        how = LoadConfig(
+            dtype=dtype,  # type: ignore[arg-type]  # torch's own become names
+            device=device,  # type: ignore[arg-type]
+            rope_scaling=rope_scaling,
+            threads=threads,
+            weights=weights,
+            activations=activations,
+            kv_cache_dtype=kv_cache_dtype,
+            device_map=device_map,
+            tp=tp,
+            backend=backend,
+            cuda_graphs=cuda_graphs,
+        )
+        if how.threads is not None:
+            torch.set_num_threads(how.threads)
+        if how.tp > 1:
+            self.ranks = Ranks(how.tp, check_place(how))
+        self._set_up(open_model(str(model), how, on_progress), str(model), heads, how, on_progress)
+        said = {f.name: getattr(how, f.name) for f in fields(how) if f.name not in ("threads", "tp")}
         self.loading = {
             "model": str(Path(model).expanduser().absolute()) if Path(model).exists() else str(model),
-            "dtype": dtype_name,
-            "device": device_name,
             "heads": heads if heads is None or isinstance(heads, str) else None,
-            "rope_scaling": rope_scaling,
-            "weights": weights,
-            "activations": activations,
-            "kv_cache_dtype": kv_cache_dtype,
-            "device_map": dict(device_map) if isinstance(device_map, Mapping) else device_map,
-            "backend": backend,
-            "cuda_graphs": cuda_graphs,
+            **said,
         }
-        self._quantize(dtype_name, activations, kv_cache_dtype)
+        self._quantize(how)
 
-    def _quantize(self, dtype: str, activations: str, kv_cache_dtype: str) -> None:
+    def _quantize(self, how: LoadConfig) -> None:
         """Compute in int8, and keep keys and values as they are asked for.
 
         Raises:
             InputError: the model or its backend cannot.
         """
+        dtype, activations, kv_cache_dtype = how.dtype, how.activations, how.kv_cache_dtype
         if dtype == "auto" and activations == "float" and isinstance(self.target, LeanTarget):
             dtype = "int8" if self.target.has_int8 and self.target.backend.prefers_int8 else dtype
         option = "dtype" if dtype == "int8" else "activations" if activations == "int8" else "kv_cache_dtype"
@@ -248,14 +233,14 @@ class LLM:
         check_loaded(model, tokenizer)
         if (ranks := tp_of(model)) > 1:
             raise InputError(f"the model is spread over {ranks} ranks; valid: LLM(name, tp={ranks})")
-        check_choice("cuda_graphs", cuda_graphs, CUDA_GRAPHS)
+        how = LoadConfig(rope_scaling=rope_scaling, backend=backend, cuda_graphs=cuda_graphs)
         llm = cls.__new__(cls)
         name = getattr(model.config, "_name_or_path", "") or type(model).__name__
-        scaling = check_scaling(rope_scaling)
         device = model.lm_head.weight.device
         check_backend(backend, str(device))
         computes = backend_for(device, backend, cuda_graphs == "auto")
-        llm._set_up(FromModel(model, tokenizer, scaling, take=False, backend=computes), name, heads, scaling)
+        source = FromModel(model, tokenizer, how.scaling, take=False, backend=computes)
+        llm._set_up(source, name, heads, how)
         return llm
 
     def _set_up(
@@ -263,10 +248,10 @@ class LLM:
         source: Source,
         name: str,
         heads: str | Path | Heads | None,
-        scaling: RopeScaling | None,
+        how: LoadConfig,
         on_progress: OnProgress | None = None,
     ) -> None:
-        self.rope_scaling = scaling
+        self.rope_scaling = how.scaling
         self.source = source
         self.name = name
         self.loading: dict[str, Any] | None = None  # what makes the same ``LLM`` again; None: nobody knows

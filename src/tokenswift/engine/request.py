@@ -8,8 +8,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypedDict
 
-import torch
-
 from tokenswift.checks import check_text, meant
 from tokenswift.config import (
     ON_LOOP,
@@ -27,7 +25,6 @@ from tokenswift.config import (
 )
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.loader.prompts import Prompt
-from tokenswift.loader.rope import RopeScaling, parse_rope_scaling
 from tokenswift.models.target import check_model
 from tokenswift.types import InputError, OnProgress
 from tokenswift.words import OnLoop
@@ -230,16 +227,3 @@ def check_loaded(model: Any, tokenizer: Any) -> None:
     check_model(model)
     if tokenizer is not None and not callable(tokenizer):
         raise InputError(f"tokenizer is {shown(tokenizer)}; valid: None, or a tokenizer of transformers")
-
-
-def check_scaling(wanted: Any) -> RopeScaling | None:
-    """The wish for YaRN in ``rope_scaling``."""
-    if wanted is not None and not isinstance(wanted, str):
-        raise InputError(f"rope_scaling is {shown(wanted)}; valid: None, yarn, yarn:4")
-    return parse_rope_scaling(wanted or "none")
-
-
-def plain_place(dtype: Any, device: Any) -> tuple[Any, Any]:
-    """Type and device as names, torch's own objects too."""
-    dtype = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
-    return dtype, str(device) if isinstance(device, torch.device) else device

@@ -297,7 +297,11 @@ class FileWeights:
 
     def __getitem__(self, name: str) -> Tensor:
         """A tensor of the files, of this type."""
-        return self._file(self._where[name]).get_tensor(name).to(self.dtype)
+        return self.raw(name).to(self.dtype)
+
+    def raw(self, name: str) -> Tensor:
+        """A tensor as the files have it."""
+        return self._file(self._where[name]).get_tensor(name)
 
     def packed(self, name: str, restore: Callable[[], Tensor]) -> None:
         """See :class:`Weights`."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.loader import embedded
-from tokenswift.loader.gguf.find import gguf_in
+from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.identity import TOLERANCE, distance, file_digest, sample_of
 from tokenswift.loader.made import RECORD, fault, write_record
 from tokenswift.types import InputError, OnProgress, RunError

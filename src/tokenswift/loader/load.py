@@ -1,72 +1,33 @@
-"""From a name to a loaded model: aliases, local folders and hub ids.
+"""transformers' own model and tokenizer of a name, a folder or a GGUF file.
 
 Every way in which this can fail is one line that says what to do instead. transformers' own modelling
-code runs the model; nothing is forked here. The environment variables of the library are read here and
-nowhere else: ``TOKENSWIFT_CACHE``, ``XDG_CACHE_HOME`` and ``TOKENSWIFT_KERNELS``.
+code runs the model; nothing is forked here.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from tokenswift.config import check_choice, check_integer, shown
+from tokenswift.config import LoadConfig, check_backend, check_choice, shown
 from tokenswift.kernels.cpu.build import INSTRUCTION_SETS
-from tokenswift.loader import draft, embedded, hub
+from tokenswift.loader import hub
 from tokenswift.loader._hf import counted_loading, making_models, quiet_transformers
-from tokenswift.loader.gguf.find import gguf_in
+from tokenswift.loader.find import locate
+from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.hub import line_of
 from tokenswift.loader.own_sampling import named
 from tokenswift.ranks import check_tp
 from tokenswift.types import InputError, OnProgress, RunError
-from tokenswift.words import (
-    Activations,
-    Backend,
-    CudaGraphs,
-    Device,
-    Dtype,
-    KvCacheDtype,
-    Weights,
-    words,
-)
+from tokenswift.words import Dtype, Weights, words
 
-__all__ = [
-    "ALIASES",
-    "BACKENDS",
-    "CUDA_GRAPHS",
-    "DEVICES",
-    "DTYPES",
-    "KV_CACHE_DTYPES",
-    "WEIGHTS",
-    "Loaded",
-    "cache_dir",
-    "check_place",
-    "gguf_in",
-    "load",
-    "native_bfloat16",
-]
-
-ALIASES = (embedded.NAME, draft.NAME)
 DTYPES = words(Dtype)
-#: types of keys and values
-KV_CACHE_DTYPES = words(KvCacheDtype)
 #: what weights are stored as in memory: as their files hold them, as floats, or in a low-bit format
 WEIGHTS = words(Weights)
-ACTIVATIONS = words(Activations)
-DEVICES = words(Device)
-#: what computes: the kernels of the device where they work, those of a kind of device or no model, or torch
-BACKENDS = words(Backend)
-CUDA_GRAPHS = words(CudaGraphs)
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-GGUF_FILE = re.compile(rf"({HUB_ID.pattern}):([\w.+-]+\.gguf)", re.IGNORECASE)
-#: methods by which weights were quantised for other programs
+#: methods by which weights were quantized for other programs
 OTHERS = ("gptq", "awq", "compressed-tensors")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
@@ -90,14 +51,6 @@ class Loaded:
         return named(getattr(self.model, "generation_config", None))
 
 
-def cache_dir() -> Path:
-    """``TOKENSWIFT_CACHE``, else ``$XDG_CACHE_HOME/tokenswift``, else ``~/.cache/tokenswift``."""
-    if own := os.environ.get("TOKENSWIFT_CACHE"):
-        return Path(own).expanduser().absolute()
-    shared = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(shared) if os.path.isabs(shared) else Path.home() / ".cache") / "tokenswift"
-
-
 def usual_backend() -> str:
     """What the backend "auto" is: "auto" or "torch", as ``TOKENSWIFT_KERNELS`` says.
 
@@ -119,83 +72,30 @@ def kernels_wanted() -> str:
     return wanted
 
 
-def check_backend(backend: str, place: str) -> None:
-    """Raise :class:`InputError` for a backend that does not run on a place from :func:`check_place`."""
-    check_choice("backend", backend, BACKENDS)
-    kind = place.partition(":")[0]
-    if backend not in ("auto", "torch", kind):
-        raise InputError(f"backend is {backend!r}, and the device is {place!r}; valid: auto, {kind}, torch")
-
-
-def check_place_names(
-    dtype: str,
-    device: str,
-    weights: str = "stored",
-    activations: str = "float",
-    backend: str = "auto",
-    cuda_graphs: str = "auto",
-    kv_cache_dtype: str = "auto",
-) -> None:
-    """Raise :class:`InputError` for an unknown dtype, kind of device, and so on; light."""
-    check_choice("dtype", dtype, DTYPES)
-    check_choice("weights", weights, WEIGHTS)
-    check_choice("activations", activations, ACTIVATIONS)
-    check_choice("cuda_graphs", cuda_graphs, CUDA_GRAPHS)
-    check_choice("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
-    check_backend(backend, device if device in DEVICES[1:] else backend)
-    if device not in DEVICES and not re.fullmatch(r"cuda:\d+", str(device)):
-        raise InputError(f"device is {device!r}; valid: {', '.join(DEVICES)}")
-
-
-def check_place(dtype: str, device: str) -> str:
-    """Check dtype and device; the device to use, "auto" resolved.
+def check_place(how: LoadConfig) -> str:
+    """The device to use: "cpu", "cuda" or "cuda:N".
 
     Raises:
-        InputError: an unknown name, or CUDA asked for where there is none.
+        InputError: CUDA is asked for where there is none, a backend that does not run on the device, or
+            ranks that torchrun did not start.
     """
-    check_place_names(dtype, device)
     import torch
 
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device, count = how.device, torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "auto":
-        return "cuda" if count else "cpu"
-    if device != "cpu" and not count:
-        raise InputError(f"device is {device!r}, but no CUDA device is available here; valid: auto, cpu")
-    if ":" in device and int(device.partition(":")[2]) >= count:
-        raise InputError(f"device is {device!r}; valid: cuda:0 to cuda:{count - 1}")
+        device = "cuda" if count else "cpu"
+    elif device != "cpu" and not count:
+        raise InputError(
+            f"device is {device!r}, but no CUDA device is available here; valid: auto, cpu", "device"
+        )
+    elif ":" in device and int(device.partition(":")[2]) >= count:
+        raise InputError(f"device is {device!r}; valid: cuda:0 to cuda:{count - 1}", "device")
+    check_backend(how.backend, device)
+    if how.tp > 1:
+        check_tp(how.tp)
+        if device == "cpu" and count:
+            raise InputError(f"device is 'cpu' beside tp {how.tp}; valid: auto, which is cuda here", "device")
     return device
-
-
-def check_spread(device_map: object, tp: object, device: str) -> None:
-    """Refuse what no model can be spread by; light.
-
-    Args:
-        device_map: None; "auto", as accelerate places layers over cards, memory and disk; or, by the name of
-            a module, "cpu", "disk", "cuda:N" or a card's number.
-        tp: ranks of a tensor-parallel model.
-    Raises:
-        InputError: neither; both; or what they need is not there.
-    """
-    ranks = check_integer("tp", tp, 1)
-    valid = "valid: auto, or a device for each module by name"
-    if device_map is not None and device_map != "auto":
-        if not isinstance(device_map, Mapping) or not device_map:
-            raise InputError(f"device_map is {shown(device_map)}; {valid}")
-        for module, place in device_map.items():
-            if not isinstance(module, str) or not re.fullmatch(r"cpu|disk|cuda|cuda:\d+|\d+", str(place)):
-                raise InputError(
-                    f"device_map places {shown(module)} on {shown(place)}; valid: cpu, disk, cuda:N or N"
-                )
-    if device_map is not None and ranks > 1:
-        raise InputError(f"device_map is {shown(device_map)} beside tp {tp}; valid: one of the two")
-    if device_map is not None and device != "auto":
-        raise InputError(f"device is {device!r} beside device_map; valid: auto, the map says where")
-    if device_map is not None and find_spec("accelerate") is None:
-        raise InputError("device_map needs accelerate; valid: with it installed (pip install accelerate)")
-    if ranks > 1 and ":" in device:
-        raise InputError(f"device is {device!r} beside tp {tp}; valid: auto, each rank has its own")
-    if ranks > 1:
-        check_tp(ranks)
 
 
 def native_bfloat16(device: str) -> bool:
@@ -224,44 +124,37 @@ def load(
     """Load a model and its tokenizer.
 
     Args:
-        name_or_path: an alias (:data:`ALIASES`), a folder in transformers' format, a GGUF file or a folder
+        name_or_path: an alias (`find.ALIASES`), a folder in transformers' format, a GGUF file or a folder
             with one, a hub id ``owner/name``, or ``owner/name:file.gguf``.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
         on_progress: told of the stages "fetch" (the default model, in bytes) and "load" (in tensors).
-        device_map: where layers lie, as :func:`check_spread` takes it.
-        tp: ranks that the model is spread over; this process is one of them.
+        device_map, tp: as of `config.LoadConfig`.
     Raises:
         InputError: one line: what is wrong with the name, the folder, its files, or the place to run.
         RunError: the model does not fit into memory, or making the default model failed.
     """
     check_choice("dtype", dtype, tuple(name for name in DTYPES if name != "int8"))
-    place = check_place(dtype, device)
-    name = str(name_or_path)
-    check_spread(device_map, tp, device)
+    how = LoadConfig(dtype, device, device_map=device_map, tp=tp)
+    place, name = check_place(how), str(name_or_path)
     source, local = locate(name, on_progress)
-    return load_located(name, source, local, dtype, place, on_progress, device_map, tp)
+    return load_located(name, source, local, how, place, on_progress)
 
 
 def load_located(
     name: str,
     source: str,
     local: bool,
-    dtype: str,
+    how: LoadConfig,
     place: str,
     on_progress: OnProgress | None = None,
-    device_map: str | Mapping[str, str | int] | None = None,
-    tp: int = 1,
 ) -> Loaded:
-    """:func:`load` for what :func:`locate` has found (``source``, ``local``), on a place from
+    """:func:`load` for what `find.locate` has found (``source``, ``local``), on a place from
     :func:`check_place`."""
-    spread = device_map is not None or tp > 1
     if (file := gguf_in(Path(source))) is not None:
         from tokenswift.loader.unpacked import load_file
 
-        model, tokenizer = load_file(
-            name, file, dtype, place, lambda config: _places(name, config, device_map, tp)
-        )
+        model, tokenizer = load_file(name, file, how.floats, place, lambda config: _places(name, config, how))
         return Loaded(model, tokenizer, name)
     from tokenswift.loader.checkpoint import FAMILIES
     from tokenswift.loader.folder_checks import check_weights
@@ -272,11 +165,10 @@ def load_located(
         needed, folder = (0, []), _folder(source, local)
         if folder is not None:
             check_weights(name, folder, config, FAMILIES)
-        if Path(source).is_dir() and not spread:
-            needed = _needed(Path(source), config, dtype, place)
+        if Path(source).is_dir() and how.spread is None:
+            needed = _needed(Path(source), config, how, place)
             check_memory(name, needed[0], place, needed[1])
-        places = _places(name, config, device_map, tp)
-        model = _model(name, source, local, config, dtype, place, needed, places)
+        model = _model(name, source, local, config, how, place, needed)
     return Loaded(model, tokenizer, name)
 
 
@@ -295,85 +187,6 @@ def load_config(name: str, source: str, local: bool) -> Any:
     """The config of :func:`load` alone, of files in transformers' format."""
     with quiet_transformers():
         return _config(name, source, local)
-
-
-def check_name(name: str) -> None:
-    """What can be said of a model's name without asking the hub; light.
-
-    Raises:
-        InputError: neither an alias, nor a folder with a config.json, nor a GGUF file or a folder with one,
-            nor shaped like a hub id.
-    """
-    known = (
-        f"valid: {', '.join(ALIASES)}, a folder in transformers' format, a GGUF file, a hub id owner/name, "
-        "or owner/name:file.gguf"
-    )
-    if not name or "\0" in name:
-        raise InputError(f"model is {name!r}; {known}")
-    path = Path(name).expanduser()
-    if name in ALIASES or gguf_in(path) is not None:
-        return
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise InputError(f"model folder {name} has no config.json and no GGUF file; {known}")
-    elif path.exists():
-        raise InputError(f"model {name} is a file, but no GGUF file; {known}")
-    elif GGUF_FILE.fullmatch(name) and ".." not in name:
-        return
-    elif not HUB_ID.fullmatch(name) or ".." in name:
-        what = "no such folder" if "/" in name or name.startswith((".", "~")) else "unknown name"
-        raise InputError(f"model is {name!r}: {what}; {known}")
-
-
-def locate(name: str, on_progress: OnProgress | None = None) -> tuple[str, bool]:
-    """Where a name's files are: (folder, GGUF file or hub id, whether only local files may be used).
-
-    Models that are not here yet are fetched.
-
-    Raises:
-        InputError: neither an alias, nor a folder with a config.json, nor a hub id that can be reached.
-    """
-    found = _at_hand(name, on_progress)
-    if found is None:
-        asked = GGUF_FILE.fullmatch(name)
-        return (hub.fetch(name) if asked is None else hub.fetch_file(*asked.groups())), True
-    return found, True
-
-
-@contextmanager
-def header_of(name: str) -> Iterator[tuple[str, bool]]:
-    """:func:`locate` for who needs a config or the header of a GGUF file alone: of a hub's model that is not
-    here, no weights are fetched. A file that was cut off behind its header is gone after the block."""
-    found, asked = _at_hand(name), GGUF_FILE.fullmatch(name)
-    if found is not None or asked is None:
-        yield found or name, found is not None
-        return
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "header.gguf"
-        path.write_bytes(hub.header(*asked.groups()))
-        yield str(path), True
-
-
-def _at_hand(name: str, on_progress: OnProgress | None = None) -> str | None:
-    """What :func:`locate` finds without fetching a hub's model; None where that can be fetched."""
-    check_name(name)
-    if name in ALIASES:
-        return str((draft if name == draft.NAME else embedded).ensure(cache_dir(), on_progress))
-    path = Path(name).expanduser()
-    if path.is_dir() or path.is_file():
-        return str(path)
-    reason, asked = hub.answers(), GGUF_FILE.fullmatch(name)
-    if reason is None:
-        return None
-    if asked is not None:
-        if (there := hub.cached_file(*asked.groups())) is not None:
-            return there
-    elif hub.cached(name):
-        return name
-    raise InputError(
-        f"model is {name!r}: {reason}, and there is no such local folder; "
-        f"valid without the hub: {', '.join(ALIASES)}, a folder in transformers' format, or a GGUF file"
-    )
 
 
 def _config(name: str, source: str, local: bool) -> Any:
@@ -405,7 +218,7 @@ def _config(name: str, source: str, local: bool) -> Any:
             f"model {name} is not a causal language model (its architectures are {shown(architectures)}); "
             f"{supported}"
         )
-    _check_unquantised(name, config)
+    _check_unquantized(name, config)
     check_config(name, config, FAMILIES)
     return config
 
@@ -416,8 +229,8 @@ def _folder(source: str, local: bool) -> Path | None:
     return None if file is None else file.parent
 
 
-def _check_unquantised(name: str, config: Any) -> None:
-    """Refuse weights that were quantised for other programs.
+def _check_unquantized(name: str, config: Any) -> None:
+    """Refuse weights that were quantized for other programs.
 
     Raises:
         InputError: with what to do instead.
@@ -427,8 +240,8 @@ def _check_unquantised(name: str, config: Any) -> None:
     method = str(getattr(said.get("quant_method"), "value", said.get("quant_method"))).lower()
     if method in OTHERS:
         raise InputError(
-            f"model {name} is quantised by {method}; valid: the checkpoint that it was made from (--weights "
-            "q4_0 or q8_0 quantises it here), or a GGUF file of the model"
+            f"model {name} is quantized by {method}; valid: the checkpoint that it was made from (--weights "
+            "q4_0 or q8_0 quantizes it here), or a GGUF file of the model"
         )
 
 
@@ -448,7 +261,7 @@ def _tokenizer(name: str, source: str, local: bool) -> Any:
         raise InputError(f"model {name}: its tokenizer cannot be loaded ({line_of(error)})") from error
 
 
-def _needed(folder: Path, config: Any, dtype: str, place: str) -> tuple[int, list[tuple[str, int]]]:
+def _needed(folder: Path, config: Any, how: LoadConfig, place: str) -> tuple[int, list[tuple[str, int]]]:
     """What :func:`check_memory` is given for the files of a folder: bytes, and ways to need less."""
     import torch
 
@@ -458,11 +271,11 @@ def _needed(folder: Path, config: Any, dtype: str, place: str) -> tuple[int, lis
     sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     weights = [file for file in hub.wanted_files(list(sizes)) if file.endswith((".safetensors", ".bin"))]
     stored = getattr(config, "dtype", None)
-    kind = stored if dtype == "auto" else getattr(torch, dtype)
+    kind = how.floats or stored
     scale = kind.itemsize / stored.itemsize if isinstance(stored, torch.dtype) and kind else 1.0
     needed = int(sum(sizes[file] for file in weights) * scale)
     ways = [("dtype bfloat16", needed // 2)] if kind == torch.float32 else []
-    if place != "cpu" and kind and config.model_type in FAMILIES:  # quantised on their way to the card
+    if place != "cpu" and kind and config.model_type in FAMILIES:  # quantized on their way to the card
         few = [FORMATS[name] for name in WEIGHTS if name in FORMATS]
         ways += [(f"weights {f.name}", needed // kind.itemsize * f.nbytes // f.block) for f in few]
     return needed, ways
@@ -488,29 +301,27 @@ def check_memory(name: str, needed: int, place: str, others: Sequence[tuple[str,
         raise InputError(no_room(name, needed, memory.free, others))
 
 
-def _places(
-    name: str, config: Any, device_map: str | Mapping[str, str | int] | None, tp: int
-) -> dict[str, Any]:
+def _places(name: str, config: Any, how: LoadConfig) -> dict[str, Any]:
     """What transformers' loading is told of places: nothing where the model lies on one device.
 
     Raises:
         InputError: the model cannot be spread, or not over so many ranks.
     """
-    if device_map is None and tp == 1:
+    if how.spread is None:
         return {}
     if config is None:
-        asked = f"device_map is {shown(device_map)}" if device_map is not None else f"tp is {tp}"
+        asked = f"tp is {how.tp}" if how.tp > 1 else f"device_map is {shown(how.device_map)}"
         raise InputError(
             f"{asked}, but transformers unpacks model {name}; valid: one in transformers' format"
         )
-    if device_map is not None:
-        return {"device_map": device_map if isinstance(device_map, str) else dict(device_map)}
+    if how.device_map is not None:
+        return {"device_map": how.device_map}
     from transformers.distributed.configuration_utils import DistributedConfig
 
     from tokenswift.loader.placed import check_heads
 
-    check_heads(name, config, tp)
-    return {"distributed_config": DistributedConfig(tp_size=tp, tp_plan="auto")}
+    check_heads(name, config, how.tp)
+    return {"distributed_config": DistributedConfig(tp_size=how.tp, tp_plan="auto")}
 
 
 def no_room(name: str, needed: int, free: int, others: Sequence[tuple[str, int]] = ()) -> str:
@@ -527,22 +338,21 @@ def _model(
     source: str,
     local: bool,
     config: Any,
-    dtype: str,
+    how: LoadConfig,
     device: str,
     needed: tuple[int, list[tuple[str, int]]],
-    places: dict[str, Any],
 ) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
     from tokenswift.memory import memory_of
 
-    options = places or ({} if device == "cpu" else {"device_map": {"": device}})
+    options = _places(name, config, how) or ({} if device == "cpu" else {"device_map": {"": device}})
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
-            dtype="auto" if dtype == "auto" else getattr(torch, dtype),
+            dtype=how.floats or "auto",
             local_files_only=local,
             output_loading_info=True,
             **options,

@@ -55,17 +55,6 @@ def named_by_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def gguf_fields(found: Mapping[str, Any]) -> dict[str, int | float]:
-    """What a GGUF file says of such fields, by its keys; what is no number is left out."""
-    said = dict(found) | ({"temperature": 0.0} if found.get("greedy") else {})
-    made: dict[str, int | float] = {}
-    for key, name in KEYS.items():
-        value = said.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-            made[f"general.sampling.{key}"] = int(value) if name == "top_k" else float(value)
-    return made
-
-
 def check_named(found: dict[str, Any], model: str) -> dict[str, Any]:
     """The fields.
 

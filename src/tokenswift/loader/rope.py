@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tokenswift.config import STATED_POSITIONS, RopeScaling, parse_rope_scaling
 from tokenswift.types import InputError
+
+__all__ = ["RopeScaling", "Rotary", "parse_rope_scaling"]
 
 if TYPE_CHECKING:  # the command line reads wishes from here, without torch
     import torch
     from jaxtyping import Float, Int
     from torch import Tensor
 
-#: what ``rope_scaling="yarn"`` without a factor makes room for
-STATED_POSITIONS = 131_072
 #: kinds whose frequencies depend on the length of the text that a pass sees: a tree would reach a boundary
 #: before the text does, so another text would come out
 BY_LENGTH = ("dynamic", "longrope")
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """A wish for YaRN.
-
-    Attributes:
-        factor: how many times the model's positions; None is the smallest power of two that makes room for
-            :data:`STATED_POSITIONS`. Never a function of one run's length: a longer run continues a shorter.
-    """
-
-    factor: float | None
+#: kinds whose frequencies are computed here
+KINDS = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,28 +97,6 @@ def cos_sin(angle: Float[Tensor, "*s"]) -> tuple[Float[Tensor, "*s"], Float[Tens
         torch.from_numpy((value * sign).astype(np.float32)) for value, sign in zip(found, signs, strict=True)
     ]
     return made[0], made[1]
-
-
-def parse_rope_scaling(text: str) -> RopeScaling | None:
-    """Read ``"none"`` (→ None), ``"yarn"`` or ``"yarn:FACTOR"``.
-
-    Raises:
-        InputError: for anything else, or a factor below 1.
-    """
-    if text == "none":
-        return None
-    kind, colon, number = text.partition(":")
-    if kind == "yarn" and not colon:
-        return RopeScaling(None)
-    try:
-        factor = float(number)
-    except ValueError:
-        factor = math.nan
-    if kind != "yarn" or not math.isfinite(factor) or factor < 1:
-        raise InputError(
-            f"rope_scaling is {text!r}; valid: none, yarn, yarn:FACTOR with a factor of at least 1 (yarn:4)"
-        )
-    return RopeScaling(factor)
 
 
 def needed_factor(limit: int, tokens: int) -> float:
@@ -206,21 +176,83 @@ def rotary_of(model: Any, scaling: RopeScaling | None = None) -> Rotary:
     )
 
 
-def rotary_of_config(config: Any, scaling: RopeScaling | None = None) -> Rotary:
-    """The rotary positions of a lean family's model from its config alone, without modelling code.
+def rotary_of_config(config: Any, scaling: RopeScaling | None = None, double: bool = False) -> Rotary:
+    """The rotary positions of a native family's model from its config alone, without modelling code; bit for
+    bit those that transformers computes.
 
+    Args:
+        double: unscaled frequencies are computed in float64 and rounded, as those of GGUF files always were;
+            transformers computes in float32, where one in a hundred may differ in its last bit.
     Raises:
         InputError: a kind that depends on the text's length, or one that YaRN does not fit.
     """
     import torch
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     check_rope(config)
     config = scaled_config(config, scaling)
     rope = config.rope_parameters
-    if rope["rope_type"] == "default":
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        powers = [float(rope["rope_theta"]) ** (place / width) for place in range(0, width, 2)]
-        return Rotary(1.0 / torch.tensor(powers, dtype=torch.float32), 1.0, context_limit(config), config)
-    frequencies, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
-    return Rotary(frequencies.float(), float(factor), context_limit(config), config)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kind, theta, factor = rope["rope_type"], rope["rope_theta"], 1.0
+    if kind == "default" and double:
+        powers = torch.tensor([float(theta) ** (place / width) for place in range(0, width, 2)]).float()
+    else:
+        powers = theta ** (torch.arange(0, width, 2).float() / width)
+    found = 1.0 / powers
+    if kind == "linear":
+        found /= rope["factor"]
+    elif kind == "llama3":
+        found = _llama3(found, rope)
+    elif kind == "yarn":
+        try:
+            found, factor = _yarn(powers, width, rope)
+        except ArithmeticError as error:  # a theta of 1, or turns beyond floats
+            raise InputError(
+                f"the model's rope_parameters give no frequencies ({error}); valid: a model's"
+            ) from error
+    elif kind != "default":
+        raise InputError(f"the model's rotary embedding is of type {kind!r}; valid: {', '.join(KINDS)}")
+    return Rotary(found, factor, context_limit(config), config)
+
+
+def _llama3(frequencies: Tensor, rope: Mapping[str, Any]) -> Tensor:
+    """Llama 3's: slow pairs are divided by a factor, fast ones are left, those between are mixed."""
+    import torch
+
+    factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
+    trained = rope["original_max_position_embeddings"]
+    length = 2 * math.pi / frequencies  # positions until a pair comes round
+    slow, fast = length > trained / low, length < trained / high
+    divided = torch.where(slow, frequencies / factor, frequencies)
+    share = (trained / length - low) / (high - low)
+    mixed = (1 - share) * divided / factor + share * divided
+    return torch.where(~fast & ~slow, mixed, divided)
+
+
+def _yarn(powers: Tensor, width: int, rope: Mapping[str, Any]) -> tuple[Tensor, float]:
+    """YaRN's, and its factor of cosines and sines (Peng et al. 2023, sections 3.2 to 3.4).
+
+    Args:
+        powers: theta to the power of each pair's place, (d / 2,) float32.
+    """
+    import torch
+
+    factor, trained = rope["factor"], rope["original_max_position_embeddings"]
+
+    def spread(weight: float = 1) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    def place(turns: float) -> float:
+        """The pair that turns so often within the trained positions."""
+        return width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(rope["rope_theta"]))
+
+    attention, fast, slow = rope.get("attention_factor"), rope.get("mscale"), rope.get("mscale_all_dim")
+    if attention is None:
+        attention = float(spread(fast) / spread(slow)) if fast and slow else spread()
+    first, last = place(rope.get("beta_fast") or 32), place(rope.get("beta_slow") or 1)
+    if rope.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, width - 1)
+    last += 0.001 if first == last else 0
+    ramp = torch.clamp((torch.arange(width // 2, dtype=torch.float32) - first) / (last - first), 0, 1)
+    kept = 1 - ramp
+    return 1.0 / (factor * powers) * (1 - kept) + 1.0 / powers * kept, float(attention)

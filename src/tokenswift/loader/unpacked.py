@@ -7,7 +7,6 @@ through that reader.
 
 from __future__ import annotations
 
-import copy
 import io
 import logging
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from torch import nn
 
 from tokenswift.json_files import MOST_CONFIG, object_in
 from tokenswift.loader._hf import making_models
-from tokenswift.loader.checkpoint import StoredWeights, unstored
+from tokenswift.loader.checkpoint import FAMILIES, StoredWeights, unstored
 from tokenswift.loader.gguf.file import GgufFile
 from tokenswift.loader.gguf.model import (
     ARCHITECTURES,
@@ -31,9 +30,11 @@ from tokenswift.loader.gguf.model import (
     layout_of,
     own_dtype,
 )
-from tokenswift.loader.gguf.tokenizer import build, end_ids, wrapped
+from tokenswift.loader.gguf.tokenizer import end_ids, plain, wrapped
 from tokenswift.loader.hub import line_of
 from tokenswift.loader.made import RECORD
+from tokenswift.loader.native import NativeConfig, completed
+from tokenswift.loader.numbers import check_numbers
 from tokenswift.types import InputError
 
 #: numbers of a config that decide the tokens, as transformers names them
@@ -51,19 +52,21 @@ CHECKED = (
 logger = logging.getLogger("tokenswift")
 
 
-def model_of(config: Any, weights: StoredWeights, dtype: torch.dtype, ends: list[int] | None = None) -> Any:
-    """A lean family's model of transformers, filled with weights unpacked to a type.
+def model_of(
+    config: NativeConfig, weights: StoredWeights, dtype: torch.dtype, ends: list[int] | None = None
+) -> Any:
+    """A native family's model of transformers, filled with weights unpacked to a type.
 
     Args:
         ends: end-of-text ids, where the config does not say all.
     """
     from transformers import AutoModelForCausalLM
 
-    config = copy.deepcopy(config)
-    config.dtype = dtype
     with making_models():
+        made = config.of_transformers()
+        made.dtype = dtype
         with torch.device("meta"):  # without memory
-            model: Any = AutoModelForCausalLM.from_config(config)
+            model: Any = AutoModelForCausalLM.from_config(made)
         model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config)  # its only buffers
     filled: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
@@ -83,7 +86,7 @@ def model_of(config: Any, weights: StoredWeights, dtype: torch.dtype, ends: list
 def load_file(
     name: str,
     path: Path,
-    dtype: str,
+    dtype: torch.dtype | None,
     device: str,
     places: Callable[[Any], dict[str, Any]] = lambda config: {},
 ) -> tuple[Any, Any]:
@@ -91,7 +94,7 @@ def load_file(
 
     Args:
         name: what the model was asked for by.
-        dtype: "auto" (the file's: see `gguf.own_dtype`; bfloat16 for other families) or a type's name.
+        dtype: None: the file's (see `gguf.own_dtype`; bfloat16 for other families).
         device: from `load.check_place`.
         places: what ``from_pretrained`` is told of places for the weights of a config; with none, all go to
             the device. To be spread they are all unpacked in memory first, in each process. A config of None
@@ -103,10 +106,9 @@ def load_file(
     if not is_lean(file):
         places(None)
         return _by_transformers(name, file, dtype, device)
-    kind = getattr(torch, own_dtype(file, device) if dtype == "auto" else dtype)
+    kind = dtype or getattr(torch, own_dtype(file, device))
     say_foreign(name, file, kind, lambda form: device == "cpu")
-    config = config_beside(path)
-    config = config_of(file) if config is None else config
+    config = config_for(file)
     model = model_of(config, GgufWeights(file, layout_of(file, config), kind), kind, end_ids(file.metadata))
     if options := places(config):
         model = _spread(model, options)
@@ -125,14 +127,18 @@ def _spread(model: Any, options: dict[str, Any]) -> Any:
     return made.eval()
 
 
-def config_beside(path: Path) -> Any:
-    """transformers' config beside a GGUF file in a folder that was made here; None elsewhere: what others put
-    beside such files often says no more than the family."""
-    from transformers import AutoConfig
-
-    if not (path.parent / RECORD).is_file():
-        return None
-    return AutoConfig.from_pretrained(path.parent, local_files_only=True)
+def config_for(file: GgufFile) -> NativeConfig:
+    """The config of a native family's GGUF file: that beside it in a folder that was made here, otherwise its
+    own. What others put beside such files often says no more than the family."""
+    beside = file.path.parent / "config.json"
+    if (file.path.parent / RECORD).is_file():
+        said = object_in(beside, MOST_CONFIG, f"model folder {beside.parent}")
+        check_numbers(said, f"config.json of model folder {beside.parent}")
+        if said.get("model_type") in FAMILIES:
+            found = completed(said["model_type"], said)
+            if found is not None:
+                return found
+    return config_of(file)
 
 
 def say_differences(name: str, path: Path, config: Any) -> None:
@@ -162,7 +168,7 @@ def tokenizer_of(file: GgufFile) -> Any:
     Raises:
         InputError: its kind is not known here.
     """
-    return wrapped(build(file.metadata, file.path), file.metadata)
+    return wrapped(plain(file.metadata, file.path))
 
 
 def say_foreign(
@@ -178,19 +184,19 @@ def say_foreign(
         )
 
 
-def _by_transformers(name: str, file: GgufFile, dtype: str, device: str) -> tuple[Any, Any]:
+def _by_transformers(name: str, file: GgufFile, dtype: torch.dtype | None, device: str) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    kind = "bfloat16" if dtype == "auto" else dtype
-    path, what = file.path, architecture(file)
-    logger.warning("model %s: the architecture %s is unpacked to %s by transformers", name, what, kind)
+    kind = dtype or torch.bfloat16
+    path, what, to = file.path, architecture(file), str(kind).removeprefix("torch.")
+    logger.warning("model %s: the architecture %s is unpacked to %s by transformers", name, what, to)
     options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
     try:
         with making_models(), redirect_stderr(io.StringIO()):  # of the reader's bare progress bar
             model: Any = AutoModelForCausalLM.from_pretrained(
                 path.parent,
                 quantization_config=GgufConfig(gguf_file=path.name, dequantize=True),
-                dtype=getattr(torch, kind),
+                dtype=kind,
                 **options,
             )
             try:

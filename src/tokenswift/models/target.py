@@ -23,7 +23,8 @@ from tokenswift.kernels.several import SeveralBackend
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader import placed
 from tokenswift.loader.checkpoint import Weights
-from tokenswift.loader.load import cache_dir, kernels_wanted, usual_backend
+from tokenswift.loader.find import cache_dir
+from tokenswift.loader.load import kernels_wanted, usual_backend
 from tokenswift.loader.rope import RopeScaling, rotary_of
 from tokenswift.models import reference
 from tokenswift.models.decoder import PREFILL_CHUNK, LeanTarget, unfit

@@ -14,6 +14,8 @@ from tokenswift.kernels.formats.registry import BY_CODE, FORMATS
 from tokenswift.kernels.weights import STORED_IN
 from tokenswift.loader._hf import making_models
 from tokenswift.loader.checkpoint import EMBEDDING, FAMILIES, HEAD, head_width
+from tokenswift.loader.find import header_of
+from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.gguf.file import GgufFile
 from tokenswift.loader.gguf.model import (
     ARCHITECTURES,
@@ -25,7 +27,7 @@ from tokenswift.loader.gguf.model import (
     own_dtype,
 )
 from tokenswift.loader.hub import line_of
-from tokenswift.loader.load import gguf_in, header_of, load_config
+from tokenswift.loader.load import load_config
 from tokenswift.loader.rope import RopeScaling, check_rope, context_limit, scaled_config
 from tokenswift.roofline.passes import Machine, Sizes
 from tokenswift.types import InputError

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
-from tokenswift.loader.load import cache_dir
+from tokenswift.loader.find import cache_dir
 from tokenswift.runs import folder as folders
 from tokenswift.runs import journal
 from tokenswift.runs.state import replay

@@ -22,7 +22,7 @@ from tokenswift.kernels.cuda.plan import ALONE, CHUNK, SPAN
 from tokenswift.kernels.cuda.reference import Reference
 from tokenswift.kernels.cuda.weights import Planes
 from tokenswift.kv.full import FullCache
-from tokenswift.loader.load import cache_dir
+from tokenswift.loader.find import cache_dir
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import LeanTarget
 

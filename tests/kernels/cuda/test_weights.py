@@ -18,8 +18,9 @@ from tests.lossless.test_strategies import PAPER, PROMPT, runs
 from tests.lossless.test_tokens import random_heads
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
+from tokenswift.config import LoadConfig
 from tokenswift.engine import source
-from tokenswift.engine.source import FromFiles, Source, cards_folder, open_model
+from tokenswift.engine.source import FromFiles, Source, marks_folder, open_model
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.weights import CudaPacked
@@ -41,7 +42,7 @@ MIXES: dict[str, dict[str, QuantType]] = {
 
 @pytest.fixture
 def backend(backend: CudaBackend) -> CudaBackend:
-    """The backend of the CPU for this test; cards of models are kept for it."""
+    """The backend of the CPU for this test; it is kept which models passed its checks."""
     backend.key = "a card"
     return backend
 
@@ -151,13 +152,13 @@ class Elsewhere:
         monkeypatch.setattr(source, "backend_for", lambda *how: self.card if how else usual())
 
     def open(self, path: Path, weights: str) -> Source:
-        return open_model(str(path), "auto", "cpu", None, None, weights)
+        return open_model(str(path), LoadConfig(device="cpu", weights=weights))
 
 
-def test_a_checkpoint_is_quantised_on_its_way_to_a_card(
+def test_a_checkpoint_is_quantized_on_its_way_to_a_card(
     monkeypatch: pytest.MonkeyPatch, tiny_folder: Callable[..., Path]
 ) -> None:
-    """Its check is made on the CPU, where there is room, and kept; what is stored is checked itself."""
+    """What is stored is checked itself, once."""
     elsewhere, folder = Elsewhere(monkeypatch), tiny_folder("llama")
     checks: list[Backend] = []
     checked = source.checked
@@ -165,16 +166,16 @@ def test_a_checkpoint_is_quantised_on_its_way_to_a_card(
         source, "checked", lambda made, *rest: checks.append(made.backend) or checked(made, *rest)
     )
     for kept in (False, True):
-        assert len(list(cards_folder().glob("*"))) == kept
+        assert len(list(marks_folder().glob("*"))) == kept
         opened = elsewhere.open(folder, "q8_0")
         assert isinstance(opened, FromFiles)
         made = opened.target()
         assert made.backend is elsewhere.card is checks[-1] and not math.isnan(made.far)
-        assert len(checks) == 1 + kept
+        assert len(checks) == 1
         assert all(weight.stored for weight in packed_of(made))
     plain = elsewhere.open(folder, "stored").target()
     assert made.weight_bytes < 0.6 * plain.weight_bytes
-    assert isinstance(elsewhere.open(folder, "stored"), FromFiles)  # the card's own
+    assert isinstance(elsewhere.open(folder, "stored"), FromFiles)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -186,9 +187,9 @@ def test_everything_of_a_file_goes_to_the_device(
     made = CudaBackend(meta)
     monkeypatch.setattr(source, "backend_for", lambda *how: made)
     path = file_of(tmp_path, "q4_1 of q8_0", "qwen2", tie_word_embeddings=tied)
-    opened = open_model(str(path), "bfloat16", "cpu", None)
+    opened = open_model(str(path), LoadConfig("bfloat16", "cpu"))
     assert isinstance(opened, FromFiles)
-    target = LeanTarget(opened._weights, made, opened._card.rotary.to(meta))
+    target = LeanTarget(opened._weights, made, opened._files.rotary.to(meta))
     assert all(t.is_meta for w in target.body.weights for t in w.tensors())
     assert target.embed(torch.zeros(2, dtype=torch.long, device=meta)).is_meta
     assert target.logits(torch.empty(2, 64, device=meta)).is_meta and opened.host.device == meta

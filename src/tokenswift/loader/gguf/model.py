@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenswift.json_files import line_of
 from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.formats.registry import BY_CODE, FORMATS
+from tokenswift.loader import native
 from tokenswift.loader.checkpoint import EMBEDDING, HEAD, NORM, Layout, check_tensors
 from tokenswift.loader.gguf.file import GgufFile, unpacks
-from tokenswift.loader.gguf.numbers import (
+from tokenswift.loader.gguf.stated import (
     CALLED,
     FACTORS,
     architecture,
@@ -30,6 +30,7 @@ from tokenswift.loader.gguf.numbers import (
     short,
 )
 from tokenswift.loader.gguf.tokenizer import end_ids
+from tokenswift.loader.native import NativeConfig, completed
 from tokenswift.loader.numbers import check_numbers, refusal
 from tokenswift.loader.vocabulary_checks import check_words
 from tokenswift.types import InputError
@@ -88,14 +89,12 @@ def own_dtype(file: GgufFile, place: str = "cpu") -> str:
 # ---- what the file says of the model -----------------------------------------------------------------------
 
 
-def config_of(file: GgufFile) -> Any:
-    """The config that transformers would have of a lean family's model, a ``PretrainedConfig``.
+def config_of(file: GgufFile) -> NativeConfig:
+    """The config of a native family's model.
 
     Raises:
-        InputError: the file lacks a number, or scales positions in a way that transformers does not know.
+        InputError: the file lacks a number, or scales positions in a way that is not known here.
     """
-    from transformers import AutoConfig
-
     said, kind, where = file.metadata, ARCHITECTURES[architecture(file)], f"model file {file.path}"
     window = said.get(f"{architecture(file)}.attention.sliding_window") or None
     if kind == "llama" and window is not None:
@@ -131,22 +130,25 @@ def config_of(file: GgufFile) -> Any:
     if ids["pad_token_id"] not in range(shape[0]):  # the only one that may have no row
         ids["pad_token_id"] = None
     ends = end_ids(said)
-    try:
-        return AutoConfig.for_model(
-            kind,
-            architectures=[f"{_CLASSES[kind]}ForCausalLM"],
-            rope_parameters=rope,
-            tie_word_embeddings=OUTER[HEAD] not in file.tensors,
-            dtype=own_dtype(file),
+    if kind == "llama" and shape[1] % heads:  # transformers has no such model
+        raise refusal(
+            where, f"{architecture(file)}.{CALLED['hidden_size']}", shape[1], f"a multiple of {heads}"
+        )
+    made = completed(
+        kind,
+        {
+            "architectures": [f"{_CLASSES[kind]}ForCausalLM"],
+            "rope_parameters": rope,
+            "tie_word_embeddings": OUTER[HEAD] not in file.tensors,
+            "dtype": own_dtype(file),
             **numbers,
             **own,
             **ids | {"eos_token_id": ends[0] if len(ends) == 1 else ends or None},
-        )
-    except Exception as error:  # each family's config has rules of its own
-        raise InputError(
-            f"{where}: transformers has no {kind} model of its numbers ({line_of(error)}); valid: numbers of "
-            "such a model"
-        ) from error
+        },
+    )
+    if made is None:
+        raise InputError(f"{where}: no {kind} model has its numbers; valid: numbers of such a model")
+    return made
 
 
 _IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
@@ -155,31 +157,7 @@ _CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "
 
 def layout_of(file: GgufFile, config: Any) -> Layout:
     """What the lean decoder is made of, for a config of :func:`config_of`."""
-    return layout_of_config(config, OUTER[HEAD] not in file.tensors)
-
-
-def layout_of_config(config: Any, tied: bool) -> Layout:
-    """What the lean decoder is made of, for a lean family's config without windows that differ by layer."""
-    layers = config.num_hidden_layers
-    window = config.sliding_window if config.model_type == "mistral" else 0
-    return Layout(
-        model_type=config.model_type,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=layers,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        head_dim=_width(config),
-        eps=float(config.rms_norm_eps),
-        scale=float(_width(config) ** -0.5),
-        windows=(window or 0,) * layers,
-        tied=tied,
-    )
-
-
-def _width(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return native.layout_of(config, OUTER[HEAD] not in file.tensors)
 
 
 # ---- weights -----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenswift.loader.plain_tokenizer import PlainTokenizer
 from tokenswift.types import InputError
 
 if TYPE_CHECKING:
@@ -69,6 +70,9 @@ def build(metadata: Mapping[str, Any], path: Path) -> Any:
         special = [AddedToken(t, special=True, normalized=False) for t, k in given if k == CONTROL]
         made.add_special_tokens(special)
         made.add_tokens([AddedToken(t, normalized=False) for t, k in given if k == USER_DEFINED])
+        named = dict.fromkeys(named_tokens(metadata).values())  # not all are of the kind that controls
+        added = {token.content for token in made.get_added_tokens_decoder().values()}
+        made.add_tokens([AddedToken(t, special=True, normalized=False) for t in named if t not in added])
         before = [tokens[_value(metadata, "bos_token_id")]] if _adds(metadata, "bos") else []
         after = [tokens[_value(metadata, "eos_token_id")]] if _adds(metadata, "eos") else []
     except InputError:
@@ -84,19 +88,31 @@ def build(metadata: Mapping[str, Any], path: Path) -> Any:
     return made
 
 
-def wrapped(made: Any, metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
-    """The tokenizer of :func:`build` as transformers has it, with its special tokens and chat template."""
+def plain(metadata: Mapping[str, Any], path: Path) -> PlainTokenizer:
+    """The tokenizer of :func:`build` with its special tokens and chat template."""
+    return PlainTokenizer(
+        build(metadata, path), named_tokens(metadata), metadata.get("tokenizer.chat_template")
+    )
+
+
+def wrapped(made: PlainTokenizer) -> PreTrainedTokenizerFast:
+    """The same as transformers has it."""
     from transformers import PreTrainedTokenizerFast
 
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made.backend_tokenizer,
+        chat_template=made.chat_template,
+        clean_up_tokenization_spaces=False,
+        **made.special_tokens_map,
+    )
+
+
+def named_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens by transformers' names (``bos_token``, …)."""
     tokens = _value(metadata, "tokens")
     named = {name: _value(metadata, f"{theirs}_token_id") for name, theirs in NAMED.items()}
     there = {name: at for name, at in named.items() if at is not None and 0 <= at < len(tokens)}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        chat_template=metadata.get("tokenizer.chat_template"),
-        clean_up_tokenization_spaces=False,
-        **{f"{name}_token": tokens[at] for name, at in there.items()},
-    )
+    return {f"{name}_token": tokens[at] for name, at in there.items()}
 
 
 def end_ids(metadata: Mapping[str, Any]) -> list[int]:

@@ -1,0 +1,208 @@
+"""The files of a model that the native decoder runs, opened without transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from tokenswift.config import LoadConfig
+from tokenswift.loader import plain_tokenizer
+from tokenswift.loader.checkpoint import EMBEDDING, FAMILIES, HEAD, FileWeights, Layout, headers
+from tokenswift.loader.folder_checks import check_config, check_said, check_tokenizer_files
+from tokenswift.loader.gguf import gguf_in
+from tokenswift.loader.gguf import tokenizer as gguf_tokenizer
+from tokenswift.loader.gguf.file import GgufFile
+from tokenswift.loader.gguf.model import GgufWeights, formats, is_lean, layout_of, own_dtype
+from tokenswift.loader.identity import config_digest, weights_digest
+from tokenswift.loader.native import (
+    NativeConfig,
+    completed,
+    end_ids,
+    read_generation,
+    weight_names,
+)
+from tokenswift.loader.native import layout_of as layout_of_config
+from tokenswift.loader.own_sampling import named_by_gguf, named_in
+from tokenswift.loader.plain_tokenizer import PlainTokenizer
+from tokenswift.loader.rope import Rotary, rotary_of_config
+from tokenswift.loader.unpacked import config_for, say_differences, say_foreign
+from tokenswift.types import InputError
+
+#: types of safetensors files by their names there
+STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model's files, read but for the weights themselves.
+
+    Attributes:
+        name: what the model was asked for by.
+        folder: where the files are: a folder, or a GGUF file.
+        config, layout, rotary: of the model.
+        generation: what generation_config.json says; None: there is none.
+        weights: by name.
+        tokenizer: None where transformers' own has to be loaded.
+        ends: ids that end a text, the tokenizer's own aside.
+        sampling: settings that the model names.
+        digests: "config" and "weights" of `identity`.
+        stored: types of a GGUF file's matrices; "" for a folder.
+        stamps: size and time of each file.
+    """
+
+    name: str
+    folder: Path
+    config: NativeConfig
+    layout: Layout
+    rotary: Rotary
+    generation: Any
+    weights: FileWeights | GgufWeights
+    tokenizer: PlainTokenizer | None
+    ends: frozenset[int]
+    sampling: dict[str, Any]
+    digests: dict[str, str]
+    stored: str
+    stamps: tuple[tuple[str, int, int], ...]
+
+    def check_unchanged(self) -> None:
+        """Refuse files that are not those that were opened.
+
+        Raises:
+            InputError: one has changed.
+        """
+        if _stamps(self.folder) != self.stamps:
+            raise InputError(
+                f"model folder {self.folder} has changed since the model was loaded; valid: to load it again"
+            )
+
+
+def _stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    paths = sorted(folder.iterdir()) if folder.is_dir() else [folder]
+    found = [(path.name, path.stat()) for path in paths if path.exists()]
+    return tuple((name, about.st_size, about.st_mtime_ns) for name, about in found)
+
+
+def open_files(
+    name: str,
+    folder: Path,
+    how: LoadConfig,
+    kind: str,
+    keeps: Callable[[str, torch.dtype], bool],
+    known: bool = False,
+) -> Opened | None:
+    """The files of a model of a native family; None where transformers has to read them.
+
+    Args:
+        name: what the model was asked for by.
+        folder: its folder, or a GGUF file.
+        kind: of device: "cpu" or "cuda".
+        keeps: whether weights of a format stay as they are stored beside a type of floats.
+        known: the tokenizer's file was tried before.
+    Raises:
+        InputError: the files say what no model's files say, or are not whole.
+    """
+    if (path := gguf_in(folder)) is not None:
+        return _open_gguf(name, folder, GgufFile(path), how, kind, keeps)
+    return _open_folder(name, folder, how, known) if folder.is_dir() else None
+
+
+def _open_gguf(
+    name: str,
+    folder: Path,
+    file: GgufFile,
+    how: LoadConfig,
+    kind: str,
+    keeps: Callable[[str, torch.dtype], bool],
+) -> Opened | None:
+    if not is_lean(file):
+        return None
+    stamps, config = _stamps(folder), config_for(file)
+    dtype = how.floats or getattr(torch, own_dtype(file, kind))
+    if how.weights == "stored":
+        say_foreign(name, file, dtype, lambda form: keeps(form, dtype))
+    say_differences(name, file.path, config)
+    layout = layout_of(file, config)
+    weights = GgufWeights(file, layout, dtype)
+    sampling = named_by_gguf(file.metadata)
+    if not sampling and folder.is_dir():
+        sampling = named_in(folder, ("generation_config.json",))
+    return Opened(
+        name=name,
+        folder=folder,
+        config=config,
+        layout=layout,
+        rotary=rotary_of_config(config, how.scaling, double=True),
+        generation=None,
+        weights=weights,
+        tokenizer=gguf_tokenizer.plain(file.metadata, file.path),
+        ends=frozenset(gguf_tokenizer.end_ids(file.metadata)),
+        sampling=sampling,
+        digests={
+            "config": config_digest(config),
+            "weights": weights_digest(((one, weights[one]) for one in weights.names()), dtype),
+        },
+        stored=formats(file),
+        stamps=stamps,
+    )
+
+
+def _open_folder(name: str, folder: Path, how: LoadConfig, known: bool) -> Opened | None:
+    """A checkpoint in transformers' format whose files hold what transformers would make of them."""
+    said, stamps = check_said(name, folder / "config.json", FAMILIES), _stamps(folder)
+    config = completed(said["model_type"], said) if said.get("model_type") in FAMILIES else None
+    if config is None or (folder / "adapter_config.json").exists():
+        return None
+    check_config(name, config, FAMILIES)
+    layout = layout_of_config(config)
+    dtype = how.floats or _own_dtype(folder, config)
+    if dtype is None or any(size % 2 for size in (layout.hidden_size, layout.intermediate_size)):
+        return None
+    if not known:
+        check_tokenizer_files(name, folder)
+    rotary = rotary_of_config(config, how.scaling)
+    try:
+        weights = FileWeights(folder, layout, dtype)
+    except InputError:
+        return None  # other files than safetensors, or other names: transformers may know them
+    wanted = weight_names(config, layout)
+    there = {one for one in weights.names() if not one.endswith("rotary_emb.inv_freq")}
+    if layout.tied and HEAD in there and torch.equal(weights.raw(HEAD), weights.raw(EMBEDDING)):
+        there.remove(HEAD)
+    if there != wanted:
+        return None
+    digest = weights_digest(((one, weights.raw(one)) for one in sorted(wanted)), dtype)
+    weights.rest()
+    generation = read_generation(folder, name)
+    settings = None if generation is None else SimpleNamespace(**generation)
+    return Opened(
+        name=name,
+        folder=folder,
+        config=config,
+        layout=layout,
+        rotary=rotary,
+        generation=settings,
+        weights=weights,
+        tokenizer=plain_tokenizer.read(folder, config.model_type),
+        ends=frozenset(end_ids(settings, config)),
+        sampling=named_in(folder),
+        digests={"config": config_digest(config), "weights": digest},
+        stored="",
+        stamps=stamps,
+    )
+
+
+def _own_dtype(folder: Path, config: NativeConfig) -> torch.dtype | None:
+    """The type that a checkpoint says, or that all of its weights have; None: another, or several."""
+    if config.dtype is None:
+        try:
+            kinds = {kind for _, kind in headers(folder).values()}
+        except InputError:
+            return None
+        return STORED.get(kinds.pop()) if len(kinds) == 1 else None
+    found = getattr(torch, str(config.dtype), None)
+    return found if found in STORED.values() else None
