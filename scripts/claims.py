@@ -28,11 +28,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import ranges
-
-from tokenswift.benchmark import columns
-from tokenswift.benchmark.specs import Spec
-from tokenswift.benchmark.tables import Row
+from benchmarks import columns
+from benchmarks.specs import Spec
+from benchmarks.tables import Row
+from scripts import ranges
 
 ROOT = Path(__file__).parents[1]
 FILE, README = ROOT / "bench" / "claims.toml", ROOT / "README.md"

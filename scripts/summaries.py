@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import ranges
-
-from tokenswift.benchmark import columns, specs
-from tokenswift.benchmark.tables import DEFAULT_WORDS, Row, Table
+from benchmarks import columns, specs
+from benchmarks.tables import DEFAULT_WORDS, Row, Table
+from scripts import ranges
 from tokenswift.loader import embedded
 
 Line = dict[str, Any]
-HEADLINE = "tokenswift bench run headline --preset cpu --llama-bench PATH"
-SHAPE = "tokenswift bench run llama shape --preset cpu --model FILE.gguf --llama-bench PATH"
+HEADLINE = "python -m benchmarks run headline --preset cpu --llama-bench PATH"
+SHAPE = "python -m benchmarks run llama shape --preset cpu --model FILE.gguf --llama-bench PATH"
 
 
 def headline(rows: list[Row]) -> Table:

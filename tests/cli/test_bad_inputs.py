@@ -264,13 +264,6 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--rope-scaling x", "--rope-scaling is 'x'"),
         ("--model ./none", "--model is './none'"),
     ],
-    "bench": [
-        ("", "no part of bench given; valid: list, run, report"),
-        ("run table99", "spec is 'table99'; valid: table1"),
-        ("run --preset huge", "--preset is 'huge'; valid: smoke, cpu, gpu"),
-        ("list --json full", "--json full cannot be written (it is a folder)"),
-        ("report --results none", "--results is 'none': no such folder"),
-    ],
     "completion": [("", "required"), ("cmd", "invalid choice: 'cmd'")],
 }
 CASES = [(command, argv, words) for command, cases in OTHERS.items() for argv, words in cases]

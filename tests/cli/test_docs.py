@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "cli.md"
 
 
-SHOWN = [*(name.replace("_", "-") for name in COMMANDS), "bench run", "bench report"]
+SHOWN = [name.replace("_", "-") for name in COMMANDS]
 
 
 @pytest.mark.parametrize("command", SHOWN)

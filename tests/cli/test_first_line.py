@@ -56,7 +56,6 @@ CALLS: dict[str, tuple[str, str]] = {
     "import-heads": ("--checkpoint model --out h", "reading model\n"),
     "quantize": ("model q.gguf", "reading model\n"),
     "completion": ("bash", "# AUTO"),
-    "bench": ("list", "name "),
 }
 
 

@@ -61,7 +61,7 @@ def test_a_full_standard_output(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["strategies", "runs .", "chat", "demo", "generate hi", "plan hi", "bench list", "--version"]
+    "command", ["strategies", "runs .", "chat", "demo", "generate hi", "plan hi", "--version"]
 )
 def test_a_closed_standard_output(command: str) -> None:
     done = shell(f"tokenswift {command} >&- </dev/null")

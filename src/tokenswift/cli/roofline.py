@@ -202,7 +202,7 @@ def pass_seconds(target: Any, context: int, rows: int) -> float:
     """What a pass of some rows (a chain of drafts) with its logits takes: the median of several."""
     import torch
 
-    from tokenswift.benchmark.timer import median, times
+    from tokenswift.roofline.timer import median, times
 
     cache = target.new_cache(context + rows)
     cache.fill_random()  # what keys hold costs nothing
