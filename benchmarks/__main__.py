@@ -6,8 +6,7 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from benchmarks import runner, specs
 from benchmarks.needs import MODELS, needs
 from benchmarks.runner import Job, read_rows
 from benchmarks.settings import DEFAULTS, KINDS, LATER, parse, value_of
-from benchmarks.tables import shown
+from benchmarks.words import shown
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.main import Parser, Parsers, main
@@ -141,19 +140,7 @@ def build_parser() -> Parsers:
         add_options(reporting, kind)
     for command in parts.choices.values():
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    runs = {"list": run_list, "run": run_rows, "report": run_report}
-    return parser, {name: partial(_named, run) for name, run in runs.items()}
-
-
-def _named(run: Any, args: argparse.Namespace) -> int:
-    """Run a command; settings that are options are called so in its errors."""
-    try:
-        return run(args)
-    except InputError as error:
-        name = str(error).partition(" ")[0].rstrip(":")
-        if name in (*(one.name for one in fields(Settings)), "results", "card"):
-            raise InputError(f"--{error}") from error
-        raise
+    return parser, {"list": run_list, "run": run_rows, "report": run_report}
 
 
 def run_list(args: argparse.Namespace) -> int:

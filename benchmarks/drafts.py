@@ -1,4 +1,4 @@
-"""Quality of automatic drafting by counts, without times.
+"""Quality without times: of automatic drafting by counts, and of a type of numbers by perplexity.
 
 ``nodes``: tokens a step at equal numbers of verified nodes, trees grown for each step against the best fixed
 tree: heads from the verified state alone (no n-grams, no partial pass), the same prompts, states and seeds.
@@ -14,10 +14,16 @@ Both change drafting for good: they run in a process of their own (see `runner`)
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
 from itertools import pairwise
+from math import exp
 from typing import Any
 
-from benchmarks.prompts import prompt
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from benchmarks.common import Trial
 from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.prefill import Prefilled
@@ -29,6 +35,7 @@ from tokenswift.spec.drafters.heads import HIDDEN
 from tokenswift.tree import tree_nodes
 
 DEPTH = 6  # of a fixed tree
+READ = 256  # tokens of a pass that reads a text
 
 
 def fixed_trees(nodes: int) -> list[tuple[int, ...]]:
@@ -62,20 +69,17 @@ def pretend(llm: LLM, nodes: int) -> None:
     Control.mode = mode  # type: ignore[method-assign]
 
 
-def _states(llm: LLM, config: dict[str, Any]) -> tuple[list[str], list[Prefilled]]:
+def _states(trial: Trial) -> tuple[list[str], list[Prefilled]]:
     """Names of the prompts, and the states after them."""
-    found = [
-        prompt(config["prompts"], llm.encode, index, config["prefill"], llm.target.vocab_size)
-        for index in range(config["texts"])
-    ]
-    return [one.name for one in found], [llm.prefill(one.ids) for one in found]
+    found = [trial.prompt(index=index) for index in range(trial.config["texts"])]
+    return [one.name for one in found], [trial.llm.prefill(one.ids) for one in found]
 
 
-def nodes(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
+def nodes(trial: Trial) -> dict[str, Any]:
     """Trees grown against the best fixed tree."""
-    names, states = _states(llm, config)
+    names, states = _states(trial)
     shared: dict[str, Any] = {"ngrams": 0, "draft": "hidden"}
-    count, measured, new = config["nodes"], range(config["seeds"]), config["points"][-1]
+    count, measured, new = trial.config["nodes"], range(trial.config["seeds"]), trial.new
 
     def tokens_a_step(more: dict[str, Any], seeds: range, new: int) -> tuple[float, float]:
         """Mean tokens a step and nodes a step."""
@@ -91,7 +95,7 @@ def nodes(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     best = sorted(tried, key=tried.__getitem__)[-3:]
     fixed = {tree: tokens_a_step({"tree": tree}, measured, new) for tree in best}
     tree = max(best, key=lambda tree: fixed[tree][0])
-    pretend(llm, count)
+    pretend(trial.llm, count)
     dynamic, drafted = tokens_a_step({}, measured, new)
     figures = {
         "fixed_trees_tried": len(tried),
@@ -105,9 +109,9 @@ def nodes(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     return {"fixed_tree": shown, "prompts": names, "figures": {str(count): figures}}
 
 
-def calibration(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
+def calibration(trial: Trial) -> dict[str, Any]:
     """Predicted against observed chances, of first candidates or of all, as the variant's name says."""
-    first = config["variant"].startswith("first")
+    first = trial.config["variant"].startswith("first")
     seen: list[tuple[float, bool]] = []
     learn = Calibration.learn
 
@@ -120,11 +124,10 @@ def calibration(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
 
     Calibration.learn = watched  # type: ignore[method-assign]
     recipe.YOUNG = 1 << 30  # every step is learnt from, so that more is seen
-    names, states = _states(llm, config)
+    names, states = _states(trial)
     for state in states:
-        for seed in range(config["seeds"]):
-            new, params = config["points"][-1], SamplingParams(seed=seed)
-            state.generate(new, "auto", {}, params, ignore_eos=True)
+        for seed in range(trial.config["seeds"]):
+            state.generate(trial.new, "auto", {}, SamplingParams(seed=seed), ignore_eos=True)
     seen.sort()
     figures: dict[str, dict[str, float]] = {}
     for number, (low, high) in enumerate(pairwise(len(seen) * i // 10 for i in range(11)), 1):
@@ -135,3 +138,60 @@ def calibration(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
             )
     worst = max((abs(f["predicted"] - f["observed"]) for f in figures.values()), default=0.0)
     return {"count": len(seen), "worst": round(worst, 3), "prompts": names, "figures": figures}
+
+
+@torch.inference_mode()
+def quality(trial: Trial) -> dict[str, Any]:
+    """What a type of products, keys and values costs: perplexity over ``prefill`` tokens of each of
+    ``novels`` texts, that of float32, their ratio, the mean divergence (nats a token) and the share of equal
+    most probable tokens.
+
+    Every text is read once by the model in the type and once in float32; a position's logits are those of a
+    pass over all tokens before it, as in generation.
+    """
+    llm, config = trial.llm, trial.config
+    exact = LLM(config["model"], dtype="float32", device=llm.device, heads="none")
+    loss = own = far = same = count = 0.0
+    names: list[str] = []
+    for index in range(config["novels"]):
+        begun = trial.prompt(index=index)
+        names.append(begun.name)
+        tokens = torch.tensor(begun.ids)
+        for start, (ours, theirs) in zip(
+            range(0, len(tokens), READ), _both(llm, exact, begun.ids), strict=True
+        ):
+            after = tokens[start + 1 : start + READ + 1, None]
+            ours, theirs = ours[: len(after)].log_softmax(-1), theirs[: len(after)].log_softmax(-1)
+            own -= ours.gather(1, after).sum().item()
+            loss -= theirs.gather(1, after).sum().item()
+            far += (theirs.exp() * (theirs - ours)).sum().item()
+            same += (ours.argmax(1) == theirs.argmax(1)).sum().item()
+            count += len(after)
+    figures = {
+        "perplexity": exp(own / count),
+        "perplexity_float32": exp(loss / count),
+        "over_float32": exp((own - loss) / count),
+        "divergence": far / count,
+        "same_best": same / count,
+        "kv_bytes": llm.target.kv_bytes,
+    }
+    return {
+        "prompt": {"name": ", ".join(names), "tokens": config["prefill"]},
+        "figures": {str(int(count)): {name: round(value, 5) for name, value in figures.items()}},
+    }
+
+
+def _both(
+    llm: LLM, exact: LLM, ids: list[int]
+) -> Iterator[tuple[Float[Tensor, "n V"], Float[Tensor, "n V"]]]:
+    """Logits of both models in double precision, pass by pass."""
+    caches = [each.target.new_cache(len(ids)) for each in (llm, exact)]
+    for start, end in pairwise([*range(0, len(ids), READ), len(ids)]):
+        found = []
+        for each, cache in zip((llm, exact), caches, strict=True):
+            target = each.target
+            tokens, positions = torch.tensor(ids[start:end]), torch.arange(start, end)
+            hidden = target.forward(tokens.to(target.device), positions.to(target.device), cache).hidden
+            cache.commit(tuple(range(end - start)))
+            found.append(target.logits(hidden).double().cpu())
+        yield found[0], found[1]

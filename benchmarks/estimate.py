@@ -29,15 +29,9 @@ def sizes_for(config: Mapping[str, Any], card: Card) -> tuple[Sizes, int]:
     layer = 2 * s["hidden"] * (own + shared) + 3 * s["hidden"] * s["inner"]
     words = s["hidden"] * s["vocabulary"]
     dtype = "bfloat16" if config["dtype"] == "auto" else config["dtype"]
-    sizes = Sizes(
-        hidden=s["hidden"],
-        heads=s["heads"],
-        kv_heads=s["kv_heads"],
-        width=s["width"],
-        windows=(0,) * s["layers"],
-        weights={dtype: s["layers"] * layer + words},
-        dtype=dtype,
-    )
+    same = {name: s[name] for name in ("hidden", "heads", "kv_heads", "width")}
+    weights = {dtype: s["layers"] * layer + words}
+    sizes = Sizes(**same, windows=(0,) * s["layers"], weights=weights, dtype=dtype)
     return sizes, 0 if s.get("tied") else words
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.rates import spread
+from benchmarks.common import spread
 from tokenswift.config import check_choice, shown
 from tokenswift.loader.gguf.file import GgufFile
 from tokenswift.loader.gguf.find import gguf_in

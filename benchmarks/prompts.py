@@ -47,6 +47,11 @@ class Prompt(NamedTuple):
         """What tells it from another prompt."""
         return hashlib.sha256(" ".join(map(str, self.ids)).encode()).hexdigest()[:16]
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a row says of it."""
+        return {"name": self.name, "tokens": len(self.ids), "digest": self.digest}
+
 
 def check_source(source: str) -> None:
     """See that a source is there, before anything runs.

@@ -9,30 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import columns, tables
+from benchmarks import tables
 from benchmarks.specs import Spec
-from benchmarks.tables import Group, Row, Table
+from benchmarks.tables import Group
+from benchmarks.words import Row
 from tokenswift.types import InputError
 
 NOTES = "notes.toml"
 SHOWN = 2400  # characters of a text with its repeats marked
-
+#: control characters, but for tabs and line ends
+BAD = {code: 0xFFFD for code in (*range(9), 11, 12, *range(14, 32), 127)}
+INTRO = (
+    "Every figure comes from rows of JSON that hold the whole configuration, versions, machine, commit, "
+    "seeds and raw times. Plain decoding is measured with every row, in the same process, in turns with it, "
+    "from the same prefilled state; × is its time over the variant's. α and β are accepted drafted tokens "
+    "over γ × steps, all and those of n-grams. ± is a standard deviation over prompts and seeds. The column "
+    "“published” holds the paper's figures nearest to a line; what differs from the line stands in brackets."
+)
 Plot = Callable[[Spec, Group], dict[str, bytes]]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A spec in the report.
-
-    Attributes:
-        spec: the table or figure.
-        groups: its rows, with the names of their pictures (without ending; "" for none).
-        note: what somebody wrote about them.
-    """
-
-    spec: Spec
-    groups: list[tuple[Group, str]]
-    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +34,14 @@ class Report:
     """What is to be written.
 
     Attributes:
-        parts: the specs that have rows, and those that have none (they are named at the end).
+        parts: what the templates show of each spec that has rows.
+        empty: labels of the specs that have none.
         pictures: file name → content.
         summary: what somebody wrote about all of it.
     """
 
-    parts: list[Part]
+    parts: list[dict[str, Any]]
+    empty: list[str]
     pictures: dict[str, bytes]
     summary: str
 
@@ -75,47 +71,80 @@ def make(specs: Sequence[Spec], rows: Sequence[Row], said: dict[str, str], plot:
         said: from :func:`notes`.
         plot: makes a picture; None: no pictures.
     """
-    parts: list[Part] = []
-    pictures: dict[str, bytes] = {}
+    made = Report([], [], {}, said.get("summary", ""))
     for spec in specs:
         groups = []
-        for number, group in enumerate(columns.groups(spec, rows), 1):
-            made = plot(spec, group) if plot is not None else {}
-            name = "-".join(filter(None, [spec.name, group.preset, str(number) if number > 1 else ""]))
-            name = name if made else ""
-            pictures |= {f"{name}.{kind}": content for kind, content in made.items()}
-            groups.append((group, name))
-        parts.append(Part(spec, groups, said.get(spec.name, "")))
-    return Report(parts, pictures, said.get("summary", ""))
+        for index, group in enumerate(tables.groups(spec, rows), 1):
+            pictures = plot(spec, group) if plot is not None else {}
+            preset = group.rows[0]["preset"] if spec.of_paper else ""
+            name = "-".join(filter(None, [spec.name, preset, str(index) if index > 1 else ""]))
+            made.pictures.update({f"{name}.{kind}": content for kind, content in pictures.items()})
+            groups.append(
+                {
+                    "about": group.about,
+                    "name": name if pictures else "",
+                    "table": tables.of_group(spec, group),
+                    "texts": [_text(row) for row in group.rows] if spec.kind == "text" else [],
+                    "rows": group.rows,
+                }
+            )
+        if not groups:
+            made.empty.append(spec.label)
+            continue
+        part = {name: getattr(spec, name) for name in ("name", "label", "title", "of_paper")}
+        part |= {"claim": spec.data.get("claim", ""), "groups": groups, "note": said.get(spec.name, "")}
+        part |= {"published": spec.data.get("published", {}).get("note"), "differs": _differs(spec, groups)}
+        made.parts.append(part)
+    return made
 
 
-INTRO = (
-    "Every figure comes from rows of JSON that hold the whole configuration, versions, machine, commit, "
-    "seeds and raw times. Plain decoding is measured with every row, in the same process, in turns with it, "
-    "from the same prefilled state; × is its time over the variant's. α and β are accepted drafted tokens "
-    "over γ × steps, all and those of n-grams. ± is a standard deviation over prompts and seeds. The column "
-    "“published” holds the paper's figures nearest to a line; what differs from the line stands in brackets."
-)
+def _differs(spec: Spec, groups: Sequence[dict[str, Any]]) -> str:
+    """What differs from the paper, and why."""
+    words = [spec.data["differs"]] if "differs" in spec.data else []
+    rows = [row for group in groups for row in group["rows"]] if spec.kind in ("decode", "text") else []
+    if any(row["device"] == "cpu" for row in rows):
+        words.append(
+            "on a processor every row of a pass costs arithmetic, so a tree is not free as on an A100, and "
+            "the model and its keys and values are small"
+        )
+    if any(row["preset"] == "smoke" for row in rows):
+        words.append(
+            "rows of the preset smoke show that everything runs; their texts are too short to say more"
+        )
+    return "; ".join(words) or "nothing"
 
 
-#: control characters, but for tabs and line ends
-_BAD = {code: 0xFFFD for code in (*range(9), 11, 12, *range(14, 32), 127)}
+def _text(row: Row) -> tuple[str, list[tuple[str, bool]]]:
+    """The beginning of a row's text: what it is, and its stretches with whether they are repeats."""
+    penalty, stretches = row["config"]["sampling"]["repetition_penalty"], row["stretches"]
+    whole = sum(len(text) for text, _ in stretches)
+    share = sum(len(text) for text, repeated in stretches if repeated) / max(1, whole)
+    word = f"penalty θ = {penalty:g}" if penalty != 1 else "without penalty"
+    cut, room = [], SHOWN
+    for text, repeated in stretches:
+        if room > 0:
+            cut.append((text[:room], bool(repeated)))
+            room -= len(text)
+    end = " The beginning:" if room < 0 else ""
+    return f"Text {row['config']['text'] + 1}, {word}: {share:.0%} of it repeats.{end}", cut
 
 
-def render(template: str, **values: Any) -> str:
-    """A template of ``templates`` with these values; those of ``.html`` are escaped."""
+def render(template: str, report: Report, **values: Any) -> str:
+    """A template of ``templates``; what is put into one of ``.html`` is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
     environment = Environment(
         loader=PackageLoader("benchmarks"),
         autoescape=select_autoescape(("html",)),
         undefined=StrictUndefined,
-        finalize=lambda value: value.translate(_BAD) if isinstance(value, str) else value,
+        finalize=lambda value: value.translate(BAD) if isinstance(value, str) else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["plain"] = _plain
-    return environment.get_template(template).render(values).strip() + "\n"
+    environment.filters |= {"plain": _plain, "inline": _inline}
+    said = {"intro": INTRO, "summary": report.summary, "parts": report.parts}
+    said |= {"empty": ", ".join(report.empty), "pictures": report.pictures}
+    return environment.get_template(template).render(said | values).strip() + "\n"
 
 
 def _plain(text: str) -> str:
@@ -123,138 +152,40 @@ def _plain(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>#|~!])", r"\\\1", " ".join(text.split()))
 
 
-def markdown(report: Report, title: str, pictures: str | None, command: str = "") -> str:
+def _inline(svg: bytes, title: str, name: str) -> Any:
+    """A picture's own element; its ids made the page's own, so that pictures do not share them."""
+    from markupsafe import Markup, escape
+
+    element = svg.decode().partition("<svg ")[2]
+    element = re.sub(r'\bid="', f'id="{name}-', element)
+    element = re.sub(r'href="#', f'href="#{name}-', element)
+    element = re.sub(r"url\(#", f"url(#{name}-", element)
+    return Markup(f'<svg role="img" aria-label="{escape(title)}" {element}')
+
+
+def markdown(report: Report, title: str, folder: str | None, command: str = "") -> str:
     """The report as Markdown.
 
     Args:
-        pictures: folder of the pictures, as links name it; None: no pictures.
+        folder: of the pictures, as links name it; None: no pictures.
         command: what makes this file, for a comment at its top.
     """
-    return render("bench.md", **_view(report, title), pictures=pictures, command=command)
+    return render("bench.md", report, title=title, folder=folder, command=command)
 
 
 def html(report: Report, title: str) -> str:
     """The report as one page: no scripts, no requests; pictures stand in it."""
-    view = _view(report, title)
-    for part in view["parts"]:
-        for group in part["groups"]:
-            svg = report.pictures.get(f"{group['name']}.svg")
-            group["picture"] = svg and _inline(
-                svg.decode(), f"{part['label']}: {part['title']}", group["name"]
-            )
-    return render("bench.html", **view)
-
-
-def _view(report: Report, title: str) -> dict[str, Any]:
-    """What both forms of a report show."""
-    return {
-        "title": title,
-        "intro": INTRO,
-        "summary": report.summary,
-        "parts": [_part(part) for part in report.parts if part.groups],
-        "empty": ", ".join(part.spec.label for part in report.parts if not part.groups),
-    }
-
-
-def _part(part: Part) -> dict[str, Any]:
-    spec = part.spec
-    return {
-        **{name: getattr(spec, name) for name in ("name", "label", "title", "of_paper")},
-        "claim": spec.data.get("claim", ""),
-        "published": spec.data.get("published", {}).get("note"),
-        "differs": _differs(part),
-        "note": part.note,
-        "groups": [
-            {
-                "about": group.about,
-                "name": name,
-                "table": _table(spec, group),
-                "texts": texts(group) if spec.kind == "text" else [],
-            }
-            for group, name in part.groups
-        ],
-    }
-
-
-def _table(spec: Spec, group: Group) -> Table:
-    if not spec.of_paper:
-        return columns.table(spec, group.rows)
-    if spec.kind == "draft":
-        return Table(["", "ours", "published"], draft_cells(spec, group))
-    found = tables.head(spec)
-    if "published" in found:
-        found[found.index("published")] = f"published: {tables.theirs_head(spec)}"
-    cells = [tables.cells(spec, line) for line in group.lines]
-    return Table(found, [*cells, *tables.published_cells(spec)])
-
-
-def _differs(part: Part) -> str:
-    """What differs from the paper, and why."""
-    words = [part.spec.data["differs"]] if "differs" in part.spec.data else []
-    rows = [row for group, _ in part.groups for row in group.rows]
-    decoded = part.spec.kind in ("decode", "text")
-    if decoded and any(row["device"] == "cpu" for row in rows):
-        words.append(
-            "on a processor every row of a pass costs arithmetic, so a tree is not free as on an A100, and "
-            "the model and its keys and values are small"
-        )
-    if decoded and any(row["preset"] == "smoke" for row in rows):
-        words.append(
-            "rows of the preset smoke show that everything runs; their texts are too short to say more"
-        )
-    return "; ".join(words) or "nothing"
-
-
-def draft_cells(spec: Spec, group: Group) -> list[list[str]]:
-    """The lines of Table 11: what, ours, theirs."""
-    ours: dict[str, Any] = group.rows[-1]["draft"]
-    theirs = dict(spec.data.get("published", {}).get("rows", ()))
-    return [
-        [what, tables.shown(value), tables.shown(theirs[what]) if what in theirs else "–"]
-        for what, value in ours.items()
-    ]
-
-
-def texts(group: Group) -> list[tuple[str, list[tuple[str, bool]]]]:
-    """The beginnings of the group's texts: what each is, and its stretches with whether they are repeats."""
-    made = []
-    for row in group.rows:
-        penalty = row["config"]["sampling"]["repetition_penalty"]
-        all_of_it = row["stretches"]
-        share = sum(len(text) for text, repeated in all_of_it if repeated) / max(
-            1, sum(len(text) for text, _ in all_of_it)
-        )
-        word = f"penalty θ = {penalty:g}" if penalty != 1 else "without penalty"
-        cut, room = [], SHOWN
-        for text, repeated in all_of_it:
-            if room > 0:
-                cut.append((text[:room], bool(repeated)))
-                room -= len(text)
-        end = " The beginning:" if room < 0 else ""
-        made.append((f"Text {row['config']['text'] + 1}, {word}: {share:.0%} of it repeats.{end}", cut))
-    return made
-
-
-def _inline(svg: str, title: str, name: str) -> Any:
-    """A picture's own element; its ids made the page's own, so that pictures do not share them."""
-    from markupsafe import Markup, escape
-
-    element = svg[svg.index("<svg") :]
-    element = re.sub(r'\bid="', f'id="{name}-', element)
-    element = re.sub(r'href="#', f'href="#{name}-', element)
-    element = re.sub(r"url\(#", f"url(#{name}-", element)
-    return Markup(element.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1))
+    return render("bench.html", report, title=title)
 
 
 def write(report: Report, out: Path, title: str) -> list[Path]:
     """Write page, Markdown and pictures into a folder; the files."""
-    out.mkdir(parents=True, exist_ok=True)
-    folder = out / "plots"
-    made = [out / "report.md", out / "report.html"]
-    made[0].write_text(markdown(report, title, "plots"), encoding="utf-8")
-    made[1].write_text(html(report, title), encoding="utf-8")
-    for name, content in report.pictures.items():
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_bytes(content)
-        made.append(folder / name)
-    return made
+    files = {
+        "report.md": markdown(report, title, "plots").encode(),
+        "report.html": html(report, title).encode(),
+    }
+    files |= {f"plots/{name}": content for name, content in report.pictures.items()}
+    for name, content in files.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_bytes(content)
+    return [out / name for name in files]

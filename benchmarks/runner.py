@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import multiprocessing
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.settings import KINDS, key_of, public
-from benchmarks.worker import PRELOAD, child
+from benchmarks.settings import key_of, public
 from tokenswift.types import InputError
 
 ROWS = "rows.jsonl"
@@ -48,17 +50,6 @@ class Job:
         """What names its row."""
         return key_of(self.spec, self.config)
 
-    @property
-    def weight(self) -> float:
-        """About how long it takes beside others (a token decoded is 1)."""
-        config = self.config
-        if self.kind not in KINDS[:3]:
-            return 100.0
-        new, prefill = config["points"][-1], config["prefill"]
-        if config["reach"] == "text":
-            new, prefill = config["measured"], prefill + new
-        return 200.0 + 2 * new * (1 + (prefill + new / 2) / 8192) + prefill / 8
-
     def __str__(self) -> str:
         config = self.config
         label = self.label or config["variant"]
@@ -81,19 +72,14 @@ class Outcome:
 
 
 class Watcher(Protocol):
-    """Who is told how it goes."""
+    """Who is told how it goes: a row begins (with the seconds until all is done, by what rows took so far),
+    so much of it is done, and it has ended: "done", or why not."""
 
-    def begin(self, job: Job, number: int, total: int, left: float | None) -> None:
-        """A row begins; ``left``: seconds until all is done, by what rows took so far."""
-        ...
+    def begin(self, job: Job, number: int, total: int, left: float | None) -> None: ...
 
-    def progress(self, share: float) -> None:
-        """So much of the row is done."""
-        ...
+    def progress(self, share: float) -> None: ...
 
-    def end(self, job: Job, word: str, seconds: float) -> None:
-        """A row has ended: "done", or why not."""
-        ...
+    def end(self, job: Job, word: str, seconds: float) -> None: ...
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
@@ -145,16 +131,14 @@ def run(jobs: Sequence[Job], folder: Path, watcher: Watcher) -> Outcome:
                 there.add(job.key)
                 left.append(job)
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([PRELOAD])
-        begun, weight = time.monotonic(), 0.0
+        context.set_forkserver_preload(["benchmarks.row"])  # processes are forked from what imported it once
+        begun = time.monotonic()
         for number, job in enumerate(left, 1):
-            remaining = sum(other.weight for other in left[number - 1 :])
-            spent = time.monotonic() - begun
-            watcher.begin(job, number, len(left), spent / weight * remaining if weight else None)
             started = time.monotonic()
+            each = (started - begun) / (number - 1) if number > 1 else None
+            watcher.begin(job, number, len(left), each and each * (len(left) - number + 1))
             word, made = _measure(context, job, watcher)
             seconds = time.monotonic() - started
-            weight += job.weight
             if word == "row":
                 row = {"key": job.key, "spec": job.spec, "kind": job.kind, "preset": job.preset}
                 row |= {"config": public(job.config), "seconds": round(seconds, 2), **made}
@@ -195,3 +179,29 @@ def _measure(context: Any, job: Job, watcher: Watcher) -> tuple[str, Any]:
             process.terminate()
             process.join()
         receiver.close()
+
+
+def child(kind: str, config: dict[str, Any], out: Connection) -> None:
+    """Measure; send ``("progress", share)`` …, then ``("row", …)``, ``("unfit", line)`` or
+    ``("failed", line)``. The process ends with the one that started it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it ends it
+    logging.getLogger("tokenswift").setLevel(
+        logging.ERROR
+    )  # what a run is told a row says: its heads, its rule
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        from benchmarks.row import measure
+
+        out.send(("row", measure(kind, config, lambda share: out.send(("progress", share)))))
+    except InputError as error:
+        out.send(("unfit", str(error)))
+    except Exception as error:  # the runner goes on with the next row, and the user sees one line
+        out.send(("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

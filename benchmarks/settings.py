@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Mapping
 from dataclasses import Field, asdict, fields
 from pathlib import Path
@@ -14,53 +15,13 @@ from tokenswift.sampling.presets import FIELDS, sampler
 from tokenswift.types import InputError
 
 REACHES = ("generate", "text")
-#: kinds of measurements; the first three have a row for each prompt and seed
-KINDS = (
-    *("decode", "text", "peer", "machine", "draft", "passes", "prefill", "memory", "bookkeeping", "load"),
-    *("weights", "texts", "nodes", "calibration", "ngram", "rates", "floats", "llama"),
-    "quality",
-)
-#: kind → settings that it alone has, with their defaults
-OWN: dict[str, dict[str, Any]] = {
-    "peer": {"peer": "generate"},
-    "passes": {"rounds": 3},
-    "prefill": {"rounds": 4},
-    "bookkeeping": {"rounds": 2, "contexts": [1024, 65536]},
-    "load": {"rounds": 5, "warm": 64},
-    "weights": {"rounds": 4},
-    "texts": {"rounds": 4},
-    "nodes": {"nodes": 8, "texts": 1, "seeds": 1},
-    "calibration": {"texts": 1, "seeds": 1},
-    "quality": {"novels": 3, "texts": 1, "seeds": 1},
-    "rates": {"rounds": 5},
-    "floats": {"rounds": 5},
-    "llama": {"rounds": 5, "gguf": "", "llama_bench": "llama-bench", "kv_type": "f16"},
-}
+#: see the file
+FILE = tomllib.loads((Path(__file__).parent / "settings.toml").read_text(encoding="utf-8"))
+DEFAULTS: dict[str, Any] = FILE["defaults"]
+OWN: dict[str, dict[str, Any]] = FILE["kinds"]
+KINDS = tuple(OWN)
 #: kind → settings that its rows have no use for, so that no two of them are the same measurement
 WITHOUT = {"llama": ("dtype", "prompts", "heads", "seeds", "texts")}
-#: what a spec, a variant, a preset or ``--set`` may say, with the values of what nobody says
-DEFAULTS: dict[str, Any] = {
-    "model": "smollm2-135m",
-    "dtype": "auto",
-    "device": "auto",
-    "weights": "stored",
-    "activations": "float",
-    "kv_cache_dtype": "auto",
-    "backend": "auto",
-    "cuda_graphs": "auto",
-    "heads": "auto",
-    "rope_scaling": "none",
-    "threads": 0,  # torch's own choice
-    "prompts": "shipped",  # shipped, pg19, or a folder of texts
-    "texts": 1,
-    "seeds": 1,
-    "prefill": 256,  # tokens of the prompt
-    "points": [64],  # new tokens at which figures are taken; the last ends the run
-    "reach": "generate",  # how a point's length is reached: the text is generated, or prefilled
-    "measured": 128,  # with reach = "text": tokens generated at the end of each point's length
-    "strategy": "auto",  # with a tree, or the published rule: tokenswift
-    "sampler": "llama3.1-8b",
-}
 #: settings that rows name where they are not the usual ones
 LATER = ("weights", "activations", "kv_cache_dtype", "backend", "cuda_graphs")
 #: strategy option → the strategies that have it

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -33,7 +33,7 @@ from typing import Any
 
 from benchmarks.needs import METHODS, of_model
 from benchmarks.settings import DEFAULTS, KINDS, OPTION, WITHOUT, axes, check_keys, resolve, takes
-from tokenswift.config import OPTIONS, check_choice, shown
+from tokenswift.config import check_choice, shown
 from tokenswift.types import InputError
 
 FOLDER = Path(__file__).parent / "specs"
@@ -96,6 +96,17 @@ class Spec:
         return "columns" not in self.data.get("table", {})
 
     @property
+    def figures(self) -> list[str]:
+        """The figures of its table."""
+        return list(self.data.get("table", {}).get("figures", ["alpha", "speedup"]))
+
+    @property
+    def published(self) -> list[dict[str, Any]]:
+        """The paper's lines."""
+        table = self.data.get("published", {"columns": [], "rows": []})
+        return [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+
+    @property
     def label(self) -> str:
         """Its name in the paper: "Table 3"."""
         kind = "Table" if self.name.startswith("table") else "Figure"
@@ -125,6 +136,7 @@ class Spec:
             mine = {key: value for key, value in variant.items() if key != "name"}
             more = chosen.get("variants", {}).get(name, {})
             over = {**self.data.get("settings", {}), **mine, **own, **more, **given}
+            check_keys(over, f"spec {self.name}")
             over = {key: value for key, value in over.items() if key not in WITHOUT.get(self.kind, ())}
             if "prompts" in mine:  # a kind of text that is what the line is about
                 over["prompts"] = mine["prompts"]
@@ -205,17 +217,4 @@ def _checked(name: str, text: str) -> Spec:
     check_choice(f"kind of spec {name}", spec.kind, KINDS)
     for method in data.get("methods", ()):
         check_choice(f"method of spec {name}", method, tuple(METHODS))
-    for part in _settings_of(data):
-        check_keys(part, f"spec {name}")
-        check_choice("strategy", part.get("strategy", "auto"), tuple(OPTIONS))
     return spec
-
-
-def _settings_of(data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Every group of settings in a spec."""
-    yield data.get("settings", {})
-    for variant in data.get("variants", ()):
-        yield {key: value for key, value in variant.items() if key != "name"}
-    for preset in data.get("presets", {}).values():
-        yield {key: value for key, value in preset.items() if key not in ("only", "variants")}
-        yield from preset.get("variants", {}).values()

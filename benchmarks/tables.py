@@ -1,63 +1,32 @@
-"""From rows to the lines of a table: mean and spread over prompts and seeds, the paper's figures beside."""
+"""From rows to the lines of a table.
+
+Tables of the paper have a line for each configuration and length: means and standard deviations over prompts
+and seeds, the paper's figures beside. In tables of our own the spec names each column: a line for each set
+of conditions, of its newest measurement. A cell is a template over what a row says: settings, figures of its
+last point (``{speedup:.2f}``) or of any point (``{pass_ms@4:.1f}``), ``{prompt[name]}``, ``{heads[kind]}``.
+Over rows of several prompts and seeds figures are medians, with ``{least}`` and ``{most}`` of the figure that
+``of`` names: of the line's rows, or with ``range = "all"`` of all rows under its conditions, older ones
+included.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+import pandas as pd
 
 from benchmarks.needs import METHODS, MODELS
 from benchmarks.settings import value_of
 from benchmarks.specs import Spec
-from tokenswift.config import NEUTRAL
-from tokenswift.loader import draft, embedded
+from benchmarks.words import NAMES, Row, about, drafter_words, head_of, model_words, number, shown
 
-#: figure → its head in tables, and digits after the point
-NAMES: dict[str, tuple[str, int]] = {
-    "alpha": ("α", 2),
-    "beta": ("β", 2),
-    "length": ("tokens a step", 2),
-    "nodes": ("drafted a step", 1),
-    "speedup": ("×", 2),
-    "plain_ms": ("plain, ms a token", 1),
-    "ms": ("ms a token", 1),
-    "step_ms": ("ms a step", 1),
-    "price": ("price of a step", 2),
-    "plain_minutes": ("plain, minutes", 2),
-    "minutes": ("minutes", 2),
-    "d1": ("Distinct-1", 2),
-    "d2": ("Distinct-2", 2),
-    "d3": ("Distinct-3", 2),
-    "d4": ("Distinct-4", 2),
-    "distinct": ("Distinct, average", 2),
-    "bandwidth": ("read, GB/s", 1),
-    "gflops": ("GFLOP/s", 0),
-    "weights_gb": ("weights, GB", 2),
-    "weights_ms": ("loading weights, ms", 2),
-    "kv_gb": ("keys and values, GB", 2),
-    "kv_ms": ("loading keys and values, ms", 2),
-    "operations": ("operations, G", 2),
-    "compute_ms": ("computing, ms", 2),
-    "pass_ms": ("a pass takes, ms", 2),
-}
-#: setting → its head in tables
-HEADS = {
-    "variant": "strategy",
-    "point": "new tokens",
-    "prefill": "prefill",
-    "ngrams": "k",
-    "repetition_penalty": "θ",
-    "penalty_window": "W",
-    "tree": "tree",
-    "temperature": "temperature",
-    "sampler": "sampler",
-}
-Row = dict[str, Any]
-#: the default model in words
-DEFAULT_WORDS = "SmolLM2-135M-Instruct (weights of a Q4_1 file)"
+MISSING = "–"
+APART = "Its lines are of several commits, measured at different times."
+WITHOUT_MODEL = ("ngram",)  # kinds that measure no model
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,137 +50,48 @@ class Line:
 
     Attributes:
         labels: what tells it from other lines, by setting ("point" too).
-        values: figure → its values over prompts and seeds.
-        identical: whether all texts were plain decoding's; None where they need not be (published rule).
-        lossless: whether the exact rule was used.
-        texts, seeds: how many.
+        runs: its rows (a line each): figures, ``text``, ``seed``, ``identical`` and ``lossless``.
     """
 
     labels: dict[str, Any]
-    values: dict[str, list[float]] = field(default_factory=dict)
-    identical: bool = True
-    lossless: bool = True
-    texts: set[int] = field(default_factory=set)
-    seeds: set[int] = field(default_factory=set)
+    runs: Any  # a DataFrame
 
     def mean(self, figure: str) -> float | None:
         """The mean; None where there is no value."""
-        found = self.values.get(figure)
-        return statistics.mean(found) if found else None
+        return self.runs[figure].mean() if figure in self.runs else None
 
     def spread(self, figure: str) -> float | None:
         """Standard deviation (of a sample); None with fewer than two values."""
-        found = self.values.get(figure, [])
-        return statistics.stdev(found) if len(found) > 1 else None
+        return self.runs[figure].std() if figure in self.runs and self.runs[figure].count() > 1 else None
 
     def reach(self, figure: str) -> tuple[float, float]:
         """How far below and above the mean a plot's bar reaches: to the least and most of all runs where rows
         say them of a speed-up, else a standard deviation."""
-        if figure == "speedup" and "least" in self.values:
-            mean = statistics.mean(self.values[figure])
-            return mean - min(self.values["least"]), max(self.values["most"]) - mean
+        if figure == "speedup" and "least" in self.runs:
+            mean = self.runs[figure].mean()
+            return mean - self.runs["least"].min(), self.runs["most"].max() - mean
         spread = self.spread(figure) or 0.0
         return spread, spread
 
 
 @dataclass(slots=True)
 class Group:
-    """The rows of a spec that were measured under the same conditions.
+    """The rows of a spec that are shown in one table.
 
     Attributes:
-        preset, model, dtype, machine: the conditions.
+        about: the conditions that they were measured under, in words; "" in tables of our own.
         rows: in the order in which they were measured.
-        lines: their table.
+        lines: of its table, and of its plot.
     """
 
-    preset: str
-    model: str
-    dtype: str
-    machine: str
+    about: str
     rows: list[Row]
     lines: list[Line]
 
-    @property
-    def about(self) -> str:
-        """The conditions in words."""
-        commits = sorted({str(row["commit"]) for row in self.rows if row["commit"]})
-        samplers = list(dict.fromkeys(sampler_words(row["config"]["sampling"]) for row in self.rows))
-        drafters = list(dict.fromkeys(filter(None, map(drafter_words, self.rows))))
-        prompts = sorted({str(row["config"]["prompts"]) for row in self.rows})
-        reached = sorted({row["reached"] for row in self.rows if "reached" in row})
-        scaled = sorted({str(row["config"].get("rope_scaling", "none")) for row in self.rows})
-        parts = [
-            f"preset {self.preset}",
-            model_words(self.model, self.rows),
-            self.dtype,
-            self.machine,
-            *([f"heads and draft models: {'; '.join(drafters)}"] if drafters and self.lines else []),
-            *([f"sampler: {samplers[0]}"] if len(samplers) == 1 and self.lines else []),
-            *([lengths_words(self.rows, self.lines)] if self.lines else []),
-            *(
-                [f"prompts: {', '.join(prompts)}", f"lengths reached {' and '.join(reached)}"]
-                if reached
-                else []
-            ),
-            *([f"RoPE scaling: {', '.join(scaled)}"] if scaled != ["none"] else []),
-            *([f"commit {', '.join(commits)}"] if commits else []),
-        ]
-        return "; ".join(parts)
 
-
-def model_words(model: str, rows: Sequence[Row]) -> str:
-    """A model in words; of the default one what its weights are, whoever reads its figures."""
-    words = DEFAULT_WORDS if model == embedded.NAME else model
-    types = sorted({kind for row in rows for kind in row.get("stored", {}).get("types", ())})
-    return words + (f", read as {' and '.join(types)}" if types else "")
-
-
-def drafter_words(row: Row) -> str:
-    """The heads or the draft model that a row used, with what they were trained on; "" where it had none."""
-    heads, small = row.get("heads"), row.get("draft_model")
-    wanted = value_of(row["config"], "draft_model")
-    if small is None and (wanted or row["config"].get("strategy") == "triforce"):  # of earlier versions
-        small = {"name": wanted or draft.NAME}
-    if small is not None:
-        words, trained = f"draft model {small['name']}", small
-    elif heads:
-        words, trained = f"{heads['count']} {heads['kind']} heads", heads
-    else:
-        return ""
-    return words + "".join(f", {trained[name]:,} {name}" for name in ("tokens", "steps") if name in trained)
-
-
-def sampler_words(sampling: Mapping[str, Any]) -> str:
-    """How tokens are chosen, in words: what is not neutral."""
-    if sampling.get("greedy"):
-        words = ["greedy"]
-    else:
-        names = {"temperature": "temperature", "top_k": "top-k", "top_p": "top-p", "min_p": "min-p"}
-        names["eta_cutoff"] = "η"
-        off = NEUTRAL | {"temperature": None}
-        words = [
-            f"{word} {sampling[k]:g}" for k, word in names.items() if k in sampling and sampling[k] != off[k]
-        ]
-    theta = sampling.get("repetition_penalty", 1.0)
-    window = f" over {sampling['penalty_window']:,} tokens" if "penalty_window" in sampling else ""
-    return ", ".join([*words, *([f"θ {theta:g}{window}"] if theta != 1 else [])])
-
-
-def lengths_words(rows: Sequence[Row], lines: Sequence[Line]) -> str:
-    """Lengths of prompts and of what was written, and how many texts, in words."""
-
-    def among(numbers: Iterable[int]) -> str:
-        found = sorted(set(numbers))
-        return " to ".join(f"{n:,}" for n in dict.fromkeys((found[0], found[-1])))
-
-    prompts = among(row["config"]["prefill"] for row in rows)
-    new = among(line.labels["point"] for line in lines)
-    texts = {(row["config"]["text"], row.get("prompt", {}).get("name")) for row in rows}
-    seeds = {row["config"]["seed"] for row in rows}
-    several = (
-        f"{n} {what}{'s' if n > 1 else ''}" for n, what in ((len(texts), "text"), (len(seeds), "seed"))
-    )
-    return f"prompts of {prompts} tokens, {new} new ones; {', '.join(several)}"
+def value(row: Row, key: str) -> Any:
+    """What a row says under a name: of itself, else of its configuration."""
+    return row[key] if key in row else value_of(row["config"], key)
 
 
 def mine(spec: Spec, rows: Iterable[Row]) -> list[Row]:
@@ -221,164 +101,262 @@ def mine(spec: Spec, rows: Iterable[Row]) -> list[Row]:
     return [row for row in found if all(_fits(value_of(row["config"], k), v) for k, v in where.items())]
 
 
-def _fits(value: Any, wanted: Any) -> bool:
-    return value in wanted if isinstance(wanted, list) else value == wanted
+def _fits(found: Any, wanted: Any) -> bool:
+    return found in wanted if isinstance(wanted, list) else found == wanted
+
+
+def alike(rows: Iterable[Row], key: Callable[[Row], Any]) -> list[list[Row]]:
+    """Rows by a key, in the order of the first of each."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(json.dumps(key(row), sort_keys=True), []).append(row)
+    return list(found.values())
+
+
+def _options(row: Row) -> list[Any]:
+    """A row's configuration, but for its prompt and seed."""
+    apart = {k: v for k, v in row["config"].items() if k not in ("text", "seed", "sampling")}
+    return [apart, {k: v for k, v in row["config"]["sampling"].items() if k != "seed"}]
 
 
 def groups(spec: Spec, rows: Iterable[Row]) -> list[Group]:
-    """A spec's rows by their conditions, each with its table."""
-    found: dict[tuple[str, ...], list[Row]] = {}
-    several = "model" in spec.by
-    for row in mine(spec, rows):
-        model = "" if several else row["config"]["model"]
-        key = (row["preset"], model, row["dtype"], row["machine"], row.get("reached", ""))
-        found.setdefault(key, []).append(row)
-    return [
-        Group(preset, model or _model_of(part), dtype, machine, part, lines(spec, part))
-        for (preset, model, dtype, machine, _), part in found.items()
-    ]
+    """A spec's rows as a report shows them: of the paper's tables by their conditions, of ours all together,
+    with the lines of its plot."""
+    if not spec.of_paper:
+        shown_rows = [row for part in newest(spec, rows) for row in part]
+        return [Group("", shown_rows, _plotted(spec, shown_rows))] if shown_rows else []
+
+    def conditions(row: Row) -> list[str]:
+        model = "" if "model" in spec.by else row["config"]["model"]
+        return [row["preset"], model, row["dtype"], row["machine"], row.get("reached", "")]
+
+    made = []
+    for part in alike(mine(spec, rows), conditions):
+        models, found = {row["config"]["model"] for row in part}, lines(spec, part)
+        model = models.pop() if len(models) == 1 else "several models"
+        made.append(Group(about(part, model, [line.labels["point"] for line in found]), part, found))
+    return made
 
 
-def _model_of(rows: Sequence[Row]) -> str:
-    models = {row["config"]["model"] for row in rows}
-    return models.pop() if len(models) == 1 else "several models"
+def _lines(entries: Iterable[tuple[Any, dict[str, Any], dict[str, Any]]]) -> list[Line]:
+    """Lines of (what tells a line from others, its labels, a run of it)."""
+    runs = pd.DataFrame(
+        [{"line": json.dumps(key, sort_keys=True), "labels": labels} | run for key, labels, run in entries]
+    )
+    parts = runs.groupby("line", sort=False) if len(runs) else ()
+    return [Line(part["labels"].iloc[0], part.dropna(axis=1, how="all")) for _, part in parts]
 
 
 def lines(spec: Spec, rows: Sequence[Row]) -> list[Line]:
-    """The lines of a table."""
-    made: dict[str, Line] = {}
+    """The lines of a table of the paper."""
+    entries = []
     for row in rows:
         config = row["config"]
-        apart = {k: v for k, v in config.items() if k not in ("text", "seed", "sampling")}
-        sampling = {k: v for k, v in config["sampling"].items() if k != "seed"}
+        run = {"text": config["text"], "seed": config["seed"]}
+        run |= {name: row.get(name, True) for name in ("identical", "lossless")}
         for point, figures in row.get("figures", {}).items():
             labels = {key: value_of(config, key) for key in spec.by} | {"point": int(point)}
             labels["drafter"] = drafter_words(row)
             if config["model"] in MODELS:
                 labels["called"] = MODELS[config["model"]]["called"]
-            key = json.dumps([apart, sampling, point], sort_keys=True)
-            line = made.setdefault(key, Line(labels))
-            for name, value in figures.items():
-                line.values.setdefault(name, []).append(value)
-            line.identical &= row.get("identical", True)
-            line.lossless &= row.get("lossless", True)
-            line.texts.add(config["text"])
-            line.seeds.add(config["seed"])
-    return list(made.values())
+            entries.append(([*_options(row), point], labels, run | figures))
+    return _lines(entries)
 
 
-def published(spec: Spec, line: Line) -> tuple[dict[str, float], dict[str, Any]] | None:
-    """The paper's figures nearest to a line: the figures, and labels that differ; None if there are none.
-
-    Names must be equal (a variant's may go on behind a comma); of numbers the nearest counts, by their ratio.
-    """
-    table = spec.data.get("published")
-    if not table:
-        return None
-    best: tuple[float, dict[str, float], dict[str, Any]] | None = None
-    for cells in table["rows"]:
-        entry = dict(zip(table["columns"], cells, strict=True))
-        far, differs, fits = 0.0, {}, True
-        for key, theirs in entry.items():
-            if key in NAMES:
-                continue
-            name = "called" if key == "model" else key
-            ours: Any = line.labels.get(name)
-            own = "TokenSwift" if key == "variant" and ours in METHODS else ours
-            if _is_number(theirs) and _is_number(ours):
-                far += abs(math.log((theirs + 1) / (ours + 1)))
-            elif name in line.labels and own != theirs and not str(ours).startswith(f"{theirs},"):
-                fits = False
-            if ours != theirs and not str(ours).startswith("paper,"):
-                differs[key] = theirs
-        if fits and (best is None or far < best[0]):
-            best = (far, {key: value for key, value in entry.items() if key in NAMES}, differs)
-    return None if best is None else best[1:]
+def _plotted(spec: Spec, rows: Sequence[Row]) -> list[Line]:
+    """The lines of a plot of our own: each row's last point, by the plot's axis and series."""
+    plot, entries = spec.data.get("plot", {"x": "variant", "series": []}), []
+    for row in rows:
+        if all(value(row, key) in wanted for key, wanted in plot.get("where", {}).items()):
+            labels = {key: value(row, key) for key in (plot["x"], *plot["series"])}
+            entries.append((list(labels.values()), {**labels, "point": 0}, [*row["figures"].values()][-1]))
+    return _lines(entries)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-# ---- cells ------------------------------------------------------------------------------------------
-
-
-def figures_of(spec: Spec) -> list[str]:
-    """The figures of a spec's table."""
-    return list(spec.data.get("table", {}).get("figures", ["alpha", "speedup"]))
+# ---- tables of the paper ----------------------------------------------------------------------------
 
 
 def head(spec: Spec) -> list[str]:
     """The heads of a spec's table, with its published figures where there are any."""
-    labels = [HEADS.get(key, key.replace("_", " ")) for key in _labels(spec)]
-    theirs = ["published"] if spec.kind != "machine" and spec.data.get("published") else []
-    more = ["prompts × seeds", "same text as plain", "heads or draft model"]
-    more = [] if spec.kind == "machine" else more
-    return [*labels, *(NAMES[figure][0] for figure in figures_of(spec)), *theirs, *more]
+    theirs = spec.data.get("published") if spec.kind != "machine" else None
+    names = [NAMES[key][0] for key in theirs["columns"] if key in NAMES] if theirs else []
+    more = [f"published: {' / '.join(names)}"] if theirs else []
+    if spec.kind != "machine":
+        more += ["prompts × seeds", "same text as plain", "heads or draft model"]
+    return [*map(head_of, _labels(spec)), *(NAMES[figure][0] for figure in spec.figures), *more]
 
 
 def _labels(spec: Spec) -> list[str]:
-    length = "context" if spec.kind == "machine" else "point"
-    return [*spec.by, length]
+    return [*spec.by, "context" if spec.kind == "machine" else "point"]
 
 
 def cells(spec: Spec, line: Line) -> list[str]:
     """A line's cells under :func:`head`."""
     made = [shown(line.labels.get(key if key != "context" else "point")) for key in _labels(spec)]
-    made += [_cell(line, figure) for figure in figures_of(spec)]
+    for figure in spec.figures:
+        mean, spread = line.mean(figure), line.spread(figure)
+        made.append(MISSING if mean is None else number(figure, mean))
+        if spread is not None:
+            made[-1] += f"\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{number(figure, spread)}"
     if spec.kind != "machine":
         made += [_theirs(spec, line)] if spec.data.get("published") else []
-        same = ("yes" if line.identical else "no") if line.lossless else "not lossless"
-        made += [f"{len(line.texts)} × {len(line.seeds)}", same, line.labels.get("drafter") or "none"]
+        same = "yes" if line.runs["identical"].all() else "no"
+        same = same if line.runs["lossless"].all() else "not lossless"
+        counts = f"{line.runs['text'].nunique()} × {line.runs['seed'].nunique()}"
+        made += [counts, same, line.labels.get("drafter") or "none"]
     return made
 
 
-def published_cells(spec: Spec) -> list[list[str]]:
-    """The paper's own lines under :func:`head`, where they stand below ours instead of beside."""
-    table = spec.data.get("published")
-    if spec.kind != "machine" or not table:
-        return []
-    entries = [dict(zip(table["columns"], cells, strict=True)) for cells in table["rows"]]
-    return [
-        [
-            *("published", shown(entry["point"])),
-            *(f"{entry[f]:.{NAMES[f][1]}f}" if f in entry else "–" for f in figures_of(spec)),
-        ]
-        for entry in entries
-    ]
+def published(spec: Spec, labels: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]] | None:
+    """The paper's figures nearest to a line: the figures, and labels that differ; None if there are none.
 
-
-def shown(value: Any) -> str:
-    """A label."""
-    if value is None:
-        return "auto"
-    if isinstance(value, list):
-        return "[" + ",".join(map(str, value)) + "]"
-    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
-
-
-def _cell(line: Line, figure: str) -> str:
-    mean, spread, digits = line.mean(figure), line.spread(figure), NAMES[figure][1]
-    if mean is None:
-        return "–"
-    return f"{mean:.{digits}f}" + (
-        "" if spread is None else f"\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{spread:.{digits}f}"
-    )
+    Names must be equal (a variant's may go on behind a comma); of numbers the nearest counts, by their ratio.
+    """
+    best: tuple[float, dict[str, float], dict[str, Any]] | None = None
+    for entry in spec.published:
+        far, differs, fits = 0.0, {}, True
+        for key, theirs in entry.items():
+            if key in NAMES:
+                continue
+            name = "called" if key == "model" else key
+            ours: Any = labels.get(name)
+            own = "TokenSwift" if key == "variant" and ours in METHODS else ours
+            if isinstance(theirs, int | float) and isinstance(ours, int | float):
+                far += abs(math.log((theirs + 1) / (ours + 1)))
+            elif name in labels and own != theirs and not str(ours).startswith(f"{theirs},"):
+                fits = False
+            if ours != theirs and not str(ours).startswith("paper,"):
+                differs[key] = theirs
+        if fits and (best is None or far < best[0]):
+            best = (far, {key: one for key, one in entry.items() if key in NAMES}, differs)
+    return None if best is None else best[1:]
 
 
 def _theirs(spec: Spec, line: Line) -> str:
-    found = published(spec, line)
+    found = published(spec, line.labels)
     if found is None:
-        return "–"
+        return MISSING
     figures, differs = found
-    text = " / ".join(f"{value:.{NAMES[key][1]}f}" for key, value in figures.items())
-    short = {"point": "at ", "model": ""}
-    names = {key: short[key] if key in short else f"{HEADS.get(key, key)} " for key in differs}
-    apart = ", ".join(names[key] + shown(value) for key, value in differs.items())
+    names = {"point": "at ", "model": ""}
+    apart = ", ".join(names.get(key, f"{head_of(key)} ") + shown(one) for key, one in differs.items())
+    text = " / ".join(number(key, one) for key, one in figures.items())
     return text + (f" ({apart})" if apart else "")
 
 
-def theirs_head(spec: Spec) -> str:
-    """What the figures in the column "published" are, in order."""
-    columns: Mapping[str, Any] = spec.data["published"]
-    return " / ".join(NAMES[key][0] for key in columns["columns"] if key in NAMES)
+def of_group(spec: Spec, group: Group) -> Table:
+    """A group's table."""
+    if not spec.of_paper:
+        return table(spec, group.rows)
+    if spec.kind == "draft":  # Table 11: what, ours, theirs
+        ours, theirs = group.rows[-1]["draft"], dict(spec.data.get("published", {}).get("rows", ()))
+        body = [
+            [what, shown(one), shown(theirs[what]) if what in theirs else MISSING]
+            for what, one in ours.items()
+        ]
+        return Table(["", "ours", "published"], body)
+    body = [cells(spec, line) for line in group.lines]
+    for entry in spec.published if spec.kind == "machine" else ():  # below ours instead of beside
+        figures = (number(key, entry[key]) if key in entry else MISSING for key in spec.figures)
+        body.append(["published", shown(entry["point"]), *figures])
+    return Table(head(spec), body)
+
+
+# ---- tables of our own ------------------------------------------------------------------------------
+
+
+def newest(spec: Spec, rows: Iterable[Row]) -> list[list[Row]]:
+    """A spec's rows by its conditions, of each the newest measurement's: its prompts and seeds; where the
+    table names a figure as ``best``, of the newest commit's the options that did best by it."""
+    return [_newest(spec, part) for part in _conditions(spec, rows)]
+
+
+def _conditions(spec: Spec, rows: Iterable[Row]) -> list[list[Row]]:
+    return alike(mine(spec, rows), lambda row: [value(row, name) for name in (*spec.by, "dtype")])
+
+
+def _newest(spec: Spec, rows: list[Row]) -> list[Row]:
+    last = max(enumerate(rows), key=lambda entry: (entry[1]["date"], entry[0]))[1]
+    latest = [row for row in rows if row["commit"] == last["commit"]]
+    tries, best = alike(latest, _options), spec.data["table"].get("best")
+    if best:
+        return max(tries, key=lambda part: view(part, best)[best])
+    return next(part for part in tries if last in part)
+
+
+def view(rows: list[Row], of: str) -> dict[str, Any]:
+    """What templates may name, of rows that make one line."""
+    last, flat = rows[-1], list[dict[str, float]]()
+    for row in rows:
+        points = row.get("figures", {})
+        flat.append({f"{name}@{point}": n for point, found in points.items() for name, n in found.items()})
+        flat[-1] |= [*points.values()][-1] if points else {}
+    found: Any = pd.DataFrame(flat)
+    config = last["config"]
+    made: dict[str, Any] = {**config["sampling"], **config["options"], **config, **last}
+    made |= found.median().to_dict()
+    for name, end in (("least", pd.Series.min), ("most", pd.Series.max)):
+        column = name if name in found else of
+        made[name] = end(found[column]) if column in found else 0
+    names = {name for row in rows for name in row.get("prompts", [row.get("prompt", {}).get("name")])}
+    made["point"], made["texts"] = [*last.get("figures", {0: {}})][-1], len(names)
+    made["seeds"] = last.get("seeds", len({row["config"].get("seed") for row in rows}))
+    made["runs"] = sum(row.get("runs", 1) for row in rows)
+    made["identical"] = "yes" if all(row.get("identical", True) for row in rows) else "no"
+    if not all(row.get("lossless", True) for row in rows):
+        made["identical"] = "not lossless"
+    made["drafter"] = drafter_words(last) or "none"
+    return made
+
+
+def views(spec: Spec, rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """The lines of a spec's table, in its order."""
+    wanted, made = spec.data["table"], list[dict[str, Any]]()
+    of = wanted.get("of", "speedup")
+    for part in _conditions(spec, rows):
+        line = view(_newest(spec, part), of)
+        if wanted.get("range") == "all":
+            whole = view(part, of)
+            line |= {"least": whole["least"], "most": whole["most"]}
+        if wanted.get("needs", "variant") in line:
+            made.append(line)
+    return sorted(made, key=lambda line: [line[key] for key in wanted.get("sort", ())])
+
+
+def table(spec: Spec, rows: Iterable[Row]) -> Table:
+    """A spec's table; what all its lines share of where they come from stands below, once."""
+    wanted = spec.data["table"]
+    lines = views(spec, rows)
+    heads = [name for name, _ in wanted["columns"]]
+    body = [[_cell(template, line) for _, template in wanted["columns"]] for line in lines]
+    names = wanted.get("from", ())
+    sources = [[f"commit {line[n]}" if n == "commit" else str(line[n]) for n in names] for line in lines]
+    made = _with_sources(heads, body, sources) if body and names else Table(heads, body)
+    models = sorted({line["model"] for line in lines}) if spec.kind not in WITHOUT_MODEL else []
+    if models:
+        words = " and ".join(model_words(model, []) for model in models)
+        below = f"{words} {made.below[0].lower()}{made.below[1:]}" if made.below else f"{words}."
+        made = replace(made, below=below)
+    several = len({line["commit"] for line in lines}) > 1
+    return replace(made, below=f"{made.below} {APART}".lstrip()) if several else made
+
+
+def _cell(template: str, line: Mapping[str, Any]) -> str:
+    try:
+        return template.format_map(line)
+    except KeyError:
+        return MISSING
+
+
+def _with_sources(heads: list[str], body: list[list[str]], sources: list[list[str]]) -> Table:
+    """A table with a column "from", of the parts of a source that its lines do not share."""
+    shared = [same[0] for same in zip(*sources, strict=True) if len(set(same)) == 1]
+    if sources[0][0] not in shared:
+        shared = []
+    below = f"On {', '.join(shared)}." if shared else ""
+    left = [[part for part in found if part not in shared] for found in sources]
+    alone = bool(below) and len(left[0]) == 1
+    column = [", ".join(part.removeprefix("commit ") if alone else part for part in found) for found in left]
+    if not any(column):
+        return Table(heads, body, below)
+    heads = [*heads, "commit" if alone else "from"]
+    return Table(heads, [[*line, cell] for line, cell in zip(body, column, strict=True)], below)

@@ -13,9 +13,9 @@ import re
 import sys
 from pathlib import Path
 
-from benchmarks import columns, plots, report, specs
+from benchmarks import plots, report, specs, tables
 from benchmarks.runner import read_rows
-from benchmarks.tables import Row
+from benchmarks.words import Row
 from scripts import claims
 from scripts.summaries import SUMMARIES, missing
 
@@ -29,7 +29,7 @@ TITLE = "The paper's tables and figures, measured here"
 
 def table(name: str, rows: list[Row]) -> str:
     """A table of the docs."""
-    made = SUMMARIES[name](rows) if name in SUMMARIES else columns.table(specs.load(name), rows)
+    made = SUMMARIES[name](rows) if name in SUMMARIES else tables.table(specs.load(name), rows)
     return (
         made.markdown() if made.body or made.below else missing(f"python -m benchmarks run {name}").markdown()
     )
@@ -47,7 +47,7 @@ def made() -> dict[Path, bytes]:
         text = page.read_text(encoding="utf-8")
         files[page] = BLOCK.sub(lambda m: m[1] + table(m[2], rows) + m[3], text).encode()
     for name in DRAWN:
-        (group,) = columns.groups(specs.load(name), rows)
+        (group,) = tables.groups(specs.load(name), rows)
         files[DOCS / f"{name}.svg"] = plots.plot(specs.load(name), group)["svg"]
     return files
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import columns
+from benchmarks import tables
 from benchmarks.runner import read_rows
 from scripts import claims, ranges
 from tests.benchmarks.test_report import row
@@ -132,5 +132,5 @@ def test_lines_of_several_commits_are_said_to_be() -> None:
             cells = {line[-1] for line in lines[2:]} if lines and lines[0][-1] == "commit |" else set()
             if len(cells | set(re.findall(r"commit ([0-9a-f]{7}\+?)", text))) > 1:
                 several.append(name)
-                assert columns.APART in text, name
+                assert tables.APART in text, name
     assert "ablation" in several

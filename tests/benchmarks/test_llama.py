@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import columns, llama, rates, specs
+from benchmarks import common, llama, specs, speeds, tables
+from benchmarks.common import Trial
 from benchmarks.runner import read_rows
 from scripts import summaries
 from tests.cli.conftest import Call
@@ -137,8 +138,8 @@ def test_measured_by_one_command(
     assert floats["float_weights_mb"] == pytest.approx(floats["peer_weights_mb"], rel=0.01)
     assert floats["stored_weights_mb"] < floats["float_weights_mb"] / 4
     for name in ("llama", "rates", "floats", "shape"):
-        made = columns.table(specs.load(name), rows.values())
-        assert made.body and columns.MISSING not in sum(made.body, []), made
+        made = tables.table(specs.load(name), rows.values())
+        assert made.body and tables.MISSING not in sum(made.body, []), made
 
 
 def test_a_missing_program_leaves_the_other_rows(bench: Call, file: Path) -> None:
@@ -152,7 +153,7 @@ def test_transformers_computes_in_floats_alone(tiny_folder: Callable[..., Path])
     (given,) = specs.load("floats").rows("smoke", {"model": str(tiny_folder())})
     llm.target.dtype = torch.int8
     with pytest.raises(InputError, match="dtype is 'int8'; valid: float32, bfloat16, float16"):
-        rates.against_transformers(llm, given)
+        speeds.floats(Trial(llm, given))
 
 
 def test_bytes_that_a_pass_of_transformers_reads() -> None:
@@ -170,9 +171,10 @@ def test_sides_take_turns() -> None:
     def side(name: str) -> Callable[[], float]:
         return lambda: float(order.append(name) or len(order))
 
-    found = rates.in_turns({"a": side("a"), "b": side("b")}, 2)
-    assert order == ["a", "b", "b", "a", "a", "b"] and found == {"a": [4.0, 5.0], "b": [3.0, 6.0]}
-    assert rates.spread("x", [3.0, 1.0, 2.0]) == {"x": 2.0, "x_least": 1.0, "x_most": 3.0}
+    found = common.in_turns({"a": side("a"), "b": side("b")}, 2)
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert found.to_dict("list") == {"a": [4.0, 5.0], "b": [3.0, 6.0]}
+    assert common.spread("x", [3.0, 1.0, 2.0]) == {"x": 2.0, "x_least": 1.0, "x_most": 3.0}
 
 
 def rated(spec: str, variant: str, context: int, plain: float, **more: Any) -> dict[str, Any]:
@@ -214,7 +216,7 @@ def test_the_first_table_of_the_readme() -> None:
     assert body["tokenswift, automatic, prose, float32"][0] == "**200** (100–300), 2.50 ×"
     assert body["tokenswift, automatic, code, int8"][1] == "–"
     assert "llama.cpp 0c1e570" in made.below and "on or off, whichever was faster" in made.below
-    assert "commit abc, other" in made.below and columns.APART in made.below
+    assert "commit abc, other" in made.below and tables.APART in made.below
     assert summaries.headline(rows[3:6]).markdown().startswith("Not measured yet: `python -m benchmarks run")
 
 

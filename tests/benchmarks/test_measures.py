@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import columns, load, specs
+from benchmarks import specs, tables
 from benchmarks.runner import read_rows
+from benchmarks.speeds import busy_loops
 from tests.cli.conftest import Call
 
 SMALL = ("--set", "prefill=60", "--set", "contexts=60,120", "--set", "points=8")
@@ -26,8 +27,8 @@ def test_measured_on_a_tiny_model(bench: Call, tiny_folder: Callable[..., Path],
     assert done.code == 0 and "left out" not in done.err, done.err
     rows = read_rows(Path("bench-results"))
     assert rows and all(row["figures"] and row["commit"] != "" for row in rows)
-    made = columns.table(specs.load(name), rows)
-    filled = [cell for line in made.body for cell in line if cell != columns.MISSING]
+    made = tables.table(specs.load(name), rows)
+    filled = [cell for line in made.body for cell in line if cell != tables.MISSING]
     assert len(made.body) >= 1 and len(filled) >= 3, made
 
 
@@ -39,18 +40,18 @@ def test_load_beside_busy_loops(bench: Call, tiny_folder: Callable[..., Path]) -
     assert row["cores"] >= 1 and row["figures"]["8"].keys() == {
         f"{name}_{figure}" for name in ("idle", "one", "all") for figure in ("ms", "ratio")
     }
-    assert columns.MISSING not in columns.table(specs.load("load"), [row]).body[0]
+    assert tables.MISSING not in tables.table(specs.load("load"), [row]).body[0]
     alone = bench("run", "load", "--model", tiny_folder(), "--threads", "1")
     assert "left out: threads is 1; valid for load: at least 2" in alone.err
 
 
 def test_busy_loops_end_with_whoever_began_them() -> None:
     """At the end of the block, and when the process is killed in the middle of it."""
-    with load.busy_loops(2, min(os.sched_getaffinity(0))) as loops:
+    with busy_loops(2, min(os.sched_getaffinity(0))) as loops:
         assert all(loop.poll() is None for loop in loops)
     assert all(loop.poll() is not None for loop in loops)
     code = (
-        "import os, time; from benchmarks.load import busy_loops\n"
+        "import os, time; from benchmarks.speeds import busy_loops\n"
         "with busy_loops(2) as loops:\n"
         "    print(*(loop.pid for loop in loops), flush=True); time.sleep(60)"
     )
@@ -77,8 +78,8 @@ def running(pid: int) -> bool:
 def test_measured_on_the_default_model(bench: Call, name: str) -> None:
     done = bench("run", name)
     assert done.code == 0 and "left out" not in done.err, done.err
-    made = columns.table(specs.load(name), read_rows(Path("bench-results")))
-    assert made.body and columns.MISSING not in sum(made.body, [])
+    made = tables.table(specs.load(name), read_rows(Path("bench-results")))
+    assert made.body and tables.MISSING not in sum(made.body, [])
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import columns, plots, prompts, report, settings, specs, tables
+from benchmarks import plots, prompts, report, settings, specs, tables, words
 from benchmarks.specs import Spec
 from tokenswift.types import InputError
 
@@ -65,8 +65,8 @@ def test_means_spreads_and_published_figures() -> None:
     (group,) = tables.groups(SPEC, found)
     cells = [tables.cells(SPEC, line) for line in group.lines]
     assert tables.head(SPEC) == [
-        "strategy", "prefill", "new tokens", "α", "×", "published", "prompts × seeds", "same text as plain",
-        "heads or draft model",
+        "strategy", "prefill", "new tokens", "α", "×", "published: α / ×", "prompts × seeds",
+        "same text as plain", "heads or draft model",
     ]  # fmt: skip
     assert cells == [
         [
@@ -212,10 +212,10 @@ def test_every_spec_has_its_plot() -> None:
         found = []
         for source in spec.sources:
             for config in specs.load(source).rows("smoke", {"seeds": 2}):
-                figures = {figure: 1.0 + config["seed"] for figure in tables.NAMES}
+                figures = {figure: 1.0 + config["seed"] for figure in words.NAMES}
                 made = {str(point): figures for point in config["points"]}
                 found.append(row(spec=source, preset="smoke", config=config, figures=made))
-        (group,) = columns.groups(spec, found)
+        (group,) = tables.groups(spec, found)
         assert set(plots.plot(spec, group)) == {"svg", "png"}, name
 
 

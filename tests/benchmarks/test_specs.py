@@ -12,7 +12,7 @@ from benchmarks import specs
 from benchmarks.prompts import MADE
 from benchmarks.settings import key_of, parse, public, value_of
 from benchmarks.specs import PRESETS, Spec
-from benchmarks.tables import NAMES
+from benchmarks.words import NAMES
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.presets import SAMPLERS, sampler
 from tokenswift.types import InputError

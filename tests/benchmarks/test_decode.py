@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.paired import Side, figures, paired_run, turns
+from benchmarks.decode import Side, figures, paired_run, turns
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, SamplingParams
 from tokenswift.metrics import distinct
