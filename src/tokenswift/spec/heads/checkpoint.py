@@ -27,6 +27,7 @@ from tokenswift.config import HEAD_KINDS, shown
 from tokenswift.files import replacing
 from tokenswift.loader.identity import SAMPLE_SIZE, TOLERANCE, BaseIdentity, Values, base_of
 from tokenswift.loader.safetensors import open_weights
+from tokenswift.loader.shipped import weights, where
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.types import InputError
 
@@ -273,9 +274,7 @@ def packaged_kinds(model: Any) -> dict[str, Traversable]:
     """
     identity = host_of(model).base
     found: dict[str, Traversable] = {}
-    for entry in sorted(resources.files("tokenswift").joinpath("data").iterdir(), key=lambda e: e.name):
-        if not entry.name.endswith(".heads.safetensors"):
-            continue
+    for entry in weights(".heads.safetensors"):
         with resources.as_file(entry) as path, safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
             config = header.get("heads", {})
@@ -350,8 +349,8 @@ def resolve_heads(spec: str | Path | Heads | None, model: Any) -> Heads | None:
         shipped = packaged_heads(host, str(spec))
         if shipped is None:
             raise InputError(
-                f"heads is {shown(spec)}, and no {spec} heads are shipped for {host.base.name}; valid: auto, "
-                "none, or an adapter file",
+                f"heads is {shown(spec)}, and no {spec} heads are shipped for {host.base.name}{where()}; "
+                "valid: auto, none, or an adapter file",
                 "heads",
             )
         return shipped
