@@ -55,7 +55,8 @@ def test_busy_loops_end_with_whoever_began_them() -> None:
         "with busy_loops(2) as loops:\n"
         "    print(*(loop.pid for loop in loops), flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+    command, root = [sys.executable, "-c", code], Path(__file__).parents[2]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         pids = [int(word) for word in process.stdout.readline().split()]
         process.kill()

@@ -20,6 +20,7 @@ from benchmarks.specs import Spec
 from tests.benchmarks import crashing
 from tokenswift.types import InputError
 
+ROOT = Path(__file__).parents[2]
 DATA: dict[str, Any] = {"title": "A test", "variants": [{"name": "one"}, {"name": "two", "ngrams": 3}]}
 
 
@@ -110,7 +111,7 @@ def test_killed_and_started_again(tiny_folder: Callable[..., Path], tmp_path: Pa
     """SIGKILL after the first row and again after the next; in the end every row is there, once."""
     spec, results = tmp_path / "mine.toml", tmp_path / "results"
     spec.write_text(SPEC)
-    command = [sys.executable, "-m", "tokenswift.cli.main", "bench", "run", str(spec)]
+    command = [sys.executable, "-m", "benchmarks", "run", str(spec)]
     command += ["--model", str(tiny_folder()), "--results", str(results), "--quiet"]
     file = results / ROWS
 
@@ -118,7 +119,7 @@ def test_killed_and_started_again(tiny_folder: Callable[..., Path], tmp_path: Pa
         return file.read_bytes().count(b"\n") if file.exists() else 0
 
     for wanted in (1, 2):
-        running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         until = time.monotonic() + 240
         while count() < wanted and running.poll() is None and time.monotonic() < until:
             time.sleep(0.02)
@@ -129,7 +130,7 @@ def test_killed_and_started_again(tiny_folder: Callable[..., Path], tmp_path: Pa
         running.stderr.close()
         assert wanted <= count() < 6
     first = file.read_bytes()
-    finished = subprocess.run(command, capture_output=True, text=True)
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (finished.returncode, finished.stderr) == (0, "")
     assert file.read_bytes().startswith(first[: first.rfind(b"\n") + 1])  # what was there stayed
     rows = [json.loads(line) for line in file.read_text().splitlines()]

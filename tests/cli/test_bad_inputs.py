@@ -264,6 +264,16 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--rope-scaling x", "--rope-scaling is 'x'"),
         ("--model ./none", "--model is './none'"),
     ],
+    "bench": [
+        ("--contexts 64,x", "--contexts is '64,x'; valid: integers"),
+        ("--contexts 1", "--contexts is 1; valid: an integer of at least 2"),
+        ("--rows 0", "--rows is 0; valid: an integer of at least 1"),
+        ("--repeats 0", "--repeats is 0; valid: an integer of at least 1"),
+        ("-n 0", "--max-new-tokens is 0; valid: an integer of at least 1"),
+        ("--prompt-file none.txt", "--prompt-file none.txt cannot be read"),
+        ("--json full", "--json full cannot be written (it is a folder)"),
+        ("--device cuda:77", "--device is 'cuda:77'"),
+    ],
     "completion": [("", "required"), ("cmd", "invalid choice: 'cmd'")],
 }
 CASES = [(command, argv, words) for command, cases in OTHERS.items() for argv, words in cases]

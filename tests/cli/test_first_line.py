@@ -55,6 +55,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "eval-heads": ("--model model --data text.txt", "loading model\n"),
     "import-heads": ("--checkpoint model --out h", "reading model\n"),
     "quantize": ("model q.gguf", "reading model\n"),
+    "bench": ("--model model --contexts 8 --rows 1 --repeats 1 -n 2", "loading model\n"),
     "completion": ("bash", "# AUTO"),
 }
 

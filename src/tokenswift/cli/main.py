@@ -46,6 +46,7 @@ COMMANDS = (
     "strategies",
     "demo",
     "audit",
+    "bench",
     "train_heads",
     "train_draft",
     "eval_heads",
