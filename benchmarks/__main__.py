@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,14 @@ def _label(spec: specs.Spec, config: dict[str, Any]) -> str:
     )
 
 
+def check_packages(*names: str) -> None:
+    """Raise :class:`InputError` where a package is missing."""
+    for name in names:
+        if find_spec(name) is None:
+            other = ", or --no-plots" if name == "matplotlib" else ""
+            raise InputError(f"{name} is missing; pip install -e '.[bench]'{other}")
+
+
 def check_jobs(jobs: list[Job]) -> None:
     """See that models, devices, heads and prompts are there (the default model is fetched).
 
@@ -234,6 +243,7 @@ def run_rows(args: argparse.Namespace) -> int:
     if args.dry_run:
         say_ahead(jobs, folder, args.card or ("a100" if args.preset == "gpu" else None))
         return 0
+    check_packages("pandas")
     check_jobs([job for job in jobs if not any(need.command for need in needs(job.config))])
     watcher = Rows(args.quiet)
     try:
@@ -273,14 +283,13 @@ def say_ahead(jobs: list[Job], folder: Path, card: str | None) -> None:
 
 def run_report(args: argparse.Namespace) -> int:
     """Make the report."""
+    check_packages("pandas", *([] if args.no_plots else ["matplotlib"]))
     from benchmarks import plots, report
 
     folder = Path(args.results).expanduser()
     if not folder.is_dir():
         raise InputError(f"results is {args.results!r}: no such folder; valid: one that run made")
     chosen = specs.chosen(args.specs)
-    if not args.no_plots:
-        plots.check()
     made = report.make(chosen, read_rows(folder), report.notes(folder), None if args.no_plots else plots.plot)
     for file in report.write(made, Path(args.out).expanduser() if args.out else folder, args.title)[:2]:
         print(file)

@@ -132,10 +132,8 @@ def calibration(trial: Trial) -> dict[str, Any]:
     figures: dict[str, dict[str, float]] = {}
     for number, (low, high) in enumerate(pairwise(len(seen) * i // 10 for i in range(11)), 1):
         if part := seen[low:high]:
-            means = (statistics.mean(pair[i] for pair in part) for i in (0, 1))
-            figures[str(number)] = dict(
-                zip(("predicted", "observed"), (round(m, 3) for m in means), strict=True)
-            )
+            told, came = (round(statistics.mean(pair[i] for pair in part), 3) for i in (0, 1))
+            figures[str(number)] = {"predicted": told, "observed": came}
     worst = max((abs(f["predicted"] - f["observed"]) for f in figures.values()), default=0.0)
     return {"count": len(seen), "worst": round(worst, 3), "prompts": names, "figures": figures}
 

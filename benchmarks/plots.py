@@ -16,23 +16,12 @@ import pandas as pd
 from benchmarks.specs import Spec
 from benchmarks.tables import Group, Line
 from benchmarks.words import NAMES, head_of, shown
-from tokenswift.types import InputError
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 2)))
 HATCHES = ("", "////", "....", "xxxx", "----", "\\\\\\\\", "ooo")
 STYLE = Path(__file__).with_suffix(".mplstyle")
-
-
-def check() -> None:
-    """Raise :class:`InputError` where matplotlib is missing."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            "plots need matplotlib; pip install 'tokenswift-exact[bench]', or --no-plots"
-        ) from error
 
 
 def plot(spec: Spec, group: Group) -> dict[str, bytes]:

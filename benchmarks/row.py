@@ -98,10 +98,8 @@ def _loaded(config: dict[str, Any], scaling: str | None) -> LLM:
 def stored_as(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     """What the model's weights are stored as, and the name of its GGUF file, if it has one."""
     file = gguf_in(Path(locate(config["model"])[0]))
-    return {
-        "file": None if file is None else file.name,
-        "types": sorted(sizes_of_target(llm.target).weights),
-    }
+    types = sorted(sizes_of_target(llm.target).weights)
+    return {"file": None if file is None else file.name, "types": types}
 
 
 def used(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:

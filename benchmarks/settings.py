@@ -161,12 +161,9 @@ def public(config: Mapping[str, Any]) -> dict[str, Any]:
     made = {**config, "options": dict(config["options"])}
     for part in (made, made["options"]):
         for key in _PLACES:
-            path = Path(str(part.get(key) or ""))
-            if (
-                part.get(key)
-                and path.exists()
-                and (path.is_absolute() or len(path.parts) > 1 or path.is_dir())
-            ):
+            named, path = part.get(key), Path(str(part.get(key) or ""))
+            a_name = not path.is_absolute() and len(path.parts) == 1 and not path.is_dir()
+            if named and path.exists() and not a_name:
                 part[key] = f"{path.resolve().name} ({_sign(path)})"
     return made
 

@@ -212,7 +212,7 @@ def _checked(name: str, text: str) -> Spec:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"spec {name} is no TOML ({error})") from error
     if "title" not in data:
-        raise InputError(f"spec {name} has no title; valid: as `tokenswift bench list` shows them")
+        raise InputError(f"spec {name} has no title; valid: as `python -m benchmarks list` shows them")
     spec = Spec(name, data)
     check_choice(f"kind of spec {name}", spec.kind, KINDS)
     for method in data.get("methods", ()):

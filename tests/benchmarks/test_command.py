@@ -1,4 +1,4 @@
-"""``tokenswift bench``: what it lists, what it refuses before anything runs, and a whole round."""
+"""``python -m benchmarks``: what it lists, what it refuses before anything runs, and a whole round."""
 
 from __future__ import annotations
 
