@@ -25,8 +25,8 @@ test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
 lint: setup
-	$(BIN)/ruff check src tests scripts
-	$(BIN)/ruff format --check src tests scripts
+	$(BIN)/ruff check src benchmarks tests scripts
+	$(BIN)/ruff format --check src benchmarks tests scripts
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
@@ -34,7 +34,7 @@ mutations: setup
 	$(BIN)/python scripts/mutations.py
 
 bench: setup
-	$(BIN)/tokenswift bench run engine drafts --preset cpu
+	$(BIN)/python -m benchmarks run engine drafts --preset cpu
 
 # Speeds beside llama.cpp and transformers, with the table at the top of README: about 15 minutes on two quiet cores.
 # LLAMA_BENCH: llama.cpp's llama-bench. PROMPTS: a folder of novels, for prose after 8K. Rows that are in
@@ -45,13 +45,13 @@ HEADLINE = --preset cpu --llama-bench $(LLAMA_BENCH) --results build/headline
 headline: setup
 	mkdir -p build
 	test -f $(SHAPE) || $(BIN)/python bench/shape.py $(SHAPE) --weights q4_0 --layers 16 --width 2048
-	$(BIN)/tokenswift bench run headline $(HEADLINE) $(if $(PROMPTS),--prompts $(PROMPTS))
-	$(BIN)/tokenswift bench run llama shape $(HEADLINE) --model $(SHAPE) --set prefill=128 --set points=32 --set kv_type=f16
+	$(BIN)/python -m benchmarks run headline $(HEADLINE) $(if $(PROMPTS),--prompts $(PROMPTS))
+	$(BIN)/python -m benchmarks run llama shape $(HEADLINE) --model $(SHAPE) --set prefill=128 --set points=32 --set kv_type=f16
 	cp build/headline/rows.jsonl bench/results/cpu/headline.jsonl
-	$(BIN)/python scripts/results.py
+	$(BIN)/python -m scripts.results
 
 results: setup
-	$(BIN)/python scripts/results.py
+	$(BIN)/python -m scripts.results
 
 docs: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'

@@ -43,17 +43,21 @@ run() { # SECONDS COMMAND...: the command, its lines shown and kept
 ours() { # SECONDS ARGUMENTS...: our own command line
     run "$1" "$PYTHON" -m tokenswift "${@:2}"
 }
+rows() { # SECONDS ARGUMENTS...: rows of benchmarks
+    run "$1" "$PYTHON" -m benchmarks run "${@:2}"
+}
 big_there() { [ -f $big ] || run 180 "$PYTHON" bench/shape.py $big ${SHAPE:-}; }
 big_ours() { ours "$1" "${@:2}" --model $big --heads none; }
+big_rows() { rows "$1" "${@:2}" --model $big --heads none; }
 
 kernels() { run 300 "$PYTHON" -m pytest -q -m gpu -s tests/gpu/test_kernels.py; }
 bits() { run 240 "$PYTHON" -m pytest -q -m gpu tests/gpu tests/sampling/test_noise.py --ignore=tests/gpu/test_kernels.py; }
 exact() { # the default model: the same text from every strategy, with graphs and without, and over weights of all kinds
-    ours 200 bench run trees acceptance --preset cpu --dtype bfloat16 $on
-    ours 120 bench run speed --preset smoke --dtype bfloat16 --set weights=stored,bfloat16,q8_0,q4_0 $on
-    ours 60 bench run speed --preset smoke --dtype bfloat16 --set cuda_graphs=off $on
-    ours 60 bench run speed --preset smoke --dtype bfloat16 --set kv_cache_dtype=int8 $on
-    ours 60 bench run speed --preset smoke --dtype int8 $on
+    rows 200 trees acceptance --preset cpu --dtype bfloat16 $on
+    rows 120 speed --preset smoke --dtype bfloat16 --set weights=stored,bfloat16,q8_0,q4_0 $on
+    rows 60 speed --preset smoke --dtype bfloat16 --set cuda_graphs=off $on
+    rows 60 speed --preset smoke --dtype bfloat16 --set kv_cache_dtype=int8 $on
+    rows 60 speed --preset smoke --dtype int8 $on
 }
 shape() { big_there; }
 floors() { # an 8B model's passes beside their floors: one row, and the 16 and 64 rows of a step that checks drafts
@@ -69,14 +73,14 @@ floors() { # an 8B model's passes beside their floors: one row, and the 16 and 6
 }
 speed() { # automatic drafting over plain decoding, the default model and the 8B shape
     big_there
-    ours 240 bench run speed --preset cpu --dtype bfloat16 "${texts[@]}" $on
+    rows 240 speed --preset cpu --dtype bfloat16 "${texts[@]}" $on
     for weights in stored bfloat16; do
-        big_ours 150 bench run speed --preset cpu --dtype bfloat16 --variant prose --set weights=$weights --set seeds=1 \
+        big_rows 150 speed --preset cpu --dtype bfloat16 --variant prose --set weights=$weights --set seeds=1 \
             "${texts[@]}" $on
     done
 }
 long() { # the same far into a text, by prefilled text
-    ours 300 bench run speed --preset cpu --dtype bfloat16 --variant prose --set rope_scaling=yarn --set reach=text \
+    rows 300 speed --preset cpu --dtype bfloat16 --variant prose --set rope_scaling=yarn --set reach=text \
         --set seeds=1 --set points=20000,40000,60000,80000,100000 --prompts "${NOVELS:-joined}" $on
 }
 memory() {
@@ -86,7 +90,7 @@ memory() {
             --max-new-tokens 100000 --no-measure --json "$results/memory-$weights.json"
     done
 }
-paper() { ours 400 bench run table3 --preset cpu "${texts[@]}" --set points=400 --device $DEVICE --results "$results/paper"; }
+paper() { rows 400 table3 --preset cpu "${texts[@]}" --set points=400 --device $DEVICE --results "$results/paper"; }
 
 for part in $parts; do
     echo "== $part" | tee -a "$results/gpu.log"
@@ -95,7 +99,7 @@ done
 "$PYTHON" - "$results" <<'END' 2>&1 | tee -a "$results/gpu.log" || failed=1
 import sys
 from pathlib import Path
-from tokenswift.benchmark.runner import read_rows
+from benchmarks.runner import read_rows
 rows = [row for row in read_rows(Path(sys.argv[1])) if row.get("lossless")]
 wrong = [f"{row['spec']}: {row['config']['variant']}" for row in rows if not row["identical"]]
 print(f"{len(rows) - len(wrong)} of {len(rows)} texts are plain decoding's", *wrong, sep="\n")

@@ -1,6 +1,6 @@
 """An older version of this repository beside the checkout: milliseconds a token of the same texts.
 
-    python bench/versions.py COMMIT BOOK [--rounds 3] [--tokens 200] [--context 1024] [--out FILE]
+    python -m bench.versions COMMIT BOOK [--rounds 3] [--tokens 200] [--context 1024] [--out FILE]
 
 Each round runs either version in a process of its own, the one first that came second before: plain decoding
 and automatic drafting of the default model, in float32 and in bfloat16. The older version's sources are taken
@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from tokenswift.benchmark.machine import commit, machine
+from benchmarks.machine import commit, machine
 
 ROOT = Path(__file__).resolve().parents[1]
 

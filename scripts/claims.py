@@ -28,11 +28,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import ranges
-
-from tokenswift.benchmark import columns
-from tokenswift.benchmark.specs import Spec
-from tokenswift.benchmark.tables import Row
+from benchmarks import tables
+from benchmarks.specs import Spec
+from benchmarks.words import Row
+from scripts import ranges
 
 ROOT = Path(__file__).parents[1]
 FILE, README = ROOT / "bench" / "claims.toml", ROOT / "README.md"
@@ -120,8 +119,8 @@ def _against(part: dict[str, Any], rows: Iterable[Row]) -> list[str]:
     spec = Spec("claims", {"title": "", "rows_of": [part["spec"]], "table": {"by": APART}})
     point = str(part["point"]) if "point" in part else None
     mine = [row for row in rows if row["spec"] == part["spec"] and point in (None, *row.get("figures", ()))]
-    mine = [row for row in mine if all(columns.value(row, k) == v for k, v in part.get("where", {}).items())]
-    lines = [columns.view(line, "speedup") for line in columns.newest(spec, mine)]
+    mine = [row for row in mine if all(tables.value(row, k) == v for k, v in part.get("where", {}).items())]
+    lines = [tables.view(line, "speedup") for line in tables.newest(spec, mine)]
     if part.get("each"):
         lines = [
             {**entry, **_at(entry, point)}

@@ -29,7 +29,7 @@ TIMEOUT = 600
 
 def plant(defect: Defect, copy: Path) -> None:
     """Write the defect into the copy of ``src``."""
-    file = copy / "tokenswift" / defect.file
+    file = copy / ("" if defect.file.startswith("benchmarks/") else "tokenswift") / defect.file
     text = file.read_text(encoding="utf-8")
     found = text.count(defect.old)
     if found != 1:
@@ -60,7 +60,17 @@ def run_tests(copy: Path, tests: tuple[str, ...]) -> tuple[bool, str, float]:
     """Whether the tests pass against a copy; the first failed test; seconds."""
     start = time.monotonic()
     # Fewer examples than in the suite: a defect that shows up once in a while is not the aim here.
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow and not model", *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-m",
+        "not slow and not model",
+        "--import-mode=append",
+        *tests,
+    ]
     try:
         done = subprocess.run(
             command, cwd=ROOT, env=environment_of(copy), capture_output=True, text=True, timeout=TIMEOUT
@@ -92,7 +102,8 @@ def main() -> int:
     rows, missed = [], 0
     with tempfile.TemporaryDirectory() as folder:
         clean = Path(folder) / "clean"
-        shutil.copytree(ROOT / "src", clean, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        for top, to, more in (("src", clean, "*.egg-info"), ("benchmarks", clean / "benchmarks", "data")):
+            shutil.copytree(ROOT / top, to, ignore=shutil.ignore_patterns("__pycache__", more))
         check_import(clean)
         for defect in defects:  # all replacements are checked before anything runs
             trial = Path(folder) / "trial"

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from statistics import median
 
-from tokenswift.benchmark.tables import DEFAULT_WORDS, Row, Table
+from benchmarks.tables import Table
+from benchmarks.words import DEFAULT_WORDS, Row
 from tokenswift.config import SamplingParams
 from tokenswift.loader import embedded
 from tokenswift.sampling.presets import sampler

@@ -1,7 +1,7 @@
 """Make what the docs show of the rows in bench/results.
 
-python scripts/results.py           rewrite docs/results.md, and tables and pictures elsewhere
-python scripts/results.py --check   exit 1 if a page, or a sentence with a number, is not what the rows say
+python -m scripts.results           rewrite docs/results.md, and tables and pictures elsewhere
+python -m scripts.results --check   exit 1 if a page, or a sentence with a number, is not what the rows say
 
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``: that of the benchmark NAME, or
 one of `summaries`.
@@ -13,12 +13,11 @@ import re
 import sys
 from pathlib import Path
 
-import claims
-from summaries import SUMMARIES, missing
-
-from tokenswift.benchmark import columns, plots, report, specs
-from tokenswift.benchmark.runner import read_rows
-from tokenswift.benchmark.tables import Row
+from benchmarks import plots, report, specs, tables
+from benchmarks.runner import read_rows
+from benchmarks.words import Row
+from scripts import claims
+from scripts.summaries import SUMMARIES, missing
 
 ROOT = Path(__file__).parents[1]
 DOCS, RESULTS = ROOT / "docs", ROOT / "bench" / "results"
@@ -30,8 +29,10 @@ TITLE = "The paper's tables and figures, measured here"
 
 def table(name: str, rows: list[Row]) -> str:
     """A table of the docs."""
-    made = SUMMARIES[name](rows) if name in SUMMARIES else columns.table(specs.load(name), rows)
-    return made.markdown() if made.body or made.below else missing(f"tokenswift bench run {name}").markdown()
+    made = SUMMARIES[name](rows) if name in SUMMARIES else tables.table(specs.load(name), rows)
+    return (
+        made.markdown() if made.body or made.below else missing(f"python -m benchmarks run {name}").markdown()
+    )
 
 
 def made() -> dict[Path, bytes]:
@@ -46,7 +47,7 @@ def made() -> dict[Path, bytes]:
         text = page.read_text(encoding="utf-8")
         files[page] = BLOCK.sub(lambda m: m[1] + table(m[2], rows) + m[3], text).encode()
     for name in DRAWN:
-        (group,) = columns.groups(specs.load(name), rows)
+        (group,) = tables.groups(specs.load(name), rows)
         files[DOCS / f"{name}.svg"] = plots.plot(specs.load(name), group)["svg"]
     return files
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import ranges
-
-from tokenswift.benchmark import columns, specs
-from tokenswift.benchmark.tables import DEFAULT_WORDS, Row, Table
+from benchmarks import specs, tables
+from benchmarks.tables import Table
+from benchmarks.words import DEFAULT_WORDS, Row
+from scripts import ranges
 from tokenswift.loader import embedded
 
 Line = dict[str, Any]
-HEADLINE = "tokenswift bench run headline --preset cpu --llama-bench PATH"
-SHAPE = "tokenswift bench run llama shape --preset cpu --model FILE.gguf --llama-bench PATH"
+HEADLINE = "python -m benchmarks run headline --preset cpu --llama-bench PATH"
+SHAPE = "python -m benchmarks run llama shape --preset cpu --model FILE.gguf --llama-bench PATH"
 
 
 def headline(rows: list[Row]) -> Table:
@@ -51,7 +51,7 @@ def shape(rows: list[Row]) -> Table:
 def _of(name: str, rows: list[Row], default: bool) -> list[Line]:
     """The lines of a benchmark, of the default model or of others."""
     mine = [row for row in rows if (row["config"].get("model") == embedded.NAME) is default]
-    return columns.views(specs.load(name), mine)
+    return tables.views(specs.load(name), mine)
 
 
 def missing(command: str) -> Table:
@@ -107,7 +107,7 @@ def _sources(lines: Iterable[Line]) -> str:
     commits = sorted({line["program"]["commit"] for line in programs})
     own = sorted({str(line["commit"]) for line in made})
     runs = several(str(line["runs"]) for line in made)
-    apart = f" {columns.APART}" if len(own) > 1 else ""
+    apart = f" {tables.APART}" if len(own) > 1 else ""
     return (
         f"{machines}: medians of {runs} runs (least–most), × over the faster of llama.cpp's lines. "
         f"llama.cpp {', '.join(commits)} by its own llama-bench, on the same file, "

@@ -98,10 +98,11 @@ def shorten(text: str, most: int) -> str:
 
 
 def furnish(folder: Path, model: Path) -> None:
-    """Put there what the pages take for granted: the checkout's ``src``, a short ``book.txt``, long texts and
-    the model ``my-llama``.
+    """Put there what the pages take for granted: the checkout's ``src`` and ``benchmarks``, a short
+    ``book.txt``, long texts and the model ``my-llama``.
     """
-    (folder / "src").symlink_to(ROOT / "src", target_is_directory=True)
+    for name in ("src", "benchmarks"):
+        (folder / name).symlink_to(ROOT / name, target_is_directory=True)
     text = (ROOT / "src" / "tokenswift" / "data" / "demo_prompt.txt").read_text(encoding="utf-8")
     (folder / "novels").mkdir()
     for name in ("book.txt", "held-out.txt", "novels/one.txt", "novels/two.txt"):

@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.benchmark.test_report import row
-from tests.test_docs_commands import script
-from tokenswift.benchmark import columns
-from tokenswift.benchmark.runner import read_rows
+from benchmarks import tables
+from benchmarks.runner import read_rows
+from scripts import claims, ranges
+from tests.benchmarks.test_report import row
 from tokenswift.loader import embedded
 
-ranges = script("ranges")
-claims = script("claims")
-summaries = script("summaries")
 ROOT = Path(__file__).parents[1]
 TEXT = {"page": "It is **1.5** times as fast at 200 tokens. So.\n\n```sh\nrun 99\n```\n\nFloat32 is `7`."}
 CLAIM: dict[str, Any] = {
@@ -135,5 +132,5 @@ def test_lines_of_several_commits_are_said_to_be() -> None:
             cells = {line[-1] for line in lines[2:]} if lines and lines[0][-1] == "commit |" else set()
             if len(cells | set(re.findall(r"commit ([0-9a-f]{7}\+?)", text))) > 1:
                 several.append(name)
-                assert columns.APART in text, name
+                assert tables.APART in text, name
     assert "ablation" in several

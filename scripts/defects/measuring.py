@@ -5,7 +5,7 @@ from __future__ import annotations
 from defects.defect import Defect
 
 HEADS = "tests/spec/heads/test_heads.py::"
-NEEDS = "tests/benchmark/test_needs.py::"
+NEEDS = "tests/benchmarks/test_needs.py::"
 
 MEASURING = [
     Defect(
@@ -24,28 +24,28 @@ MEASURING = [
     ),
     Defect(
         "the paper's lines have the exact rule",
-        "benchmark/methods.toml",
+        "benchmarks/methods.toml",
         'ngrams = 20\nacceptance = "published"\n',
         "ngrams = 20\n",
         (NEEDS + "test_every_table_of_the_method_has_it",),
     ),
     Defect(
         "what a table varies does not reach the methods",
-        "benchmark/specs.py",
+        "benchmarks/specs.py",
         "{**method, **over}",
         "{**over, **method}",
         (NEEDS + "test_every_table_of_the_method_has_it",),
     ),
     Defect(
         "on a card rows run without heads where none are shipped",
-        "benchmark/needs.py",
+        "benchmarks/needs.py",
         'if made.get("heads", "auto") == "auto" and strategy in HEADS_OF:',
         "if False:",
         (NEEDS + "test_no_row_on_a_card_runs_without_its_heads",),
     ),
     Defect(
         "a row is measured although its heads are missing",
-        "benchmark/row.py",
+        "benchmarks/row.py",
         "    check_needs(config)\n",
         "",
         (NEEDS + "test_a_row_whose_heads_are_missing_is_not_measured",),

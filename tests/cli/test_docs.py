@@ -20,7 +20,7 @@ def test_the_page_of_help_texts_can_be_made(monkeypatch: pytest.MonkeyPatch) -> 
     """``make docs`` writes it: every command, and every part of one, with its help."""
     monkeypatch.setenv("COLUMNS", "")  # which the script sets
     shown = runpy.run_path(str(ROOT / "scripts" / "cli_docs.py"))["page"]()
-    for command in (*(name.replace("_", "-") for name in COMMANDS), "bench run", "bench report"):
+    for command in (name.replace("_", "-") for name in COMMANDS):
         assert f"## tokenswift {command}\n\n```text\nusage: tokenswift {command} " in shown
     assert "--kv-cache-dtype" in shown and "draft_budget=B" in shown  # what a help alone does not show
 

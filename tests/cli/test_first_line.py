@@ -55,8 +55,8 @@ CALLS: dict[str, tuple[str, str]] = {
     "eval-heads": ("--model model --data text.txt", "loading model\n"),
     "import-heads": ("--checkpoint model --out h", "reading model\n"),
     "quantize": ("", "error: tokenswift quantize writes no files"),
+    "bench": ("--model model --contexts 8 --rows 1 --repeats 1 -n 2", "loading model\n"),
     "completion": ("bash", "# AUTO"),
-    "bench": ("list", "name "),
 }
 
 

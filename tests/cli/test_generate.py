@@ -14,12 +14,11 @@ import pytest
 
 from tests.cli.conftest import Call, Stream
 from tokenswift import LLM
-from tokenswift.benchmark import peer
 from tokenswift.cli import demo
 from tokenswift.cli import output as output_module
 from tokenswift.cli.output import TextSink, check_writable, write_json
 from tokenswift.cli.progress import Progress, duration, mode_of, summary
-from tokenswift.engine import stream
+from tokenswift.engine import peer, stream
 from tokenswift.engine.run import Run
 from tokenswift.types import Generation, InputError, Metrics, RunError, Step
 

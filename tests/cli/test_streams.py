@@ -59,7 +59,7 @@ def test_a_full_standard_output(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["methods", "runs .", "chat", "demo", "generate hi", "plan hi", "bench list", "--version"]
+    "command", ["methods", "runs .", "chat", "demo", "generate hi", "plan hi", "--version"]
 )
 def test_a_closed_standard_output(command: str) -> None:
     done = shell(f"tokenswift {command} >&- </dev/null")

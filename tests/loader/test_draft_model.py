@@ -15,7 +15,7 @@ from tests.conftest import FAMILIES, tiny_model, tiny_tokenizer
 from tests.train.test_train import D, filled, frozen, full_run, options, small, words
 from tokenswift.config import SamplingParams
 from tokenswift.loader import draft as packed_draft
-from tokenswift.loader import embedded
+from tokenswift.loader import embedded, shipped
 from tokenswift.loader.load import load
 from tokenswift.train.draft import (
     DraftStudent,
@@ -211,7 +211,8 @@ def cache(packed: Path, target: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     """A cache folder; the packaged file and the default model are the tiny ones."""
     (tmp_path / "package" / "data").mkdir(parents=True)
     packed.rename(tmp_path / "package" / "data" / packed_draft.PACKED)
-    monkeypatch.setattr(packed_draft.resources, "files", lambda name: tmp_path / "package")
+    monkeypatch.setattr(shipped.resources, "files", lambda name: tmp_path / "package")
+    monkeypatch.setattr(shipped, "RIVALS", tmp_path / "none")
     monkeypatch.setattr(embedded, "ensure", lambda cache, on_progress: target)
     monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
@@ -245,7 +246,7 @@ def test_alias_after_an_interruption(cache: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_alias_without_its_file(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "package" / "data" / packed_draft.PACKED).unlink()
-    with pytest.raises(InputError, match="not part of this installation"):
+    with pytest.raises(InputError, match="not part of this installation .*benchmarks/data.*train_rivals"):
         load(packed_draft.NAME)
 
 

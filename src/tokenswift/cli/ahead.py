@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from tokenswift.cli.version import cuda_count
 from tokenswift.json_files import MOST_CONFIG, object_in
 from tokenswift.loader import draft, embedded
+from tokenswift.loader.shipped import has_rivals, weights, where
 from tokenswift.types import InputError
 
 METADATA_KEY = "tokenswift_heads"
@@ -47,14 +47,14 @@ def check_drafts(strategy: str, model: str, heads: str, draft_model: str | None)
     if strategy == "medusa" and heads in ("auto", "medusa", "none") and not shipped:
         raise InputError(
             f"strategy medusa needs heads of kind medusa, and --heads is {heads!r}; valid: --heads FILE from "
-            "tokenswift train-heads --kind medusa or import-heads"
+            f"tokenswift train-heads --kind medusa or import-heads{where()}"
         )
 
 
 def _may_be_shipped_for(model: str, kind: str | None) -> bool:
     """Whether heads of a kind (None: any) may be shipped for a model; True where that cannot be told."""
     if model == embedded.NAME:
-        return True
+        return kind != "medusa" or has_rivals()
     path = Path(model).expanduser() / "config.json"
     if model == draft.NAME or not path.is_file():
         return model != draft.NAME
@@ -72,10 +72,9 @@ def _may_be_shipped_for(model: str, kind: str | None) -> bool:
 def _shipped() -> list[dict[str, Any]]:
     """The configurations of the shipped heads, from the headers of their files."""
     found = []
-    for entry in resources.files("tokenswift").joinpath("data").iterdir():
-        if entry.name.endswith(".heads.safetensors"):
-            with entry.open("rb") as file:
-                size = int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(min(size, MOST_HEADER)))
-            found.append(json.loads(header["__metadata__"][METADATA_KEY]).get("heads", {}))
+    for entry in weights(".heads.safetensors"):
+        with entry.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, MOST_HEADER)))
+        found.append(json.loads(header["__metadata__"][METADATA_KEY]).get("heads", {}))
     return found

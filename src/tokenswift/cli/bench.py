@@ -1,363 +1,218 @@
-"""``tokenswift bench``: the paper's tables and figures, and benchmarks of our own."""
+"""``tokenswift bench``: how fast this model is on this machine, by context: its prompt, plain decoding,
+automatic drafting, and passes of several rows."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-import time
-from dataclasses import dataclass, fields
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from tokenswift.benchmark import runner, specs
-from tokenswift.benchmark.needs import MODELS, needs
-from tokenswift.benchmark.runner import Job, Outcome, read_rows
-from tokenswift.benchmark.settings import DEFAULTS, KINDS, LATER, parse, value_of
-from tokenswift.benchmark.tables import shown
 from tokenswift.cli import options
-from tokenswift.cli.declare import add_options, check_options, option
-from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_text
-from tokenswift.cli.progress import Line, duration, is_live
+from tokenswift.cli.declare import add_options, check_options, option, texts_of
+from tokenswift.cli.generate import Length
+from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.cli.tables import table
-from tokenswift.config import check_choice
-from tokenswift.roofline.cards import CARDS
-from tokenswift.types import InputError, RunError
+from tokenswift.config import SamplingParams, check_integer
+from tokenswift.loader.rope import parse_rope_scaling
+from tokenswift.types import InputError
 
-RESULTS = "bench-results"
-
-
-@dataclass(frozen=True)
-class Specs:
-    """Which tables and figures.
-
-    Attributes:
-        specs: names or groups that bench list shows; default: paper, all tables and figures of it
-    """
-
-    specs: list[str] = option((), "SPEC", place=True, nargs="*")
+logger = logging.getLogger("tokenswift")
+STRATEGIES = {"plain": "autoregressive", "automatic": "auto"}
+MODEL = ("model", "dtype", "weights", "activations", "kv_cache_dtype", "device", "threads", "heads")
+LETTERS = 16  # characters of a token at most: what of a text is tokenized
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What goes over a spec and its preset; each has a default there.
+class Measured:
+    """What is measured.
 
     Attributes:
-        preset: sizes: smoke (minutes in all, nothing else needed), cpu (up to an hour a table) or gpu (the
-            paper's)
-        model: alias, folder or hub id; default: the preset's
-        dtype: auto, float32, bfloat16 or float16; default: the preset's
-        device: auto, cpu or cuda; default: auto
-        heads: draft heads: a file, auto, none, or shipped ones by kind; default: the variant's
-        threads: CPU threads; default: torch's own
-        prompts: texts to go on from: a folder of .txt files, pg19 (from the hub) or shipped; lines about a
-            kind of text, such as program code, keep theirs; default: the preset's
-        set: a setting over spec and preset, such as texts=2, seeds=3, points=100,200, reach=text or
-            budget=256; values with commas make rows for each; may be given several times
-        variant: only this variant of what a table compares, such as auto; may be given several times;
-            default: all
-        llama_bench: llama.cpp's own llama-bench, for rows of llama.cpp; default: the one on the PATH
+        contexts: tokens of the prompt, several with commas
+        rows: tokens that a verify pass checks, several with commas
+        repeats: how often each is measured, after a first time that does not count
+        max_new_tokens: tokens that are written each time, at least 1
+        prompt_file: text to go on from; default: the stories that come with the library
+        seed: of the text that is written, 0 or more
     """
 
-    preset: str = option("smoke", "P")
-    model: str | None = option(None, "M")
-    dtype: str | None = option(None, "T")
-    device: str | None = option(None, "D")
-    heads: str | None = option(None, "PATH")
-    threads: int | None = option(None, least=1)
-    prompts: str | None = option(None, "FOLDER")
-    set: list[str] = option((), "KEY=VALUE", action="append")
-    variant: list[str] = option((), "NAME", action="append", earlier="--way")
-    llama_bench: str | None = option(None, "PATH")
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """What is said instead of measuring.
-
-    Attributes:
-        dry_run: say which rows would be measured and what they need, and end
-        card: with --dry-run, the least memory and time of each row on a card by its maker's figures: h100,
-            h200, a100, 4090 or l40s; default: a100 with the preset gpu, else none
-    """
-
-    dry_run: bool = option(False)
-    card: str | None = option(None, "CARD")
-
-
-@dataclass(frozen=True)
-class Results:
-    """Where rows are.
-
-    Attributes:
-        results: rows are read from there
-    """
-
-    results: str = option(RESULTS, "FOLDER")
-
-
-@dataclass(frozen=True)
-class Page:
-    """What a report is.
-
-    Attributes:
-        out: the report goes there; default: beside the rows
-        title: what stands at its top
-        no_plots: tables alone (no matplotlib needed)
-    """
-
-    out: str | None = option(None, "FOLDER")
-    title: str = option("Results", "TEXT")
-    no_plots: bool = option(False)
+    contexts: list[int] = option((1024, 4096), "N,N,…", type=options.token_ids)
+    rows: list[int] = option((1, 4, 8, 16), "N", type=options.token_ids)
+    repeats: int = option(5, least=1)
+    max_new_tokens: int = option(64, least=1)
+    prompt_file: str | None = option(None, "F")
+    seed: int = option(0, least=0)
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the subcommand and its parts."""
+    """Register the subcommand."""
     parser = subparsers.add_parser(
         "bench",
-        help="measure the paper's tables and figures",
-        description="The paper's tables and figures on your own model and machine, and benchmarks of our own "
-        "(speed, peers, drafts, engine, training): measure rows, then make a report of them with the "
-        "published figures beside.",
+        help="measure the speed of a model on this machine",
+        description="Measure a model on this machine: tokens of a prompt a second; tokens a second of plain "
+        "decoding and of automatic drafting, in turns, after the same prompt and of the same text; what a "
+        "pass takes that checks several tokens. Medians, with least and most in brackets. The paper's tables "
+        "are measured by python -m benchmarks, in a checkout.",
+        epilog="Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted.",
     )
-    parts = parser.add_subparsers(dest="part", metavar="PART", title="parts")
-    listing = parts.add_parser(
-        "list", help="list what can be measured", description="List what can be measured."
-    )
-    add_json_option(listing, "write all of it there")
-    running = parts.add_parser(
-        "run",
-        help="measure rows",
-        description="Measure the rows of tables and figures that the folder of results does not hold yet. "
-        "Each row runs in a process of its own, beside plain decoding. A runner that was stopped goes on "
-        "where it was.",
-    )
-    add_options(running, Specs)
-    add_options(running, Settings)
-    there = "rows go there, and those there already are not measured again"
-    add_options(running, Results, texts={"results": there})
-    add_options(running, Ahead)
-    add_options(running, options.Quiet)
-    reporting = parts.add_parser(
-        "report",
-        help="make a report",
-        description="Make a report of the rows: report.md, report.html, and plots as SVG and PNG.",
-    )
-    add_options(reporting, Specs)
-    add_options(reporting, Results)
-    add_options(reporting, Page)
-    for part in (listing, running, reporting):
-        part.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-
-
-def run_list(args: argparse.Namespace) -> int:
-    """Names, titles and how many rows each preset has."""
-    target = check_record(args.json)
-    found = [specs.load(name) for name in specs.names()]
-    if target is not None:
-        records = [
-            {
-                "name": spec.name,
-                "title": spec.title,
-                "group": spec.group,
-                "rows_of": list(spec.sources[1:]),
-                "rows": {preset: len(spec.rows(preset, {})) for preset in specs.PRESETS},
-            }
-            for spec in found
-        ]
-        write_text(target, json.dumps(records, ensure_ascii=False) + "\n")
-    if target == STDOUT:
-        return 0
-    rows = []
-    for spec in found:
-        counts = ", ".join(str(len(spec.rows(preset, {}))) for preset in specs.PRESETS)
-        own = counts if spec.variants else f"rows of {', '.join(spec.sources[1:])}"
-        rows.append((spec.name, spec.title, spec.group, own))
-    print(table(rows, ("name", "what it shows", "group", f"rows ({', '.join(specs.PRESETS)})")))
-    return 0
-
-
-def jobs_of(args: argparse.Namespace) -> list[Job]:
-    """The rows that a command asks for, everything checked that can be without a model.
-
-    Raises:
-        InputError: an unknown spec, preset, setting, strategy, model or place.
-    """
-    given: dict[str, Any] = dict(parse(text) for text in args.set)
-    for name in ("model", "dtype", "device", "heads", "threads", "prompts", "llama_bench"):
-        if getattr(args, name) is not None:
-            given[name] = getattr(args, name)
-    check_options(args, Settings)
-    made: dict[str, Job] = {}
-    variants: set[str] = set()
-    for spec in specs.chosen(args.specs):
-        for source in (spec, *(specs.load(name) for name in spec.sources[1:])):
-            for config in source.rows(args.preset, given):
-                variants.add(config["variant"])
-                if args.variant and config["variant"] not in args.variant:
-                    continue
-                parts = [(key, value_of(config, key)) for key in source.told_apart]
-                named = config["model"] in MODELS and "model" not in source.told_apart
-                parts += [("model", config["model"])] if named else []
-                label = ", ".join(
-                    shown(value) if key == "variant" else f"{key} {shown(value)}"
-                    for key, value in parts
-                    if source.of_paper or value is not None
-                )
-                job = Job(source.name, source.kind, args.preset, config, label)
-                made.setdefault(job.key, job)
-    for name in args.variant:
-        if name not in variants:
-            raise InputError(f"variant is {name!r}; valid: {', '.join(sorted(variants))}")
-    return list(made.values())
-
-
-def check_jobs(jobs: list[Job]) -> None:
-    """See that models, devices, heads and prompts are there (the default model is fetched).
-
-    Raises:
-        InputError: naming what is not.
-    """
-    from tokenswift.benchmark.prompts import check_source
-    from tokenswift.config import LoadConfig
-    from tokenswift.loader.find import locate
-    from tokenswift.loader.load import check_place
-
-    def several(key: str) -> list[Any]:
-        return sorted({str(job.config[key]) for job in jobs})
-
-    for place in sorted({(job.config["dtype"], job.config["device"]) for job in jobs}):
-        check_place(LoadConfig(*place))
-    for job in jobs:
-        LoadConfig(**{key: job.config.get(key, DEFAULTS[key]) for key in LATER})
-    for heads in several("heads"):
-        options.check_heads(heads)
-    for source in sorted({job.config["prompts"] for job in jobs if job.kind in KINDS[:3]}):
-        check_source(source)
-    for model in sorted(
-        {job.config["model"] for job in jobs if job.kind not in ("ngram", "training-memory")}
-    ):
-        locate(model)
-
-
-def run_rows(args: argparse.Namespace) -> int:
-    """Measure."""
-    jobs = jobs_of(args)
-    folder = Path(args.results).expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"results is {args.results!r}: it is no folder; valid: a new or a results folder")
-    if args.card is not None:
-        check_choice("card", args.card, tuple(CARDS))
-    if args.dry_run:
-        say_ahead(jobs, folder, args.card or ("a100" if args.preset == "gpu" else None))
-        return 0
-    check_jobs([job for job in jobs if not any(need.command for need in needs(job.config))])
-    watcher = Rows(args.quiet)
-    try:
-        outcome = runner.run(jobs, folder, watcher)
-    except KeyboardInterrupt:
-        watcher.clear()
-        raise KeyboardInterrupt(f"rows measured so far are in {folder}; the same command goes on") from None
-    _say(outcome, folder, args.quiet)
-    if outcome.failed:
-        job, why = outcome.failed[0]
-        raise RunError(
-            f"{len(outcome.failed)} rows failed, the first is {job} ({why}); the others are in {folder}"
-        )
-    return 0
-
-
-def say_ahead(jobs: list[Job], folder: Path, card: str | None) -> None:
-    """A line for each row: whether it is there, what it needs and has not, what it takes on a card at the
-    least, and its configuration."""
-    there = {row["key"] for row in read_rows(folder)}
-    for job in jobs:
-        found = needs(job.config)
-        missing = any(need.command for need in found)
-        word = "there" if job.key in there else "unfit" if missing else "to do"
-        parts = [str(need) for need in found]
-        if card is not None and job.kind in ("decode", "text"):
-            from tokenswift.benchmark.estimate import estimate
-
-            nbytes, seconds = estimate(job.config, CARDS[card])
-            parts.append(
-                f"at least {nbytes / 1e9:.1f} GB and {seconds / 3600:.2f} hours on {CARDS[card].name}"
-            )
-        print(f"{word}  {'; '.join([str(job), *parts])}  {json.dumps(job.config)}")
-
-
-def _say(outcome: Outcome, folder: Path, quiet: bool) -> None:
-    if quiet:
-        return
-    left = f", {len(outcome.unfit)} left out" if outcome.unfit else ""
-    print(f"{outcome.done} rows measured, {outcome.before} were there{left}: {folder}", file=sys.stderr)
-
-
-def run_report(args: argparse.Namespace) -> int:
-    """Make the report."""
-    from tokenswift.benchmark import plots, report
-
-    folder = Path(args.results).expanduser()
-    if not folder.is_dir():
-        raise InputError(f"results is {args.results!r}: no such folder; valid: one that bench run made")
-    chosen = specs.chosen(args.specs)
-    if not args.no_plots:
-        plots.check()
-    rows = read_rows(folder)
-    made = report.make(chosen, rows, report.notes(folder), None if args.no_plots else plots.plot)
-    for file in report.write(made, Path(args.out).expanduser() if args.out else folder, args.title)[:2]:
-        print(file)
-    return 0
-
-
-#: settings that are options of a part
-OPTIONS = (*(one.name for one in fields(Settings)), "results", "card")
-PARTS = {"list": run_list, "run": run_rows, "report": run_report}
+    group = parser.add_argument_group("model")
+    add_options(group, options.Model, only=MODEL)
+    add_options(group, Length, only=("rope_scaling",))
+    shown = {"contexts": "1024,4096", "rows": "1,4,8,16"}
+    texts = {name: f"{texts_of(Measured)[name]}; default: {value}" for name, value in shown.items()}
+    add_options(parser.add_argument_group("measurement"), Measured, texts=texts)
+    group = parser.add_argument_group("results")
+    add_json_option(group, "write every time that was measured there")
+    add_options(group, options.Quiet)
 
 
 def run(args: argparse.Namespace) -> int:
-    """One of the parts."""
-    if args.part is None:
-        raise InputError(f"no part of bench given; valid: {', '.join(PARTS)}, or --help")
-    try:
-        return PARTS[args.part](args)
-    except InputError as error:
-        name = str(error).partition(" ")[0].rstrip(":")
-        if name in OPTIONS:
-            raise InputError(f"--{error}") from error
-        raise
+    """Check; load; measure each context; print."""
+    args.backend, args.cuda_graphs = "auto", "auto"
+    parse_rope_scaling(args.rope_scaling)
+    options.check_model_options(args)
+    check_options(args, Measured)
+    for name in ("contexts", "rows"):
+        for value in getattr(args, name) or [0]:
+            check_integer(name, value, 2 if name == "contexts" else 1)
+    text, record = text_of(args.prompt_file), check_record(args.json, {"--prompt-file": args.prompt_file})
+    with options.load_model(args, args.rope_scaling) as llm:
+        ids = {context: prompt(llm, text, context, args) for context in args.contexts}
+        made = about(llm, args)
+        for context in args.contexts:
+            logger.info("measuring after %s tokens", f"{context:,}")
+            made["contexts"].append(measure(llm, ids[context], args))
+    if record is not None:
+        write_json(record, made)
+    if record != STDOUT:
+        print(shown(made), flush=True)
+    return 0
 
 
-class Rows:
-    """Progress on standard error: a line for each row, and below it, on a terminal, how far the row is.
+def text_of(file: str | None) -> str:
+    """The text to go on from.
 
-    Args:
-        quiet: say nothing.
+    Raises:
+        InputError: the file cannot be read.
     """
+    if file is not None:
+        try:
+            return Path(file).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"prompt_file {file} cannot be read ({error})") from error
+    stories = resources.files("tokenswift").joinpath("data", "prompts").iterdir()
+    return "\n\n".join(one.read_text(encoding="utf-8") for one in sorted(stories, key=lambda one: one.name))
 
-    def __init__(self, quiet: bool) -> None:
-        self.quiet = quiet
-        self._line = Line("live" if not quiet and is_live(sys.stderr) else "none")
-        self._head = ""
 
-    def begin(self, job: Job, number: int, total: int, left: float | None) -> None:
-        """A row begins."""
-        eta = "" if left is None else f", ETA {duration(left)}"
-        self._head = f"[{number}/{total}{eta}] {job}"
-        self._line.begin()
-        self.progress(0.0)
+def prompt(llm: Any, text: str, context: int, args: argparse.Namespace) -> list[int]:
+    """The beginning of the text.
 
-    def progress(self, share: float) -> None:
-        """So much of it is done."""
-        if self._line.due(time.monotonic()):
-            self._line.show(f"{share:.0%} {self._head}", share)
+    Raises:
+        InputError: it is too short, or the model has too few positions.
+    """
+    ids = llm.encode(text[: LETTERS * context])[:context]
+    if len(ids) < context:
+        raise InputError(
+            f"contexts is {context}, the text has {len(ids)} tokens; valid: fewer, or a longer prompt_file"
+        )
+    rows, limit = max(args.rows), llm.target.rotary.limit
+    if limit is not None and context + max(args.max_new_tokens, rows) > limit:
+        raise InputError(
+            f"contexts is {context}, with new tokens more than the model's {limit} positions; valid: fewer, "
+            "or rope_scaling yarn"
+        )
+    return ids
 
-    def end(self, job: Job, word: str, seconds: float) -> None:
-        """A row has ended."""
-        self.clear()
-        if not self.quiet:
-            print(f"{self._head}: {word}, {seconds:.1f} s", file=sys.stderr, flush=True)
 
-    def clear(self) -> None:
-        """Take the live line away."""
-        self._line.clear()
+def about(llm: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """What the record says beside measurements."""
+    import torch
+
+    from tokenswift.loader.identity import versions
+
+    place = {"model": llm.name, "dtype": llm.dtype, "device": llm.device, "threads": torch.get_num_threads()}
+    heads = None if llm.heads is None else {"kind": llm.heads.kind, "file": Path(llm.heads.source).name}
+    how = {"repeats": args.repeats, "max_new_tokens": args.max_new_tokens, "seed": args.seed}
+    weights = llm.target.weight_bytes
+    return {**place, "heads": heads, "weight_bytes": weights, **how, "versions": versions(), "contexts": []}
+
+
+def measure(llm: Any, ids: list[int], args: argparse.Namespace) -> dict[str, Any]:
+    """Everything after one prompt: ``times`` of each kind in the order in which they were measured, and their
+    spread; whether both ways of decoding wrote the same tokens."""
+    from tokenswift.roofline.timer import pass_times
+
+    states = [llm.prefill(ids) for _ in range(1 + args.repeats)]
+    sampling, written = SamplingParams(seed=args.seed), set[tuple[int, ...]]()
+
+    def rate(name: str) -> float:
+        state, strategy = states[-1], STRATEGIES[name]
+        done = state.generate(args.max_new_tokens, strategy, {}, sampling, ignore_eos=True)
+        written.add(tuple(done.token_ids))
+        return done.metrics.tokens_per_second
+
+    rates = in_turns(list(STRATEGIES), rate, args.repeats)
+    pairs = zip(rates["plain"], rates["automatic"], strict=True)
+    passes = {rows: pass_times(llm.target, len(ids), rows, args.repeats) for rows in args.rows}
+    return {
+        "context": len(ids),
+        "prompt_tokens_per_second": spread([len(ids) / state.seconds for state in states[1:]]),
+        "tokens_per_second": {name: spread(values) for name, values in rates.items()},
+        "speedup": spread([automatic / plain for plain, automatic in pairs]),
+        "identical": len(written) == 1,
+        "passes": [{"rows": rows, "milliseconds": spread(values)} for rows, values in passes.items()],
+    }
+
+
+def in_turns(names: Sequence[str], measured: Callable[[str], float], repeats: int) -> dict[str, list[float]]:
+    """What each says in each round, forth and back, so that none is always first; a first round does not
+    count."""
+    found: dict[str, list[float]] = {name: [] for name in names}
+    order = list(names)
+    for turn in range(1 + repeats):
+        for name in order:
+            value = measured(name)
+            found[name] += [value] if turn else []
+        order.reverse()
+    return found
+
+
+def spread(values: list[float]) -> dict[str, Any]:
+    """Median, least and most, and all of them."""
+    return {"median": median(values), "least": min(values), "most": max(values), "times": values}
+
+
+def shown(made: dict[str, Any]) -> str:
+    """A record as tables."""
+    heads = made["heads"]["kind"] + " heads" if made["heads"] else "no heads"
+    threads = f"{made['threads']} thread{'s' if made['threads'] > 1 else ''}" * (made["device"] == "cpu")
+    place = ", ".join(filter(None, (f"{made['dtype']} on {made['device']}", threads, heads)))
+    counts = f"{made['repeats']} repeats, {made['max_new_tokens']} new tokens"
+    speeds, passes = [], []
+    for one in made["contexts"]:
+        rates = one["tokens_per_second"]
+        cells = [cell(one["prompt_tokens_per_second"]), *map(cell, rates.values()), cell(one["speedup"], 2)]
+        speeds.append([f"{one['context']:,}", *cells, "yes" if one["identical"] else "no"])
+        times = [cell(entry["milliseconds"], 2) for entry in one["passes"]]
+        passes.append([f"{one['context']:,}", *times])
+    head = ("context", "prompt, tokens/s", *(f"{name}, tokens/s" for name in STRATEGIES), "×", "identical")
+    rows = [entry["rows"] for entry in made["contexts"][0]["passes"]]
+    return "\n".join(
+        [
+            f"{made['model']}: {place}; {made['weight_bytes'] / 1e6:,.0f} MB of weights a pass; {counts}",
+            "",
+            table(speeds, head, right=range(6)),
+            "",
+            table(passes, ("context", *(f"{n} row{'s' * (n > 1)}, ms" for n in rows)), right=range(99)),
+        ]
+    )
+
+
+def cell(found: dict[str, Any], digits: int = 1) -> str:
+    """Median (least–most)."""
+    middle, least, most = (f"{found[name]:,.{digits}f}" for name in ("median", "least", "most"))
+    return f"{middle} ({least}–{most})"

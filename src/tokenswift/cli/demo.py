@@ -12,8 +12,6 @@ from importlib import resources
 from signal import SIGINT
 from typing import Any
 
-from tokenswift.benchmark import peer
-from tokenswift.benchmark.prompts import made
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.output import TextSink, check_folder, check_writable, write_json
@@ -124,8 +122,10 @@ def run(args: argparse.Namespace) -> int:
         resources.files("tokenswift").joinpath("data/demo_prompt.txt").read_text(encoding="utf-8").strip()
     )
     llm = options.load_model(args)
+    from tokenswift.engine.peer import bytes_read
+
     logger.info("%s, %s on %s", llm.name, llm.dtype, llm.device)
-    repeating = made("list", llm.encode, LIST, llm.target.vocab_size)
+    repeating = llm.encode(repeating_list(LIST))[:LIST]
     greedy = replace(sampling, greedy=True, repetition_penalty=1.0)
     texts: dict[str, tuple[str, Any, SamplingParams]] = {
         "": ("prose", llm.encode(prompt), sampling),
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
         for name in STRATEGIES:
             record = record_of(llm, outcomes[words].results[name], name, {}, how)
             write_json(files[text, name], record)
-    print("\n" + shown(outcomes, llm.target.weight_bytes, peer.bytes_read(theirs) if theirs else 0))
+    print("\n" + shown(outcomes, llm.target.weight_bytes, bytes_read(theirs) if theirs else 0))
     unpacked = f" (transformers: unpacked, {str(theirs.dtype).removeprefix('torch.')})" if theirs else ""
     print(f"MB a pass: weights that the model reads for it{unpacked}")
     for words, outcome in outcomes.items():
@@ -165,6 +165,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def repeating_list(length: int) -> str:
+    """A list that repeats itself, of at least so many tokens."""
+    goods = ("pears", "apples", "lamps", "ropes", "coats", "nails")
+    lines = (f"{i}. {goods[i % 6]}: {10 + i % 6} boxes, shelf {i % 4}\n" for i in range(1, length))
+    return "".join(lines)
+
+
 def _transformers(llm: Any, args: argparse.Namespace) -> Any:
     """transformers' model: in the type that is computed in here, or float32 where it has none such."""
     if llm.dtype in FLOATS:
@@ -179,11 +186,13 @@ def in_turns(llm: Any, model: Any, ids: list[int], sampling: SamplingParams, arg
         model: transformers', which takes turns; None: it does not.
         ids: the prompt.
     """
+    from tokenswift.engine.peer import Turns
+
     new, base = args.max_new_tokens, llm.prefill(ids)
     for name in STRATEGIES:
         base.generate(min(WARM, new), name, {}, sampling, ignore_eos=True)
     sides = {name: Side(base.stream(new, name, {}, sampling, ignore_eos=True)) for name in STRATEGIES}
-    third = None if model is None else peer.Turns(model, ids, sampling)
+    third = None if model is None else Turns(model, ids, sampling)
     if third is not None:
         third.run(WARM)
         third.tokens, third.seconds = 0, 0.0

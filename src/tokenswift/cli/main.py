@@ -148,7 +148,11 @@ class ShowVersion(argparse.Action):
         parser.exit()
 
 
-def build_parser() -> tuple[Parser, dict[str, Callable[[argparse.Namespace], int | None]]]:
+#: a parser, and what each of its subcommands runs
+Parsers = tuple[Parser, dict[str, Callable[[argparse.Namespace], int | None]]]
+
+
+def build_parser() -> Parsers:
     """The parser, and each subcommand's ``run``."""
     parser = Parser(
         prog="tokenswift",
@@ -174,13 +178,17 @@ def build_parser() -> tuple[Parser, dict[str, Callable[[argparse.Namespace], int
     return parser, runs
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line ``argv`` (default: the process's) and return the exit code."""
+def main(argv: Sequence[str] | None = None, build: Callable[[], Parsers] = build_parser) -> int:
+    """Run the command line ``argv`` (default: the process's) and return the exit code.
+
+    Args:
+        build: makes the parser, and what each subcommand runs; another program has its own.
+    """
     with usable_streams() as is_open:
-        return _main(list(sys.argv[1:] if argv is None else argv), is_open)
+        return _main(list(sys.argv[1:] if argv is None else argv), is_open, build)
 
 
-def _main(argv: list[str], is_open: bool) -> int:
+def _main(argv: list[str], is_open: bool, build: Callable[[], Parsers]) -> int:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Visible("%(message)s"))
     logger = logging.getLogger("tokenswift")
@@ -192,7 +200,7 @@ def _main(argv: list[str], is_open: bool) -> int:
     try:
         for word in argv:
             check_utf8(word)
-        parser, runs = build_parser()
+        parser, runs = build()
         args = parser.parse_args([EARLIER.get(word, word) for word in argv[:1]] + argv[1:])
         if args.command is None:
             raise InputError(f"no command given; valid: {', '.join(runs)}, or --help")

@@ -92,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
     from tokenswift.roofline.machine import machine_at
     from tokenswift.roofline.passes import steps
     from tokenswift.roofline.sizes import sizes_of
+    from tokenswift.roofline.timer import median, pass_times
     from tokenswift.spec.methods.auto import BUDGET
 
     if args.threads is not None:
@@ -125,8 +126,8 @@ def run(args: argparse.Namespace) -> int:
     if args.measure:
         with options.load_model(args, args.rope_scaling) as llm:
             for line in made["steps"]:
-                timed = partial(pass_seconds, llm.target, line["context"])
-                line["measured"] = {name: timed(count) for name, count in measured(args.rows)}
+                timed = partial(pass_times, llm.target, line["context"])
+                line["measured"] = {n: median(timed(rows, RUNS)) / 1e3 for n, rows in measured(args.rows)}
     if record is not None:
         write_json(record, made)
     if record != STDOUT:
@@ -194,22 +195,6 @@ def rates(sizes: Any, drafts: Any, machine: Any, rows: int) -> list[dict[str, An
 def measured(rows: int) -> list[tuple[str, int]]:
     """The passes that are timed, and their rows."""
     return [("plain", 1), ("verify", rows)]
-
-
-def pass_seconds(target: Any, context: int, rows: int) -> float:
-    """What a pass of some rows (a chain of drafts) with its logits takes: the median of several."""
-    import torch
-
-    from tokenswift.benchmark.timer import median, times
-
-    cache = target.new_cache(context + rows)
-    cache.fill_random()  # what keys hold costs nothing
-    cache.commit(tuple(range(context)))
-    tokens = torch.arange(rows, device=target.device) % target.vocab_size
-    positions = torch.arange(context, context + rows, device=target.device)
-    parents = None if rows == 1 else list(range(-1, rows - 1))
-    work = partial(target.forward, tokens, positions, cache, parents)
-    return median(times(lambda: target.logits(work().hidden), RUNS)) / 1e3
 
 
 def milliseconds(seconds: float) -> str:

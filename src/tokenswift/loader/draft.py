@@ -1,8 +1,8 @@
-"""The packaged draft model: a few layers of its own, embeddings and LM head of the default model.
+"""The draft model of the default model: a few layers of its own, embeddings and LM head of that model.
 
-Only the trained layers and the final norm are shipped (one safetensors file, with the config in its
-header). :func:`ensure` builds an ordinary transformers folder from them and the default model, so that
-strategies with a draft model load it like any other checkpoint.
+Only the trained layers and the final norm are in the repository (`loader.shipped`): one safetensors file,
+with the config in its header. :func:`ensure` builds an ordinary transformers folder from them and the default
+model, so that strategies with a draft model load it like any other checkpoint.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tokenswift.loader import embedded
 from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.identity import TOLERANCE, distance, file_digest, sample_of
 from tokenswift.loader.made import RECORD, fault, write_record
+from tokenswift.loader.shipped import WHERE, weights
 from tokenswift.types import InputError, OnProgress, RunError
 
 NAME = f"{embedded.NAME}-draft"
@@ -42,10 +43,10 @@ def ensure(cache: Path, on_progress: OnProgress | None = None) -> Path:
         InputError: the cache folder cannot be written, or what the default model's own raises.
         RunError: the packaged file does not fit the default model, or the disk is full.
     """
+    entry = next(iter(weights(PACKED)), None)
+    if entry is None:
+        raise InputError(f"model {NAME} is not part of this installation ({WHERE})")
     target = embedded.ensure(cache, on_progress)
-    entry = resources.files("tokenswift").joinpath("data", PACKED)
-    if not entry.is_file():
-        raise InputError(f"model {NAME} is not part of this installation; train one with train-draft")
     folder = cache / NAME
     with resources.as_file(entry) as packed:
         digest = file_digest(packed)

@@ -160,7 +160,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         save_heads(
             random_heads(kind), tmp_path / "data" / f"a.{kind}.heads.safetensors", base_of(model, "tiny")
         )
-    monkeypatch.setattr("tokenswift.spec.heads.resolve.resources.files", lambda package: tmp_path)
+    monkeypatch.setattr("tokenswift.loader.shipped.resources.files", lambda package: tmp_path)
     return model
 
 

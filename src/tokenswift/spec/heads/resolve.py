@@ -14,6 +14,7 @@ from safetensors import safe_open
 
 from tokenswift.config import HEAD_KINDS, shown
 from tokenswift.loader.identity import TOLERANCE, BaseIdentity
+from tokenswift.loader.shipped import weights, where
 from tokenswift.spec.heads.checkpoint import (
     METADATA_KEY,
     HeadsHost,
@@ -41,9 +42,7 @@ def packaged_kinds(model: Any) -> dict[str, Traversable]:
     """
     identity = host_of(model).base
     found: dict[str, Traversable] = {}
-    for entry in sorted(resources.files("tokenswift").joinpath("data").iterdir(), key=lambda e: e.name):
-        if not entry.name.endswith(".heads.safetensors"):
-            continue
+    for entry in weights(".heads.safetensors"):
         with resources.as_file(entry) as path, safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
             config = header.get("heads", {})
@@ -118,8 +117,8 @@ def resolve_heads(spec: str | Path | Heads | None, model: Any) -> Heads | None:
         shipped = packaged_heads(host, str(spec))
         if shipped is None:
             raise InputError(
-                f"heads is {shown(spec)}, and no {spec} heads are shipped for {host.base.name}; valid: auto, "
-                "none, or an adapter file",
+                f"heads is {shown(spec)}, and no {spec} heads are shipped for {host.base.name}{where()}; "
+                "valid: auto, none, or an adapter file",
                 "heads",
             )
         return shipped

@@ -35,12 +35,12 @@ ABOUT: dict[str, About] = {
     ),
     "medusa": About(
         "parallel residual-block heads on the last verified hidden state, tree over the full cache",
-        "heads of kind medusa (shipped for the default model)",
+        "heads of kind medusa (in a checkout for the default model)",
         "Cai et al. 2024, Medusa, arXiv 2401.10774",
     ),
     "triforce": About(
         "a small model drafts for the target over retrieved chunks, which drafts for the full cache",
-        "a draft model with the target's tokenizer (shipped for the default model)",
+        "a draft model with the target's tokenizer (in a checkout for the default model)",
         "Sun et al. 2024, TriForce, arXiv 2404.11912",
     ),
     "magicdec": About(

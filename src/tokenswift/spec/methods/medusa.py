@@ -7,6 +7,7 @@ for the newest committed token.
 from __future__ import annotations
 
 from tokenswift.config import MedusaOptions
+from tokenswift.loader.shipped import where
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.drafters.heads import HeadDrafter
 from tokenswift.spec.drafters.recipe import FixedWidths
@@ -33,7 +34,7 @@ class Medusa(FixedWidths):
         if heads is None:
             raise InputError(
                 "strategy medusa needs heads of kind medusa for this model; valid: --heads FILE from "
-                "tokenswift train-heads --kind medusa or import-heads"
+                f"tokenswift train-heads --kind medusa or import-heads{where()}"
             )
         tree = options.tree or PAPER_TREE
         check_tree(tree, llm.target.vocab_size)

@@ -1,0 +1,150 @@
+"""What is gone on from: the beginnings of texts, so many tokens of each.
+
+``shipped`` are four short texts of our own, for short prompts; ``pg19`` is the test part of PG-19 from the
+hub, through the package ``datasets``; ``code``, ``list`` and ``random`` (tokens) are made here, of any
+length, and ``joined`` are the shipped texts one after another, again from the start when they end; anything
+else is a folder of ``.txt`` files. Of a long text the beginning is left out (title pages, contents).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenswift.cli.demo import repeating_list
+from tokenswift.config import shown
+from tokenswift.types import InputError
+from tokenswift.words import counted
+
+PG19 = "emozilla/pg19-test"
+LONG = 40_000  # characters of a text whose beginning is left out,
+FRONT = 20_000  # so many of them
+LETTERS = 12  # characters of a token, at most: what of a text is tokenised
+TIMEOUT = 8  # seconds for the question whether the hub answers
+
+
+#: sources of texts that are made here
+MADE = ("code", "list", "random", "joined")
+
+
+class Prompt(NamedTuple):
+    """The beginning of a text.
+
+    Attributes:
+        name: of the text.
+        ids: its tokens.
+    """
+
+    name: str
+    ids: list[int]
+
+    @property
+    def digest(self) -> str:
+        """What tells it from another prompt."""
+        return hashlib.sha256(" ".join(map(str, self.ids)).encode()).hexdigest()[:16]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a row says of it."""
+        return {"name": self.name, "tokens": len(self.ids), "digest": self.digest}
+
+
+def check_source(source: str) -> None:
+    """See that a source is there, before anything runs.
+
+    Raises:
+        InputError: no such folder, no texts in it, or no hub.
+    """
+    if source in MADE or source == "shipped":
+        return
+    if source != "pg19":
+        files = list(Path(source).expanduser().glob("*.txt"))
+        if not files:
+            raise InputError(f"prompts is {shown(source)}; valid: shipped, pg19, or a folder with .txt files")
+        return
+    try:
+        import datasets  # noqa: F401  # pyright: ignore[reportMissingImports]
+        from huggingface_hub import constants
+        from huggingface_hub.utils import get_session
+
+        if constants.HF_HUB_OFFLINE:
+            raise OSError("HF_HUB_OFFLINE is set")
+        get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
+    except Exception as error:  # whatever the package in use raises
+        reason = " ".join(str(error).split())[:100]
+        raise InputError(
+            f"prompts is 'pg19', which cannot be had ({reason}); valid here: shipped, or a folder with "
+            ".txt files"
+        ) from error
+
+
+def made(source: str, encode: Callable[[str], list[int]], length: int, vocabulary: int) -> list[int]:
+    """The tokens of one of :data:`MADE`."""
+    if source == "random":
+        rnd = random.Random(0)
+        return [rnd.randrange(vocabulary) for _ in range(length)]
+    if source == "joined":
+        ids = encode("\n\n".join(text for _, text in _texts("shipped")))
+        return (ids * (1 + length // len(ids)))[:length]
+    if source == "list":
+        return encode(repeating_list(length))[:length]
+    names = [f"{a}_{b}" for a in ("load", "save", "parse", "check", "merge") for b in ("row", "table", "key")]
+    functions = (
+        f"def {name}(data, limit={i % 7}):\n    if data is None:\n        raise ValueError('no {name}')\n"
+        f"    found = [entry.{name} for entry in data if entry.size > limit]\n    return sorted(found)\n\n\n"
+        for i, name in enumerate(names * (1 + length // 400))
+    )
+    return encode("".join(functions))[:length]
+
+
+def prompt(
+    source: str, encode: Callable[[str], list[int]], index: int, length: int, vocabulary: int = 0
+) -> Prompt:
+    """One of a source's prompts.
+
+    Args:
+        encode: text to tokens, special ones before it included.
+        index: which of the texts that are long enough, from 0.
+        length: tokens.
+        vocabulary: what random tokens are drawn from.
+    Raises:
+        InputError: there are fewer such texts.
+    """
+    if source in MADE:
+        return Prompt(source, made(source, encode, length, vocabulary))
+    found = 0
+    for name, text in _texts(source):
+        start = text.find("\n\n", FRONT) + 2 if len(text) >= LONG else 0
+        ids = encode(text[start : start + LETTERS * length])[:length]
+        if len(ids) < length:
+            continue
+        if found == index:
+            return Prompt(name, ids)
+        found += 1
+    raise InputError(
+        f"prompts is {source!r} with {counted(found, 'text')} of {counted(length, 'token')}, "
+        f"{index + 1} are needed; valid: shorter prompts, or a folder with longer .txt files"
+    )
+
+
+def _texts(source: str) -> Iterator[tuple[str, str]]:
+    """Names and texts."""
+    if source == "pg19":
+        from datasets import load_dataset  # pyright: ignore[reportMissingImports]
+
+        for number, row in enumerate(load_dataset(PG19, split="test", streaming=True)):
+            yield str(row.get("short_book_title") or number), row["text"]
+        return
+    files: list[Any]
+    if source == "shipped":
+        folder = resources.files("tokenswift") / "data" / "prompts"
+        files = sorted((entry for entry in folder.iterdir()), key=lambda entry: entry.name)
+    else:
+        files = sorted(Path(source).expanduser().glob("*.txt"))
+    for file in files:
+        if file.name.endswith(".txt"):
+            yield file.name.removesuffix(".txt"), file.read_text(encoding="utf-8", errors="replace")

@@ -1,1 +1,0 @@
-"""The paper's tables and figures as experiments: specs, runner, report (see `specs`)."""

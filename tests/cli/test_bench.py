@@ -1,0 +1,75 @@
+"""``tokenswift bench``: what it measures and how, and what is refused once the model is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call
+from tokenswift.cli import bench
+
+SMALL = ("--contexts", "24,48", "--rows", "1,3", "--repeats", "2", "-n", "6")
+
+
+def test_measured_and_shown(cli: Call, tiny: Path) -> None:
+    """Every time is in the record, with its spread; a table of speeds and one of passes."""
+    done = cli("bench", "--model", tiny, *SMALL, "--heads", "none", "--threads", "1", "--json", "r.json")
+    assert done.code == 0 and done.files == ["r.json"], done.err
+    made = json.loads(Path("r.json").read_text())
+    assert (made["dtype"], made["device"], made["heads"]) == ("float32", "cpu", None)
+    assert made["threads"] == 1 and made["versions"]["torch"] and made["weight_bytes"] > 0
+    assert [one["context"] for one in made["contexts"]] == [24, 48]
+    for one in made["contexts"]:
+        assert one["identical"] and set(one["tokens_per_second"]) == {"plain", "automatic"}
+        passes = [(entry["rows"], entry["milliseconds"]) for entry in one["passes"]]
+        assert [rows for rows, _ in passes] == [1, 3]
+        kinds = [one["prompt_tokens_per_second"], one["speedup"], *one["tokens_per_second"].values()]
+        for found in (*kinds, *(times for _, times in passes)):
+            assert len(found["times"]) == 2 and min(found["times"]) == found["least"] > 0
+            assert found["least"] <= found["median"] <= found["most"] == max(found["times"])
+        plain, automatic = (one["tokens_per_second"][name]["times"] for name in ("plain", "automatic"))
+        assert one["speedup"]["times"] == [b / a for a, b in zip(plain, automatic, strict=True)]
+    first, *_, last = done.out.splitlines()
+    assert "float32 on cpu, 1 thread, no heads; " in first and first.endswith("2 repeats, 6 new tokens")
+    assert "plain, tokens/s" in done.out and "3 rows, ms" in done.out and last.split()[0] == "48"
+
+
+def test_the_record_alone(cli: Call, tiny: Path, tmp_path: Path) -> None:
+    """A text of one's own; with ``--json -`` nothing else is on standard output."""
+    (tmp_path / "cwd" / "t.txt").write_text("a text of one's own, long enough")
+    done = cli(
+        "bench", "--model", tiny, *SMALL[2:], "--contexts", "20", "--prompt-file", "t.txt", "--json", "-"
+    )
+    assert done.code == 0 and [one["context"] for one in json.loads(done.out)["contexts"]] == [20]
+
+
+@pytest.mark.parametrize(
+    "words, line",
+    [
+        (
+            ("--contexts", "240", "-n", "20"),
+            "--contexts is 240, with new tokens more than the model's 256",
+        ),
+        (("--contexts", "8", "--rows", "250"), "--contexts is 8, with new tokens more than the model's 256"),
+        (
+            ("--contexts", "50", "--prompt-file", "t.txt"),
+            "--contexts is 50, the text has 2 tokens; valid: fewer",
+        ),
+    ],
+)
+def test_what_does_not_fit(cli: Call, tiny: Path, tmp_path: Path, words: tuple[str, ...], line: str) -> None:
+    (tmp_path / "cwd" / "t.txt").write_text("ab")
+    done = cli("bench", "--model", tiny, "--quiet", *words)
+    assert done.code == 2 and done.error.startswith(line) and done.out == "", done.err
+
+
+def test_turns_and_spread() -> None:
+    """Forth and back, so that none is always first; the first round does not count."""
+    order: list[str] = []
+    found = bench.in_turns(["a", "b"], lambda name: float(order.append(name) or len(order)), 2)
+    assert order == ["a", "b", "b", "a", "a", "b"] and found == {"a": [4.0, 5.0], "b": [3.0, 6.0]}
+    spread = bench.spread([3.0, 1.0, 2.5])
+    assert (spread["median"], spread["least"], spread["most"]) == (2.5, 1.0, 3.0)
+    assert bench.cell(spread) == "2.5 (1.0–3.0)" and bench.cell(spread, 2) == "2.50 (1.00–3.00)"
