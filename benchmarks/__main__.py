@@ -218,12 +218,14 @@ def check_jobs(jobs: list[Job]) -> None:
         InputError: naming what is not.
     """
     from benchmarks.prompts import check_source
-    from tokenswift.loader.load import check_place, check_place_names, locate
+    from tokenswift.config import LoadConfig
+    from tokenswift.loader.find import locate
+    from tokenswift.loader.load import check_place
 
     for place in sorted({(job.config["dtype"], job.config["device"]) for job in jobs}):
-        check_place(*place)
+        check_place(LoadConfig(*place))
     for job in jobs:
-        check_place_names("auto", "auto", *(job.config.get(key, DEFAULTS[key]) for key in LATER))
+        LoadConfig(**{key: job.config.get(key, DEFAULTS[key]) for key in LATER})
     for heads in sorted({str(job.config["heads"]) for job in jobs}):
         options.check_heads(heads)
     for source in sorted({job.config["prompts"] for job in jobs if job.kind in KINDS[:3]}):

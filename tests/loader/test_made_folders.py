@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from tests.loader.test_draft_model import cache, packed, target
+from tests.loader.test_draft_model import cache, packed_file, target
 from tests.loader.test_load import wheel
 from tokenswift.loader import draft, embedded
 from tokenswift.loader.load import load
 from tokenswift.types import InputError
 
-__all__ = ["cache", "packed", "target"]
+__all__ = ["cache", "packed_file", "target"]
 CONTENT = b"weights"
 TEXT = '{"model_type": "llama"}'
 

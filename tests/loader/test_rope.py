@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -153,7 +153,7 @@ def test_frequencies_are_those_of_transformers(rope: dict[str, Any], theta: floa
     """Bit for bit, from the config alone."""
     parameters = {**rope, "rope_theta": theta}
     config = AutoConfig.for_model("llama", head_dim=width, rope_parameters=parameters)
-    ours, theirs = rotary_of_config(config), LlamaRotaryEmbedding(config)
+    ours, theirs = rotary_of_config(config), LlamaRotaryEmbedding(cast("Any", config))
     assert torch.equal(ours.single(), theirs.inv_freq) and ours.scaling == theirs.attention_scaling
 
 

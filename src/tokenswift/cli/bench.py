@@ -15,6 +15,7 @@ from typing import Any
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, check_options, option, texts_of
 from tokenswift.cli.generate import Length
+from tokenswift.cli.inputs import token_ids
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.cli.tables import table
 from tokenswift.config import SamplingParams, check_integer
@@ -40,8 +41,8 @@ class Measured:
         seed: of the text that is written, 0 or more
     """
 
-    contexts: list[int] = option((1024, 4096), "N,N,…", type=options.token_ids)
-    rows: list[int] = option((1, 4, 8, 16), "N", type=options.token_ids)
+    contexts: list[int] = option((1024, 4096), "N,N,…", type=token_ids)
+    rows: list[int] = option((1, 4, 8, 16), "N", type=token_ids)
     repeats: int = option(5, least=1)
     max_new_tokens: int = option(64, least=1)
     prompt_file: str | None = option(None, "F")
