@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenswift.loader.gguf.find import gguf_in
+from tokenswift.loader.gguf import gguf_in
 
 from benchmarks import drafts, engine, llama, speeds, texts
 from benchmarks.common import Trial, options_of
