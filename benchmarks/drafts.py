@@ -28,9 +28,9 @@ from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.spec.adaptive import recipe
-from tokenswift.spec.adaptive.chances import Calibration
-from tokenswift.spec.adaptive.control import Control
-from tokenswift.spec.adaptive.prices import Costs, Table
+from tokenswift.spec.adaptive.acceptance import Calibration
+from tokenswift.spec.adaptive.controller import Control
+from tokenswift.spec.adaptive.cost import Costs, Table
 from tokenswift.spec.drafters.heads import HIDDEN
 from tokenswift.tree import tree_nodes
 

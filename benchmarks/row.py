@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenswift.loader.gguf import gguf_in
 
 from benchmarks import drafts, engine, llama, speeds, texts
 from benchmarks.common import Trial, options_of
@@ -22,6 +21,7 @@ from benchmarks.needs import check_needs, heads_place, none_shipped
 from benchmarks.settings import LATER
 from tokenswift.config import HEAD_KINDS, OPTIONS, build_options
 from tokenswift.engine.llm import LLM
+from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.identity import file_digest, versions, weights_digest
 from tokenswift.loader.load import locate
 from tokenswift.loader.made import RECORD

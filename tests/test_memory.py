@@ -23,7 +23,7 @@ from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.memory import Memory, host_memory
-from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.low_bit import LowBitTarget, savings
 from tokenswift.types import InputError, RunError
 
@@ -227,7 +227,7 @@ def test_a_card_without_room_for_the_weights(
     def without(self: Any, *args: Any, **kwargs: Any) -> None:
         raise torch.OutOfMemoryError(ASKED)
 
-    monkeypatch.setattr(LeanTarget, "__init__", without)
+    monkeypatch.setattr(NativeTarget, "__init__", without)
     with pytest.raises(
         RunError, match=r"needs [\d,]+ bytes of memory for its weights, .*; nothing was kept"
     ) as e:

@@ -52,7 +52,7 @@ _YARN = {
 }
 _QWEN_SLIDING: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
 
-#: families of the lean decoder, some in several forms: model type and config changes
+#: families of the native decoder, some in several forms: model type and config changes
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama3-rope": ("llama", {"rope_parameters": _LLAMA3}),

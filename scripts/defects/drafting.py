@@ -84,7 +84,7 @@ DRAFTING = [
     Defect(
         "all nodes go on from the first one's state",
         "spec/drafters/heads.py",
-        "states = states[sent(rows, states.device)]",
+        "states = states[to_device(rows, states.device)]",
         "states = states[[0] * len(rows)]",
         (TREES,),
     ),

@@ -205,8 +205,8 @@ EXACTNESS = [
     Defect(
         "off by one in compaction",
         "kv/full.py",
-        "    rows = sent(nodes, data.device) + start\n",
-        "    rows = sent(nodes, data.device) + start - 1\n",
+        "    rows = to_device(nodes, data.device) + start\n",
+        "    rows = to_device(nodes, data.device) + start - 1\n",
         ("tests/kv/test_cache.py",),
     ),
     Defect(

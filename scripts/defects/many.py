@@ -23,7 +23,7 @@ MANY = (
     ),
     Defect(
         "many: a row's price does not know the other texts",
-        "spec/adaptive/prices.py",
+        "spec/adaptive/cost.py",
         "self._of(self.fixed, rows + beside.rows)",
         "self._of(self.fixed, rows)",
         ("tests/spec/drafters/test_auto.py",),
@@ -31,7 +31,7 @@ MANY = (
     Defect(
         "many: a text that is alone again goes on resting",
         "spec/adaptive/recipe.py",
-        "self._rests > 0 and sequence.beside.rows >= control.beside.rows",
+        "self._rests > 0 and sequence.load.rows >= control.load.rows",
         "self._rests > 0",
         ("tests/spec/drafters/test_auto.py::test_little_is_decided_beside_texts_that_make_rows_dear",),
     ),

@@ -90,7 +90,7 @@ class CommittingCache(KVCache, Protocol):
         """Keep the entries of these nodes of the last pass, in order; drop the others."""
         ...
 
-    def touch(self, seconds: float) -> bool:
+    def prefault(self, seconds: float) -> bool:
         """Have the system back, for about so long, what a first row is written to; whether all of it is."""
         ...
 
@@ -222,7 +222,7 @@ class Chooser(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class BatchLoad:
     """What a step holds besides one text, as far as it is known when that text drafts.
 
     Attributes:
@@ -238,7 +238,7 @@ class Beside:
     ms: float = 0.0
 
 
-ALONE = Beside()
+ALONE = BatchLoad()
 
 
 def _always() -> bool:
@@ -261,7 +261,7 @@ class TokenSequence:
         newest: the pass that committed the newest cached token (None before any), and
         newest_row: that token's row in it.
         draft_passes: extra passes that the strategy made (it counts them itself).
-        beside: what the step under way holds besides.
+        load: what the step under way holds besides.
         left: new tokens that may still come, the step's own included; None: nobody knows.
         owner: whose it is: only texts of one owner have beginnings copied from each other.
         wanted: whether somebody still wants the text; asked between the passes that draft.
@@ -277,7 +277,7 @@ class TokenSequence:
     newest: Pass | None = None
     newest_row: int = 0
     draft_passes: int = 0
-    beside: Beside = ALONE
+    load: BatchLoad = ALONE
     left: int | None = None
     owner: str = ""
     wanted: Callable[[], bool] = _always

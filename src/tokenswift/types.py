@@ -47,7 +47,7 @@ OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class DraftSource:
     """A source of tokens, as journals and reports name it; `spec.drafters.registry` knows all of them.
 
     Attributes:

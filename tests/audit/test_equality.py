@@ -15,7 +15,7 @@ from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.audit import equality
 from tokenswift.audit.logits import numeric_error
-from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.sampling.choice import Sampler
 
 OPTIONS: dict[str, Any] = {"tree": (1, 3, 3, 3), "ngrams": 6, "budget": 24, "draft": "partial"}
@@ -73,13 +73,13 @@ def test_a_model_that_computes_trees_wrongly_is_no_near_tie(monkeypatch: pytest.
 def rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes of different numbers of rows round differently, by about a unit of bfloat16. The rounding is
     planted: how a machine rounds bfloat16 depends on its kind."""
-    real = LeanTarget.logits
+    real = NativeTarget.logits
 
-    def logits(self: LeanTarget, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self: NativeTarget, hidden: torch.Tensor) -> torch.Tensor:
         found = real(self, hidden)
         return found * (1 + 2**-8 * torch.sin(1000 * found + len(hidden)))
 
-    monkeypatch.setattr(LeanTarget, "logits", logits)
+    monkeypatch.setattr(NativeTarget, "logits", logits)
 
 
 def divergences(plant: Callable[[LLM], LLM] = lambda llm: llm) -> list[equality.Divergence]:

@@ -108,7 +108,7 @@ def test_whole_numbers_have_a_reference_of_their_own(tmp_path: Path, monkeypatch
     prompt = LONG[:40]
     plain = equality.plain_text(llm, prompt, 20, SamplingParams())
     assert numeric_error(llm, prompt, plain.tokens, plain.kept).sound
-    monkeypatch.setattr(rounding, "quantised", lambda states: states)
+    monkeypatch.setattr(rounding, "quantized", lambda states: states)
     assert not numeric_error(llm, prompt, plain.tokens, plain.kept).sound
 
 

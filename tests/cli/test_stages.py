@@ -107,7 +107,7 @@ def test_the_library_tells_python(tiny_folder: Callable[..., Path]) -> None:
 def test_generic_models_tell_too() -> None:
     told: list[int] = []
     model = tiny_model("llama")
-    model.config.hidden_act = "relu"  # says no more than that the lean decoder does not fit
+    model.config.hidden_act = "relu"  # says no more than that the native decoder does not fit
     llm = LLM.from_model(model, tiny_tokenizer())
     assert isinstance(llm.target, GenericTarget)
     llm.generate([5] * 100, 1, on_progress=lambda stage, done, total: told.append(done))

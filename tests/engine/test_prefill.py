@@ -12,7 +12,7 @@ from tests.lossless.test_tokens import random_heads
 from tests.tiny import SIZES, VOCAB, build, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.kv.full import FullCache
-from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.generic import GenericTarget
 from tokenswift.types import InputError, Step
 
@@ -32,14 +32,14 @@ NEW = 40
 
 
 def llm_of(kind: str) -> LLM:
-    """A tiny model that the lean decoder runs, or one that runs through transformers' own forward."""
-    model = tiny_model("llama") if kind == "lean" else build("gemma", {**SIZES, "head_dim": 8})
+    """A tiny model that the native decoder runs, or one that runs through transformers' own forward."""
+    model = tiny_model("llama") if kind == "native" else build("gemma", {**SIZES, "head_dim": 8})
     llm = LLM.from_model(model, heads=random_heads("medusa", 48, VOCAB))
-    assert type(llm.target) is (LeanTarget if kind == "lean" else GenericTarget)
+    assert type(llm.target) is (NativeTarget if kind == "native" else GenericTarget)
     return llm
 
 
-@pytest.mark.parametrize("kind", ["lean", "transformers"])
+@pytest.mark.parametrize("kind", ["native", "transformers"])
 def test_forks_go_on_as_generate_does_and_do_not_disturb_one_another(kind: str) -> None:
     """Every strategy from one state, all of them under way at once, a step of each in turn."""
     llm, draft = llm_of(kind), tiny_model("llama", seed=1)
@@ -69,7 +69,7 @@ def test_forks_go_on_as_generate_does_and_do_not_disturb_one_another(kind: str) 
 
 def test_one_token_is_a_prompt() -> None:
     """Nothing to prefill: a state all the same."""
-    llm = llm_of("lean")
+    llm = llm_of("native")
     got = llm.prefill([5]).generate(20, ignore_eos=True)
     assert got.token_ids == llm.generate([5], 20, ignore_eos=True).token_ids
     with pytest.raises(InputError, match="prompt is empty"):

@@ -19,14 +19,14 @@ from tokenswift import LLM, SamplingParams
 from tokenswift.engine import scheduler as scheduling
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import QueueFull, Scheduler, run_all
-from tokenswift.engine.step import Reading, Text, advance, prefill
+from tokenswift.engine.step import PrefillChunk, RunningSequence, advance, prefill
 from tokenswift.engine.ticket import Event, Ticket
 from tokenswift.interfaces import TokenSequence
 from tokenswift.memory import Memory
 from tokenswift.metrics import Meter
 from tokenswift.runs.writer import RunWriter
 from tokenswift.sampling.choice import Sampler
-from tokenswift.spec.adaptive.prices import Table
+from tokenswift.spec.adaptive.cost import Table
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.spec.methods.autoregressive import Autoregressive
 from tokenswift.types import DraftTree, Generation, InputError, RunError, Step
@@ -410,14 +410,14 @@ def test_parts_read_beside_a_text_leave_what_the_whole_leaves(llm: LLM, rows: in
     prefill(beside)
     wanted = llm.generate(tokens, 100, "autoregressive", sampling=SamplingParams(), ignore_eos=True).token_ids
     chooser = Sampler(SamplingParams(), VOCAB)
-    text = Text(beside, Autoregressive(llm, None, chooser), chooser, 100, (), Meter())
+    text = RunningSequence(beside, Autoregressive(llm, None, chooser), chooser, 100, (), Meter())
     text.begin()
     while not text.is_done:
         left = len(tokens) - 1 - parts.cache.length
-        reading = Reading(parts, min(rows, left), Meter()) if left else None
+        reading = PrefillChunk(parts, min(rows, left), Meter()) if left else None
         (step,) = advance([text], reading)
         assert isinstance(step, Step) and (reading is None or reading.error is None)
-        assert text.sequence.beside.rows == (reading.rows if reading else 0)
+        assert text.sequence.load.rows == (reading.rows if reading else 0)
         if left:
             assert reading is not None and reading.left == left - reading.rows
     assert beside.tokens[len(tokens) :] == wanted and parts.cache.length == len(tokens) - 1
@@ -432,14 +432,14 @@ def test_parts_read_beside_a_text_leave_what_the_whole_leaves(llm: LLM, rows: in
 def test_a_part_that_cannot_be_read_does_not_end_the_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does it lose the text whose step it was; the reader fails alone."""
     told = [plain(SHARED, 40, 1), plain([9] * 60, 10, 2)]
-    real = Reading.segment
+    real = PrefillChunk.segment
 
-    def broken(self: Reading) -> Any:
+    def broken(self: PrefillChunk) -> Any:
         if self.sequence.tokens[0] == 9:
             raise RuntimeError("no such row")
         return real(self)
 
-    monkeypatch.setattr(Reading, "segment", broken)
+    monkeypatch.setattr(PrefillChunk, "segment", broken)
     with Scheduler(llm) as scheduler:
         first = scheduler.submit(told[0])
         next(first.steps())

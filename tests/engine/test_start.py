@@ -29,7 +29,7 @@ from tokenswift.loader.native import completed
 from tokenswift.loader.plain_tokenizer import PlainTokenizer, read
 from tokenswift.loader.prompts import prompt_ids
 from tokenswift.models import target as targets
-from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.types import InputError
 
 GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)
@@ -85,7 +85,7 @@ def test_files_give_what_transformers_gives(save: Callable[..., Path], family: s
     assert texts(first) == texts(second)
     assert first.identity() == second.identity() and first.numerics() == second.numerics()
     assert first.source.end_tokens() == second.source.end_tokens() == {257}
-    assert isinstance(first.target, LeanTarget) and isinstance(second.target, LeanTarget)
+    assert isinstance(first.target, NativeTarget) and isinstance(second.target, NativeTarget)
     assert first.target.layout == second.target.layout and second.target.copied_bytes == 0
     assert (first.target.weight_bytes, first.target.windows) == (
         second.target.weight_bytes,

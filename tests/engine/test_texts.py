@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.engine.step import Text, advance, prefill
+from tokenswift.engine.step import RunningSequence, advance, prefill
 from tokenswift.interfaces import TokenSequence
 from tokenswift.metrics import Meter
 from tokenswift.spec.methods.table import STRATEGIES
@@ -24,14 +24,16 @@ TEXTS: tuple[tuple[list[int], int, str, dict[str, Any], int], ...] = (
 )
 
 
-def text_of(llm: LLM, prompt: list[int], new: int, strategy: str, options: dict[str, Any], seed: int) -> Text:
+def text_of(
+    llm: LLM, prompt: list[int], new: int, strategy: str, options: dict[str, Any], seed: int
+) -> RunningSequence:
     sampler = llm.target.sampler(SamplingParams(seed=seed))
     entry = STRATEGIES[strategy]
     made = entry.build(llm, entry.options(**options), sampler)
     cache = llm.target.new_cache(len(prompt) + new + made.max_nodes)
     sequence = TokenSequence(list(prompt), len(prompt), cache, llm.target, sampler)
     prefill(sequence)
-    text = Text(sequence, made, sampler, new, (), Meter())
+    text = RunningSequence(sequence, made, sampler, new, (), Meter())
     text.begin()
     return text
 
@@ -45,7 +47,7 @@ def test_texts_that_share_a_pass_are_what_they_are_alone(family: str) -> None:
         for prompt, new, strategy, options, seed in TEXTS
     ]
     waiting = [text_of(llm, *text) for text in TEXTS]
-    running: list[Text] = []
+    running: list[RunningSequence] = []
     steps: dict[int, list[Step]] = {id(text): [] for text in waiting}
     texts, most = list(waiting), 0
     while waiting or running:

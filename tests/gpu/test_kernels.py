@@ -23,7 +23,7 @@ from tokenswift.kernels.cuda.products import cublas, keeps_bits, settle  # noqa:
 from tokenswift.kernels.cuda.reference import Reference  # noqa: E402
 from tokenswift.kernels.cuda.weights import Planes  # noqa: E402
 from tokenswift.loader.rope import rotary_of  # noqa: E402
-from tokenswift.models.decoder import LeanTarget  # noqa: E402
+from tokenswift.models.decoder import NativeTarget  # noqa: E402
 from tokenswift.models.target import make_target  # noqa: E402
 
 pytestmark = [
@@ -46,7 +46,7 @@ def test_the_check_at_loading_passes() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_lean_decoder_is_the_models_own_forward(family: str, dtype: torch.dtype) -> None:
     target = make_target(tiny_model(family).to(CUDA, dtype))
-    assert isinstance(target, LeanTarget) and target.backend.name == "cuda" and target.equal_bits
+    assert isinstance(target, NativeTarget) and target.backend.name == "cuda" and target.equal_bits
 
 
 def on_card(text: Segment) -> Segment:
@@ -189,7 +189,7 @@ def test_a_pass_that_was_recorded_early_serves_144k() -> None:
     assert backend.graphs, "graphs do not work here"
     sizes: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
     model = tiny_model("llama", max_position_embeddings=1 << 18, **sizes).to(CUDA, torch.bfloat16)
-    target, cache = LeanTarget(model, backend, rotary_of(model)), None
+    target, cache = NativeTarget(model, backend, rotary_of(model)), None
     parents = [-1, 0, 0, 1, 3]
     for length in (5, 144_000):
         cache = target.new_cache(147_456) if cache is None else cache

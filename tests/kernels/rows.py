@@ -23,7 +23,7 @@ from tokenswift.kernels.torch import CHUNK
 from tokenswift.kernels.weights import Packed
 from tokenswift.kv.full import FullCache
 from tokenswift.loader.rope import rotary_of
-from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.decoder import NativeTarget
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 KEYS = (*DTYPES, torch.int8)
@@ -264,7 +264,7 @@ def model_of(seed: int) -> Any:
 def passes(kernels: Sequence[CpuBackend], seed: int, tally: Tally) -> None:
     """A tiny model's states and logits: one position a pass, and in chunks and trees."""
     model = model_of(seed)
-    target = LeanTarget(model, kernels[0], rotary_of(model, None))
+    target = NativeTarget(model, kernels[0], rotary_of(model, None))
     made = random.Random(seed)
     if seed // 4 % 2 and target.head_dim % 4 == 0:
         target.take_keys(torch.int8, "kv_cache_dtype")

@@ -98,7 +98,7 @@ def test_tokens_of_a_subset(foreign: int) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_tokens_of_a_pass(family: str) -> None:
-    """The lean decoder, its embedding apart or tied, and transformers' own forward."""
+    """The native decoder, its embedding apart or tied, and transformers' own forward."""
     for tied in (False, True):
         changes: dict[str, Any] = {"tie_word_embeddings": tied}
         if family == "llama":

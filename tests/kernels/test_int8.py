@@ -102,10 +102,10 @@ def test_attention_is_the_specification(
 def test_a_pass_writes_what_a_float_pass_writes_rounded() -> None:
     from tests.kernels.rows import model_of
     from tokenswift.loader.rope import rotary_of
-    from tokenswift.models.decoder import LeanTarget
+    from tokenswift.models.decoder import NativeTarget
 
     model = next(model for seed in range(50) if (model := model_of(seed)).config.head_dim == 16)
-    target = LeanTarget(model.float(), kernels(), rotary_of(model, None))
+    target = NativeTarget(model.float(), kernels(), rotary_of(model, None))
     tokens = torch.arange(2, 42)
     floats = target.new_cache(64)
     target.forward(tokens, torch.arange(40), floats)

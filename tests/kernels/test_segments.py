@@ -146,7 +146,7 @@ def test_a_text_that_does_not_fit_its_cache_is_refused(kernels: CpuBackend) -> N
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma2"])
 def test_a_models_pass_over_two_texts(family: str) -> None:
-    """The lean decoder's rows are those of two passes bit for bit; transformers' forward runs one by one."""
+    """The native decoder's rows are those of two passes, bit for bit; transformers' run one by one."""
     target: Target = make_target(tiny_model(family))
     made = torch.Generator().manual_seed(2)
     ids = torch.randint(VOCAB, (60,), generator=made)

@@ -52,9 +52,9 @@ def test_touching_changes_nothing_and_ends() -> None:
     cache.data[:, :, 5:] = torch.nan  # as memory may be that nobody wrote to
     before = cache.data.clone()
     regions = cache.data.shape[0] * cache.data.shape[1]
-    assert [cache.touch(0.0) for _ in range(regions)] == [False] * (regions - 1) + [True]
-    assert cache.touch(0.0) and torch.equal(cache.data.nan_to_num(-7), before.nan_to_num(-7))
-    assert _full(5).touch(60.0)
+    assert [cache.prefault(0.0) for _ in range(regions)] == [False] * (regions - 1) + [True]
+    assert cache.prefault(0.0) and torch.equal(cache.data.nan_to_num(-7), before.nan_to_num(-7))
+    assert _full(5).prefault(60.0)
 
 
 def _queries(rows: int = 1, seed: int = 0) -> list[torch.Tensor]:

@@ -55,7 +55,7 @@ def test_the_full_cache() -> None:
         assert torch.equal(copies[1].keys(layer), one.keys(layer)[:, :10])
     assert copies[1].capacity == 40 and split.capacity == ROOM and split.ordered
     split.clear()
-    assert not any(split.keys(layer).any() for layer in range(LAYERS)) and split.touch(1.0)
+    assert not any(split.keys(layer).any() for layer in range(LAYERS)) and split.prefault(1.0)
 
 
 def test_the_sparse_cache() -> None:

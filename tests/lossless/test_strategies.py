@@ -13,7 +13,7 @@ from tests.stats import chi_square
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.loader.rope import rotary_of
-from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import backend_for
 from tokenswift.spec.drafters.model import ModelContext
 from tokenswift.spec.methods.table import STRATEGIES
@@ -124,7 +124,7 @@ def test_joint_distribution_of_three_tokens(strategy: str) -> None:
     assert chi_square(seen, toy.toy_distribution(llm.model, params)) > 1e-4
 
 
-class Positions(LeanTarget):
+class Positions(NativeTarget):
     """A model that notes the positions that it is run at."""
 
     def __init__(self, *args: Any) -> None:

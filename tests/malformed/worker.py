@@ -161,7 +161,7 @@ def main() -> None:
     from transformers import GenerationConfig, PreTrainedTokenizerFast  # noqa: F401
 
     import tokenswift.engine.llm
-    import tokenswift.loader.unpacked  # noqa: F401
+    import tokenswift.loader.dequantized  # noqa: F401
     from tokenswift.models.target import backend_for
 
     command.build_parser()

@@ -18,7 +18,7 @@ from tokenswift.kernels.formats.registry import FORMATS
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import Packed
 from tokenswift.memory import Memory
-from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.low_bit import LowBitTarget, copy_bytes
 
 WIDE: dict[str, Any] = {
@@ -37,15 +37,15 @@ def wide(dtype: torch.dtype = torch.float32, kind: str = "llama") -> LLM:
 
 @pytest.fixture
 def native() -> None:
-    if not isinstance(wide().target, LeanTarget) or not wide().target.backend.panels:
+    if not isinstance(wide().target, NativeTarget) or not wide().target.backend.panels:
         pytest.skip("no compiled kernels here")
 
 
 @torch.inference_mode()
 def reference(
-    target: LeanTarget, form: Format, tokens: torch.Tensor, parents: list[int] | None
+    target: NativeTarget, form: Format, tokens: torch.Tensor, parents: list[int] | None
 ) -> torch.Tensor:
-    """Logits by the torch path over the same quantised values."""
+    """Logits by the torch path over the same quantized values."""
 
     def values(weight: Packed) -> Packed:
         assert form.encode is not None
@@ -69,7 +69,7 @@ def reference(
 @pytest.mark.parametrize("name", ["q8_0", "q4_0", "q4_1"])
 def test_passes_are_the_references(native: None, kind: str, name: str) -> None:
     target = wide(kind=kind).target
-    assert isinstance(target, LeanTarget)
+    assert isinstance(target, NativeTarget)
     low = LowBitTarget(target, FORMATS[name])
     tokens = torch.randint(2, VOCAB, (40,), generator=torch.Generator().manual_seed(1))
     for parents in (None, [-1] * 40):
@@ -85,7 +85,7 @@ def test_passes_are_the_references(native: None, kind: str, name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_is_near_the_target_and_leaves_it_alone(native: None, dtype: torch.dtype) -> None:
     target = wide(dtype).target
-    assert isinstance(target, LeanTarget)
+    assert isinstance(target, NativeTarget)
     tokens, at, cache = torch.arange(2, 34), torch.arange(32), target.new_cache(32)
     before = target.logits(target.forward(tokens, at, cache).hidden)
     low = LowBitTarget(target, FORMATS["q8_0"])
@@ -98,7 +98,7 @@ def test_it_is_near_the_target_and_leaves_it_alone(native: None, dtype: torch.dt
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_row_has_its_own_bits(native: None, threads: int) -> None:
     target = wide().target
-    assert isinstance(target, LeanTarget)
+    assert isinstance(target, NativeTarget)
     low = LowBitTarget(target, FORMATS["q4_0"])
     target.backend._fixed = threads  # type: ignore[attr-defined]
     try:
@@ -122,7 +122,7 @@ def test_what_cannot_be_quantised(native: None, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(InputError, match=r"draft_weights is 'q3'.*valid: auto, q8_0, q4_1, q4_0, none"):
         narrow.generate([3, 4], 3, strategy_options={"draft_weights": "q3"})
     llm = wide()
-    assert isinstance(llm.target, LeanTarget)
+    assert isinstance(llm.target, NativeTarget)
     needed = copy_bytes(llm.target, FORMATS["q8_0"])
     monkeypatch.setattr(type(llm.target.backend), "memory", lambda self: Memory(needed + 1, 2 * needed))
     assert llm.low_bit() is None  # half of it is enough for others

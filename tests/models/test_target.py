@@ -18,20 +18,20 @@ from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models import target as targets
-from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.generic import GenericTarget
 from tokenswift.models.target import backend_for, make_target
 from tokenswift.runs.folder import load as load_run
 from tokenswift.tree import CandidateTree
 
 TOLERANCE: dict[str, Any] = {"rtol": 1e-4, "atol": 2e-5}
-WAYS = ("lean", "lean without compiled kernels", "generic")
+WAYS = ("native", "native without compiled kernels", "generic")
 
 
 def _target(way: str, model: Any) -> Any:
     if way == "generic":
         return GenericTarget(model, backend_for(), rotary_of(model))
-    return LeanTarget(model, backend_for() if way == "lean" else TorchBackend(), rotary_of(model))
+    return NativeTarget(model, backend_for() if way == "native" else TorchBackend(), rotary_of(model))
 
 
 def _text(length: int, seed: int = 1) -> list[int]:
@@ -49,7 +49,7 @@ def _eager(model, tokens: list[int]) -> torch.Tensor:
 def test_prefill_then_steps_equal_eager(
     family: str, way: str, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LeanTarget, "prefill_chunk", 270)  # two chunks, and two chunks of attention's keys
+    monkeypatch.setattr(NativeTarget, "prefill_chunk", 270)  # two chunks, and two chunks of attention's keys
     model = tiny_model(family)
     target = _target(way, model)
     tokens = _text(length + 4)
@@ -99,7 +99,7 @@ def test_tree_pass_equals_eager_on_every_branch_and_after_commit(family: str, wa
 
 def test_the_lean_decoder_is_taken_where_it_fits() -> None:
     for family in FAMILIES:
-        assert isinstance(make_target(tiny_model(family)), LeanTarget)
+        assert isinstance(make_target(tiny_model(family)), NativeTarget)
     odd = tiny_model("llama", hidden_act="gelu")
     assert isinstance(make_target(odd), GenericTarget)
 
@@ -111,7 +111,7 @@ def test_taken_weights_come_back_as_they_were() -> None:
         text = _text(12)
         expected = _eager(model, text)
         target = make_target(model, take=True)
-        assert isinstance(target, LeanTarget)
+        assert isinstance(target, NativeTarget)
         if not target.backend.panels:
             pytest.skip("no compiled kernels here")
         assert target.copied_bytes == 0

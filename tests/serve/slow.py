@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.cli.main import main
-from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.serve import answer
 
 
 def slow_down(name: str, seconds: float, hangs: Path) -> None:
     """Have a method of the model wait first."""
-    real = getattr(LeanTarget, name)
+    real = getattr(NativeTarget, name)
 
     def slowed(*args: Any, **kwargs: Any) -> Any:
         time.sleep(60 if hangs.exists() else seconds)
         return real(*args, **kwargs)
 
-    setattr(LeanTarget, name, slowed)
+    setattr(NativeTarget, name, slowed)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 from transformers import AttentionInterface
 
 from tokenswift.engine.llm import LLM
-from tokenswift.kernels.torch import CHUNK, quantised
+from tokenswift.kernels.torch import CHUNK, quantized
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.generic import shared_copy
 
@@ -153,7 +153,7 @@ def _whole_numbers(model: torch.nn.Module) -> Iterator[None]:
     """What enters a linear layer is rounded to groups of whole numbers while the context lasts."""
 
     def rounded(_: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
-        return (quantised(args[0]).to(args[0].dtype),)
+        return (quantized(args[0]).to(args[0].dtype),)
 
     with ExitStack() as hooks:
         for layer in model.modules():

@@ -23,7 +23,7 @@ PLAIN_SECONDS, LIVE_SECONDS = 10.0, 0.25
 STAGES = {
     "fetch": ("fetching", "MB", 1_000_000),
     "load": ("loading", "tensors", 1),
-    "quantize": ("quantising", "MB", 1_000_000),
+    "quantize": ("quantizing", "MB", 1_000_000),
     "pack": ("packing weights", "layers", 1),
     "prompt": ("reading the prompt", "tokens", 1),
     "states": ("hidden states", "tokens", 1),

@@ -37,12 +37,12 @@ from tokenswift.loader.load import check_place
 from tokenswift.loader.own_sampling import check_named
 from tokenswift.loader.placed import tp_of
 from tokenswift.loader.prompts import Prompt, default_sampling, has_template, is_chat, prompt_ids, several_ids
-from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.draft_models import Drafters
 from tokenswift.models.low_bit import LowBitTarget, low_bit
 from tokenswift.models.target import Target, backend_for
 from tokenswift.ranks import Ranks
-from tokenswift.spec.adaptive.prices import Table, keep_table, kept_table, measure
+from tokenswift.spec.adaptive.cost import Table, keep_table, kept_table, measure
 from tokenswift.spec.drafters.heads import level_of
 from tokenswift.spec.heads.modules import Heads
 from tokenswift.spec.heads.resolve import packaged_kinds, read_packaged, resolve_heads
@@ -109,7 +109,7 @@ class LLM:
             (bytes), "load" (tensors) and "pack" (layers).
         threads: CPU threads of the whole process, as ``torch.set_num_threads`` sets them; None leaves them.
         weights: what they are stored as: "stored" (as the files hold them), "float32", "bfloat16", or
-            quantised at loading: "q8_0", "q4_0", "q4_1".
+            quantized at loading: "q8_0", "q4_0", "q4_1".
         activations: "float", or "int8": products alone in int8, keys and values in floats.
         kv_cache_dtype: of keys and values: "auto" (as the rest), "float32", "bfloat16" or "int8" (half the
             memory of bfloat16, for long texts).
@@ -183,13 +183,13 @@ class LLM:
             InputError: the model or its backend cannot.
         """
         dtype, activations, kv_cache_dtype = how.dtype, how.activations, how.kv_cache_dtype
-        if dtype == "auto" and activations == "float" and isinstance(self.target, LeanTarget):
+        if dtype == "auto" and activations == "float" and isinstance(self.target, NativeTarget):
             dtype = "int8" if self.target.has_int8 and self.target.backend.prefers_int8 else dtype
         option = "dtype" if dtype == "int8" else "activations" if activations == "int8" else "kv_cache_dtype"
         kept = "int8" if dtype == "int8" and kv_cache_dtype == "auto" else kv_cache_dtype
         if option == "kv_cache_dtype" and kept == "auto":
             return
-        if not isinstance(self.target, LeanTarget):
+        if not isinstance(self.target, NativeTarget):
             given, instead = {
                 "dtype": (dtype, "auto, float32, bfloat16, float16"),
                 "activations": (activations, "float"),

@@ -18,7 +18,7 @@ import torch
 
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
-from tokenswift.engine.step import Reading, Text, advance, prefill
+from tokenswift.engine.step import PrefillChunk, RunningSequence, advance, prefill
 from tokenswift.engine.text import TextStream
 from tokenswift.interfaces import Calibrated, TokenSequence
 from tokenswift.loader.identity import versions
@@ -97,7 +97,7 @@ class Run:
         self.meter = Meter() if self.ranks is None else Meter(self.ranks.shared)
         self.tokens: list[int] = []
         self.written: list[str] = []
-        self.text: Text | None = None
+        self.text: RunningSequence | None = None
         self._sequence: TokenSequence | None = None
         self._tail = ""  # what the end released
         self._was_over = False
@@ -306,12 +306,12 @@ class Run:
             self._make_text(sequence)
         return left
 
-    def part(self, rows: int) -> Reading:
+    def part(self, rows: int) -> PrefillChunk:
         """The same part, to be read in the pass of others; `took` has to follow."""
         sequence = self.begin()
-        return Reading(sequence, min(rows, self.left), self.meter)
+        return PrefillChunk(sequence, min(rows, self.left), self.meter)
 
-    def took(self, part: Reading) -> int:
+    def took(self, part: PrefillChunk) -> int:
         """A part was read; returns what is left.
 
         Raises:
@@ -328,7 +328,7 @@ class Run:
 
     def _make_text(self, sequence: TokenSequence) -> None:
         room = self.max_new_tokens - len(self.tokens)
-        self.text = Text(sequence, self.strategy, self.sampler, room, self.eos, self.meter)
+        self.text = RunningSequence(sequence, self.strategy, self.sampler, room, self.eos, self.meter)
         self.text.logprobs, self.text.ranks = self.request.logprobs, self.ranks
         self.text.begin()
 

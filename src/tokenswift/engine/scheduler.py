@@ -306,7 +306,7 @@ class Scheduler:
             return None
         ticket = min(self._reading, key=lambda one: one.run.left) if self._turn % 2 == 0 else self._reading[0]
         try:
-            if self._running and not ticket.run.begin().cache.touch(self._mean_step):
+            if self._running and not ticket.run.begin().cache.prefault(self._mean_step):
                 return None
         except Exception as error:
             self._leave(ticket, "failed", error)

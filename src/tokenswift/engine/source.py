@@ -45,7 +45,7 @@ from tokenswift.loader.own_sampling import named
 from tokenswift.loader.prompts import end_tokens
 from tokenswift.loader.recoded import Recoded
 from tokenswift.loader.vocabulary_checks import check_config_ids, check_tokenizer
-from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import TOLERANCES, Target, backend_for, check_model, checked, make_target
 from tokenswift.spec.heads.checkpoint import HeadsHost, host_of
 from tokenswift.spec.heads.published import holds_heads
@@ -188,7 +188,7 @@ class FromFiles:
         files.check_unchanged()
         if self._how.weights == WEIGHTS[0]:
             return load_located(files.name, str(files.folder), True, self._how, place).model
-        from tokenswift.loader.unpacked import model_of
+        from tokenswift.loader.dequantized import model_of
 
         made = model_of(files.config, self._weights, self._weights.dtype, sorted(files.ends))
         made.name_or_path = files.name
@@ -201,7 +201,7 @@ class FromFiles:
             for done in (0, len(weights.names())):  # nothing is read before it is packed
                 on_progress("load", done, len(weights.names()))
         try:
-            made = LeanTarget(
+            made = NativeTarget(
                 weights, self._backend, files.rotary.to(self._backend.device), on_progress=on_progress
             )
         except torch.OutOfMemoryError as error:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.inference import inference
-from tokenswift.interfaces import ALONE, Beside, Calibrated, Pass, Segment, Strategy, TokenSequence
+from tokenswift.interfaces import ALONE, BatchLoad, Calibrated, Pass, Segment, Strategy, TokenSequence
 from tokenswift.kv.select import OBSERVED
 from tokenswift.metrics import CALIBRATION, PREFILL, Meter
 from tokenswift.ranks import Ranks
@@ -77,7 +77,7 @@ def _further(report: OnProgress, at: int, known: int, stage: str, done: int, tot
 
 
 @dataclass(slots=True)
-class Reading:
+class PrefillChunk:
     """A part of a prompt that is read in the pass of other texts' step: its rows cost what rows cost there,
     without a pass of their own.
 
@@ -112,7 +112,7 @@ class Reading:
 
 
 @dataclass(slots=True)
-class Text:
+class RunningSequence:
     """A text under way, as the loop sees it.
 
     Attributes:
@@ -167,8 +167,8 @@ def decode(
     meter: Meter,
 ) -> Iterator[Step]:
     """Generate up to ``max_new_tokens`` tokens after a prefilled sequence; the arguments are those of
-    :class:`Text`."""
-    text = Text(sequence, strategy, sampler, max_new_tokens, eos, meter)
+    :class:`RunningSequence`."""
+    text = RunningSequence(sequence, strategy, sampler, max_new_tokens, eos, meter)
     text.begin()
     while not text.is_done:
         made = advance([text])[0]
@@ -178,7 +178,7 @@ def decode(
 
 
 @inference
-def advance(texts: Sequence[Text], reading: Reading | None = None) -> list[Step | Exception]:
+def advance(texts: Sequence[RunningSequence], reading: PrefillChunk | None = None) -> list[Step | Exception]:
     """One step of each text, none of them done, with one verify pass for all; where a text fails, its
     exception. A part of another text's prompt may be read in the same pass, where rows keep their bits
     beside others (`TargetModel.equal_bits`).
@@ -197,7 +197,7 @@ def advance(texts: Sequence[Text], reading: Reading | None = None) -> list[Step 
         rows -= text.rows  # those before it have drafted, the others' are those of their last steps
         rest = (rows, context - text.sequence.cache.length, tokens - text.tokens, ms - text.ms)
         try:
-            text.sequence.beside, text.sequence.left = ALONE if alone else Beside(*rest), text.room
+            text.sequence.load, text.sequence.left = ALONE if alone else BatchLoad(*rest), text.room
             text.sequence.begun = perf_counter()
             with text.meter.phase("draft"):
                 trees[i] = text.strategy.draft(text.sequence)
@@ -217,7 +217,7 @@ def advance(texts: Sequence[Text], reading: Reading | None = None) -> list[Step 
 
 
 def _verified(
-    texts: Sequence[Text], trees: Sequence[DraftTree], reading: Reading | None
+    texts: Sequence[RunningSequence], trees: Sequence[DraftTree], reading: PrefillChunk | None
 ) -> list[tuple[Pass, Tensor] | Exception]:
     """The pass over the nodes of each tree, and their logits (n, V)."""
     together = len(texts) + (reading is not None)
@@ -241,7 +241,7 @@ def _verified(
 
 
 def _pass(
-    texts: Sequence[Text], trees: Sequence[DraftTree], reading: Reading | None = None
+    texts: Sequence[RunningSequence], trees: Sequence[DraftTree], reading: PrefillChunk | None = None
 ) -> list[tuple[Pass, Tensor]]:
     """One pass for all of the texts, and for a part of another one's prompt, which is committed."""
     model = (reading or texts[0]).sequence.model
@@ -274,7 +274,7 @@ def _pass(
     return list(zip(passes, logits.split([len(tree) for tree in trees]), strict=True))
 
 
-def _finished(text: Text, tree: DraftTree, result: Pass, logits: Tensor) -> Step:
+def _finished(text: RunningSequence, tree: DraftTree, result: Pass, logits: Tensor) -> Step:
     """Choose, commit and observe."""
     sequence, strategy, sampler, meter = text.sequence, text.strategy, text.sampler, text.meter
     with meter.phase("choose"):

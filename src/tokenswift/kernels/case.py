@@ -32,7 +32,7 @@ class _Keys:
 
 
 class Case:
-    """The random model and text, of a type; or with weights of few bits, and activations of a type.
+    """The random model and text, of a type; or with quantized weights, and activations of a type.
 
     Args:
         backend: what packs the weights, and whose device all is on.

@@ -168,9 +168,9 @@ class TorchBackend(Backend):
         bias: Tensor | None = None,
         active: torch.dtype | None = None,
     ) -> Float[Tensor, "*m N"]:
-        """See :meth:`Backend.linear`. Whole numbers are those of `quantised`, summed in float32."""
+        """See :meth:`Backend.linear`. Whole numbers are those of `quantized`, summed in float32."""
         if active == torch.int8:
-            states = quantised(states)
+            states = quantized(states)
         active = active_type(weight.dtype)
         out = F.linear(states.to(active), weight.unpack().to(active)).float()
         return out if bias is None else out + bias
@@ -202,7 +202,7 @@ def _bias(
     return bias.masked_fill_(~visible, -torch.inf)
 
 
-def quantised(states: Float[Tensor, "*m K"]) -> Float[Tensor, "*m K"]:
+def quantized(states: Float[Tensor, "*m K"]) -> Float[Tensor, "*m K"]:
     """What whole numbers of 8 bits stand for: groups of 32, each with the scale of its largest."""
     width = states.shape[-1]
     groups = F.pad(states.float(), (0, -width % 32)).unflatten(-1, (-1, 32))

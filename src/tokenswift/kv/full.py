@@ -8,7 +8,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from tokenswift.kv.pages import large_empty, sent
+from tokenswift.kv.pages import large_empty, to_device
 
 Move = Callable[[Tensor, int, Sequence[int]], None]
 
@@ -116,7 +116,7 @@ class FullCache:
         made._length = length
         return made
 
-    def touch(self, seconds: float) -> bool:
+    def prefault(self, seconds: float) -> bool:
         """Have the system back, for about so long, what a first row is written to: a place in each layer's
         keys and values of each head, in large pages that the system clears. Returns whether all of it is
         backed; what it holds stays."""
@@ -135,5 +135,5 @@ class FullCache:
 
 
 def _moved(data: Tensor, start: int, nodes: Sequence[int]) -> None:
-    rows = sent(nodes, data.device) + start
+    rows = to_device(nodes, data.device) + start
     data[:, :, start : start + len(nodes)] = data.index_select(2, rows)

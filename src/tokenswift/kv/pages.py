@@ -50,7 +50,7 @@ class Arena:
         return self._slab[start : start + size].view(dtype).view(shape)
 
 
-def sent(numbers: Sequence[Any], device: torch.device | str) -> Tensor:
+def to_device(numbers: Sequence[Any], device: torch.device | str) -> Tensor:
     """Numbers as a tensor on a device, without waiting for the device; of none, whole ones."""
     device, dtype = torch.device(device), None if numbers else torch.long
     made = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")

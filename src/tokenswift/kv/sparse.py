@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.kv.full import FullCache
-from tokenswift.kv.pages import sent
+from tokenswift.kv.pages import to_device
 
 
 class SparseCache:
@@ -131,13 +131,13 @@ class SparseCache:
         self.filled += free
         self.replaced += count
         self._copy(source, slots, [first + at for at in kept])
-        into, places = sent(slots, self.data.device), sent(kept, self.data.device)
+        into, places = to_device(slots, self.data.device), to_device(kept, self.data.device)
         self.positions[:, :, into] = places + start
 
     def _copy(self, source: FullCache | SparseCache, into: list[int], rows: list[int]) -> None:
         """Copy entries of all layers and heads to slots."""
         device = self.data.device
-        self.data[:, :, sent(into, device)] = source.data[:, :, sent(rows, device)]
+        self.data[:, :, to_device(into, device)] = source.data[:, :, to_device(rows, device)]
 
     def _copy_chosen(self, full: FullCache, chosen: list[Int[Tensor, "K n"]]) -> None:
         """Copy entries of each layer and head to the first slots."""

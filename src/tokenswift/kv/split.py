@@ -87,9 +87,9 @@ class SplitCache(_Split[FullCache]):
         """See `FullCache.fork`."""
         return SplitCache([part.fork(capacity, length) for part in self.parts], self.places)
 
-    def touch(self, seconds: float) -> bool:
+    def prefault(self, seconds: float) -> bool:
         """See `FullCache.touch`."""
-        return all([part.touch(seconds / len(self.parts)) for part in self.parts])
+        return all([part.prefault(seconds / len(self.parts)) for part in self.parts])
 
     def keys(self, layer: int) -> Tensor:
         """Committed keys of a layer, (K, T, d), where they lie."""

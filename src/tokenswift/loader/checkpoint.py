@@ -1,4 +1,4 @@
-"""Where the lean decoder's weights come from: modules of a loaded transformers model, or a model's files.
+"""Where the native decoder's weights come from: modules of a loaded transformers model, or a model's files.
 
 Both give tensors by the names that checkpoints use, and a :class:`Layout` that says which there are.
 """
@@ -41,7 +41,7 @@ FLOATS = ("F32", "BF16", "F16", "F64", "F8_E4M3", "F8_E5M2")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a lean decoder is made of, by the names of transformers' configs.
+    """What a native decoder is made of, by the names of transformers' configs.
 
     Attributes:
         eps: of the norms.
@@ -65,7 +65,7 @@ class Layout:
 
     @classmethod
     def of(cls, model: Any) -> Layout:
-        """The layout of a loaded transformers model that the lean decoder can run."""
+        """The layout of a loaded transformers model that the native decoder can run."""
         config, body = model.config, model.model
         first = body.layers[0]
 
@@ -166,7 +166,7 @@ def check_tensors(
 
 
 def is_read(name: str) -> bool:
-    """Whether the lean decoder asks for a tensor of that name of some family."""
+    """Whether the native decoder asks for a tensor of that name of some family."""
     if name in (EMBEDDING, HEAD, NORM, "lm_head.bias"):
         return True
     inner, _, end = name.removeprefix("model.layers.").partition(".")[2].rpartition(".")

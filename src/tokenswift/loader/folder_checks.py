@@ -1,6 +1,6 @@
 """What the files of a checkpoint folder say, looked at before transformers makes anything of them.
 
-Sizes are bounded by what the files hold: of the lean families each weight has its place in a table of names
+Sizes are bounded by what the files hold: of the native families each weight has its place in a table of names
 and shapes (`checkpoint.Layout`), of others the numbers of all weights together are counted.
 """
 
@@ -82,7 +82,7 @@ def check_said(name: str, path: Path, families: tuple[str, ...]) -> dict[str, An
 
     Args:
         name: the model's, for messages.
-        families: that the lean decoder runs.
+        families: that the native decoder runs.
     Raises:
         InputError: naming the value, and what is valid.
     """
@@ -121,7 +121,7 @@ def _greatest(value: object, depth: int = 0) -> int:
 
 
 def check_config(name: str, config: Any, families: tuple[str, ...]) -> None:
-    """Refuse a lean family's config with numbers that no model has, those that the file leaves out included.
+    """Refuse a native family's config with numbers that no model has, those that it leaves out included.
 
     Raises:
         InputError: naming the value, and what is valid.

@@ -152,7 +152,7 @@ def load_located(
     """:func:`load` for what `find.locate` has found (``source``, ``local``), on a place from
     :func:`check_place`."""
     if (file := gguf_in(Path(source))) is not None:
-        from tokenswift.loader.unpacked import load_file
+        from tokenswift.loader.dequantized import load_file
 
         model, tokenizer = load_file(name, file, how.floats, place, lambda config: _places(name, config, how))
         return Loaded(model, tokenizer, name)
@@ -175,8 +175,8 @@ def load_located(
 def load_tokenizer(name: str, source: str, local: bool) -> Any:
     """The tokenizer of :func:`load` alone."""
     if (file := gguf_in(Path(source))) is not None:
+        from tokenswift.loader.dequantized import tokenizer_of
         from tokenswift.loader.gguf.file import GgufFile
-        from tokenswift.loader.unpacked import tokenizer_of
 
         return tokenizer_of(GgufFile(file))
     with quiet_transformers():

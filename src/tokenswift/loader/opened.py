@@ -13,11 +13,12 @@ import torch
 from tokenswift.config import LoadConfig
 from tokenswift.loader import plain_tokenizer
 from tokenswift.loader.checkpoint import EMBEDDING, FAMILIES, HEAD, FileWeights, Layout, headers
+from tokenswift.loader.dequantized import config_for, say_differences, say_foreign
 from tokenswift.loader.folder_checks import check_config, check_said, check_tokenizer_files
 from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.gguf import tokenizer as gguf_tokenizer
 from tokenswift.loader.gguf.file import GgufFile
-from tokenswift.loader.gguf.model import GgufWeights, formats, is_lean, layout_of, own_dtype
+from tokenswift.loader.gguf.model import GgufWeights, formats, is_native, layout_of, own_dtype
 from tokenswift.loader.identity import config_digest, weights_digest
 from tokenswift.loader.native import (
     NativeConfig,
@@ -30,7 +31,6 @@ from tokenswift.loader.native import layout_of as layout_of_config
 from tokenswift.loader.own_sampling import named_by_gguf, named_in
 from tokenswift.loader.plain_tokenizer import PlainTokenizer
 from tokenswift.loader.rope import Rotary, rotary_of_config
-from tokenswift.loader.unpacked import config_for, say_differences, say_foreign
 from tokenswift.types import InputError
 
 #: types of safetensors files by their names there
@@ -119,7 +119,7 @@ def _open_gguf(
     kind: str,
     keeps: Callable[[str, torch.dtype], bool],
 ) -> Opened | None:
-    if not is_lean(file):
+    if not is_native(file):
         return None
     stamps, config = _stamps(folder), config_for(file)
     dtype = how.floats or getattr(torch, own_dtype(file, kind))

@@ -35,7 +35,7 @@ class BaseTarget(ABC):
 
     Attributes:
         keys: type of keys and values.
-        layout: what the lean decoder knows of the model; None where transformers' own forward runs.
+        layout: what the native decoder knows of the model; None where transformers' own forward runs.
         windows: sliding window of each layer in tokens, None where it sees everything.
         weight_bytes: bytes of weights that one pass reads.
         copied_bytes: bytes that copies of weights take beside the model's own.
@@ -161,12 +161,12 @@ class BaseTarget(ABC):
 
     def numerics(self) -> dict[str, Any]:
         """How passes are computed, and whether prefill, decoding and trees agree in every bit."""
-        backend, lean = self.backend, self.layout is not None
+        backend, native = self.backend, self.layout is not None
         how = "torch" if backend.build is None else "compiled kernels"
         made = {} if backend.build is None else {"compiler": backend.build}
         return {
             "equal_bits": self.equal_bits,
-            "how": how if lean else f"transformers' own forward, attention by {how}",
+            "how": how if native else f"transformers' own forward, attention by {how}",
             "device": self.backend.kind,
             "processor": hashlib.sha256(self.backend.processor().encode()).hexdigest()[:16],
             **made,

@@ -1,4 +1,4 @@
-"""The lean decoder: our own forward for Llama, Qwen2, Qwen3 and Mistral, over weights by name.
+"""The native decoder: our own forward for Llama, Qwen2, Qwen3 and Mistral, over weights by name.
 
 transformers configures and tokenises, and its forward is the reference of the tests. Here a pass is an
 embedding, one call of the kernels for all layers (fused projections over packed weights, attention over our
@@ -39,13 +39,13 @@ from tokenswift.loader.rope import Rotary
 from tokenswift.models.base import BaseTarget
 from tokenswift.types import InputError, OnProgress
 
-#: model types that the lean decoder runs
+#: model types that the native decoder runs
 PREFILL_CHUNK = 512  # rows of a prefill pass; the bits do not depend on it
 BLOCK = 4096  # positions whose angles are computed together
 
 
 def unfit(model: Any) -> str | None:
-    """Why the lean decoder cannot run a transformers causal LM; None when it can."""
+    """Why the native decoder cannot run a transformers causal LM; None when it can."""
     config = model.config
     if config.model_type not in FAMILIES:
         return f"its type is {config.model_type}"
@@ -77,7 +77,7 @@ def unfit(model: Any) -> str | None:
     return None
 
 
-class LeanTarget(BaseTarget):
+class NativeTarget(BaseTarget):
     """A model ready for tree passes (implements `interfaces.DraftModel`).
 
     Args:
@@ -150,7 +150,7 @@ class LeanTarget(BaseTarget):
         self.weight_bytes = layer_bytes + self.head.nbytes
 
     def _weight(self, name: str) -> Tensor | Stored:
-        """A weight that every lean decoder has."""
+        """A weight that every native decoder has."""
         found = self._weights.get(name)
         if found is None:
             raise InputError(f"the model has no weight {name}")

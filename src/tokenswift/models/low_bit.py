@@ -2,7 +2,7 @@
 
 Weights of 4 or 8 bits times activations of 8 bits (groups of 32 whole numbers with a scale), over the same
 caches, positions and embeddings as the target. Where the target's own weights are stored in few bits they are
-used as they are; otherwise a copy is made. Quantised self-drafting follows QuantSpec (Tiwari et al. 2025) and
+used as they are; otherwise a copy is made. Quantized self-drafting follows QuantSpec (Tiwari et al. 2025) and
 ML-SpecQD (2025); that drafts never change the text is the acceptance rule's doing.
 """
 
@@ -22,7 +22,7 @@ from tokenswift.kernels.formats.format import Format, Stored
 from tokenswift.kernels.formats.registry import FORMATS
 from tokenswift.kernels.weights import PRODUCTS, LayerWeights, Packed
 from tokenswift.kv.pages import Arena
-from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.types import InputError
 
 
@@ -39,7 +39,7 @@ class LowBitTarget:
         device: the target's.
     """
 
-    def __init__(self, target: LeanTarget, form: Format) -> None:
+    def __init__(self, target: NativeTarget, form: Format) -> None:
         self._target = target
         self.device, self.copied_bytes = target.device, 0
         body, backend = target.body, target.backend
@@ -96,13 +96,13 @@ def low_bit(target: object, wanted: str) -> LowBitTarget | None:
     if wanted == "none":
         return None
     form = FORMATS["q8_0" if wanted == "auto" else wanted]
-    if wanted == "auto" and isinstance(target, LeanTarget) and target.whole:
+    if wanted == "auto" and isinstance(target, NativeTarget) and target.whole:
         return None  # its own passes are such
-    if not isinstance(target, LeanTarget) or not _quantisable(target, form):
+    if not isinstance(target, NativeTarget) or not _quantisable(target, form):
         if wanted == "auto":
             return None
         raise InputError(
-            f"draft_weights is {wanted!r}, and this model cannot be quantised here; valid: auto or none "
+            f"draft_weights is {wanted!r}, and this model cannot be quantized here; valid: auto or none "
             f"(its kernels are torch's, or a width is no multiple of {form.block})",
             "draft_weights",
         )
@@ -121,8 +121,8 @@ def low_bit(target: object, wanted: str) -> LowBitTarget | None:
     return made
 
 
-def _quantisable(target: LeanTarget, form: Format) -> bool:
-    """Whether blocks divide the widths of a lean decoder whose backend takes them."""
+def _quantisable(target: NativeTarget, form: Format) -> bool:
+    """Whether blocks divide the widths of a native decoder whose backend takes them."""
     shape = target.body.shape
     widths = (shape.hidden, shape.inner, shape.heads * shape.width)
     return (
@@ -132,21 +132,21 @@ def _quantisable(target: LeanTarget, form: Format) -> bool:
     )
 
 
-def copy_bytes(target: LeanTarget, form: Format) -> int:
+def copy_bytes(target: NativeTarget, form: Format) -> int:
     """Bytes that a copy of the weights would take that are not in few bits yet."""
     return sum(weight.rows * form.row_bytes(weight.columns) for weight in _dense(target))
 
 
 def savings(target: object) -> dict[str, int]:
     """Bytes that a model would take less with its weights in few bits, by format."""
-    if not isinstance(target, LeanTarget):
+    if not isinstance(target, NativeTarget):
         return {}
     held = sum(weight.nbytes for weight in _dense(target))
     forms = [form for form in FORMATS.values() if _quantisable(target, form)] if held else []
     return {form.name: held - copy_bytes(target, form) for form in forms}
 
 
-def _dense(target: LeanTarget) -> list[Packed]:
+def _dense(target: NativeTarget) -> list[Packed]:
     """Weights that are not in few bits."""
     packed = [target.head, *(weight for layer in target.body.weights for weight in layer.packed())]
     return [weight for weight in packed if not weight.stored]

@@ -1,4 +1,4 @@
-"""The lean families' forward in plain torch, a layer at a time: what a model from a file is checked against.
+"""The native families' forward in plain torch, a layer at a time: what models from files are checked with.
 
 Nothing is packed, fused or kept: each weight is unpacked to float32 where it is used. It serves the check of
 a model whose own forward would have to be imported and filled first, which takes longer than writing a text.
@@ -31,7 +31,7 @@ def logits(weights: Weights, rotary: Rotary, tokens: Sequence[int], parents: Seq
     """Logits after each token of a tree, (n, V) float32.
 
     Args:
-        weights: of a lean family's model.
+        weights: of a native family's model.
         rotary: its positions.
         parents: of each token, an earlier one; -1 for one that begins a text.
     """

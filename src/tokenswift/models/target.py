@@ -1,4 +1,4 @@
-"""From a loaded transformers model to a target: the lean decoder where it fits, else its own forward.
+"""From a loaded transformers model to a target: the native decoder where it fits, else its own forward.
 
 Either is checked when it is made, against the model's own forward: a prefill in two chunks and a tree pass
 over a few dozen tokens must give its logits. What fails the check is not used.
@@ -27,7 +27,7 @@ from tokenswift.loader.find import cache_dir
 from tokenswift.loader.load import kernels_wanted, usual_backend
 from tokenswift.loader.rope import RopeScaling, rotary_of
 from tokenswift.models import reference
-from tokenswift.models.decoder import PREFILL_CHUNK, LeanTarget, unfit
+from tokenswift.models.decoder import PREFILL_CHUNK, NativeTarget, unfit
 from tokenswift.types import InputError, OnProgress, RunError
 
 if TYPE_CHECKING:  # it imports transformers' modelling code, which takes seconds
@@ -43,7 +43,7 @@ __all__ = [
     "make_target",
 ]
 
-Target: TypeAlias = "LeanTarget | GenericTarget"
+Target: TypeAlias = "NativeTarget | GenericTarget"
 
 #: the check: text, where its first prefill chunk ends, and a tree behind it (tokens drawn at random)
 TEXT, CUT = 24, 15
@@ -168,14 +168,14 @@ def make_target(
     if not bool(expected.isfinite().all()):
         raise InputError(f"model {name}: logits of its own forward hold NaN or infinite values")
     if backend.decodes and not spread and unfit(model) is None:
-        target: Target = LeanTarget(model, backend, rotary, take, on_progress)
+        target: Target = NativeTarget(model, backend, rotary, take, on_progress)
         far = distance(target, cases, expected)
         if far <= TOLERANCES[target.dtype]:
             target.far = far
             return target
         target.give_back()
         logger.warning(
-            "the lean decoder differs from %s by %.1e; transformers' own forward is used", name, far
+            "the native decoder differs from %s by %.1e; transformers' own forward is used", name, far
         )
     try:
         target = GenericTarget(model, backend, rotary)
@@ -205,12 +205,12 @@ def _backend_of(model: Any) -> Backend:
     return SeveralBackend(backend_for(head), {device: backend_for(device) for device in devices}, devices)
 
 
-def checked(target: LeanTarget, weights: Weights, name: str) -> float:
+def checked(target: NativeTarget, weights: Weights, name: str) -> float:
     """The relative distance of a target's logits from those of `reference`, of the same weights from a file.
 
     Raises:
         InputError: they are no numbers.
-        RunError: the lean decoder does not run this model as it should.
+        RunError: the native decoder does not run this model as it should.
     """
     cases = _cases(target.vocab_size)
     text = cases[0][:-1]
@@ -222,7 +222,7 @@ def checked(target: LeanTarget, weights: Weights, name: str) -> float:
     far = distance(target, cases, expected)
     if far > TOLERANCES[target.dtype]:
         raise RunError(
-            f"model {name}: logits of the lean decoder differ from the reference's by {far:.1e} of their "
+            f"model {name}: logits of the native decoder differ from the reference's by {far:.1e} of their "
             "size; nothing was kept"
         )
     return far

@@ -23,7 +23,7 @@ from tokenswift.loader.gguf.model import (
     architecture,
     config_of,
     gguf_name,
-    is_lean,
+    is_native,
     own_dtype,
 )
 from tokenswift.loader.hub import line_of
@@ -70,7 +70,7 @@ def sizes_of(
             own, stored = _own_dtype(name, config) if dtype == "auto" else dtype, {"": _weights(name, config)}
         else:
             file = GgufFile(path, whole=False)
-            if not is_lean(file):
+            if not is_native(file):
                 raise InputError(
                     f"model {name}: the architecture is {architecture(file)!r}, or has parts that are not "
                     f"known here; valid: {', '.join(ARCHITECTURES)}, or a transformers checkpoint"

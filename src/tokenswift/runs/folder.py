@@ -241,7 +241,7 @@ class TextFile:
         self._size += len(data)
 
     def finish(self, text: str) -> Path:
-        """Mark the file as finished; where somebody has changed it meanwhile, a new one gets the text.
+        """DraftSource the file as finished; where somebody has changed it meanwhile, a new one gets the text.
 
         Args:
             text: the whole text of the run.

@@ -24,7 +24,7 @@ from tokenswift.kernels.cuda.weights import Planes
 from tokenswift.kv.full import FullCache
 from tokenswift.loader.find import cache_dir
 from tokenswift.loader.rope import rotary_of
-from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.decoder import NativeTarget
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # infinite, as on a card
 
@@ -264,10 +264,10 @@ def test_recorded_passes_serve_a_growing_text_and_others() -> None:
     model = tiny_model("qwen3", head_dim=8, num_hidden_layers=1, vocab_size=40, **sizes)
     replayed, eager = Recording("cpu", Kernels()), CudaBackend("cpu", Kernels())
     eager.graphs = False
-    targets = [LeanTarget(model, backend, rotary_of(model)) for backend in (replayed, eager)]
+    targets = [NativeTarget(model, backend, rotary_of(model)) for backend in (replayed, eager)]
     parents = [-1, 0, 0, 1, 3]
 
-    def run(target: LeanTarget, texts: list[tuple[FullCache, list[int] | None]]) -> list[Pass]:
+    def run(target: NativeTarget, texts: list[tuple[FullCache, list[int] | None]]) -> list[Pass]:
         segments: list[Segment] = []
         for cache, paths in texts:
             depths = torch.tensor([0, 1, 1, 2, 3] if paths else [0])

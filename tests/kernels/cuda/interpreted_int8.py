@@ -26,7 +26,7 @@ from tokenswift.kernels.cuda.launch import Kernels
 from tokenswift.kernels.cuda.plan import ALONE, CHUNK
 from tokenswift.kernels.cuda.reference import Reference
 from tokenswift.loader.rope import rotary_of
-from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import backend_for
 
 pytestmark = pytest.mark.skipif(not isinstance(backend_for(), CpuBackend), reason="no compiled kernels here")
@@ -183,7 +183,7 @@ def test_recorded_passes_serve_a_growing_text_and_others() -> None:
     eager.graphs = False
     made: list[list[Tensor]] = []
     for backend in (replayed, eager):
-        target = LeanTarget(model, backend, rotary_of(model))
+        target = NativeTarget(model, backend, rotary_of(model))
         target.take_keys(torch.int8, "kv_cache_dtype")
         found: list[Tensor] = []
         long, short = target.new_cache(CHUNK + 30), target.new_cache(40)

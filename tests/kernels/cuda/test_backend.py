@@ -17,7 +17,7 @@ from tests.lossless.test_strategies import PAPER, PROMPT, runs
 from tests.lossless.test_tokens import random_heads
 from tests.tiny import FAMILIES, VOCAB, byte_model, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.engine.step import Text, advance, prefill
+from tokenswift.engine.step import RunningSequence, advance, prefill
 from tokenswift.interfaces import TokenSequence
 from tokenswift.kernels.cuda import check, products
 from tokenswift.kernels.cuda.backend import CudaBackend
@@ -29,7 +29,7 @@ from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader.rope import rotary_of
 from tokenswift.metrics import Meter
 from tokenswift.models import target as targets
-from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.low_bit import LowBitTarget, low_bit
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.drafters.candidates import Candidates
@@ -62,16 +62,16 @@ def test_layers_are_those_of_the_torch_path(weights: torch.dtype) -> None:
 def test_every_strategy_writes_what_plain_decoding_writes(
     backend: CudaBackend, family: str, new: int
 ) -> None:
-    lean = family != "gemma2"
-    make = tiny_model if lean else byte_model
-    llm = LLM.from_model(make(family), heads=random_heads("medusa", 48, VOCAB) if lean else "none")
-    assert llm.target.backend is backend and isinstance(llm.target, LeanTarget) is lean
+    native = family != "gemma2"
+    make = tiny_model if native else byte_model
+    llm = LLM.from_model(make(family), heads=random_heads("medusa", 48, VOCAB) if native else "none")
+    assert llm.target.backend is backend and isinstance(llm.target, NativeTarget) is native
     draft = make(family, seed=1)
     params = SamplingParams(seed=1, **PAPER)
     plain = llm.generate(PROMPT, new, "autoregressive", sampling=params, ignore_eos=True)
     lengths = []
     for strategy, options in runs(draft):
-        if lean or strategy in ("magicdec", "triforce"):  # the others need heads
+        if native or strategy in ("magicdec", "triforce"):  # the others need heads
             got = llm.generate(PROMPT, new, strategy, options, params, ignore_eos=True)
             assert got.token_ids == plain.token_ids, (strategy, options)
             lengths.append(got.metrics.mean_acceptance_length)
@@ -217,7 +217,7 @@ def test_a_pass_leaves_nothing_on_the_host(dtype: torch.dtype, monkeypatch: pyte
     monkeypatch.setattr(
         products, "keeps_bits", lambda library, weight: True
     )  # there are no values to compare
-    target = LeanTarget(model, backend, rotary_of(model))
+    target = NativeTarget(model, backend, rotary_of(model))
     target.take_keys(dtype, "kv_cache_dtype")
     cache = target.new_cache(60)
     made = target.prefill(list(range(2, 50)), cache)
@@ -261,7 +261,7 @@ def test_drafts_that_are_waited_for_together_are_those_of_single_waits(
 def test_heads_go_on_from_the_pass_that_they_follow(backend: CudaBackend) -> None:
     """Also where more passes were made than the chain kept."""
     model = tiny_model("llama")
-    target = LeanTarget(model, backend, rotary_of(model))
+    target = NativeTarget(model, backend, rotary_of(model))
     sampler = target.sampler(SamplingParams(seed=4))
 
     class Noted:
@@ -331,7 +331,7 @@ def test_a_step_waits_for_the_device_once_a_ranking(
     plain_tensor = torch.tensor
     monkeypatch.setattr(backend, "fetch", fetch)
     model = tiny_model("llama").to(meta)
-    target = LeanTarget(model, backend, rotary_of(model))
+    target = NativeTarget(model, backend, rotary_of(model))
     params = SamplingParams(seed=1, **PAPER)
     sampler = target.sampler(params)
     if strategy == "medusa":
@@ -347,7 +347,7 @@ def test_a_step_waits_for_the_device_once_a_ranking(
         drafter = Autoregressive(None, None, sampler)
     sequence = TokenSequence(list(PROMPT), len(PROMPT), target.new_cache(200), target, sampler)
     prefill(sequence)
-    text = Text(sequence, drafter, sampler, 60, (), Meter())
+    text = RunningSequence(sequence, drafter, sampler, 60, (), Meter())
     text.begin()
     with Waits() as mode:
         monkeypatch.setattr(torch, "tensor", tensor)

@@ -34,7 +34,7 @@ from tokenswift.kernels.cuda.int_reference import entries_of, exp, fused, natura
 from tokenswift.kernels.cuda.plan import CHUNK
 from tokenswift.kernels.cuda.reference import Reference
 from tokenswift.models import target as targets
-from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import backend_for
 
 native = pytest.mark.skipif(not isinstance(backend_for(), CpuBackend), reason="no compiled kernels here")
@@ -219,7 +219,7 @@ def test_int8_alone_is_given_up_where_its_kernels_do_not_work() -> None:
 def test_every_strategy_writes_what_plain_decoding_writes(backend: CudaBackend) -> None:
     llm = LLM.from_model(tiny_model("llama"), heads=random_heads("medusa", 48, VOCAB))
     target = llm.target
-    assert isinstance(target, LeanTarget) and target.backend is backend
+    assert isinstance(target, NativeTarget) and target.backend is backend
     params = SamplingParams(seed=1, **PAPER)
     entry = target.kv_bytes
     target.take_keys(torch.int8, "kv_cache_dtype")

@@ -1,4 +1,4 @@
-"""Weights of few bits on the CUDA backend, from files to texts, on CPU tensors."""
+"""Quantized weights on the CUDA backend, from files to texts, on CPU tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tokenswift.kernels.cuda.weights import CudaPacked
 from tokenswift.kernels.formats.registry import FORMATS
 from tokenswift.kernels.weights import PRODUCTS
 from tokenswift.models import target as targets
-from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.spec.drafters.heads import HeadLevels
 from tokenswift.types import InputError
 
@@ -61,7 +61,7 @@ def file_of(folder: Path, mix: str, kind: str = "llama", **changes: Any) -> Path
 
 def packed_of(target: Any) -> list[CudaPacked]:
     """All weights that a pass multiplies with."""
-    assert isinstance(target, LeanTarget)
+    assert isinstance(target, NativeTarget)
     return [target.head, *(getattr(w, name) for w in target.body.weights for name in PRODUCTS)]  # type: ignore
 
 
@@ -189,7 +189,7 @@ def test_everything_of_a_file_goes_to_the_device(
     path = file_of(tmp_path, "q4_1 of q8_0", "qwen2", tie_word_embeddings=tied)
     opened = open_model(str(path), LoadConfig("bfloat16", "cpu"))
     assert isinstance(opened, FromFiles)
-    target = LeanTarget(opened._weights, made, opened._files.rotary.to(meta))
+    target = NativeTarget(opened._weights, made, opened._files.rotary.to(meta))
     assert all(t.is_meta for w in target.body.weights for t in w.tensors())
     assert target.embed(torch.zeros(2, dtype=torch.long, device=meta)).is_meta
     assert target.logits(torch.empty(2, 64, device=meta)).is_meta and opened.host.device == meta

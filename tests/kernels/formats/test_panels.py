@@ -15,7 +15,7 @@ from tokenswift.kernels.formats.q4_1 import Q4_1
 from tokenswift.kernels.formats.q6_k import Q6_K
 from tokenswift.kernels.formats.q8_0 import Q8_0
 from tokenswift.kernels.formats.registry import FORMATS
-from tokenswift.kernels.torch import TorchBackend, quantised
+from tokenswift.kernels.torch import TorchBackend, quantized
 from tokenswift.kernels.weights import Packed
 from tokenswift.models.target import backend_for
 
@@ -67,7 +67,7 @@ def test_whole_numbers_give_the_references_products(kernels: CpuBackend, form: F
     stored, states = random_weight(form, 70, 512, 3), torch.randn(29, 512)  # tiles of 12 rows and of 5
     found = kernels.linear(states, Packed(stored, True), None, torch.int8)
     expected = TorchBackend().linear(states, Packed(stored, False), None, torch.int8)
-    size = (quantised(states).abs() @ stored.decode().abs().T).clamp_min(1e-9)
+    size = (quantized(states).abs() @ stored.decode().abs().T).clamp_min(1e-9)
     assert ((found - expected).abs() / size).max() < 1e-6
     assert not torch.equal(found, kernels.linear(states, Packed(stored, True)))  # another model
 

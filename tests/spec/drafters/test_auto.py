@@ -15,10 +15,10 @@ from tests.spec.drafters.scripted import scripted_heads, scripted_model
 from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT, llm_of, prompt
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, InputError, SamplingParams
-from tokenswift.interfaces import ALONE, Beside
-from tokenswift.spec.adaptive.control import PLAIN, Control, Drafted, _Mode
-from tokenswift.spec.adaptive.offer import Offer
-from tokenswift.spec.adaptive.prices import Costs, Table
+from tokenswift.interfaces import ALONE, BatchLoad
+from tokenswift.spec.adaptive.controller import PLAIN, Control, Drafted, _Mode
+from tokenswift.spec.adaptive.cost import Costs, Table
+from tokenswift.spec.adaptive.estimate import CostEstimate
 from tokenswift.spec.drafters.heads import HIDDEN, heads_offer
 from tokenswift.spec.drafters.model import MODEL
 from tokenswift.spec.drafters.partial import PARTIAL, partial_offer
@@ -184,7 +184,7 @@ def simulate(
         expected = 1 + chance * (2 if mode == PARTIAL else 1)
         control.drafted(Drafted(mode, expected, rows))
         spent = REAL.verify(rows, context) * rnd.lognormvariate(0, noise) * (20 if rnd.random() < 0.01 else 1)
-        control.took(tokens, rows, context, spent, draft)
+        control.record_step(tokens, rows, context, spent, draft)
         left = None if left is None else left - tokens
     return control, seen
 
@@ -224,7 +224,7 @@ def test_a_cache_is_loaded_where_the_rest_of_the_text_repays_it() -> None:
     control, _ = simulate(0.4, 300, 8000, random.Random(1), partial=0.5)
     control.current, usual = PLAIN, control.modes[PARTIAL].draft_ms
     control.drafted(Drafted(PARTIAL, 2.0, 4, loaded=True))
-    control.took(2, 4, 8000, REAL.verify(4, 8000), usual + 500.0)
+    control.record_step(2, 4, 8000, REAL.verify(4, 8000), usual + 500.0)
     assert control.modes[PARTIAL].load_ms == 500.0 and control.modes[PARTIAL].draft_ms == usual
     saved = 1 / control.pace(PLAIN, 8000) - 1 / control.pace(PARTIAL, 8000)
     rates = {name: control.pace(name, 8000) for name in (PLAIN, PARTIAL)}
@@ -317,7 +317,7 @@ def test_a_row_is_dearer_beside_other_texts() -> None:
     sizes: list[int] = []
     for others in (0, 3, 7, 15, 40):
         control = Control(Costs(table), {})
-        beside = Beside(others, 0, float(others), 0.1 * others) if others else ALONE
+        beside = BatchLoad(others, 0, float(others), 0.1 * others) if others else ALONE
         control.join(beside, 100)
         control.mode(100)
         spent = table.verify(1 + others, 100) + 0.1 * others
@@ -337,8 +337,10 @@ def test_a_pass_that_drafts_keeps_the_other_texts_waiting() -> None:
     """A source of passes that pays for one text does not for eight."""
     rates: dict[int, float] = {}
     for others in (0, 7):
-        control = Control(Costs(REAL), {PARTIAL: Offer("passes", "the passes", 2.5, 4, 0.5, pass_ms=0.5)})
-        control.join(Beside(others, 100 * others, float(others)), 100)
+        control = Control(
+            Costs(REAL), {PARTIAL: CostEstimate("passes", "the passes", 2.5, 4, 0.5, pass_ms=0.5)}
+        )
+        control.join(BatchLoad(others, 100 * others, float(others)), 100)
         rates[others] = control.pace(PARTIAL, 100) / control.pace(PLAIN, 100)
     assert rates[0] > 1 > rates[7], rates
 
@@ -359,7 +361,7 @@ def test_little_is_decided_beside_texts_that_make_rows_dear(monkeypatch: pytest.
     llm = llm_of("conditioned", True)
     how: dict[str, Any] = {"sampling": NOISY, "ignore_eos": True}
     plain = llm.generate(prompt(PROMPT), 75, "autoregressive", **how)
-    monkeypatch.setattr("tokenswift.engine.step.ALONE", Beside(6, 0, 6.0))
+    monkeypatch.setattr("tokenswift.engine.step.ALONE", BatchLoad(6, 0, 6.0))
     steps = llm.stream(prompt(PROMPT), 75, **how)
     made = [next(steps) for _ in range(56)]
     assert sum(step.drafted for step in made) == 0 and 4 <= len(decided) <= 8

@@ -37,7 +37,7 @@ def one(llm: LLM, job: int) -> list[int]:
     return llm.generate(prompt, 30, strategy, options, params, ignore_eos=True).token_ids
 
 
-@pytest.mark.parametrize("kind", ["lean", "generic"])
+@pytest.mark.parametrize("kind", ["native", "generic"])
 def test_threads_write_what_they_would_write_alone(kind: str) -> None:
     llm = llm_of(kind)
     jobs = list(range(27))
@@ -47,7 +47,7 @@ def test_threads_write_what_they_would_write_alone(kind: str) -> None:
     assert together == alone
 
 
-@pytest.mark.parametrize("kind", ["lean", "generic"])
+@pytest.mark.parametrize("kind", ["native", "generic"])
 def test_interleaved_streams(kind: str) -> None:
     llm = llm_of(kind)
     params = SamplingParams(seed=4, min_p=0.02, penalty_window=20)
@@ -70,7 +70,7 @@ def state_of(model: Any) -> tuple[Any, ...]:
     return model.config.to_dict(), model.config._attn_implementation, hooks, modes, tensors, str(buffers)
 
 
-@pytest.mark.parametrize("kind", ["lean", "generic"])
+@pytest.mark.parametrize("kind", ["native", "generic"])
 def test_the_callers_model_stays_as_it_was(kind: str) -> None:
     model = family_model("gemma2", **GEMMA) if kind == "generic" else tiny_model("mistral-sliding")
     model.train()

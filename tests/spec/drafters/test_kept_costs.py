@@ -19,9 +19,9 @@ from tokenswift import LLM
 from tokenswift.cli.progress import summary
 from tokenswift.runs import folder as folders
 from tokenswift.runs.listing import summary_of
-from tokenswift.spec.adaptive import prices
-from tokenswift.spec.adaptive.control import Control, Drafted
-from tokenswift.spec.adaptive.prices import BUSY, Costs, Table, kept_table, measure
+from tokenswift.spec.adaptive import cost as prices
+from tokenswift.spec.adaptive.controller import Control, Drafted
+from tokenswift.spec.adaptive.cost import BUSY, Costs, Table, kept_table, measure
 from tokenswift.spec.drafters.heads import HIDDEN, heads_offer
 from tokenswift.spec.drafters.model import MODEL, model_offer
 from tokenswift.spec.drafters.partial import PARTIAL, partial_offer
@@ -152,7 +152,7 @@ def test_a_file_of_any_content_gives_a_table_that_can_be_used(
     for _ in range(3):
         name = control.mode(500)
         control.drafted(Drafted(name, 1.5, 2, passes=1, levels=1))
-        control.took(2, 2, 500, 2.0, 0.1)
+        control.record_step(2, 2, 500, 2.0, 0.1)
     assert 0 < control.rate < math.inf
 
 
@@ -189,7 +189,7 @@ class Machine:
             nodes, expected = tree.select(control.prices(100, 31), control.rate)
             took = self.slow * self.truth.verify(1 + len(nodes), 100)
             control.drafted(Drafted("plain", 1 + expected, 1 + len(nodes)))
-            control.took(1 + round(expected), 1 + len(nodes), 100, took, 0.0)
+            control.record_step(1 + round(expected), 1 + len(nodes), 100, took, 0.0)
             tokens, spent = tokens + 1 + expected, spent + took
         return costs, tokens / spent
 

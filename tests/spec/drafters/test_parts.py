@@ -14,8 +14,8 @@ import pytest
 from tests.tiny import tiny_model
 from tokenswift import LLM
 from tokenswift.sampling.ranking import Ranked
-from tokenswift.spec.adaptive.chances import Calibration, features
-from tokenswift.spec.adaptive.prices import Costs, Table, kept_table, measure
+from tokenswift.spec.adaptive.acceptance import Calibration, features
+from tokenswift.spec.adaptive.cost import Costs, Table, kept_table, measure
 from tokenswift.spec.drafters.lookup import MOST, Matches
 from tokenswift.tree import CandidateTree
 

@@ -18,14 +18,14 @@ from tokenswift.config import AutoOptions
 from tokenswift.interfaces import TokenSequence
 from tokenswift.runs import folder as folders
 from tokenswift.runs.report.page import page
-from tokenswift.spec.adaptive.control import Control
-from tokenswift.spec.adaptive.prices import Costs
+from tokenswift.spec.adaptive.controller import Control
+from tokenswift.spec.adaptive.cost import Costs
 from tokenswift.spec.drafters import registry
 from tokenswift.spec.drafters.drafter import (
     Candidates,
-    Mark,
+    CostEstimate,
+    DraftSource,
     Need,
-    Offer,
     Outcome,
     Ranked,
     Setting,
@@ -39,7 +39,7 @@ from tokenswift.spec.methods.table import STRATEGIES
 class Pairs:
     """Drafts what has followed the two newest tokens before: counts of trigrams, three tokens ahead."""
 
-    mark = Mark("pairs", "P", "pair of <tokens>", "#7a1fa2", "#e0b0ff")
+    mark = DraftSource("pairs", "P", "pair of <tokens>", "#7a1fa2", "#e0b0ff")
     name = mark.name
     ahead, shift = 3, 0
 
@@ -55,8 +55,8 @@ class Pairs:
     def begin(self, sequence: TokenSequence) -> None:
         self._read(sequence.tokens)
 
-    def offer(self, costs: Costs) -> Offer:
-        return Offer("counts of pairs", "the counts of pairs", tokens=2.0, rows=4, price=0.01)
+    def offer(self, costs: Costs) -> CostEstimate:
+        return CostEstimate("counts of pairs", "the counts of pairs", tokens=2.0, rows=4, price=0.01)
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         node, text = 0, sequence.tokens
@@ -85,7 +85,7 @@ class Pairs:
 class Wrong(Pairs):
     """The same, but every token is another one."""
 
-    mark = Mark("wrong", "W", "wrong pairs")
+    mark = DraftSource("wrong", "W", "wrong pairs")
     name = mark.name
     shift = 1
 
@@ -110,14 +110,14 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.fixture
 def priced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs are those of a table and drafting takes next to nothing, whatever the clock says."""
-    took = Control.took
+    took = Control.record_step
     monkeypatch.setattr(LLM, "costs", lambda self, low=None: REAL)
     monkeypatch.setattr(Costs, "observe", lambda *args: None)
 
     def at_no_cost(self: Control, tokens: int, rows: int, context: int, *milliseconds: float) -> None:
         took(self, tokens, rows, context, milliseconds[0], 0.01)
 
-    monkeypatch.setattr(Control, "took", at_no_cost)
+    monkeypatch.setattr(Control, "record_step", at_no_cost)
 
 
 def is_used(done: Any) -> bool:
@@ -213,25 +213,25 @@ class Unmarked:
 class Taken(Pairs):
     """Its name is another's."""
 
-    mark = Mark("head", "X", "x")
+    mark = DraftSource("head", "X", "x")
 
 
 class Small(Pairs):
     """Its letter is one that the library may want."""
 
-    mark = Mark("small", "s", "x")
+    mark = DraftSource("small", "s", "x")
 
 
 class Coloured(Pairs):
     """Its colour would be more than one."""
 
-    mark = Mark("coloured", "X", "x", "red;}body{display:none")
+    mark = DraftSource("coloured", "X", "x", "red;}body{display:none")
 
 
 class Beyond(Pairs):
     """What it proposes is no token."""
 
-    mark = Mark("beyond", "B", "tokens beyond the vocabulary")
+    mark = DraftSource("beyond", "B", "tokens beyond the vocabulary")
     name = mark.name
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
@@ -247,7 +247,7 @@ def test_what_is_no_token_is_named(install: Any, priced: None) -> None:
 class Idle:
     """It does nothing."""
 
-    mark = Mark("idle", "I", "idle")
+    mark = DraftSource("idle", "I", "idle")
 
 
 @pytest.mark.parametrize(
@@ -269,6 +269,6 @@ def test_what_is_no_drafter_is_named(install: Any, name: str, line: str) -> None
 
 def test_a_letter_belongs_to_one(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     install("Pairs", "Wrong")
-    monkeypatch.setattr(Wrong, "mark", Mark("wrong", "P", "wrong pairs"))
+    monkeypatch.setattr(Wrong, "mark", DraftSource("wrong", "P", "wrong pairs"))
     with pytest.raises(InputError, match="installed drafter wrong .* has the letter 'P'"):
         registry.marks()

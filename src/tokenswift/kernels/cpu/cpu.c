@@ -1,4 +1,4 @@
-/* Kernels of the lean decoder for CPUs: products with packed weights, attention, and the small operations
+/* Kernels of the native decoder for CPUs: products with packed weights, attention, and the small operations
  * of a layer between them. One shared library, no dependency but threads; see docs/exactness.md.
  *
  * The rule of this file: the bits of a row depend on that row's own context alone. A product is one chain
@@ -59,7 +59,7 @@ static void some_norms(void *context, long from, long to, int thread) {
             continue;
         }
         norm_row((char *)whole, F32, x, m->weight, m->width, m->eps);
-        quantise(group_of(m->out, m->n, m->width, i), block_of_rows(m->n), whole, m->width);
+        quantize(group_of(m->out, m->n, m->width, i), block_of_rows(m->n), whole, m->width);
     }
 }
 
@@ -166,7 +166,7 @@ static void some_gates(void *context, long from, long to, int thread) {
             if (part) store_part(type, at, y, part);
             else store(type, at, y);
         }
-        if (g->type == I8) quantise(group_of(g->out, g->n, width, i), block_of_rows(g->n), whole, width);
+        if (g->type == I8) quantize(group_of(g->out, g->n, width, i), block_of_rows(g->n), whole, width);
     }
 }
 
@@ -282,7 +282,7 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
         waited += linear((float *)at[3], all, at[2], hidden, &w->qkv, n, all, m->hidden, type, 0, threads);
         waited += append(segments, n, (float *)at[3], p->cos, p->sin, w->query_norm, w->key_norm, m->eps, threads);
         waited += attention(segments, p->count, at[8], threads);
-        if (type == I8) waited += quantised(at[7], (float *)at[4], n, whole, threads);
+        if (type == I8) waited += quantized(at[7], (float *)at[4], n, whole, threads);
         waited += linear(p->states, m->hidden, type == I8 ? at[7] : at[4], heads, &w->out, n, m->hidden, whole, type, 1, threads);
         waited += norm(at[2], p->states, w->mlp_norm, n, m->hidden, m->eps, type, threads);
         waited += linear((float *)at[5], 2 * m->inner, at[2], hidden, &w->gate_up, n, 2 * m->inner, m->hidden, type, 0, threads);

@@ -14,7 +14,7 @@ typedef struct { /* inputs (n, 3 D): the states, the base state (1, D) and embed
 /* out = x (n, K) times a weight; groups: room for x in int8. */
 static void draft_product(const DraftStep *s, float *out, long ldo, const float *x, const Weight *w, long n, long N, long K,
                           int add, char *groups, int threads) {
-    if (s->active == I8) quantised(groups, x, n, K, threads);
+    if (s->active == I8) quantized(groups, x, n, K, threads);
     linear(out, ldo, s->active == I8 ? (const void *)groups : x, K * 4, w, n, N, K, s->active, add, threads);
 }
 

@@ -1,4 +1,4 @@
-/* Products of whole numbers: weights of few bits times activations in int8. See cpu.c and docs/exactness.md.
+/* Products of whole numbers: quantized weights times activations in int8. See cpu.c and docs/exactness.md.
  *
  * Integer sums are exact in any order, so tiles, lanes and instructions decide nothing. What is rounded is one chain
  * over the groups of 32 (or 16) inner positions: the sum times both scales, then the least value times the sum of the
@@ -94,7 +94,7 @@ static void quantise_group(Group *out, const float *y) {
 }
 
 /* One row of K numbers as groups, `step` groups apart, the last filled up with 0. */
-static void quantise(Group *out, long step, const float *x, long K) {
+static void quantize(Group *out, long step, const float *x, long K) {
     for (; K >= 32; K -= 32, x += 32, out += step) quantise_group(out, x);
     if (!K) return;
     float rest[32] = {0};

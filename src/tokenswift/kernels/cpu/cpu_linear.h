@@ -123,18 +123,18 @@ typedef struct {
     char *out;
     const float *x;
     long n, width;
-} Quantise;
+} Quantize;
 
 static void some_groups(void *context, long from, long to, int thread) {
-    const Quantise *q = context;
+    const Quantize *q = context;
     (void)thread;
     for (long i = from; i < to; i++)
-        quantise(group_of(q->out, q->n, q->width, i), block_of_rows(q->n), q->x + i * q->width, q->width);
+        quantize(group_of(q->out, q->n, q->width, i), block_of_rows(q->n), q->x + i * q->width, q->width);
 }
 
 /* Rows (n, width) float32 as groups. Returns as run does. */
-static int64_t quantised(char *out, const float *x, long n, long width, int threads) {
-    Quantise q = {out, x, n, width};
+static int64_t quantized(char *out, const float *x, long n, long width, int threads) {
+    Quantize q = {out, x, n, width};
     return run(threads, n, (double)n * width * 8, some_groups, &q);
 }
 
@@ -143,7 +143,7 @@ void ts_linear(float *out, long ldo, const void *x, long ldx, const Weight *w, l
                int add, char *work, int threads) {
     threads = take_team((double)n * N * K < SMALL ? 1 : threads);
     if (active == I8) {
-        quantised(work, x, n, K, threads);
+        quantized(work, x, n, K, threads);
         x = work;
     }
     linear(out, ldo, x, ldx, w, n, N, K, active, add, threads);

@@ -166,7 +166,7 @@ class IntFullCache(FullCache):
         pages.copy_first(self.pages, length)
         return IntFullCache(pages, length)
 
-    def touch(self, seconds: float) -> bool:
+    def prefault(self, seconds: float) -> bool:
         """See `FullCache.touch`."""
         places = self.data.flatten(0, 1)[:, :1, :1]
         until = perf_counter() + seconds

@@ -27,7 +27,7 @@ from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape
 from tokenswift.kv.full import FullCache
-from tokenswift.kv.pages import Arena, sent
+from tokenswift.kv.pages import Arena, to_device
 from tokenswift.kv.sparse import SparseCache
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)  # of keys and values
@@ -154,7 +154,7 @@ class CudaBackend(Backend):
             states, cos, sin = enter(tokens, positions)
             return states, self._layers(body, states, cos, sin, plan, keep)
 
-        table, at = sent(numbers, self.device), 0
+        table, at = to_device(numbers, self.device), 0
         for segment in segments:  # tokens of draft passes that nobody has waited for
             if self._stays(segment.tokens):
                 table[at : at + len(segment.tokens)] = segment.tokens

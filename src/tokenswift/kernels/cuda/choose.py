@@ -19,7 +19,7 @@ from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
 from tokenswift.kernels.base import Replays
 from tokenswift.kernels.cuda.plan import RECORDED, power
-from tokenswift.kv.pages import sent
+from tokenswift.kv.pages import to_device
 from tokenswift.sampling.choice import processed, repetition_penalty
 from tokenswift.sampling.noise import gumbel_rows, signed_key
 from tokenswift.sampling.ranking import Asked, LogitRows, Ranked
@@ -71,7 +71,7 @@ class DeviceRanker:
         form, numbers = self._table(rows, size, columns if subset is None else subset.vocab_size)
         coupled, shares, params = rows.coupled and not self.params.greedy, rows.shares, self._unseeded
         logits = F.pad(rows.logits.float(), (0, 0, 0, size - count))
-        table = sent(numbers, self._device)
+        table = to_device(numbers, self._device)
         if path and form.window:  # the first row's tokens after the text, the last of them repeated
             after = table[sum(form.sizes[:-1]) :][: form.added]
             known = torch.cat(list(path))[-form.window :]

@@ -22,7 +22,7 @@ from tokenswift.kernels.cuda.int_reference import factor_of
 from tokenswift.kernels.cuda.plan import ALONE, CHUNK, SPAN, TILE, Plan, queries_of
 from tokenswift.kernels.cuda.reference import check_plain
 from tokenswift.kernels.cuda.weights import Planes
-from tokenswift.kv.pages import sent
+from tokenswift.kv.pages import to_device
 
 ROWS, COLUMNS, INNER = 64, 64, 64  # of a program's part of a product, and of a step along its inner dimension
 FEW = 16  # rows of a program's part of a product with a weight of few bits
@@ -237,7 +237,7 @@ class Kernels:
             4,
             1,
             data=data,
-            nodes=sent(nodes, data.device),
+            nodes=to_device(nodes, data.device),
             capacity=capacity,
             start=start,
             count=len(nodes),

@@ -20,7 +20,7 @@ from torch import Tensor
 from tokenswift.interfaces import Segment
 from tokenswift.kernels.base import check_rows
 from tokenswift.kernels.cuda.entries import width_of
-from tokenswift.kv.pages import sent
+from tokenswift.kv.pages import to_device
 
 CHUNK = 256  # positions of a chunk, as on the CPU
 TILE = 64  # positions that a program multiplies at a time
@@ -189,7 +189,7 @@ def plan_of(
     """
     origin = segments[0].cache.data if origin is None else origin
     tables = Tables(segments, heads, origin)
-    numbers = sent(tables.numbers(tables.form), device)
+    numbers = to_device(tables.numbers(tables.form), device)
     return Plan.over(numbers, tables.form, segments, origin)
 
 

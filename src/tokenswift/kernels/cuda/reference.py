@@ -19,7 +19,7 @@ from tokenswift.kernels.cuda import int_reference
 from tokenswift.kernels.cuda.entries import width_of
 from tokenswift.kernels.cuda.plan import CHUNK, SPAN, TILE, Plan
 from tokenswift.kernels.cuda.weights import Planes
-from tokenswift.kernels.torch import quantised, row_paths, turned
+from tokenswift.kernels.torch import quantized, row_paths, turned
 
 Sums = tuple[Tensor, Tensor, Tensor]  # weighted values (…, d), maximum and sum (…, 1) of some keys
 
@@ -134,7 +134,7 @@ class Reference:
         whole numbers of 8 bits; float32."""
         values = planes.values(slice(None))
         if whole:
-            return F.linear(quantised(states), values, bias)
+            return F.linear(quantized(states), values, bias)
         return self.product(states, values.to(states.dtype), bias)
 
 

@@ -49,7 +49,7 @@ class Format:
         split: the numbers of rows of blocks, (N, bytes of a row) → :class:`Numbers`.
         group: weights that share a scale: a block, or a part of it.
         offset: what is taken from each whole number; 0 where a least value is added.
-        encode: quantises float32 rows (N, K), K a multiple of the block; None where nothing writes the
+        encode: quantizes float32 rows (N, K), K a multiple of the block; None where nothing writes the
             format.
     """
 

@@ -1,4 +1,4 @@
-"""Models from GGUF files: config, layout and weights, as the lean decoder takes them.
+"""Models from GGUF files: config, layout and weights, as the native decoder takes them.
 
 A file names its tensors and numbers in its own way, and Llama's converter turns the rows of queries and keys
 round, for positions that pair neighbours. Here all of it gets the names and the order of transformers'
@@ -35,7 +35,7 @@ from tokenswift.loader.numbers import check_numbers, refusal
 from tokenswift.loader.vocabulary_checks import check_words
 from tokenswift.types import InputError
 
-#: architectures that the lean decoder runs, and transformers' names for them
+#: architectures that the native decoder runs, and transformers' names for them
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 OUTER = {EMBEDDING: "token_embd.weight", NORM: "output_norm.weight", HEAD: "output.weight"}
 INNER = {
@@ -53,8 +53,8 @@ INNER = {
 }
 
 
-def is_lean(file: GgufFile) -> bool:
-    """Whether the lean decoder runs a file's model.
+def is_native(file: GgufFile) -> bool:
+    """Whether the native decoder runs a file's model.
 
     Raises:
         InputError: it says of its architecture what no model's file says.
@@ -78,7 +78,7 @@ def formats(file: GgufFile) -> str:
 
 def own_dtype(file: GgufFile, place: str = "cpu") -> str:
     """What ``dtype="auto"`` means for a file: the type of its matrices where they are float numbers, bfloat16
-    where some must be unpacked or a card multiplies with weights of few bits, else float32."""
+    where some must be unpacked or a card multiplies with quantized weights, else float32."""
     matrices = [entry for entry in file.tensors.values() if len(entry.shape) > 1]
     kinds = {entry.kind for entry in matrices}
     if "BF16" in kinds or file.foreign() or (place != "cpu" and any(e.code in BY_CODE for e in matrices)):
@@ -156,7 +156,7 @@ _CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "
 
 
 def layout_of(file: GgufFile, config: Any) -> Layout:
-    """What the lean decoder is made of, for a config of :func:`config_of`."""
+    """What the native decoder is made of, for a config of :func:`config_of`."""
     return native.layout_of(config, OUTER[HEAD] not in file.tensors)
 
 
@@ -164,7 +164,7 @@ def layout_of(file: GgufFile, config: Any) -> Layout:
 
 
 def names_of(layers: int) -> Iterable[str]:
-    """The names, as transformers has them, of all tensors that a lean decoder can have."""
+    """The names, as transformers has them, of all tensors that a native decoder can have."""
     yield from OUTER
     for number in range(layers):
         for name in INNER:

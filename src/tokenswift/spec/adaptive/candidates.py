@@ -10,10 +10,10 @@ from torch import Tensor
 from tokenswift.interfaces import TokenSequence
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import Ranked, Subset
-from tokenswift.spec.adaptive.chances import Calibration
-from tokenswift.spec.adaptive.control import Control
+from tokenswift.spec.adaptive.acceptance import Calibration
+from tokenswift.spec.adaptive.controller import Control
 from tokenswift.spec.drafters.candidates import Below, Candidates
-from tokenswift.spec.drafters.refusal import Source
+from tokenswift.spec.drafters.invalid_logits import Source
 
 WIDTH = 4  # candidates of a place
 ROWS = 4  # places that one level continues

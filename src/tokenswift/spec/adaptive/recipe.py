@@ -18,13 +18,13 @@ from typing import Any
 from tokenswift.interfaces import TokenSequence
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
+from tokenswift.spec.adaptive.acceptance import Calibration
 from tokenswift.spec.adaptive.candidates import PricedCandidates
-from tokenswift.spec.adaptive.chances import Calibration
-from tokenswift.spec.adaptive.control import PLAIN, Control, Drafted
-from tokenswift.spec.adaptive.offer import Offer, Outcome
-from tokenswift.spec.adaptive.prices import Costs, Table
+from tokenswift.spec.adaptive.controller import PLAIN, Control, Drafted
+from tokenswift.spec.adaptive.cost import Costs, Table
+from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
 from tokenswift.spec.drafters.drafter import Drafter
-from tokenswift.spec.drafters.refusal import Source
+from tokenswift.spec.drafters.invalid_logits import Source
 from tokenswift.tree import CandidateTree
 from tokenswift.types import DraftTree, InputError, RunError, Step
 
@@ -108,7 +108,7 @@ class ByChance:
     def begin(self, sequence: TokenSequence) -> None:
         """Let the drafters read the prompt, and hear what they offer."""
         costs = Costs(self._table())
-        offers: dict[str, Offer] = {}
+        offers: dict[str, CostEstimate] = {}
         for drafter in list(self.drafters):
             drafter.begin(sequence)
             offer = drafter.offer(costs)
@@ -129,7 +129,7 @@ class ByChance:
     def draft(self, sequence: TokenSequence) -> DraftTree:
         """The tree of this step; the bare root where nothing pays."""
         control, length = self.control, len(sequence.tokens) - 1
-        self._rested = self._rests > 0 and sequence.beside.rows >= control.beside.rows
+        self._rested = self._rests > 0 and sequence.load.rows >= control.load.rows
         if self._rested:
             self._rests -= 1
             self._record = {"context": length, "mode": PLAIN, "nodes": 0, "depth": 0, "expected": 1.0}
@@ -137,8 +137,8 @@ class ByChance:
         self._rests = 0
         if self._before is not None:
             control.observed(1000 * self._before.times.get("observe", 0.0))
-        if sequence.beside != control.beside:
-            control.join(sequence.beside, length)
+        if sequence.load != control.load:
+            control.join(sequence.load, length)
         control.left = sequence.left
         mode = control.mode(length)
         made = PricedCandidates(sequence, self.sampler, self.coupled, self.calibration, control)
@@ -151,7 +151,7 @@ class ByChance:
         self._leave_out(made)
         nodes, expected = made.tree.select(control.prices(length, MOST_NODES), control.rate)
         tree = made.tree.build(nodes)
-        if control.rests and mode not in self._priced and not nodes:
+        if control.skip_drafting and mode not in self._priced and not nodes:
             self._rests = LOOKS - 1
         control.drafted(Drafted(mode, 1 + expected, len(tree), made.passes, made.levels, made.loaded))
         self._record = {"context": length, "mode": mode, "nodes": len(nodes), "depth": tree.gamma}
@@ -178,7 +178,7 @@ class ByChance:
             control.rested(len(new), verify_ms + draft_ms)
             self._before = None
         else:
-            control.took(len(new), step.drafted + 1, length - len(new), verify_ms, draft_ms)
+            control.record_step(len(new), step.drafted + 1, length - len(new), verify_ms, draft_ms)
             self._before = step
         self._steps += 1
         if self._candidates is not None and not self._rested:

@@ -16,7 +16,7 @@ from torch import Tensor
 from tokenswift.interfaces import TokenSequence
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import Asked, LogitRows, Ranked, Subset
-from tokenswift.spec.drafters.refusal import Source
+from tokenswift.spec.drafters.invalid_logits import Source
 from tokenswift.tree import CandidateTree
 from tokenswift.types import RunError
 

@@ -9,12 +9,12 @@ from tokenswift.kv.sparse import SparseCache
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import RefusedRow, Sampler
 from tokenswift.spec.accept import accept_exact
-from tokenswift.spec.adaptive.offer import Outcome
-from tokenswift.spec.adaptive.prices import Costs
+from tokenswift.spec.adaptive.cost import Costs
+from tokenswift.spec.adaptive.estimate import Outcome
 from tokenswift.spec.drafters.candidates import Candidates
 from tokenswift.spec.drafters.drafter import Drafter
+from tokenswift.spec.drafters.invalid_logits import Source, pass_source
 from tokenswift.spec.drafters.partial import SparseContext
-from tokenswift.spec.drafters.refusal import Source, pass_source
 from tokenswift.spec.drafters.registry import CHAIN
 
 

@@ -15,19 +15,19 @@ from tokenswift.interfaces import DraftModel, TokenSequence
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import Ranked
-from tokenswift.spec.adaptive.offer import Offer, Outcome
-from tokenswift.spec.adaptive.prices import Costs
+from tokenswift.spec.adaptive.cost import Costs
+from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
 from tokenswift.spec.drafters.candidates import Candidates
-from tokenswift.spec.drafters.refusal import Source
-from tokenswift.types import Mark
+from tokenswift.spec.drafters.invalid_logits import Source
+from tokenswift.types import DraftSource
 
 __all__ = [
     "Candidates",
     "Costs",
     "Drafter",
-    "Mark",
+    "DraftSource",
     "Need",
-    "Offer",
+    "CostEstimate",
     "Outcome",
     "Ranked",
     "Setting",
@@ -64,7 +64,7 @@ class Drafter(Protocol):
     def refusals(self) -> Source: ...
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> DraftSource:
         """Name, letter and colours of its tokens."""
         ...
 
@@ -77,7 +77,7 @@ class Drafter(Protocol):
         """The prompt is there."""
         ...
 
-    def offer(self, costs: Costs) -> Offer | None:
+    def offer(self, costs: Costs) -> CostEstimate | None:
         """What it expects, once after :meth:`begin`; None where it has no part in automatic drafting."""
         ...
 

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import DraftModel, TokenSequence
-from tokenswift.kv.pages import sent
+from tokenswift.kv.pages import to_device
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import RefusedRow
 from tokenswift.sampling.ranking import LogitRows, Subset
-from tokenswift.spec.adaptive.offer import Offer, Outcome
-from tokenswift.spec.adaptive.prices import Costs
+from tokenswift.spec.adaptive.cost import Costs
+from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
 from tokenswift.spec.drafters.candidates import Candidates
-from tokenswift.spec.drafters.refusal import heads_source
+from tokenswift.spec.drafters.invalid_logits import heads_source
 from tokenswift.spec.drafters.registry import HEAD
 from tokenswift.spec.drafters.vocabulary import DraftVocabulary, draft_vocabulary
 from tokenswift.spec.heads.modules import Heads
@@ -87,7 +87,7 @@ class HeadLevels:
         return states, logits if rows else self.vocabulary.project(states)
 
     def _embeds(self, tokens: list[int]) -> Tensor:
-        return self.model.embed(sent(tokens, self.model.device))
+        return self.model.embed(to_device(tokens, self.model.device))
 
 
 def level_of(model: DraftModel, heads: Heads | None) -> Callable[[], object] | None:
@@ -109,12 +109,12 @@ def level_of(model: DraftModel, heads: Heads | None) -> Callable[[], object] | N
     return level
 
 
-def heads_offer(costs: Costs) -> Offer:
+def heads_offer(costs: Costs) -> CostEstimate:
     """What heads from the verified state expect: of one candidate or of two, what pays better."""
     level = costs.level()
     trees = ((1.4, 2, 1.5 * level), (1.5, 3, 2 * level))
     tokens, rows, price = max(trees, key=lambda tree: tree[0] / (tree[2] + costs.verify(tree[1], 0)))
-    return Offer("heads from the verified state", "the heads", tokens, rows, price)
+    return CostEstimate("heads from the verified state", "the heads", tokens, rows, price)
 
 
 class HeadDrafter:
@@ -151,7 +151,7 @@ class HeadDrafter:
         """Nothing beside the tree's rows."""
         return []
 
-    def offer(self, costs: Costs) -> Offer:
+    def offer(self, costs: Costs) -> CostEstimate:
         """Two levels from the verified state."""
         return heads_offer(costs)
 
@@ -171,7 +171,7 @@ class HeadDrafter:
             below = candidates.rank(nodes, logits, head, levels.subset, kind, self.refusals)
             nodes, rows = candidates.go_on(below, head)
             if self.heads.conditioned:
-                states = states[sent(rows, states.device)]
+                states = states[to_device(rows, states.device)]
             head += 1
 
     def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:

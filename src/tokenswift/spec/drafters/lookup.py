@@ -33,14 +33,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from tokenswift.interfaces import TokenSequence
-from tokenswift.kv.pages import sent
+from tokenswift.kv.pages import to_device
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
-from tokenswift.spec.adaptive.chances import Regression
-from tokenswift.spec.adaptive.offer import Offer, Outcome
-from tokenswift.spec.adaptive.prices import Costs
+from tokenswift.spec.adaptive.acceptance import Regression
+from tokenswift.spec.adaptive.cost import Costs
+from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
 from tokenswift.spec.drafters.candidates import Candidates
-from tokenswift.spec.drafters.refusal import Source
+from tokenswift.spec.drafters.invalid_logits import Source
 from tokenswift.spec.drafters.registry import NGRAM
 
 LENGTH = 4  # n of the n-grams that are drafted
@@ -241,9 +241,9 @@ class PromptLookup:
         """Lists of the text, which are not worth counting."""
         return []
 
-    def offer(self, costs: Costs) -> Offer:
+    def offer(self, costs: Costs) -> CostEstimate:
         """It costs nothing."""
-        return Offer("long matches of the text", "the text", tokens=1.0, rows=1, price=0.0)
+        return CostEstimate("long matches of the text", "the text", tokens=1.0, rows=1, price=0.0)
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """One path."""
@@ -302,8 +302,8 @@ class Ngrams:
         if len(found) <= self.count:
             return [followers for followers, _ in found]
         device = self.sampler.device
-        grams = sent([followers for followers, _ in found], device)
-        score = sent([math.log(count) for _, count in found], device)
+        grams = to_device([followers for followers, _ in found], device)
+        score = to_device([math.log(count) for _, count in found], device)
         for i in range(grams.shape[1]):
             score = score + self.sampler.noise.gather(len(sequence.tokens) + depth + i, grams[:, i])
         best = score.topk(self.count).indices.tolist()

@@ -16,10 +16,10 @@ from tokenswift.kv.select import select
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.memory import Need
 from tokenswift.sampling.ranking import Subset
-from tokenswift.spec.adaptive.offer import Offer, Outcome
-from tokenswift.spec.adaptive.prices import Costs
+from tokenswift.spec.adaptive.cost import Costs
+from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
 from tokenswift.spec.drafters.candidates import Candidates
-from tokenswift.spec.drafters.refusal import model_source
+from tokenswift.spec.drafters.invalid_logits import model_source
 from tokenswift.spec.drafters.registry import CHAIN
 from tokenswift.spec.drafters.vocabulary import DraftVocabulary, draft_vocabulary
 
@@ -205,7 +205,7 @@ class ModelDrafter:
         context = self.context
         return [Need(*self.asked, (context.slots + context.longest + 2) * context.model.kv_bytes)]
 
-    def offer(self, costs: Costs) -> Offer:
+    def offer(self, costs: Costs) -> CostEstimate:
         """Two passes, at the target's price by the byte of weights."""
         return model_offer(costs.verify(1, 0) * self.context.model.weight_bytes / self.target.weight_bytes)
 
@@ -224,8 +224,8 @@ class ModelDrafter:
             self.context.observe(sequence.tokens)
 
 
-def model_offer(pass_ms: float) -> Offer:
+def model_offer(pass_ms: float) -> CostEstimate:
     """What a draft model expects whose passes take about so many milliseconds."""
-    return Offer(
+    return CostEstimate(
         "the draft model", "the draft model", 2.1, 3, 2 * pass_ms, pass_ms=pass_ms, lead=0.6, given=True
     )

@@ -11,13 +11,13 @@ from tokenswift.kv.full import FullCache
 from tokenswift.kv.select import select, useful
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.memory import Need
-from tokenswift.spec.adaptive.offer import Offer, Outcome
-from tokenswift.spec.adaptive.prices import Costs
+from tokenswift.spec.adaptive.cost import Costs
+from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
 from tokenswift.spec.drafters.candidates import Candidates
 from tokenswift.spec.drafters.heads import HeadDrafter, newest_hidden
-from tokenswift.spec.drafters.refusal import pass_source
+from tokenswift.spec.drafters.invalid_logits import pass_source
 from tokenswift.spec.drafters.registry import HEAD
-from tokenswift.types import Mark
+from tokenswift.types import DraftSource
 
 PARTIAL = "partial"
 _LEAD = 0.9  # chance that a pass in few bits finds the next token, before anything is known
@@ -122,7 +122,7 @@ class PartialDrafter:
         model: DraftModel,
         context: SparseContext | None,
         heads: HeadDrafter | None = None,
-        mark: Mark = HEAD,
+        mark: DraftSource = HEAD,
         least: int = 0,
         low: LowBit | None = None,
     ) -> None:
@@ -144,7 +144,7 @@ class PartialDrafter:
         rows = self.context.budget + self.context.scratch
         return [Need("budget", self.context.wanted, rows * self.model.kv_bytes, sure=text > self.least)]
 
-    def offer(self, costs: Costs) -> Offer | None:
+    def offer(self, costs: Costs) -> CostEstimate | None:
         """A pass and a level."""
         if self.context is None:
             return None
@@ -192,13 +192,13 @@ class PartialDrafter:
             self.context.sparse = None
 
 
-def low_offer(costs: Costs, drafted: int, verified: int) -> Offer:
+def low_offer(costs: Costs, drafted: int, verified: int) -> CostEstimate:
     """What passes in few bits over ``drafted`` cached tokens expect, verified over ``verified``, in the chain
     that pays best. To rank the candidates of a pass takes about what a level of heads takes."""
     pass_ms = costs.low(drafted) + costs.level()
     chains = [(1 + sum(_LEAD**i for i in range(1, n + 1)), n) for n in range(1, _LONGEST + 1)]
     tokens, length = max(chains, key=lambda c: c[0] / (c[1] * pass_ms + costs.verify(c[1] + 1, verified)))
-    return Offer(
+    return CostEstimate(
         "passes in few bits",
         "the passes in few bits",
         tokens=tokens,
@@ -210,10 +210,10 @@ def low_offer(costs: Costs, drafted: int, verified: int) -> Offer:
     )
 
 
-def partial_offer(costs: Costs, budget: int) -> Offer:
+def partial_offer(costs: Costs, budget: int) -> CostEstimate:
     """What passes over a partial cache of ``budget`` tokens expect."""
     pass_ms = costs.verify(1, budget)
-    return Offer(
+    return CostEstimate(
         "passes over the partial cache",
         "the partial pass",
         tokens=2.1,

@@ -9,7 +9,7 @@ from tokenswift.config import tree_nodes
 from tokenswift.interfaces import TokenSequence
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
-from tokenswift.spec.adaptive.offer import Outcome
+from tokenswift.spec.adaptive.estimate import Outcome
 from tokenswift.spec.drafters.candidates import Candidates
 from tokenswift.spec.drafters.drafter import Drafter
 from tokenswift.types import DraftTree, Step

@@ -14,16 +14,16 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
 
-from tokenswift.types import InputError, Mark
+from tokenswift.types import DraftSource, InputError
 
 GROUP = "tokenswift.drafters"
 #: the library's own: the target's choice, the draft heads and the target's own passes, n-grams of the text,
 #: a drafted chain
 OWN = (
-    Mark("target", "t", "the model's own choice"),
-    Mark("head", "h", "draft head"),
-    Mark("ngram", "n", "n-gram"),
-    Mark("chain", "c", "chain"),
+    DraftSource("target", "t", "the model's own choice"),
+    DraftSource("head", "h", "draft head"),
+    DraftSource("ngram", "n", "n-gram"),
+    DraftSource("chain", "c", "chain"),
 )
 HEAD, NGRAM, CHAIN = OWN[1:]
 #: names that are taken besides those of OWN
@@ -60,18 +60,18 @@ def others() -> tuple[type[Any], ...]:
 
 
 @cache
-def marks() -> Mapping[str, Mark]:
+def marks() -> Mapping[str, DraftSource]:
     """All sources of tokens by name, the library's own first."""
     known = [*OWN, *(drafter.mark for drafter in others())]
     return MappingProxyType({mark.name: mark for mark in known})
 
 
-def mark_of(letter: str) -> Mark:
+def mark_of(letter: str) -> DraftSource:
     """The source that a journal's letter stands for, also one whose package is not installed."""
     for mark in marks().values():
         if mark.letter == letter:
             return mark
-    return Mark(f"drafter-{letter}", letter, f"drafter {letter} (not installed)")
+    return DraftSource(f"drafter-{letter}", letter, f"drafter {letter} (not installed)")
 
 
 def refresh() -> None:
@@ -86,8 +86,8 @@ def _load(point: EntryPoint) -> type[Any]:
     except Exception as error:  # whatever another package's module raises, the user is told whose it is
         what = str(error).partition("\n")[0]
         raise _wrong(point, f"{type(error).__name__} ({what})", "a class that can be imported") from error
-    if not isinstance(drafter, type) or not isinstance(getattr(drafter, "mark", None), Mark):
-        raise _wrong(point, "no mark", "a class whose attribute mark is a tokenswift.types.Mark")
+    if not isinstance(drafter, type) or not isinstance(getattr(drafter, "mark", None), DraftSource):
+        raise _wrong(point, "no mark", "a class whose attribute mark is a tokenswift.types.DraftSource")
     for method in ("needs", "begin", "offer", "propose", "observe"):
         if not callable(getattr(drafter, method, None)):
             raise _wrong(

@@ -166,7 +166,7 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
 
 
 def _calibration(found: Any, path: Path) -> dict[str, list[list[float]]] | None:
-    """The weights of `spec.adaptive.chances` that a header holds: two lists of six numbers a source."""
+    """The weights of `spec.adaptive.acceptance` that a header holds: two lists of six numbers a source."""
     if found is None:
         return None
     try:

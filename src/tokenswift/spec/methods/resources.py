@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from tokenswift.interfaces import DraftModel, LowBit
-from tokenswift.spec.adaptive.prices import Table
+from tokenswift.spec.adaptive.cost import Table
 from tokenswift.spec.heads.modules import Heads
 
 #: what the papers' methods draft where nothing is given: the setting of TokenSwift's paper

@@ -1,6 +1,6 @@
 """transformers' own models of what lies in other files than its own: GGUF files, unpacked in memory.
 
-What the lean decoder runs is filled from the very weights that it reads, as transformers' reader of such
+What the native decoder runs is filled from the very weights that it reads, as transformers' reader of such
 files leaves out some of what they say (Llama 3's positions, a tokenizer's rule for digits). Other families go
 through that reader.
 """
@@ -26,7 +26,7 @@ from tokenswift.loader.gguf.model import (
     GgufWeights,
     architecture,
     config_of,
-    is_lean,
+    is_native,
     layout_of,
     own_dtype,
 )
@@ -103,7 +103,7 @@ def load_file(
         InputError: the file cannot be read, or nobody here can unpack it.
     """
     file = GgufFile(path)
-    if not is_lean(file):
+    if not is_native(file):
         places(None)
         return _by_transformers(name, file, dtype, device)
     kind = dtype or getattr(torch, own_dtype(file, device))

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenswift.interfaces import ALONE, Beside
-from tokenswift.spec.adaptive.offer import Offer
-from tokenswift.spec.adaptive.prices import Costs
+from tokenswift.interfaces import ALONE, BatchLoad
+from tokenswift.spec.adaptive.cost import Costs
+from tokenswift.spec.adaptive.estimate import CostEstimate
 
 PLAIN = "plain"
 _WORDS = "plain decoding with long matches of the text"
@@ -138,9 +138,9 @@ class Control:
         passes: of each drafter that drafts by passes, what is known of them.
     """
 
-    def __init__(self, costs: Costs, offers: Mapping[str, Offer]) -> None:
+    def __init__(self, costs: Costs, offers: Mapping[str, CostEstimate]) -> None:
         self.costs, self.offers = costs, offers
-        self.beside = ALONE
+        self.load = ALONE
         self.left: int | None = None
         self.level_ms = costs.level()
         self._leads = [_CHANCE] * (_LEVELS + 1)
@@ -165,9 +165,9 @@ class Control:
 
     # ---- decisions ------------------------------------------------------------------------------
 
-    def join(self, beside: Beside, context: int) -> None:
+    def join(self, beside: BatchLoad, context: int) -> None:
         """The next pass, with ``context`` tokens cached, holds this besides."""
-        changed, self.beside = beside.rows != self.beside.rows, beside
+        changed, self.load = beside.rows != self.load.rows, beside
         if changed:
             self.reprice(context)
 
@@ -197,7 +197,7 @@ class Control:
             if name in rates and name not in (self.current, PLAIN) and self._step >= mode.next_trial:
                 mode.next_trial = self._step + mode.interval
                 mode.interval = min(_LAST, 2 * mode.interval)
-                promising = _PROMISING if self._loads(name) else _TRIED if self.beside == ALONE else 1.0
+                promising = _PROMISING if self._loads(name) else _TRIED if self.load == ALONE else 1.0
                 hopeless = (
                     name in self.passes and self._at_best(name, context) < _PROMISING * rates[self.current]
                 )
@@ -243,9 +243,9 @@ class Control:
         return saved * self.left > _REPAID * price
 
     @property
-    def rests(self) -> bool:
+    def skip_drafting(self) -> bool:
         """Whether, beside other texts, a row costs so much that few candidates could be worth it."""
-        return self.beside.rows > 0 and self.rate * self.row_ms > _DEAR
+        return self.load.rows > 0 and self.rate * self.row_ms > _DEAR
 
     def pace(self, name: str, context: int) -> float:
         """Tokens a millisecond that a mode would reach with ``context`` tokens cached."""
@@ -254,13 +254,13 @@ class Control:
         part = mode.rows - rows  # of steps with a row more
         verify = (1 - part) * self._verify(rows, context) + part * self._verify(rows + 1, context)
         extra = mode.tokens - 1
-        beside = self.beside
+        beside = self.load
         spent = mode.draft_ms + verify + beside.ms
         return (1 + extra * mode.bias + beside.tokens) / spent
 
     def _at_best(self, name: str, context: int) -> float:
         """Tokens a millisecond of a drafter that makes passes, if each of them found the next token."""
-        pass_ms, beside = self.passes[name].ms, self.beside
+        pass_ms, beside = self.passes[name].ms, self.load
         return max(
             (1 + count + beside.tokens) / (count * pass_ms + self._verify(1 + count, context) + beside.ms)
             for count in range(1, _LONGEST + 1)
@@ -290,7 +290,7 @@ class Control:
         return self._verify(1, context)
 
     def _verify(self, rows: int, context: int) -> float:
-        return self.costs.verify(rows, context, self.beside)
+        return self.costs.verify(rows, context, self.load)
 
     # ---- what happened --------------------------------------------------------------------------
 
@@ -298,11 +298,11 @@ class Control:
         """A tree was made."""
         self._last = tree
 
-    def took(self, tokens: int, rows: int, context: int, verify_ms: float, draft_ms: float) -> None:
+    def record_step(self, tokens: int, rows: int, context: int, verify_ms: float, draft_ms: float) -> None:
         """It was drafted and verified in these times and yielded ``tokens``."""
         last = self._last
         if last.rows == rows:  # not where the text's end cut it short
-            self.costs.observe(rows, context, verify_ms, self.beside)
+            self.costs.observe(rows, context, verify_ms, self.load)
         mode = self.modes[last.mode]
         mode.learn(last.expected, rows, None if last.loaded else draft_ms)
         if last.loaded:

@@ -32,7 +32,7 @@ import msgspec
 import torch
 
 from tokenswift.files import read_small, replacing
-from tokenswift.interfaces import ALONE, Beside, DraftModel, LowBit, PassModel
+from tokenswift.interfaces import ALONE, BatchLoad, DraftModel, LowBit, PassModel
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 SHORT, LONG = 64, 2048  # cached tokens of the measured passes
@@ -77,7 +77,7 @@ class Table:
         if self.rows[0] != 1 or any(low >= high for low, high in pairwise(self.rows)):
             raise ValueError("row counts that do not rise from 1")
 
-    def verify(self, rows: int, context: int, beside: Beside = ALONE) -> float:
+    def verify(self, rows: int, context: int, beside: BatchLoad = ALONE) -> float:
         """Milliseconds of a pass of ``rows`` rows over ``context`` cached tokens, and of what it holds
         besides: products run over the rows of all texts, attention over each text's own keys."""
         more = self.token[0] * beside.context
@@ -234,7 +234,7 @@ class Costs:
         self._factors: dict[int, float] = {}
         self._fresh = 0
 
-    def verify(self, rows: int, context: int, beside: Beside = ALONE) -> float:
+    def verify(self, rows: int, context: int, beside: BatchLoad = ALONE) -> float:
         """A verify pass of ``rows`` nodes, with the choice of its tokens, and of what it holds besides."""
         factor = self._factors.get(rows + beside.rows, 1.0)
         return self.scale * factor * self.table.verify(rows, context, beside)
@@ -250,7 +250,7 @@ class Costs:
         """One level of the heads; a tenth of a pass where none was measured."""
         return self._typical * self._drafting * self.table.level or 0.1 * self.verify(1, 0)
 
-    def observe(self, rows: int, context: int, milliseconds: float, beside: Beside = ALONE) -> None:
+    def observe(self, rows: int, context: int, milliseconds: float, beside: BatchLoad = ALONE) -> None:
         """Take in one step's verify pass."""
         self._all.append((rows + beside.rows, milliseconds / self.table.verify(rows, context, beside)))
         self._fresh += 1

@@ -17,10 +17,10 @@ from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT, SMALL
 from tests.spec.drafters.test_auto import FREE, _always
 from tokenswift import LLM, InputError, RunError, SamplingParams
 from tokenswift.kv.sparse import SparseCache
-from tokenswift.models.decoder import LeanTarget
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.low_bit import LowBitTarget
-from tokenswift.spec.adaptive.control import Control
-from tokenswift.spec.adaptive.prices import measure
+from tokenswift.spec.adaptive.controller import Control
+from tokenswift.spec.adaptive.cost import measure
 from tokenswift.spec.drafters.heads import HIDDEN, HeadLevels, level_of
 from tokenswift.spec.drafters.model import MODEL, ModelContext
 from tokenswift.spec.drafters.partial import PARTIAL
@@ -187,7 +187,7 @@ def broken_passes(monkeypatch: pytest.MonkeyPatch, llm: LLM, late: int) -> list[
 
         return forward
 
-    for kind in (LeanTarget, LowBitTarget):
+    for kind in (NativeTarget, LowBitTarget):
         monkeypatch.setattr(kind, "forward", broken(kind.forward))
     return count
 

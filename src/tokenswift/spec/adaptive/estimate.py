@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class CostEstimate:
     """What a drafter expects of its steps, before there were any.
 
     Attributes:
