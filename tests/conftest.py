@@ -85,7 +85,9 @@ def embedded_tokenizer(embedded: str) -> Any:
 OTHER = {"avx2": ("-mavx2", "-mfma", "-mf16c"), "plain C": ()}
 
 
-@pytest.fixture(scope="session", params=["native", *OTHER])
+@pytest.fixture(
+    scope="session", params=["native", *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHER)]
+)
 def kernels(request: pytest.FixtureRequest) -> CpuBackend:
     """The compiled kernels, for each kind of processor."""
     if request.param == "avx2" and "avx2" not in build.processor():

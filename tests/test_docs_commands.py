@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 import tokenswift
+from benchmarks.__main__ import build_parser as benchmarks_parser
 from tokenswift.cli.declare import RARE, level_of
 from tokenswift.cli.main import COMMANDS, build_parser, main
 from tokenswift.config import ANSWERS
@@ -49,7 +50,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("page", sorted({b.page for b in FAST}))
+@pytest.mark.parametrize(
+    "page",
+    [
+        page if page == "README.md" else pytest.param(page, marks=pytest.mark.slow)
+        for page in sorted({b.page for b in FAST})
+    ],
+)
 def test_a_page(
     page: str,
     folder: Path,
@@ -144,7 +151,7 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
 
 
 def test_options_that_are_named_exist() -> None:
-    known = options_of(build_parser()[0])
+    known = options_of(build_parser()[0]) | options_of(benchmarks_parser()[0])
     others = {"--index-url", "--no-deps", "--torch-backend", "--nproc-per-node", "--speculative-config"}
     others |= {"--prompts", "--contexts", "--results", "--build", "--target"}
     for page in walk.pages():

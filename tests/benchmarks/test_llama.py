@@ -115,6 +115,7 @@ def test_one_file_is_never_two_types(program: Path, file: Path) -> None:
     assert len(specs.load("rates").rows("cpu", {"dtype": ["float32", "bfloat16", "int8"]})) == 3 * 3
 
 
+@pytest.mark.slow
 def test_measured_by_one_command(
     bench: Call,
     program: Path,

@@ -16,10 +16,14 @@ from benchmarks.runner import read_rows
 from benchmarks.speeds import busy_loops
 from tests.cli.conftest import Call
 
+MEASURES = [
+    *("passes", "bookkeeping", "ngram"),
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("decoding", "peers", "prefill", "memory")),
+]
 SMALL = ("--set", "prefill=60", "--set", "contexts=60,120", "--set", "points=8")
 
 
-@pytest.mark.parametrize("name", ["decoding", "peers", "prefill", "passes", "memory", "bookkeeping", "ngram"])
+@pytest.mark.parametrize("name", MEASURES)
 def test_measured_on_a_tiny_model(bench: Call, tiny_folder: Callable[..., Path], name: str) -> None:
     small = SMALL[:-2] if name == "ngram" else SMALL
     model = () if name == "ngram" else ("--model", tiny_folder())

@@ -107,6 +107,7 @@ acceptance = "published"
 """
 
 
+@pytest.mark.slow
 def test_killed_and_started_again(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
     """SIGKILL after the first row and again after the next; in the end every row is there, once."""
     spec, results = tmp_path / "mine.toml", tmp_path / "results"

@@ -105,6 +105,7 @@ def test_a_pipe_that_stays_open_is_said(
     assert "(</dev/null leaves it out)" in caplog.text
 
 
+@pytest.mark.slow
 def test_through_a_shell(chatty: Path) -> None:
     """``echo hi | tokenswift generate``, and with a question; /dev/null and a closed input do not hang."""
     rest = f"--model {chatty} --max-new-tokens 2 --ignore-eos --json - --quiet"

@@ -246,6 +246,7 @@ def test_a_library_is_compiled_once(compiled: Path, monkeypatch: pytest.MonkeyPa
     assert build.library(compiled.parent) is not None
 
 
+@pytest.mark.slow
 def test_two_processes_may_compile_at_once(compiled: Path, tmp_path: Path) -> None:
     folder = tmp_path / "both"
     code = "import sys; from pathlib import Path; from tokenswift.kernels.cpu import build\n"
@@ -257,7 +258,16 @@ def test_two_processes_may_compile_at_once(compiled: Path, tmp_path: Path) -> No
     assert len(list(folder.glob("*.so"))) == 1 and build.library(folder) is not None
 
 
-@pytest.mark.parametrize("damage", ["truncated", "another file", "a changed byte", "no checksum"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "a changed byte",
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("truncated", "another file", "no checksum")
+        ),
+    ],
+)
 def test_a_damaged_library_is_made_again(compiled: Path, damage: str) -> None:
     content = compiled.read_bytes()
     compiled.unlink()  # the old one stays mapped: its file must not change under it
@@ -272,6 +282,7 @@ def test_a_library_and_its_checksum_are_one_file(compiled: Path) -> None:
     assert [path.name for path in compiled.parent.iterdir()] == [compiled.name]
 
 
+@pytest.mark.slow
 def test_every_compiler_and_its_flags_have_a_library_of_their_own(tmp_path: Path) -> None:
     compilers = [name for name in ("gcc", "clang") if shutil.which(name)]
     if not compilers:
@@ -284,6 +295,7 @@ def test_every_compiler_and_its_flags_have_a_library_of_their_own(tmp_path: Path
     assert len(list(tmp_path.glob("*.so"))) == len(compilers)
 
 
+@pytest.mark.slow
 def test_a_folder_that_others_may_write_is_closed_and_its_libraries_are_not_loaded(
     compiled: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -50,7 +50,12 @@ def test_compiled_kernels_pass(kernels: CpuBackend) -> None:
     assert check.fault(kernels._lib) is None
 
 
-@pytest.mark.parametrize("defect", DEFECTS)
+FIRST = "a product that depends on the number of rows"
+
+
+@pytest.mark.parametrize(
+    "defect", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in DEFECTS if name != FIRST)]
+)
 def test_kernels_that_round_by_the_row_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: str
 ) -> None:
@@ -59,6 +64,7 @@ def test_kernels_that_round_by_the_row_are_found(
     assert any(found)
 
 
+@pytest.mark.slow
 def test_such_kernels_are_not_used_and_nothing_is_promised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

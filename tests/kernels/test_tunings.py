@@ -102,6 +102,7 @@ def unlike(tallies: dict[str, Tally]) -> list[str]:
 # ---- quick ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tuning", QUICK, ids=lambda tuning: tuning.name)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_have_their_own_bits(quick: Callable[[str], Any], kind: str, tuning: Tuning) -> None:
@@ -112,6 +113,7 @@ def test_rows_have_their_own_bits(quick: Callable[[str], Any], kind: str, tuning
     assert tallies[tuning].rows >= 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("instructions", sorted({tuning.instructions for tuning in QUICK}))
 def test_tunings_of_an_instruction_set_agree(quick: Callable[[str], Any], instructions: str) -> None:
     tallies = {

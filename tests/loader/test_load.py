@@ -262,6 +262,7 @@ def test_a_folder_of_floats_serves_where_nothing_can_be_fetched(
         embedded_model.ensure(floats.parent)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_transformers_opens_the_folder(embedded: str) -> None:
     options = {"gguf_file": embedded_model.GGUF, "local_files_only": True}

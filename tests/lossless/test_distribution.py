@@ -53,6 +53,9 @@ CASES: dict[str, dict] = {
     ),
 }
 
+#: with all processors at once in the fast suite, each by itself in the slow one
+LAWS = ["all", *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "all")]
+
 
 def logits_after(context: tuple[int, ...]) -> Tensor:
     """The toy target: (V,) logits from the last two tokens."""
@@ -151,7 +154,7 @@ def plain_decoding(case: str, seed: int) -> tuple[int, ...]:
     return generate(params_of(case, seed), no_draft)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", LAWS)
 def test_trees_give_the_exact_distribution_and_the_tokens_of_plain_decoding(case: str) -> None:
     """Every drafter in turn, 3,000 seeds: equal token by token, their joint distribution the target's."""
     outcomes = []
@@ -186,7 +189,9 @@ def test_a_window_that_does_not_slide_fails() -> None:
     assert chi_square(outcomes, fixed) < 1e-6
 
 
-@pytest.mark.parametrize("case", ["plain", "min_p", "all"])
+@pytest.mark.parametrize(
+    "case", ["plain", *(pytest.param(case, marks=pytest.mark.slow) for case in ("min_p", "all"))]
+)
 def test_the_published_rule_fails(case: str) -> None:
     """Negative control: independent draws per path are not lossless, with the same test."""
     outcomes = [generate(params_of(case, seed), wide_draft, accept_published) for seed in range(3000)]

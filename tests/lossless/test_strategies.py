@@ -48,7 +48,10 @@ def runs(draft: Any) -> list[tuple[str, dict[str, Any]]]:
 BASIC = ("llama", "qwen2", "qwen3", "mistral")  # the others differ in their positions or windows
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [name if name == "llama" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
+)
 def test_tiny_models_of_every_family(family: str) -> None:
     """Each strategy, both samplings, two seeds; the forms of a strategy take turns with the seeds."""
     llm = llm_of(family)

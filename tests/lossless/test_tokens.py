@@ -138,7 +138,9 @@ def _prompt(name: str, length: int) -> list[int]:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize(
+    "sampling", ["paper", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("greedy", "nucleus"))]
+)
 def test_default_model_small(embedded: str, sampling: str) -> None:
     plain = _plain("observatory", 1000, sampling, 40)
     for heads, options in (

@@ -108,8 +108,9 @@ def _child(argv: list[str], out: int, err: int, tell: int) -> None:
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
     try:
         if argv[0] == "planted":
-            command.build_parser = ENDS[argv[1]]  # type: ignore[assignment]
-        code = command.main(argv)
+            code = command.main(argv, ENDS[argv[1]])  # type: ignore[arg-type]
+        else:
+            code = command.main(argv)
     except BaseException:
         import traceback
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from tokenswift import LLM
 from tokenswift.kernels.several import SeveralBackend
 from tokenswift.kv.split import SplitCache, SplitSparse
-from tokenswift.loader import load, placed
+from tokenswift.loader import placed
 from tokenswift.models import target
 from tokenswift.types import InputError
 
@@ -142,7 +142,7 @@ def test_what_cannot_be_is_one_line(folder: str, asked: dict[str, Any], line: st
 
 
 def test_accelerate_is_missing(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "find_spec", lambda name: None)
+    monkeypatch.setattr("tokenswift.config.find_spec", lambda name: None)
     with pytest.raises(InputError, match="device_map needs accelerate; valid: with it installed"):
         LLM(folder, heads=None, device_map="auto")
 

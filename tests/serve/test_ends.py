@@ -75,6 +75,7 @@ def test_health_where_nothing_can_be_written_any_more(start: Start, monkeypatch:
 # ---- the end ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_server_that_hangs(launch: Launch) -> None:
     """In a pass of a minute; the answer goes on with the next server."""
     process, reader = launch(pause=0.01), Reader()
@@ -89,6 +90,7 @@ def test_a_signal_ends_a_server_that_hangs(launch: Launch) -> None:
     assert process.end(signal.SIGTERM) == 0 and reader.end == "max_output_tokens"
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_draft(launch: Launch) -> None:
     """Between two of its passes, which take longer together than a signal waits."""
     process = launch(pause=0.4)
@@ -101,6 +103,7 @@ def test_a_signal_ends_a_draft(launch: Launch) -> None:
     assert "error" not in process.log.read_text()
 
 
+@pytest.mark.slow
 def test_connections_that_do_not_end_are_no_error(launch: Launch) -> None:
     """A request of which only a part has come, and one whose client reads nothing."""
     process = launch(pause=0.0)
@@ -117,6 +120,7 @@ def test_connections_that_do_not_end_are_no_error(launch: Launch) -> None:
     assert "ended" in said and not any(word in said for word in ("error", "Error", "Traceback", "Cancel"))
 
 
+@pytest.mark.slow
 def test_a_second_signal_does_not_wait(launch: Launch) -> None:
     process, reader = launch(pause=0.01), Reader()
     reader.read(process.url, 8, background=True)

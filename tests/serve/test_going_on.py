@@ -239,6 +239,7 @@ def test_the_server_dies(launch: Launch, wanted: str) -> None:
     reader.check(wanted)
 
 
+@pytest.mark.slow
 def test_the_server_dies_and_nobody_asks(launch: Launch, wanted: str) -> None:
     """An answer of the background is gone on with by the next server, before anybody asks for it."""
     process = launch(pause=0.01)
@@ -257,6 +258,7 @@ def test_the_server_dies_and_nobody_asks(launch: Launch, wanted: str) -> None:
     assert process.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_ends_steps_and_says_how_to_go_on(
     launch: Launch, wanted: str, tmp_path: Path, number: int, code: int

@@ -21,6 +21,7 @@ from tokenswift.cli.tables import table
 from tokenswift.config import SamplingParams, check_integer
 from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.types import InputError
+from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")
 STRATEGIES = {"plain": "autoregressive", "automatic": "auto"}
@@ -118,7 +119,8 @@ def prompt(llm: Any, text: str, context: int, args: argparse.Namespace) -> list[
     ids = llm.encode(text[: LETTERS * context])[:context]
     if len(ids) < context:
         raise InputError(
-            f"contexts is {context}, the text has {len(ids)} tokens; valid: fewer, or a longer prompt_file"
+            f"contexts is {context}, the text has {counted(len(ids), 'token')}; valid: fewer, or a longer "
+            "prompt_file"
         )
     rows, limit = max(args.rows), llm.target.rotary.limit
     if limit is not None and context + max(args.max_new_tokens, rows) > limit:

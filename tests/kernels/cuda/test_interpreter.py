@@ -12,6 +12,7 @@ import pytest
 FILES = ("interpreted", "interpreted_int8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_kernels_in_the_interpreter(which: str, name: str) -> None:

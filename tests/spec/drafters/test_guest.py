@@ -37,7 +37,7 @@ def one(llm: LLM, job: int) -> list[int]:
     return llm.generate(prompt, 30, strategy, options, params, ignore_eos=True).token_ids
 
 
-@pytest.mark.parametrize("kind", ["native", "generic"])
+@pytest.mark.parametrize("kind", ["native", pytest.param("generic", marks=pytest.mark.slow)])
 def test_threads_write_what_they_would_write_alone(kind: str) -> None:
     llm = llm_of(kind)
     jobs = list(range(27))
