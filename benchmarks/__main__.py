@@ -218,7 +218,7 @@ def check_jobs(jobs: list[Job]) -> None:
         InputError: naming what is not.
     """
     from benchmarks.prompts import check_source
-    from tokenswift.config import LoadConfig
+    from tokenswift.load_config import LoadConfig
     from tokenswift.loader.find import locate
     from tokenswift.loader.load import check_place
 

@@ -100,14 +100,14 @@ def weights(trial: Trial) -> dict[str, Any]:
     in int8; each by plain decoding and by automatic drafting. A ratio is the median over the rounds.
 
     Raises:
-        InputError: the model's weights are not stored in few bits, it does not run on the CPU kernels, or the
+        InputError: the model's weights are not stored quantized, it does not run on the CPU kernels, or the
             dtype is none of float numbers.
     """
     llm, model, dtype = trial.llm, trial.config["model"], trial.llm.dtype
     check_choice("dtype", dtype, FLOATS)
     if not llm.target.backend.panels or llm.target.weight_bytes * 2 > _dense(llm):
         raise InputError(
-            f"model {model} is not stored in few bits here; valid: the default model or "
+            f"model {model} is not stored quantized here; valid: the default model or "
             "a GGUF file of low-bit weights, on the CPU kernels"
         )
     forms = {

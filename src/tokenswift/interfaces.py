@@ -160,7 +160,7 @@ class TargetModel(PassModel, Protocol):
 
 
 class LowBit(PassModel, Protocol):
-    """A model's passes in few bits: cheap, and nearly right."""
+    """A model's quantized passes: cheap, and nearly right."""
 
     weight_bytes: int
 

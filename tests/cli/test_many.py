@@ -1,4 +1,4 @@
-"""``tokenswift generate --prompts``: many texts, each in a folder that can be gone on with."""
+"""``tokenswift generate --prompts``: many texts, each in a folder that can be resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many texts side by side: each is what it is alone, whoever joins, leaves, fails or is cancelled."""
+"""Many concurrent texts: each is what it is alone, whoever joins, leaves, fails or is cancelled."""
 
 from __future__ import annotations
 

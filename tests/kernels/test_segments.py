@@ -13,7 +13,6 @@ from torch import Tensor
 
 from tests.conftest import tiny_model
 from tests.tiny import VOCAB
-from tokenswift.config import LoadConfig
 from tokenswift.engine.source import open_model
 from tokenswift.interfaces import Segment
 from tokenswift.kernels.base import Backend
@@ -22,6 +21,7 @@ from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import LayerWeights, Shape, active_type
 from tokenswift.kv.full import FullCache
+from tokenswift.load_config import LoadConfig
 from tokenswift.models.target import Target, make_target
 
 HEADS, KV_HEADS, WIDTH, HIDDEN, INNER = 6, 2, 40, 64, 72

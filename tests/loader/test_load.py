@@ -26,7 +26,7 @@ from transformers import (
 
 from tests.conftest import FAMILIES, tiny_tokenizer
 from tokenswift import LLM
-from tokenswift.config import LoadConfig
+from tokenswift.load_config import LoadConfig
 from tokenswift.loader import embedded as embedded_model
 from tokenswift.loader import load as load_module
 from tokenswift.loader.find import cache_dir, locate

@@ -1,4 +1,4 @@
-"""The target in few bits: it computes what the reference does and leaves the target alone."""
+"""The quantized target: it computes what the reference does and leaves the target alone."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_what_cannot_be_is_one_line(folder: str, asked: dict[str, Any], line: st
 
 
 def test_accelerate_is_missing(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenswift.config.find_spec", lambda name: None)
+    monkeypatch.setattr("tokenswift.load_config.find_spec", lambda name: None)
     with pytest.raises(InputError, match="device_map needs accelerate; valid: with it installed"):
         LLM(folder, heads=None, device_map="auto")
 

@@ -11,7 +11,7 @@ from tokenswift.roofline.passes import Floor, Sizes, floor, read_seconds, steps,
 
 #: three layers, each head with keys of its own: 1,000 weights, 2 · 2 · 2 · 2 bytes of keys and values a layer
 DENSE = Sizes(4, 2, 2, 2, (0, 0, 0), {"bfloat16": 1000}, "bfloat16")
-#: two layers, one with a window, four queries to a key head; weights in few bits
+#: two layers, one with a window, four queries to a key head; quantized weights
 GROUPED = Sizes(64, 8, 2, 16, (0, 50), {"q4_1": 3200, "q8_0": 640}, "float32")
 SLOW = Card("slow", "made up", 100.0, {"bfloat16": 1000.0, "float32": 4000.0})
 

@@ -298,7 +298,7 @@ def test_a_hundred_thousand_tokens_are_read_without_decoding_them_again(llm: LLM
 def test_a_signal_before_the_journals_thread_starts(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It stays an interruption, and the run can be gone on with."""
+    """It stays an interruption, and the run can be resumed."""
 
     class Late(threading.Thread):
         def start(self) -> None:

@@ -28,7 +28,7 @@ from tokenswift.loader.rope import rotary_of
 from tokenswift.models.generic import shared_copy
 
 #: How many times further from the reference than transformers' own pass a sound pass may be. Sums are kept
-#: in float32 whatever the dtype, and each result is rounded to it: in half precision, or to whole numbers,
+#: in float32 whatever the dtype, and each result is rounded to it: in half precision, or to int8,
 #: that rounding is nearly all of the error and the same for every implementation. In float32 the order of the
 #: sums is all of it, which is the kernel's affair: in sums of thousands of terms the orders differ by up to
 #: this much.
@@ -125,7 +125,7 @@ class _Finer(TorchFunctionMode):
 def reference_rows(llm: LLM, text: Sequence[int], places: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Logits at some places of a text, by transformers' own code, the whole text in one pass.
 
-    Where the target multiplies whole numbers, transformers' layers are given what these stand for; where its
+    Where the target multiplies int8, transformers' layers are given what these stand for; where its
     keys and values are int8, so is the reference's attention.
 
     Returns:
@@ -150,7 +150,7 @@ def reference_rows(llm: LLM, text: Sequence[int], places: Sequence[int]) -> tupl
 
 @contextmanager
 def _whole_numbers(model: torch.nn.Module) -> Iterator[None]:
-    """What enters a linear layer is rounded to groups of whole numbers while the context lasts."""
+    """What enters a linear layer is rounded to groups of int8 while the context lasts."""
 
     def rounded(_: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
         return (quantized(args[0]).to(args[0].dtype),)

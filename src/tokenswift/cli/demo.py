@@ -27,7 +27,7 @@ NAMES = {"autoregressive": "plain", "auto": "automatic"}
 TURN, TURNS = 32, 16  # least tokens that one writes before the other goes on, and most turns
 PEER_TURN = 8  # tokens that transformers writes in its turn: enough to tell its speed
 WARM = 8  # tokens that each writes before
-LIST = 600  # tokens of the list that is gone on with
+LIST = 600  # tokens of the list that is continued
 FLOATS = ("float32", "bfloat16", "float16")  # what transformers computes in
 logger = logging.getLogger("tokenswift")
 

@@ -20,13 +20,13 @@ from tokenswift.config import (
     NEUTRAL,
     OPTIONS,
     RENAMED,
-    LoadConfig,
     SamplingParams,
     check_choice,
     check_integer,
     sampling_by,
     settled,
 )
+from tokenswift.load_config import LoadConfig
 from tokenswift.loader.find import check_name
 from tokenswift.ranks import check_tp
 from tokenswift.types import InputError

@@ -111,7 +111,7 @@ def job_of(args: argparse.Namespace, recipe: dict[str, Any]) -> tuple[Job, str, 
     Raises:
         InputError: an option out of its range, a place that cannot be written, or --data that names nothing.
     """
-    from tokenswift.config import LoadConfig
+    from tokenswift.load_config import LoadConfig
     from tokenswift.loader.find import check_name
     from tokenswift.loader.load import check_place, native_bfloat16
     from tokenswift.train.data import check_source

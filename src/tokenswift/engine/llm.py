@@ -15,7 +15,7 @@ from typing import Any, Literal, Unpack
 import torch
 
 from tokenswift.checks import named_arguments
-from tokenswift.config import ANSWERS, RENAMED, LoadConfig, SamplingParams, check_backend, sampling_by
+from tokenswift.config import ANSWERS, RENAMED, SamplingParams, sampling_by
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import (
@@ -32,6 +32,7 @@ from tokenswift.engine.scheduler import Scheduler, check_at_once, run_all
 from tokenswift.engine.source import FromModel, Source, open_model
 from tokenswift.engine.stream import Stream
 from tokenswift.interfaces import LowBit
+from tokenswift.load_config import LoadConfig, check_backend
 from tokenswift.loader.find import cache_dir
 from tokenswift.loader.load import check_place
 from tokenswift.loader.own_sampling import check_named
@@ -327,7 +328,7 @@ class LLM:
     def costs(self, low: LowBit | None = None) -> Table:
         """Times of passes of this model here, for automatic drafting: measured the first time (about two
         seconds), corrected by what steps take, and kept in the cache folder, by model, device, type and
-        threads. With ``low``, of its passes in few bits, too."""
+        threads. With ``low``, of its quantized passes, too."""
         self._check_open()
         with self._lock:
             key, more = self._costs_of(low)
@@ -355,10 +356,10 @@ class LLM:
         return (torch.get_num_threads(), few), more
 
     def low_bit(self, wanted: str = "auto") -> LowBitTarget | None:
-        """The target in few bits, made at the first call.
+        """The quantized target, made at the first call.
 
         Args:
-            wanted: format of a copy of weights that are not stored in few bits; "auto": q8_0, where the
+            wanted: format of a copy of weights that are not stored quantized; "auto": q8_0, where the
                 memory is there; "none": no such passes.
         Raises:
             InputError: the model cannot be had in that format.
@@ -550,14 +551,14 @@ class LLM:
         on_result: Callable[[int, Generation], None] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> list[Generation]:
-        """Generate after several prompts, side by side; the results are in the order of the prompts.
+        """Generate after several prompts, concurrently; the results are in the order of the prompts.
 
         Each result is, token by token, what `generate` returns for its prompt alone. All prompts are
         checked before the first is run.
 
         Args:
             prompts: a list, each entry as `generate` takes it (a chat is a list of messages).
-            at_once: texts side by side at most; "auto": as many as the memory holds, and pay.
+            at_once: concurrent texts at most; "auto": as many as the memory holds, and pay.
             on_result: called after each prompt with its index and its result, in the order in which they
                 end, for progress::
 
@@ -583,7 +584,7 @@ class LLM:
         for longest in sorted(requests, key=lambda request: len(request.prompt))[-1:]:
             Run(self, longest)  # it fits, so the others do
         results: dict[int, Generation] = {}
-        if self.ranks is not None:  # which texts go side by side is a matter of time
+        if self.ranks is not None:  # which texts run concurrently is a matter of time
             for i, request in enumerate(requests):
                 results[i] = self.start(request).finish()
                 if on_result is not None:

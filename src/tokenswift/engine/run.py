@@ -1,6 +1,6 @@
 """One generation: checks its arguments, turns the decode loop's tokens into text, keeps the journal.
 
-A run is iterated by whoever wants it alone; the scheduler makes the same calls for several side by side.
+A run is iterated by whoever wants it alone; the scheduler makes the same calls for several concurrently.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 One thread does all the work: a step of every text under way (`step.advance`), and in the same pass a part of
 a prompt that waits to be read. A part makes a step about two and a half times as long, so that nobody waits
 long while another's long prompt is read. Each text is what it would be alone; strategies, samplers, journals
-and failures are its own. How many run side by side follows from the memory that their caches need; the
+and failures are its own. How many run concurrently follows from the memory that their caches need; the
 others wait in order.
 """
 
@@ -30,7 +30,7 @@ from tokenswift.engine.ticket import Event, Ticket
 from tokenswift.types import Generation, InputError, Step, Stopped
 from tokenswift.words import counted
 
-MOST = 16  # texts side by side with "auto": about from there rows cost what they would cost alone
+MOST = 16  # concurrent texts with "auto": about from there rows cost what they would cost alone
 READ = 1.5  # steps' time that a part of a prompt may add to a step
 FIRST = 4  # rows of the first part that is read beside texts under way; later ones follow from their times
 FEW = 64  # rows of the first part that is read alone
@@ -53,7 +53,7 @@ class Figures:
 
     Attributes:
         running, reading, waiting: texts that are written, whose prompts are read, and that wait their turn.
-        at_once: texts that may run side by side.
+        at_once: texts that may run concurrently.
         ended, failed, cancelled: texts so far.
         steps: that texts have made; several in one pass count for each.
         passes: verify passes.
@@ -92,7 +92,7 @@ class Scheduler:
 
     Args:
         llm: the ``LLM``.
-        at_once: texts side by side at most; "auto": as many as the memory holds, and pay.
+        at_once: concurrent texts at most; "auto": as many as the memory holds, and pay.
         queue: requests that may wait; None: any number.
     Raises:
         InputError: naming the argument and what is valid.
@@ -418,7 +418,7 @@ class Scheduler:
 
 
 def check_at_once(at_once: object) -> int:
-    """How many texts run side by side at most.
+    """How many texts run concurrently at most.
 
     Raises:
         InputError: neither "auto" nor an integer from 1 on.

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from tokenswift.config import LoadConfig, RopeScaling
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.formats.format import Format
 from tokenswift.kernels.formats.registry import BY_CODE, FORMATS
+from tokenswift.load_config import LoadConfig, RopeScaling
 from tokenswift.loader import passed, placed
 from tokenswift.loader.checkpoint import StoredWeights
 from tokenswift.loader.find import cache_dir, locate

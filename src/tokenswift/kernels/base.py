@@ -290,7 +290,7 @@ class Backend(ABC):
     ) -> Float[Tensor, "*m N"]:
         """States times the weight's transpose, plus bias; float32.
 
-        ``active``: int8 to multiply whole numbers, with a weight that is stored in few bits.
+        ``active``: int8 to multiply whole numbers, with a weight that is stored quantized.
         """
 
     @abstractmethod

@@ -51,7 +51,7 @@ class Packed:
 
     Args:
         weight: (N, K), K even, or several weights that stand one below the other in it; a tensor is shared
-            when it is alone and not packed, else copied. What is stored in few bits stays so in panels, where
+            when it is alone and not packed, else copied. What is stored quantized stays so in panels, where
             products are in float32 or bfloat16.
         panels: whether to pack.
         dtype: of the weight's values in products; by default that of the tensors, float32 without any.
@@ -89,7 +89,7 @@ class Packed:
         del self._room  # and with it the arena
 
     def _stays(self, part: Stored) -> bool:
-        """Whether a weight that is stored in few bits stays so."""
+        """Whether a weight that is stored quantized stays so."""
         return self.panels and self.dtype in STORED_IN
 
     def _part(self, run: Stored | list[Tensor]) -> Part:
@@ -199,7 +199,7 @@ class Shape:
         weights, keys: types of weights as products take them, and of keys and values: float32, bfloat16 or
             float16.
         active: type of what enters a product: bfloat16 for bfloat16 weights, else float32; int8 (groups of
-            32 whole numbers with a scale) where all weights are stored in few bits.
+            32 whole numbers with a scale) where all weights are stored quantized.
         eps: of the norms.
         scale: of attention scores.
     """

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenswift.config import LoadConfig, check_backend, check_choice, shown
+from tokenswift.config import check_choice, shown
 from tokenswift.kernels.cpu.build import INSTRUCTION_SETS
+from tokenswift.load_config import LoadConfig, check_backend
 from tokenswift.loader import hub
 from tokenswift.loader._hf import counted_loading, making_models, quiet_transformers
 from tokenswift.loader.find import locate
@@ -129,7 +130,7 @@ def load(
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
         on_progress: told of the stages "fetch" (the default model, in bytes) and "load" (in tensors).
-        device_map, tp: as of `config.LoadConfig`.
+        device_map, tp: as of `LoadConfig`.
     Raises:
         InputError: one line: what is wrong with the name, the folder, its files, or the place to run.
         RunError: the model does not fit into memory, or making the default model failed.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tokenswift.config import LoadConfig
+from tokenswift.load_config import LoadConfig
 from tokenswift.loader import plain_tokenizer
 from tokenswift.loader.checkpoint import EMBEDDING, FAMILIES, HEAD, FileWeights, Layout, headers
 from tokenswift.loader.dequantized import config_for, say_differences, say_foreign

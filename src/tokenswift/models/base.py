@@ -40,7 +40,7 @@ class BaseTarget(ABC):
         weight_bytes: bytes of weights that one pass reads.
         copied_bytes: bytes that copies of weights take beside the model's own.
         kv_bytes: bytes of keys and values per cached token.
-        whole: whether products take activations as whole numbers of 8 bits.
+        whole: whether products take activations as int8.
         far: relative distance of the logits from the model's own forward, as the check at loading found it.
     """
 

@@ -276,7 +276,7 @@ class NativeTarget(BaseTarget):
         return self.run(segments, keep, self.body)
 
     def run(self, segments: Sequence[Segment], keep: bool, body: Any) -> list[Pass]:
-        """One pass over the layers of ``body`` (the target's own, or a copy in few bits).
+        """One pass over the layers of ``body`` (the target's own, or a quantized copy).
 
         ``keep``: its queries are wanted.
         """

@@ -1,7 +1,7 @@
 """Any causal LM through transformers' own forward, with our attention and caches.
 
 A *shared copy* of the model is made: its modules over the same tensors, with a config of its own. The
-user's object is never touched, and passes share nothing but weights, so threads may run them side by side.
+user's object is never touched, and passes share nothing but weights, so threads may run them concurrently.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The target in few bits: what it drafts for itself with, at a fraction of a step's price.
+"""The quantized target: what it drafts for itself with, at a fraction of a step's price.
 
-Weights of 4 or 8 bits times activations of 8 bits (groups of 32 whole numbers with a scale), over the same
-caches, positions and embeddings as the target. Where the target's own weights are stored in few bits they are
+Weights of 4 or 8 bits times activations of 8 bits (groups of 32 in int8 with a scale), over the same
+caches, positions and embeddings as the target. Where the target's own weights are stored quantized they are
 used as they are; otherwise a copy is made. Quantized self-drafting follows QuantSpec (Tiwari et al. 2025) and
 ML-SpecQD (2025); that drafts never change the text is the acceptance rule's doing.
 """
@@ -27,11 +27,11 @@ from tokenswift.types import InputError
 
 
 class LowBitTarget:
-    """Passes of a target in few bits. Threads may share it.
+    """Passes of a quantized target. Threads may share it.
 
     Args:
         target: the model; it stays as it is.
-        form: format of the copy, for weights that are not stored in few bits; see :func:`low_bit`.
+        form: format of the copy, for weights that are not stored quantized; see :func:`low_bit`.
 
     Attributes:
         copied_bytes: what the copy takes; 0 where the target's own weights serve.
@@ -83,10 +83,10 @@ class LowBitTarget:
 
 
 def low_bit(target: object, wanted: str) -> LowBitTarget | None:
-    """A target in few bits; what a copy takes is added to the target's ``copied_bytes``.
+    """A quantized target; what a copy takes is added to the target's ``copied_bytes``.
 
     Args:
-        wanted: format of a copy of weights that are not stored in few bits; "auto": q8_0, where half of the
+        wanted: format of a copy of weights that are not stored quantized; "auto": q8_0, where half of the
             free memory holds it; "none": nothing.
     Returns:
         None where "auto" finds none.
@@ -133,12 +133,12 @@ def _quantisable(target: NativeTarget, form: Format) -> bool:
 
 
 def copy_bytes(target: NativeTarget, form: Format) -> int:
-    """Bytes that a copy of the weights would take that are not in few bits yet."""
+    """Bytes that a copy of the weights would take that are not quantized yet."""
     return sum(weight.rows * form.row_bytes(weight.columns) for weight in _dense(target))
 
 
 def savings(target: object) -> dict[str, int]:
-    """Bytes that a model would take less with its weights in few bits, by format."""
+    """Bytes that a model would take less with its quantized weights, by format."""
     if not isinstance(target, NativeTarget):
         return {}
     held = sum(weight.nbytes for weight in _dense(target))
@@ -147,6 +147,6 @@ def savings(target: object) -> dict[str, int]:
 
 
 def _dense(target: NativeTarget) -> list[Packed]:
-    """Weights that are not in few bits."""
+    """Weights that are not quantized."""
     packed = [target.head, *(weight for layer in target.body.weights for weight in layer.packed())]
     return [weight for weight in packed if not weight.stored]

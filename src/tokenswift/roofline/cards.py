@@ -17,7 +17,7 @@ class Card:
     """An accelerator: figures that do not depend on rows (implements `passes.Machine`).
 
     Attributes:
-        arithmetic: operations in a second by type of product; whole numbers are taken for bfloat16.
+        arithmetic: operations in a second by type of product; int8 is taken for bfloat16.
         formats: low-bit formats that products read as they are stored.
     """
 

@@ -208,7 +208,7 @@ class ManyPlan:
     Attributes:
         texts, prompt, new: how many, and their tokens of prompt and at most of output.
         nodes: machines.
-        at_once: texts side by side on each.
+        at_once: concurrent texts on each.
         parts, peak: memory of a node, as if all texts were as long as the longest.
         memory: of this machine, None where the system does not tell.
         rate: tokens a second of a node; None when nothing was measured.
@@ -241,7 +241,7 @@ def plan_many(
     rate: float | None,
     least: float | None = None,
 ) -> ManyPlan:
-    """What many texts will take. A node's speed with texts side by side is taken for constant but for how a
+    """What many texts will take. A node's speed with concurrent texts is taken for constant but for how a
     step grows with the text, and the last texts are taken to end together, unless one alone takes longer.
 
     Args:

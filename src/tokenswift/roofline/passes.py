@@ -72,7 +72,7 @@ class Sizes:
 
     def in_few_bits(self, form: str) -> Sizes:
         """The sizes of a copy that the model drafts for itself with (`models.low_bit`): weights that are not
-        stored in few bits become ``form``, and products take whole numbers."""
+        stored quantized become ``form``, and products take int8."""
         weights: dict[str, int] = {}
         for kind, count in self.weights.items():
             name = kind if kind in FORMATS else form

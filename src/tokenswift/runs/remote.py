@@ -2,7 +2,7 @@
 
 A store of objects has neither locks nor files that grow, so a copy is the whole journal. While it grows it is
 copied every ten seconds at most, and once more at its end, with the text. A journal is valid wherever it was
-cut, so that any copy can be gone on with. Two that write the same run at once write the same text.
+cut, so that any copy can be resumed. Two that write the same run at once write the same text.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class Answers:
             answer.begun = True
         except (KeyError, ValueError) as error:  # pydantic's and ours
             why = " ".join(str(error).split())[:300]
-            logger.warning("%s cannot be gone on with: %s", brief(record.id), why)
+            logger.warning("%s cannot be resumed: %s", brief(record.id), why)
             return None
         answer = self._answers.setdefault(record.id, answer)
         self._shed()
@@ -204,7 +204,7 @@ class Answers:
     # ---- running --------------------------------------------------------------------------------
 
     async def attach(self, answer: Answer) -> None:
-        """Somebody reads the answer from now on: it is begun, or gone on with. `detach` has to follow, but
+        """Somebody reads the answer from now on: it is begun, or resumed. `detach` has to follow, but
         not where this raises.
 
         Raises:

@@ -18,7 +18,6 @@ from tests.lossless.test_strategies import PAPER, PROMPT, runs
 from tests.lossless.test_tokens import random_heads
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.config import LoadConfig
 from tokenswift.engine import source
 from tokenswift.engine.source import FromFiles, Source, marks_folder, open_model
 from tokenswift.kernels.base import Backend
@@ -26,6 +25,7 @@ from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.weights import CudaPacked
 from tokenswift.kernels.formats.registry import FORMATS
 from tokenswift.kernels.weights import PRODUCTS
+from tokenswift.load_config import LoadConfig
 from tokenswift.models import target as targets
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.spec.drafters.heads import HeadLevels

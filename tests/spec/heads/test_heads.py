@@ -182,7 +182,7 @@ def test_shipped_heads_by_kind(shipped: Any) -> None:
 def test_shipped_heads_of_weights_before_rounding(
     shipped: Any, moved: float, fits: bool, told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Weights as far from those that heads were made for as rounding to few bits moves them get the heads,
+    """Weights as far from those that heads were made for as quantization moves them get the heads,
     with a line; those of another model do not. Heads from a file are still refused."""
     torch.manual_seed(1)
     with torch.no_grad():

@@ -265,7 +265,7 @@ class CpuBackend(Backend):
         """See :meth:`Backend.linear`."""
         whole = active == torch.int8
         if whole and not weight.stored:
-            raise ValueError("activations are torch.int8; valid: with a weight that is stored in few bits")
+            raise ValueError("activations are torch.int8; valid: with a weight that is stored quantized")
         kind = torch.float32 if whole else active_type(weight.dtype)
         states, rows, columns = states.to(kind).contiguous(), weight.rows, weight.columns
         count, groups = len(states), groups_bytes(len(states), columns) if whole else 0

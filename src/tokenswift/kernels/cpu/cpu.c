@@ -8,7 +8,7 @@
  * Nor does a compiler decide what is rounded: see `fused`.
  *
  * Types of keys and values: float32, bfloat16, float16; of weights these and the formats of cpu_low.h. What
- * enters a product is float32, bfloat16 or groups of whole numbers; sums, scores and the residual stream are float32.
+ * enters a product is float32, bfloat16 or groups of int8; sums, scores and the residual stream are float32.
  */
 #include "cpu_choose.h"
 #include "cpu_linear.h"

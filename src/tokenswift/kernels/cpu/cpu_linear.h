@@ -111,7 +111,7 @@ static void some_panels(void *context, long from, long to, int thread) {
 /* out (n, N) float32, ldo floats apart = x (n, K) times the transpose of the weight (N, K), plus bias (N) or
  * nothing, plus what out held if add. Packed weights: panels of NR columns; inside, for float32 and float16
  * (K, NR), for bfloat16 (K / 2, NR, 2), for FORMATS as cpu_low.h says; columns beyond N are 0. x: ldx bytes apart,
- * of the type active: float32, bfloat16 or groups of whole numbers (I8: all parts are of FORMATS). K is even.
+ * of the type active: float32, bfloat16 or groups of int8 (I8: all parts are of FORMATS). K is even.
  * Returns as run does. */
 static int64_t linear(float *out, long ldo, const void *x, size_t ldx, const Weight *w, long n, long N, long K, int active,
                       int add, int threads) {

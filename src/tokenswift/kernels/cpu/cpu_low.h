@@ -20,7 +20,7 @@
 #define NUMBER(name, number) name = number,
 enum { FORMATS(NUMBER) };
 #undef NUMBER
-enum { I8 = 3 }; /* a type of activations: groups of 32 whole numbers, and their scale */
+enum { I8 = 3 }; /* a type of activations: groups of 32 in int8, and their scale */
 
 typedef struct { int block, group, bits, least, fine, offset; } Low;
 

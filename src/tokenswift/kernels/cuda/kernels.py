@@ -376,7 +376,7 @@ def to_whole(
     G,
     GROUPS: tl.constexpr,
 ):
-    """Activations as whole numbers of 8 bits: groups of 32, whose largest becomes 127."""
+    """Activations as int8: groups of 32, whose largest becomes 127."""
     row = tl.program_id(0).to(tl.int64)
     g = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     at = g[:, None] * 32 + tl.arange(0, 32)[None, :]
@@ -411,7 +411,7 @@ def low_product(
     WHOLE: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """Rows times a weight of few bits, two groups of 32 a time: ``scale * u + least``, as it is unpacked, in
+    """Rows times a quantized weight, two groups of 32 a time: ``scale * u + least``, as it is unpacked, in
     the type of the rows; or sums of whole numbers, exact, scaled and added up group by group."""
     m = tl.program_id(1) * M + tl.arange(0, M)
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)

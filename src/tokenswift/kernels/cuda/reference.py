@@ -130,7 +130,7 @@ class Reference:
     def low_product(
         self, states: Float[Tensor, "n K"], planes: Planes, bias: Float[Tensor, " N"] | None, whole: bool
     ) -> Float[Tensor, "n N"]:
-        """Rows times a weight of few bits, unpacked to the rows' type; or with ``whole`` of activations as
+        """Rows times a quantized weight, unpacked to the rows' type; or with ``whole`` of activations as
         whole numbers of 8 bits; float32."""
         values = planes.values(slice(None))
         if whole:

@@ -1,4 +1,4 @@
-"""Weights as the card reads them: dense, or of few bits in planes of whole numbers and scales."""
+"""Weights as the card reads them: dense, or quantized, in planes of integers and scales."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Planes:
 
 
 class CudaPacked(Packed):
-    """A linear layer's weight (N, K) on a device: dense, or in parts of few bits.
+    """A linear layer's weight (N, K) on a device: dense, or in quantized parts.
 
     Args:
         weight, dtype: see `Packed`.

@@ -57,7 +57,7 @@ class Table:
         fixed: a_n of each: a pass over no cached tokens, LM head included.
         token: b_n of each: more for every cached token.
         level: one head's level for one row, its ranking included; 0 where there are no heads.
-        low: a pass of one row in few bits, over few cached tokens; 0 where there is none.
+        low: a quantized pass of one row, over few cached tokens; 0 where there is none.
         waited: share of the measuring in which threads were ready to run and others had the cores, 0 to 1.
 
     Raises:
@@ -103,7 +103,7 @@ def measure(
     clock: Callable[[], float] = perf_counter,
 ) -> Table:
     """Time passes of the model over made-up keys; takes about ``seconds``. ``level``: makes one head's level;
-    ``low``: makes passes in few bits; ``clock``: tells seconds.
+    ``low``: makes quantized passes; ``clock``: tells seconds.
 
     All row counts are timed in turn, at least three times over, and the least of each counts: what disturbs
     the machine for a moment makes none of them dearer than the others. Where passes take long, the larger
@@ -185,7 +185,7 @@ def _time(run: Callable[[], object], clock: Callable[[], float]) -> float:
 def kept_table(model: DraftModel, folder: Path, make: Callable[[], Table], more: object = None) -> Table:
     """The table of this model, type, device and number of threads: the one in ``folder``, or one made now.
 
-    ``more``: what else tells passes apart, such as those in few bits. What cannot be one (a damaged file) is
+    ``more``: what else tells passes apart, such as quantized ones. What cannot be one (a damaged file) is
     made again.
     """
     path = _place(model, folder, more)
@@ -240,7 +240,7 @@ class Costs:
         return self.scale * factor * self.table.verify(rows, context, beside)
 
     def low(self, context: int) -> float:
-        """A pass of one row in few bits; 0 where there is none."""
+        """A quantized pass of one row; 0 where there is none."""
         table = self.table
         if not table.low:
             return 0.0

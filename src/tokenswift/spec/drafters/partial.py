@@ -20,7 +20,7 @@ from tokenswift.spec.drafters.registry import HEAD
 from tokenswift.types import DraftSource
 
 PARTIAL = "partial"
-_LEAD = 0.9  # chance that a pass in few bits finds the next token, before anything is known
+_LEAD = 0.9  # chance that a quantized pass finds the next token, before anything is known
 _LONGEST = 6  # passes of the longest chain that is thought of
 
 
@@ -111,7 +111,7 @@ class PartialDrafter:
         heads: go on below the last pass; None: nothing does.
         mark: of its tokens.
         least: while the full cache holds fewer tokens, it is drafted over itself.
-        low: the target in few bits, which then makes the passes; it never runs over the full cache, so
+        low: the quantized target, which then makes the passes; it never runs over the full cache, so
             ``least`` is 0.
     """
 
@@ -193,14 +193,14 @@ class PartialDrafter:
 
 
 def low_offer(costs: Costs, drafted: int, verified: int) -> CostEstimate:
-    """What passes in few bits over ``drafted`` cached tokens expect, verified over ``verified``, in the chain
+    """What quantized passes over ``drafted`` cached tokens expect, verified over ``verified``, in the chain
     that pays best. To rank the candidates of a pass takes about what a level of heads takes."""
     pass_ms = costs.low(drafted) + costs.level()
     chains = [(1 + sum(_LEAD**i for i in range(1, n + 1)), n) for n in range(1, _LONGEST + 1)]
     tokens, length = max(chains, key=lambda c: c[0] / (c[1] * pass_ms + costs.verify(c[1] + 1, verified)))
     return CostEstimate(
-        "passes in few bits",
-        "the passes in few bits",
+        "quantized passes",
+        "the quantized passes",
         tokens=tokens,
         rows=length + 1,
         price=length * pass_ms,

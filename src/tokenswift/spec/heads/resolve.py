@@ -35,7 +35,7 @@ logger = logging.getLogger("tokenswift")
 
 
 def packaged_kinds(model: Any) -> dict[str, Traversable]:
-    """The files of the shipped heads that were made for this model, or for its weights rounded to few bits,
+    """The files of the shipped heads that were made for this model, or for its weights quantized,
     by kind, in the order of their names.
 
     Only headers and samples are read, and those only where the sizes fit.
@@ -71,7 +71,7 @@ def packaged_heads(model: Any, kind: str | None = None) -> Heads | None:
     if (far := base.distance(host.base)) > TOLERANCE:
         logger.info(
             "the shipped heads were made for %s, whose weights differ from this model's by %.0f%%, as "
-            "rounding to few bits does; they may guess less well here, and cannot change the text",
+            "quantization does; they may guess less well here, and cannot change the text",
             base.name,
             100 * far,
         )

@@ -25,7 +25,7 @@ class Resources(Protocol):
         ...
 
     def costs(self, low: LowBit | None = None) -> Table:
-        """Measured times of passes, of those in few bits too where there are any."""
+        """Measured times of passes, of quantized ones too where there are any."""
         ...
 
     def learn_costs(self, table: Table, low: LowBit | None = None) -> None:
@@ -33,7 +33,7 @@ class Resources(Protocol):
         ...
 
     def low_bit(self, wanted: str) -> LowBit | None:
-        """The target in few bits, as a strategy's option says; InputError where it cannot be had."""
+        """The quantized target, as a strategy's option says; InputError where it cannot be had."""
         ...
 
     def draft_name(self, wanted: Any) -> str:
