@@ -67,7 +67,7 @@ def run_tests(copy: Path, tests: tuple[str, ...]) -> tuple[bool, str, float]:
         "-x",
         "-q",
         "-m",
-        "not slow and not model",
+        "(not slow or defects) and not model",
         "--import-mode=append",
         *tests,
     ]
