@@ -18,8 +18,8 @@ CUDA = [
     Defect(
         "a shared chunk left out on CUDA",
         "kernels/cuda/kernels.py",
-        "tl.minimum(low + SPAN, closed), tl.minimum",
-        "tl.minimum(low + SPAN, closed - 1), tl.minimum",
+        "tl.minimum(low + span, closed), tl.minimum",
+        "tl.minimum(low + span, closed - 1), tl.minimum",
         (INTERPRETER,),
     ),
     Defect(

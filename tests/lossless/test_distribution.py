@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -20,6 +21,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from tests.lossless import enumeration
 from tests.lossless.enumeration import joint_distribution, processed
+from tests.lossless.toy import CASES
 from tests.stats import chi_square
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.choice import Sampler
@@ -32,26 +34,6 @@ VOCAB = 6
 PROMPT: tuple[int, ...] = (0, 3, 1)
 LENGTH = 3
 TABLE = torch.randn(VOCAB, VOCAB, VOCAB, generator=torch.Generator().manual_seed(20)) * 1.5
-
-OFF = dict(min_p=0.0, repetition_penalty=1.0)
-CASES: dict[str, dict] = {
-    "plain": OFF,
-    "temperature": OFF | dict(temperature=1.7),
-    "top_k": OFF | dict(top_k=3),
-    "top_p": OFF | dict(top_p=0.8),
-    "min_p": OFF | dict(min_p=0.2),
-    "eta": OFF | dict(eta_cutoff=0.3),
-    "penalty": OFF | dict(repetition_penalty=2.0, penalty_window=2),
-    "all": dict(
-        temperature=1.4,
-        top_k=5,
-        top_p=0.95,
-        min_p=0.05,
-        eta_cutoff=0.1,
-        repetition_penalty=1.5,
-        penalty_window=3,
-    ),
-}
 
 #: with all processors at once in the fast suite, each by itself in the slow one
 LAWS = ["all", *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "all")]
@@ -146,7 +128,7 @@ def generate(params: SamplingParams, drafter: Callable, rule: Rule = accept_exac
 
 
 def params_of(case: str, seed: int) -> SamplingParams:
-    return SamplingParams(seed=seed, **CASES[case])
+    return replace(CASES[case], seed=seed)
 
 
 @cache
@@ -167,9 +149,9 @@ def test_trees_give_the_exact_distribution_and_the_tokens_of_plain_decoding(case
 
 def test_the_cases_have_different_distributions() -> None:
     """Each processor changes the distribution enough for the test to see it: no case is vacuous."""
-    outcomes = [plain_decoding("plain", seed) for seed in range(3000)]
+    outcomes = [plain_decoding("no processor", seed) for seed in range(3000)]
     for case in CASES:
-        if case != "plain":
+        if case != "no processor":
             assert chi_square(outcomes, joint_of(params_of(case, 0))) < 1e-6, case
 
 
@@ -190,7 +172,7 @@ def test_a_window_that_does_not_slide_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["plain", *(pytest.param(case, marks=pytest.mark.slow) for case in ("min_p", "all"))]
+    "case", ["no processor", *(pytest.param(case, marks=pytest.mark.slow) for case in ("min-p", "all"))]
 )
 def test_the_published_rule_fails(case: str) -> None:
     """Negative control: independent draws per path are not lossless, with the same test."""
@@ -200,8 +182,8 @@ def test_the_published_rule_fails(case: str) -> None:
 
 def test_the_published_rule_is_sound_on_a_bare_root() -> None:
     """Without a tree its draws follow the distribution: the failure above is the rule's, not the draws'."""
-    outcomes = [generate(params_of("min_p", seed), no_draft, accept_published) for seed in range(3000)]
-    assert chi_square(outcomes, joint_of(params_of("min_p", 0))) > 1e-4
+    outcomes = [generate(params_of("min-p", seed), no_draft, accept_published) for seed in range(3000)]
+    assert chi_square(outcomes, joint_of(params_of("min-p", 0))) > 1e-4
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -267,10 +249,10 @@ def test_every_tree_and_every_choice_rule_enumerated(all_rows: bool) -> None:
 
 def test_published_bias_has_the_predicted_size() -> None:
     """m leaves below one token accept it with probability 1 - (1-p)^m, enumerated and simulated."""
-    p = max(distribution_after(PROMPT, params_of("plain", 0)))
+    p = max(distribution_after(PROMPT, params_of("no processor", 0)))
     m, runs = 9, 2000
     hits = sum(
-        generate(params_of("plain", seed), wide_draft, accept_published)[0]
+        generate(params_of("no processor", seed), wide_draft, accept_published)[0]
         == int(logits_after(PROMPT).argmax())
         for seed in range(runs)
     )

@@ -120,7 +120,7 @@ class FullCache:
         """Have the system back, for about so long, what a first row is written to: a place in each layer's
         keys and values of each head, in large pages that the system clears. Returns whether all of it is
         backed; what it holds stays."""
-        places = self.data.view(-1, *self.data.shape[2:])[:, :1, :1]
+        places = self._first_places()
         until = perf_counter() + seconds
         while self._touched < len(places):
             places[self._touched].mul_(1)
@@ -128,6 +128,10 @@ class FullCache:
             if perf_counter() > until:
                 break
         return self._touched == len(places)
+
+    def _first_places(self) -> Tensor:
+        """A place in each part that a first row is written to."""
+        return self.data.view(-1, *self.data.shape[2:])[:, :1, :1]
 
     def keys(self, layer: int) -> Tensor:
         """Committed keys of a layer, (K, T, d)."""

@@ -88,7 +88,7 @@ class SplitCache(_Split[FullCache]):
         return SplitCache([part.fork(capacity, length) for part in self.parts], self.places)
 
     def prefault(self, seconds: float) -> bool:
-        """See `FullCache.touch`."""
+        """See `FullCache.prefault`."""
         return all([part.prefault(seconds / len(self.parts)) for part in self.parts])
 
     def keys(self, layer: int) -> Tensor:

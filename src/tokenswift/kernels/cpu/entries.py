@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
 import torch
 from jaxtyping import Float, Int
@@ -166,16 +165,8 @@ class IntFullCache(FullCache):
         pages.copy_first(self.pages, length)
         return IntFullCache(pages, length)
 
-    def prefault(self, seconds: float) -> bool:
-        """See `FullCache.touch`."""
-        places = self.data.flatten(0, 1)[:, :1, :1]
-        until = perf_counter() + seconds
-        while self._touched < len(places):
-            places[self._touched].bitwise_or_(0)
-            self._touched += 1
-            if perf_counter() > until:
-                break
-        return self._touched == len(places)
+    def _first_places(self) -> Tensor:
+        return self.data.flatten(0, 1)[:, :1, :1]
 
     def keys(self, layer: int) -> Tensor:
         """Committed keys of a layer as numbers, (K, T, d) float32."""

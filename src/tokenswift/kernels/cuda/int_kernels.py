@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokenswift.kernels.cuda.kernels import turned
+from tokenswift.kernels.cuda.kernels import chunks_of, task_of, turned
 
 # ---- whole numbers ----------------------------------------------------------------------------------
 
@@ -291,28 +291,10 @@ def attend_whole_chunks(
     """
     group: tl.constexpr = H // KV
     size: tl.constexpr = 2 * D + 16
-    program, head = tl.program_id(0), tl.program_id(1)
-    shared = program < blocks_count * cells
-    unit = program - blocks_count * cells
-    entry = tl.where(shared, program % blocks_count, unit // own) * 7
-    cell = tl.where(shared, program // blocks_count, cells + unit % own)
-    table = tl.where(shared, blocks, units)
-    offset, capacity = tl.load(table + entry), tl.load(table + entry + 1)
-    before, first = tl.load(table + entry + 2), tl.load(table + entry + 3)
-    count, path = tl.load(table + entry + 4), tl.load(table + entry + 5)
-    ordered = tl.load(table + entry + 6)
-    closed = before // CHUNK
-    last = tl.load(places + (first + count - 1) * 6 + 5)
-    low = tl.where(shared, cell * span, closed + unit % own)
-    high = tl.where(shared, tl.minimum(low + span, closed), tl.minimum(low + 1, last // CHUNK + 1))
-    end = tl.where(shared, high * CHUNK, last + 1)  # keys from there on are not looked at
-
-    m = tl.program_id(2) * M + tl.arange(0, M)  # a second part where a group has more queries
-    row, valid = first + m // group, m < count * group
-    here = tl.load(places + row * 6 + 5, mask=valid, other=0)
-    oldest = tl.where((window > 0) & (ordered > 0), tl.maximum(here - window + 1, 0), 0)
-    earliest = tl.min(tl.where(valid, oldest, 1 << 60), 0)
-    low = tl.maximum(low, earliest // CHUNK)
+    head = tl.program_id(1)
+    offset, capacity, before, path, cell, low, high, end, m, row, valid, here, oldest = task_of(
+        blocks, units, places, blocks_count, cells, own, span, window, group, M, CHUNK
+    )
     here = tl.minimum(here, end - 1)
 
     d = tl.arange(0, DP)
@@ -320,7 +302,7 @@ def attend_whole_chunks(
     at = row * H + head * group + m % group
     q = tl.load(query + at[:, None] * D + d[None, :], mask=valid[:, None] & inside[None, :], other=0)
     scale = tl.load(scales + at, mask=valid, other=0.0)
-    entries = tl.multiple_of(offset, 16) + (layer.to(tl.int64) * KV + head) * capacity * size
+    entries = offset + (layer.to(tl.int64) * KV + head) * capacity * size
     keys, level = data + entries, levels + entries // 4 + D // 2
     total = tl.zeros([M, DP], tl.float32)
     top = tl.full([M], -float("inf"), tl.float32)
@@ -381,10 +363,7 @@ def merge_whole_chunks(
 ):
     """A row's chunks in their order: the shared cells, then its own."""
     row, head = tl.program_id(0), tl.program_id(1)
-    before, ordered = tl.load(places + row * 6 + 3), tl.load(places + row * 6 + 4)
-    here = tl.load(places + row * 6 + 5)
-    closed, final = before // CHUNK, here // CHUNK
-    oldest = tl.where((window > 0) & (ordered > 0), tl.maximum(here - window + 1, 0), 0) // CHUNK
+    closed, final, oldest = chunks_of(places, row, window, CHUNK)
     d = tl.arange(0, DP)
     one = tl.arange(0, 1)
     inside = (d < D)[None, :]

@@ -33,6 +33,58 @@ def capped(scores, softcap):
     return softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))
 
 
+@triton.jit
+def task_of(
+    blocks,
+    units,
+    places,
+    blocks_count,
+    cells,
+    own,
+    span,  # chunks of a cell
+    window,
+    GROUP: tl.constexpr,  # query heads to a KV head
+    M: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """What a program attends: where its text's entries are, their capacity, how many are committed, and the
+    path; the cell, its chunks from ``low`` to ``high``, and the position that ends them; of its M queries the
+    place in the block, the row, whether there is one, its position, and the oldest position that it sees."""
+    program = tl.program_id(0)
+    shared = program < blocks_count * cells
+    unit = program - blocks_count * cells
+    entry = tl.where(shared, program % blocks_count, unit // own) * 7
+    cell = tl.where(shared, program // blocks_count, cells + unit % own)
+    table = tl.where(shared, blocks, units)
+    # said here: on what a function returns the compiler loses the hint, and with it copies ahead
+    offset, capacity = tl.multiple_of(tl.load(table + entry), 16), tl.load(table + entry + 1)
+    before, first = tl.load(table + entry + 2), tl.load(table + entry + 3)
+    count, path = tl.load(table + entry + 4), tl.load(table + entry + 5)
+    ordered = tl.load(table + entry + 6)
+    closed = before // CHUNK
+    last = tl.load(places + (first + count - 1) * 6 + 5)
+    low = tl.where(shared, cell * span, closed + unit % own)
+    high = tl.where(shared, tl.minimum(low + span, closed), tl.minimum(low + 1, last // CHUNK + 1))
+    end = tl.where(shared, high * CHUNK, last + 1)  # keys from there on are not looked at
+
+    m = tl.program_id(2) * M + tl.arange(0, M)  # a second part where a group has more queries
+    row, valid = first + m // GROUP, m < count * GROUP
+    here = tl.load(places + row * 6 + 5, mask=valid, other=0)
+    oldest = tl.where((window > 0) & (ordered > 0), tl.maximum(here - window + 1, 0), 0)
+    earliest = tl.min(tl.where(valid, oldest, 1 << 60), 0)
+    low = tl.maximum(low, earliest // CHUNK)
+    return offset, capacity, before, path, cell, low, high, end, m, row, valid, here, oldest
+
+
+@triton.jit
+def chunks_of(places, row, window, CHUNK: tl.constexpr):
+    """The chunks that a row sees: how many are closed, the last, and the first."""
+    before, ordered = tl.load(places + row * 6 + 3), tl.load(places + row * 6 + 4)
+    here = tl.load(places + row * 6 + 5)
+    oldest = tl.where((window > 0) & (ordered > 0), tl.maximum(here - window + 1, 0), 0)
+    return before // CHUNK, here // CHUNK, oldest // CHUNK
+
+
 @triton.jit(
     do_not_specialize=[
         "blocks_count",
@@ -77,35 +129,17 @@ def attend_chunks(
     """Attention over the chunks of one span, or over one own chunk, of a block of rows and a KV head."""
     group: tl.constexpr = H // KV
     tiles: tl.constexpr = CHUNK // TILE
-    program, head = tl.program_id(0), tl.program_id(1)
-    shared = program < blocks_count * spans
-    unit = program - blocks_count * spans
-    entry = tl.where(shared, program % blocks_count, unit // own) * 7
-    cell = tl.where(shared, program // blocks_count, spans + unit % own)
-    table = tl.where(shared, blocks, units)
-    offset, capacity = tl.load(table + entry), tl.load(table + entry + 1)
-    before, first = tl.load(table + entry + 2), tl.load(table + entry + 3)
-    count, path = tl.load(table + entry + 4), tl.load(table + entry + 5)
-    ordered = tl.load(table + entry + 6)
-    closed = before // CHUNK
-    last = tl.load(places + (first + count - 1) * 6 + 5)
-    low = tl.where(shared, cell * SPAN, closed + unit % own)
-    high = tl.where(shared, tl.minimum(low + SPAN, closed), tl.minimum(low + 1, last // CHUNK + 1))
-    end = tl.where(shared, high * CHUNK, last + 1)  # keys from there on are not looked at
-
-    m = tl.program_id(2) * M + tl.arange(0, M)  # a second part where a group has more queries
-    row, valid = first + m // group, m < count * group
-    here = tl.load(places + row * 6 + 5, mask=valid, other=0)
-    oldest = tl.where((window > 0) & (ordered > 0), tl.maximum(here - window + 1, 0), 0)
-    earliest = tl.min(tl.where(valid, oldest, 1 << 60), 0)
-    low = tl.maximum(low, earliest // CHUNK)
+    head = tl.program_id(1)
+    offset, capacity, before, path, cell, low, high, end, m, row, valid, here, oldest = task_of(
+        blocks, units, places, blocks_count, spans, own, SPAN, window, group, M, CHUNK
+    )
 
     d = tl.arange(0, DP)
     inside = d < D
     at = (row * H + head * group + m % group) * D
     q = tl.load(query + at[:, None] + d[None, :], mask=valid[:, None] & inside[None, :], other=0.0)
     plane = capacity * KV * D
-    keys = data + tl.multiple_of(offset, 16) + 2 * layer.to(tl.int64) * plane + head * capacity * D
+    keys = data + offset + 2 * layer.to(tl.int64) * plane + head * capacity * D
     j = tl.arange(0, TILE)
 
     total = tl.zeros([M, DP], tl.float32)
@@ -165,10 +199,7 @@ def attend_merge(
 ):
     """A row's chunks in their order: those of a span first, then the spans."""
     row, head = tl.program_id(0), tl.program_id(1)
-    before, ordered = tl.load(places + row * 6 + 3), tl.load(places + row * 6 + 4)
-    here = tl.load(places + row * 6 + 5)
-    closed, final = before // CHUNK, here // CHUNK
-    oldest = tl.where((window > 0) & (ordered > 0), tl.maximum(here - window + 1, 0), 0) // CHUNK
+    closed, final, oldest = chunks_of(places, row, window, CHUNK)
     d = tl.arange(0, DP)
     one = tl.arange(0, 1)
     inside = (d < D)[None, :]
