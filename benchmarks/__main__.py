@@ -16,13 +16,13 @@ from benchmarks.needs import MODELS, needs
 from benchmarks.runner import Job, read_rows
 from benchmarks.settings import DEFAULTS, KINDS, LATER, parse, value_of
 from benchmarks.words import shown
+from tokenswift.checks import check_choice
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.main import Parser, Parsers, main
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_text
 from tokenswift.cli.progress import Line, duration, is_live
 from tokenswift.cli.tables import table
-from tokenswift.config import check_choice
 from tokenswift.roofline.cards import CARDS
 from tokenswift.types import InputError, RunError
 

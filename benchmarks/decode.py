@@ -14,7 +14,8 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.common import PLAIN, Trial
-from tokenswift.config import SamplingParams, check_choice
+from tokenswift.checks import check_choice
+from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.peer import bytes_read, token_times
 from tokenswift.engine.prefill import Prefilled

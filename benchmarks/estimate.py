@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.needs import MODELS
-from tokenswift.config import tree_nodes
 from tokenswift.loader.rope import parse_rope_scaling
+from tokenswift.method_options import tree_nodes
 from tokenswift.roofline.cards import Card
 from tokenswift.roofline.passes import Sizes, floor, read_seconds
 from tokenswift.roofline.sizes import sizes_of

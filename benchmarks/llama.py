@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from benchmarks.common import spread
-from tokenswift.config import check_choice, shown
+from tokenswift.checks import check_choice
+from tokenswift.config import shown
 from tokenswift.loader.find import locate
 from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.gguf.file import GgufFile

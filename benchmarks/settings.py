@@ -10,7 +10,9 @@ from dataclasses import Field, asdict, fields
 from pathlib import Path
 from typing import Any
 
-from tokenswift.config import OPTIONS, SamplingParams, check_choice, check_integer, settled, shown
+from tokenswift.checks import check_choice, check_integer
+from tokenswift.config import SamplingParams, shown
+from tokenswift.method_options import OPTIONS, settled
 from tokenswift.sampling.presets import FIELDS, sampler
 from tokenswift.types import InputError
 

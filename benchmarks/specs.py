@@ -33,7 +33,8 @@ from typing import Any
 
 from benchmarks.needs import METHODS, of_model
 from benchmarks.settings import DEFAULTS, KINDS, OPTION, WITHOUT, axes, check_keys, resolve, takes
-from tokenswift.config import check_choice, shown
+from tokenswift.checks import check_choice
+from tokenswift.config import shown
 from tokenswift.types import InputError
 
 FOLDER = Path(__file__).parent / "specs"

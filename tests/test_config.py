@@ -11,7 +11,8 @@ import torch
 
 from tests.tiny import tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.config import OPTIONS, TokenSwiftOptions, check_threads
+from tokenswift.config import check_threads
+from tokenswift.method_options import OPTIONS, TokenSwiftOptions
 from tokenswift.sampling.choice import Sampler
 from tokenswift.types import InputError
 

@@ -18,9 +18,9 @@ from tests.conftest import tiny_model
 from tests.tiny import byte_model
 from tokenswift import LLM, InputError, SamplingParams, TokenSwiftOptions, words
 from tokenswift.cli.main import build_parser, subparsers_of
-from tokenswift.config import OPTIONS
 from tokenswift.engine import llm as module
 from tokenswift.engine.request import GenerateOptions
+from tokenswift.method_options import OPTIONS
 from tokenswift.spec.methods.about import ABOUT
 
 ROOT = Path(__file__).parents[1]

@@ -23,17 +23,11 @@ _atexit.register(_gc.freeze)
 
 TYPE_CHECKING = False  # typing's own, without the import
 if TYPE_CHECKING:
-    from tokenswift.config import (
-        LoopOptions,
-        MagicDecOptions,
-        MedusaOptions,
-        SamplingParams,
-        TokenSwiftOptions,
-        TriForceOptions,
-    )
+    from tokenswift.config import LoopOptions, SamplingParams
     from tokenswift.engine.llm import LLM
     from tokenswift.engine.resume import resume
     from tokenswift.engine.stream import Stream
+    from tokenswift.method_options import MagicDecOptions, MedusaOptions, TokenSwiftOptions, TriForceOptions
     from tokenswift.types import Generation, InputError, Logprob, Loop, Metrics, RunError, Step
 
 __all__ = [

@@ -179,3 +179,20 @@ def named_arguments(hints: Mapping[str, str] | None = None) -> Callable[[F], F]:
         return cast(F, call)
 
     return decorated
+
+
+def keep_field(options: object, name: str, value: object) -> None:
+    """Set a field of a frozen dataclass while it is made."""
+    object.__setattr__(options, name, value)
+
+
+def check_whole(
+    options: object, name: str, least: int, valid: str | None = None, most: int = LARGEST
+) -> None:
+    """Check an integer field; it becomes Python's own integer."""
+    if most < LARGEST:
+        valid = f"an integer from {least} to {most:,}"
+    number = check_integer(name, getattr(options, name), least, valid)
+    if number > most:
+        raise InputError(f"{name} is {shown(number)}; valid: {valid}", name)
+    keep_field(options, name, number)

@@ -12,7 +12,7 @@ from tests.cli.conftest import Call
 from tokenswift.cli.declare import keys_of
 from tokenswift.cli.main import build_parser, subparsers_of
 from tokenswift.cli.options import STRATEGY
-from tokenswift.config import MagicDecOptions
+from tokenswift.method_options import MagicDecOptions
 from tokenswift.spec.methods.table import STRATEGIES
 
 

@@ -20,8 +20,9 @@ from tokenswift.audit.distribution import (
 from tokenswift.audit.equality import Plain, account, first_difference, plain_text
 from tokenswift.audit.logits import NumericError, numeric_error
 from tokenswift.audit.verdict import Comparison, DistributionTest, Report
-from tokenswift.config import OPTIONS, SamplingParams
+from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
+from tokenswift.method_options import OPTIONS
 from tokenswift.spec.methods.table import STRATEGIES
 from tokenswift.types import InputError, Step
 from tokenswift.words import counted

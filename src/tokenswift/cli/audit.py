@@ -8,10 +8,11 @@ import sys
 from dataclasses import asdict, fields, replace
 from typing import Any
 
+from tokenswift.checks import check_integer
 from tokenswift.cli import options
 from tokenswift.cli.declare import SHORT, add_options, integer
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
-from tokenswift.config import OPTIONS, build_options, check_integer
+from tokenswift.method_options import OPTIONS, build_options
 from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")

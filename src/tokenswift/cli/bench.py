@@ -12,13 +12,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tokenswift.checks import check_integer
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, check_options, option, texts_of
 from tokenswift.cli.generate import Length
 from tokenswift.cli.inputs import token_ids
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.cli.tables import table
-from tokenswift.config import SamplingParams, check_integer
+from tokenswift.config import SamplingParams
 from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.types import InputError
 from tokenswift.words import counted

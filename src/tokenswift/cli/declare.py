@@ -26,8 +26,7 @@ from dataclasses import MISSING, Field, field, fields
 from pathlib import Path
 from typing import Any
 
-from tokenswift.checks import meant
-from tokenswift.config import check_integer
+from tokenswift.checks import check_integer, meant
 from tokenswift.types import InputError
 
 #: who is told of an option: --help-all alone; --method-option alone, as one of its keys; nobody

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenswift.checks import check_choice
 from tokenswift.cli import inputs, many, options, prompting
 from tokenswift.cli.declare import RARE, add_options, check_options, option
 from tokenswift.cli.errors import is_out_of_memory, last_line
@@ -26,7 +27,7 @@ from tokenswift.cli.preset import add_preset_option, apply_preset
 from tokenswift.cli.progress import Progress
 from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.cli.streams import STANDARD_OUTPUT
-from tokenswift.config import ON_LOOP, LoopOptions, check_choice
+from tokenswift.config import ON_LOOP, LoopOptions
 from tokenswift.engine.records import record_of
 from tokenswift.loader.prompts import is_chat
 from tokenswift.loader.rope import parse_rope_scaling

@@ -11,12 +11,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from tokenswift.checks import check_integer
 from tokenswift.cli import inputs, options, prompting
 from tokenswift.cli.declare import RARE, check_options, option
 from tokenswift.cli.output import check_folder, check_record, write_text
 from tokenswift.cli.progress import Stages
 from tokenswift.cli.signals import Interrupted, Signals
-from tokenswift.config import SamplingParams, check_integer
+from tokenswift.config import SamplingParams
 from tokenswift.engine.records import EXAMPLE, Asked, asked, record_of
 from tokenswift.files import is_address
 from tokenswift.loader.prompts import is_chat

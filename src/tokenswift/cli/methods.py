@@ -11,7 +11,7 @@ from tokenswift.cli.declare import KEY, texts_of
 from tokenswift.cli.options import Model, shown_default
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.cli.tables import table
-from tokenswift.config import OPTIONS
+from tokenswift.method_options import OPTIONS
 from tokenswift.spec.methods.about import ABOUT
 from tokenswift.types import InputError
 

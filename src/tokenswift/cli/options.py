@@ -10,24 +10,16 @@ from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from tokenswift.checks import check_choice, check_integer
 from tokenswift.cli.ahead import check_drafts, check_there
 from tokenswift.cli.declare import HIDDEN, KEY, RARE, add_option, add_options, option
 from tokenswift.cli.inputs import read_named
 from tokenswift.cli.output import check_writable
 from tokenswift.cli.progress import Stages
-from tokenswift.config import (
-    HEAD_KINDS,
-    NEUTRAL,
-    OPTIONS,
-    RENAMED,
-    SamplingParams,
-    check_choice,
-    check_integer,
-    sampling_by,
-    settled,
-)
+from tokenswift.config import NEUTRAL, SamplingParams, sampling_by
 from tokenswift.load_config import LoadConfig
 from tokenswift.loader.find import check_name
+from tokenswift.method_options import HEAD_KINDS, OPTIONS, RENAMED, settled
 from tokenswift.ranks import check_tp
 from tokenswift.types import InputError
 

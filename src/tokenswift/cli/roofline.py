@@ -13,9 +13,9 @@ from tokenswift.cli.declare import KEY, add_option, add_options, check_options, 
 from tokenswift.cli.generate import Length
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.cli.tables import table
-from tokenswift.config import AutoOptions, build_options
 from tokenswift.load_config import LoadConfig
 from tokenswift.loader.rope import parse_rope_scaling
+from tokenswift.method_options import AutoOptions, build_options
 from tokenswift.roofline.cards import card_named
 from tokenswift.types import InputError
 

@@ -6,9 +6,9 @@ import argparse
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from tokenswift.checks import LARGEST, meant
+from tokenswift.checks import LARGEST, check_integer, meant
 from tokenswift.cli.declare import KINDS, texts_of
-from tokenswift.config import SamplingParams, check_integer, sampling_over
+from tokenswift.config import SamplingParams, sampling_over
 from tokenswift.types import InputError
 
 KIND_OF = {one.name: str(one.type) for one in fields(SamplingParams)} | {"max_new_tokens": "int"}

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.config import SamplingParams, check_integer, sampling_over
+from tokenswift.checks import check_integer
+from tokenswift.config import SamplingParams, sampling_over
 from tokenswift.engine.records import FIELDS, asked, record_of
 from tokenswift.files import is_address
 from tokenswift.loader.prompts import is_chat

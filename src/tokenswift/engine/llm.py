@@ -15,7 +15,7 @@ from typing import Any, Literal, Unpack
 import torch
 
 from tokenswift.checks import named_arguments
-from tokenswift.config import ANSWERS, RENAMED, SamplingParams, sampling_by
+from tokenswift.config import ANSWERS, SamplingParams, sampling_by
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import (
@@ -38,6 +38,7 @@ from tokenswift.loader.load import check_place
 from tokenswift.loader.own_sampling import check_named
 from tokenswift.loader.placed import tp_of
 from tokenswift.loader.prompts import Prompt, default_sampling, has_template, is_chat, prompt_ids, several_ids
+from tokenswift.method_options import RENAMED
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.draft_models import Drafters
 from tokenswift.models.low_bit import LowBitTarget, low_bit

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.config import SamplingParams, check_flag, check_integer, shown
+from tokenswift.checks import check_integer
+from tokenswift.config import SamplingParams, check_flag, shown
 from tokenswift.loader.prompts import is_chat
 from tokenswift.types import Generation, InputError
 

@@ -8,23 +8,20 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypedDict
 
-from tokenswift.checks import check_text, meant
+from tokenswift.checks import check_choice, check_integer, check_text, meant
 from tokenswift.config import (
     ON_LOOP,
-    OPTIONS,
     LoopOptions,
     SamplingParams,
-    check_choice,
     check_flag,
-    check_integer,
     given_options,
     integer_of,
     sampling_over,
-    settled,
     shown,
 )
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.loader.prompts import Prompt
+from tokenswift.method_options import OPTIONS, settled
 from tokenswift.models.target import check_model
 from tokenswift.types import InputError, OnProgress
 from tokenswift.words import OnLoop

@@ -21,7 +21,8 @@ from threading import Condition, Thread
 from time import monotonic, perf_counter
 from typing import Any, Literal
 
-from tokenswift.config import check_integer, shown
+from tokenswift.checks import check_integer
+from tokenswift.config import shown
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
 from tokenswift.engine.run import Run

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenswift.config import check_choice, shown
+from tokenswift.checks import check_choice
+from tokenswift.config import shown
 from tokenswift.kernels.cpu.build import INSTRUCTION_SETS
 from tokenswift.load_config import LoadConfig, check_backend
 from tokenswift.loader import hub

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tokenswift.config import check_choice
+from tokenswift.checks import check_choice
 
 if TYPE_CHECKING:
     from tokenswift.roofline.passes import Sizes

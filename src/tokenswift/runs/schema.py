@@ -14,7 +14,9 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from tokenswift.config import OPTIONS, LoopOptions, SamplingParams, check_choice
+from tokenswift.checks import check_choice
+from tokenswift.config import LoopOptions, SamplingParams
+from tokenswift.method_options import OPTIONS
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]

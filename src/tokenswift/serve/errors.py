@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from tokenswift.checks import shown
-from tokenswift.config import OPTIONS
+from tokenswift.method_options import OPTIONS
 from tokenswift.types import InputError
 
 

@@ -13,9 +13,10 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tokenswift.checks import shown
-from tokenswift.config import SamplingParams, sampling_over, tree_nodes
+from tokenswift.config import SamplingParams, sampling_over
 from tokenswift.engine.request import MOST_LOGPROBS, Request
 from tokenswift.loader.prompts import Prompt
+from tokenswift.method_options import tree_nodes
 from tokenswift.serve.errors import CLOSED, in_words_of
 from tokenswift.serve.limits import check_body, check_nodes, check_passes, check_prompt, check_tokens
 from tokenswift.serve.settings import Settings

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from tokenswift.config import SamplingParams, check_choice, check_integer, check_number
+from tokenswift.checks import check_choice, check_integer
+from tokenswift.config import SamplingParams, check_number
 from tokenswift.types import InputError
 
 TARGETS = ("model", "text")

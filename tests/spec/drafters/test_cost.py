@@ -12,9 +12,9 @@ from tests.lossless.test_strategies import runs
 from tests.lossless.test_tokens import random_heads
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.config import build_options
 from tokenswift.engine.step import decode, prefill
 from tokenswift.interfaces import TokenSequence
+from tokenswift.method_options import build_options
 from tokenswift.metrics import Meter
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.drafters import lookup

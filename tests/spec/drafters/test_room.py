@@ -11,10 +11,10 @@ import pytest
 from tests.spec.drafters.test_models import small_model
 from tests.spec.drafters.test_reference import model_of
 from tokenswift import LLM, SamplingParams, interfaces
-from tokenswift.config import MAX_GAMMA, OPTIONS
 from tokenswift.engine.request import Request
 from tokenswift.engine.run import Run
 from tokenswift.engine.scheduler import Scheduler
+from tokenswift.method_options import MAX_GAMMA, OPTIONS
 from tokenswift.types import InputError
 
 PROMPT = [5, 9, 2, 7, 7, 3, 8, 1, 4, 6] * 3

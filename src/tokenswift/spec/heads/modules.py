@@ -19,7 +19,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tokenswift.config import HEAD_KINDS, check_choice, check_flag, check_integer, check_number
+from tokenswift.checks import check_choice, check_integer
+from tokenswift.config import check_flag, check_number
+from tokenswift.method_options import HEAD_KINDS
 
 KINDS = HEAD_KINDS
 

@@ -6,7 +6,7 @@ what of it is verified, follows from measured costs (`spec.adaptive`).
 
 from __future__ import annotations
 
-from tokenswift.config import AutoOptions
+from tokenswift.method_options import AutoOptions
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.adaptive.candidates import CHAIN
 from tokenswift.spec.adaptive.recipe import ByChance
@@ -27,7 +27,7 @@ class Auto(ByChance):
 
     Args:
         llm: model, heads, measured costs and draft models.
-        options: `config.AutoOptions`.
+        options: `method_options.AutoOptions`.
         sampler: the target's choice rule, shared for coupled candidates.
     Raises:
         InputError: the draft model cannot be had, or the file for explanations cannot be written.

@@ -6,7 +6,7 @@ attention of an observation window; what is generated replaces its least importa
 
 from __future__ import annotations
 
-from tokenswift.config import MagicDecOptions
+from tokenswift.method_options import MagicDecOptions
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.drafters.drafter import Drafter
 from tokenswift.spec.drafters.model import ModelContext, ModelDrafter
@@ -23,7 +23,7 @@ class MagicDec(FixedWidths):
 
     Args:
         llm: model and draft model.
-        options: `config.MagicDecOptions`; without a draft model the target drafts for itself.
+        options: `method_options.MagicDecOptions`; without a draft model the target drafts for itself.
         sampler: the target's choice rule, shared for coupled drafting.
     Raises:
         InputError: the draft model cannot be had.

@@ -6,8 +6,8 @@ for the newest committed token.
 
 from __future__ import annotations
 
-from tokenswift.config import MedusaOptions
 from tokenswift.loader.shipped import where
+from tokenswift.method_options import MedusaOptions
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.drafters.heads import HeadDrafter
 from tokenswift.spec.drafters.recipe import FixedWidths
@@ -21,7 +21,7 @@ class Medusa(FixedWidths):
 
     Args:
         llm: model and heads.
-        options: `config.MedusaOptions`; without a tree the paper's.
+        options: `method_options.MedusaOptions`; without a tree the paper's.
         sampler: the target's choice rule, shared for coupled candidates.
     Raises:
         InputError: no heads of kind "medusa", tree widths above the vocabulary, or too many nodes.

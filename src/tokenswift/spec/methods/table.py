@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from tokenswift.config import OPTIONS
 from tokenswift.interfaces import Strategy
 from tokenswift.memory import Planned
+from tokenswift.method_options import OPTIONS
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.drafters.registry import others
 from tokenswift.spec.heads.modules import Heads

@@ -12,8 +12,8 @@ Where a step's draft starts from:
 
 from __future__ import annotations
 
-from tokenswift.config import TokenSwiftOptions
 from tokenswift.interfaces import TokenSequence
+from tokenswift.method_options import TokenSwiftOptions
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.drafters.drafter import Drafter
 from tokenswift.spec.drafters.heads import HeadDrafter
@@ -29,7 +29,7 @@ class TokenSwift(FixedWidths):
 
     Args:
         llm: model and heads (without heads: backbone and n-grams only).
-        options: `config.TokenSwiftOptions`; what is None is the paper's.
+        options: `method_options.TokenSwiftOptions`; what is None is the paper's.
         sampler: the target's choice rule, shared for coupled candidates.
     Raises:
         InputError: tree widths above the vocabulary, or too many nodes.

@@ -8,7 +8,7 @@ chunks by the product of the newest query with a chunk's mean key, and is repeat
 
 from __future__ import annotations
 
-from tokenswift.config import TriForceOptions
+from tokenswift.method_options import TriForceOptions
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.drafters.checked import CheckedDrafter
 from tokenswift.spec.drafters.model import ModelContext, ModelDrafter
@@ -22,7 +22,7 @@ class TriForce(FixedWidths):
 
     Args:
         llm: model and draft model.
-        options: `config.TriForceOptions`.
+        options: `method_options.TriForceOptions`.
         sampler: the target's choice rule, shared by both levels.
     Raises:
         InputError: the draft model cannot be had.
