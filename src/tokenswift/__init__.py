@@ -50,17 +50,11 @@ __all__ = [
     "resume",
 ]
 _MODULES = {
-    "config": (
-        "LoopOptions",
-        "MagicDecOptions",
-        "MedusaOptions",
-        "SamplingParams",
-        "TokenSwiftOptions",
-        "TriForceOptions",
-    ),
+    "config": ("LoopOptions", "SamplingParams"),
     "engine.llm": ("LLM",),
     "engine.resume": ("resume",),
     "engine.stream": ("Stream",),
+    "method_options": ("MagicDecOptions", "MedusaOptions", "TokenSwiftOptions", "TriForceOptions"),
     "types": ("Generation", "InputError", "Logprob", "Loop", "Metrics", "RunError", "Step"),
 }
 
