@@ -50,6 +50,7 @@ _DEAR = 0.4  # tokens that a row has to yield, from which on no candidates are l
 _STALE = 32  # tokens of context after which prices are computed anew
 _LOOK = 8  # steps between looks at what prices in doubt forbid
 _HOPED = 0.5  # of the price of a row in doubt, at such a look
+_HELD = 7  # plain steps that one decision is good for
 
 
 @dataclass(slots=True)
@@ -246,6 +247,16 @@ class Control:
     def skip_drafting(self) -> bool:
         """Whether, beside other texts, a row costs so much that few candidates could be worth it."""
         return self.load.rows > 0 and self.rate * self.row_ms > _DEAR
+
+    def hold(self) -> int:
+        """Begin plain steps for which nothing has to be decided, and say how many: until a mode is due to be
+        tried again, and none while prices are in doubt or other texts are in the pass."""
+        if self.current != PLAIN or self._trial is not None or self.load.rows or self.costs.doubtful:
+            return 0
+        due = [mode.next_trial - self._step - 1 for mode in self.modes.values()]
+        steps = min([_HELD, *(left for left in due if left >= 0)])
+        self._step += steps
+        return steps
 
     def pace(self, name: str, context: int) -> float:
         """Tokens a millisecond that a mode would reach with ``context`` tokens cached."""

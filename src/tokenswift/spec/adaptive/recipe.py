@@ -130,6 +130,10 @@ class ByChance:
         """The tree of this step; the bare root where nothing pays."""
         control, length = self.control, len(sequence.tokens) - 1
         self._rested = self._rests > 0 and sequence.load.rows >= control.load.rows
+        free = None
+        if self._rested and not sequence.load.rows:
+            free = self._asked(sequence)
+            self._rested = len(free.tree) == 1
         if self._rested:
             self._rests -= 1
             self._record = {"context": length, "mode": PLAIN, "nodes": 0, "depth": 0, "expected": 1.0}
@@ -141,10 +145,7 @@ class ByChance:
             control.join(sequence.load, length)
         control.left = sequence.left
         mode = control.mode(length)
-        made = PricedCandidates(sequence, self.sampler, self.coupled, self.calibration, control)
-        self._candidates = made
-        for drafter in self._free:
-            made.ask(drafter)
+        made = self._candidates = free or self._asked(sequence)
         if mode in self._priced and sequence.newest is not None:
             made.ask(self._priced[mode])
         sequence.draft_passes += made.passes
@@ -153,10 +154,19 @@ class ByChance:
         tree = made.tree.build(nodes)
         if control.skip_drafting and mode not in self._priced and not nodes:
             self._rests = LOOKS - 1
+        elif mode == PLAIN and len(made.tree) == 1:
+            self._rests = control.hold()
         control.drafted(Drafted(mode, 1 + expected, len(tree), made.passes, made.levels, made.loaded))
         self._record = {"context": length, "mode": mode, "nodes": len(nodes), "depth": tree.gamma}
         self._record |= {"expected": 1 + expected}
         return tree
+
+    def _asked(self, sequence: TokenSequence) -> PricedCandidates:
+        """The candidates of the drafters that cost nothing."""
+        made = PricedCandidates(sequence, self.sampler, self.coupled, self.calibration, self.control)
+        for drafter in self._free:
+            made.ask(drafter)
+        return made
 
     def _leave_out(self, made: PricedCandidates) -> None:
         """Drop the drafters whose rows are refused again and again."""
