@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache, Pass, Segment
-from tokenswift.kernels.base import Backend, Batch, Body, check_ids
+from tokenswift.kernels.base import Backend, Batch, Body
 from tokenswift.kernels.cuda.choose import DeviceRanker
 from tokenswift.kernels.cuda.entries import WIDEST, IntFullCache, IntSparseCache, entry_bytes
 from tokenswift.kernels.cuda.graphs import Graphs
@@ -211,11 +211,6 @@ class CudaBackend(Backend):
         rows = states.reshape(-1, states.shape[-1])
         made = self._products.linear(rows, _packed(weight), bias, active == torch.int8)
         return made.view(*states.shape[:-1], -1)
-
-    def take(self, weight: Packed, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
-        """See :meth:`Backend.take`."""
-        check_ids(ids, weight.rows)
-        return weight.take(ids)
 
     def norm(
         self, states: Float[Tensor, "*m D"], weight: Tensor, eps: float, dtype: torch.dtype
