@@ -187,7 +187,7 @@ def test_logits_of_several_texts_in_one_pass(
     layers = type(target.backend).layers
 
     def counted(self: Backend, body: object, states: Tensor, *rest: Any) -> Any:
-        calls.append((len(states), len(rest[2])))
+        calls.append((len(states), len(rest[2].segments)))
         return layers(self, body, states, *rest)
 
     ids = torch.randint(VOCAB, (200,), generator=made)
