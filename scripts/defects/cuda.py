@@ -10,14 +10,14 @@ INTERPRETER = "tests/kernels/cuda/test_interpreter.py"
 CUDA = [
     Defect(
         "a branch's keys at their slots, not by the row's path, on CUDA",
-        "kernels/cuda/kernels.py",
+        "kernels/cuda/attention_kernels.py",
         "        slot = tl.where(turned, before + node, place)\n",
         "        slot = place\n",
         (INTERPRETER,),
     ),
     Defect(
         "a shared chunk left out on CUDA",
-        "kernels/cuda/kernels.py",
+        "kernels/cuda/attention_kernels.py",
         "tl.minimum(low + span, closed), tl.minimum",
         "tl.minimum(low + span, closed - 1), tl.minimum",
         (INTERPRETER,),

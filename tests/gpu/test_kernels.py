@@ -13,7 +13,6 @@ pytest.importorskip("triton")
 from tests.kernels.cuda.cases import low, random, segment, tree  # noqa: E402
 from tests.tiny import FAMILIES, tiny_model  # noqa: E402
 from tokenswift.interfaces import Segment  # noqa: E402
-from tokenswift.kernels.base import Replays  # noqa: E402
 from tokenswift.kernels.cuda.check import fault, int8_fault, started  # noqa: E402
 from tokenswift.kernels.cuda.entries import IntFullCache  # noqa: E402
 from tokenswift.kernels.cuda.int_reference import entries_of  # noqa: E402
@@ -199,7 +198,7 @@ def test_a_pass_that_was_recorded_early_serves_144k() -> None:
             at = torch.tensor(depths) + length
             segments = [Segment(torch.arange(3, 3 + len(at)), at, cache, paths)]
             recorded = target.forward_all(segments)[0]
-            enter = target._enter
-            eager = backend.run(target.body, segments, True, enter, Replays())[0]
+            replays, target.replays = target.replays, None
+            eager, target.replays = target.forward_all(segments)[0], replays
             assert torch.equal(recorded.hidden, eager.hidden)
             assert torch.equal(torch.as_tensor(recorded.queries), torch.as_tensor(eager.queries))

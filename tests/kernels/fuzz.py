@@ -239,18 +239,20 @@ class Fuzz:
         states, angles = self.numbers(sum(texts), hidden), self.numbers(sum(texts), width // 2)
         cos, sin, keep = angles.cos(), angles.sin(), self.draw.random() < 0.5
         whole = states.clone()
-        self.kernels.layers(body, whole, cos, sin, segments, keep)
+        batch = self.kernels.batch(segments, shape)
+        self.kernels.layers(body, whole, cos, sin, batch, keep)
         alone = states[: texts[0]].clone()
-        self.kernels.layers(body, alone, cos[: texts[0]].clone(), sin[: texts[0]].clone(), segments[:1], keep)
+        own = (cos[: texts[0]].clone(), sin[: texts[0]].clone())
+        self.kernels.layers(body, alone, *own, self.kernels.batch(segments[:1], shape), keep)
         same(whole[: texts[0]], alone)
         last = segments[-1]
         parents = [-1] * texts[-1]
         parents[-1] = self.draw.choice((texts[-1] - 1, texts[-1], -2, 2**31 - 1))
         with unchecked(), self.refused():
             wrong = [*segments[:-1], replace(last, parents=parents)]
-            self.kernels.layers(body, states.clone(), cos, sin, wrong, keep)
+            self.kernels.layers(body, states.clone(), cos, sin, self.kernels.batch(wrong, shape), keep)
         with self.refused():
-            self.kernels.layers(body, states[1:].clone(), cos, sin, segments, keep)
+            self.kernels.layers(body, states[1:].clone(), cos, sin, batch, keep)
 
     def rank(self) -> None:
         """The choice rule, of all logits and of some; tokens that have no place are refused."""

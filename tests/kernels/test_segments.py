@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +78,11 @@ class Layers:
         """By text: states, queries, keys and values of the pass."""
         states = torch.cat([text[0] for text in texts])
         angles = torch.cat([text[2] for text in texts])
-        queries = self.backend.layers(
-            self.body, states, angles.cos(), angles.sin(), [text[1] for text in texts]
-        )
-        ends = accumulate((len(text[0]) for text in texts), initial=0)
+        batch = self.backend.batch([text[1] for text in texts], self.body.shape)
+        queries = self.backend.layers(self.body, states, angles.cos(), angles.sin(), batch)
         return [
-            (states[start:end], found, data_of(text[1]))
-            for text, found, (start, end) in zip(texts, queries, pairwise(ends), strict=True)
+            (one.hidden, torch.as_tensor(one.queries), data_of(text[1]))
+            for text, one in zip(texts, batch.passes(states, queries), strict=True)
         ]
 
 
@@ -190,7 +187,7 @@ def test_logits_of_several_texts_in_one_pass(
     layers = type(target.backend).layers
 
     def counted(self: Backend, body: object, states: Tensor, *rest: Any) -> Any:
-        calls.append((len(states), len(rest[2])))
+        calls.append((len(states), len(rest[2].segments)))
         return layers(self, body, states, *rest)
 
     ids = torch.randint(VOCAB, (200,), generator=made)

@@ -1,9 +1,11 @@
 """What computes the passes of models on a device: the protocol that models, drafters and caches rely on.
 
-A backend packs weights, owns the memory of caches, runs a decoder's layers over *segments* (rows of one or
-several texts, each over its own cache with its own tree), multiplies with the LM head and ranks tokens. All
-follow one specification (docs/exactness.md). `kernels.torch` is the reference, `kernels.cpu` the compiled
-kernels. Which device it is, and what follows from that, is asked here and nowhere else.
+A backend packs weights, owns the memory of caches, runs a decoder's layers over a *batch* of segments (rows
+of one or several texts, each over its own cache with its own tree), multiplies with the LM head and ranks
+tokens. A pass goes down only: the model asks for a batch, embeds its tokens, hands their states to the layers
+and takes logits of what they give. All backends follow one specification (docs/exactness.md): `kernels.torch`
+is the reference, `kernels.cpu` the compiled kernels. Which device it is, and what follows from that, is asked
+here and nowhere else.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -43,12 +46,41 @@ class Body:
     weights: list[LayerWeights]
 
 
-#: tokens and positions (n) → their states (n, D), float32, and cosines and sines (n, half)
-Enter = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+@dataclass(slots=True)
+class Batch:
+    """The rows of a pass, its segments' one after the other; a backend adds what it needs.
+
+    Attributes:
+        segments: whose rows they are.
+        tokens, positions: of each row, (n,), where the backend computes; rows that only fill up a batch
+            follow the segments' own.
+        form: where the pass may be recorded, what it shares with those that its record serves; else None.
+        numbers: where it may be, what differs from one to the next, in one tensor; else None.
+    """
+
+    segments: Sequence[Segment]
+    tokens: Int[Tensor, " n"]
+    positions: Int[Tensor, " n"]
+    form: Hashable = None
+    numbers: Int[Tensor, " m"] | None = None
+
+    def over(self, numbers: Int[Tensor, " m"]) -> Batch:
+        """The batch of this form whose numbers are others, or stand elsewhere."""
+        raise NotImplementedError("this batch is of no form")
+
+    def rows(self) -> list[slice]:
+        """Each segment's rows."""
+        ends = accumulate((len(segment.tokens) for segment in self.segments), initial=0)
+        return [slice(start, end) for start, end in pairwise(ends)]
+
+    def passes(self, states: Float[Tensor, "n D"], queries: Any) -> list[Pass]:
+        """Each segment's part of what a pass gives: states, and what :meth:`Backend.layers` returned."""
+        pairs = zip(self.rows(), queries, strict=True)
+        return [Pass(states[rows], own) for rows, own in pairs]
 
 
-class Replays:
-    """Work that is done again and again on tensors of the same shapes; here it is just done."""
+class Replays(Protocol):
+    """Records work on tensors of the same shapes, and repeats it without the host."""
 
     def run(self, key: Hashable, work: Callable[..., Any], *given: Tensor) -> Any:
         """What ``work`` makes of tensors: a tensor or a tuple of them.
@@ -57,13 +89,13 @@ class Replays:
             key: of the work, for which it depends on ``given`` and on what never changes alone. Where it has
                 to look at other things on the host, they are those of the first call.
         """
-        return work(*given)
+        ...
 
     def rows(
         self, key: Hashable, work: Callable[..., Tensor], *given: Tensor, all_rows: Sequence[Tensor] = ()
     ) -> Tensor:
         """What ``work`` makes of rows (n, …), each by itself; and of tensors for ``all_rows``, after them."""
-        return work(*given, *all_rows)
+        ...
 
 
 class Backend(ABC):
@@ -213,6 +245,19 @@ class Backend(ABC):
     def body(self, shape: Shape, weights: list[LayerWeights]) -> Any:
         """The layers in the form that :meth:`layers` takes, a :class:`Body`."""
 
+    def batch(self, segments: Sequence[Segment], shape: Shape) -> Batch:
+        """The rows of a pass through layers of a shape, as :meth:`layers` takes them.
+
+        Raises:
+            ValueError: a segment needs more room than its cache has, or has a parent that is no earlier row
+                (where it is not said before :meth:`layers`).
+        """
+        if self.on_host and len(segments) == 1:
+            return Batch(segments, segments[0].tokens, segments[0].positions)
+        tokens = torch.cat([segment.tokens.to(self.device) for segment in segments])
+        positions = torch.cat([segment.positions.to(self.device) for segment in segments])
+        return Batch(segments, tokens, positions)
+
     @abstractmethod
     def layers(
         self,
@@ -220,43 +265,23 @@ class Backend(ABC):
         states: Float[Tensor, "n D"],
         cos: Float[Tensor, "n half"],
         sin: Float[Tensor, "n half"],
-        segments: Sequence[Segment],
+        batch: Any,
         keep: bool = True,
-    ) -> list[Float[Tensor, "L H m d"]]:
-        """Run a pass through all layers: ``states`` (float32) from embeddings to before the final norm, in
-        place, the segments' rows one after the other. Keys and values go behind each cache's own.
+    ) -> Any:
+        """Run a pass through all layers: the ``states`` of a batch's rows (float32) from embeddings to before
+        the final norm, in place. Keys and values go behind each cache's own.
 
         Returns:
-            The rotated queries of each segment, of its m rows; of the last layer alone, (1, H, m, d), unless
-            ``keep``.
+            The rotated queries, for :meth:`Batch.passes`: of each segment (L, H, m, d), of its m rows; of the
+            last layer alone, (1, H, m, d), unless ``keep``.
         Raises:
             ValueError: a segment needs more room than its cache has, or has a parent that is no earlier row.
         """
 
-    def run(
-        self, body: Any, segments: Sequence[Segment], keep: bool, enter: Enter, replays: Replays
-    ) -> list[Pass]:
-        """A pass from tokens to the states before the final norm.
-
-        Args:
-            keep: the queries of all layers are wanted.
-            enter: makes states of tokens.
-            replays: of the model, from :meth:`replays`.
-        """
-        if self.on_host and len(segments) == 1:
-            one = segments[0]
-            states, cos, sin = enter(one.tokens, one.positions)
-            return [Pass(states, self.layers(body, states, cos, sin, segments, keep)[0])]
-        tokens = torch.cat([segment.tokens.to(self.device) for segment in segments])
-        positions = torch.cat([segment.positions.to(self.device) for segment in segments])
-        states, cos, sin = enter(tokens, positions)
-        queries = self.layers(body, states, cos, sin, segments, keep)
-        parts = states.split([len(segment.tokens) for segment in segments])
-        return [Pass(*each) for each in zip(parts, queries, strict=True)]
-
-    def replays(self) -> Replays:
-        """What a model repeats its work with. It is kept by who owns the tensors that the work reads."""
-        return Replays()
+    def replays(self) -> Replays | None:
+        """What a model records its work with, kept by who owns the tensors that the work reads; None where
+        nothing is recorded."""
+        return None
 
     @abstractmethod
     def attend(

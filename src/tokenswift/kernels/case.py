@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.interfaces import KVCache, Segment
-from tokenswift.kernels.base import Backend, Replays
+from tokenswift.kernels.base import Backend, Batch, Replays
 from tokenswift.kernels.formats.format import Format, Stored
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 
@@ -89,13 +89,18 @@ class Case:
             self.keys.length += len(rows)
         return torch.cat(found)
 
-    def replayed(self, backend: Backend, replays: Replays, starts: Sequence[int] = (BEFORE,)) -> Tensor:
+    def replayed(
+        self, backend: Backend, replays: Replays | None, starts: Sequence[int] = (BEFORE,)
+    ) -> Tensor:
         """States of the positions `LOOKED_AT`, by passes of single rows as a model makes them, behind so many
         keys; those behind the last. The keys of the others are those of an earlier :meth:`run`."""
         body = backend.body(self.shape, self.weights)
 
-        def enter(tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            return self.states[tokens].clone(), self.cos[positions], self.sin[positions]
+        def made(batch: Batch, numbers: Tensor | None = None) -> Tensor:
+            batch = batch if numbers is None else batch.over(numbers)
+            states, at = self.states[batch.tokens].clone(), batch.positions
+            backend.layers(body, states, self.cos[at], self.sin[at], batch, keep=False)
+            return states
 
         found: list[Tensor] = []
         for before in starts:
@@ -103,8 +108,12 @@ class Case:
             for row in LOOKED_AT:
                 self.keys.length = before + row
                 number = torch.tensor([row])
-                segments = [Segment(number, number, cast(KVCache, self.keys))]
-                found.append(backend.run(body, segments, False, enter, replays)[0].hidden)
+                batch = backend.batch([Segment(number, number, cast(KVCache, self.keys))], self.shape)
+                if replays is None or batch.numbers is None:
+                    states = made(batch)
+                else:
+                    states = replays.run((body, batch.form), partial(made, batch), batch.numbers)
+                found.append(states[:1])
         return torch.cat(found)
 
     def tree(self, backend: Backend, steps: int) -> tuple[Tensor, Tensor]:
@@ -131,8 +140,8 @@ class Case:
     def _layers(
         self, backend: Backend, states: Tensor, cos: Tensor, sin: Tensor, segments: Sequence[Segment]
     ) -> Tensor:
-        states = states.clone()
-        backend.layers(backend.body(self.shape, self.weights), states, cos, sin, segments, keep=False)
+        states, batch = states.clone(), backend.batch(segments, self.shape)
+        backend.layers(backend.body(self.shape, self.weights), states, cos, sin, batch, keep=False)
         return states
 
 

@@ -7,7 +7,6 @@ and inside a product torch's own kernels add up, and a row's bits may depend on 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from tokenswift.interfaces import KVCache, Segment
-from tokenswift.kernels.base import Backend, Body
+from tokenswift.interfaces import KVCache
+from tokenswift.kernels.base import Backend, Batch, Body
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.tree import ancestor_mask
 
@@ -44,14 +43,13 @@ class TorchBackend(Backend):
         states: Float[Tensor, "n D"],
         cos: Float[Tensor, "n half"],
         sin: Float[Tensor, "n half"],
-        segments: Sequence[Segment],
+        batch: Batch,
         keep: bool = True,
     ) -> list[Float[Tensor, "L H m d"]]:
         """See :meth:`Backend.layers`. Products run over all rows, attention over each segment's."""
-        shape, count = body.shape, len(states)
-        ends = list(accumulate((len(segment.tokens) for segment in segments), initial=0))
-        kept: list[list[Tensor]] = [[] for _ in segments]
-        notes: dict[int, dict[Any, Any]] = {start: {} for start in ends}
+        shape, count, places = body.shape, len(states), batch.rows()
+        kept: list[list[Tensor]] = [[] for _ in places]
+        notes: list[dict[Any, Any]] = [{} for _ in places]
         whole = shape.active == torch.int8
         active = torch.float32 if whole else shape.active  # the products turn them into whole numbers
         for number, layer in enumerate(body.weights):
@@ -64,15 +62,15 @@ class TorchBackend(Backend):
                 key = self.norm(key, layer.key_norm, shape.eps, torch.float32)
             query, key = turned(query, cos, sin).to(shape.queries), turned(key, cos, sin)
             mixed: list[Tensor] = []
-            for segment, own, (start, end) in zip(segments, kept, pairwise(ends), strict=True):
-                cache, rows = segment.cache, slice(start, end)
-                into = slice(cache.length, cache.length + end - start)
+            for segment, rows, own, noted in zip(batch.segments, places, kept, notes, strict=True):
+                cache = segment.cache
+                into = slice(cache.length, cache.length + len(segment.tokens))
                 cache.data[2 * number, :, into] = key[:, rows].to(shape.keys)
                 cache.data[2 * number + 1, :, into] = value[:, rows].to(shape.keys)
                 window = layer.window if cache.ordered else 0
                 own.append(query[:, rows])
                 how = (cache, segment.parents, shape.scale, window)
-                mixed.append(self.attend(own[-1], number, *how, notes=notes[start]))
+                mixed.append(self.attend(own[-1], number, *how, notes=noted))
             mixes = torch.cat(mixed).reshape(count, -1).to(active)
             states += self.linear(mixes, layer.out, layer.out_bias, shape.active)
             normed = self.norm(states, layer.mlp_norm, shape.eps, active)

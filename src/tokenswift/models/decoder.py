@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from tokenswift.inference import inference
 from tokenswift.interfaces import Pass, Segment
-from tokenswift.kernels.base import Backend, check_ids
+from tokenswift.kernels.base import Backend, Batch, check_ids
 from tokenswift.kernels.cpu.arguments import TYPES
 from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
@@ -283,11 +284,21 @@ class NativeTarget(BaseTarget):
         if not self.backend.on_host:  # which would trip over them later, and for good
             for segment in segments:
                 check_ids(segment.tokens, self.vocab_size)
-        return self.backend.run(body, segments, keep, self._enter, self.replays)
+        batch = self.backend.batch(segments, body.shape)
+        if self.replays is None or batch.numbers is None:
+            made = self._states(body, keep, batch)
+        else:
+            work = partial(self._states, body, keep, batch)
+            made = self.replays.run((body, keep, batch.form), work, batch.numbers)
+        return batch.passes(*made)
 
-    def _enter(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """States of tokens, and the angles of their positions."""
-        return self.embed(tokens).float(), *self._turns(positions)
+    def _states(
+        self, body: Any, keep: bool, batch: Batch, numbers: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """A batch's states before the final norm, and its queries; ``numbers``: in place of its own."""
+        batch = batch if numbers is None else batch.over(numbers)
+        states = self.embed(batch.tokens).float()
+        return states, self.backend.layers(body, states, *self._turns(batch.positions), batch, keep)
 
     def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions, (n, d / 2) each, on the CPU from a table that grows by blocks.
@@ -321,7 +332,9 @@ class NativeTarget(BaseTarget):
     @inference
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and LM head: (n, D) → (n, V), float32."""
-        return self.replays.rows("logits", lambda rows: self.project(self.norm(rows)), hidden)
+        if self.replays is None:
+            return super().logits(hidden)
+        return self.replays.rows("logits", super().logits, hidden)
 
     def _gather(self, ids: Tensor) -> Packed:
         return self.backend.pack_for_drafts(self.backend.take(self.head, ids), self.whole)

@@ -75,7 +75,8 @@ class LowBitTarget:
     @inference
     def logits(self, hidden: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
         """Final norm and LM head; float32."""
-        return self._target.replays.rows(self._body, self._scored, hidden)
+        replays = self._target.replays
+        return self._scored(hidden) if replays is None else replays.rows(self._body, self._scored, hidden)
 
     def _scored(self, hidden: Tensor) -> Tensor:
         normed = self._target.norm(hidden, torch.float32)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from tokenswift.kernels.formats.format import Format, Stored, scales
-from tokenswift.kernels.formats.registry import BY_CODE, FORMATS, format_named
-from tokenswift.types import InputError
+from tokenswift.kernels.formats.registry import BY_CODE, FORMATS
 
 HALVES = {  # where a block holds float16 numbers
     "q8_0": (0,),
@@ -42,7 +41,7 @@ def kind(format: Format) -> gguf.GGMLQuantizationType:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_values_are_those_of_the_gguf_package(name: str) -> None:
-    format = format_named(name)
+    format = FORMATS[name]
     assert BY_CODE[format.code] is format and kind(format).value == format.code
     assert gguf.GGML_QUANT_SIZES[kind(format)] == (format.block, format.nbytes)
     for seed in range(3):
@@ -55,7 +54,7 @@ def test_values_are_those_of_the_gguf_package(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_weight_is_scale_times_number_plus_least(name: str) -> None:
-    format = format_named(name)
+    format = FORMATS[name]
     blocks = random_blocks(format, 20, 2)
     numbers = format.split(blocks)
     scale, least = scales(format, numbers)
@@ -70,7 +69,7 @@ def test_a_weight_is_scale_times_number_plus_least(name: str) -> None:
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_blocks_are_those_of_the_gguf_package(name: str) -> None:
-    format = format_named(name)
+    format = FORMATS[name]
     torch.manual_seed(0)
     rows = torch.randn(64, 256) * torch.logspace(-6, 4, 64)[:, None]
     rows[0], rows[1], rows[2], rows[3] = 0, 1.0, -3.0, torch.arange(256) / 7
@@ -85,7 +84,7 @@ def test_blocks_are_those_of_the_gguf_package(name: str) -> None:
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_weights_too_small_for_a_scale_are_nothing(name: str) -> None:
-    format = format_named(name)
+    format = FORMATS[name]
     assert format.encode is not None
     decoded = Stored(format, format.encode(torch.full((1, 32), 1e-44) * torch.arange(32))).decode()
     assert torch.equal(decoded, torch.zeros(1, 32))
@@ -93,15 +92,9 @@ def test_weights_too_small_for_a_scale_are_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_columns_must_be_whole_blocks(name: str) -> None:
-    format = format_named(name)
+    format = FORMATS[name]
     assert format.row_bytes(4 * format.block) == 4 * format.nbytes
     with pytest.raises(
         ValueError, match=f"a {name} weight has 33 columns; valid: a multiple of {format.block}"
     ):
         format.row_bytes(33)
-
-
-def test_an_unknown_format_is_named() -> None:
-    with pytest.raises(InputError) as caught:
-        format_named("q2_k")
-    assert str(caught.value) == "format is 'q2_k'; valid: q8_0, q6_k, q5_k, q4_k, q4_1, q4_0"

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
-from tokenswift.interfaces import KVCache, Segment
+from tokenswift.interfaces import KVCache
 from tokenswift.kernels import base
-from tokenswift.kernels.base import Backend, check_ids
+from tokenswift.kernels.base import Backend, Batch, check_ids
 from tokenswift.kernels.cpu.arguments import (
     ACTIVE,
     TYPES,
@@ -177,11 +177,11 @@ class CpuBackend(Backend):
         states: Float[Tensor, "n D"],
         cos: Float[Tensor, "n half"],
         sin: Float[Tensor, "n half"],
-        segments: Sequence[Segment],
+        batch: Batch,
         keep: bool = True,
     ) -> list[Float[Tensor, "L H m d"]]:
         """See :meth:`Backend.layers`."""
-        shape = body.shape
+        shape, segments = body.shape, batch.segments
         layers = shape.layers if keep else 1
         found: list[Tensor] = []
         rows = (CRows * len(segments))()

@@ -5,8 +5,8 @@ The same code runs eagerly on CPU tensors, with the kernels' torch reference in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache, Pass, Segment
-from tokenswift.kernels.base import Backend, Body, Enter, Replays, check_ids
+from tokenswift.kernels.base import Backend, Batch, Body
 from tokenswift.kernels.cuda.choose import DeviceRanker
 from tokenswift.kernels.cuda.entries import WIDEST, IntFullCache, IntSparseCache, entry_bytes
 from tokenswift.kernels.cuda.graphs import Graphs
-from tokenswift.kernels.cuda.plan import RECORDED, Plan, Tables, plan_of
+from tokenswift.kernels.cuda.plan import RECORDED, Form, Plan, Tables, plan_of
 from tokenswift.kernels.cuda.products import Product, Products
 from tokenswift.kernels.cuda.reference import Reference
 from tokenswift.kernels.cuda.weights import KEPT, CudaPacked
@@ -31,6 +31,31 @@ from tokenswift.kv.pages import Arena, to_device
 from tokenswift.kv.sparse import SparseCache
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)  # of keys and values
+
+
+@dataclass(slots=True, kw_only=True)
+class CudaBatch(Batch):
+    """A batch with its plan."""
+
+    plan: Plan
+
+    @classmethod
+    def of(
+        cls, numbers: Tensor, sizes: Form, segments: Sequence[Segment], origin: Tensor, form: Hashable
+    ) -> CudaBatch:
+        """The batch whose tokens, positions and tables of some sizes stand in ``numbers``."""
+        tokens, positions, tables = numbers.split([sizes.rows, sizes.rows, len(numbers) - 2 * sizes.rows])
+        plan = Plan.over(tables, sizes, segments, origin)
+        own = None if form is None else numbers
+        return cls(segments, tokens, positions, form, own, plan=plan)
+
+    def over(self, numbers: Int[Tensor, " m"]) -> CudaBatch:
+        """See :meth:`Batch.over`."""
+        return self.of(numbers, self.plan.form, self.segments, self.plan.origin, self.form)
+
+    def passes(self, states: Float[Tensor, "n D"], queries: Float[Tensor, "L H n d"]) -> list[Pass]:
+        """See :meth:`Batch.passes`."""
+        return [Pass(states[rows], queries[:, :, rows]) for rows in self.rows()]
 
 
 class CudaBackend(Backend):
@@ -95,23 +120,37 @@ class CudaBackend(Backend):
         """See :meth:`Backend.body`."""
         return Body(shape, weights)
 
+    def batch(self, segments: Sequence[Segment], shape: Shape) -> CudaBatch:
+        """See :meth:`Backend.batch`. Passes of few rows may be recorded, and replayed as a text grows."""
+        data, count = segments[0].cache.data, sum(len(segment.tokens) for segment in segments)
+        recorded = self.graphs and count <= RECORDED[-1]
+        origin = self._origin.view(data.dtype) if recorded else data
+        tables = Tables(segments, shape.heads, origin)
+        sizes = tables.form
+        if recorded:
+            sizes = sizes.recorded(max(segment.cache.data.shape[2] for segment in segments))
+        more = [0] * (sizes.rows - count)
+        ids = [token for segment in segments for token in self._known(segment.tokens)]
+        places = [position for segment in segments for position in segment.positions.tolist()]
+        numbers = to_device([*ids, *more, *places, *more, *tables.numbers(sizes)], self.device)
+        at = 0
+        for segment in segments:  # tokens of draft passes that nobody has waited for
+            if self._stays(segment.tokens):
+                numbers[at : at + len(segment.tokens)] = segment.tokens
+            at += len(segment.tokens)
+        form = (sizes, origin.dtype) if recorded else None
+        return CudaBatch.of(numbers, sizes, segments, origin, form)
+
     def layers(
         self,
         body: Body,
         states: Float[Tensor, "n D"],
         cos: Float[Tensor, "n half"],
         sin: Float[Tensor, "n half"],
-        segments: Sequence[Segment],
+        batch: CudaBatch,
         keep: bool = True,
-    ) -> list[Float[Tensor, "L H m d"]]:
-        """See :meth:`Backend.layers`. All segments' rows go through every kernel together."""
-        plan = plan_of(segments, body.shape.heads, self.device)
-        return _parted(self._layers(body, states, cos, sin, plan, keep), segments)
-
-    def _layers(
-        self, body: Body, states: Tensor, cos: Tensor, sin: Tensor, plan: Plan, keep: bool
     ) -> Float[Tensor, "L H n d"]:
-        """All layers in place, by the plan of a pass; the queries of its rows."""
+        """See :meth:`Backend.layers`. All segments' rows go through every kernel together."""
         shape, ops, linear = body.shape, self.ops, self._products.linear
         whole = shape.active == torch.int8
         active = torch.float32 if whole else shape.weights
@@ -121,9 +160,9 @@ class CudaBackend(Backend):
             normed = ops.norm(states, layer.norm, shape.eps, active, more)
             mixed = linear(normed, _packed(layer.qkv), layer.qkv_bias, whole)
             norms = (shape.eps, layer.query_norm, layer.key_norm)
-            query = ops.append(plan, mixed, cos, sin, number, shape.heads, *norms)
+            query = ops.append(batch.plan, mixed, cos, sin, number, shape.heads, *norms)
             kept = [*kept, query] if keep else [query]
-            mixes = ops.attend(plan, query, number, shape.scale, layer.window).flatten(1)
+            mixes = ops.attend(batch.plan, query, number, shape.scale, layer.window).flatten(1)
             more = linear(mixes, _packed(layer.out), layer.out_bias, whole)
             normed = ops.norm(states, layer.mlp_norm, shape.eps, active, more)
             both = linear(normed, _packed(layer.gate_up), layer.gate_up_bias, whole)
@@ -132,40 +171,9 @@ class CudaBackend(Backend):
             states += more
         return torch.stack(kept).transpose(1, 2)
 
-    def run(
-        self, body: Body, segments: Sequence[Segment], keep: bool, enter: Enter, replays: Replays
-    ) -> list[Pass]:
-        """See :meth:`Backend.run`. Passes of few rows are recorded, and replayed over a text as it grows."""
-        count = sum(len(segment.tokens) for segment in segments)
-        if not self.graphs or count > RECORDED[-1]:
-            return super().run(body, segments, keep, enter, replays)
-        data = segments[0].cache.data
-        origin = self._origin.view(data.dtype)
-        tables = Tables(segments, body.shape.heads, origin)
-        form = tables.form.recorded(max(segment.cache.data.shape[2] for segment in segments))
-        more = [0] * (form.rows - count)
-        ids = [token for segment in segments for token in self._known(segment.tokens)]
-        places = [position for segment in segments for position in segment.positions.tolist()]
-        numbers = [*ids, *more, *places, *more, *tables.numbers(form)]
-
-        def work(numbers: Tensor) -> tuple[Tensor, Tensor]:
-            tokens, positions, rest = numbers.split([form.rows, form.rows, len(numbers) - 2 * form.rows])
-            plan = Plan.over(rest, form, segments, origin)
-            states, cos, sin = enter(tokens, positions)
-            return states, self._layers(body, states, cos, sin, plan, keep)
-
-        table, at = to_device(numbers, self.device), 0
-        for segment in segments:  # tokens of draft passes that nobody has waited for
-            if self._stays(segment.tokens):
-                table[at : at + len(segment.tokens)] = segment.tokens
-            at += len(segment.tokens)
-        states, queries = replays.run((body, keep, form, origin.dtype), work, table)
-        parts = states[:count].split([len(segment.tokens) for segment in segments])
-        return [Pass(*each) for each in zip(parts, _parted(queries, segments), strict=True)]
-
-    def replays(self) -> Replays:
+    def replays(self) -> Graphs | None:
         """See :meth:`Backend.replays`."""
-        return Graphs(self.device) if self.graphs else super().replays()
+        return Graphs(self.device) if self.graphs else None
 
     def attend(
         self,
@@ -204,11 +212,6 @@ class CudaBackend(Backend):
         made = self._products.linear(rows, _packed(weight), bias, active == torch.int8)
         return made.view(*states.shape[:-1], -1)
 
-    def take(self, weight: Packed, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
-        """See :meth:`Backend.take`."""
-        check_ids(ids, weight.rows)
-        return weight.take(ids)
-
     def norm(
         self, states: Float[Tensor, "*m D"], weight: Tensor, eps: float, dtype: torch.dtype
     ) -> Float[Tensor, "*m D"]:
@@ -230,12 +233,6 @@ class CudaBackend(Backend):
     def fetch(self, values: Tensor) -> list[Any]:
         """Numbers from the device: the one place at which a step waits for it."""
         return values.tolist()
-
-
-def _parted(queries: Float[Tensor, "L H n d"], segments: Sequence[Segment]) -> list[Tensor]:
-    """The queries of each segment."""
-    ends = accumulate((len(segment.tokens) for segment in segments), initial=0)
-    return [queries[:, :, start:end] for start, end in pairwise(ends)]
 
 
 def _packed(weight: Packed) -> CudaPacked:

@@ -50,12 +50,14 @@ class DeviceRanker:
 
     Args:
         params: processors and seed.
-        replays: repeats the work.
+        replays: records the work; None: it is done every time.
         device: where logits are.
         fetch: brings a tensor's numbers here.
     """
 
-    def __init__(self, params: SamplingParams, replays: Replays, device: torch.device, fetch: Fetch) -> None:
+    def __init__(
+        self, params: SamplingParams, replays: Replays | None, device: torch.device, fetch: Fetch
+    ) -> None:
         self.params, self._replays, self._device, self._fetch = params, replays, device, fetch
         self._unseeded = replace(params, seed=0)  # the seed is in the keys: the work is the same for all
 
@@ -83,7 +85,7 @@ class DeviceRanker:
         def work(logits: Tensor, numbers: Tensor, *ids: Tensor) -> Tensor:
             return _ranked(logits, numbers, ids, form, params, coupled, shares)
 
-        if size in RECORDED:
+        if self._replays is not None and size in RECORDED:
             made = self._replays.run((params, form, coupled, shares), work, *given)
         else:
             made = work(*given)

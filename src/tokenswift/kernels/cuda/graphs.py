@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenswift.kernels.base import Replays
 from tokenswift.kernels.cuda.plan import RECORDED
 
 Made = Tensor | tuple[Tensor, ...]
@@ -25,8 +24,9 @@ class _Recorded:
     made: Made = ()
 
 
-class Graphs(Replays):
-    """Records work at its first call, and replays it from then on. Threads may share it.
+class Graphs:
+    """Records work at its first call, and replays it from then on (`kernels.base.Replays`). Threads may share
+    it.
 
     On a CPU the work is done every time, on the same buffers.
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokenswift.kernels.cuda.kernels import chunks_of, task_of, turned
+from tokenswift.kernels.cuda.attention_kernels import chunks_of, keep_part, no_keys, part_at, task_of
+from tokenswift.kernels.cuda.row_kernels import turned
 
 # ---- whole numbers ----------------------------------------------------------------------------------
 
@@ -97,7 +98,7 @@ def turn_append_whole(
     HALF: tl.constexpr,  # D / 2, up to a power of two
     NORMS: tl.constexpr,
 ):
-    """`kernels.turn_append` with keys and values in int8."""
+    """`row_kernels.turn_append` with keys and values in int8."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     half: tl.constexpr = D // 2
     size: tl.constexpr = 2 * D + 16
@@ -166,7 +167,7 @@ def exp(x):
 
 @triton.jit
 def merged_whole(total, top, whole, more, peak, sums):
-    """`kernels.merged` as ``merge`` of cpu_merge.h does it; NaN is no maximum of -inf."""
+    """`attention_kernels.merged` as ``merge`` of cpu_merge.h does it; NaN is no maximum of -inf."""
     best = tl.where(peak > top, peak, top)
     safe = tl.where(best == -float("inf"), 0.0, best)
     old, new = exp(top - safe), exp(peak - safe)
@@ -304,9 +305,7 @@ def attend_whole_chunks(
     scale = tl.load(scales + at, mask=valid, other=0.0)
     entries = offset + (layer.to(tl.int64) * KV + head) * capacity * size
     keys, level = data + entries, levels + entries // 4 + D // 2
-    total = tl.zeros([M, DP], tl.float32)
-    top = tl.full([M], -float("inf"), tl.float32)
-    whole = tl.zeros([M], tl.float32)
+    total, top, whole = no_keys(M, DP)
     for chunk in range(low, high):
         start = chunk * CHUNK
         tiles = tl.minimum(CHUNK // TILE, (end - start + TILE - 1) // TILE)
@@ -341,9 +340,7 @@ def attend_whole_chunks(
         total, top, whole = merged_whole(total, top, whole, acc.to(tl.float32), peak, whole_sums)
     if low < high:
         to = (cell * rows + row) * H + head * group + m % group
-        tl.store(values + to[:, None] * D + d[None, :], total, mask=valid[:, None] & inside[None, :])
-        tl.store(stats + to * 2, top, mask=valid)
-        tl.store(stats + to * 2 + 1, whole, mask=valid)
+        keep_part(values, stats, to, valid, total, top, whole, D, DP)
 
 
 @triton.jit(do_not_specialize=["cells", "span", "rows", "window"])
@@ -364,21 +361,14 @@ def merge_whole_chunks(
     """A row's chunks in their order: the shared cells, then its own."""
     row, head = tl.program_id(0), tl.program_id(1)
     closed, final, oldest = chunks_of(places, row, window, CHUNK)
-    d = tl.arange(0, DP)
-    one = tl.arange(0, 1)
-    inside = (d < D)[None, :]
-    total = tl.zeros([1, DP], tl.float32)
-    top = tl.full([1], -float("inf"), tl.float32)
-    whole = tl.zeros([1], tl.float32)
+    total, top, whole = no_keys(1, DP)
     for cell in range(oldest // span, tl.where(oldest < closed, (closed + span - 1) // span, 0)):
-        at = (cell * rows + row) * H + head
-        more = tl.load(values + at * D + d[None, :], mask=inside, other=0.0)
-        peak, sums = tl.load(stats + at * 2 + one), tl.load(stats + at * 2 + 1 + one)
+        more, peak, sums = part_at(values, stats, (cell * rows + row) * H + head, True, D, DP)
         total, top, whole = merged_whole(total, top, whole, more, peak, sums)
     for chunk in range(tl.maximum(oldest, closed), final + 1):
         at = ((cells + chunk - closed) * rows + row) * H + head
-        more = tl.load(values + at * D + d[None, :], mask=inside, other=0.0)
-        peak, sums = tl.load(stats + at * 2 + one), tl.load(stats + at * 2 + 1 + one)
+        more, peak, sums = part_at(values, stats, at, True, D, DP)
         total, top, whole = merged_whole(total, top, whole, more, peak, sums)
-    to = (row * H + head) * D + d[None, :]
-    tl.store(out + to, tl.div_rn(total, tl.broadcast_to(whole[:, None], (1, DP))), mask=inside)
+    d = tl.arange(0, DP)[None, :]
+    to = out + (row * H + head) * D + d
+    tl.store(to, tl.div_rn(total, tl.broadcast_to(whole[:, None], (1, DP))), mask=d < D)

@@ -16,7 +16,7 @@ import triton
 from jaxtyping import Float, Num
 from torch import Tensor
 
-from tokenswift.kernels.cuda import int_kernels, kernels
+from tokenswift.kernels.cuda import attention_kernels, int_kernels, product_kernels, row_kernels
 from tokenswift.kernels.cuda.entries import width_of
 from tokenswift.kernels.cuda.int_reference import factor_of
 from tokenswift.kernels.cuda.plan import ALONE, CHUNK, SPAN, TILE, Plan, queries_of
@@ -68,7 +68,7 @@ class Kernels:
         queries = queries_of(width, query.element_size())
         programs = len(plan.blocks) * plan.form.spans + len(plan.units) * plan.form.own
         self.run(
-            kernels.attend_chunks,
+            attention_kernels.attend_chunks,
             (programs, kv_heads, -(-heads // kv_heads // queries)),
             8 if padded > 64 else 4,
             1 if query.dtype == torch.float32 else 2,  # what a block may hold does not have room for two
@@ -96,7 +96,7 @@ class Kernels:
             **sizes,
         )
         self.run(
-            kernels.attend_merge,
+            attention_kernels.attend_merge,
             (rows, heads),
             1,
             1,
@@ -205,7 +205,7 @@ class Kernels:
         query = cache.new_empty(len(mixed), heads, width, dtype=torch.float32 if plan.whole else None)
         levels = {"levels": plan.origin.view(torch.float32)} if plan.whole else {}
         self.run(
-            int_kernels.turn_append_whole if plan.whole else kernels.turn_append,
+            int_kernels.turn_append_whole if plan.whole else row_kernels.turn_append,
             (len(mixed), heads + 2 * kv_heads),
             1,
             1,
@@ -232,7 +232,7 @@ class Kernels:
         """See :meth:`reference.Reference.move`."""
         planes, kv_heads, capacity, width = data.shape
         self.run(
-            kernels.move_rows,
+            row_kernels.move_rows,
             (planes * kv_heads,),
             4,
             1,
@@ -257,7 +257,7 @@ class Kernels:
         """See :meth:`reference.Reference.norm`; the states are contiguous."""
         out, width = torch.empty_like(states, dtype=dtype), states.shape[-1]
         self.run(
-            kernels.add_norm,
+            row_kernels.add_norm,
             (states.numel() // width,),
             4,
             1,
@@ -279,7 +279,7 @@ class Kernels:
         rows, inner, block = len(both), both.shape[1] // 2, 1024
         out = both.new_empty(rows, inner, dtype=dtype)
         grid = (rows, -(-inner // block))
-        self.run(kernels.gated, grid, 4, 1, both=both, out=out, inner=inner, BLOCK=block, GELU=gelu)
+        self.run(row_kernels.gated, grid, 4, 1, both=both, out=out, inner=inner, BLOCK=block, GELU=gelu)
         return out
 
     def product(
@@ -289,7 +289,7 @@ class Kernels:
         (rows, inner), columns = states.shape, len(weight)
         out = states.new_empty(rows, columns, dtype=torch.float32)
         self.run(
-            kernels.product,
+            product_kernels.product,
             (-(-columns // COLUMNS), -(-rows // ROWS)),
             4,
             3,
@@ -318,7 +318,7 @@ class Kernels:
             taken = states.new_empty(rows, 32 * groups, dtype=torch.int8)
             scales, sums = (states.new_empty(rows, groups, dtype=torch.float32) for _ in range(2))
             self.run(
-                kernels.to_whole,
+                product_kernels.to_whole,
                 (rows, -(-groups // GROUPS)),
                 4,
                 1,
@@ -331,7 +331,7 @@ class Kernels:
                 GROUPS=GROUPS,
             )
         self.run(
-            kernels.low_product,
+            product_kernels.low_product,
             (-(-columns // COLUMNS), -(-rows // FEW)),
             4,
             3,

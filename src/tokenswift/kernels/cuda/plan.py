@@ -20,6 +20,7 @@ from torch import Tensor
 from tokenswift.interfaces import Segment
 from tokenswift.kernels.base import check_rows
 from tokenswift.kernels.cuda.entries import width_of
+from tokenswift.kernels.torch import row_paths
 from tokenswift.kv.pages import to_device
 
 CHUNK = 256  # positions of a chunk, as on the CPU
@@ -137,8 +138,9 @@ class Tables:
         check_rows(cache, count, segment.parents)
         step = max(1, queries_of(width_of(data), data.element_size()) * data.shape[1] // heads)
         where = [(data.data_ptr() - origin.data_ptr()) // data.element_size(), data.shape[2]]
-        depths = _depths(count, segment.parents)
-        self.paths += _paths(count, segment.parents)
+        # a chain's rows stand at their positions, whatever their paths
+        paths = [[0]] * count if segment.parents is None else row_paths(count, segment.parents)
+        self.paths += paths
         alone = segment.parents is not None or count <= ALONE
         for at in range(0, count, step):
             rows = min(step, count - at)
@@ -148,7 +150,7 @@ class Tables:
                 self.units.append(self.blocks[-1])
             self.spans = max(self.spans, -(-(start // CHUNK) // SPAN))
             for row in range(at, at + rows):
-                here = before + depths[row]
+                here = before + (row if segment.parents is None else len(paths[row]) - 1)
                 if alone:
                     path = -1 if segment.parents is None else first + row
                     self.units.append([*where, start, first + row, 1, path, ordered])
@@ -196,22 +198,3 @@ def plan_of(
 def power(count: int) -> int:
     """The power of two that is no smaller."""
     return 1 << max(0, count - 1).bit_length()
-
-
-def _depths(count: int, parents: Sequence[int] | None) -> list[int]:
-    if parents is None:
-        return list(range(count))
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(depths[parent] + 1 if parent >= 0 else 0)
-    return depths
-
-
-def _paths(count: int, parents: Sequence[int] | None) -> list[list[int]]:
-    """For each row of a tree, the rows from the root to it; a chain's rows stand at their positions."""
-    if parents is None:
-        return [[0]] * count
-    paths: list[list[int]] = []
-    for row, parent in enumerate(parents):
-        paths.append([*(paths[parent] if parent >= 0 else []), row])
-    return paths

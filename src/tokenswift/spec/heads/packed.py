@@ -55,7 +55,11 @@ class PackedStep:
         made = backend.draft_level(weights, states, base, embeds, heads)
         if made is not None:
             return made
-        states = self._replays.rows(first, partial(self._states, weights), states, embeds, all_rows=[base])
+        if self._replays is None:
+            states = self._states(weights, states, embeds, base)
+        else:
+            work = partial(self._states, weights)
+            states = self._replays.rows(first, work, states, embeds, all_rows=[base])
         logits = [backend.draft_product(states, head) for head in heads]
         return states, torch.cat(logits, dim=1) if logits else states[:, :0]
 

@@ -1,0 +1,235 @@
+"""The Triton kernels of attention, and what those over int8 (`int_kernels`) share with them. `reference` says
+in torch what they compute, `launch` starts them.
+
+Every sum is over one row, in an order that its own length fixes: no kernel takes another shape for another
+number of rows, and none is compiled with contraction of products and sums.
+"""
+
+# pyright: reportPrivateImportUsage=false, reportIndexIssue=false, reportOptionalMemberAccess=false
+# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportArgumentType=false
+# pyright: reportReturnType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def merged(total, top, whole, more, peak, sums):
+    """Weighted values (m, d), maxima and sums (m) of two sets of keys together; a maximum of -inf: none."""
+    best = tl.maximum(top, peak)
+    safe = tl.where(best == -float("inf"), 0.0, best)
+    old, new = tl.exp(top - safe), tl.exp(peak - safe)
+    none, nothing = top == -float("inf"), peak == -float("inf")
+    both = total * old[:, None] + more * new[:, None]
+    values = tl.where(none[:, None], more, tl.where(nothing[:, None], total, both))
+    return values, best, tl.where(none, sums, tl.where(nothing, whole, whole * old + sums * new))
+
+
+@triton.jit
+def no_keys(M: tl.constexpr, DP: tl.constexpr):
+    """What `merged` takes of M queries that have seen nothing."""
+    return tl.zeros([M, DP], tl.float32), tl.full([M], -float("inf"), tl.float32), tl.zeros([M], tl.float32)
+
+
+@triton.jit
+def part_at(values, stats, at, there, D: tl.constexpr, DP: tl.constexpr):
+    """What `merged` takes of one query and the keys whose sums stand at a place; of none unless ``there``."""
+    d, one = tl.arange(0, DP)[None, :], tl.arange(0, 1)
+    mixed = tl.load(values + at * D + d, mask=(d < D) & there, other=0.0)
+    peak = tl.load(stats + at * 2 + one, mask=there, other=-float("inf"))
+    return mixed, peak, tl.load(stats + at * 2 + 1 + one, mask=there, other=0.0)
+
+
+@triton.jit
+def keep_part(values, stats, to, valid, total, top, whole, D: tl.constexpr, DP: tl.constexpr):
+    """Put the sums of M queries where `part_at` finds them, at the places ``to`` (M) that are valid."""
+    d = tl.arange(0, DP)[None, :]
+    tl.store(values + to[:, None] * D + d, total, mask=valid[:, None] & (d < D))
+    tl.store(stats + to * 2, top, mask=valid)
+    tl.store(stats + to * 2 + 1, whole, mask=valid)
+
+
+@triton.jit
+def capped(scores, softcap):
+    """``softcap * tanh(scores / softcap)``."""
+    return softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))
+
+
+@triton.jit
+def task_of(
+    blocks,
+    units,
+    places,
+    blocks_count,
+    cells,
+    own,
+    span,  # chunks of a cell
+    window,
+    GROUP: tl.constexpr,  # query heads to a KV head
+    M: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """What a program attends: where its text's entries are, their capacity, how many are committed, and the
+    path; the cell, its chunks from ``low`` to ``high``, and the position that ends them; of its M queries the
+    place in the block, the row, whether there is one, its position, and the oldest position that it sees."""
+    program = tl.program_id(0)
+    shared = program < blocks_count * cells
+    unit = program - blocks_count * cells
+    entry = tl.where(shared, program % blocks_count, unit // own) * 7
+    cell = tl.where(shared, program // blocks_count, cells + unit % own)
+    table = tl.where(shared, blocks, units)
+    # said here: on what a function returns the compiler loses the hint, and with it copies ahead
+    offset, capacity = tl.multiple_of(tl.load(table + entry), 16), tl.load(table + entry + 1)
+    before, first = tl.load(table + entry + 2), tl.load(table + entry + 3)
+    count, path = tl.load(table + entry + 4), tl.load(table + entry + 5)
+    ordered = tl.load(table + entry + 6)
+    closed = before // CHUNK
+    last = tl.load(places + (first + count - 1) * 6 + 5)
+    low = tl.where(shared, cell * span, closed + unit % own)
+    high = tl.where(shared, tl.minimum(low + span, closed), tl.minimum(low + 1, last // CHUNK + 1))
+    end = tl.where(shared, high * CHUNK, last + 1)  # keys from there on are not looked at
+
+    m = tl.program_id(2) * M + tl.arange(0, M)  # a second part where a group has more queries
+    row, valid = first + m // GROUP, m < count * GROUP
+    here = tl.load(places + row * 6 + 5, mask=valid, other=0)
+    oldest = tl.where((window > 0) & (ordered > 0), tl.maximum(here - window + 1, 0), 0)
+    earliest = tl.min(tl.where(valid, oldest, 1 << 60), 0)
+    low = tl.maximum(low, earliest // CHUNK)
+    return offset, capacity, before, path, cell, low, high, end, m, row, valid, here, oldest
+
+
+@triton.jit
+def chunks_of(places, row, window, CHUNK: tl.constexpr):
+    """The chunks that a row sees: how many are closed, the last, and the first."""
+    before, ordered = tl.load(places + row * 6 + 3), tl.load(places + row * 6 + 4)
+    here = tl.load(places + row * 6 + 5)
+    oldest = tl.where((window > 0) & (ordered > 0), tl.maximum(here - window + 1, 0), 0)
+    return before // CHUNK, here // CHUNK, oldest // CHUNK
+
+
+@triton.jit(
+    do_not_specialize=[
+        "blocks_count",
+        "spans",
+        "own",
+        "rows",
+        "deepest",
+        "layer",
+        "window",
+        "scale",
+        "softcap",
+    ]
+)
+def attend_chunks(
+    query,  # (n, H, D)
+    data,  # of the first text's cache, from which others count
+    values,  # (spans + own, n, H, D) float32, out
+    stats,  # (spans + own, n, H, 2) float32, out: maximum and sum
+    blocks,
+    units,
+    places,
+    paths,
+    blocks_count,
+    spans,
+    own,
+    rows,
+    deepest,
+    layer,
+    window,
+    scale,
+    softcap,
+    H: tl.constexpr,
+    KV: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,  # D, up to a power of two
+    M: tl.constexpr,  # queries of a program
+    CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
+    SPAN: tl.constexpr,
+    CAP: tl.constexpr,
+):
+    """Attention over the chunks of one span, or over one own chunk, of a block of rows and a KV head."""
+    group: tl.constexpr = H // KV
+    tiles: tl.constexpr = CHUNK // TILE
+    head = tl.program_id(1)
+    offset, capacity, before, path, cell, low, high, end, m, row, valid, here, oldest = task_of(
+        blocks, units, places, blocks_count, spans, own, SPAN, window, group, M, CHUNK
+    )
+
+    d = tl.arange(0, DP)
+    inside = d < D
+    at = (row * H + head * group + m % group) * D
+    q = tl.load(query + at[:, None] + d[None, :], mask=valid[:, None] & inside[None, :], other=0.0)
+    plane = capacity * KV * D
+    keys = data + offset + 2 * layer.to(tl.int64) * plane + head * capacity * D
+    j = tl.arange(0, TILE)
+
+    total, top, whole = no_keys(M, DP)
+    acc, peak, sums = no_keys(M, DP)
+    for tile in range(low * tiles, high * tiles):
+        place = tile * TILE + j
+        there = place < end
+        turned = (path >= 0) & (place >= before)
+        node = tl.load(paths + path * deepest + place - before, mask=turned & there, other=0)
+        slot = tl.where(turned, before + node, place)
+        k = tl.load(keys + slot[None, :] * D + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
+        s = tl.dot(q, k, input_precision="ieee") * scale
+        if CAP:
+            s = capped(s, softcap)
+        seen = (there[None, :] & (place[None, :] <= here[:, None])) & (place[None, :] >= oldest[:, None])
+        s = tl.where(seen, s, -float("inf"))
+        best = tl.maximum(peak, tl.max(s, 1))
+        safe = tl.where(best == -float("inf"), 0.0, best)
+        p = tl.exp(s - safe[:, None])
+        old = tl.exp(peak - safe)
+        v = tl.load(
+            keys + plane + slot[:, None] * D + d[None, :], mask=there[:, None] & inside[None, :], other=0.0
+        )
+        acc = tl.dot(p.to(v.dtype), v, acc * old[:, None], input_precision="ieee")
+        sums = sums * old + tl.sum(p, 1)
+        peak = best
+        if tile % tiles == tiles - 1:  # the chunk is complete
+            total, top, whole = merged(total, top, whole, acc, peak, sums)
+            acc, peak, sums = no_keys(M, DP)
+    if low < high:
+        to = (cell * rows + row) * H + head * group + m % group
+        keep_part(values, stats, to, valid, total, top, whole, D, DP)
+
+
+@triton.jit(do_not_specialize=["spans", "rows", "window"])
+def attend_merge(
+    values,
+    stats,
+    places,
+    sinks,  # (H) float32
+    out,  # (n, H, D)
+    spans,
+    rows,
+    window,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SPAN: tl.constexpr,
+    SINKS: tl.constexpr,
+):
+    """A row's chunks in their order: those of a span first, then the spans."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    closed, final, oldest = chunks_of(places, row, window, CHUNK)
+    total, top, whole = no_keys(1, DP)
+    for span in range(oldest // SPAN, final // SPAN + 1):
+        low = tl.maximum(span * SPAN, oldest)
+        there = low < tl.minimum((span + 1) * SPAN, closed)
+        x, peak, sums = part_at(values, stats, (span * rows + row) * H + head, there, D, DP)
+        for chunk in range(tl.maximum(low, closed), tl.minimum((span + 1) * SPAN, final + 1)):
+            at = ((spans + chunk - closed) * rows + row) * H + head
+            more, last, others = part_at(values, stats, at, True, D, DP)
+            x, peak, sums = merged(x, peak, sums, more, last, others)
+        total, top, whole = merged(total, top, whole, x, peak, sums)
+    if SINKS:
+        sink = tl.load(sinks + head + tl.arange(0, 1))
+        total, top, whole = merged(total, top, whole, total * 0.0, sink, sink * 0.0 + 1.0)
+    d = tl.arange(0, DP)[None, :]
+    to = out + (row * H + head) * D + d
+    tl.store(to, (total / whole[:, None]).to(out.dtype.element_ty), mask=d < D)
