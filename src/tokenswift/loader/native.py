@@ -264,12 +264,3 @@ def read_generation(folder: Path, name: str) -> dict[str, Any] | None:
     """
     path = folder / "generation_config.json"
     return object_in(path, MOST_CONFIG, f"model {name}") if path.exists() else None
-
-
-def end_ids(*sources: Any) -> set[int]:
-    """The ids that end a text, of whatever names ``eos_token_id``."""
-    found: set[int] = set()
-    for source in sources:
-        ids = getattr(source, "eos_token_id", None)
-        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
-    return found

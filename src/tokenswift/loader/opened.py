@@ -23,13 +23,13 @@ from tokenswift.loader.identity import config_digest, weights_digest
 from tokenswift.loader.native import (
     NativeConfig,
     completed,
-    end_ids,
     read_generation,
     weight_names,
 )
 from tokenswift.loader.native import layout_of as layout_of_config
 from tokenswift.loader.own_sampling import named_by_gguf, named_in
 from tokenswift.loader.plain_tokenizer import PlainTokenizer
+from tokenswift.loader.prompts import end_ids
 from tokenswift.loader.rope import Rotary, rotary_of_config
 from tokenswift.types import InputError
 
