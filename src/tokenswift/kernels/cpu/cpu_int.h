@@ -195,11 +195,12 @@ INLINE void int_tile(const int format, const int rows, const int cols, int c0, c
     const int per = m.bits == 8 ? 4 : 8;
     const int shift = m.bits == 8 && SIGNED_DOT ? -1 : m.offset == 8 ? 3 : m.offset == 32 ? 5 : m.offset == 128 ? 7 : -1;
     const int some = dots_of_16_bits(m.bits);
+    const long ahead = rows < 4 ? 2048 : 8192; /* into the second cache: the first holds x */
     V acc[INT_ROWS][2] = {{{0}}};
     for (long i = 0; i < k; i += m.block, b += block_bytes(m)) {
         const char *numbers = b + head_bytes(m);
         for (int g = 0; g < m.block / 32; g++, numbers += numbers_bytes(m), x += step) {
-            if (!c0) UNROLL for (size_t at = 0; at < numbers_bytes(m) + head_bytes(m); at += 64) __builtin_prefetch(numbers + 8192 + at);
+            if (!c0) UNROLL for (size_t at = 0; at < numbers_bytes(m) + head_bytes(m); at += 64) __builtin_prefetch(numbers + ahead + at, 0, 2);
             UNROLL for (int s = 0; s < 32 / m.group; s++) {
                 I sum[INT_ROWS][2] = {{{0}}};
                 U pairs[INT_ROWS][2];
