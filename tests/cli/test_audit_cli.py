@@ -63,16 +63,6 @@ def test_the_distribution_where_asked(cli: Call, tiny: Path, prompts: Path) -> N
     assert all(row["p"] > 1e-5 for row in rows)
 
 
-@pytest.mark.parametrize("name", ["--toy-runs", "--law-samples"])
-def test_an_option_that_is_gone_says_so(cli: Call, tiny: Path, prompts: Path, name: str) -> None:
-    arguments = ("--tokens", "2", "--strategy", "magicdec", name)
-    done = cli("audit", "--model", tiny, "--prompts", prompts, *arguments, "300")
-    assert done.code == 0 and "--toy-runs is gone" in done.err, done
-    if name == "--toy-runs":
-        done = cli("audit", "--model", tiny, "--prompts", prompts, *arguments, "0")
-        assert done.code == 0 and "is gone" not in done.err, done
-
-
 def test_the_published_rule_fails_the_audit(cli: Call, tiny: Path, prompts: Path) -> None:
     arguments = ("--tree", "1,3,3,3", "--draft", "partial", "--acceptance", "published")
     done = cli(

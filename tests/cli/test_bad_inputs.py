@@ -130,8 +130,8 @@ GENERATE: list[tuple[str, str]] = [
     ("hi --explain no/where", "--explain no/where"),
     ("hi --explain same --json same", "--json and --explain … same; valid: two different files"),
     ("--prompt-file prompt.txt --explain prompt.txt", "--explain prompt.txt … --prompt-file"),
-    ("hi --loop-patterns 5,1,3", "--loop-patterns 5,1,3: MAX is 1; valid: 5 (MIN) to 65536"),
-    ("hi --loop-patterns 1,2,1", "--loop-patterns 1,2,1: COUNT is 1; valid: an integer of at least 2"),
+    ("hi --loop-patterns 5,1,3", "max_pattern_size is 1; valid: 5 (min_pattern_size) to 65536"),
+    ("hi --loop-patterns 1,2,1", "min_count is 1; valid: an integer of at least 2"),
     ("hi --heads 3", "--heads is '3'"),
 ]
 TRAIN: list[tuple[str, str]] = [

@@ -97,7 +97,11 @@ def test_stop(cli: Call, tiny: Path) -> None:
             1,
             "out of memory; 3 tokens were written, the text so far",
         ),
-        (RuntimeError("odd\nerror"), 1, "the run failed after 3 tokens (RuntimeError: odd error); the text"),
+        (
+            RuntimeError("odd\nerror"),
+            1,
+            "the run failed (RuntimeError: odd error); 3 tokens were written",
+        ),
         (RunError("the journal is full"), 1, "the journal is full"),
         (OSError(28, "No space left on device"), 1, "No space left on device"),
     ],

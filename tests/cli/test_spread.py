@@ -177,7 +177,7 @@ def test_the_audit_over_two_ranks(folder: str, tmp_path: Path) -> None:
     record = tmp_path / "audit.json"
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("The harbour lay still, and the boats with it. The harbour lay still, and")
-    options = ["--toy-runs", "0", "--max-new-tokens", "16", "--prompts", str(prompts), "--json", str(record)]
+    options = ["--max-new-tokens", "16", "--prompts", str(prompts), "--json", str(record)]
     launched = torchrun(2, ["audit", "--model", folder, "--heads", "none", "--tp", "2", *options])
     out, err = launched.communicate(timeout=300)
     assert launched.returncode == 0, err

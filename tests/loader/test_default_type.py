@@ -15,8 +15,7 @@ from tests.tiny import SIZES, build
 from tokenswift import LLM, SamplingParams
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
-from tokenswift.loader._hf import making_models, quiet_transformers
-from tokenswift.loader._typed import Typed
+from tokenswift.loader._hf import Typed, making_models, quiet_transformers
 from tokenswift.loader.load import load
 
 #: model types, some with more than the usual buffers: of embeddings, routers, sinks, several rotary tables

@@ -20,7 +20,7 @@ from tests.gguf_files import small, write
 from tests.malformed.gguf_bytes import ARRAY, F32, I32, I64, TEXT, U32, Draft, Value
 from tokenswift import LLM
 from tokenswift.kernels.cpu.arguments import MOST_NUMBERS
-from tokenswift.loader.checkpoint import Layout
+from tokenswift.loader.native import layout_of
 from tokenswift.loader.numbers import check_numbers
 from tokenswift.loader.prompts import prompt_ids
 from tokenswift.roofline.sizes import sizes_of
@@ -253,7 +253,7 @@ def test_the_table_has_all_weights_of_the_families() -> None:
     for kind in ("llama", "qwen2", "qwen3", "mistral"):
         more = {"llama": {"attention_bias": True, "mlp_bias": True}, "qwen3": {"attention_bias": True}}
         model = tiny_model(kind, **more.get(kind, {}))
-        layout = Layout.of(model)
+        layout = layout_of(model.config)
         found = {name: tuple(part.shape) for name, part in model.named_parameters()}
         assert layout.shapes() | layout.biases() == found
 

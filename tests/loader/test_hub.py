@@ -165,7 +165,7 @@ def test_one_file_of_a_repository(
     Hub.files |= {"a.Q4_0.gguf": (tmp_path / "a.gguf").read_bytes(), "b.gguf": b"other"}
     loaded = load(f"{NAME}:a.Q4_0.gguf", device="cpu")
     assert Hub.asked == ["a.Q4_0.gguf"] and loaded.model.config.model_type == "llama"
-    assert "fetching a.Q4_0.gguf of someone/tiny from the hub: " in caplog.text
+    assert "fetching someone/tiny from the hub: a.Q4_0.gguf, " in caplog.text
     caplog.clear()
     assert load(f"{NAME}:a.Q4_0.gguf", device="cpu").name == f"{NAME}:a.Q4_0.gguf"
     assert len(Hub.asked) == 1 and "fetching" not in caplog.text

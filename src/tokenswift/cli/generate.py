@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -169,16 +168,6 @@ def _run_dir(name: str | None) -> tuple[Path | None, RunState | None]:
     return folder, state
 
 
-def _loop(patterns: tuple[int, ...]) -> LoopOptions:
-    """What --loop-patterns says, its errors in the words of its placeholder."""
-    try:
-        return LoopOptions(*patterns)
-    except InputError as error:
-        words = {"min_pattern_size": "MIN", "max_pattern_size": "MAX", "min_count": "COUNT"}
-        text = re.sub("|".join(words), lambda name: words[name[0]], str(error))
-        raise InputError(f"--loop-patterns {','.join(map(str, patterns))}: {text}") from error
-
-
 def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]]:
     """The prompt as given, and what else a request needs; everything that needs no model is checked.
     :func:`with_model` makes the request."""
@@ -201,7 +190,7 @@ def settings_from(args: argparse.Namespace) -> dict[str, Any]:
         raise InputError(
             f"loop_patterns is {','.join(map(str, patterns))}; valid: three integers MIN,MAX,COUNT"
         )
-    loop = _loop(patterns)
+    loop = LoopOptions(*patterns)
     if "" in args.stop:
         raise InputError("stop is ''; valid: text of at least one character")
     options.check_model_options(args)
@@ -308,18 +297,16 @@ def stream(
                 error.run_dir = run_dir  # type: ignore[attr-defined]
                 raise
             if isinstance(error, RunError) and "kept" not in str(error):
-                raise RunError(f"{error}; {kept}") from error
-            if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
-                raise RunError(f"writing {STANDARD_OUTPUT} failed ({error.strerror}); {kept}") from error
-            if isinstance(error, InputError | RunError | OSError) or not isinstance(error, Exception):
+                what = str(error)
+            elif isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
+                what = f"writing {STANDARD_OUTPUT} failed ({error.strerror})"
+            elif isinstance(error, InputError | RunError | OSError) or not isinstance(error, Exception):
                 raise
-            if is_out_of_memory(error):
-                raise RunError(f"out of memory; {kept}") from error
-            what = " ".join(str(error).split())[:200]
-            raise RunError(
-                f"the run failed after {counted(progress.tokens, 'token')} ({type(error).__name__}: {what}); "
-                f"{sink.kept}{go_on}"
-            ) from error
+            elif is_out_of_memory(error):
+                what = "out of memory"
+            else:
+                what = f"the run failed ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+            raise RunError(f"{what}; {kept}") from error
     sink.close()
     progress.end()
     progress.summary(result)

@@ -39,10 +39,9 @@ from tokenswift.loader.load import (
     load_tokenizer,
     no_room,
 )
-from tokenswift.loader.native import end_ids
 from tokenswift.loader.opened import Opened, open_files
 from tokenswift.loader.own_sampling import named
-from tokenswift.loader.prompts import end_tokens
+from tokenswift.loader.prompts import end_ids, end_tokens
 from tokenswift.loader.recoded import Recoded
 from tokenswift.loader.vocabulary_checks import check_config_ids, check_tokenizer
 from tokenswift.models.decoder import NativeTarget

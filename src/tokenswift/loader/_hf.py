@@ -3,7 +3,7 @@
 transformers changes the whole process while it makes a model. Torch's default type becomes the model's, so
 that buffers without an explicit type, in any thread, have another size than their maker thinks; what
 initialises and ties weights is replaced; verbosity, warnings and bars are switched. Here one thread at a time
-makes models, and the default type stays as it is: `_typed.Typed` stands in for it in that thread. This goes
+makes models, and the default type stays as it is: `Typed` stands in for it in that thread. This goes
 by ``modeling_utils.local_torch_dtype``, under which transformers 5.17 to 5.23 make all models.
 """
 
@@ -11,10 +11,15 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from logging import CRITICAL, getLogger
 from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from tokenswift.types import OnProgress
 
@@ -74,8 +79,6 @@ def _leave_the_default_type() -> None:
     @contextmanager
     def local_torch_dtype(dtype: Any, model_class_name: str | None = None) -> Iterator[None]:
         if getattr(_here, "making", False) and dtype.is_floating_point:
-            from tokenswift.loader._typed import Typed
-
             with Typed(dtype):
                 yield
         else:
@@ -112,3 +115,53 @@ def _told(items: Any, on_progress: OnProgress) -> Iterator[Any]:
     for done, item in enumerate(items, 1):
         yield item
         on_progress("load", done, len(items))
+
+
+#: functions that say by their name which type they make
+_NAMED = (Tensor.float, Tensor.type)
+
+
+class Typed(TorchFunctionMode):
+    """Inside the block, and in this thread alone, tensors are of a type where torch would give them its
+    default type: where neither an argument's numbers nor a type that was asked for decide.
+
+    Args:
+        dtype: a floating-point type.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """See ``TorchFunctionMode``."""
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        usual = torch.get_default_dtype()
+        if (
+            isinstance(made, Tensor)
+            and made.dtype == usual != self.dtype
+            and func not in _NAMED
+            and not any(map(_decides, _leaves((args, kwargs))))
+        ):
+            return made.detach().to(self.dtype).requires_grad_(made.requires_grad)
+        return made
+
+
+def _decides(value: Any) -> bool:
+    """Whether an argument says of which type a result is."""
+    if isinstance(value, Tensor):
+        return value.is_floating_point() or value.is_complex()
+    return isinstance(value, torch.dtype | np.ndarray | np.generic)
+
+
+def _leaves(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        yield value
+        return
+    for each in value:
+        yield from _leaves(each)

@@ -63,31 +63,6 @@ class Layout:
     windows: tuple[int, ...]
     tied: bool
 
-    @classmethod
-    def of(cls, model: Any) -> Layout:
-        """The layout of a loaded transformers model that the native decoder can run."""
-        config, body = model.config, model.model
-        first = body.layers[0]
-
-        def window(layer: Any) -> int:
-            own = getattr(layer.self_attn, "sliding_window", None)
-            return (config.sliding_window if config.model_type == "mistral" else own) or 0
-
-        return cls(
-            model_type=config.model_type,
-            vocab_size=model.lm_head.weight.shape[0],
-            hidden_size=model.lm_head.weight.shape[1],
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_hidden_layers,
-            num_attention_heads=config.num_attention_heads,
-            num_key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-            head_dim=head_width(config),
-            eps=float(first.input_layernorm.variance_epsilon),
-            scale=float(first.self_attn.scaling),
-            windows=tuple(window(layer) for layer in body.layers),
-            tied=model.lm_head.weight is body.embed_tokens.weight,
-        )
-
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the weights that every such decoder has."""
         queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
@@ -219,11 +194,12 @@ class ModuleWeights:
 
     Args:
         model: for which `decoder.unfit` is None.
+        layout: of it.
         take: replace its weights by empty ones as they are packed, so that they exist once.
     """
 
-    def __init__(self, model: Any, take: bool) -> None:
-        self.layout, self.copies = Layout.of(model), not take
+    def __init__(self, model: Any, layout: Layout, take: bool) -> None:
+        self.layout, self.copies = layout, not take
         self._model, self._take = model, take
         self._taken: list[tuple[nn.Module, Callable[[], Tensor]]] = []
 

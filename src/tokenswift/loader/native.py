@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tokenswift.json_files import MOST_CONFIG, object_in
-from tokenswift.loader.checkpoint import Layout
+from tokenswift.loader.checkpoint import Layout, head_width
 
 #: fields of every family and their defaults
 COMMON: dict[str, Any] = {
@@ -228,7 +228,7 @@ def layout_of(config: Any, tied: bool | None = None) -> Layout:
     kinds = getattr(config, "layer_types", None) or [SLIDING] * layers
     if config.model_type == "llama":
         window = 0
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = head_width(config)
     return Layout(
         model_type=config.model_type,
         vocab_size=config.vocab_size,
@@ -264,12 +264,3 @@ def read_generation(folder: Path, name: str) -> dict[str, Any] | None:
     """
     path = folder / "generation_config.json"
     return object_in(path, MOST_CONFIG, f"model {name}") if path.exists() else None
-
-
-def end_ids(*sources: Any) -> set[int]:
-    """The ids that end a text, of whatever names ``eos_token_id``."""
-    found: set[int] = set()
-    for source in sources:
-        ids = getattr(source, "eos_token_id", None)
-        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
-    return found

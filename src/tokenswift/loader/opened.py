@@ -13,7 +13,7 @@ import torch
 from tokenswift.load_config import LoadConfig
 from tokenswift.loader import plain_tokenizer
 from tokenswift.loader.checkpoint import EMBEDDING, FAMILIES, HEAD, FileWeights, Layout, headers
-from tokenswift.loader.dequantized import config_for, say_differences, say_foreign
+from tokenswift.loader.dequantized import config_for, say_foreign
 from tokenswift.loader.folder_checks import check_config, check_said, check_tokenizer_files
 from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.gguf import tokenizer as gguf_tokenizer
@@ -23,13 +23,13 @@ from tokenswift.loader.identity import config_digest, weights_digest
 from tokenswift.loader.native import (
     NativeConfig,
     completed,
-    end_ids,
     read_generation,
     weight_names,
 )
 from tokenswift.loader.native import layout_of as layout_of_config
 from tokenswift.loader.own_sampling import named_by_gguf, named_in
 from tokenswift.loader.plain_tokenizer import PlainTokenizer
+from tokenswift.loader.prompts import end_ids
 from tokenswift.loader.rope import Rotary, rotary_of_config
 from tokenswift.types import InputError
 
@@ -125,7 +125,6 @@ def _open_gguf(
     dtype = how.floats or getattr(torch, own_dtype(file, kind))
     if how.weights == "stored":
         say_foreign(name, file, dtype, lambda form: keeps(form, dtype))
-    say_differences(name, file.path, config)
     layout = layout_of(file, config)
     weights = GgufWeights(file, layout, dtype)
     sampling = named_by_gguf(file.metadata)

@@ -170,8 +170,13 @@ def _checked(prompt: Any, vocab_size: int, name: str) -> list[int]:
 
 def end_tokens(model: Any, tokenizer: Any) -> set[int]:
     """End-of-text ids: those of a model's generation config, of its config and of the tokenizer."""
+    return end_ids(getattr(model, "generation_config", None), model.config, tokenizer)
+
+
+def end_ids(*sources: Any) -> set[int]:
+    """The ids that end a text, of whatever names ``eos_token_id``."""
     found: set[int] = set()
-    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
+    for source in sources:
         ids = getattr(source, "eos_token_id", None)
         found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
     return found

@@ -36,6 +36,7 @@ from tokenswift.loader.checkpoint import (
     head_width,
     unstored,
 )
+from tokenswift.loader.native import layout_of
 from tokenswift.loader.rope import Rotary
 from tokenswift.models.base import BaseTarget
 from tokenswift.types import InputError, OnProgress
@@ -103,7 +104,11 @@ class NativeTarget(BaseTarget):
         on_progress: OnProgress | None = None,
     ) -> None:
         files: bool = not isinstance(source, nn.Module)
-        self._weights: Weights = source if files else ModuleWeights(source, take)
+        if files:
+            self._weights: Weights = source
+        else:
+            head, embedded = attrgetter(HEAD, EMBEDDING)(source)
+            self._weights = ModuleWeights(source, layout_of(source.config, head is embedded), take)
         self.layout = layout = self._weights.layout
         dtype: Any = source.dtype if files else attrgetter(HEAD)(source).dtype
         sizes = torch.empty(1, 1, dtype=dtype, device=backend.device).expand(

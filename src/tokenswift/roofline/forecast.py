@@ -22,6 +22,7 @@ from tokenswift.memory import Memory, largest, needs_of
 from tokenswift.metrics import BEFORE
 from tokenswift.roofline.passes import Machine, floor, read_seconds
 from tokenswift.roofline.sizes import sizes_of_target
+from tokenswift.roofline.timer import times
 from tokenswift.types import Step
 
 TABLES = 500  # bytes a token takes in lists, text and the n-gram table
@@ -124,12 +125,12 @@ def measure(run: Callable[[int], Any], target: Any, total: int) -> Speed:
     for step in short:
         stamps.append(time.perf_counter())
         steps.append(step)
-    times = [after - before for before, after in pairwise(stamps)]
-    times[0] = max(0.0, times[0] - sum(short.meter.seconds.get(phase, 0.0) for phase in BEFORE))
+    taken = [after - before for before, after in pairwise(stamps)]
+    taken[0] = max(0.0, taken[0] - sum(short.meter.seconds.get(phase, 0.0) for phase in BEFORE))
     tokens = [len(step.token_ids) for step in steps]
     rate = sum(tokens) / len(tokens)
-    warm = min(WARM, len(times) // 4)  # the first steps make what later ones find
-    times, tokens = times[warm:], tokens[warm:]
+    warm = min(WARM, len(taken) // 4)  # the first steps make what later ones find
+    taken, tokens = taken[warm:], tokens[warm:]
 
     far = max(PROBE, min(REACH, total))
     rows = 1 + round(sum(step.drafted for step in steps) / len(steps))
@@ -140,13 +141,13 @@ def measure(run: Callable[[int], Any], target: Any, total: int) -> Speed:
         grown = _pass(target, far, rows, repeats) - _pass(target, PROBE, rows, repeats)
         return max(0.0, grown) / max(1, far - PROBE)
 
-    middle = len(times) // 2
-    halves = [slice(0, middle), slice(middle, None)] if len(times) > 3 else [slice(None)]
-    whole = sum(times) / sum(tokens)
-    spread = max(abs(sum(times[half]) / max(1, sum(tokens[half])) / whole - 1) for half in halves)
+    middle = len(taken) // 2
+    halves = [slice(0, middle), slice(middle, None)] if len(taken) > 3 else [slice(None)]
+    whole = sum(taken) / sum(tokens)
+    spread = max(abs(sum(taken[half]) / max(1, sum(tokens[half])) / whole - 1) for half in halves)
     return Speed(
         at=len(short.prompt),
-        step=sum(times) / len(times),
+        step=sum(taken) / len(taken),
         rate=rate,
         slope=growth(rows, REPEATS),
         prefill=short.meter.seconds["prefill"] / max(1, len(short.prompt) - 1),
@@ -162,12 +163,7 @@ def _pass(target: Any, length: int, rows: int, repeats: int) -> float:
     cache.commit(tuple(range(length)))
     tokens = torch.arange(rows, device=target.device) % target.vocab_size
     positions = torch.arange(length, length + rows, device=target.device)
-    taken = []
-    for _ in range(repeats + 1):
-        begun = time.perf_counter()
-        target.forward(tokens, positions, cache)
-        taken.append(time.perf_counter() - begun)
-    return median(taken[1:])  # the first makes the work space
+    return median(times(lambda: target.forward(tokens, positions, cache), repeats)) / 1e3
 
 
 def plan(run: Any, again: Callable[[int], Any] | None, machine: Machine | None = None) -> Plan:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from time import perf_counter
 
 import torch
 
@@ -18,6 +17,7 @@ from tokenswift.kv.pages import large_empty
 from tokenswift.models.target import backend_for
 from tokenswift.roofline.cards import Card
 from tokenswift.roofline.passes import ITEM, Machine, Sizes, stored_bytes
+from tokenswift.roofline.timer import times
 from tokenswift.words import counted
 
 BLOCK = 1 << 29  # bytes read to measure bandwidth, more than caches hold
@@ -110,9 +110,9 @@ class Processor:
             form = FORMATS[stored]
             zeros = Stored(form, torch.zeros(PANEL, form.row_bytes(columns), dtype=torch.uint8))
         weight = self._backend.pack(zeros, getattr(torch, dtype))
-        times, one = -(-count // (columns * PANEL)), weight.data  # packing all of it would take seconds
-        many = large_empty(times, *one.shape, dtype=one.dtype).copy_(one).flatten(0, 1)
-        weight.parts, weight.rows = [replace(weight.parts[0], data=many, rows=times * PANEL)], times * PANEL
+        copies, one = -(-count // (columns * PANEL)), weight.data  # packing all of it would take seconds
+        many = large_empty(copies, *one.shape, dtype=one.dtype).copy_(one).flatten(0, 1)
+        weight.parts, weight.rows = [replace(weight.parts[0], data=many, rows=copies * PANEL)], copies * PANEL
         return weight
 
 
@@ -131,12 +131,4 @@ def arithmetic(device: torch.device, dtype: torch.dtype, side: int) -> float:
 @torch.inference_mode()
 def least(work: Callable[[], object]) -> float:
     """Seconds of the fastest call after a first one."""
-    work()
-    best, begun, runs = float("inf"), perf_counter(), 0
-    while runs < RUNS or perf_counter() - begun < SECONDS:
-        since = perf_counter()
-        work()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        best, runs = min(best, perf_counter() - since), runs + 1
-    return best
+    return min(times(work, RUNS, SECONDS)) / 1e3

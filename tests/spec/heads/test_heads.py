@@ -95,14 +95,6 @@ def test_conditioned_heads_by_definition() -> None:
         heads.advance(0, base, base, None)
 
 
-def test_headers_of_earlier_versions_are_read() -> None:
-    """Medusa's blocks were called inner, and heads named their number of steps."""
-    old = {"kind": "medusa", "count": 2, "hidden_size": D, "vocab_size": V, "inner": 3, "steps": 1}
-    assert HeadsConfig.from_dict(old) == HeadsConfig("medusa", 2, D, V, blocks=3)
-    old = {"kind": "conditioned", "count": 2, "hidden_size": D, "vocab_size": V, "inner": 3, "steps": 1}
-    assert HeadsConfig.from_dict(old) == HeadsConfig("conditioned", 2, D, V, inner=3)
-
-
 @pytest.mark.parametrize("kind", ["linear", "conditioned", "medusa"])
 def test_copies_are_of_the_same_kind(kind: str) -> None:
     heads = random_heads(kind)

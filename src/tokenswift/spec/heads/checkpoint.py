@@ -135,7 +135,7 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
             )
         if not isinstance(notes, dict):
             raise TypeError("notes is no object")
-        config = HeadsConfig.from_dict(header["heads"])
+        config = HeadsConfig(**header["heads"])
     except InputError as error:
         text = str(error)
         raise InputError(text if str(path) in text else f"heads file {path}: {text}") from error

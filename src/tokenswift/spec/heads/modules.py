@@ -63,18 +63,6 @@ class HeadsConfig:
         """The fields as JSON-ready values."""
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> HeadsConfig:
-        """From :meth:`to_dict`, of earlier versions too.
-
-        Raises:
-            TypeError: unknown or missing fields.
-        """
-        known = {name: value for name, value in fields.items() if name != "steps"}
-        if known.get("kind") == "medusa" and "blocks" not in known:
-            known["blocks"] = max(1, known.pop("inner", 1))
-        return cls(**known)
-
 
 class RMSNorm(nn.Module):
     """Root-mean-square norm, computed in float32, as Llama's."""

@@ -21,6 +21,8 @@ from torch import Tensor
 
 from tokenswift.checks import check_integer, shown
 from tokenswift.json_files import MOST_CONFIG, object_in, weight_map
+from tokenswift.loader.find import HUB_ID
+from tokenswift.loader.hub import cached_file
 from tokenswift.loader.identity import BaseIdentity, base_of, sample_of
 from tokenswift.loader.safetensors import open_weights
 from tokenswift.spec.heads.checkpoint import MOST_NAME, TYPES, build_heads, check_base
@@ -31,8 +33,6 @@ PREFIX = "model.medusa_layers."
 EMBEDDING = "model.embed_tokens.weight"
 PARTS = ("linear.weight", "input_layernorm.weight", "post_layernorm.weight")
 
-
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 SHARDS = ("safetensors", "bin")
 SMALL = ("config.json", "*.index.json", "medusa_lm_head.*")
 
@@ -79,12 +79,8 @@ def cached_folder(name: str) -> Path | None:
     """Where the files of a loaded model are: its own folder, or its hub id's in the hub's local cache."""
     if Path(name).is_dir():
         return Path(name)
-    if not HUB_ID.fullmatch(name):
-        return None
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(name, "config.json")
-    return Path(found).parent if isinstance(found, str) else None
+    found = cached_file(name, "config.json") if HUB_ID.fullmatch(name) else None
+    return None if found is None else Path(found).parent
 
 
 def read_config(folder: Path) -> dict[str, Any]:
