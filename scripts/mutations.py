@@ -66,6 +66,8 @@ def run_tests(copy: Path, tests: tuple[str, ...]) -> tuple[bool, str, float]:
         "pytest",
         "-x",
         "-q",
+        "-p",
+        "no:cacheprovider",  # what failed here is not what failed last in the tests themselves
         "-m",
         "(not slow or defects) and not model",
         "--import-mode=append",

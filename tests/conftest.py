@@ -12,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from tests import shapes
 from tests.tiny import BYTE_FAMILIES as FAMILIES
 from tests.tiny import byte_model as tiny_model
 from tokenswift.kernels.cpu import build
@@ -39,6 +40,11 @@ def module_time(now: Callable[[], float]) -> SimpleNamespace:
     """In place of a module's own ``time``: `time` with another monotonic clock. The real one is left alone:
     event loops of other threads go by it."""
     return SimpleNamespace(**{**vars(time), "monotonic": now})
+
+
+def pytest_runtest_setup() -> None:
+    """Each test checks shapes anew."""
+    shapes.begin_test()
 
 
 @pytest.fixture(scope="session")

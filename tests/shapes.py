@@ -2,13 +2,15 @@
 shape is compared with it (jaxtyping and beartype). ``TOKENSWIFT_SHAPES=0`` leaves it out, to time tests.
 
 Only shapes are looked at: protocols, and the stand-ins that tests use for them, are pyright's. Functions
-without an annotated shape stay as they are, so that tests take little longer.
+without an annotated shape stay as they are. Of the others each test checks the first calls and a few of those
+that follow: checking all of them takes as long as the tests themselves.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import wraps
 from inspect import isclass
 from typing import Any
 
@@ -16,6 +18,8 @@ import jaxtyping
 from beartype import beartype
 from torch import Tensor
 
+#: calls of a function that a test checks: so many at first, and then one of so many
+FIRST, EVERY = 8, 32
 _with_letters = jaxtyping.jaxtyped  # gives the letters of shapes one meaning within a call
 
 
@@ -24,6 +28,17 @@ def install() -> None:
     if os.environ.get("TOKENSWIFT_SHAPES") != "0":
         jaxtyping.jaxtyped = lambda **_: _watched  # what the hook puts above every function and class
         jaxtyping.install_import_hook("tokenswift", None)
+
+
+class Test:
+    """The running test; its number tells the calls of one test from those of another."""
+
+    number = 0
+
+
+def begin_test() -> None:
+    """Another test begins: the next calls of each function are checked."""
+    Test.number += 1
 
 
 def _watched(target: Any) -> Any:
@@ -46,4 +61,19 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
         **function.__globals__,
     }
     function.__annotations__ = {name: eval(hint, names) for name, hint in shapes.items()}
-    return _with_letters(beartype(function), typechecker=None)
+    return _often(function, _with_letters(beartype(function), typechecker=None))
+
+
+def _often(function: Callable[..., Any], checked: Callable[..., Any]) -> Callable[..., Any]:
+    """The checked function for the first calls of a test and a few later ones, else the function itself."""
+    test, calls = 0, 0
+
+    @wraps(function)
+    def called(*args: Any, **named: Any) -> Any:
+        nonlocal test, calls
+        if test != Test.number:
+            test, calls = Test.number, 0
+        calls += 1
+        return (checked if calls <= FIRST or not calls % EVERY else function)(*args, **named)
+
+    return called

@@ -49,14 +49,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.parametrize(
-    "page",
-    [
-        page if page == "README.md" else pytest.param(page, marks=pytest.mark.slow)
-        for page in sorted({b.page for b in FAST})
-    ],
-)
+@pytest.mark.parametrize("page", sorted({b.page for b in FAST}))
 def test_a_page(
     page: str,
     folder: Path,

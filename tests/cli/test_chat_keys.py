@@ -149,6 +149,7 @@ def test_ctrl_c_throws_no_typed_line_away(session: Session) -> None:
     assert session.messages() == ["Hello", "And you?"] and b"(stopped)" in session.screen
 
 
+@pytest.mark.slow
 def test_ctrl_j_and_three_quotes_begin_new_lines(session: Session) -> None:
     begin(session)
     session.type(b'one\ntwo\r"""three\r\r/help\r"""\r/system """four\rfive"""\r')
@@ -159,6 +160,7 @@ def test_ctrl_j_and_three_quotes_begin_new_lines(session: Session) -> None:
     assert json.loads((session.folder / "c.json").read_text())[0]["content"] == "four\nfive"
 
 
+@pytest.mark.slow
 def test_what_is_typed_before_the_chat_begins_is_a_message(session: Session) -> None:
     session.type(b"Hello\r")  # the terminal makes Ctrl-J of Enter, as nobody has told it otherwise
     (session.folder / "go").touch()
@@ -170,6 +172,7 @@ def test_what_is_typed_before_the_chat_begins_is_a_message(session: Session) -> 
     assert session.messages() == ["Hello", "And then?"]
 
 
+@pytest.mark.slow
 def test_no_word_of_an_answer_is_cut(session: Session) -> None:
     text = "The quick brown fox jumps over the lazy dog, and the considerable remainder of it does so, too."
     pieces = [
@@ -189,7 +192,9 @@ def test_no_word_of_an_answer_is_cut(session: Session) -> None:
     assert all(len(line) < 40 for line in session.texts().partition("Enter sends")[2].splitlines()[:8])
 
 
-@pytest.mark.parametrize("end", [b"/exit\r", b"\x04", None])
+@pytest.mark.parametrize(
+    "end", [None, *(pytest.param(keys, marks=pytest.mark.slow) for keys in (b"/exit\r", b"\x04"))]
+)
 def test_the_terminal_is_given_back_as_it_was(session: Session, end: bytes | None) -> None:
     session.until(lambda: b"/help lists" in session.screen)
     if end is None:

@@ -117,6 +117,7 @@ def test_json_on_standard_output(cli: Call, tiny: Path) -> None:
     assert done.out.startswith("magicdec\n") and Path("s.json").read_text() == shown
 
 
+@pytest.mark.slow
 def test_closed_streams(tiny: Path) -> None:
     command = f"{sys.executable} -m tokenswift generate hi --model {tiny} --max-new-tokens 2 --raw --quiet"
     closed = "error: standard output is closed; nothing was begun\n"

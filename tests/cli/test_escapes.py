@@ -99,7 +99,7 @@ def test_demo(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(*texts)
 
 
-@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("raw", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_real_terminal(roomy: Path, raw: bool) -> None:
     argv = ["generate", "hello", "--raw", "--model", str(roomy), *LENGTH, "--output", str(roomy / "text")]
     done = on_a_terminal(*argv, *(["--raw-output"] if raw else []), streams=(1,))

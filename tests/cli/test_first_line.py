@@ -89,7 +89,13 @@ def first(folder: Path, *argv: str) -> dict[str, str]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("command", [name.replace("_", "-") for name in COMMANDS])
+@pytest.mark.parametrize(
+    "command",
+    [
+        name if name in ("generate", "runs", "audit") else pytest.param(name, marks=pytest.mark.slow)
+        for name in (name.replace("_", "-") for name in COMMANDS)
+    ],
+)
 def test_a_line_comes_before_heavy_imports(folder: Path, command: str) -> None:
     argv, line = CALLS[command]
     found = first(folder, command, *argv.split())

@@ -355,6 +355,7 @@ def test_demo_says_when_the_texts_differ(cli: Call, roomy: Path, monkeypatch: py
     assert "identical: no" in done.out and "(prose)" in done.error and len(done.files) == 5
 
 
+@pytest.mark.slow
 def test_closed_standard_output(tiny: Path, tmp_path: Path) -> None:
     command = f"{sys.executable} -m tokenswift.cli.main generate hi --model {tiny} --quiet --ignore-eos"
     command += f" --run-dir {tmp_path / 'run'}"

@@ -138,7 +138,7 @@ def test_a_file_in_place_of_the_folder(many: Callable[..., Outcome]) -> None:
     assert done.code == 2 and done.error.startswith("--out is 'out': it is no folder")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_a_folder_of_prompts_is_gone_on_with(
     many: Callable[..., Outcome], chatty: Path, number: signal.Signals
 ) -> None:

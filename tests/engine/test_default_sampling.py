@@ -148,7 +148,7 @@ QUESTIONS = {
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("seed", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_answers_are_right(embedded: str, seed: int) -> None:
     """With the paper's penalty of 1.2 none of these is."""
     with LLM(embedded, device="cpu") as llm:

@@ -303,6 +303,7 @@ def test_heads_name_their_file(tmp_path: Path) -> None:
     assert done.heads == {"kind": "linear", "file": str(file)}
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_a_wrapped_default_model_finds_its_heads(embedded: str, embedded_tokenizer: Any) -> None:
     from tokenswift.loader.load import load

@@ -330,6 +330,7 @@ def test_a_start_imports_no_transformers(save: Callable[..., Path], tmp_path: Pa
     assert text and not names
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_default_model_imports_no_transformers(monkeypatch: pytest.MonkeyPatch, embedded: str) -> None:
     monkeypatch.setenv("TOKENSWIFT_CACHE", str(Path(embedded).parent))

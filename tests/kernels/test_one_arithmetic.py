@@ -29,6 +29,7 @@ def differing(a: Tally, b: Tally) -> list[str]:
     return [case for case, digest in a.digests.items() if b.digests[case] != digest]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("avx2" not in RUN, reason="the processor has no AVX2")
 def test_this_processors_own_kernels_give_the_bits_of_avx2() -> None:
     own = build.library(cache_dir() / "kernels")

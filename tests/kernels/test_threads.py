@@ -148,7 +148,7 @@ def _in_child(llm: LLM | None, results: Any) -> None:
     results.put(_text(llm or _llm()))
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_child_process_writes_the_same_text(start: str) -> None:
     llm = _llm()

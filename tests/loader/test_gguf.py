@@ -72,8 +72,14 @@ def opened(path: Path | str, **options: Any) -> LLM:
 # ---- numbers --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize(
+    ("kind", "mix"),
+    [
+        pytest.param(kind, mix, marks=() if kind == "llama" or mix == "q4_k_m" else pytest.mark.slow)
+        for kind in ("llama", "qwen2", "qwen3", "mistral")
+        for mix in MIXES
+    ],
+)
 def test_logits_are_those_of_the_tensors(kind: str, mix: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     tied = kind in ("llama", "qwen3")
@@ -411,6 +417,7 @@ raise SystemExit(code)
 """
 
 
+@pytest.mark.slow
 def test_no_modelling_code_is_imported(tmp_path: Path) -> None:
     write(tmp_path / "model.gguf", small(), MIXES["q4_k_m"])
     argv = (

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenswift
-from tokenswift import LLM, SamplingParams
+from tokenswift import LLM, Generation, SamplingParams
 from tokenswift.kernels.cpu import build
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.loader.find import cache_dir
@@ -64,17 +64,26 @@ def arithmetic(kind: str, dtype: str) -> str:
     return f"{dtype} {DOT_BFLOAT16}" if dot else dtype
 
 
-def runs(dtype: str) -> Iterator[tuple[str, str]]:
-    """Name and hash of each run: its tokens, and how many steps they took, which is what was drafted."""
-    llm = LLM("smollm2-135m", dtype=dtype, device="cpu")
-    for text in TEXTS:
-        prompt = llm.encode((PROMPTS / f"{text}.txt").read_text(encoding="utf-8"))[:LENGTH]
-        for sampler, params in SAMPLERS.items():
-            for strategy, options in STRATEGIES.items():
-                out = llm.generate(prompt, NEW, strategy, options, params, ignore_eos=True)
-                said = f"{out.token_ids} {out.metrics.steps}"
-                name = f"{strategy} {sampler} {dtype} {text}"
-                yield name, hashlib.sha256(said.encode()).hexdigest()[:16]
+def runs(llm: LLM, text: str) -> Iterator[tuple[str, str, Generation]]:
+    """Strategy, sampler and output of each run behind a text."""
+    prompt = llm.encode((PROMPTS / f"{text}.txt").read_text(encoding="utf-8"))[:LENGTH]
+    for sampler, params in SAMPLERS.items():
+        for strategy, options in STRATEGIES.items():
+            yield strategy, sampler, llm.generate(prompt, NEW, strategy, options, params, ignore_eos=True)
+
+
+def digest(out: Generation) -> str:
+    """A hash of a run: its tokens, and how many steps they took, which is what was drafted."""
+    return hashlib.sha256(f"{out.token_ids} {out.metrics.steps}".encode()).hexdigest()[:16]
+
+
+def hashes(llm: LLM, dtype: str) -> dict[str, str]:
+    """Name and hash of each run in a type."""
+    return {
+        f"{strategy} {sampler} {dtype} {text}": digest(out)
+        for text in TEXTS
+        for strategy, sampler, out in runs(llm, text)
+    }
 
 
 def main() -> None:
@@ -84,7 +93,8 @@ def main() -> None:
     for kind, dtypes in ((OWN, DTYPES), ("avx2", ("bfloat16",))):
         if kind in kinds() and use(kind):
             for dtype in dtypes:
-                kept[arithmetic(kind, dtype)] = dict(runs(dtype))
+                llm = LLM("smollm2-135m", dtype=dtype, device="cpu")
+                kept[arithmetic(kind, dtype)] = hashes(llm, dtype)
                 print(kind, dtype, file=sys.stderr)
     FILE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 

@@ -104,6 +104,7 @@ def test_tiny_models(family: str, dtype: torch.dtype) -> None:
     check(target, tokens, VOCAB, 240, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_default_model(embedded: str, dtype: str) -> None:

@@ -14,12 +14,12 @@ from tokenswift.models import target as targets
 
 NEW = 200
 KINDS = [kind for kind in ("avx2", frozen.OWN) if kind in frozen.kinds()]
-#: the others; in float32 plain x86-64 has no fused step, and takes minutes for it
-MORE = [
-    pytest.param(kind, dtype, marks=pytest.mark.slow)
+#: in float32 plain x86-64 has no fused step, and takes minutes for it
+SETS = [
+    (kind, dtype)
     for dtype in ("int8", "float32")
     for kind in frozen.kinds()
-    if (kind, dtype) != ("avx2", "int8") and kind != frozen.OWN and (dtype == "int8" or kind != "x86-64")
+    if kind != frozen.OWN and (dtype == "int8" or kind != "x86-64")
 ]
 
 
@@ -39,9 +39,10 @@ def written(kind: str, dtype: str) -> tuple[list[int], str]:
     return out.token_ids, hashlib.sha256(bits).hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.skipif(len(KINDS) < 2, reason="the processor has no AVX2")
-@pytest.mark.parametrize(("kind", "dtype"), [("avx2", "int8"), *MORE])
+@pytest.mark.parametrize(("kind", "dtype"), SETS)
 def test_texts_and_logits_are_those_of_this_processors_own_kernels(
     kind: str, dtype: str, embedded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,6 +51,7 @@ def test_texts_and_logits_are_those_of_this_processors_own_kernels(
     assert written(kind, dtype) == written(frozen.OWN, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.skipif(len(KINDS) < 2, reason="the processor has no AVX2")
 def test_a_run_begun_with_one_set_is_resumed_with_another(

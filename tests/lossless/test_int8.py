@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.default_model import default_llm
 from tests.lossless.frozen import LENGTH, NEW, PROMPTS, SAMPLERS, STRATEGIES
 from tokenswift import LLM, InputError, resume
 from tokenswift.kernels.cpu.backend import CpuBackend
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.skipif(not isinstance(backend_for(), CpuBackend), reaso
 @pytest.fixture(scope="module")
 def llm(embedded: str) -> LLM:
     assert Path(embedded).is_dir()
-    return LLM("smollm2-135m", dtype="int8", device="cpu")
+    return default_llm("int8")
 
 
 def prompt(llm: LLM, name: str = "harbour") -> list[int]:
@@ -27,7 +28,10 @@ def prompt(llm: LLM, name: str = "harbour") -> list[int]:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(
+    "sampler",
+    [name if name == "paper" else pytest.param(name, marks=pytest.mark.slow) for name in SAMPLERS],
+)
 def test_strategies_write_plain_decodings_tokens(llm: LLM, sampler: str) -> None:
     assert llm.dtype == "int8" and llm.identity()["dtype"] == "int8"
     given = prompt(llm), NEW

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.default_model import default_llm, prompt_of
 from tests.lossless import toy
-from tests.lossless.test_tokens import _default, _prompt, random_heads, same
+from tests.lossless.test_tokens import random_heads, same
 from tests.stats import chi_square
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
@@ -161,7 +162,7 @@ def test_positions_of_a_streaming_draft_model_stay_within_its_budget(
     drafter, draft = streaming(budget, sinks, longest)
     text = PROMPT[:prompt]
     drafter.begin(text)
-    for step in range(400):
+    for step in range(150):
         drafted = chain(drafter, text, longest)
         text = [*text, *drafted[: step % (longest + 1)], step % VOCAB]  # 0 to all of them, and another
         drafter.observe(text)
@@ -245,7 +246,7 @@ DEFAULT_SAMPLING = {"greedy": {"greedy": True, "repetition_penalty": 1.0}, "pape
 
 def _default_runs(name: str, length: int, new: int, seed: int, sampling: str) -> None:
     params = SamplingParams(seed=seed, **DEFAULT_SAMPLING[sampling])
-    llm, prompt = _default("auto"), _prompt(name, length)
+    llm, prompt = default_llm(), prompt_of(name, length)
     plain = llm.generate(prompt, new, "autoregressive", sampling=params, ignore_eos=True)
     for strategy, options in DEFAULT_RUNS:
         got = llm.generate(prompt, new, strategy, options, params, ignore_eos=True)
@@ -255,7 +256,7 @@ def _default_runs(name: str, length: int, new: int, seed: int, sampling: str) ->
 
 @pytest.mark.model
 def test_default_model_small(embedded: str) -> None:
-    _default_runs("harbour", 400, 30, 1, "paper")
+    _default_runs("harbour", 160, 24, 1, "paper")
 
 
 @pytest.mark.slow

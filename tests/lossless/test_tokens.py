@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import tokenswift
+from tests.default_model import default_llm, prompt_of
+from tests.families import families
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, Generation, SamplingParams
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
@@ -44,7 +44,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
 @pytest.mark.parametrize("kind", [None, "linear", "conditioned"])
 def test_tiny_models_of_every_family(family: str, kind: str | None) -> None:
     heads = random_heads(kind, 48, VOCAB) if kind else None
@@ -116,40 +116,27 @@ def test_greedy_equals_transformers_generate(family: str, penalty: float) -> Non
 
 # ---- the default model, float32 -----------------------------------------------------------------
 
-PROMPTS = Path(tokenswift.__file__).parent / "data" / "prompts"
-
-
-@cache
-def _default(heads: str) -> LLM:
-    return LLM("smollm2-135m", dtype="float32", device="cpu", heads=heads)
-
 
 @cache
 def _plain(name: str, length: int, sampling: str, new: int) -> Generation:
-    return _default("none").generate(
-        _prompt(name, length), new, "autoregressive", sampling=SAMPLINGS[sampling], ignore_eos=True
+    return default_llm().generate(
+        prompt_of(name, length), new, "autoregressive", sampling=SAMPLINGS[sampling], ignore_eos=True
     )
 
 
-def _prompt(name: str, length: int) -> list[int]:
-    ids = _default("none").encode((PROMPTS / f"{name}.txt").read_text(encoding="utf-8"))
-    assert len(ids) >= length, f"{name} has {len(ids)} tokens"
-    return ids[:length]
-
-
+@pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.parametrize(
-    "sampling", ["paper", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("greedy", "nucleus"))]
-)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_default_model_small(embedded: str, sampling: str) -> None:
+    """In the fast suite the runs of `test_frozen` stand for these."""
     plain = _plain("observatory", 1000, sampling, 40)
     for heads, options in (
         ("auto", {"tree": (1, 3, 3, 3), "ngrams": 20, "budget": 64, "draft": "partial"}),
         ("auto", {}),
         ("none", {"tree": (3, 3), "ngrams": 0, "budget": 512, "draft": "partial"}),
     ):
-        got = _default(heads).generate(
-            _prompt("observatory", 1000), 40, "tokenswift", options, SAMPLINGS[sampling], ignore_eos=True
+        got = default_llm(heads=heads).generate(
+            prompt_of("observatory", 1000), 40, "tokenswift", options, SAMPLINGS[sampling], ignore_eos=True
         )
         assert same(plain, got), (heads, options)
         assert got.metrics.steps < 40 or not options  # automatic drafting drafts where it pays
@@ -157,8 +144,8 @@ def test_default_model_small(embedded: str, sampling: str) -> None:
 
 @pytest.mark.model
 def test_default_model_greedy_equals_transformers(embedded: str) -> None:
-    llm = _default("none")
-    prompt = _prompt("harbour", 300)
+    llm = LLM("smollm2-135m", dtype="float32", device="cpu", heads="none")  # its weights are unpacked here
+    prompt = prompt_of("harbour", 100)
     expected = llm.model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
@@ -193,8 +180,8 @@ def test_default_model_full_matrix(embedded: str, name: str, length: int, sampli
     plain = _plain(name, length, sampling, 200)
     for tree, budget, ngrams, heads, draft in COVER:
         options = {"tree": tree, "budget": budget, "ngrams": ngrams, "draft": draft}
-        got = _default(heads).generate(
-            _prompt(name, length), 200, "tokenswift", options, SAMPLINGS[sampling], ignore_eos=True
+        got = default_llm(heads=heads).generate(
+            prompt_of(name, length), 200, "tokenswift", options, SAMPLINGS[sampling], ignore_eos=True
         )
         assert same(plain, got), (options, heads)
         print(name, sampling, options, heads, f"{got.metrics.mean_acceptance_length:.2f} tokens a step")

@@ -84,7 +84,7 @@ SEEN = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "hang" else n for n in ENDS]
+    "name", [n if n in ("crash", "refuse") else pytest.param(n, marks=pytest.mark.slow) for n in ENDS]
 )
 def test_what_is_planted_is_seen(name: str, worker: Worker) -> None:
     """Without this, silence would prove nothing."""

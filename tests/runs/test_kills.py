@@ -34,6 +34,7 @@ def check(found: dict[str, Any], kills: int) -> None:
     assert kept == sorted(kept) and sum(0 < k < kept[-1] for k in kept) >= kills // 3, kept
 
 
+@pytest.mark.slow
 def test_four_kills(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
     """A tiny model, slowed down so that several syncs fall between two kills."""
     model = tiny_folder(max_position_embeddings=1024)

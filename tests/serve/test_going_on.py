@@ -233,6 +233,7 @@ def died_and_went_on(launch: Launch, reader: Reader, kills: int, pause: float, b
     return died
 
 
+@pytest.mark.slow
 def test_the_server_dies(launch: Launch, wanted: str) -> None:
     reader = Reader()
     assert died_and_went_on(launch, reader, 2, 0.01, False) == 2

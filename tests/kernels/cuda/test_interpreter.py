@@ -17,8 +17,9 @@ FILES = ("interpreted", "interpreted_int8")
 @pytest.mark.parametrize("which", [pytest.param("not slow", marks=pytest.mark.defects), "slow"])
 def test_kernels_in_the_interpreter(which: str, name: str) -> None:
     pytest.importorskip("triton")
+    tests = str(Path(__file__).with_name(f"{name}.py"))
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-m", which, str(Path(__file__).with_name(f"{name}.py"))],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", which, tests],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

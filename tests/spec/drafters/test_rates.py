@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.lossless.test_tokens import PROMPTS, _default
+from tests.default_model import default_llm, prompt_of
 from tests.spec.drafters import reference
 from tests.spec.drafters.plain import Text, logits
 from tests.spec.drafters.scripted import prompt, scripted_heads, scripted_model
@@ -77,10 +77,11 @@ def test_the_shipped_heads_draft_as_well_as_they_did(
     strategy: str, options: dict[str, Any], length: float, match: float, embedded: str
 ) -> None:
     """Without compiled kernels another text is written, hence the distance to what was seen."""
-    llm, accepted = _default("auto"), []
+    llm, accepted = default_llm(), []
     for seed, name in enumerate(("observatory", "harbour")):
-        given = llm.encode((PROMPTS / f"{name}.txt").read_text(encoding="utf-8"))[:300]
-        for step in llm.stream(given, 48, strategy, options, SamplingParams(seed=seed), ignore_eos=True):
+        for step in llm.stream(
+            prompt_of(name, 300), 48, strategy, options, SamplingParams(seed=seed), ignore_eos=True
+        ):
             accepted.append(step.accepted)
     rates = 96 / len(accepted), sum(count > 0 for count in accepted) / len(accepted)
     print(f"{strategy} {options}: {rates[0]:.2f} tokens a step, first draft right {rates[1]:.2f}")
