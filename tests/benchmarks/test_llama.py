@@ -112,7 +112,7 @@ def test_one_file_is_never_two_types(program: Path, file: Path) -> None:
     for preset in specs.PRESETS:
         rows = spec.rows(preset, {"dtype": ["float32", "bfloat16", "int8"], "prompts": "novels"})
         assert rows == spec.rows(preset, {})
-    assert len(specs.load("rates").rows("cpu", {"dtype": ["float32", "bfloat16", "int8"]})) == 3 * 3
+    assert len(specs.load("rates").rows("cpu", {"dtype": ["float32", "bfloat16", "int8"]})) == 3 * 4
 
 
 @pytest.mark.slow
