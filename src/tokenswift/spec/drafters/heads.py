@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import DraftModel, TokenSequence
+from tokenswift.kernels.weights import Packed
 from tokenswift.kv.pages import to_device
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import RefusedRow
@@ -82,7 +83,8 @@ class HeadLevels:
             if heads.own_lm_heads:
                 return states, heads.own_logits(head, states)
             return states, self.vocabulary.project(heads.normed(head, states))
-        step, rows = self._steps[min(head, len(self._steps) - 1)], self.vocabulary.rows
+        step = self._steps[min(head, len(self._steps) - 1)]
+        rows = [part for part in self.vocabulary.rows if isinstance(part, Packed)]  # or dense
         states, logits = step.level(states, self._base, self._embeds(last), head == 0, rows)
         return states, logits if rows else self.vocabulary.project(states)
 
