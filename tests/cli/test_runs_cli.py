@@ -210,7 +210,8 @@ def test_out_of_memory(
         self.target.forward = failing  # type: ignore[method-assign]
         return real(self, request)
 
-    argv = ("generate", "hello", "--model", tiny, *LENGTH, "--run-dir", "run", "--quiet")
+    plain = ("--strategy", "autoregressive")  # a pass a token, however busy the machine is
+    argv = ("generate", "hello", "--model", tiny, *LENGTH, *plain, "--run-dir", "run", "--quiet")
     with monkeypatch.context() as patch:
         patch.setattr(LLM, "start", start)
         done = cli(*argv)
