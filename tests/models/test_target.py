@@ -192,3 +192,19 @@ def test_the_backend_of_a_model(tiny_folder: Callable[..., Path], tmp_path: Path
             LLM(tiny_folder(), device="cpu", **how)  # type: ignore[arg-type]
         with pytest.raises(InputError, match=f"{next(iter(how))} is '.*; valid: auto, "):
             LLM.from_model(tiny_model("llama"), **how)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("change", ["eps", "scale"])
+def test_layers_that_are_not_as_their_config_says_run_by_their_own_forward(change: str) -> None:
+    model = tiny_model("llama")
+    layer = model.model.layers[1]
+    if change == "eps":
+        layer.input_layernorm.variance_epsilon = 0.5
+    else:
+        layer.self_attn.scaling *= 2
+    tokens = _text(20)
+    llm = LLM.from_model(model, heads=None)
+    assert isinstance(llm.target, GenericTarget)
+    cache = llm.target.new_cache(64)
+    logits = llm.target.logits(llm.target.prefill(tokens, cache).hidden[-1:])[0]
+    torch.testing.assert_close(logits, _eager(model, tokens)[-1], **TOLERANCE)

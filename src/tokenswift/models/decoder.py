@@ -55,6 +55,7 @@ def unfit(model: Any) -> str | None:
         return f"its activation is {config.hidden_act}"
     if type(model.lm_head) is not nn.Linear or type(model.model.embed_tokens) is not nn.Embedding:
         return "its embedding or LM head is no plain layer"
+    layout = layout_of(config)
     for layer in model.model.layers:
         attn, mlp = layer.self_attn, layer.mlp
         linears = (
@@ -72,6 +73,10 @@ def unfit(model: Any) -> str | None:
             return "its weights have several types"
         if any(linear.in_features % 2 for linear in linears):
             return "a projection has an odd width"
+        if (layer.input_layernorm.variance_epsilon, attn.scaling) != (layout.eps, layout.scale):
+            return "its layers are not as its config says"
+    if model.lm_head.out_features != layout.vocab_size:
+        return "its LM head is not as its config says"
     if model.lm_head.weight.dtype not in TYPES:
         return f"its weights are {model.lm_head.weight.dtype}"
     if 2 * len(getattr(model.model.rotary_emb, "inv_freq", ())) != head_width(config):
