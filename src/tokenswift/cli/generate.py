@@ -190,7 +190,12 @@ def settings_from(args: argparse.Namespace) -> dict[str, Any]:
         raise InputError(
             f"loop_patterns is {','.join(map(str, patterns))}; valid: three integers MIN,MAX,COUNT"
         )
-    loop = LoopOptions(*patterns)
+    try:
+        loop = LoopOptions(*patterns)
+    except InputError as error:
+        raise InputError(
+            f"loop_patterns is {','.join(map(str, patterns))}: {error}", "loop_patterns"
+        ) from error
     if "" in args.stop:
         raise InputError("stop is ''; valid: text of at least one character")
     options.check_model_options(args)
