@@ -18,10 +18,7 @@ from tokenswift.checks import (
     shown,
 )
 from tokenswift.types import InputError
-from tokenswift.words import (
-    OnLoop,
-    words,
-)
+from tokenswift.words import OnLoop, words
 
 API_KEY = "TOKENSWIFT_API_KEY"
 

@@ -252,6 +252,37 @@ def test_plain_steps_are_frequent_while_their_price_decides() -> None:
     assert close[:72].count(PLAIN) == 8 and close[72:].count(PLAIN) <= 1 and clear.count(PLAIN) <= 2
 
 
+def test_a_plain_decision_is_held_until_a_mode_is_due() -> None:
+    """For seven steps at most; for none while prices are in doubt, heads draft or other texts are there."""
+    control, _ = simulate(0.02, 400, 300, random.Random(1))
+    assert control.current == PLAIN
+    control._trial, step = None, control._step
+    control.modes[HIDDEN].next_trial = control.modes[PARTIAL].next_trial = step + 100
+    assert (control.hold(), control._step) == (7, step + 7)
+    control.modes[HIDDEN].next_trial = step + 11
+    assert (control.hold(), control._step) == (3, step + 10)
+    control.costs.doubtful = True
+    assert control.hold() == 0
+    control.costs.doubtful, control.current = False, HIDDEN
+    assert control.hold() == 0
+    control.current = PLAIN
+    control.join(BatchLoad(3, 0, 3.0), 300)
+    assert control.hold() == 0
+
+
+def test_matches_of_the_text_end_a_held_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is decided of a plain text but in the first step; what repeats is drafted all the same."""
+    monkeypatch.setattr(LLM, "costs", lambda self, low=None: REAL)
+    monkeypatch.setattr(Costs, "observe", lambda *args: None)
+    monkeypatch.setattr(Control, "hold", lambda self: 10**6)
+    llm = LLM.from_model(tiny_model("llama"), heads=None)
+    greedy = SamplingParams(greedy=True, repetition_penalty=1.0)
+    steps = list(llm.stream([5, 6, 7] * 3 + [9], 120, "auto", sampling=greedy, ignore_eos=True))
+    assert sum(step.accepted for step in steps) > 8
+    plain = llm.generate([5, 6, 7] * 3 + [9], 120, "autoregressive", sampling=greedy, ignore_eos=True)
+    assert [token for step in steps for token in step.token_ids] == plain.token_ids
+
+
 def test_expectations_are_corrected_by_what_came_of_them() -> None:
     """Of half a token a step, expected for 64 steps, none came; eight tokens count for the expectation."""
     mode = _Mode(1.5, 2, 0.0)

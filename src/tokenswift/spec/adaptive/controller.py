@@ -225,17 +225,14 @@ class Control:
             self._trial = None
 
     def _open(self, name: str, context: int) -> bool:
-        if name in self._dropped:
-            return False
         offer = self.offers.get(name)
-        return offer is None or not offer.least or context > offer.least
+        return name not in self._dropped and (offer is None or not offer.least or context > offer.least)
 
     def _loads(self, name: str) -> bool:
         return name in self.offers and self.offers[name].loads
 
     def _repays(self, name: str, rates: Mapping[str, float], context: int) -> bool:
-        """Whether what is left of the text is long enough for a mode to repay the loading of its cache, and
-        its trial."""
+        """Whether what is left of the text repays the loading of a mode's cache, and its trial."""
         if self.left is None or name == self.current or not self._loads(name):
             return True
         load, plain = self.modes[name].load_ms, self.plain_ms(context)
