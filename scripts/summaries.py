@@ -58,8 +58,8 @@ def _of(name: str, rows: list[Row], default: bool) -> list[Line]:
 
 
 def paper(parts: list[dict[str, Any]]) -> Table:
-    """The paper's tables and figures, a line each: its claim, tokens a step by way of drafting, and the speed of
-    adaptive drafting over plain decoding."""
+    """The paper's tables and figures, a line each: its claim, tokens a step by way of drafting, and the speed
+    of adaptive drafting over plain decoding."""
     lines = []
     for part in parts:
         rows = [row for group in part["groups"] for row in group["rows"]]

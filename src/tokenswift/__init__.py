@@ -25,13 +25,23 @@ TYPE_CHECKING = False  # typing's own, without the import
 if TYPE_CHECKING:
     from tokenswift.config import LoopOptions, SamplingParams
     from tokenswift.engine.llm import LLM
+    from tokenswift.engine.request import Request
     from tokenswift.engine.resume import resume
+    from tokenswift.engine.scheduler import Scheduler
     from tokenswift.engine.stream import Stream
-    from tokenswift.method_options import MagicDecOptions, MedusaOptions, TokenSwiftOptions, TriForceOptions
+    from tokenswift.engine.ticket import Ticket
+    from tokenswift.method_options import (
+        AutoOptions,
+        MagicDecOptions,
+        MedusaOptions,
+        TokenSwiftOptions,
+        TriForceOptions,
+    )
     from tokenswift.types import Generation, InputError, Logprob, Loop, Metrics, RunError, Step
 
 __all__ = [
     "LLM",
+    "AutoOptions",
     "Generation",
     "InputError",
     "Logprob",
@@ -40,10 +50,13 @@ __all__ = [
     "MagicDecOptions",
     "MedusaOptions",
     "Metrics",
+    "Request",
     "RunError",
     "SamplingParams",
+    "Scheduler",
     "Step",
     "Stream",
+    "Ticket",
     "TokenSwiftOptions",
     "TriForceOptions",
     "__version__",
@@ -52,9 +65,18 @@ __all__ = [
 _MODULES = {
     "config": ("LoopOptions", "SamplingParams"),
     "engine.llm": ("LLM",),
+    "engine.request": ("Request",),
     "engine.resume": ("resume",),
+    "engine.scheduler": ("Scheduler",),
     "engine.stream": ("Stream",),
-    "method_options": ("MagicDecOptions", "MedusaOptions", "TokenSwiftOptions", "TriForceOptions"),
+    "engine.ticket": ("Ticket",),
+    "method_options": (
+        "AutoOptions",
+        "MagicDecOptions",
+        "MedusaOptions",
+        "TokenSwiftOptions",
+        "TriForceOptions",
+    ),
     "types": ("Generation", "InputError", "Logprob", "Loop", "Metrics", "RunError", "Step"),
 }
 
