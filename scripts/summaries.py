@@ -31,7 +31,7 @@ def headline(rows: list[Row]) -> Table:
         if line["variant"] == "prose":
             named.append((f"tokenswift, plain, {line['dtype']}", line, "plain"))
     for line in ours:
-        named.append((f"tokenswift, automatic, {line['variant']}, {line['dtype']}", line, "auto"))
+        named.append((f"tokenswift, adaptive, {line['variant']}, {line['dtype']}", line, "auto"))
     return _table(named, "tokens a second", _bests(theirs), [*theirs, *ours], DEFAULT_WORDS)
 
 
