@@ -32,6 +32,14 @@ _LIMITS = {"max_lexer_states": 50_000, "verbose_errors": False}  # of about 2 KB
 _VALID = "a schema or grammar that llguidance knows (see docs/grammars.md)"
 
 
+class NoMask(RunError):
+    """A grammar gives no mask; its arguments are the position and the reason."""
+
+    def __str__(self) -> str:
+        position, reason = self.args
+        return f"the grammar gives no mask for position {position} ({reason})"
+
+
 class Grammars:
     """Compiles grammars for one model, and keeps the latest ones.
 
@@ -66,7 +74,7 @@ class Grammars:
                 if len(self._matchers) > _KEPT:
                     self._matchers.popitem(last=False)
             self._matchers.move_to_end(key)
-            return Masks(matcher.deep_copy(), self._tokenizer(ends), start, ends)
+            return Masks(matcher.deep_copy, self._tokenizer(ends), start, ends)
 
     def _tokenizer(self, ends: tuple[int, ...]) -> Any:
         from llguidance import LLTokenizer
@@ -119,7 +127,7 @@ class Masks:
     """The tokens that a grammar allows after each context of one text, which only grows.
 
     Args:
-        matcher: an `llguidance.LLMatcher` that has consumed nothing.
+        new: gives an `llguidance.LLMatcher` that has consumed nothing.
         tokenizer: its `llguidance.LLTokenizer`.
         start: tokens of the prompt.
         ends: tokens that end a text, whatever the grammar; no matcher consumes one.
@@ -128,29 +136,42 @@ class Masks:
         tokenizer, ends: as given.
     """
 
-    def __init__(self, matcher: Any, tokenizer: Any, start: int, ends: Sequence[int]) -> None:
-        self._matcher, self.tokenizer, self.ends = matcher, tokenizer, ends
-        self._at = start  # tokens of the text that are committed
+    def __init__(self, new: Callable[[], Any], tokenizer: Any, start: int, ends: Sequence[int]) -> None:
+        self._new, self.tokenizer, self.ends = new, tokenizer, ends
+        self._matcher = new()
+        self._start = self._at = start  # tokens of the text that are committed: up to `_at`
         self._after: list[int] = []  # what the matcher has consumed behind them
-        self._made: dict[tuple[int, ...], Tensor | None] = {}  # by path
+        self._made: dict[tuple[int, ...], Tensor | NoMask | None] = {}  # by path
 
     def allowed(self, history: list[int], path: Sequence[int]) -> Bool[Tensor, " V"] | None:
         """The tokens that may follow ``history + path``, on the CPU; None where the path leaves the grammar
         or the text has ended.
 
         Raises:
-            RunError: ``history`` leaves the grammar, or llguidance's limits are reached.
+            NoMask: llguidance's limits are reached there, or ``history`` leaves the grammar.
         """
         self._commit(history)
         key = tuple(path)
         if key not in self._made:
-            self._made[key] = self._computed(path)
-        return self._made[key]
+            self._made[key] = self._computed(history, path)
+        found = self._made[key]
+        if isinstance(found, NoMask):
+            raise found
+        return found
 
     def accepts(self, history: list[int], path: Sequence[int], token: int) -> bool:
-        """Whether ``token`` may follow ``history + path``."""
-        mask = self.allowed(history, path)
-        return mask is not None and bool(mask[token])
+        """Whether ``token`` may follow ``history + path``, as far as that is known without a mask."""
+        self._commit(history)
+        known = self._made.get(tuple(path))
+        if isinstance(known, Tensor):
+            return bool(known[token])
+        if not self._go_to(path):
+            fits = False
+        elif token in self.ends:
+            fits = self._matcher.is_accepting()
+        else:
+            fits = self._matcher.validate_tokens([token]) == 1
+        return self._error(history) is None and fits
 
     def forced(self, history: list[int]) -> tuple[list[int], int]:
         """Tokens of the text that has to come after ``history``, and how many of them are certain: the others
@@ -160,7 +181,8 @@ class Masks:
         matcher = self._matcher
         tokens: list[int] = matcher.compute_ff_tokens()
         forced: bytes = matcher.compute_ff_bytes()
-        self._check()
+        if self._error(history) is not None:
+            return [], 0
         sure = len(tokens)
         rest = forced[len(self.tokenizer.decode_bytes(tokens)) :] if tokens else forced
         if rest:
@@ -200,14 +222,14 @@ class Masks:
         """Take in what came since the last call.
 
         Raises:
-            RunError: it leaves the grammar.
+            NoMask: it leaves the grammar.
         """
         new = history[self._at :]
         if not new:
             return
         if not self._go_to(new):
-            self._check()
-            raise RunError(f"the text leaves its grammar after {self._at + len(self._after)} tokens")
+            place = self._at + len(self._after)
+            raise NoMask(place, _line(self._matcher.get_error() or "the text leaves the grammar"))
         self._at += len(new)
         self._after, self._made = [], {}
 
@@ -230,21 +252,21 @@ class Masks:
         self._after += rest[:took]
         return len(self._after) == len(path)
 
-    def _computed(self, path: Sequence[int]) -> Tensor | None:
+    def _computed(self, history: list[int], path: Sequence[int]) -> Tensor | NoMask | None:
         if not self._go_to(path):
-            self._check()
-            return None
+            return self._error(history)
         bias = self._matcher.compute_logit_bias()
-        self._check()
-        return torch.frombuffer(bytearray(bias), dtype=torch.uint8) != 0
+        return self._error(history) or torch.frombuffer(bytearray(bias), dtype=torch.uint8) != 0
 
-    def _check(self) -> None:
-        """Raise RunError where the matcher can do no more."""
-        if self._matcher.is_error():
-            place = self._at + len(self._after)
-            raise RunError(
-                f"the grammar gives no mask for position {place} ({_line(self._matcher.get_error())})"
-            )
+    def _error(self, history: list[int]) -> NoMask | None:
+        """What keeps the matcher from going on, if anything does. One like that is spoilt: another one takes
+        its place, since the path may be a draft that no text follows."""
+        if not self._matcher.is_error():
+            return None
+        found = NoMask(self._at + len(self._after), _line(self._matcher.get_error()))
+        self._matcher, self._after = self._new(), []
+        self._matcher.try_consume_tokens(history[self._start : self._at])
+        return found
 
 
 def _hidden(row: Float[Tensor, " S"], mask: Bool[Tensor, " S"]) -> Float[Tensor, " S"]:
