@@ -65,7 +65,8 @@ def losses(text: list[int], position: int, p: SamplingParams, rules: TextRules) 
         if n >= p.dry_allowed_length:
             more = p.dry_multiplier * p.dry_base ** (n - p.dry_allowed_length)
             lost[token] = lost.get(token, 0.0) + more
-    for *begun, last in rules.words:
+    for word in rules.words:
+        begun, last = list(word[:-1]), word[-1]
         if not begun or (position == len(text) and text[len(text) - len(begun) :] == begun):
             lost[last] = float("inf")
     if position - rules.start < p.min_tokens:

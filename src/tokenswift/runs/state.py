@@ -116,13 +116,9 @@ class RunState:
         if self.tokens and self.tokens[-1] in identity.eos:
             return "eos"
         stops = [ids for ids in identity.stop if isinstance(ids, list)]
-        if (
-            len(self.tokens) > (identity.sampling.get("min_tokens") or 0)
-            and any(  # type: ignore[operator]
-                self.tokens[-len(ids) :] == ids for ids in stops
-            )
-        ):
-            return "stop"
+        if any(self.tokens[-len(ids) :] == ids for ids in stops):
+            if len(self.tokens) > sampling_named(identity.sampling).min_tokens:
+                return "stop"
         if on_loop == "stop" and self._stopped_by_loop():
             return "loop"
         return "length" if len(self.tokens) >= most else None
