@@ -8,12 +8,16 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from tokenswift.checks import check_choice, check_integer, check_text, meant
+from tokenswift.checks import check_choice, check_integer, meant
 from tokenswift.config import (
+    MOST_LETTERS,
+    MOST_TEXTS,
     ON_LOOP,
     LoopOptions,
     SamplingParams,
+    Texts,
     check_flag,
+    check_texts,
     given_options,
     integer_of,
     sampling_over,
@@ -43,6 +47,16 @@ class SamplingFields(TypedDict, total=False):
     penalty_window: int
     seed: int
     greedy: bool
+    presence_penalty: float
+    frequency_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_range: int
+    dry_breakers: Sequence[str | Sequence[int]]
+    logit_bias: Mapping[int, float]
+    min_tokens: int
+    bad_words: Sequence[str | Sequence[int]]
     grammar: Grammar | None
 
 
@@ -51,7 +65,7 @@ class GenerateOptions(SamplingFields, total=False):
     defaults are those of :class:`Request`."""
 
     ignore_eos: bool
-    stop: str | Sequence[str]
+    stop: str | Sequence[str | Sequence[int]]
     on_loop: OnLoop | str
     loop: LoopOptions | None
     run_dir: str | os.PathLike[str] | None
@@ -99,7 +113,7 @@ class Request:
     strategy_options: Any = None  # names and values, or the strategy's dataclass
     sampling: SamplingParams = SamplingParams()
     ignore_eos: bool = False
-    stop: str | Sequence[str] = ()
+    stop: str | Sequence[str | Sequence[int]] = ()  # texts, or token ids
     on_loop: str = "report"
     loop: LoopOptions | None = None
     run_dir: str | os.PathLike[str] | None = None
@@ -161,12 +175,7 @@ class Request:
             for name, value in (("acceptance", "published"), ("ignore_eos", True)):
                 if value == getattr(self.options if name == "acceptance" else self, name, None):
                     raise InputError(f"{name} is {value} beside a grammar; valid: one of the two", name)
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        if not isinstance(stop, list | tuple) or not all(isinstance(text, str) and text for text in stop):
-            raise InputError(
-                f"stop is {shown(self.stop)}; valid: text, or a list of texts, none of them empty"
-            )
-        self._keep("stop", tuple(check_text("stop", text) for text in stop))
+        self._keep("stop", check_stop(self.stop))
         check_callback("on_progress", self.on_progress)
         if self.run_dir is not None:
             if not isinstance(self.run_dir, str | os.PathLike):
@@ -192,6 +201,25 @@ class Request:
 
     def _keep(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+
+def check_stop(value: object) -> Texts:
+    """What ends a text.
+
+    Raises:
+        InputError: something else than texts and lists of token ids.
+    """
+    try:
+        return check_texts("stop", value)
+    except InputError as error:
+        if "surrogate" in str(error):
+            raise
+        raise InputError(
+            f"stop is {shown((value,) if isinstance(value, str) else value)}; valid: text, or a list of "
+            f"texts or lists of token ids, none of them empty, at most {MOST_TEXTS:,} of up to "
+            f"{MOST_LETTERS:,}",
+            "stop",
+        ) from None
 
 
 def _check_made(name: str, value: object, kind: type, example: str) -> None:
