@@ -6,12 +6,12 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import Field, asdict, fields
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
 from tokenswift.checks import check_choice, check_integer
-from tokenswift.config import SamplingParams, shown
+from tokenswift.config import SamplingParams, settings_of, shown
 from tokenswift.method_options import OPTIONS, build_options
 from tokenswift.sampling.presets import FIELDS, sampler
 from tokenswift.types import InputError
@@ -120,7 +120,7 @@ def resolve(
         "options": {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()},
         **{k: merged[k] for k in named},
         **{k: merged[k] for k in LATER if merged[k] != DEFAULTS[k]},
-        "sampling": asdict(params),
+        "sampling": settings_of(params),
         "points": list(points),
         "reach": merged["reach"],
         **({"measured": merged["measured"]} if merged["reach"] == "text" else {}),

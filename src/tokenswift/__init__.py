@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tokenswift.engine.scheduler import Scheduler
     from tokenswift.engine.stream import Stream
     from tokenswift.engine.ticket import Ticket
+    from tokenswift.grammar import Grammar
     from tokenswift.method_options import (
         AutoOptions,
         MagicDecOptions,
@@ -43,6 +44,7 @@ __all__ = [
     "LLM",
     "AutoOptions",
     "Generation",
+    "Grammar",
     "InputError",
     "Logprob",
     "Loop",
@@ -70,6 +72,7 @@ _MODULES = {
     "engine.scheduler": ("Scheduler",),
     "engine.stream": ("Stream",),
     "engine.ticket": ("Ticket",),
+    "grammar": ("Grammar",),
     "method_options": (
         "AutoOptions",
         "MagicDecOptions",

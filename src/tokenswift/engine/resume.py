@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tokenswift.checks import named_arguments
-from tokenswift.config import LoopOptions, SamplingParams, shown
+from tokenswift.config import LoopOptions, sampling_named, shown
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.request import Request, check_callback
 from tokenswift.method_options import names_of
@@ -77,7 +77,7 @@ def request_of(
         max_new_tokens=session.max_new_tokens if max_new_tokens is None else max_new_tokens,
         strategy=strategy,
         strategy_options=options,
-        sampling=SamplingParams(**identity.sampling),  # type: ignore[arg-type]
+        sampling=sampling_named(identity.sampling),
         ignore_eos=session.ignore_eos,
         stop=tuple(identity.stop),
         on_loop=on_loop or session.on_loop,
