@@ -18,6 +18,7 @@ from tokenswift.engine.request import MOST_LOGPROBS, Request
 from tokenswift.loader.prompts import Prompt
 from tokenswift.method_options import tree_nodes
 from tokenswift.serve.errors import CLOSED, in_words_of
+from tokenswift.serve.forms import Formed
 from tokenswift.serve.limits import check_body, check_nodes, check_passes, check_prompt, check_tokens
 from tokenswift.serve.settings import Settings
 from tokenswift.spec.drafters.lookup import LENGTH
@@ -33,8 +34,6 @@ _WITHOUT: dict[str, tuple[Any, ...]] = {
     "logit_bias": (None, {}),
     "tools": (None, []),
     "functions": (None, []),
-    "response_format": (None, {"type": "text"}),
-    "text": (None, {}, {"format": {"type": "text"}}),
     "best_of": (None, 1),
     "echo": (None, False),
     "suffix": (None, ""),
@@ -66,7 +65,7 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class Body(BaseModel):
+class Body(Formed):
     """What all bodies have in common.
 
     Attributes:
@@ -152,7 +151,9 @@ class Body(BaseModel):
             check_prompt(prompt, longest, self.asked)
         made: list[Request] = []
         for prompt in prompts:
-            sampling = self._sampling(llm.default_sampling(prompt), seed)
+            sampling = replace(self._sampling(llm.default_sampling(prompt), seed), grammar=self.grammar())
+            if sampling.grammar is not None:
+                llm.grammars.masks(sampling.grammar, 0)  # compiled here, or refused
             ids = llm.encode(prompt)
             if longest is not None:
                 check_tokens(len(ids), longest, self.asked)
