@@ -10,8 +10,8 @@ SERVING = (
     Defect(
         "server: a client that is gone does not cancel",
         "serve/answers.py",
-        "            self._stop(answer, GONE)\n        self._shed()",
-        "            pass\n        self._shed()",
+        "            self._stop(answer, GONE)\n        self.shelf.shed()",
+        "            pass\n        self.shelf.shed()",
         (f"{GOING_ON}::test_a_client_that_is_gone_ends_the_steps",),
     ),
     Defect(
@@ -37,9 +37,9 @@ SERVING = (
     ),
     Defect(
         "server: starting_after is off by one",
-        "serve/wire.py",
-        "answer.follow(max(0, after - BEFORE), ping)",
-        "answer.follow(max(0, after - BEFORE - 1), ping)",
+        "serve/response.py",
+        "numbers.newest += first",
+        "numbers.newest += max(0, first - 1)",
         (f"{OPENAI}::test_a_stream_is_taken_up_at_every_place",),
     ),
     Defect(
@@ -73,8 +73,8 @@ SERVING = (
     Defect(
         "server: log-probabilities of a stream begin with the text's",
         "serve/wire.py",
-        '"logprobs": logprobs(answer, part, start, end)',
-        '"logprobs": logprobs(answer, part, 0, end)',
+        "logprobs(answer, part, start, end)",
+        "logprobs(answer, part, 0, end)",
         (f"{OPENAI}::test_logprobs_of_a_chat",),
     ),
     Defect(

@@ -415,12 +415,12 @@ class LLM:
         """Whether prompts can be chat messages."""
         return has_template(self.source.codec)
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
         """Token ids of a prompt as `generate` takes it: of a text with the tokenizer's special tokens, of
-        chat messages by the model's template, up to where the answer begins."""
+        chat messages by the model's template, up to where the answer begins; ``tools`` are given to it."""
         self._check_open()
         check_prompt(prompt)
-        return prompt_ids(prompt, self.source.codec, self.target.vocab_size)
+        return prompt_ids(prompt, self.source.codec, self.target.vocab_size, tools=tools)
 
     @property
     def generation_config(self) -> Any:
