@@ -17,6 +17,7 @@ from tokenswift.checks import (
     named_errors,
     shown,
 )
+from tokenswift.grammar import Grammar
 from tokenswift.types import InputError
 from tokenswift.words import OnLoop, words
 
@@ -59,6 +60,8 @@ class SamplingParams:
         seed: 0 or more: same seed, same text, whatever the strategy; the noise is a pure function of it, the
             position and the token
         greedy: take the likeliest token, after the penalty; no noise, and no filter, whatever else is given
+        grammar: what the text has to be like, a `Grammar`: no token that it does not allow is chosen, and the
+            text ends where it does; None is any text
     """
 
     temperature: float = 1.0
@@ -70,6 +73,7 @@ class SamplingParams:
     penalty_window: int = 1024
     seed: int = 0
     greedy: bool = False
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         about = "0 (greedy decoding), or from 1e-30 to 1e30"
@@ -86,6 +90,7 @@ class SamplingParams:
         check_whole(self, "penalty_window", 1)
         check_whole(self, "seed", 0, "an integer from 0 to 2^63 - 1")
         keep_field(self, "greedy", check_flag("greedy", self.greedy))
+        keep_field(self, "grammar", Grammar.of(self.grammar))  # a journal has its record
         if self.temperature == 0:  # one way to say it: nothing divides by zero, and equal settings are equal
             keep_field(self, "greedy", True)
             keep_field(self, "temperature", 1.0)

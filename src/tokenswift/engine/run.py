@@ -81,6 +81,9 @@ class Run:
         llm.check_room(len(self.prompt) + request.max_new_tokens)
         self.max_new_tokens = request.max_new_tokens
         self.sampler = self.target.sampler(self.sampling)
+        if self.sampling.grammar is not None:
+            self.sampler.masks = llm.grammars.masks(self.sampling.grammar, len(self.prompt))
+            self.sampler.later = None  # a mask needs the tokens before it
         self.strategy = STRATEGIES[request.strategy].build(llm, options, self.sampler)
         self.heads, self.draft_source = drafts_from(llm, request.strategy, options)
         if request.renamed:

@@ -47,7 +47,7 @@ class Identity(Strict):
     adapter: Adapter | None
     tokenizer: Word | None
     rope: Word
-    sampling: dict[str, bool | int | float]
+    sampling: dict[str, bool | int | float | dict[str, str] | None]
     eos: list[Token]
     stop: list[Annotated[str, Meta(min_length=1)]]
     acceptance: Literal["exact", "published"]
@@ -56,6 +56,7 @@ class Identity(Strict):
     kv_cache_dtype: Word | None = None
 
     def __post_init__(self) -> None:
+        self.sampling.setdefault("grammar", None)  # journals from before there were grammars
         made = asdict(SamplingParams(**self.sampling))  # type: ignore[arg-type]
         if missing := made.keys() - self.sampling.keys():
             raise ValueError(f"sampling lacks {', '.join(sorted(missing))}")

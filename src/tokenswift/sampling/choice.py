@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
+from tokenswift.sampling.masks import Masks
 from tokenswift.sampling.noise import Noise
 from tokenswift.sampling.ranking import Asked, LaterRanker, LogitRows, Ranked, Ranker
 from tokenswift.types import Logprob, RunError
@@ -203,7 +204,10 @@ class Sampler:
 
     Attributes:
         later: the ranker, where its answers can be waited for together.
+        masks: of the grammar that the text has to follow.
     """
+
+    masks: Masks | None = None
 
     def __init__(
         self,
@@ -238,6 +242,13 @@ class Sampler:
         Args:
             positions: the position that each row predicts; by default the one after its context.
         """
+        if self.masks is not None:
+            logits = self.masks.masked(logits, history, paths, positions)
+        return self._processed(logits, history, paths, positions)
+
+    def _processed(
+        self, logits: Tensor, history: list[int], paths: list[list[int]], positions: list[int] | None
+    ) -> Tensor:
         return processed(self._penalised(logits.to(torch.float32), history, paths, positions), self.params)
 
     def _penalised(
@@ -307,13 +318,15 @@ class Sampler:
         Raises:
             RefusedRow: the logits hold NaN or an infinite maximum.
         """
+        if self.masks is not None:
+            rows = self.masks.rows(rows)
         if self.ranker is not None:
             found = self.ranker.rank(rows)
             if isinstance(found, int):
                 raise _refused(rows.logits[found], rows.positions[found])
             return found
         logits = rows.logits if rows.subset is None else rows.subset.spread(rows.logits)
-        scores = self.scores(logits, rows.history, rows.paths, rows.positions)
+        scores = self._processed(logits, rows.history, rows.paths, rows.positions)
         coupled = rows.coupled and not self.params.greedy
         if self._sparse:
             return [

@@ -70,7 +70,10 @@ def training_part(
 
 def _law(sampling: SamplingParams) -> dict[str, Any]:
     """The fields of a sampler that its distribution depends on."""
-    return {**asdict(sampling), "seed": 0, "penalty_window": sampling.window}
+    if sampling.grammar is not None:
+        raise InputError("sampling has a grammar; valid: none, where heads and draft models learn", "grammar")
+    made = {name: value for name, value in asdict(sampling).items() if name != "grammar"}
+    return {**made, "seed": 0, "penalty_window": sampling.window}
 
 
 def refuse_other(folder: Path, known: dict[str, Any], mine: dict[str, Any]) -> None:
