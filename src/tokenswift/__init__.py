@@ -23,7 +23,9 @@ _atexit.register(_gc.freeze)
 
 TYPE_CHECKING = False  # typing's own, without the import
 if TYPE_CHECKING:
+    from tokenswift.chat.reply import Reply, ToolCall
     from tokenswift.config import LoopOptions, SamplingParams
+    from tokenswift.engine.async_llm import AsyncLLM, AsyncStream
     from tokenswift.engine.llm import LLM
     from tokenswift.engine.resume import resume
     from tokenswift.engine.stream import Stream
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
+    "AsyncStream",
     "Generation",
     "Grammar",
     "InputError",
@@ -42,17 +46,21 @@ __all__ = [
     "MagicDecOptions",
     "MedusaOptions",
     "Metrics",
+    "Reply",
     "RunError",
     "SamplingParams",
     "Step",
     "Stream",
     "TokenSwiftOptions",
+    "ToolCall",
     "TriForceOptions",
     "__version__",
     "resume",
 ]
 _MODULES = {
+    "chat.reply": ("Reply", "ToolCall"),
     "config": ("LoopOptions", "SamplingParams"),
+    "engine.async_llm": ("AsyncLLM", "AsyncStream"),
     "engine.llm": ("LLM",),
     "engine.resume": ("resume",),
     "engine.stream": ("Stream",),
