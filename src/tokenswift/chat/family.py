@@ -74,7 +74,11 @@ class Family:
             lines.append(r'TEXT: /(.|\n)*/ & ~/[ \t\r\n]*\{[ \t\r\n]*"name"(.|\n)*/')
         lines.append(f"call: ({' | '.join(names)}) {_quoted('}' + self.closing)}")
         for name, tool in zip(names, tools.callable, strict=True):
-            lines.append(f"{name}: {_quoted(self._head(tool.name))} {_json(tool.bound)}")
+            head = _quoted(self._head(tool.name))
+            if schema is not None:  # a word each, as schemas have them: a longer one would hide these
+                words = ("{", '"name"', ": ", json.dumps(tool.name), ", ", json.dumps(self.key), ": ")
+                head = " ".join(map(_quoted, words))
+            lines.append(f"{name}: {head} {_json(tool.bound)}")
         return "\n".join(lines) + "\n"
 
     def _head(self, name: str) -> str:

@@ -64,7 +64,7 @@ class AsyncStream(AsyncIterator[Step]):
         loop = asyncio.get_running_loop()
         making = loop.run_in_executor(None, self._submit)
         try:
-            self._ticket = await asyncio.shield(making)
+            ticket = self._ticket = await asyncio.shield(making)
         except asyncio.CancelledError:  # a ticket that comes too late is not wanted
             making.add_done_callback(_cancelled)
             raise
@@ -73,7 +73,7 @@ class AsyncStream(AsyncIterator[Step]):
             with suppress(RuntimeError):  # the loop is closed: nobody reads any more
                 loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-        self._ticket.on_event(tell)
+        ticket.on_event(tell)
 
     @property
     def result(self) -> Generation:
