@@ -100,8 +100,9 @@ def test_a_client_that_is_gone_ends_the_steps(start: Start, slowed: Any, path: s
     server = start(llm)
     slow.pause = 0.03
     fields = {"/v1/responses": "input", "/v1/completions": "prompt"}
-    body: dict[str, Any] = {"stream": stream, "max_tokens": 900, "max_output_tokens": 900}
-    body |= {"seed": 1, "tokenswift": {"ignore_eos": True}}
+    length = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    body: dict[str, Any] = {"stream": stream, length: 900, "seed": 1}
+    body |= {"tokenswift": {"ignore_eos": True}}
     body |= (
         {fields[path]: "hello"} if path in fields else {"messages": [{"role": "user", "content": "hello"}]}
     )
