@@ -8,12 +8,16 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from tokenswift.checks import check_choice, check_integer, check_text, meant
+from tokenswift.checks import check_choice, check_integer, meant
 from tokenswift.config import (
+    MOST_LETTERS,
+    MOST_TEXTS,
     ON_LOOP,
     LoopOptions,
     SamplingParams,
+    Texts,
     check_flag,
+    check_texts,
     given_options,
     integer_of,
     sampling_over,
@@ -22,7 +26,7 @@ from tokenswift.config import (
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import Prompt
-from tokenswift.method_options import OPTIONS, settled
+from tokenswift.method_options import OPTIONS, build_options
 from tokenswift.models.target import check_model
 from tokenswift.types import InputError, OnProgress
 from tokenswift.words import OnLoop
@@ -43,6 +47,16 @@ class SamplingFields(TypedDict, total=False):
     penalty_window: int
     seed: int
     greedy: bool
+    presence_penalty: float
+    frequency_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_range: int
+    dry_breakers: Sequence[str | Sequence[int]]
+    logit_bias: Mapping[int, float]
+    min_tokens: int
+    bad_words: Sequence[str | Sequence[int]]
     grammar: Grammar | None
 
 
@@ -51,7 +65,7 @@ class GenerateOptions(SamplingFields, total=False):
     defaults are those of :class:`Request`."""
 
     ignore_eos: bool
-    stop: str | Sequence[str]
+    stop: str | Sequence[str | Sequence[int]]
     on_loop: OnLoop | str
     loop: LoopOptions | None
     run_dir: str | os.PathLike[str] | None
@@ -88,7 +102,6 @@ class Request:
 
     Attributes:
         prefilled: the state after the prompt, where that was run already.
-        renamed: "tokenswift" was asked for, and "auto" is what runs; set where the request is made.
 
     Raises:
         InputError: naming the argument, its value and what is valid.
@@ -100,7 +113,7 @@ class Request:
     strategy_options: Any = None  # names and values, or the strategy's dataclass
     sampling: SamplingParams = SamplingParams()
     ignore_eos: bool = False
-    stop: str | Sequence[str] = ()
+    stop: str | Sequence[str | Sequence[int]] = ()  # texts, or token ids
     on_loop: str = "report"
     loop: LoopOptions | None = None
     run_dir: str | os.PathLike[str] | None = None
@@ -108,7 +121,6 @@ class Request:
     on_progress: OnProgress | None = None
     logprobs: int | None = None
     prefilled: Prefilled | None = None
-    renamed: bool = False
 
     @classmethod
     def of(
@@ -136,7 +148,7 @@ class Request:
         wanted = Grammar.of_format(rest.pop("response_format", None))
         for name in rest:
             if name not in GenerateOptions.__annotations__ and name != "prefilled":
-                own = [one.name for one in fields(cls) if one.name not in ("prefilled", "renamed")]
+                own = [one.name for one in fields(cls) if one.name != "prefilled"]
                 known = [*own, "response_format", *SamplingFields.__annotations__]
                 valid = ", ".join(known) + meant(name, known)
                 raise InputError(f"{name!r} is no argument; valid: {valid}", name)
@@ -154,11 +166,7 @@ class Request:
         self._keep("max_new_tokens", check_integer("max_new_tokens", self.max_new_tokens, 1))
         check_choice("on_loop", self.on_loop, ON_LOOP)
         check_choice("strategy", self.strategy, tuple(OPTIONS))
-        strategy, options = settled(self.strategy, self.strategy_options)
-        if strategy != self.strategy:
-            self._keep("renamed", strategy == "auto")
-            self._keep("strategy", strategy)
-            self._keep("strategy_options", options)
+        build_options(OPTIONS[self.strategy], self.strategy, self.strategy_options)
         _check_made("sampling", self.sampling, SamplingParams, "SamplingParams(seed=7)")
         _check_made("loop", self.loop, LoopOptions, "LoopOptions(min_count=4)")
         for name in ("ignore_eos", "drop_damaged"):
@@ -167,12 +175,7 @@ class Request:
             for name, value in (("acceptance", "published"), ("ignore_eos", True)):
                 if value == getattr(self.options if name == "acceptance" else self, name, None):
                     raise InputError(f"{name} is {value} beside a grammar; valid: one of the two", name)
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        if not isinstance(stop, list | tuple) or not all(isinstance(text, str) and text for text in stop):
-            raise InputError(
-                f"stop is {shown(self.stop)}; valid: text, or a list of texts, none of them empty"
-            )
-        self._keep("stop", tuple(check_text("stop", text) for text in stop))
+        self._keep("stop", check_stop(self.stop))
         check_callback("on_progress", self.on_progress)
         if self.run_dir is not None:
             if not isinstance(self.run_dir, str | os.PathLike):
@@ -188,18 +191,35 @@ class Request:
     @property
     def options(self) -> Any:
         """The dataclass of the strategy's options."""
-        return settled(self.strategy, self.strategy_options)[1]
+        return build_options(OPTIONS[self.strategy], self.strategy, self.strategy_options)
 
     @property
     def given(self) -> dict[str, Any]:
         """The strategy's options that were given, by name."""
         values = self.strategy_options or {}
-        if not isinstance(values, Mapping):
-            return given_options(values)
-        return {name: value for name, value in values.items() if hasattr(self.options, name)}
+        return dict(values) if isinstance(values, Mapping) else given_options(values)
 
     def _keep(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+
+def check_stop(value: object) -> Texts:
+    """What ends a text.
+
+    Raises:
+        InputError: something else than texts and lists of token ids.
+    """
+    try:
+        return check_texts("stop", value)
+    except InputError as error:
+        if "surrogate" in str(error):
+            raise
+        raise InputError(
+            f"stop is {shown((value,) if isinstance(value, str) else value)}; valid: text, or a list of "
+            f"texts or lists of token ids, none of them empty, at most {MOST_TEXTS:,} of up to "
+            f"{MOST_LETTERS:,}",
+            "stop",
+        ) from None
 
 
 def _check_made(name: str, value: object, kind: type, example: str) -> None:

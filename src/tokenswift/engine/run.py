@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tokenswift.config import settings_of
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
 from tokenswift.engine.step import PrefillChunk, RunningSequence, advance, prefill
@@ -29,6 +30,7 @@ from tokenswift.ranks import Ranks
 from tokenswift.runs.loop import LoopGuard
 from tokenswift.runs.state import RunState
 from tokenswift.runs.writer import RunWriter, open_run
+from tokenswift.sampling.adjust import rules_of
 from tokenswift.spec.drafters.registry import mark_of, marks
 from tokenswift.spec.methods.table import STRATEGIES, drafts_from
 from tokenswift.types import Generation, InputError, Logprob, Metrics, RunError, Step
@@ -80,21 +82,23 @@ class Run:
             self.ranks.agree("the prompt", self.prompt)
         llm.check_room(len(self.prompt) + request.max_new_tokens)
         self.max_new_tokens = request.max_new_tokens
-        self.sampler = self.target.sampler(self.sampling)
+        self.eos: Collection[int] = () if request.ignore_eos else llm.source.end_tokens()
+        stop = tuple(text for text in request.stop if isinstance(text, str))
+        self.stops = tuple(ids for ids in request.stop if not isinstance(ids, str))
+        self._longest_stop = max(map(len, self.stops), default=1)
+        ends = {*self.eos, *(ids[0] for ids in self.stops if len(ids) == 1)}
+        rules = rules_of(self.sampling, llm.source.codec, self.target.vocab_size, len(self.prompt), ends)
+        self.sampler = self.target.sampler(self.sampling, rules)
         if self.sampling.grammar is not None:
             self.sampler.masks = llm.grammars.masks(self.sampling.grammar, len(self.prompt))
             self.sampler.later = None  # a mask needs the tokens before it
         self.strategy = STRATEGIES[request.strategy].build(llm, options, self.sampler)
         self.heads, self.draft_source = drafts_from(llm, request.strategy, options)
-        if request.renamed:
-            llm.say_renamed()
         drafts_itself = request.strategy == "auto" and llm.low_bit(options.draft_weights) is not None
         if request.strategy in ("auto", "tokenswift") and self.heads is None and not drafts_itself:
             llm.warn_without_heads()
         self.prefixes = prefixes if self.target.equal_bits else None
         self.check_memory(spare)
-        self.eos: Collection[int] = () if request.ignore_eos else llm.source.end_tokens()
-        stop = tuple(request.stop)
         self.stream = TextStream(llm.source.codec, stop)
         self.guard = LoopGuard(request.loop)
         self.meter = Meter() if self.ranks is None else Meter(self.ranks.shared)
@@ -111,7 +115,7 @@ class Run:
         self.before: RunState | None = None
         self.writer: RunWriter | None = None
         if request.run_dir is not None:
-            identity = self._identity(stop)
+            identity = self._identity()
             state = self._take_folder(Path(request.run_dir), identity)
             if state is not None:
                 try:
@@ -160,18 +164,18 @@ class Run:
 
         return opened() if self.ranks is None else self.ranks.first(opened)
 
-    def _identity(self, stop: tuple[str, ...]) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         """What decides the tokens (but for the prompt)."""
         return {
             **self.llm.identity(),
-            "sampling": asdict(self.sampling),
+            "sampling": settings_of(self.sampling),
             "eos": sorted(self.eos),
-            "stop": list(stop),
+            "stop": [text if isinstance(text, str) else list(text) for text in self.request.stop],
             "acceptance": self.strategy.acceptance,
         }
 
     def _header(self) -> dict[str, Any]:
-        identity = self._identity(self.stream.stop)
+        identity = self._identity()
         header = {"kind": "header", "made": time.time(), "name": self.llm.name, "model": self.llm.loading}
         return header | {"identity": identity, "prompt": self.prompt}
 
@@ -179,6 +183,8 @@ class Run:
         """What may change from one session to the next without changing the tokens."""
         request = self.request
         given = {k: v for k, v in request.given.items() if k != "explain" and _is_plain(v)}
+        if request.strategy == "tokenswift":  # without its tree it is an earlier version's name of ``auto``
+            given["tree"] = request.options.tree
         return {
             "kind": "session",
             "time": time.time(),
@@ -373,10 +379,14 @@ class Run:
         """The tokens of a step up to the end of the text, and the text that each released."""
         pieces: list[str] = []
         for token in token_ids:
+            written = [*self.tokens[-self._longest_stop :], *token_ids[: len(pieces) + 1]]
+            enough = len(self.tokens) + len(pieces) + 1 > self.sampling.min_tokens
+            self.stream.may_stop = enough
+            stops = enough and any(tuple(written[-len(ids) :]) == ids for ids in self.stops)
             ends = token in self.eos
-            pieces.append("" if ends else self.stream.push((token,)))  # no "</s>" in the text
+            pieces.append("" if ends or stops else self.stream.push((token,)))  # no "</s>" in the text
             self.guard.push(token)
-            if self.stream.stopped:
+            if self.stream.stopped or stops:
                 self.finish_reason = "stop"
             elif ends:
                 self.finish_reason = "eos"

@@ -1,5 +1,8 @@
 """Logit processing and the choice rule: the argmax of processed scores plus noise keyed by position.
 
+The order is: logit biases, contextual penalty, presence and frequency penalties, DRY, tokens that may not
+come (`sampling.adjust` has all of these but the second), temperature, top-k, top-p, min-p, eta.
+
 The processors work on (n, V) float32 rows and equal transformers' processors of the same names, in
 transformers' order (penalty, temperature, top-k, top-p, min-p, eta), except for exact ties: each
 filter here is a threshold on the score, so tokens tied at the cut are all kept, whatever the sort
@@ -21,6 +24,7 @@ from torch import Tensor
 
 from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
+from tokenswift.sampling.adjust import NO_RULES, Adjustments, TextRules
 from tokenswift.sampling.masks import Masks
 from tokenswift.sampling.noise import Noise
 from tokenswift.sampling.ranking import Asked, LaterRanker, LogitRows, Ranked, Ranker
@@ -201,6 +205,7 @@ class Sampler:
         device: where the logits are.
         ranker: does the work of :meth:`candidates` where there is one; torch otherwise.
         walks: whether choosing row by row costs nothing extra, as on a CPU.
+        rules: what `sampling.adjust` has to know of the text.
 
     Attributes:
         later: the ranker, where its answers can be waited for together.
@@ -216,6 +221,7 @@ class Sampler:
         device: torch.device | str = "cpu",
         ranker: Ranker | None = None,
         walks: bool = True,
+        rules: TextRules = NO_RULES,
     ) -> None:
         self.params = params
         self.walks = walks
@@ -227,6 +233,7 @@ class Sampler:
         p = params
         filtered = p.top_k or p.top_p < 1 or p.min_p or p.eta_cutoff
         self._sparse = bool(filtered) and not p.greedy and walks
+        self._adjust = Adjustments(p, rules, vocab_size, self.device) if p.adjusts else None
 
     def scores(
         self,
@@ -237,7 +244,7 @@ class Sampler:
     ) -> Float[Tensor, "n V"]:
         """Processed log-scores of each row up to a constant, float32; -inf where filtered out.
 
-        With ``greedy`` they are the penalised logits (no temperature, no filter).
+        With ``greedy`` they are the penalised and adjusted logits (no temperature, no filter).
 
         Args:
             positions: the position that each row predicts; by default the one after its context.
@@ -249,7 +256,13 @@ class Sampler:
     def _processed(
         self, logits: Tensor, history: list[int], paths: list[list[int]], positions: list[int] | None
     ) -> Tensor:
-        return processed(self._penalised(logits.to(torch.float32), history, paths, positions), self.params)
+        scores = logits.to(torch.float32)
+        if self._adjust is not None:
+            scores = self._adjust.biased(scores)
+        scores = self._penalised(scores, history, paths, positions)
+        if self._adjust is not None:
+            scores = self._adjust.adjusted(scores, history, paths, positions)
+        return processed(scores, self.params)
 
     def _penalised(
         self, logits: Tensor, history: list[int], paths: list[list[int]], positions: list[int] | None
