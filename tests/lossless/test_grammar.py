@@ -257,7 +257,7 @@ for _ in range(70):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Grammar.json_schema({"type": "foo"}), "grammar (json_schema) cannot be compiled (Invalid"),
+        (lambda: Grammar.json_schema({"type": "foo"}), "the JSON schema cannot be compiled (Invalid"),
         (lambda: Grammar.json_schema({"not": {"type": "null"}}), 'Unimplemented keys: ["not"]'),
         (lambda: Grammar.json_schema({"$ref": "http://example.org/x"}), "cannot be compiled"),
         (lambda: Grammar.json_schema(DEEP), "it is more than 64 objects and lists deep; valid: up to 64"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,12 @@ from tokenswift.engine.text import token_bytes
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 CHAT: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
 NEW = 40
+COLOUR: dict[str, Any] = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "blue"]}},
+    "required": ["colour"],
+    "additionalProperties": False,
+}
 
 
 def alone(llm: LLM, prompt: Any, **more: Any) -> str:
@@ -55,6 +62,41 @@ def test_chat(server: Running, llm: LLM) -> None:
     assert found.choices[0].message.content == alone(llm, CHAT)
     assert found.usage is not None and found.usage.prompt_tokens == len(llm.encode(CHAT))
     assert found.choices[0].finish_reason == "length" and found.usage.completion_tokens == NEW
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "c", "schema": COLOUR}}},
+        {"extra_body": {"guided_json": COLOUR}},
+        {"extra_body": {"structured_outputs": {"json": json.dumps(COLOUR)}}},
+    ],
+)
+def test_a_chat_of_a_schema(server: Running, llm: LLM, form: dict[str, Any]) -> None:
+    """The form of OpenAI and those of vLLM: the text is what Python's ``response_format`` writes."""
+    create: Any = server.client().chat.completions.create
+    found = create(model="chatty", messages=CHAT, max_tokens=NEW, seed=5, **form)
+    text = found.choices[0].message.content
+    assert found.choices[0].finish_reason == "stop" and json.loads(text)["colour"] in ("red", "blue")
+    assert text == alone(llm, CHAT, response_format={"type": "json_schema", "schema": COLOUR})
+
+
+def test_a_response_of_a_schema(server: Running) -> None:
+    form: Any = {"format": {"type": "json_schema", "name": "c", "schema": COLOUR, "strict": True}}
+    found = server.client().responses.create(model="chatty", input="Hello!", max_output_tokens=NEW, text=form)
+    assert json.loads(found.output_text)["colour"] in ("red", "blue") and found.text is not None
+    assert found.text.to_dict() == form
+
+
+def test_other_forms_of_vllm(server: Running) -> None:
+    for form, pattern in (
+        ({"guided_regex": "[0-9]{3}"}, "[0-9]{3}"),
+        ({"guided_choice": ["yes", "no"]}, "yes|no"),
+        ({"guided_grammar": 'root ::= "a" [bc]'}, "a[bc]"),
+        ({"structured_outputs": {"regex": "x{4}"}}, "x{4}"),
+    ):
+        made = server.post("/v1/completions", {"prompt": "a", "max_tokens": 9, **form}).json()
+        assert re.fullmatch(pattern, made["choices"][0]["text"]), form
 
 
 def test_chat_of_parts_and_new_names(server: Running, llm: LLM) -> None:

@@ -21,7 +21,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from tokenswift.checks import shown
 from tokenswift.engine.scheduler import QueueFull
-from tokenswift.serve import response as forms
+from tokenswift.serve import response as of_responses
 from tokenswift.serve import wire
 from tokenswift.serve.answer import Answer
 from tokenswift.serve.answers import ENDS, Answers, owner_of
@@ -82,11 +82,11 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
         background = answer.background and not body.stream
         if background:
             await answers.begin(answer)
-            return JSONResponse(forms.response(answer, model))
+            return JSONResponse(of_responses.response(answer, model))
         await answers.attach(answer)
         if body.stream:
             responses = kind == "response"
-            events = (forms.events(answer, model, -1, settings.ping) if responses
+            events = (of_responses.events(answer, model, -1, settings.ping) if responses
                       else wire.chunks(answer, model, settings.ping))  # fmt: skip
             return Events(answers, answer, events)
         try:
@@ -95,7 +95,7 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
         finally:
             answers.detach(answer)
         if kind == "response":
-            return JSONResponse(forms.response(answer, model))
+            return JSONResponse(of_responses.response(answer, model))
         if not all(part.reason for part in answer.parts):
             raise Refused(503 if answer.stopped == ENDS else 500, wire.unfinished(answer))
         return JSONResponse(wire.whole(answer, model))
@@ -128,15 +128,15 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
     ) -> Response:
         answer = await known(response_id, request)
         if not stream:
-            return JSONResponse(forms.response(answer, model))
+            return JSONResponse(of_responses.response(answer, model))
         await answers.attach(answer)
-        return Events(answers, answer, forms.events(answer, model, starting_after, settings.ping))
+        return Events(answers, answer, of_responses.events(answer, model, starting_after, settings.ping))
 
     @app.post("/v1/responses/{response_id}/cancel", summary="Stop an answer for good")
     async def cancel(response_id: str, request: Request) -> Response:
         answer = await known(response_id, request)
         await answers.cancel(answer)
-        return JSONResponse(forms.response(answer, model))
+        return JSONResponse(of_responses.response(answer, model))
 
     @app.delete("/v1/responses/{response_id}", summary="Stop an answer and forget it")
     async def delete(response_id: str, request: Request) -> Response:

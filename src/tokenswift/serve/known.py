@@ -17,8 +17,6 @@ WITHOUT: dict[str, tuple[Any, ...]] = {
     "logit_bias": (None, {}),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
-    "text": (None, {}, {"format": {"type": "text"}}),
     "best_of": (None, 1),
     "echo": (None, False),
     "suffix": (None, ""),

@@ -20,6 +20,7 @@ from tokenswift.engine.request import MOST_LOGPROBS, Request
 from tokenswift.loader.prompts import Prompt
 from tokenswift.method_options import tree_nodes
 from tokenswift.serve.errors import CLOSED, in_words_of
+from tokenswift.serve.forms import Formed
 from tokenswift.serve.known import check_others
 from tokenswift.serve.limits import (
     MESSAGES,
@@ -60,7 +61,7 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class Body(BaseModel):
+class Body(Formed):
     """What all bodies have in common.
 
     Attributes:
@@ -158,9 +159,11 @@ class Body(BaseModel):
             check_prompt(prompt, longest, self.asked, tools)
         made: list[Request] = []
         for prompt in prompts:
-            sampling = self._sampling(llm.default_sampling(prompt), seed)
-            ids = encoded(llm, prompt, tools, self.asked)
+            sampling = replace(self._sampling(llm.default_sampling(prompt), seed), grammar=self.grammar())
             sampling = bound(sampling, calls_of(tools, llm.source.codec))
+            if sampling.grammar is not None:
+                llm.grammars.masks(sampling.grammar, 0)  # compiled here, or refused
+            ids = encoded(llm, prompt, tools, self.asked)
             if longest is not None:
                 check_tokens(len(ids), longest, self.asked)
             left = most if limit is None else limit - len(ids)
