@@ -294,6 +294,7 @@ def test_what_does_not_go_with_a_grammar(llm: LLM) -> None:
     for call, says in (
         (lambda: llm.generate("a", 5, "tokenswift", published, grammar=regex), "acceptance is published"),
         (lambda: llm.generate("a", 5, grammar=regex, ignore_eos=True), "ignore_eos is True beside a grammar"),
+        (lambda: llm.generate("a", 5, grammar=regex, min_tokens=2), "min_tokens is 2 beside a grammar"),
         (
             lambda: llm.generate("a", 5, grammar=regex, response_format={"type": "json_object"}),
             "given beside",
