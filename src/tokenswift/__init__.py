@@ -25,14 +25,24 @@ TYPE_CHECKING = False  # typing's own, without the import
 if TYPE_CHECKING:
     from tokenswift.config import LoopOptions, SamplingParams
     from tokenswift.engine.llm import LLM
+    from tokenswift.engine.request import Request
     from tokenswift.engine.resume import resume
+    from tokenswift.engine.scheduler import Scheduler
     from tokenswift.engine.stream import Stream
+    from tokenswift.engine.ticket import Ticket
     from tokenswift.grammar import Grammar
-    from tokenswift.method_options import MagicDecOptions, MedusaOptions, TokenSwiftOptions, TriForceOptions
+    from tokenswift.method_options import (
+        AutoOptions,
+        MagicDecOptions,
+        MedusaOptions,
+        TokenSwiftOptions,
+        TriForceOptions,
+    )
     from tokenswift.types import Generation, InputError, Logprob, Loop, Metrics, RunError, Step
 
 __all__ = [
     "LLM",
+    "AutoOptions",
     "Generation",
     "Grammar",
     "InputError",
@@ -42,10 +52,13 @@ __all__ = [
     "MagicDecOptions",
     "MedusaOptions",
     "Metrics",
+    "Request",
     "RunError",
     "SamplingParams",
+    "Scheduler",
     "Step",
     "Stream",
+    "Ticket",
     "TokenSwiftOptions",
     "TriForceOptions",
     "__version__",
@@ -54,10 +67,19 @@ __all__ = [
 _MODULES = {
     "config": ("LoopOptions", "SamplingParams"),
     "engine.llm": ("LLM",),
+    "engine.request": ("Request",),
     "engine.resume": ("resume",),
+    "engine.scheduler": ("Scheduler",),
     "engine.stream": ("Stream",),
+    "engine.ticket": ("Ticket",),
     "grammar": ("Grammar",),
-    "method_options": ("MagicDecOptions", "MedusaOptions", "TokenSwiftOptions", "TriForceOptions"),
+    "method_options": (
+        "AutoOptions",
+        "MagicDecOptions",
+        "MedusaOptions",
+        "TokenSwiftOptions",
+        "TriForceOptions",
+    ),
     "types": ("Generation", "InputError", "Logprob", "Loop", "Metrics", "RunError", "Step"),
 }
 

@@ -92,7 +92,7 @@ def is_chat(prompt: Any) -> bool:
 
 
 def default_sampling(prompt: Any, answers: SamplingParams = ANSWERS) -> SamplingParams:
-    """The sampling where none is given: the paper's for a text that is gone on from, another for answers.
+    """The sampling where none is given: the paper's for a text that is continued, another for answers.
 
     Args:
         answers: of chat messages.
