@@ -110,7 +110,7 @@ class Form:
         grammar: write text of the grammar in this file, in Lark's syntax or in llama.cpp's (GBNF)
     """
 
-    json_schema: str | None = option(None, "FILE")
+    json_schema: str | None = option(None, "FILE", level=RARE)
     regex: str | None = option(None, "TEXT", level=RARE)
     grammar: str | None = option(None, "FILE", level=RARE)
 
