@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from tokenswift.engine.llm import LLM
     from tokenswift.engine.resume import resume
     from tokenswift.engine.stream import Stream
+    from tokenswift.grammar import Grammar
     from tokenswift.method_options import MagicDecOptions, MedusaOptions, TokenSwiftOptions, TriForceOptions
     from tokenswift.types import Generation, InputError, Logprob, Loop, Metrics, RunError, Step
 
 __all__ = [
     "LLM",
     "Generation",
+    "Grammar",
     "InputError",
     "Logprob",
     "Loop",
@@ -54,6 +56,7 @@ _MODULES = {
     "engine.llm": ("LLM",),
     "engine.resume": ("resume",),
     "engine.stream": ("Stream",),
+    "grammar": ("Grammar",),
     "method_options": ("MagicDecOptions", "MedusaOptions", "TokenSwiftOptions", "TriForceOptions"),
     "types": ("Generation", "InputError", "Logprob", "Loop", "Metrics", "RunError", "Step"),
 }

@@ -18,6 +18,7 @@ from tokenswift.checks import (
     named_errors,
     shown,
 )
+from tokenswift.grammar import Grammar
 from tokenswift.types import InputError
 from tokenswift.words import OnLoop, words
 
@@ -79,6 +80,8 @@ class SamplingParams:
         logit_bias: token id and bias (-100 to 100), which is added to the token's logit
         min_tokens: new tokens before an end-of-text token or a stop text may end the text
         bad_words: texts, or lists of token ids, that are never written in these tokens
+        grammar: what the text has to be like, a `Grammar`: no token that it does not allow is chosen, and the
+            text ends where it does; None is any text
     """
 
     temperature: float = 1.0
@@ -100,6 +103,7 @@ class SamplingParams:
     logit_bias: Biases = ()
     min_tokens: int = 0
     bad_words: Texts = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         about = "0 (greedy decoding), or from 1e-30 to 1e30"
@@ -128,6 +132,7 @@ class SamplingParams:
             keep_field(self, name, check_texts(name, getattr(self, name)))
         keep_field(self, "logit_bias", check_biases(self.logit_bias))
         keep_field(self, "greedy", check_flag("greedy", self.greedy))
+        keep_field(self, "grammar", Grammar.of(self.grammar))  # a journal has its record
         if self.temperature == 0:  # one way to say it: nothing divides by zero, and equal settings are equal
             keep_field(self, "greedy", True)
             keep_field(self, "temperature", 1.0)
@@ -227,6 +232,7 @@ LATER: dict[str, Any] = {
     "logit_bias": (),
     "min_tokens": 0,
     "bad_words": (),
+    "grammar": None,
 }
 #: of answers, where no sampling is given and the model names none: a penalty would break what has to be
 #: repeated, such as JSON, code and names

@@ -44,6 +44,7 @@ from tokenswift.models.draft_models import Drafters
 from tokenswift.models.low_bit import LowBitTarget, low_bit
 from tokenswift.models.target import Target, backend_for
 from tokenswift.ranks import Ranks
+from tokenswift.sampling.masks import Grammars
 from tokenswift.spec.adaptive.cost import Table, keep_table, kept_table, measure
 from tokenswift.spec.drafters.heads import level_of
 from tokenswift.spec.heads.modules import Heads
@@ -269,6 +270,7 @@ class LLM:
         self._low: dict[str, LowBitTarget | None] = {}
         self.target: Target = source.target(on_progress)
         self._drafters = Drafters(self.target, source.codec, is_default=bool(packaged))
+        self.grammars = Grammars(source.codec, self.target.vocab_size, source.end_tokens)
 
     @property
     def model(self) -> Any:
@@ -291,7 +293,7 @@ class LLM:
         """Let go of packed weights and draft models; the ``LLM`` cannot be used any more. A model given to
         `from_model` is as it was before."""
         self._shipped, self._packaged, self._low = {}, {}, {}
-        for name in ("target", "heads", "source", "_drafters"):
+        for name in ("target", "heads", "source", "_drafters", "grammars"):
             self.__dict__.pop(name, None)
 
     def _check_open(self) -> None:
@@ -493,6 +495,8 @@ class LLM:
                 ``drop_damaged=True`` does so from the last good record of a damaged journal;
                 ``logprobs=N`` tells each token's log-probability and those of the N likeliest, 0 to 20
                 (`Logprob`), which no journal keeps;
+                ``response_format=…``, in OpenAI's form, or a `Grammar`, says what the text has to be like
+                (the field ``grammar`` of the sampling; see docs/grammars.md);
                 ``on_progress(stage, done, total)`` is told how far the reading of the prompt is (stage
                 "prompt", in tokens).
         Raises:

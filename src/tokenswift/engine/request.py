@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -24,6 +24,7 @@ from tokenswift.config import (
     shown,
 )
 from tokenswift.engine.prefill import Prefilled
+from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import Prompt
 from tokenswift.method_options import OPTIONS, settled
 from tokenswift.models.target import check_model
@@ -56,6 +57,7 @@ class SamplingFields(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     min_tokens: int
     bad_words: Sequence[str | Sequence[int]]
+    grammar: Grammar | None
 
 
 class GenerateOptions(SamplingFields, total=False):
@@ -70,6 +72,7 @@ class GenerateOptions(SamplingFields, total=False):
     drop_damaged: bool
     on_progress: OnProgress | None
     logprobs: int | None
+    response_format: Any
 
 
 def merged_sampling(
@@ -137,20 +140,28 @@ class Request:
         Args:
             usual: the sampling of the prompt where none is given.
             sampling: None leaves it to the fields among the options, and to what is usual.
-            options: `GenerateOptions`, and ``prefilled``.
+            options: `GenerateOptions`, of which ``response_format`` becomes the sampling's grammar, and
+                ``prefilled``.
         Raises:
             InputError: a name that no generation takes, sampling given twice, or as for the class.
         """
         chosen = {name: value for name, value in options.items() if name in SamplingFields.__annotations__}
         rest = {name: value for name, value in options.items() if name not in chosen}
+        wanted = Grammar.of_format(rest.pop("response_format", None))
         for name in rest:
             if name not in GenerateOptions.__annotations__ and name != "prefilled":
                 own = [one.name for one in fields(cls) if one.name not in ("prefilled", "renamed")]
-                known = [*own, *SamplingFields.__annotations__]
+                known = [*own, "response_format", *SamplingFields.__annotations__]
                 valid = ", ".join(known) + meant(name, known)
                 raise InputError(f"{name!r} is no argument; valid: {valid}", name)
         prefilled: Prefilled | None = rest.get("prefilled")
         settings = merged_sampling(sampling, chosen, usual if prefilled is None else prefilled.sampling)
+        if wanted is not None and settings.grammar is not None:
+            raise InputError(
+                "response_format is given beside a grammar of the sampling; valid: one of the two",
+                "response_format",
+            )
+        settings = settings if wanted is None else replace(settings, grammar=wanted)
         return cls(prompt, max_new_tokens, strategy, strategy_options, settings, **rest)
 
     def __post_init__(self) -> None:
@@ -166,6 +177,10 @@ class Request:
         _check_made("loop", self.loop, LoopOptions, "LoopOptions(min_count=4)")
         for name in ("ignore_eos", "drop_damaged"):
             self._keep(name, check_flag(name, getattr(self, name)))
+        if self.sampling.grammar is not None:
+            for name, value in (("acceptance", "published"), ("ignore_eos", True)):
+                if value == getattr(self.options if name == "acceptance" else self, name, None):
+                    raise InputError(f"{name} is {value} beside a grammar; valid: one of the two", name)
         self._keep("stop", check_stop(self.stop))
         check_callback("on_progress", self.on_progress)
         if self.run_dir is not None:

@@ -89,6 +89,9 @@ class Run:
         ends = {*self.eos, *(ids[0] for ids in self.stops if len(ids) == 1)}
         rules = rules_of(self.sampling, llm.source.codec, self.target.vocab_size, len(self.prompt), ends)
         self.sampler = self.target.sampler(self.sampling, rules)
+        if self.sampling.grammar is not None:
+            self.sampler.masks = llm.grammars.masks(self.sampling.grammar, len(self.prompt))
+            self.sampler.later = None  # a mask needs the tokens before it
         self.strategy = STRATEGIES[request.strategy].build(llm, options, self.sampler)
         self.heads, self.draft_source = drafts_from(llm, request.strategy, options)
         if request.renamed:
