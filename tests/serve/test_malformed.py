@@ -100,8 +100,8 @@ WRONG: dict[str, list[str]] = {
         '{"messages": [{"role": "user", "content": [{"type": "text"}]}]}',
         json.dumps({"messages": [HELLO], "tools": [{"type": "function", "function": {"name": "f"}}]}),
         json.dumps({"messages": [HELLO], "response_format": {"type": "json_object"}}),
-        json.dumps({"messages": [HELLO], "logit_bias": {"5": 100}}),
-        json.dumps({"messages": [HELLO], "presence_penalty": 1}),
+        json.dumps({"messages": [HELLO], "logit_bias": {"5": 101}}),
+        json.dumps({"messages": [HELLO], "presence_penalty": 3}),
     ],
     "responses": [
         "{}",

@@ -7,7 +7,7 @@ refused. Ranges are checked where the command line's are, by `config.SamplingPar
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -28,9 +28,6 @@ LOGPROBS = "message.output_text.logprobs"  # what `include` of a response may na
 TOKENS = 1024  # new tokens where a request names no number
 #: fields that would change the answer but do nothing here → their values that ask for nothing
 _WITHOUT: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "logit_bias": (None, {}),
     "tools": (None, []),
     "functions": (None, []),
     "response_format": (None, {"type": "text"}),
@@ -55,6 +52,11 @@ class Own(BaseModel):
     on_loop: str = Field(default="report", description="report, or stop where the text repeats itself")
     eta_cutoff: float | None = None
     penalty_window: int | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_range: int | None = None
+    dry_breakers: list[str] | None = None
     details: bool = Field(
         default=False, description="with each piece of text: who drafted it, and the steps' times"
     )
@@ -83,6 +85,12 @@ class Body(BaseModel):
     min_p: float | None = None
     top_k: int | None = None
     repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: int | None = None
+    bad_words: list[str] | None = None
+    stop_token_ids: list[int] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     tokenswift: Own | None = None
@@ -169,7 +177,7 @@ class Body(BaseModel):
                     {k: tuple(v) if isinstance(v, list) else v for k, v in own.strategy_options.items()},
                     replace(sampling, seed=sampling.seed + index),
                     ignore_eos=own.ignore_eos,
-                    stop=tuple(stop),
+                    stop=(*stop, *((token,) for token in self.stop_token_ids or ())),
                     on_loop=own.on_loop,
                     logprobs=self.likely,
                 )
@@ -187,9 +195,10 @@ class Body(BaseModel):
         return in_words_of(error, self.length()[0], self.asked, tuple(Own.model_fields))
 
     def _sampling(self, usual: SamplingParams, seed: int) -> SamplingParams:
-        given = {"seed": seed, "eta_cutoff": self.own.eta_cutoff, "penalty_window": self.own.penalty_window}
-        for name in ("temperature", "top_p", "min_p", "top_k", "repetition_penalty", "seed"):
-            if getattr(self, name) is not None:
+        names = [one.name for one in fields(SamplingParams)]
+        given = {name: getattr(self.own, name, None) for name in names} | {"seed": seed}
+        for name in names:
+            if getattr(self, name, None) is not None:
                 given[name] = getattr(self, name)
         return sampling_over(usual, {name: value for name, value in given.items() if value is not None})
 
