@@ -77,11 +77,11 @@ def test_penalties_biases_and_ends(cli: Call, tiny: Path, tmp_path: Path) -> Non
     assert len(record["token_ids"]) > 4 and record["finish_reason"] == "stop"
     assert record["token_ids"][-1] == 9 and not {9, 7} & {*record["token_ids"][:-1]}
     for option, value, words in (
-        ("--logit-bias", "9", "logit-bias is '9'; valid: token ids with a bias each"),
+        ("--logit-bias", "9", "--logit-bias is '9'; valid: token ids with a bias each"),
         ("--logit-bias", "99999=1", "--logit-bias: token id is 99999; valid: 0 to "),
-        ("--presence-penalty", "3", "presence_penalty is 3.0; valid: from -2 to 2"),
-        ("--dry-range", "0", "dry_range is 0; valid: "),
-        ("--bad-words", "", "bad_words is ('',); valid: "),
+        ("--presence-penalty", "3", "--presence-penalty is 3.0; valid: from -2 to 2"),
+        ("--dry-range", "0", "--dry-range is 0; valid: "),
+        ("--bad-words", "", "--bad-words is ('',); valid: "),
     ):
         bad = cli(*argv, option, value)
         assert bad.code == 2 and words in bad.err.splitlines()[-1] and bad.out == "", (bad.err, words)
