@@ -83,8 +83,9 @@ def nodes(trial: Trial) -> dict[str, Any]:
 
     def tokens_a_step(more: dict[str, Any], seeds: range, new: int) -> tuple[float, float]:
         """Mean tokens a step and nodes a step."""
+        strategy = "tokenswift" if "tree" in more else "auto"
         runs = [
-            state.generate(new, "auto", shared | more, SamplingParams(seed=seed), ignore_eos=True).metrics
+            state.generate(new, strategy, shared | more, SamplingParams(seed=seed), ignore_eos=True).metrics
             for state in states
             for seed in seeds
         ]

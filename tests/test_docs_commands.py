@@ -96,7 +96,7 @@ def test_blocks_are_found() -> None:
         opened = [kind for kind in kinds[::2]]
         assert set(opened) <= {"sh", "python"} | shown, f"{page}: {opened}"
         assert len(walk.blocks(page)) == len([kind for kind in opened if kind not in shown]), page
-    assert {b.page for b in FAST} >= {"README.md", "docs/index.md", "docs/your-model.md"}
+    assert {b.page for b in FAST} >= {"README.md", "docs/commands.md", "docs/your-model.md"}
     assert all(b.reason for b in BLOCKS if b.mark)
 
 
@@ -127,7 +127,7 @@ def test_the_readme_says_what_pip_and_the_defaults_do() -> None:
         f"min-p {defaults.min_p}",
     ):
         assert shown in " ".join(text.split()), shown
-    rows = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    rows = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     for name, words in (("temperature", ""), ("min_p", ""), ("repetition_penalty", " (off)")):
         answers, continued = getattr(ANSWERS, name), getattr(defaults, name)
         row = f"| `--{name.replace('_', '-')}` | {answers:g}{words} | {continued:g} |"

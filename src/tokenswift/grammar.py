@@ -153,7 +153,7 @@ def _check_json(kind: str, made: Any) -> None:
         fits = isinstance(made, dict)
     if not fits:
         empty = ", none of them empty" if kind == "choice" else ""
-        raise InputError(f"grammar ({kind}) is {shown(made)}; valid: a {_JSON[kind]}{empty}", "grammar")
+        raise InputError(f"grammar ({kind}) is {shown(made)}; valid: a JSON {_JSON[kind]}{empty}", "grammar")
     level, count = [made], 1
     for _ in range(MOST_DEPTH):
         inner = [one.values() if isinstance(one, dict) else one for one in level]

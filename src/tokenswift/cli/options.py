@@ -19,7 +19,7 @@ from tokenswift.cli.progress import Stages
 from tokenswift.config import LATER, NEUTRAL, SamplingParams, sampling_by
 from tokenswift.load_config import LoadConfig
 from tokenswift.loader.find import check_name
-from tokenswift.method_options import HEAD_KINDS, OPTIONS, RENAMED, settled
+from tokenswift.method_options import HEAD_KINDS, OPTIONS, build_options
 from tokenswift.ranks import check_tp
 from tokenswift.types import InputError
 
@@ -191,6 +191,8 @@ def shown_default(option: Field[Any]) -> str:
     """A default as help texts show it."""
     if option.default is None:
         return "none" if option.name in ("draft_model", "explain") else "auto"
+    if isinstance(option.default, tuple):
+        return ",".join(map(str, option.default))
     return str(option.default)
 
 
@@ -268,12 +270,7 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(args, name) for name in STRATEGY if getattr(args, name) is not None}
     if args.strategy not in OPTIONS:
         raise InputError(f"strategy is {args.strategy!r}; valid: {', '.join(OPTIONS)}")
-    strategy, _ = settled(args.strategy, given)
-    if (args.strategy, strategy) == ("tokenswift", "auto"):
-        logger.info(RENAMED)
-    args.strategy = strategy
-    known = [option.name for option in fields(OPTIONS[strategy])]
-    given = {name: value for name, value in given.items() if name in known}
+    build_options(OPTIONS[args.strategy], args.strategy, given)
     check_writable("--explain", given.get("explain"))
     if given.get("draft_model") is not None:
         try:

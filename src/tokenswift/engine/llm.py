@@ -38,7 +38,6 @@ from tokenswift.loader.load import check_place
 from tokenswift.loader.own_sampling import check_named
 from tokenswift.loader.placed import tp_of
 from tokenswift.loader.prompts import Prompt, default_sampling, has_template, is_chat, prompt_ids, several_ids
-from tokenswift.method_options import RENAMED
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.draft_models import Drafters
 from tokenswift.models.low_bit import LowBitTarget, low_bit
@@ -263,7 +262,7 @@ class LLM:
         automatic = isinstance(heads, str) and heads == "auto"
         self._packaged = packaged if automatic else {}
         self._misses_heads = automatic and self.heads is None  # until it was said
-        self._said_renamed = self._said_unusable = False
+        self._said_unusable = False
         self._shipped: dict[str, Heads] = {}  # those of them that were asked for
         self._lock = Lock()
         self._costs: dict[tuple[int, int], Table] = {}
@@ -406,12 +405,6 @@ class LLM:
         if misses:
             logger.warning(WITHOUT_HEADS, self.name, shlex.quote(self.name))
 
-    def say_renamed(self) -> None:
-        """Say once, on the logger "tokenswift", that "tokenswift" without a tree has a name of its own."""
-        self._said_renamed, said = True, self._said_renamed
-        if not said:
-            logger.info(RENAMED)
-
     @property
     def has_chat_template(self) -> bool:
         """Whether prompts can be chat messages."""
@@ -480,8 +473,8 @@ class LLM:
         Args:
             prompt: text, which is continued as it is; token ids; or chat messages, which are answered:
                 ``[{"role": "user", "content": "What is the capital of France?"}]``.
-            strategy: how to draft, by name; it never changes the tokens. "auto" drafts what pays;
-                "tokenswift" without a tree means "auto", too.
+            strategy: how to draft, by name; it never changes the tokens. "auto" is adaptive drafting,
+                "tokenswift" the paper's method.
             strategy_options: a dict of options, or the strategy's ``TokenSwiftOptions(tree=(1, 3))``.
             sampling: how tokens are chosen; default: what `default_sampling` gives for the prompt. Instead of
                 it, its fields as keywords, the others as by default:

@@ -27,7 +27,7 @@ from tokenswift.config import (
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import Prompt
-from tokenswift.method_options import OPTIONS, settled
+from tokenswift.method_options import OPTIONS, build_options
 from tokenswift.models.target import check_model
 from tokenswift.types import InputError, OnProgress
 from tokenswift.words import OnLoop
@@ -103,7 +103,6 @@ class Request:
 
     Attributes:
         prefilled: the state after the prompt, where that was run already.
-        renamed: "tokenswift" was asked for, and "auto" is what runs; set where the request is made.
 
     Raises:
         InputError: naming the argument, its value and what is valid.
@@ -123,7 +122,6 @@ class Request:
     on_progress: OnProgress | None = None
     logprobs: int | None = None
     prefilled: Prefilled | None = None
-    renamed: bool = False
 
     @classmethod
     def of(
@@ -151,7 +149,7 @@ class Request:
         wanted = Grammar.of_format(rest.pop("response_format", None))
         for name in rest:
             if name not in GenerateOptions.__annotations__ and name != "prefilled":
-                own = [one.name for one in fields(cls) if one.name not in ("prefilled", "renamed")]
+                own = [one.name for one in fields(cls) if one.name != "prefilled"]
                 known = [*own, "response_format", *SamplingFields.__annotations__]
                 valid = ", ".join(known) + meant(name, known)
                 raise InputError(f"{name!r} is no argument; valid: {valid}", name)
@@ -169,11 +167,7 @@ class Request:
         self._keep("max_new_tokens", check_integer("max_new_tokens", self.max_new_tokens, 1))
         check_choice("on_loop", self.on_loop, ON_LOOP)
         check_choice("strategy", self.strategy, tuple(OPTIONS))
-        strategy, options = settled(self.strategy, self.strategy_options)
-        if strategy != self.strategy:
-            self._keep("renamed", strategy == "auto")
-            self._keep("strategy", strategy)
-            self._keep("strategy_options", options)
+        build_options(OPTIONS[self.strategy], self.strategy, self.strategy_options)
         _check_made("sampling", self.sampling, SamplingParams, "SamplingParams(seed=7)")
         _check_made("loop", self.loop, LoopOptions, "LoopOptions(min_count=4)")
         for name in ("ignore_eos", "drop_damaged"):
@@ -198,15 +192,13 @@ class Request:
     @property
     def options(self) -> Any:
         """The dataclass of the strategy's options."""
-        return settled(self.strategy, self.strategy_options)[1]
+        return build_options(OPTIONS[self.strategy], self.strategy, self.strategy_options)
 
     @property
     def given(self) -> dict[str, Any]:
         """The strategy's options that were given, by name."""
         values = self.strategy_options or {}
-        if not isinstance(values, Mapping):
-            return given_options(values)
-        return {name: value for name, value in values.items() if hasattr(self.options, name)}
+        return dict(values) if isinstance(values, Mapping) else given_options(values)
 
     def _keep(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

@@ -94,8 +94,6 @@ class Run:
             self.sampler.later = None  # a mask needs the tokens before it
         self.strategy = STRATEGIES[request.strategy].build(llm, options, self.sampler)
         self.heads, self.draft_source = drafts_from(llm, request.strategy, options)
-        if request.renamed:
-            llm.say_renamed()
         drafts_itself = request.strategy == "auto" and llm.low_bit(options.draft_weights) is not None
         if request.strategy in ("auto", "tokenswift") and self.heads is None and not drafts_itself:
             llm.warn_without_heads()
@@ -185,6 +183,8 @@ class Run:
         """What may change from one session to the next without changing the tokens."""
         request = self.request
         given = {k: v for k, v in request.given.items() if k != "explain" and _is_plain(v)}
+        if request.strategy == "tokenswift":  # without its tree it is an earlier version's name of ``auto``
+            given["tree"] = request.options.tree
         return {
             "kind": "session",
             "time": time.time(),

@@ -185,7 +185,7 @@ class Body(BaseModel):
             ]
         if made and made[0].strategy in ("tokenswift", "medusa"):
             options = made[0].options
-            check_nodes(tree_nodes(options.tree or ()) + LENGTH * (getattr(options, "ngrams", None) or 0))
+            check_nodes(tree_nodes(options.tree) + LENGTH * (getattr(options, "ngrams", None) or 0))
         if made and made[0].strategy == "triforce":
             check_passes(made[0].options.gamma * made[0].options.inner_gamma)
         return made

@@ -70,7 +70,9 @@ def training_part(
 
 def _law(sampling: SamplingParams) -> dict[str, Any]:
     """The fields of a sampler that its distribution depends on."""
-    if sampling.adjusts or sampling.grammar is not None:
+    if sampling.grammar is not None:
+        raise InputError("sampling has a grammar; valid: none, where heads and draft models learn", "grammar")
+    if sampling.adjusts:
         names = ", ".join(settings_of(sampling).keys() & LATER.keys())
         raise InputError(
             f"sampling has {names}; valid: none of it, where heads and draft models learn", "sampling"

@@ -10,9 +10,6 @@ from tokenswift.interfaces import DraftModel, LowBit
 from tokenswift.spec.adaptive.cost import Table
 from tokenswift.spec.heads.modules import Heads
 
-#: what the papers' methods draft where nothing is given: the setting of TokenSwift's paper
-PAPER_TREE, PAPER_NGRAMS, PAPER_BUDGET = (1, 3, 3, 3), 20, 4096
-
 
 class Resources(Protocol):
     """What strategies take from the ``LLM``."""
