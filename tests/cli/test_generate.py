@@ -82,7 +82,7 @@ def test_penalties_biases_and_ends(cli: Call, tiny: Path, tmp_path: Path) -> Non
         ("--logit-bias", "99999=1", "--logit-bias: token id is 99999; valid: 0 to "),
         ("--presence-penalty", "3", "--presence-penalty is 3.0; valid: from -2 to 2"),
         ("--dry-range", "0", "--dry-range is 0; valid: "),
-        ("--bad-words", "", "--bad-words is ('',); valid: "),
+        ("--bad-words", "", "--bad-words is ['']; valid: "),
     ):
         bad = cli(*argv, option, value)
         assert bad.code == 2 and words in bad.err.splitlines()[-1] and bad.out == "", (bad.err, words)
