@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from defects.adjusting import ADJUSTING
 from defects.audit import AUDIT
 from defects.auto import AUTOMATIC
 from defects.cuda import CUDA
@@ -21,6 +22,6 @@ from defects.training import TRAINING
 __all__ = ["DEFECTS", "Defect"]
 
 DEFECTS = [
-    *(*EXACTNESS, *AUDIT, *DRAFTING, *GRAMMARS, *AUTOMATIC, *LOW_BIT, *INT8, *CUDA),
+    *(*EXACTNESS, *ADJUSTING, *AUDIT, *DRAFTING, *GRAMMARS, *AUTOMATIC, *LOW_BIT, *INT8, *CUDA),
     *(*MANY, *SCALE, *SERVING, *SPREADING, *TRAINING, *MEASURING),
 ]

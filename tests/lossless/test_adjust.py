@@ -7,11 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from tests.lossless import toy
+from tests.lossless.enumeration import joint_distribution
 from tests.lossless.test_strategies import PROMPT, llm_of, runs
 from tests.lossless.test_tokens import same
+from tests.sampling.test_adjust import losses
+from tests.stats import chi_square
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams, resume
+from tokenswift.sampling.adjust import TextRules
 
 WARM: dict[str, Any] = {"min_p": 0.0, "repetition_penalty": 1.0, "temperature": 0.7}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -49,6 +55,27 @@ def test_strategies_write_what_plain_decoding_writes(setting: str) -> None:
             assert same(plain, got), (strategy, options, params)
             longest = max(longest, got.metrics.mean_acceptance_length)
     assert longest > 1.1
+
+
+def test_the_law_of_all_of_them() -> None:
+    """Whole runs of drafts on a toy against its logits with what tokens lose by the definitions."""
+    llm = toy.toy_llm(tiny_model("llama"), "tokenswift")
+    fields: dict[str, Any] = {"presence_penalty": 1.0, "frequency_penalty": 0.7, "dry_multiplier": 1.0}
+    fields |= {"dry_breakers": [[5]], "logit_bias": {2: 0.8, 3: 0.5}, "bad_words": [[4, 1], [1, 1]]}
+    params = SamplingParams(**{**WARM, "temperature": 1.0}, **fields)
+    rules = TextRules(len(toy.PROMPT), breakers=(5,), words=((4, 1), (1, 1)))
+    model = llm.model
+
+    def after(more: tuple[int, ...]) -> list[float]:
+        text = [*toy.PROMPT, *more]
+        with torch.inference_mode():
+            scores = model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].double().clone()
+            for token, loss in losses(text, len(text), params, rules).items():
+                scores[token] -= loss
+            return scores.softmax(-1).tolist()
+
+    seen = list(toy.outcomes(llm, "tokenswift", params, 400))
+    assert chi_square(seen, joint_distribution(after, toy.LENGTH)) > 1e-4
 
 
 def test_a_batch_writes_what_each_text_writes_alone() -> None:
