@@ -238,7 +238,7 @@ WORDS: list[tuple[dict[str, Any], str, str]] = [
     (
         own(strategy="tokenswift", strategy_options={"tree": [1, 300]}),
         "tokenswift",
-        "tokenswift.strategy_options asks for a tree of 302 nodes; valid here: up to 256",
+        "tokenswift.strategy_options asks for a tree of 382 nodes; valid here: up to 256",
     ),
     (
         own(strategy="tokenswift", strategy_options={"tree": [1], "ngrams": 100}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, Unpack
 
@@ -28,7 +28,7 @@ class AsyncStream(AsyncIterator[Step]):
     print(stream.result.finish_reason)
     """
 
-    def __init__(self, submit: Any) -> None:
+    def __init__(self, submit: Callable[[], Ticket]) -> None:
         self._submit = submit  # makes the ticket; waits
         self._ticket: Ticket | None = None
         self._events: asyncio.Queue[Event] = asyncio.Queue()

@@ -208,7 +208,7 @@ class Body(Formed):
         return in_words_of(error, self.length()[0], self.asked, tuple(Own.model_fields))
 
     def _sampling(self, usual: SamplingParams, seed: int) -> SamplingParams:
-        names = [one.name for one in fields(SamplingParams)]
+        names = [one.name for one in fields(SamplingParams) if one.name != "grammar"]
         given = {name: getattr(self.own, name, None) for name in names} | {"seed": seed}
         for name in names:
             if getattr(self, name, None) is not None:
