@@ -23,7 +23,9 @@ _atexit.register(_gc.freeze)
 
 TYPE_CHECKING = False  # typing's own, without the import
 if TYPE_CHECKING:
+    from tokenswift.chat.reply import Reply, ToolCall
     from tokenswift.config import LoopOptions, SamplingParams
+    from tokenswift.engine.async_llm import AsyncLLM, AsyncStream
     from tokenswift.engine.llm import LLM
     from tokenswift.engine.request import Request
     from tokenswift.engine.resume import resume
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
+    "AsyncStream",
     "AutoOptions",
     "Generation",
     "Grammar",
@@ -52,6 +56,7 @@ __all__ = [
     "MagicDecOptions",
     "MedusaOptions",
     "Metrics",
+    "Reply",
     "Request",
     "RunError",
     "SamplingParams",
@@ -60,12 +65,15 @@ __all__ = [
     "Stream",
     "Ticket",
     "TokenSwiftOptions",
+    "ToolCall",
     "TriForceOptions",
     "__version__",
     "resume",
 ]
 _MODULES = {
+    "chat.reply": ("Reply", "ToolCall"),
     "config": ("LoopOptions", "SamplingParams"),
+    "engine.async_llm": ("AsyncLLM", "AsyncStream"),
     "engine.llm": ("LLM",),
     "engine.request": ("Request",),
     "engine.resume": ("resume",),

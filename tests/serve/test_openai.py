@@ -391,7 +391,9 @@ def test_what_is_not_to_be_had_is_refused(server: Running) -> None:
         ({"top_logprobs": 3}, "top_logprobs is 3 without logprobs; valid: with logprobs true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs is 21; valid: "),
         ({"frequency_penalty": 0.5}, "frequency_penalty is 0.5; valid here: 0"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, r"tools is \[.*valid here: \[\]"),
+        ({"extra_body": {"functions": [{"name": "f"}]}}, r"functions is \[.*valid here: \[\]"),
+        ({"extra_body": {"unheard_of": 1}}, "unheard_of is no field of this request"),
+        ({"extra_body": {"max_token": 1}}, "max_token is no field of this request; did you mean max_tokens?"),
         ({"temperature": -1}, "temperature is -1.0; valid: 0 .greedy decoding"),
         ({"top_p": 2}, r"top_p is 2.0; valid: in \(0, 1\]"),
         ({"seed": -1}, "seed is -1; valid: an integer from 0 to"),
@@ -410,7 +412,7 @@ def test_what_is_not_to_be_had_is_refused(server: Running) -> None:
         with pytest.raises(openai.BadRequestError, match=message) as caught:
             client.chat.completions.create(**{**call, **fields})  # type: ignore[call-overload]
         assert caught.value.type == "invalid_request_error"
-    found = client.chat.completions.create(**call, user="me", extra_body={"unheard_of": 1})  # type: ignore[call-overload]
+    found = client.chat.completions.create(**call, user="me", metadata={"a": "b"})  # type: ignore[call-overload]
     assert found.choices[0].finish_reason
 
 
