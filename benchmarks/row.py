@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import drafts, engine, llama, samplers, speeds, texts
+from benchmarks import drafts, engine, llama, samplers, schemas, speeds, texts
 from benchmarks.common import Trial, options_of
 from benchmarks.decode import Progress, decode, peer
 from benchmarks.needs import check_needs, heads_place, none_shipped
@@ -50,6 +50,7 @@ OTHERS: dict[str, Callable[[Trial], dict[str, Any]]] = {
     "load": speeds.load,
     "weights": speeds.weights,
     "texts": texts.measure,
+    "json": schemas.measure,
     "nodes": drafts.nodes,
     "calibration": drafts.calibration,
     "quality": drafts.quality,

@@ -28,6 +28,7 @@ OURS = [
         "calibration",
         "decoding",
         "floats",
+        "json",
         "llama",
         "load",
         "memory",
