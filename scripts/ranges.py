@@ -1,4 +1,4 @@
-"""Automatic drafting over plain decoding by kind of text: every run and every length of committed rows.
+"""Adaptive drafting over plain decoding by kind of text: every run and every length of committed rows.
 
 A range that a page gives holds all rows of its kind, wherever they stand; `uncovered` says which do not. Rows
 of before the weights were read as they are stored say nothing of today's speed and do not count.

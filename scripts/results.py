@@ -34,8 +34,8 @@ RESULTS_PAGE = """<!-- made by `make results`; do not edit -->
 
 The rows are in `bench/results/paper`: each holds its whole configuration, versions, machine, commit, seeds
 and raw times. `python -m benchmarks report --results bench/results/paper --out build/paper` makes every table
-of them, with the paper's figures beside. A cell is the mean (least–most) over all rows of a way of drafting, each
-at its full length.
+of them, with the paper's figures beside. A cell is the mean (least–most) over all rows of a way of
+drafting, each at its full length.
 
 {table}
 ## What each says

@@ -31,7 +31,7 @@ def headline(rows: list[Row]) -> Table:
         if line["variant"] == "prose":
             named.append((f"tokenswift, plain, {line['dtype']}", line, "plain"))
     for line in ours:
-        named.append((f"tokenswift, automatic, {line['variant']}, {line['dtype']}", line, "auto"))
+        named.append((f"tokenswift, adaptive, {line['variant']}, {line['dtype']}", line, "auto"))
     return _table(named, "tokens a second", _bests(theirs), [*theirs, *ours], DEFAULT_WORDS)
 
 
@@ -58,8 +58,8 @@ def _of(name: str, rows: list[Row], default: bool) -> list[Line]:
 
 
 def paper(parts: list[dict[str, Any]]) -> Table:
-    """The paper's tables and figures, a line each: its claim, tokens a step by way of drafting, and the speed of
-    adaptive drafting over plain decoding."""
+    """The paper's tables and figures, a line each: its claim, tokens a step by way of drafting, and the speed
+    of adaptive drafting over plain decoding."""
     lines = []
     for part in parts:
         rows = [row for group in part["groups"] for row in group["rows"]]

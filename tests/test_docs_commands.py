@@ -208,6 +208,12 @@ def test_the_picture_at_rest_is_the_last_screen() -> None:
 
 
 def test_the_reference_names_everything_public() -> None:
+    """What pages import too: from the package itself, or from a module that the reference names."""
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^::: tokenswift\.(\w+)$", text, re.MULTILINE))
     assert named == set(tokenswift.__all__) - {"__version__"}
+    imported = [
+        name for block in BLOCKS for name in re.findall(r"from (tokenswift[\w.]*) import", block.text)
+    ]
+    assert "tokenswift" in imported
+    assert [name for name in imported if name != "tokenswift" and f"`{name}`" not in text] == []

@@ -15,6 +15,9 @@ Kind = Literal["json_schema", "regex", "choice", "lark", "gbnf"]
 KINDS: tuple[str, ...] = get_args(Kind)
 #: more than any schema that is worth its masks has: characters, objects and lists in each other, values
 MOST_CHARACTERS, MOST_DEPTH, MOST_ITEMS = 1 << 19, 64, 20_000
+TITLES = dict(
+    zip(KINDS, ("JSON schema", "regular expression", "choice", "Lark grammar", "GBNF grammar"), strict=True)
+)
 FORMATS = '{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {…}}} or a Grammar'
 RECORDS = f'a Grammar, or an object such as {{"kind": "regex", "text": "[0-9]+"}}; kinds: {", ".join(KINDS)}'
 
@@ -38,7 +41,7 @@ class Grammar:
     def __post_init__(self) -> None:
         check_choice("grammar.kind", self.kind, KINDS)
         if not isinstance(self.text, str) or not self.text:
-            raise InputError(f"grammar ({self.kind}) is {shown(self.text)}; valid: text", "grammar")
+            raise InputError(f"the {TITLES[self.kind]} is {shown(self.text)}; valid: text", "grammar")
         if len(self.text) > MOST_CHARACTERS:
             raise _refused(self.kind, f"it has {len(self.text):,} characters", f"{MOST_CHARACTERS:,}")
         check_text("grammar", self.text)
@@ -48,7 +51,8 @@ class Grammar:
             except (ValueError, RecursionError) as error:
                 what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
                 raise InputError(
-                    f"grammar ({self.kind}) is no JSON ({what}); valid: a JSON {_JSON[self.kind]}", "grammar"
+                    f"the {TITLES[self.kind]} is no JSON ({what}); valid: a JSON {_JSON[self.kind]}",
+                    "grammar",
                 ) from error
             _check_json(self.kind, made)
 
@@ -117,7 +121,8 @@ class Grammar:
             return value
         made: Any = getattr(value, "model_json_schema", None)
         if isinstance(value, type) and callable(made):
-            return cls.json_schema(made())
+            schema: Any = made()
+            return cls.json_schema(schema)
         kind = value.get("type") if isinstance(value, Mapping) else None
         if kind == "text":
             return None
@@ -125,7 +130,7 @@ class Grammar:
             return cls.json_object()
         if kind == "json_schema":
             inner = value.get("json_schema", value)
-            schema: Any = inner.get("schema") if isinstance(inner, Mapping) else None
+            schema = inner.get("schema") if isinstance(inner, Mapping) else None
             if isinstance(schema, Mapping):
                 return cls.json_schema(schema)
             raise InputError(f"the schema of {name} is {shown(schema)}; valid: a JSON object", name)
@@ -141,7 +146,7 @@ def _written(kind: str, value: object) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InputError(
-            f"grammar ({kind}) cannot be written as JSON ({what}); valid: a JSON {_JSON[kind]}", "grammar"
+            f"the {TITLES[kind]} cannot be written as JSON ({what}); valid: a JSON {_JSON[kind]}", "grammar"
         ) from error
 
 
@@ -153,7 +158,9 @@ def _check_json(kind: str, made: Any) -> None:
         fits = isinstance(made, dict)
     if not fits:
         empty = ", none of them empty" if kind == "choice" else ""
-        raise InputError(f"grammar ({kind}) is {shown(made)}; valid: a JSON {_JSON[kind]}{empty}", "grammar")
+        raise InputError(
+            f"the {TITLES[kind]} is {shown(made)}; valid: a JSON {_JSON[kind]}{empty}", "grammar"
+        )
     level, count = [made], 1
     for _ in range(MOST_DEPTH):
         inner = [one.values() if isinstance(one, dict) else one for one in level]
@@ -167,4 +174,4 @@ def _check_json(kind: str, made: Any) -> None:
 
 
 def _refused(kind: str, what: str, most: str) -> InputError:
-    return InputError(f"grammar ({kind}) cannot be used: {what}; valid: up to {most}", "grammar")
+    return InputError(f"the {TITLES[kind]} cannot be used: {what}; valid: up to {most}", "grammar")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models
 
 from tests.conftest import tiny_tokenizer
 from tests.default_model import default_llm
@@ -21,10 +22,15 @@ from tests.runs.common import DEAR, Stop, after
 from tests.stats import chi_square
 from tests.tiny import byte_model
 from tokenswift import LLM, Grammar, InputError, RunError, SamplingParams, resume
+from tokenswift.engine import step
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler, run_all
+from tokenswift.loader.plain_tokenizer import PlainTokenizer
 from tokenswift.sampling.masks import Grammars, Masks, NoMask
+from tokenswift.spec.accept import accept_exact
 from tokenswift.spec.adaptive.cost import Costs, Table
+from tokenswift.spec.drafters.candidates import Candidates
+from tokenswift.types import DraftTree
 
 FREE = Table((1, 32), (1.0, 1.001), (0.0, 0.0))  # a row costs nothing, so whatever may come is drafted
 END = 257
@@ -240,6 +246,53 @@ def test_forced_text_comes_in_few_steps(llm: LLM) -> None:
     assert got.metrics.steps <= len(got.token_ids) - forced
 
 
+def merging_tokenizer() -> Any:
+    """Bytes, and the tokens "ab" and "abc"."""
+    tokenizer = Tokenizer.from_str(tiny_tokenizer().backend_tokenizer.to_str())
+    vocabulary = {**tokenizer.get_vocab(), "ab": 260, "abc": 261}
+    tokenizer.model = models.BPE(vocab=vocabulary, merges=[("a", "b"), ("ab", "c")])
+    return PlainTokenizer(tokenizer, {"eos_token": "</s>"}, None)
+
+
+def test_the_end_of_forced_text_is_drafted_too() -> None:
+    """The last token of forced text could reach beyond it: it is proposed, and said to be uncertain."""
+    masks = Grammars(merging_tokenizer(), 262, lambda: {END}).masks(Grammar.regex("xab(cy|[0-9])"), 0)
+    (x,) = ids_of("x")
+    assert masks.forced([]) == ([x, 260], 1)
+    allowed = masks.allowed([x], [])
+    assert allowed is not None and bool(allowed[260]) and bool(allowed[261])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [("auto", {"draft": "hidden"}), ("tokenswift", {"tree": (2, 2), "ngrams": 6, "draft": "hidden"})],
+)
+def test_drafts_stay_in_the_grammar(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, strategy: str, options: dict[str, Any]
+) -> None:
+    """Whatever proposes, n-grams of the prompt among it, nothing that cannot come is verified."""
+    grammar, prompt = Grammar.regex("xabab(ab){0,9}[0-9]{9}"), "xabab! xabab! xabab! "
+    masks = Grammars(tiny_tokenizer(), 260, lambda: {END}).masks(grammar, len(llm.encode(prompt)))
+    out, verified = [0], [0]
+
+    def accept(tree: DraftTree, logits: Any, history: list[int], *args: Any, **more: Any) -> Any:
+        for node in range(1, len(tree)):
+            path = [tree.tokens[each] for each in tree.path(node)]
+            assert masks.accepts(history, path[:-1], path[-1])
+            verified[0] += 1
+        return accept_exact(tree, logits, history, *args, **more)
+
+    def forbidden(self: Candidates) -> set[int]:
+        out[0] += len(found := forbidden_nodes(self))
+        return found
+
+    forbidden_nodes = Candidates.forbidden
+    monkeypatch.setattr(step, "accept_exact", accept)
+    monkeypatch.setattr(Candidates, "forbidden", forbidden)
+    llm.generate(prompt, 60, strategy, options, replace(SEEDED, grammar=grammar))
+    assert out[0] > 3 and verified[0] > 3
+
+
 def test_a_text_that_leaves_its_grammar_is_a_failure() -> None:
     masks = masks_of(GRAMMARS["choice"])
     with pytest.raises(NoMask, match="no mask for position 1 "):
@@ -257,7 +310,7 @@ for _ in range(70):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Grammar.json_schema({"type": "foo"}), "grammar (json_schema) cannot be compiled (Invalid"),
+        (lambda: Grammar.json_schema({"type": "foo"}), "the JSON schema cannot be compiled (Invalid"),
         (lambda: Grammar.json_schema({"not": {"type": "null"}}), 'Unimplemented keys: ["not"]'),
         (lambda: Grammar.json_schema({"$ref": "http://example.org/x"}), "cannot be compiled"),
         (lambda: Grammar.json_schema(DEEP), "it is more than 64 objects and lists deep; valid: up to 64"),
@@ -294,6 +347,7 @@ def test_what_does_not_go_with_a_grammar(llm: LLM) -> None:
     for call, says in (
         (lambda: llm.generate("a", 5, "tokenswift", published, grammar=regex), "acceptance is published"),
         (lambda: llm.generate("a", 5, grammar=regex, ignore_eos=True), "ignore_eos is True beside a grammar"),
+        (lambda: llm.generate("a", 5, grammar=regex, min_tokens=2), "min_tokens is 2 beside a grammar"),
         (
             lambda: llm.generate("a", 5, grammar=regex, response_format={"type": "json_object"}),
             "given beside",

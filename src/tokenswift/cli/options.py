@@ -6,7 +6,7 @@ import argparse
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import Field, asdict, dataclass, fields
+from dataclasses import Field, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +248,7 @@ def model_sampling(args: argparse.Namespace, made: SamplingParams, llm: Any) -> 
     left = {key: value for key, value in taken.items() if key not in given}
     words = ", ".join(f"{key} {value}" for key, value in left.items()) or "nothing (all of it is given)"
     logger.info("sampling from the model's generation_config.json: %s; the rest is off", words)
-    return sampling_by(taken, given)
+    return replace(sampling_by(taken, given), grammar=made.grammar)
 
 
 def sampling_words(sampling: SamplingParams) -> str:
@@ -345,7 +345,7 @@ def tp_from(args: argparse.Namespace) -> int:
 
 def inputs_of(args: argparse.Namespace) -> dict[str, Any]:
     """Option → the file that a command reads through it, for `output.check_apart`."""
-    names = ("prompt_file", "prompts", "heads", "data", "device_map")
+    names = ("prompt_file", "prompts", "heads", "data", "device_map", "json_schema", "grammar")
     given = {f"--{name.replace('_', '-')}": getattr(args, name, None) for name in names}
     return {option: name for option, name in given.items() if name not in ("auto", "none", "self", "-")}
 

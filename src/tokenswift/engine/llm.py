@@ -14,8 +14,10 @@ from typing import Any, Literal, Unpack
 
 import torch
 
+from tokenswift.chat.reply import Reply
 from tokenswift.checks import named_arguments
 from tokenswift.config import ANSWERS, SamplingParams, sampling_by
+from tokenswift.engine.chat import chat_request, reply_of
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import (
@@ -73,6 +75,7 @@ INSTEAD: dict[str, str] = dict.fromkeys(
 )
 #: what ``dir`` shows of an `LLM`
 PUBLIC = (
+    "chat",
     "close",
     "default_sampling",
     "device",
@@ -410,12 +413,12 @@ class LLM:
         """Whether prompts can be chat messages."""
         return has_template(self.source.codec)
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
         """Token ids of a prompt as `generate` takes it: of a text with the tokenizer's special tokens, of
-        chat messages by the model's template, up to where the answer begins."""
+        chat messages by the model's template, up to where the answer begins; ``tools`` are given to it."""
         self._check_open()
         check_prompt(prompt)
-        return prompt_ids(prompt, self.source.codec, self.target.vocab_size)
+        return prompt_ids(prompt, self.source.codec, self.target.vocab_size, tools=tools)
 
     @property
     def generation_config(self) -> Any:
@@ -516,6 +519,43 @@ class LLM:
         return self.start(
             self._request(prompt, max_new_tokens, strategy, strategy_options, sampling, options)
         )
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_new_tokens: int | None = None,
+        strategy: Strategy | str = "auto",
+        strategy_options: Mapping[str, Any] | Any = None,
+        sampling: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        on_step: Callable[[Step], None] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Reply:
+        """Answer a conversation, in which functions may be called.
+
+        Arguments of calls are always valid by their schemas, whatever the model: a grammar sees to it. To
+        go on, append ``reply.message`` and a result of each call to the messages (docs/tools.md).
+
+        Args:
+            messages: in the form of OpenAI's interface: ``{"role": …, "content": …}``, those with
+                ``tool_calls`` and of the role "tool" too.
+            max_new_tokens: default: 1,024, or what positions are left.
+            tools: functions as OpenAI's interface has them: ``{"type": "function", "function": {"name": …,
+                "description": …, "parameters": JSON schema}}``.
+            tool_choice: "auto" (default; the model may call), "none", "required" (it has to), or
+                ``{"type": "function", "function": {"name": …}}`` (that one).
+            parallel_tool_calls: whether an answer may hold several calls.
+
+        The others are `generate`'s. Raises as it does.
+        """
+        check_callback("on_step", on_step)
+        how = (strategy, strategy_options, sampling)
+        asked = (tools, tool_choice, parallel_tool_calls)
+        request, calls = chat_request(self, messages, max_new_tokens, how, asked, options)
+        return reply_of(self.start(request).finish(on_step), request, calls)
 
     def _request(
         self,

@@ -176,6 +176,8 @@ class Request:
             for name, value in (("acceptance", "published"), ("ignore_eos", True)):
                 if value == getattr(self.options if name == "acceptance" else self, name, None):
                     raise InputError(f"{name} is {value} beside a grammar; valid: one of the two", name)
+            if (least := self.sampling.min_tokens) > 0:  # a text that is complete can only end
+                raise InputError(f"min_tokens is {least} beside a grammar; valid: 0", "min_tokens")
         self._keep("stop", check_stop(self.stop))
         check_callback("on_progress", self.on_progress)
         if self.run_dir is not None:

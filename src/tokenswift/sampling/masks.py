@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tokenswift.grammar import Grammar
+from tokenswift.grammar import TITLES, Grammar
 from tokenswift.sampling.ranking import LogitRows, Subset
 from tokenswift.types import InputError, RunError
 
@@ -112,7 +112,7 @@ class Grammars:
             wrong = matcher.get_error()
             if not wrong:
                 for said in matcher.get_grammar_warnings():
-                    logger.warning("grammar (%s): %s", grammar.kind, _line(said))
+                    logger.warning("the %s: %s", TITLES[grammar.kind], _line(said))
                 first = matcher.deep_copy()
                 bits = first.compute_bitmask()
                 wrong = first.get_error() or ("" if any(bits) else "no text is possible")
@@ -290,7 +290,7 @@ def _source(grammar: Grammar) -> str:
 
 
 def _refused(grammar: Grammar, reason: str) -> InputError:
-    return InputError(f"grammar ({grammar.kind}) cannot be compiled ({reason}); valid: {_VALID}", "grammar")
+    return InputError(f"the {TITLES[grammar.kind]} cannot be compiled ({reason}); valid: {_VALID}", "grammar")
 
 
 def _line(said: object) -> str:

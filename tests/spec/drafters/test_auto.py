@@ -1,4 +1,4 @@
-"""Automatic drafting: it never changes the text, takes what pays, leaves what does not, and drafts right."""
+"""Adaptive drafting: it never changes the text, takes what pays, leaves what does not, and drafts right."""
 
 from __future__ import annotations
 

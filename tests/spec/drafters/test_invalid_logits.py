@@ -55,7 +55,7 @@ OF_PASSES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture(autouse=True)
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In automatic drafting everything pays."""
+    """In adaptive drafting everything pays."""
     monkeypatch.setattr(LLM, "costs", lambda self, low=None: FREE)
 
 

@@ -1,4 +1,4 @@
-"""Automatic drafting: every step drafts what pays, from whatever can draft here, by chance and price.
+"""Adaptive drafting: every step drafts what pays, from whatever can draft here, by chance and price.
 
 Heads and models that are there, repeats of the text and installed drafters propose; which of them do, and
 what of it is verified, follows from measured costs (`spec.adaptive`).
