@@ -41,6 +41,7 @@ OURS = [
         "quality",
         "rates",
         "rivals",
+        "samplers",
         "shape",
         "shares",
         "speed",
