@@ -1,4 +1,4 @@
-"""Defects of penalties, DRY, biases and what may not come, which change no text or only one deep in a tree."""
+"""Defects of penalties, DRY, biases and what may not come: no text changes, or only deep in a tree."""
 
 from __future__ import annotations
 

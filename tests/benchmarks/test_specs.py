@@ -42,6 +42,7 @@ OURS = [
         "quality",
         "rates",
         "rivals",
+        "samplers",
         "shape",
         "shares",
         "speed",
