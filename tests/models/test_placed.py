@@ -112,7 +112,7 @@ def test_layers_on_two_devices_have_caches_of_their_own(
     assert isinstance(cache, SplitCache) and [part.layers for part in cache.parts] == [1, 1]
     assert isinstance(made.backend.partial_cache(cache, 20, 4, 4), SplitSparse)
     llm = LLM.from_model(model, heads=None)
-    llm.target = made
+    llm.resources.target = made
     assert texts(llm) == expected
     memory, whole = made.backend.memory(), made.backend.head.memory()
     assert memory is not None and whole is not None and memory.total == pytest.approx(2 * whole.total)
