@@ -56,9 +56,9 @@ results: setup
 docs: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	mkdir -p build
-	$(BIN)/python scripts/cli_docs.py  # docs/cli.md
+	$(BIN)/python scripts/pages.py  # docs/index.md and docs/cli.md
 	$(BIN)/zensical build --strict --clean > build/site.log 2>&1 || { cat build/site.log; exit 1; }
 	cat build/site.log && ! grep "^griffe:" build/site.log  # docstrings that do not fit their functions
 
 clean:
-	rm -rf demo build site docs/cli.md src/*.egg-info
+	rm -rf demo build site docs/cli.md docs/index.md src/*.egg-info

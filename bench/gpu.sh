@@ -71,7 +71,7 @@ floors() { # an 8B model's passes beside their floors: one row, and the 16 and 6
     ours 90 roofline --model $big --device $DEVICE --dtype bfloat16 --rows 16 --length 4096,100000 --measure \
         --cuda-graphs off --json "$results/floors-stored-16-eager.json"
 }
-speed() { # automatic drafting over plain decoding, the default model and the 8B shape
+speed() { # adaptive drafting over plain decoding, the default model and the 8B shape
     big_there
     rows 240 speed --preset cpu --dtype bfloat16 "${texts[@]}" $on
     for weights in stored bfloat16; do

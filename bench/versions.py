@@ -3,7 +3,7 @@
     python -m bench.versions COMMIT BOOK [--rounds 3] [--tokens 200] [--context 1024] [--out FILE]
 
 Each round runs either version in a process of its own, the one first that came second before: plain decoding
-and automatic drafting of the default model, in float32 and in bfloat16. The older version's sources are taken
+and adaptive drafting of the default model, in float32 and in bfloat16. The older version's sources are taken
 from git and run with the packages of this environment; it keeps a copy of the default model and its kernels
 in a folder that is removed afterwards. Prints a line of JSON for each mode; ``--out`` appends them to a file.
 """
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("--strategy", default="auto", help="what automatic drafting was called then")
+    parser.add_argument("--strategy", default="auto", help="what adaptive drafting was called then")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

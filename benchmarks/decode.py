@@ -173,7 +173,7 @@ def decode(trial: Trial, on_progress: Progress = lambda share: None, keep: bool 
 
 
 def _whole(variant: Side, last: dict[str, Any]) -> dict[str, Any] | None:
-    """Add to the last point's figures those of the whole run alone; what automatic drafting says of it."""
+    """Add to the last point's figures those of the whole run alone; what adaptive drafting says of it."""
     if not isinstance(variant.steps, Stream):
         return None
     done, total = variant.steps.result, sum(variant.phases.values())

@@ -1,10 +1,10 @@
-"""Quality without times: of automatic drafting by counts, and of a type of numbers by perplexity.
+"""Quality without times: of adaptive drafting by counts, and of a type of numbers by perplexity.
 
 ``nodes``: tokens a step at equal numbers of verified nodes, trees grown for each step against the best fixed
 tree: heads from the verified state alone (no n-grams, no partial pass), the same prompts, states and seeds.
 Every fixed tree of that many nodes or one less is tried on another seed; the best three run on all.
 
-``calibration``: predicted against observed chances by decile, of equal counts: automatic drafting as it is,
+``calibration``: predicted against observed chances by decile, of equal counts: adaptive drafting as it is,
 from the shipped weights, learning as it goes; each candidate's chance when its place was ranked, and whether
 the target chose it.
 
@@ -83,8 +83,9 @@ def nodes(trial: Trial) -> dict[str, Any]:
 
     def tokens_a_step(more: dict[str, Any], seeds: range, new: int) -> tuple[float, float]:
         """Mean tokens a step and nodes a step."""
+        strategy = "tokenswift" if "tree" in more else "auto"
         runs = [
-            state.generate(new, "auto", shared | more, SamplingParams(seed=seed), ignore_eos=True).metrics
+            state.generate(new, strategy, shared | more, SamplingParams(seed=seed), ignore_eos=True).metrics
             for state in states
             for seed in seeds
         ]

@@ -6,13 +6,13 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import Field, asdict, fields
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
 from tokenswift.checks import check_choice, check_integer
-from tokenswift.config import SamplingParams, shown
-from tokenswift.method_options import OPTIONS, settled
+from tokenswift.config import SamplingParams, settings_of, shown
+from tokenswift.method_options import OPTIONS, build_options
 from tokenswift.sampling.presets import FIELDS, sampler
 from tokenswift.types import InputError
 
@@ -112,15 +112,15 @@ def resolve(
         raise InputError(f"points is {shown(points)}; valid: rising numbers of new tokens")
     sampling = {**sampler(merged["sampler"]), **{k: merged[k] for k in FIELDS if k in merged}}
     params = SamplingParams(**sampling, seed=seed)
-    strategy, options = _strategy(merged)
+    options = _options(merged)
     named = ("model", "dtype", "device", "heads", "rope_scaling", "threads", "prompts", "prefill", "sampler")
     return {
         "variant": variant,
-        "strategy": strategy,
+        "strategy": merged["strategy"],
         "options": {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()},
         **{k: merged[k] for k in named},
         **{k: merged[k] for k in LATER if merged[k] != DEFAULTS[k]},
-        "sampling": asdict(params),
+        "sampling": settings_of(params),
         "points": list(points),
         "reach": merged["reach"],
         **({"measured": merged["measured"]} if merged["reach"] == "text" else {}),
@@ -131,26 +131,25 @@ def resolve(
 
 
 def takes(strategy: str, option: str) -> bool:
-    """Whether a strategy's setting may stand beside an option: with a tree, ``auto`` is ``tokenswift``."""
-    return ("tokenswift" if strategy == "auto" else strategy) in OPTION[option]
+    """Whether a strategy has an option."""
+    return strategy in OPTION[option]
 
 
-def _strategy(merged: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The strategy that runs, and those of its options that are set."""
-    options = {k: merged[k] for k in OPTION if k in merged and takes(merged["strategy"], k)}
+def _options(merged: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the strategy's options that are set."""
+    strategy = merged["strategy"]
+    options = {k: merged[k] for k in OPTION if k in merged and takes(strategy, k)}
     if "tree" in options:
         options["tree"] = _tree(options["tree"])
-    strategy, _ = settled(merged["strategy"], options)
-    return strategy, {k: v for k, v in options.items() if strategy in OPTION[k]}
+    build_options(OPTIONS[strategy], strategy, options)
+    return options
 
 
-def _tree(text: Any) -> Any:
-    if text in (None, "auto"):
-        return None
+def _tree(text: Any) -> tuple[int, ...]:
     try:
         return tuple(int(width) for width in str(text).split(","))
     except ValueError:
-        raise InputError(f"tree is {shown(text)}; valid: auto, or integers such as 1,3,3,3") from None
+        raise InputError(f"tree is {shown(text)}; valid: integers such as 1,3,3,3") from None
 
 
 #: settings that may name a file or folder

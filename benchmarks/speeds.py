@@ -1,4 +1,4 @@
-"""Tokens a second, each side several times in turns: plain decoding and automatic drafting, transformers with
+"""Tokens a second, each side several times in turns: plain decoding and adaptive drafting, transformers with
 the same float weights, weights as they are stored beside unpacked ones, and threads beside busy loops.
 
 Every row of `rates` and `floats` says which bytes of weights a token of plain decoding reads, and what its KV
@@ -98,7 +98,7 @@ def _generating(model: Any, ids: list[int], new: int, params: SamplingParams) ->
 
 def weights(trial: Trial) -> dict[str, Any]:
     """How many times as fast forms of one model are: weights as they are stored, unpacked, without heads, and
-    in int8; each by plain decoding and by automatic drafting. A ratio is the median over the rounds.
+    in int8; each by plain decoding and by adaptive drafting. A ratio is the median over the rounds.
 
     Raises:
         InputError: the model's weights are not stored quantized, it does not run on the CPU kernels, or the

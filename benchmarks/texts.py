@@ -30,7 +30,7 @@ ANSWER = 20  # tokens of an answer
 
 
 def measure(trial: Trial) -> dict[str, Any]:
-    """Speeds of several texts over one, of automatic drafting over plain decoding of as many, and waits."""
+    """Speeds of several texts over one, of adaptive drafting over plain decoding of as many, and waits."""
     states = [trial.llm.prefill(trial.prompt(index=i).ids) for i in range(4)]
     written: dict[int, set[tuple[int, ...]]] = {}
 

@@ -35,7 +35,7 @@ from scripts import ranges
 
 ROOT = Path(__file__).parents[1]
 FILE, README = ROOT / "bench" / "claims.toml", ROOT / "README.md"
-PAGES = (README, ROOT / "docs" / "index.md", ROOT / "docs" / "benchmarks.md")
+PAGES = (README, ROOT / "docs" / "benchmarks.md")
 NOTES = ROOT / "bench" / "results" / "paper" / "notes.toml"
 #: what is no prose: code, generated tables, comments, pictures, where links lead
 ASIDE = (r"```.*?```", r"<!-- table: .*?<!-- end -->", r"<!--.*?-->", r"`[^`]*`", r"(?<=\])\([^)]*\)")

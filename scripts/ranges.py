@@ -1,4 +1,4 @@
-"""Automatic drafting over plain decoding by kind of text: every run and every length of committed rows.
+"""Adaptive drafting over plain decoding by kind of text: every run and every length of committed rows.
 
 A range that a page gives holds all rows of its kind, wherever they stand; `uncovered` says which do not. Rows
 of before the weights were read as they are stored say nothing of today's speed and do not count.
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from statistics import median
 
 from benchmarks.tables import Table
 from benchmarks.words import DEFAULT_WORDS, Row
-from tokenswift.config import SamplingParams
+from tokenswift.config import SamplingParams, settings_of
 from tokenswift.loader import embedded
 from tokenswift.sampling.presets import sampler
 
@@ -42,7 +41,7 @@ def kind(row: Row) -> str | None:
     if config.get("prompts") in TEXTS:
         return TEXTS[config["prompts"]]
     given = {key: value for key, value in config["sampling"].items() if key != "seed"}
-    usual = asdict(SamplingParams(**sampler("llama3.1-8b"), seed=0))
+    usual = settings_of(SamplingParams(**sampler("llama3.1-8b"), seed=0))
     if given.get("temperature", 1.0) >= 1.5:
         return HOT
     return PROSE if all(value == usual[key] for key, value in given.items()) else OTHER

@@ -12,19 +12,35 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from benchmarks import plots, report, specs, tables
 from benchmarks.runner import read_rows
 from benchmarks.words import Row
 from scripts import claims
-from scripts.summaries import SUMMARIES, missing
+from scripts.summaries import SUMMARIES, missing, paper
 
 ROOT = Path(__file__).parents[1]
 DOCS, RESULTS = ROOT / "docs", ROOT / "bench" / "results"
-PAGES = (ROOT / "README.md", DOCS / "index.md", DOCS / "benchmarks.md")
+PAGES = (ROOT / "README.md", DOCS / "benchmarks.md")
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DRAWN = ("speed", "rivals")
-TITLE = "The paper's tables and figures, measured here"
+#: what stands around the table of docs/results.md
+RESULTS_PAGE = """<!-- made by `make results`; do not edit -->
+
+# The paper's tables and figures, measured here
+
+{summary}
+
+The rows are in `bench/results/paper`: each holds its whole configuration, versions, machine, commit, seeds
+and raw times. `python -m benchmarks report --results bench/results/paper --out build/paper` makes every table
+of them, with the paper's figures beside. A cell is the mean (least–most) over all rows of a way of
+drafting, each at its full length.
+
+{table}
+## What each says
+
+{said}"""
 
 
 def table(name: str, rows: list[Row]) -> str:
@@ -35,12 +51,21 @@ def table(name: str, rows: list[Row]) -> str:
     )
 
 
+def _pictures(part: dict[str, Any]) -> str:
+    """Links to a part's pictures."""
+    names = [group["name"] for group in part["groups"] if group["name"]]
+    return " ".join(f"[Picture {n}](results/{name}.svg)." for n, name in enumerate(names, 1))
+
+
 def made() -> dict[Path, bytes]:
     """Every page and picture."""
-    paper = RESULTS / "paper"
-    found = report.make(specs.chosen(()), read_rows(paper), report.notes(paper), plots.plot)
-    results = report.markdown(found, TITLE, "results", "make results")
-    files = {DOCS / "results.md": results.encode()}
+    folder = RESULTS / "paper"
+    found = report.make(specs.chosen(()), read_rows(folder), report.notes(folder), plots.plot)
+    said = "".join(
+        f"- **{part['label']}.** {part['note'] or 'No remark.'} {_pictures(part)}\n" for part in found.parts
+    )
+    page = RESULTS_PAGE.format(summary=found.summary, table=paper(found.parts).markdown(), said=said)
+    files = {DOCS / "results.md": page.encode()}
     files |= {DOCS / "results" / name: data for name, data in found.pictures.items() if name[-3:] == "svg"}
     rows = read_rows(RESULTS)
     for page in PAGES:

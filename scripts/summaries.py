@@ -12,6 +12,9 @@ from scripts import ranges
 from tokenswift.loader import embedded
 
 Line = dict[str, Any]
+NO_CLAIM = "none at hand as numbers"  # of specs
+#: ways of drafting that most of the paper's tables have a line of
+WAYS = ("paper, published rule", "paper, exact rule", "ours, fixed tree", "auto")
 HEADLINE = "python -m benchmarks run headline --preset cpu --llama-bench PATH"
 SHAPE = "python -m benchmarks run llama shape --preset cpu --model FILE.gguf --llama-bench PATH"
 
@@ -28,7 +31,7 @@ def headline(rows: list[Row]) -> Table:
         if line["variant"] == "prose":
             named.append((f"tokenswift, plain, {line['dtype']}", line, "plain"))
     for line in ours:
-        named.append((f"tokenswift, automatic, {line['variant']}, {line['dtype']}", line, "auto"))
+        named.append((f"tokenswift, adaptive, {line['variant']}, {line['dtype']}", line, "auto"))
     return _table(named, "tokens a second", _bests(theirs), [*theirs, *ours], DEFAULT_WORDS)
 
 
@@ -52,6 +55,41 @@ def _of(name: str, rows: list[Row], default: bool) -> list[Line]:
     """The lines of a benchmark, of the default model or of others."""
     mine = [row for row in rows if (row["config"].get("model") == embedded.NAME) is default]
     return tables.views(specs.load(name), mine)
+
+
+def paper(parts: list[dict[str, Any]]) -> Table:
+    """The paper's tables and figures, a line each: its claim, tokens a step by way of drafting, and the speed
+    of adaptive drafting over plain decoding."""
+    lines = []
+    for part in parts:
+        rows = [row for group in part["groups"] for row in group["rows"]]
+        cells = [_spread(rows, way, "length") for way in WAYS]
+        same = {bool(row["identical"]) for row in rows if row.get("lossless")}
+        claim = part["claim"] if part["claim"] != NO_CLAIM else tables.MISSING
+        told = {True: "yes", False: "no"}[same == {True}] if same else tables.MISSING
+        lines.append(
+            [
+                f"{part['label']}. {part['title']}",
+                claim,
+                *cells,
+                _spread(rows, "auto", "speedup"),
+                told,
+                str(len(rows)),
+            ]
+        )
+    ways = [f"tokens a step: {way}" for way in WAYS]
+    return Table(["", "the paper's claim", *ways, "auto, ×", "same text as plain", "rows"], lines)
+
+
+def _spread(rows: list[Row], way: str, figure: str) -> str:
+    """Mean, least and most of a figure at the last point of a way's rows."""
+    mine = [row["figures"] for row in rows if row["config"]["variant"] == way]
+    found = [points[max(points, key=int)].get(figure) for points in mine]
+    values = [value for value in found if value is not None]
+    if not values:
+        return tables.MISSING
+    spread = f" ({min(values):.2f}–{max(values):.2f})" if len(values) > 1 else ""
+    return f"{sum(values) / len(values):.2f}{spread}"
 
 
 def missing(command: str) -> Table:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from tokenizers import processors
+import torch
+from tokenizers import Tokenizer, processors
+from transformers import PreTrainedTokenizerFast
 
 from tests.conftest import tiny_tokenizer
+from tests.tiny import byte_model
 
 #: ``<s>system: …\nuser: …\nassistant:``; it refuses an unknown role as templates do
 TEMPLATE = (
@@ -27,3 +31,41 @@ def chat_tokenizer(adds_bos: bool = True) -> Any:
             single="<s> $A", special_tokens=[("<s>", 256)]
         )
     return tokenizer
+
+
+#: as Hermes' and Qwen's: calls in tags, results of the role "tool"; it ends in "!" where a result came last
+HERMES_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson + '\\n' }}{% endfor %}"
+    "{% for message in messages %}{{ message.role + ': ' + message.content }}"
+    "{% for call in message.tool_calls or [] %}"
+    "{{ '<tool_call>\\n' + call.function | tojson + '\\n</tool_call>' }}{% endfor %}{{ '\\n' }}{% endfor %}"
+    "assistant{{ '!' if messages[-1].role == 'tool' else ':' }}"
+)
+#: a token of the vocabulary → the one that `calling_model` writes after it, unless a grammar forbids that
+NEXT = {":": "<tool_call>", "!": "o", "o": "k", "k": "</s>", ">": "</s>"}
+
+
+def calling_tokenizer() -> Any:
+    """The byte tokenizer with `HERMES_TEMPLATE`, and ``<tool_call>`` for its last token."""
+    made = json.loads(tiny_tokenizer().backend_tokenizer.to_str())
+    made["model"]["vocab"]["<tool_call>"] = made["model"]["vocab"].pop("<x>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(made)),
+        bos_token="<s>", eos_token="</s>", unk_token="<unk>",
+    )  # fmt: skip
+    tokenizer.chat_template = HERMES_TEMPLATE
+    return tokenizer
+
+
+def calling_model(positions: int = 2048) -> Any:
+    """A model that calls a tool when it is asked, and says "ok" to its result: what it writes follows from
+    the last token alone (`NEXT`)."""
+    model = byte_model(max_position_embeddings=positions, tie_word_embeddings=False)
+    vocab = calling_tokenizer().get_vocab()
+    with torch.no_grad():
+        for dimension, (token, following) in enumerate(NEXT.items()):
+            model.model.embed_tokens.weight[:, dimension] = 0
+            model.lm_head.weight[:, dimension] = 0
+            model.model.embed_tokens.weight[vocab[token], dimension] = 20
+            model.lm_head.weight[vocab[following], dimension] = 9
+    return model

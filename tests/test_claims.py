@@ -80,7 +80,7 @@ def test_a_range_holds_every_row_and_every_length_in_it() -> None:
 
 
 def drafted(speedup: float, **more: Any) -> dict[str, Any]:
-    """A row of automatic drafting by the default model on prose."""
+    """A row of adaptive drafting by the default model on prose."""
     given = {"model": embedded.NAME, "strategy": "auto", "reach": "generate", **more.pop("config", {})}
     return row("auto", speedup=speedup, config=given, **{"stored": {"types": ["q4_1"]}, **more})
 

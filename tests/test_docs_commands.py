@@ -96,7 +96,7 @@ def test_blocks_are_found() -> None:
         opened = [kind for kind in kinds[::2]]
         assert set(opened) <= {"sh", "python"} | shown, f"{page}: {opened}"
         assert len(walk.blocks(page)) == len([kind for kind in opened if kind not in shown]), page
-    assert {b.page for b in FAST} >= {"README.md", "docs/index.md", "docs/your-model.md"}
+    assert {b.page for b in FAST} >= {"README.md", "docs/commands.md", "docs/your-model.md"}
     assert all(b.reason for b in BLOCKS if b.mark)
 
 
@@ -127,7 +127,7 @@ def test_the_readme_says_what_pip_and_the_defaults_do() -> None:
         f"min-p {defaults.min_p}",
     ):
         assert shown in " ".join(text.split()), shown
-    rows = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    rows = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     for name, words in (("temperature", ""), ("min_p", ""), ("repetition_penalty", " (off)")):
         answers, continued = getattr(ANSWERS, name), getattr(defaults, name)
         row = f"| `--{name.replace('_', '-')}` | {answers:g}{words} | {continued:g} |"
@@ -208,6 +208,12 @@ def test_the_picture_at_rest_is_the_last_screen() -> None:
 
 
 def test_the_reference_names_everything_public() -> None:
+    """What pages import too: from the package itself, or from a module that the reference names."""
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^::: tokenswift\.(\w+)$", text, re.MULTILINE))
     assert named == set(tokenswift.__all__) - {"__version__"}
+    imported = [
+        name for block in BLOCKS for name in re.findall(r"from (tokenswift[\w.]*) import", block.text)
+    ]
+    assert "tokenswift" in imported
+    assert [name for name in imported if name != "tokenswift" and f"`{name}`" not in text] == []

@@ -56,8 +56,8 @@ def nothing_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     ("strategy", "options", "new", "named", "least"),
     [
         ("autoregressive", {}, 10**12, "max_new_tokens is 1000000000000;", 10**12 * KV),
-        ("tokenswift", {}, 10**12, "max_new_tokens is 1000000000000;", 10**12 * KV),
-        ("tokenswift", {"budget": 10**12, "draft": "partial"}, 4, "budget is 1000000000000;", 10**12 * KV),
+        ("auto", {}, 10**12, "max_new_tokens is 1000000000000;", 10**12 * KV),
+        ("auto", {"budget": 10**12, "draft": "partial"}, 4, "budget is 1000000000000;", 10**12 * KV),
         ("magicdec", {"budget": 10**12}, 4, "budget is 1000000000000;", 10**12 * KV),
         ("magicdec", {"budget": 10**12, "draft_model": True}, 4, "budget is 1000000000000;", 10**12 * KV),
         ("triforce", {"budget": 10**12}, 4, "budget is 1000000000000;", 10**12 * KV),

@@ -82,7 +82,7 @@ def test_what_was_probably_meant(llm: LLM) -> None:
         (lambda: generate("x", on_loop="stpo"), "valid: report, stop; did you mean stop?"),
         (lambda: generate("x", strategy_options={"ngram": 3}), "did you mean ngrams?"),
         (lambda: sampling(top=0.5), "did you mean top_k?"),
-        (lambda: sampling(colour=0.5), "seed, greedy"),
+        (lambda: sampling(colour=0.5), list(SamplingParams.__dataclass_fields__)[-1]),
         (lambda: resume("x", max_tokens=3), "did you mean max_new_tokens?"),
     ):
         with pytest.raises(InputError) as caught:

@@ -8,6 +8,7 @@ from defects.cuda import CUDA
 from defects.defect import Defect
 from defects.drafting import DRAFTING
 from defects.exactness import EXACTNESS
+from defects.grammars import GRAMMARS
 from defects.int8 import INT8
 from defects.low_bit import LOW_BIT
 from defects.many import MANY
@@ -20,6 +21,6 @@ from defects.training import TRAINING
 __all__ = ["DEFECTS", "Defect"]
 
 DEFECTS = [
-    *(*EXACTNESS, *AUDIT, *DRAFTING, *AUTOMATIC, *LOW_BIT, *INT8, *CUDA),
+    *(*EXACTNESS, *AUDIT, *DRAFTING, *GRAMMARS, *AUTOMATIC, *LOW_BIT, *INT8, *CUDA),
     *(*MANY, *SCALE, *SERVING, *SPREADING, *TRAINING, *MEASURING),
 ]

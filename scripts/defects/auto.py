@@ -6,6 +6,7 @@ from defects.defect import Defect
 
 AUTO, PARTS = "tests/spec/drafters/test_auto.py", "tests/spec/drafters/test_parts.py"
 CHOOSE = "tests/sampling/test_choose.py"
+RESUME = "tests/runs/test_resume.py::test_"
 
 AUTOMATIC = (
     Defect(
@@ -168,5 +169,19 @@ AUTOMATIC = (
         "        self._base = base\n",
         "        self._base = self._base if len(self._base) else base\n",
         ("tests/spec/drafters/test_heads.py",),
+    ),
+    Defect(
+        "journal: automatic drafting by its earlier name is the paper's method",
+        "engine/resume.py",
+        '        strategy = "auto"\n',
+        "        pass\n",
+        (RESUME + "a_run_of_automatic_drafting_by_its_old_name",),
+    ),
+    Defect(
+        "journal: the paper's method does not say its tree",
+        "engine/run.py",
+        'given["tree"] = request.options.tree',
+        "pass",
+        (RESUME + "a_run_of_the_papers_method",),
     ),
 )

@@ -23,16 +23,32 @@ _atexit.register(_gc.freeze)
 
 TYPE_CHECKING = False  # typing's own, without the import
 if TYPE_CHECKING:
+    from tokenswift.chat.reply import Reply, ToolCall
     from tokenswift.config import LoopOptions, SamplingParams
+    from tokenswift.engine.async_llm import AsyncLLM, AsyncStream
     from tokenswift.engine.llm import LLM
+    from tokenswift.engine.request import Request
     from tokenswift.engine.resume import resume
+    from tokenswift.engine.scheduler import Scheduler
     from tokenswift.engine.stream import Stream
-    from tokenswift.method_options import MagicDecOptions, MedusaOptions, TokenSwiftOptions, TriForceOptions
+    from tokenswift.engine.ticket import Ticket
+    from tokenswift.grammar import Grammar
+    from tokenswift.method_options import (
+        AutoOptions,
+        MagicDecOptions,
+        MedusaOptions,
+        TokenSwiftOptions,
+        TriForceOptions,
+    )
     from tokenswift.types import Generation, InputError, Logprob, Loop, Metrics, RunError, Step
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
+    "AsyncStream",
+    "AutoOptions",
     "Generation",
+    "Grammar",
     "InputError",
     "Logprob",
     "Loop",
@@ -40,21 +56,38 @@ __all__ = [
     "MagicDecOptions",
     "MedusaOptions",
     "Metrics",
+    "Reply",
+    "Request",
     "RunError",
     "SamplingParams",
+    "Scheduler",
     "Step",
     "Stream",
+    "Ticket",
     "TokenSwiftOptions",
+    "ToolCall",
     "TriForceOptions",
     "__version__",
     "resume",
 ]
 _MODULES = {
+    "chat.reply": ("Reply", "ToolCall"),
     "config": ("LoopOptions", "SamplingParams"),
+    "engine.async_llm": ("AsyncLLM", "AsyncStream"),
     "engine.llm": ("LLM",),
+    "engine.request": ("Request",),
     "engine.resume": ("resume",),
+    "engine.scheduler": ("Scheduler",),
     "engine.stream": ("Stream",),
-    "method_options": ("MagicDecOptions", "MedusaOptions", "TokenSwiftOptions", "TriForceOptions"),
+    "engine.ticket": ("Ticket",),
+    "grammar": ("Grammar",),
+    "method_options": (
+        "AutoOptions",
+        "MagicDecOptions",
+        "MedusaOptions",
+        "TokenSwiftOptions",
+        "TriForceOptions",
+    ),
     "types": ("Generation", "InputError", "Logprob", "Loop", "Metrics", "RunError", "Step"),
 }
 

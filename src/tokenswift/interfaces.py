@@ -172,8 +172,8 @@ class DraftModel(TargetModel, Protocol):
     backend: Any  # `kernels.base.Backend`
     whole: bool  # products are in int8
 
-    def sampler(self, params: SamplingParams) -> Any:
-        """The choice rule for one generation with this model."""
+    def sampler(self, params: SamplingParams, rules: Any = ...) -> Any:
+        """The choice rule for one generation with this model; ``rules``: `sampling.adjust.TextRules`."""
         ...
 
     @property

@@ -42,8 +42,17 @@ def option(default: Any, text: str, metavar: str = "N") -> Any:
     return field(default=default, metadata={"help": text, "metavar": metavar})
 
 
-def _widths(default: Any = None) -> Any:
-    return option(default, "candidates per level, integers of at least 1, such as 1,3,3,3", "W,W,…")
+def _widths() -> Any:
+    return option((1, 3, 3, 3), "candidates per level, integers of at least 1", "W,W,…")
+
+
+def _cache() -> Any:
+    return option("dynamic", "KV cache of drafting: dynamic, partial (selected once) or full", "NAME")
+
+
+def _draft() -> Any:
+    text = "what heads draft from: partial (a pass over the partial cache), hidden (no extra pass) or auto"
+    return option("auto", text, "NAME")
 
 
 def _coupled() -> Any:
@@ -91,18 +100,12 @@ class NoOptions:
 class AutoOptions:
     """Options of ``auto``, adaptive drafting; None chooses by device. Each field says what it means."""
 
-    ngrams: int | None = option(
-        None, "n-gram branches of a fixed tree; 0: neither these nor long matches", "K"
-    )
+    ngrams: int | None = option(None, "0 drafts no repeats of earlier text", "K")
     budget: int | None = option(None, "tokens in the partial KV cache, more than sinks", "B")
     sinks: int = _sinks()
-    cache: Cache = option("dynamic", "KV cache of drafting: dynamic, partial (selected once) or full", "NAME")
+    cache: Cache = _cache()
     candidates: Candidates = _coupled()
-    draft: Draft = option(
-        "auto",
-        "what heads draft from: partial (a pass over the partial cache), hidden (no extra pass) or auto",
-        "NAME",
-    )
+    draft: Draft = _draft()
     draft_weights: DraftWeights = option(
         "auto",
         "weights the model drafts for itself with: auto, quantized to q8_0, q4_1 or q4_0, or none",
@@ -110,43 +113,38 @@ class AutoOptions:
     )
     vocabulary: Vocabulary = _vocabulary()
     draft_model: Any = _draft_model("; adaptive drafting: one more source of drafts")
-    explain: Any = option(None, "adaptive drafting: write a line of JSON for each decision", "FILE")
+    explain: Any = option(None, "write a line of JSON for each drafting decision", "FILE")
 
     def __post_init__(self) -> None:
         if self.ngrams is not None:
-            check_whole(self, "ngrams", 0, most=MAX_NODES // 4)  # four tokens each
-        check_whole(self, "sinks", 0)
-        if self.budget is not None:
-            check_budget(self, "budget")
-        check_choice("cache", self.cache, words(Cache))
-        check_choice("candidates", self.candidates, words(Candidates))
-        check_choice("draft", self.draft, words(Draft))
+            check_ngrams(self)
+        check_drafting(self, self.budget is not None)
         check_choice("draft_weights", self.draft_weights, words(DraftWeights))
-        check_choice("vocabulary", self.vocabulary, words(Vocabulary))
 
 
 @named_errors
 @dataclass(frozen=True, slots=True)
-class TokenSwiftOptions(AutoOptions):
-    """Options of the ``tokenswift`` strategy. Without a tree, and with the exact rule, they are options of
-    ``auto``: what ``tokenswift`` ran before that had a name of its own (see `settled`)."""
+class TokenSwiftOptions:
+    """Options of ``tokenswift``, the paper's method; the defaults are the paper's. Each field says what it
+    means."""
 
-    tree: tuple[int, ...] | None = option(
-        None, "candidates per level, such as 1,3,3,3; auto: adaptive drafting", "W,W,…"
-    )
-    ngram_count: int | None = option(None, "fixed tree: draft n-grams seen this often, at least 1")
+    tree: tuple[int, ...] = _widths()
+    ngrams: int = option(20, "n-gram branches beside the tree; 0: none", "K")
+    ngram_count: int = option(1, "draft n-grams seen this often, at least 1")
+    budget: int = _budget(4096)
+    sinks: int = _sinks()
+    cache: Cache = _cache()
+    candidates: Candidates = _coupled()
+    draft: Draft = _draft()
+    vocabulary: Vocabulary = _vocabulary()
     acceptance: Acceptance = _acceptance()
 
     def __post_init__(self) -> None:
-        AutoOptions.__post_init__(self)
         check_widths(self)
-        if self.ngram_count is not None:
-            check_whole(self, "ngram_count", 1)
+        check_ngrams(self)
+        check_whole(self, "ngram_count", 1)
+        check_drafting(self, True)
         check_choice("acceptance", self.acceptance, words(Acceptance))
-        if self.draft_model is not None and (self.tree is not None or self.acceptance != "exact"):
-            raise InputError(
-                "draft_model is given beside a fixed tree; valid: strategy auto, triforce or magicdec"
-            )
 
 
 @named_errors
@@ -154,7 +152,7 @@ class TokenSwiftOptions(AutoOptions):
 class MedusaOptions:
     """Options of the ``medusa`` strategy."""
 
-    tree: tuple[int, ...] | None = _widths()
+    tree: tuple[int, ...] = _widths()
     candidates: Candidates = _coupled()
     acceptance: Acceptance = _acceptance()
     vocabulary: Vocabulary = _vocabulary()
@@ -224,9 +222,7 @@ OPTIONS: dict[str, type] = {
 
 
 def check_widths(options: Any) -> None:
-    """Check ``options.tree`` and make it a tuple; None passes."""
-    if options.tree is None:
-        return
+    """Check ``options.tree`` and make it a tuple."""
     found = [integer_of(width) for width in options.tree] if isinstance(options.tree, tuple | list) else []
     if not found or any(width is None or not 0 < width <= LARGEST for width in found):
         raise InputError(
@@ -239,6 +235,22 @@ def check_widths(options: Any) -> None:
             f"tree is {text}; valid: at most {MAX_NODES} nodes in all, the root included", "tree"
         )
     keep_field(options, "tree", tree)
+
+
+def check_ngrams(options: Any) -> None:
+    """Check the number of n-gram branches."""
+    check_whole(options, "ngrams", 0, most=MAX_NODES // 4)  # four tokens each
+
+
+def check_drafting(options: Any, sized: bool) -> None:
+    """Check what heads and a partial cache draft with; ``sized``: the cache's size is given."""
+    check_whole(options, "sinks", 0)
+    if sized:
+        check_budget(options, "budget")
+    check_choice("cache", options.cache, words(Cache))
+    check_choice("candidates", options.candidates, words(Candidates))
+    check_choice("draft", options.draft, words(Draft))
+    check_choice("vocabulary", options.vocabulary, words(Vocabulary))
 
 
 def tree_nodes(widths: Sequence[int]) -> int:
@@ -260,6 +272,11 @@ def check_budget(options: Any, name: str) -> None:
         )
 
 
+def names_of(strategy: str) -> list[str]:
+    """The names of a strategy's options."""
+    return [f.name for f in fields(OPTIONS[strategy])]
+
+
 def build_options(kind: type[T], strategy: str, values: Mapping[str, Any] | T | None) -> T:
     """Make a strategy's options.
 
@@ -276,31 +293,12 @@ def build_options(kind: type[T], strategy: str, values: Mapping[str, Any] | T | 
             f"strategy_options is {shown(values)}; valid for strategy {strategy}: a dict of its options or "
             f"{kind.__name__}(…)"
         )
-    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    known = names_of(strategy)
     for name in values or {}:
         if name not in known:
             valid = ", ".join(known) or "none"
             valid += meant(name, known)
-            raise InputError(f"{shown(name)} is no option of strategy {strategy}; valid: {valid}")
+            having = [other for other in OPTIONS if name in names_of(other)]
+            owners = f" (strategy {' or '.join(having)} has it)" if having else ""
+            raise InputError(f"{shown(name)} is no option of strategy {strategy}; valid: {valid}{owners}")
     return kind(**(values or {}))
-
-
-#: is said once where the strategy that is asked for has another name
-RENAMED = "strategy tokenswift without --tree is strategy auto, which runs; the paper's has --tree 1,3,3,3"
-
-
-def settled(strategy: str, values: Any) -> tuple[str, Any]:
-    """A strategy and its options: a fixed tree, or the published rule, makes ``auto`` the paper's method,
-    and ``tokenswift`` without either is ``auto``.
-
-    Raises:
-        InputError: as :func:`build_options` has it.
-    """
-    if strategy not in ("auto", "tokenswift"):
-        return strategy, build_options(OPTIONS[strategy], strategy, values)
-    if type(values) is AutoOptions:
-        return "auto", values
-    options = build_options(TokenSwiftOptions, strategy, values)
-    if options.tree is not None or options.acceptance != "exact":
-        return "tokenswift", options
-    return "auto", AutoOptions(**{f.name: getattr(options, f.name) for f in fields(AutoOptions)})

@@ -3,7 +3,7 @@
 Tree attention (paper section 3.2; Medusa, Cai et al. 2024): all candidates are verified in one pass,
 each node seeing the text and its own ancestors. Candidates of heads and n-gram branches share one
 trie, so no prefix is verified twice. Trees of fixed widths are built whole; of candidates with chances,
-automatic drafting takes the part that is worth its rows.
+adaptive drafting takes the part that is worth its rows.
 """
 
 from __future__ import annotations

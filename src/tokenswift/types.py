@@ -228,7 +228,7 @@ class Generation:
         metrics: figures of the run.
         prompt_tokens: length of the prompt in tokens.
         lossless: False when the published acceptance rule was used.
-        drafting: what automatic drafting used and how well it predicted ("summary" says it in a sentence);
+        drafting: what adaptive drafting used and how well it predicted ("summary" says it in a sentence);
             None for other drafting.
         heads: the draft heads at hand, their ``kind`` and ``file``; None where there are none.
         draft_source: what the strategy may draft from: "heads", "partial passes", "text", "draft model

@@ -214,8 +214,8 @@ def test_the_first_table_of_the_readme() -> None:
     ]
     assert body["llama.cpp, without sampling, KV cache q8_0"][:2] == ["**40** (39–41), 0.50 ×", "–"]
     assert body["tokenswift, plain, float32"][:2] == ["**100** (99–101), 1.25 ×", "**45** (44–46), 1.50 ×"]
-    assert body["tokenswift, automatic, prose, float32"][0] == "**200** (100–300), 2.50 ×"
-    assert body["tokenswift, automatic, code, int8"][1] == "–"
+    assert body["tokenswift, adaptive, prose, float32"][0] == "**200** (100–300), 2.50 ×"
+    assert body["tokenswift, adaptive, code, int8"][1] == "–"
     assert "llama.cpp 0c1e570" in made.below and "on or off, whichever was faster" in made.below
     assert "commit abc, other" in made.below and tables.APART in made.below
     assert summaries.headline(rows[3:6]).markdown().startswith("Not measured yet: `python -m benchmarks run")

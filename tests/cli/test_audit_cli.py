@@ -31,9 +31,7 @@ def test_an_exact_model_passes(cli: Call, tiny: Path, prompts: Path) -> None:
     assert record["exact"] and record["failures"] == [] and record["near_ties"] == 0
     rows = record["comparisons"]
     sure = {"tokenswift", "magicdec"}
-    drafted = {
-        row["strategy"] for row in rows if row["drafted"]
-    }  # automatic drafting may find that none pays
+    drafted = {row["strategy"] for row in rows if row["drafted"]}  # adaptive drafting may find that none pays
     assert sure <= drafted <= sure | {"auto"} and set(record["strategies"]) == drafted
     assert set(record["skipped"]) == {"medusa", "triforce", "auto"} - drafted
     assert record["verdict"] == f"exact; not run: {', '.join(record['skipped'])}"

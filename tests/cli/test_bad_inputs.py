@@ -85,9 +85,9 @@ GENERATE: list[tuple[str, str]] = [
     ("hi --run-dir prompt.txt", "--run-dir is 'prompt.txt'"),
     ("hi --sampling own", "--sampling is 'own'; valid: default, model"),
     ("hi --temperature -0.5", "--temperature is -0.5; valid: 0 (greedy decoding)"),
-    ("hi --tree 0", "--tree is '0'; valid: auto, or integers of at least 1"),
+    ("hi --tree 0", "--tree is '0'; valid: integers of at least 1"),
     ("hi --tree 1,-3", "--tree is '1,-3'"),
-    ("hi --ngram-count 0", "--ngram-count is 0; valid: an integer of at least 1"),
+    ("hi --strategy tokenswift --ngram-count 0", "--ngram-count is 0; valid: an integer of at least 1"),
     (
         "hi --strategy medusa --ngram-count 2",
         "--ngram-count is no option of strategy medusa; valid: tree",
@@ -121,11 +121,14 @@ GENERATE: list[tuple[str, str]] = [
         "--strategy medusa … --heads is 'auto'",
     ),
     ("hi --strategy medusa --heads none", "--strategy medusa"),
-    ("hi --tree 100000,3", "--tree is '100000,3'; valid: at most 4096 nodes in all"),
-    ("hi --tree 1" + ",1" * 5000, "valid: at most 4096 nodes in all"),
+    ("hi --strategy tokenswift --tree 100000,3", "--tree is '100000,3'; valid: at most 4096 nodes in all"),
+    ("hi --strategy tokenswift --tree 1" + ",1" * 5000, "valid: at most 4096 nodes in all"),
     ("hi --strategy medusa --tree 9,9,9,9", "--tree is '9,9,9,9'; valid: at most 4096 nodes"),
     ("hi --strategy magicdec --gamma 1000000", "--gamma is 1000000; valid: an integer from 1 to 32"),
-    ("hi --tree 1,3 --ngrams 1000000000", "--ngrams is 1000000000; valid: an integer from 0 to 1,024"),
+    (
+        "hi --strategy tokenswift --ngrams 1000000000",
+        "--ngrams is 1000000000; valid: an integer from 0 to 1,024",
+    ),
     ("hi --run-dir /proc/run", "--run-dir /proc/run"),
     ("hi --explain no/where", "--explain no/where"),
     ("hi --explain same --json same", "--json and --explain … same; valid: two different files"),
@@ -133,6 +136,11 @@ GENERATE: list[tuple[str, str]] = [
     ("hi --loop-patterns 5,1,3", "max_pattern_size is 1; valid: 5 (min_pattern_size) to 65536"),
     ("hi --loop-patterns 1,2,1", "min_count is 1; valid: an integer of at least 2"),
     ("hi --heads 3", "--heads is '3'"),
+    ("hi --json-schema none.json", "--json-schema none.json cannot be read"),
+    ("hi --json-schema prompt.txt", "--json-schema prompt.txt: the JSON schema is no JSON"),
+    ("hi --regex a --grammar prompt.txt", "--regex and --grammar given; valid: one of them"),
+    ("hi --regex a --ignore-eos", "--ignore-eos beside --regex; valid: one of the two"),
+    ("--prompt-file prompt.txt --grammar link.txt --output link.txt", "--output link.txt … --prompt-file"),
 ]
 TRAIN: list[tuple[str, str]] = [
     ("--out new", "--data or --states is needed"),
@@ -301,7 +309,7 @@ PYTHON: list[tuple[Callable[[LLM], Any], str]] = [
     (lambda llm: llm.generate([1], 0), "max_new_tokens is 0"),
     (lambda llm: llm.generate([1], 4, "magic"), "strategy is 'magic'"),
     (lambda llm: llm.generate([1], 4, strategy_options={"trees": 1}), "'trees' is no option"),
-    (lambda llm: llm.generate([1], 4, strategy_options={"tree": (0,)}), "tree is (0,)"),
+    (lambda llm: llm.generate([1], 4, "tokenswift", {"tree": (0,)}), "tree is (0,)"),
     (lambda llm: llm.generate([1], 4, "triforce"), "draft_model is not given"),
     (lambda llm: llm.generate([1], 4, "triforce", {"draft_model": "./no"}), "draft_model is './no'"),
     (lambda llm: llm.generate([1], 10**9), "positions"),
@@ -399,7 +407,7 @@ def test_values_of_options(
         (("--cache", "big"), ("--cache is 'big'", "dynamic")),
         (("--candidates", "best"), ("--candidates is 'best'", "coupled")),
         (("--draft", "deep"), ("--draft is 'deep'", "hidden")),
-        (("--acceptance", "all"), ("--acceptance is 'all'", "published")),
+        (("--strategy", "tokenswift", "--acceptance", "all"), ("--acceptance is 'all'", "published")),
         (("--strategy", "magic"), ("--strategy is 'magic'", "autoregressive, tokenswift")),
         (
             ("--strategy", "autoregressive", "--tree", "1,1"),
@@ -448,7 +456,7 @@ def test_prompts(refuse: Callable[..., str], no_model: None, tmp_path: Path) -> 
 
 def test_what_only_the_model_can_tell(refuse: Callable[..., str]) -> None:
     assert "260; valid: 0 to 259" in refuse("--prompt-ids", "5,260", prompt=())
-    line = refuse("--tree", "1,261")
+    line = refuse("--strategy", "tokenswift", "--tree", "1,261")
     assert line.startswith("--tree is ") and "261" in line and "260" in line
     assert "--rope-scaling yarn" in refuse("--max-new-tokens", "252")
 

@@ -1,4 +1,4 @@
-"""The page of help texts can be made; what the docs name exists; summaries promise what holds."""
+"""The pages that are not kept can be made; what the docs name exists; summaries promise what holds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from tokenswift.cli.main import COMMANDS
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_page_of_help_texts_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``make docs`` writes it: every command, and every part of one, with its help."""
+def test_the_pages_that_are_not_kept_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``make docs`` writes every command's help, and README, whose links lead to what the site has."""
     monkeypatch.setenv("COLUMNS", "")  # which the script sets
-    shown = runpy.run_path(str(ROOT / "scripts" / "cli_docs.py"))["page"]()
+    made = runpy.run_path(str(ROOT / "scripts" / "pages.py"))
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", made["start"]())
+    assert len(links) > 10 and [link for link in links if not (ROOT / "docs" / link).is_file()] == []
+    shown = made["helps"]()
     for command in (name.replace("_", "-") for name in COMMANDS):
         assert f"## tokenswift {command}\n\n```text\nusage: tokenswift {command} " in shown
     assert "--kv-cache-dtype" in shown and "draft_budget=B" in shown  # what a help alone does not show

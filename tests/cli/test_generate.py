@@ -29,7 +29,8 @@ RESULT = Generation([1, 2], "ab", "length", METRICS, 3)
 
 def test_record_text_and_output(cli: Call, tiny: Path, tmp_path: Path) -> None:
     argv = ("generate", "hello", "--model", tiny, "--max-new-tokens", "12", "--ignore-eos", "--seed", "5")
-    done = cli(*argv, "--json", "j", "--output", "t", "--tree", "1,2", "--ngrams", "2")
+    tree = ("--strategy", "tokenswift", "--tree", "1,2", "--ngrams", "2")
+    done = cli(*argv, "--json", "j", "--output", "t", *tree)
     assert done.code == 0 and done.files == ["j", "t"]
     record = json.loads((tmp_path / "cwd" / "j").read_text())
     text = (tmp_path / "cwd" / "t").read_text()
@@ -67,8 +68,8 @@ def test_the_ways_to_give_a_prompt(cli: Call, tiny: Path, tmp_path: Path) -> Non
 
 
 def test_published_is_labelled(cli: Call, tiny: Path, tmp_path: Path) -> None:
-    argv = ("generate", "hello", "--model", tiny, "--max-new-tokens", "6", "--acceptance", "published")
-    done = cli(*argv, "--json", "j")
+    argv = ("generate", "hello", "--model", tiny, "--max-new-tokens", "6", "--strategy", "tokenswift")
+    done = cli(*argv, "--acceptance", "published", "--json", "j")
     assert done.code == 0
     assert json.loads((tmp_path / "cwd" / "j").read_text())["lossless"] is False
     assert "not lossless" in done.err.splitlines()[0] and "NOT LOSSLESS" in done.err.splitlines()[-1]

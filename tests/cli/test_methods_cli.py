@@ -78,7 +78,7 @@ def test_every_option_of_a_method_is_a_key(command: str) -> None:
         ("gama=3", ("--method-option gama ", "valid: ", "did you mean gamma?")),
         ("gamma=3", ("--method-option gamma is no option of strategy auto", "valid: ngrams")),
         ("cache=dynamc", ("--method-option cache is 'dynamc'", "valid: full", "did you mean dynamic?")),
-        ("tree=0", ("--method-option tree is '0'", "valid: auto, or integers")),
+        ("tree=0", ("--method-option tree is '0'", "valid: integers")),
         ("budget", ("--method-option budget ", "valid: budget=B")),
         ("budget=16", ("--method-option budget is 16", "valid: more than the 16 sink tokens")),
         ("sinks=many", ("--method-option sinks is 'many'", "valid: an integer")),
@@ -105,20 +105,17 @@ def test_the_same_text_by_every_strategy_without_heads(cli: Call, tiny: Path) ->
         assert (got.code, got.out) == (0, plain.out), argv
 
 
-def test_the_old_name_of_automatic_drafting(cli: Call, tiny: Path) -> None:
-    """``--strategy tokenswift`` without a tree runs ``auto`` and says so; with one it is the paper's."""
+def test_adaptive_drafting_and_the_papers_method(cli: Call, tiny: Path) -> None:
+    """What is named is what runs; a tree without ``--strategy tokenswift`` is an error that names it."""
     model = ("--model", tiny, "--heads", "none", "--max-new-tokens", "12", "--ignore-eos", "--json", "-")
-    found = {}
-    for argv in (
-        (),
-        ("--strategy", "tokenswift"),
-        ("--strategy", "tokenswift", "--tree", "1,2"),
-        ("--tree", "2"),
-    ):
+    for argv in ((), ("--strategy", "tokenswift"), ("--strategy", "tokenswift", "--tree", "1,2")):
         got = cli("generate", "hello there", *model, *argv)
         assert got.code == 0, got.err
-        found[argv] = json.loads(got.out)["strategy"], got.err.count("is strategy auto, which runs")
-    assert list(found.values()) == [("auto", 0), ("auto", 1), ("tokenswift", 0), ("tokenswift", 0)]
+        record = json.loads(got.out)
+        assert record["strategy"] == (argv[1] if argv else "auto")
+        assert (record["drafting"] is None) == bool(argv)  # adaptive drafting alone gives an account
+    refused = cli("generate", "hello there", *model, "--tree", "2")
+    assert refused.code == 2 and "--tree" in refused.error and "strategy tokenswift" in refused.error
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,7 @@ def test_a_live_line_with_the_time_left(monkeypatch: pytest.MonkeyPatch, clock: 
     clock[0] += 4
     stages("prompt", 1024, 6120)
     assert re.sub("\x1b\\[[0-9;]*m|[━╸╺]", "", stream.text) == (
-        "\r\x1b[2K reading the prompt: 0 of 6,120 tokens, ETA ?"
-        "\r\x1b[2K reading the prompt: 1,024 of 6,120 tokens, ETA 0:20"
+        "\r\x1b[2K prefill: 0 of 6,120 tokens, ETA ?\r\x1b[2K prefill: 1,024 of 6,120 tokens, ETA 0:20"
     )
     bars = [line.count("━") + line.count("╸") + line.count("╺") for line in stream.text.split("\r")[1:]]
     assert bars == [16, 16]
@@ -121,7 +120,7 @@ def test_on_a_terminal_of_its_own(tiny: Path, term: str) -> None:
     done = on_a_terminal(*argv, streams=(2,), term=term)
     text = done.screen.decode()
     assert done.code == 0 and text.startswith(f"loading {tiny}\n")
-    assert ("reading the prompt: 0 of 10 tokens" in text) == ("\x1b" in text) == (term == "xterm")
+    assert ("prefill: 0 of 10 tokens" in text) == ("\x1b" in text) == (term == "xterm")
     assert b"\x1b" not in done.out
     rest = re.sub(r"\r\x1b\[2K[^\r\n]*(?=\r)|\r\x1b\[K", "", text)  # what a live line covers is gone
     assert "\x1b" not in rest and "4 tokens in " in rest.splitlines()[-1]

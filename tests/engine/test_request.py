@@ -42,7 +42,7 @@ def llm() -> Iterator[LLM]:
 
 
 def test_options_as_a_dataclass_are_options_by_name(llm: LLM, tmp_path: Path) -> None:
-    call: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True}
+    call: dict[str, Any] = {"max_new_tokens": 12, "strategy": "tokenswift", "ignore_eos": True}
     by_name = llm.generate("abc abc", **call, strategy_options=TREE)
     made = llm.generate("abc abc", **call, strategy_options=TokenSwiftOptions(**TREE), run_dir=tmp_path / "r")
     assert made.metrics.steps == by_name.metrics.steps and made.token_ids == by_name.token_ids
@@ -64,7 +64,7 @@ def test_numbers_and_places_of_numpy_and_torch(llm: LLM, tiny_folder: Any) -> No
     options = TokenSwiftOptions(tree=[np.int32(2), 1], ngrams=np.int8(2))  # type: ignore[arg-type]
     assert options == TokenSwiftOptions(**TREE) and type(options.tree[0]) is int  # type: ignore[index]
     assert LoopOptions(min_count=np.int64(3)) == LoopOptions()  # type: ignore[arg-type]
-    done = llm.generate("abc", np.int16(3), strategy_options=options, sampling=params)  # type: ignore[arg-type]
+    done = llm.generate("abc", np.int16(3), "tokenswift", options, sampling=params)  # type: ignore[arg-type]
     assert len(done.token_ids) <= 3
     with LLM(tiny_folder(), dtype=torch.float32, device=torch.device("cpu"), heads=None) as loaded:
         assert (loaded.dtype, loaded.device) == ("float32", "cpu")
@@ -83,7 +83,7 @@ def test_numbers_and_places_of_numpy_and_torch(llm: LLM, tiny_folder: Any) -> No
             {"strategy_options": ["tree"]},
             "strategy_options is ['tree']; valid for strategy auto: a dict",
         ),
-        ({"strategy_options": MedusaOptions()}, "strategy_options is MedusaOptions(tree=None"),
+        ({"strategy_options": MedusaOptions()}, "strategy_options is MedusaOptions(tree=(1, 3, 3, 3)"),
         ({"strategy_options": {"gamma": 2}}, "'gamma' is no option of strategy auto"),
         ({"strategy_options": {1: 2}}, "1 is no option of strategy auto"),
         ({"strategy_options": {"budget": 4.0}}, "budget is 4.0; valid: an integer"),
@@ -177,7 +177,12 @@ def test_a_journal_of_a_chat_holds_its_token_ids(llm: LLM, tmp_path: Path) -> No
 
 
 def test_a_stream_ends_with_the_result(llm: LLM) -> None:
-    call: dict[str, Any] = {"max_new_tokens": 10, "ignore_eos": True, "strategy_options": TREE}
+    call: dict[str, Any] = {
+        "max_new_tokens": 10,
+        "ignore_eos": True,
+        "strategy": "tokenswift",
+        "strategy_options": TREE,
+    }
     stream = llm.stream("abc abc", **call)
     with pytest.raises(InputError, match="stream.result is not there before the end"):
         _ = stream.result
@@ -212,7 +217,12 @@ def test_a_stream_left_early_has_no_result(llm: LLM, tmp_path: Path) -> None:
 def test_many_prompts_in_order_with_progress(llm: LLM) -> None:
     prompts: list[Any] = ["abc", [5, 6, 7], HELLO]
     seen: list[tuple[int, list[int]]] = []
-    call: dict[str, Any] = {"max_new_tokens": 6, "ignore_eos": True, "strategy_options": TREE}
+    call: dict[str, Any] = {
+        "max_new_tokens": 6,
+        "ignore_eos": True,
+        "strategy": "tokenswift",
+        "strategy_options": TREE,
+    }
     many = llm.generate_many(prompts, **call, on_result=lambda i, r: seen.append((i, r.token_ids)))
     assert [r.token_ids for r in many] == [llm.generate(p, **call).token_ids for p in prompts]
     assert seen == list(enumerate(r.token_ids for r in many))
@@ -243,6 +253,7 @@ def test_many_prompts_are_checked_before_the_first_is_run(llm: LLM) -> None:
     ("strategy", "options", "source", "kind"),
     [
         ("autoregressive", None, "none", None),
+        ("auto", None, "heads, partial passes, text", "conditioned"),
         ("tokenswift", None, "heads, partial passes, text", "conditioned"),
         ("tokenswift", TREE | {"draft": "hidden"}, "heads, text", "conditioned"),
         ("tokenswift", TokenSwiftOptions(ngrams=0, cache="full"), "heads", "conditioned"),
@@ -265,7 +276,7 @@ def test_results_say_what_drafted(
     assert sum(done.token_sources.values()) == 24
     own = done.token_sources["target"]  # one a step, but for one that the length ended
     assert done.metrics.steps - 1 <= own <= done.metrics.steps
-    assert set(done.token_sources) == {"target", "head", "ngram", "chain"}
+    assert set(done.token_sources) == {"target", "head", "ngram", "chain", "grammar"}
     if strategy == "autoregressive":
         assert done.token_sources["target"] == 24
 

@@ -15,6 +15,7 @@ from tests.chats import chat_tokenizer
 from tests.conftest import tiny_model
 from tokenswift import (
     LLM,
+    AutoOptions,
     InputError,
     LoopOptions,
     MagicDecOptions,
@@ -139,7 +140,15 @@ def test_threads_are_checked_before_loading(value: Any, monkeypatch: pytest.Monk
 
 # ---- mistakes that were raw errors ------------------------------------------------------------------------
 
-KINDS = (SamplingParams, LoopOptions, TokenSwiftOptions, MedusaOptions, MagicDecOptions, TriForceOptions)
+KINDS = (
+    SamplingParams,
+    LoopOptions,
+    AutoOptions,
+    TokenSwiftOptions,
+    MedusaOptions,
+    MagicDecOptions,
+    TriForceOptions,
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -142,11 +142,11 @@ static void ranks(void) {
     float *logits = floats(n * size, 4);
     Row rows[4];
     for (int i = 0; i < n; i++) rows[i] = (Row){i, tail, 3, draw(), 1, 8};
-    const Rule rules[] = {{size, size, 0, 0, tail, 50, 1.2f, 0.8f, 0, 1, 0, -2.3f, 0, size},
+    const Rule rules[] = {{size, size, 0, 0, tail, 50, 1.2f, 0.8f, 0, 1, 0, -2.3f, 0, size, 0},
                           {size, size, 0, 0, tail, 50, 1.1f, 1.3f, 40, 0.9, 0, -INFINITY, 0, size},
                           {size, size, 0, 0, tail, 50, 1, 1, 0, 1, 2e-4, -INFINITY, 0, size}};
     for (int i = 0; i < 3; i++) {
-        ts_rank(rules + i, logits, rows, n, 8, tokens, values, shares, counts, room(size * 9));
+        ts_rank(rules + i, logits, rows, n, 8, tokens, values, shares, counts, room(size * 13));
         say("tokens", i, 0, n, size, tokens, sizeof tokens);
         say("values", i, 0, n, size, values, sizeof values);
         say("shares", i, 0, n, size, shares, sizeof shares);

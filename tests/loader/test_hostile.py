@@ -46,14 +46,14 @@ def opened(path: Path) -> LLM:
 @pytest.mark.parametrize(
     ("said", "line"),
     [
-        ({"hidden_size": 0}, "x: hidden_size is 0; valid: a whole number from 1 to 262,144"),
-        ({"hidden_size": 32.0}, "x: hidden_size is 32.0; valid: a whole number from 1 to 262,144"),
-        ({"hidden_size": True}, "x: hidden_size is True; valid: a whole number from 1 to 262,144"),
+        ({"hidden_size": 0}, "x: hidden_size is 0; valid: an integer from 1 to 262,144"),
+        ({"hidden_size": 32.0}, "x: hidden_size is 32.0; valid: an integer from 1 to 262,144"),
+        ({"hidden_size": True}, "x: hidden_size is True; valid: an integer from 1 to 262,144"),
         (
             {"num_hidden_layers": 10**7},
-            "x: num_hidden_layers is 10000000; valid: a whole number from 1 to 1,024",
+            "x: num_hidden_layers is 10000000; valid: an integer from 1 to 1,024",
         ),
-        ({"head_dim": 1 << 19}, "x: head_dim is 524288; valid: a whole number from 2 to 1,024"),
+        ({"head_dim": 1 << 19}, "x: head_dim is 524288; valid: an integer from 2 to 1,024"),
         ({"head_dim": 63}, "x: head_dim is 63; valid: an even number up to 1,024"),
         ({"rms_norm_eps": math.inf}, "x: rms_norm_eps is infinite; valid: a number above 0, at most 1"),
         ({"rms_norm_eps": math.nan}, "x: rms_norm_eps is not a number; valid: a number above 0, at most 1"),
@@ -101,11 +101,11 @@ def twice(made: Draft) -> None:
 CHANGES: dict[str, tuple[Callable[[Draft], Any], str]] = {
     "block_count": (
         lambda d: d.set("llama.block_count", Value(U32, 1 << 31)),
-        ": llama.block_count is 2147483648; valid: a whole number from 1 to 1,024",
+        ": llama.block_count is 2147483648; valid: an integer from 1 to 1,024",
     ),
     "no heads": (
         lambda d: d.set("llama.attention.head_count", Value(U32, 0)),
-        ": llama.attention.head_count is 0; valid: a whole number from 1 to 16,384",
+        ": llama.attention.head_count is 0; valid: an integer from 1 to 16,384",
     ),
     "a part of each head": (
         lambda d: d.set("llama.rope.dimension_count", Value(U32, 32)),
@@ -230,7 +230,7 @@ def test_rows_that_no_kernel_takes(draft: Draft, tmp_path: Path) -> None:
     """All tensors are there: the schema alone says that the kernels run no such rows."""
     resized(draft, 2, 1, 2, MOST_NUMBERS + 2)
     assert line_of(lambda: opened(draft.write(tmp_path / "model.gguf"))).endswith(
-        ": llama.feed_forward_length is 262146; valid: a whole number from 1 to 262,144"
+        ": llama.feed_forward_length is 262146; valid: an integer from 1 to 262,144"
     )
     resized(draft, 2, 1, 2, MOST_NUMBERS)
     assert opened(draft.write(tmp_path / "model.gguf")).generate([5], 2, ignore_eos=True).token_ids
@@ -380,9 +380,9 @@ def test_ids_of_configs_beyond_the_rows(file: str, ids: Any, folder: Path) -> No
     [
         (
             {"num_hidden_layers": 10**7},
-            "num_hidden_layers is 10000000; valid: a whole number from 1 to 1,024",
+            "num_hidden_layers is 10000000; valid: an integer from 1 to 1,024",
         ),
-        ({"num_labels": 10**9}, "num_labels is 1000000000; valid: a whole number from 0 to 65,536"),
+        ({"num_labels": 10**9}, "num_labels is 1000000000; valid: an integer from 0 to 65,536"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0; valid"),
         ({"rms_norm_eps": "1e-6"}, "rms_norm_eps is '1e-6'; valid: a number above 0, at most 1"),
         ({"intermediate_size": 65}, "mlp.down_proj.weight has shape (32, 64); valid: (32, 65)"),

@@ -139,7 +139,7 @@ def test_default_model_small(embedded: str, sampling: str) -> None:
             prompt_of("observatory", 1000), 40, "tokenswift", options, SAMPLINGS[sampling], ignore_eos=True
         )
         assert same(plain, got), (heads, options)
-        assert got.metrics.steps < 40 or not options  # automatic drafting drafts where it pays
+        assert got.metrics.steps < 40 or not options  # adaptive drafting drafts where it pays
 
 
 @pytest.mark.model

@@ -158,7 +158,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_whole_numbers_are_another_model_and_exact(native: None, file: str, dtype: str) -> None:
     llm, plain = LLM(file, dtype=dtype, activations="int8"), LLM(file, dtype=dtype)
-    assert llm.identity() == plain.identity() | {"activations": "int8"}
+    assert llm.resources.identity() == plain.resources.identity() | {"activations": "int8"}
     tokens, at = torch.arange(3, 43), torch.arange(40)
     logits = [
         one.target.logits(one.target.forward(tokens, at, one.target.new_cache(40)).hidden)

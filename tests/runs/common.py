@@ -38,7 +38,7 @@ def after(steps: int) -> Callable[[Step], None]:
 
 
 def begin(llm: LLM, folder: Path, steps: int, prompt: Any = "hello", **call: Any) -> None:
-    """Begin a run and end it after some steps. Automatic drafting does not make them fewer: a row costs a
+    """Begin a run and end it after some steps. Adaptive drafting does not make them fewer: a row costs a
     whole pass, whatever a busy machine would have measured."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
         patch.setattr(Resources, "costs", lambda self, low=None: DEAR)

@@ -57,7 +57,10 @@ def test_two_writers_and_a_stale_lock(llm: LLM, tmp_path: Path) -> None:
         ({"prompt": "hullo"}, "the prompt differs"),
         ({"stop": ("x",)}, "stop is ['x'], was []"),
         ({"ignore_eos": False}, "the end-of-text tokens (ignore_eos) is [257], was []"),
-        ({"strategy_options": {"acceptance": "published"}}, "acceptance is 'published', was 'exact'"),
+        (
+            {"strategy": "tokenswift", "strategy_options": {"acceptance": "published"}},
+            "acceptance is 'published', was 'exact'",
+        ),
         ({"max_new_tokens": 5}, "max_new_tokens is 5; the run has 20 tokens already"),
     ],
 )
@@ -122,7 +125,7 @@ def test_the_identity_does_not_depend_on_where_a_model_lies(
     there = tmp_path / "copy"
     shutil.copytree(tiny_folder(), there)
     with LLM(tiny_folder()) as one, LLM(there) as two:
-        assert one.identity() == two.identity()
+        assert one.resources.identity() == two.resources.identity()
     model = tiny_model()
     assert identity_of(model) == identity_of(model)
 

@@ -78,9 +78,9 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> RunState:
         "ignore_eos": True,
     }
     drafts = {"tree": (1, 2), "ngrams": 0, "draft": "partial"}
-    llm.generate("hello", 70, **call, strategy_options=drafts, run_dir=folder)
+    llm.generate("hello", 70, **call, strategy="tokenswift", strategy_options=drafts, run_dir=folder)
     drafts = {"tree": (1, 2), "ngrams": 2, "ngram_count": 1}
-    llm.generate("hello", 180, **call, strategy_options=drafts, run_dir=folder)
+    llm.generate("hello", 180, **call, strategy="tokenswift", strategy_options=drafts, run_dir=folder)
     return folders.load(folder)[1]
 
 

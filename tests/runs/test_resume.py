@@ -56,6 +56,20 @@ def test_a_run_of_automatic_drafting_by_its_old_name(llm: LLM, tmp_path: Path) -
     assert (last.strategy, last.options) == ("auto", {"cache": "full"})
 
 
+@pytest.mark.parametrize("old", [{}, {"tree": [2, 1], "draft_weights": "none"}, {"acceptance": "published"}])
+def test_a_run_of_the_papers_method(llm: LLM, tmp_path: Path, old: dict[str, Any]) -> None:
+    """It stays that method, with the tree it had, also from journals whose options were those of both."""
+    own = {name: value for name, value in old.items() if name != "draft_weights"}
+    begin(llm, tmp_path, 4, strategy="tokenswift", strategy_options={"ngrams": 3, **own})
+    _, state = folders.load(tmp_path)
+    tree = tuple(old.get("tree", (1, 3, 3, 3)))
+    assert state.session.options["tree"] == list(tree)
+    if old:
+        state.sessions[-1] = structs.replace(state.sessions[-1], options={"ngrams": 3, "tree": None, **old})
+    request = request_of(state, tmp_path)
+    assert (request.strategy, request.options.tree, request.options.ngrams) == ("tokenswift", tree, 3)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_uninterrupted_text(strategy: str, dtype: torch.dtype, tmp_path: Path) -> None:

@@ -213,9 +213,9 @@ def test_nothing_is_explained_into_a_file_that_a_journal_names(
 ) -> None:
     """Not a stranger's, and not one's own: what was explained before stays."""
     place = stranger.parent
-    call: dict[str, Any] = {**CALL, "strategy": "tokenswift"}
+    call: dict[str, Any] = {**CALL, "strategy": "auto"}
     with LLM(tiny_folder()) as llm:
-        begin(llm, place / "own", 20, strategy_options={"explain": str(place / "why")}, strategy="tokenswift")
+        begin(llm, place / "own", 20, strategy_options={"explain": str(place / "why")}, strategy="auto")
         why = (place / "why").read_text()
         assert why and "explain" not in records_of(place / "own")[1]["options"]
         rewritten(place / "own", lambda r: r[1]["options"].update(explain=str(place / "precious")))
@@ -312,7 +312,7 @@ def test_ids_outside_the_vocabulary(llm: LLM, stranger: Path) -> None:
     ("options", "line"),
     [
         ({"budget": -1}, "budget is -1; valid: "),
-        ({"foo": 1}, "'foo' is no option of strategy tokenswift"),
+        ({"foo": 1, "tree": [2]}, "'foo' is no option of strategy tokenswift"),
         ({"draft_model": 3}, "draft_model is 3; valid: a name"),
         ({"tree": ["x"]}, "tree is .*; valid: integers"),
     ],

@@ -20,7 +20,7 @@ from tests.serve.conftest import Launch, Running, Start
 from tests.serve.test_going_on import CALL, Reader
 from tokenswift import InputError
 from tokenswift.engine import scheduler as scheduling
-from tokenswift.serve import wire
+from tokenswift.serve import response
 from tokenswift.serve.answer import Answer
 from tokenswift.serve.answers import CANCELLED, ENDS, GONE, Answers
 from tokenswift.serve.schemas import Responses
@@ -182,7 +182,7 @@ def test_where_an_answer_stands(background: bool, kept: bool, stopped: str, stat
     record = Record("resp_" + "0" * 32, "response", 0, {}, 0, [1], "", "")
     answer = Answer(record, Responses.model_validate({"input": "x", "background": background}))
     answer.kept, answer.stopped = kept, stopped
-    assert wire.status(answer) == status
+    assert response.status(answer) == status
 
 
 # ---- the beginning ------------------------------------------------------------------------------

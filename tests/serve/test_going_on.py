@@ -100,8 +100,9 @@ def test_a_client_that_is_gone_ends_the_steps(start: Start, slowed: Any, path: s
     server = start(llm)
     slow.pause = 0.03
     fields = {"/v1/responses": "input", "/v1/completions": "prompt"}
-    body: dict[str, Any] = {"stream": stream, "max_tokens": 900, "max_output_tokens": 900}
-    body |= {"seed": 1, "tokenswift": {"ignore_eos": True}}
+    length = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    body: dict[str, Any] = {"stream": stream, length: 900, "seed": 1}
+    body |= {"tokenswift": {"ignore_eos": True}}
     body |= (
         {fields[path]: "hello"} if path in fields else {"messages": [{"role": "user", "content": "hello"}]}
     )
@@ -329,11 +330,11 @@ def test_more_is_open_than_the_queue_holds(start: Start, slowed: Any, wanted: st
 def test_answers_in_memory_are_few(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str
 ) -> None:
-    monkeypatch.setattr("tokenswift.serve.answers.KEPT", 2)
+    monkeypatch.setattr("tokenswift.serve.shelf.KEPT", 2)
     for kept in (True, False):
         server = start(**({"run_dir": str(tmp_path / "answers")} if kept else {}))
         names = [server.post("/v1/responses", CALL).json()["id"] for _ in range(5)]
-        assert len(server.answers._answers) <= 3
+        assert len(server.answers.shelf.answers) <= 3
         found = [server.get(f"/v1/responses/{name}") for name in names]
         assert [one.status_code for one in found] == ([200] * 5 if kept else [404] * 3 + [200] * 2)
         assert found[-1].json()["output"][0]["content"][0]["text"] == wanted

@@ -323,7 +323,7 @@ def test_a_reader_leaves_when_one_of_two_texts_has_ended(start: Start, llm: LLM,
     body["tokenswift"] = {"ignore_eos": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
         for _ in response.iter_lines():
-            (answer,) = server.answers._answers.values()
+            (answer,) = server.answers.shelf.answers.values()
             if answer.parts[0].reason == "stop":
                 break
     while answer.running:

@@ -258,7 +258,7 @@ WORDS: list[tuple[dict[str, Any], str, str]] = [
     (
         {**HELLO, "previous_response_id": "b"},
         "previous_response_id",
-        "previous_response_id is 'b'; valid here: null",
+        "previous_response_id is no field of this request",
     ),
     ({**HELLO, "model": "m" * 100_000}, "model", "the model 'mmm"),
 ]
@@ -282,13 +282,13 @@ PLACES: list[tuple[str, dict[str, Any], str, str]] = [
         "chat",
         {"messages": [{"role": "user"}]},
         "messages",
-        "messages[0].content is missing; valid: a value for it",
+        "messages[0].content is missing; valid: text",
     ),
     (
         "chat",
         {"messages": [{"content": None}]},
         "messages",
-        "messages[0].content is None; valid: text, or a list",
+        "messages[0].content is missing; valid: text",
     ),
     (
         "chat",
@@ -298,9 +298,9 @@ PLACES: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     (
         "response",
-        {"input": [{"role": "tool", "content": "x"}]},
+        {"input": [{"role": "judge", "content": "x"}]},
         "input",
-        "input[0].role is 'tool'; valid: 'system', 'developer', 'user' or 'assistant'",
+        "input[0].role is 'judge'; valid: 'system', 'developer', 'user', 'assistant' or 'tool'",
     ),
     ("response", {"input": 7}, "input", "input is 7; valid: text, or a list"),
     ("response", {"input": "x", "prompt": {"id": "y"}}, "prompt", "prompt is {'id': 'y'}; valid here: null"),

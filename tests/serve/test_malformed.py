@@ -15,6 +15,19 @@ from tests.serve.conftest import Running, Start
 
 HELLO: dict[str, Any] = {"role": "user", "content": "hello"}
 DEEP = "[" * 5000 + "]" * 5000
+CALL: dict[str, Any] = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def tool(name: str = "f", **more: Any) -> dict[str, Any]:
+    """A tool of a chat."""
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+def wrong_call(arguments: str) -> dict[str, Any]:
+    """A call whose arguments are none."""
+    return {**CALL, "function": {"name": "f", "arguments": arguments}}
+
+
 #: path of /v1 → bodies, as they are sent
 WRONG: dict[str, list[str]] = {
     "completions": [
@@ -98,8 +111,39 @@ WRONG: dict[str, list[str]] = {
         '{"messages": [{"role": "user", "content": "\\udfff"}]}',
         '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]}',
         '{"messages": [{"role": "user", "content": [{"type": "text"}]}]}',
-        json.dumps({"messages": [HELLO], "tools": [{"type": "function", "function": {"name": "f"}}]}),
-        json.dumps({"messages": [HELLO], "response_format": {"type": "json_object"}}),
+        json.dumps({"messages": [HELLO], "tools": [{"type": "web_search"}]}),
+        json.dumps({"messages": [HELLO], "tools": [{"type": "function"}]}),
+        json.dumps({"messages": [HELLO], "tools": [{"type": "function", "function": {"name": "a b"}}]}),
+        json.dumps({"messages": [HELLO], "tools": [{"type": "function", "name": "\ud800"}]}),
+        json.dumps({"messages": [HELLO], "tools": [tool()] * 2}),
+        json.dumps({"messages": [HELLO], "tools": [tool(str(i)) for i in range(200)]}),
+        json.dumps({"messages": [HELLO], "tools": [tool(parameters={"type": "array"})]}),
+        json.dumps({"messages": [HELLO], "tools": [tool(parameters={"properties": "x"})]}),
+        json.dumps({"messages": [HELLO], "tools": [tool(parameters={"$ref": "https://example.org/x"})]}),
+        json.dumps({"messages": [HELLO], "tools": [tool(parameters={"title": "x" * 70_000})]}),
+        json.dumps({"messages": [HELLO], "tools": [tool(parameters={"a": json.loads(DEEP[4950:-4950])})]}),
+        json.dumps({"messages": [HELLO], "tools": [tool()], "tool_choice": "f"}),
+        json.dumps(
+            {"messages": [HELLO], "tools": [tool()], "tool_choice": {"type": "function", "name": "g"}}
+        ),
+        json.dumps({"messages": [HELLO], "tool_choice": "required"}),
+        json.dumps({"messages": [HELLO, {"role": "tool", "tool_call_id": "c", "content": "x"}]}),
+        json.dumps({"messages": [HELLO, {"role": "assistant", "tool_calls": [5]}]}),
+        json.dumps({"messages": [HELLO, {"role": "user", "content": "", "tool_calls": [CALL]}]}),
+        json.dumps({"messages": [HELLO, {"role": "assistant", "tool_calls": [{**CALL, "id": ""}]}]}),
+        json.dumps({"messages": [HELLO, {"role": "assistant", "tool_calls": [wrong_call("[1]")]}]}),
+        json.dumps({"messages": [HELLO, {"role": "assistant", "tool_calls": [wrong_call(DEEP)]}]}),
+        json.dumps({"messages": [HELLO], "unheard_of": 1}),
+        json.dumps({"messages": [HELLO], "\ud800": 1}),
+        json.dumps({"messages": [HELLO], "response_format": {"type": "xml"}}),
+        json.dumps({"messages": [HELLO], "response_format": {"type": "json_schema"}}),
+        json.dumps({"messages": [HELLO], "guided_regex": "(a"}),
+        json.dumps({"messages": [HELLO], "guided_choice": "a"}),
+        json.dumps({"messages": [HELLO], "guided_json": {"type": "foo"}}),
+        json.dumps({"messages": [HELLO], "guided_json": 5}),
+        json.dumps({"messages": [HELLO], "structured_outputs": {"structural_tag": {}, "tag": 1}}),
+        json.dumps({"messages": [HELLO], "structured_outputs": {"grammar": "root ::= (", "json": "{}"}}),
+        json.dumps({"messages": [HELLO], "text": 5}),
         json.dumps({"messages": [HELLO], "logit_bias": {"5": 100}}),
         json.dumps({"messages": [HELLO], "presence_penalty": 1}),
     ],
@@ -114,6 +158,12 @@ WRONG: dict[str, list[str]] = {
         '{"input": "x", "metadata": {"\\ud800": "a"}}',
         '{"input": "x", "max_output_tokens": 0}',
         '{"input": "x", "previous_response_id": "resp_1"}',
+        '{"input": "x", "previous_response_id": "../answers"}',
+        '{"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "5"}]}',
+        '{"input": [{"type": "function_call"}]}',
+        '{"input": [{"type": "computer_call", "content": "x"}]}',
+        '{"input": "x", "tools": [{"type": "web_search"}]}',
+        '{"input": "x", "tools": [{"type": "function", "name": "f"}], "top_logprobs": 1}',
     ],
 }
 CASES = [(path, body) for path, bodies in WRONG.items() for body in bodies]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,12 @@ from tokenswift.engine.text import token_bytes
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 CHAT: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
 NEW = 40
+COLOUR: dict[str, Any] = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "blue"]}},
+    "required": ["colour"],
+    "additionalProperties": False,
+}
 
 
 def alone(llm: LLM, prompt: Any, **more: Any) -> str:
@@ -55,6 +62,41 @@ def test_chat(server: Running, llm: LLM) -> None:
     assert found.choices[0].message.content == alone(llm, CHAT)
     assert found.usage is not None and found.usage.prompt_tokens == len(llm.encode(CHAT))
     assert found.choices[0].finish_reason == "length" and found.usage.completion_tokens == NEW
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "c", "schema": COLOUR}}},
+        {"extra_body": {"guided_json": COLOUR}},
+        {"extra_body": {"structured_outputs": {"json": json.dumps(COLOUR)}}},
+    ],
+)
+def test_a_chat_of_a_schema(server: Running, llm: LLM, form: dict[str, Any]) -> None:
+    """The form of OpenAI and those of vLLM: the text is what Python's ``response_format`` writes."""
+    create: Any = server.client().chat.completions.create
+    found = create(model="chatty", messages=CHAT, max_tokens=NEW, seed=5, **form)
+    text = found.choices[0].message.content
+    assert found.choices[0].finish_reason == "stop" and json.loads(text)["colour"] in ("red", "blue")
+    assert text == alone(llm, CHAT, response_format={"type": "json_schema", "schema": COLOUR})
+
+
+def test_a_response_of_a_schema(server: Running) -> None:
+    form: Any = {"format": {"type": "json_schema", "name": "c", "schema": COLOUR, "strict": True}}
+    found = server.client().responses.create(model="chatty", input="Hello!", max_output_tokens=NEW, text=form)
+    assert json.loads(found.output_text)["colour"] in ("red", "blue") and found.text is not None
+    assert found.text.to_dict() == form
+
+
+def test_other_forms_of_vllm(server: Running) -> None:
+    for form, pattern in (
+        ({"guided_regex": "[0-9]{3}"}, "[0-9]{3}"),
+        ({"guided_choice": ["yes", "no"]}, "yes|no"),
+        ({"guided_grammar": 'root ::= "a" [bc]'}, "a[bc]"),
+        ({"structured_outputs": {"regex": "x{4}"}}, "x{4}"),
+    ):
+        made = server.post("/v1/completions", {"prompt": "a", "max_tokens": 9, **form}).json()
+        assert re.fullmatch(pattern, made["choices"][0]["text"]), form
 
 
 def test_chat_of_parts_and_new_names(server: Running, llm: LLM) -> None:
@@ -349,7 +391,9 @@ def test_what_is_not_to_be_had_is_refused(server: Running) -> None:
         ({"top_logprobs": 3}, "top_logprobs is 3 without logprobs; valid: with logprobs true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs is 21; valid: "),
         ({"frequency_penalty": 0.5}, "frequency_penalty is 0.5; valid here: 0"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, r"tools is \[.*valid here: \[\]"),
+        ({"extra_body": {"functions": [{"name": "f"}]}}, r"functions is \[.*valid here: \[\]"),
+        ({"extra_body": {"unheard_of": 1}}, "unheard_of is no field of this request"),
+        ({"extra_body": {"max_token": 1}}, "max_token is no field of this request; did you mean max_tokens?"),
         ({"temperature": -1}, "temperature is -1.0; valid: 0 .greedy decoding"),
         ({"top_p": 2}, r"top_p is 2.0; valid: in \(0, 1\]"),
         ({"seed": -1}, "seed is -1; valid: an integer from 0 to"),
@@ -368,7 +412,7 @@ def test_what_is_not_to_be_had_is_refused(server: Running) -> None:
         with pytest.raises(openai.BadRequestError, match=message) as caught:
             client.chat.completions.create(**{**call, **fields})  # type: ignore[call-overload]
         assert caught.value.type == "invalid_request_error"
-    found = client.chat.completions.create(**call, user="me", extra_body={"unheard_of": 1})  # type: ignore[call-overload]
+    found = client.chat.completions.create(**call, user="me", metadata={"a": "b"})  # type: ignore[call-overload]
     assert found.choices[0].finish_reason
 
 

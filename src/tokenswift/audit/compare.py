@@ -29,10 +29,9 @@ from tokenswift.words import counted
 
 BASELINE = "autoregressive"
 SEPARATOR = "---"
-#: The paper's tree over a partial cache that is smaller than the text; audited besides the defaults.
-PAPER: dict[str, Any] = {"tree": (1, 3, 3, 3), "ngrams": 20, "budget": 64, "sinks": 16, "draft": "partial"}
-#: What self-speculation is audited with: a partial cache that is smaller than the text.
+#: What is audited where no options are given: partial caches that are smaller than the text.
 SMALL: dict[str, dict[str, Any]] = {
+    "tokenswift": {"budget": 64, "draft": "partial"},
     "triforce": {"budget": 64, "draft_budget": 64},
     "magicdec": {"budget": 64},
 }
@@ -50,8 +49,7 @@ class Variant:
 
 
 def variants(strategy: str, options: dict[str, Any]) -> list[Variant]:
-    """What to audit: one strategy or "all". TokenSwift has the paper's tree where none is given, and without
-    options partial caches are smaller than the text."""
+    """What to audit: one strategy or "all". Without options partial caches are smaller than the text."""
     names = [name for name in STRATEGIES if name != BASELINE] if strategy == "all" else [strategy]
     return [Variant(name, name, _options_of(name, options)) for name in names]
 
@@ -59,8 +57,7 @@ def variants(strategy: str, options: dict[str, Any]) -> list[Variant]:
 def _options_of(name: str, options: dict[str, Any]) -> dict[str, Any]:
     known = {field.name for field in fields(OPTIONS[name])}
     own = {key: value for key, value in options.items() if key in known}
-    given = own if options else SMALL.get(name, {})
-    return {**PAPER, **given} if name == "tokenswift" and not given.get("tree") else given
+    return own if options else SMALL.get(name, {})
 
 
 def split_prompts(text: str) -> list[str]:

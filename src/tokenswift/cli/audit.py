@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from tokenswift.checks import check_integer
 from tokenswift.cli import options
 from tokenswift.cli.declare import SHORT, add_options, integer
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
+from tokenswift.config import settings_of
 from tokenswift.method_options import OPTIONS, build_options
 from tokenswift.types import InputError, RunError
 
@@ -152,7 +153,7 @@ def _record(
         **found,
         "strategy": args.strategy,
         "strategy_options": given,
-        "samplings": {name: asdict(params) for name, params in samplings.items()},
+        "samplings": {name: settings_of(params) for name, params in samplings.items()},
         "tokens": args.max_new_tokens,
         "seeds": args.seeds,
         "threads": torch.get_num_threads(),

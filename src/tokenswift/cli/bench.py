@@ -1,5 +1,5 @@
 """``tokenswift bench``: how fast this model is on this machine, by context: its prompt, plain decoding,
-automatic drafting, and passes of several rows."""
+adaptive drafting, and passes of several rows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def add_parser(subparsers: Any) -> None:
         "bench",
         help="measure the speed of a model on this machine",
         description="Measure a model on this machine: tokens of a prompt a second; tokens a second of plain "
-        "decoding and of automatic drafting, in turns, after the same prompt and of the same text; what a "
+        "decoding and of adaptive drafting, in turns, after the same prompt and of the same text; what a "
         "pass takes that checks several tokens. Medians, with least and most in brackets. The paper's tables "
         "are measured by python -m benchmarks, in a checkout.",
         epilog="Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted.",

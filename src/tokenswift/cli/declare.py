@@ -62,18 +62,14 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"is {text!r}; valid: a number") from None
 
 
-def widths(text: str) -> tuple[int, ...] | None:
-    """An argparse type: "auto" (None), or integers with commas."""
-    if text == "auto":
-        return None
+def widths(text: str) -> tuple[int, ...]:
+    """An argparse type: integers with commas."""
     try:
         made = tuple(int(width) for width in text.split(","))
     except ValueError:
         made = (0,)
     if min(made) < 1:
-        raise argparse.ArgumentTypeError(
-            f"is {text!r}; valid: auto, or integers of at least 1, such as 1,3,3,3"
-        )
+        raise argparse.ArgumentTypeError(f"is {text!r}; valid: integers of at least 1, such as 1,3,3,3")
     return made
 
 

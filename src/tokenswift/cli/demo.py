@@ -1,4 +1,4 @@
-"""``tokenswift demo``: plain decoding, automatic drafting and transformers in turns, on prose and on a text
+"""``tokenswift demo``: plain decoding, adaptive drafting and transformers in turns, on prose and on a text
 that repeats itself."""
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def _generated(
         logger.info("generating, draft from %s", draft)
         chosen = {**given, "draft": draft}
         runs = [
-            llm.generate(p, new, "auto", chosen, sampling, ignore_eos=True, on_step=count).metrics
+            llm.generate(p, new, "tokenswift", chosen, sampling, ignore_eos=True, on_step=count).metrics
             for p in prompts
         ]
         found[draft] = {name: sum(getattr(m, name) for m in runs) / len(runs) for name in FIGURES}

@@ -28,6 +28,7 @@ from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.cli.streams import STANDARD_OUTPUT
 from tokenswift.config import ON_LOOP, LoopOptions
 from tokenswift.engine.records import record_of
+from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import is_chat
 from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.ranks import own_rank
@@ -100,6 +101,21 @@ class Ends:
 
 
 @dataclass(frozen=True)
+class Form:
+    """What a text has to be like.
+
+    Attributes:
+        json_schema: write JSON that the JSON schema in this file describes
+        regex: write text that this regular expression matches from its beginning to its end
+        grammar: write text of the grammar in this file, in Lark's syntax or in llama.cpp's (GBNF)
+    """
+
+    json_schema: str | None = option(None, "FILE", level=RARE)
+    regex: str | None = option(None, "TEXT", level=RARE)
+    grammar: str | None = option(None, "FILE", level=RARE)
+
+
+@dataclass(frozen=True)
 class Results:
     """What a run leaves behind.
 
@@ -139,7 +155,7 @@ def add_call_options(parser: argparse.ArgumentParser) -> None:
     for kind in (Prompt, prompting.Chat, prompting.System):
         add_options(group, kind)
     add_options(group, Length, only=("max_new_tokens",), unset=True)  # the end says whether it was given
-    for kind in (Ends, Loops):
+    for kind in (Form, Ends, Loops):
         add_options(group, kind)
     add_options(group, Length, only=("rope_scaling",))
     options.add_model_options(parser)
@@ -182,7 +198,7 @@ def settings_from(args: argparse.Namespace) -> dict[str, Any]:
     if args.by_default:
         args.max_new_tokens = Length.max_new_tokens
     apply_preset(args)
-    sampling = options.sampling_from(args)
+    sampling = replace(options.sampling_from(args), grammar=grammar_from(args))
     parse_rope_scaling(args.rope_scaling)
     check_choice("on_loop", args.on_loop, ON_LOOP)
     patterns = args.loop_patterns or ()
@@ -210,6 +226,33 @@ def settings_from(args: argparse.Namespace) -> dict[str, Any]:
         "on_loop": args.on_loop,
         "loop": loop,
     }
+
+
+def grammar_from(args: argparse.Namespace) -> Grammar | None:
+    """What the text has to be like, as far as that is known without a model.
+
+    Raises:
+        InputError: several grammars, a file that cannot be read or that holds none, or what does not go with
+            one.
+    """
+    given = [name for name in ("json_schema", "regex", "grammar") if getattr(args, name) is not None]
+    if not given:
+        return None
+    names = [f"--{name.replace('_', '-')}" for name in given]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(names)} given; valid: one of them")
+    if args.ignore_eos:
+        raise InputError(f"--ignore-eos beside {names[0]}; valid: one of the two", "ignore_eos")
+    text = getattr(args, given[0])
+    if given[0] == "regex":
+        return Grammar.regex(text)
+    made = Grammar.json_schema if given[0] == "json_schema" else Grammar.written
+    try:
+        return made(inputs.read_named(text, names[0]))
+    except InputError as error:
+        raise InputError(
+            f"{names[0]} {text}: {error}" if names[0] not in str(error) else str(error)
+        ) from error
 
 
 def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, Any]) -> Request:

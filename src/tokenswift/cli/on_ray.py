@@ -92,6 +92,8 @@ def run(
 def settings_from(args: argparse.Namespace, call: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `distributed.Generator` that the command's options are."""
     sampling = {"sampling": "model" if args.sampling == "model" else None, **options.given_sampling(args)}
+    if call["sampling"].grammar is not None:
+        sampling["grammar"] = call["sampling"].grammar
     loading = {**options.loading_of(args), "rope_scaling": args.rope_scaling}
     model, loading["heads"] = _whole(args.model), _whole(args.heads)
     if args.threads is not None:

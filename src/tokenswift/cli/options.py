@@ -6,7 +6,7 @@ import argparse
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import Field, asdict, dataclass, fields
+from dataclasses import Field, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,13 @@ from tokenswift.cli.progress import Stages
 from tokenswift.config import NEUTRAL, SamplingParams, sampling_by
 from tokenswift.load_config import LoadConfig
 from tokenswift.loader.find import check_name
-from tokenswift.method_options import HEAD_KINDS, OPTIONS, RENAMED, settled
+from tokenswift.method_options import HEAD_KINDS, OPTIONS, build_options
 from tokenswift.ranks import check_tp
 from tokenswift.types import InputError
 
 DEFAULT_MODEL = "smollm2-135m"
 logger = logging.getLogger("tokenswift")
-SAMPLING = {f.name: f.default for f in fields(SamplingParams)}
+SAMPLING = {f.name: f.default for f in fields(SamplingParams) if f.name != "grammar"}
 #: over texts of `SamplingParams`, in words of the command line
 SAMPLING_TEXTS = {
     "repetition_penalty": "penalty of tokens that are among the last ones (see --penalty-window); 1 is off",
@@ -155,7 +155,7 @@ def add_sampling_options(
     defaults = {} if usual is None else asdict(usual)
     rare = [name for name in SAMPLING if name not in USUAL_SAMPLING]
     said = SAMPLING_TEXTS | dict(texts or {})
-    add_options(group, SamplingParams, unset=True, texts=said, rare=rare, **defaults)
+    add_options(group, SamplingParams, SAMPLING, unset=True, texts=said, rare=rare, **defaults)
     add_options(group, Source, texts=texts)
     return group
 
@@ -180,6 +180,8 @@ def shown_default(option: Field[Any]) -> str:
     """A default as help texts show it."""
     if option.default is None:
         return "none" if option.name in ("draft_model", "explain") else "auto"
+    if isinstance(option.default, tuple):
+        return ",".join(map(str, option.default))
     return str(option.default)
 
 
@@ -235,7 +237,7 @@ def model_sampling(args: argparse.Namespace, made: SamplingParams, llm: Any) -> 
     left = {key: value for key, value in taken.items() if key not in given}
     words = ", ".join(f"{key} {value}" for key, value in left.items()) or "nothing (all of it is given)"
     logger.info("sampling from the model's generation_config.json: %s; the rest is off", words)
-    return sampling_by(taken, given)
+    return replace(sampling_by(taken, given), grammar=made.grammar)
 
 
 def sampling_words(sampling: SamplingParams) -> str:
@@ -257,12 +259,7 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(args, name) for name in STRATEGY if getattr(args, name) is not None}
     if args.strategy not in OPTIONS:
         raise InputError(f"strategy is {args.strategy!r}; valid: {', '.join(OPTIONS)}")
-    strategy, _ = settled(args.strategy, given)
-    if (args.strategy, strategy) == ("tokenswift", "auto"):
-        logger.info(RENAMED)
-    args.strategy = strategy
-    known = [option.name for option in fields(OPTIONS[strategy])]
-    given = {name: value for name, value in given.items() if name in known}
+    build_options(OPTIONS[args.strategy], args.strategy, given)
     check_writable("--explain", given.get("explain"))
     if given.get("draft_model") is not None:
         try:
@@ -337,7 +334,7 @@ def tp_from(args: argparse.Namespace) -> int:
 
 def inputs_of(args: argparse.Namespace) -> dict[str, Any]:
     """Option → the file that a command reads through it, for `output.check_apart`."""
-    names = ("prompt_file", "prompts", "heads", "data", "device_map")
+    names = ("prompt_file", "prompts", "heads", "data", "device_map", "json_schema", "grammar")
     given = {f"--{name.replace('_', '-')}": getattr(args, name, None) for name in names}
     return {option: name for option, name in given.items() if name not in ("auto", "none", "self", "-")}
 

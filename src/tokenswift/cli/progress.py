@@ -25,7 +25,7 @@ STAGES = {
     "load": ("loading", "tensors", 1),
     "quantize": ("quantizing", "MB", 1_000_000),
     "pack": ("packing weights", "layers", 1),
-    "prompt": ("reading the prompt", "tokens", 1),
+    "prompt": ("prefill", "tokens", 1),
     "states": ("hidden states", "tokens", 1),
     "train": ("training", "steps", 1),
     "text": ("measuring on the text", "places", 1),
@@ -163,7 +163,7 @@ class Progress:
         at_length: as of :func:`summary`.
 
     Attributes:
-        stages: shows the reading of the prompt, until the first :meth:`update`.
+        stages: shows the prefill, until the first :meth:`update`.
     """
 
     def __init__(

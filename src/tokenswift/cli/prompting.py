@@ -8,7 +8,7 @@ in here.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenswift.cli import options
@@ -102,4 +102,4 @@ def answer_sampling(args: argparse.Namespace, made: SamplingParams, llm: Any) ->
     if args.sampling != "default":
         return made
     usual = llm.default_sampling([{"role": "user", "content": ""}])
-    return sampling_over(usual, options.given_sampling(args))
+    return replace(sampling_over(usual, options.given_sampling(args)), grammar=made.grammar)

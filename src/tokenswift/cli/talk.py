@@ -219,7 +219,7 @@ class Chat:
         logger.info("a new conversation")
 
     def instruct(self, text: str) -> None:
-        """Set the system message, which the conversation goes on with, or show it.
+        """Set the system message of what follows, or show it.
 
         Raises:
             InputError: the model's chat template takes none.

@@ -87,7 +87,7 @@ class Generator:
             every ten seconds; what a lost node had not copied is written again, the same.
         model: as for ``LLM``.
         loading: other arguments of ``LLM``.
-        at_once: rows side by side.
+        at_once: concurrent sequences.
         sampling: `SamplingParams`; None, and fields of it among the settings, as for ``LLM.generate``;
             "model": those of the model's generation_config.json, the fields over them.
         answers: `SamplingParams` of chats, where these are not ``sampling``.

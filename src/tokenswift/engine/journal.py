@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tokenswift.config import settings_of
 from tokenswift.engine.output import Output
 from tokenswift.engine.request import Request
 from tokenswift.loader.identity import versions
@@ -56,10 +57,10 @@ class Journal:
         self._llm, self._request, self._prompt = llm, request, prompt
         self._output, self._meter = output, meter
         self._identity: dict[str, Any] = {
-            **llm.identity(),
-            "sampling": asdict(request.sampling),
+            **llm.resources.identity(),
+            "sampling": settings_of(request.sampling),
             "eos": sorted(eos),
-            "stop": list(request.stop),
+            "stop": [text if isinstance(text, str) else list(text) for text in request.stop],
             "acceptance": acceptance,
         }
         self._writer: RunWriter | None = None
@@ -111,6 +112,8 @@ class Journal:
         """What may change from one session to the next without changing the tokens."""
         request = self._request
         given = {k: v for k, v in request.given.items() if k != "explain" and _is_plain(v)}
+        if request.strategy == "tokenswift":  # without its tree it is an earlier version's name of ``auto``
+            given["tree"] = request.options.tree
         return {
             "kind": "session",
             "time": time.time(),

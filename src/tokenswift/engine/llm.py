@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -12,8 +12,10 @@ from typing import Any, Literal, Unpack
 import torch
 
 from tokenswift import words
+from tokenswift.chat.reply import Reply
 from tokenswift.checks import named_arguments
-from tokenswift.config import ANSWERS, SamplingParams, sampling_by
+from tokenswift.config import SamplingParams
+from tokenswift.engine.chat import chat_request, reply_of
 from tokenswift.engine.many import generate_all
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.engine.prefixes import Prefixes
@@ -30,24 +32,15 @@ from tokenswift.engine.source import Source, open_model, wrap_model
 from tokenswift.engine.stream import Stream
 from tokenswift.load_config import LoadConfig
 from tokenswift.loader.load import check_place
-from tokenswift.loader.own_sampling import check_named
-from tokenswift.loader.prompts import Prompt, has_template, is_chat, prompt_ids
-from tokenswift.method_options import RENAMED
+from tokenswift.loader.prompts import Prompt, has_template, prompt_ids
 from tokenswift.models.target import Target
 from tokenswift.ranks import Ranks
 from tokenswift.spec.heads.modules import Heads
 from tokenswift.spec.methods.resources import Resources
 from tokenswift.types import Generation, InputError, OnProgress, Step
 
-logger = logging.getLogger("tokenswift")
-#: what ``dir`` shows of an `LLM`
-PUBLIC = """
-    close default_sampling device dtype encode from_model generate generate_many generation_config
-    has_chat_template model model_sampling name numerics prefill stream tokenizer
-""".split()
 
-
-class LLM:
+class LLM(AbstractContextManager["LLM"]):
     """A language model that writes long text, exactly as plain decoding would.
 
     Args:
@@ -87,7 +80,6 @@ class LLM:
     ranks: Ranks | None = None  # the processes that compute it together, where there are several
     loading: dict[str, Any] | None = None  # what makes the same ``LLM`` again; None: nobody knows
     _resources: Resources | None = None
-    _said_renamed = _said_unusable = False
 
     @named_arguments(INSTEAD)
     def __init__(
@@ -108,7 +100,6 @@ class LLM:
         cuda_graphs: words.CudaGraphs | str = "auto",
     ) -> None:
         heads = str(heads) if isinstance(heads, Path) else heads
-        check_callback("on_progress", on_progress)
         how = LoadConfig(
             dtype=dtype,  # type: ignore[arg-type]  # torch's own become names
             device=device,  # type: ignore[arg-type]
@@ -122,17 +113,14 @@ class LLM:
             backend=backend,
             cuda_graphs=cuda_graphs,
         )
-        if how.threads is not None:
-            torch.set_num_threads(how.threads)
         if how.tp > 1:
             self.ranks = Ranks(how.tp, check_place(how))
         source, self.name = open_model(model, how, on_progress), str(model)
         self._resources = Resources(source, self.name, heads, how, on_progress, self.ranks)
-        said = {f.name: getattr(how, f.name) for f in fields(how) if f.name not in ("threads", "tp")}
         self.loading = {
             "model": str(Path(model).expanduser().absolute()) if Path(model).exists() else str(model),
             "heads": heads if heads is None or isinstance(heads, str) else None,
-            **said,
+            **{f.name: getattr(how, f.name) for f in fields(how) if f.name not in ("threads", "tp")},
         }
 
     @classmethod
@@ -204,15 +192,12 @@ class LLM:
         self._resources = None
 
     def __dir__(self) -> list[str]:
-        return list(PUBLIC)
+        return [name for name in super().__dir__() if not name.startswith("_")]
 
     def __repr__(self) -> str:
         if self._resources is None:
             return f"LLM({self.name!r}, closed)"
         return f"LLM({self.name!r}, dtype={self.dtype!r}, device={self.device!r})"
-
-    def __enter__(self) -> LLM:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -227,22 +212,16 @@ class LLM:
         """The model's device, e.g. "cpu"."""
         return str(self.target.device)
 
-    def say_renamed(self) -> None:
-        """Say once, on the logger "tokenswift", that "tokenswift" without a tree has a name of its own."""
-        self._said_renamed, said = True, self._said_renamed
-        if not said:
-            logger.info(RENAMED)
-
     @property
     def has_chat_template(self) -> bool:
         """Whether prompts can be chat messages."""
         return has_template(self.source.codec)
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
         """Token ids of a prompt as `generate` takes it: of a text with the tokenizer's special tokens, of
-        chat messages by the model's template, up to where the answer begins."""
+        chat messages by the model's template, up to where the answer begins; ``tools`` are given to it."""
         check_prompt(prompt)
-        return prompt_ids(prompt, self.source.codec, self.target.vocab_size)
+        return prompt_ids(prompt, self.source.codec, self.target.vocab_size, tools=tools)
 
     @property
     def generation_config(self) -> Any:
@@ -259,7 +238,7 @@ class LLM:
         Raises:
             InputError: the file names no sampling setting, or a field is out of its range.
         """
-        return sampling_by(check_named(self.named_sampling(), self.name), given)
+        return self.resources.sampling.of_model(given)
 
     def named_sampling(self) -> dict[str, Any]:
         """The fields of `SamplingParams` that the model itself names: in its ``generation_config.json``, or
@@ -270,16 +249,7 @@ class LLM:
         """The sampling of a prompt for which none is given: the paper's for text and token ids, which are
         gone on from. Answers to chat messages have what the model itself names, else temperature 0.7 and
         min-p 0.05 without a penalty."""
-        if not is_chat(prompt):
-            return SamplingParams()
-        named = self.named_sampling()
-        try:
-            return sampling_by(named, {}) if named else ANSWERS
-        except InputError as error:
-            if not self._said_unusable:
-                self._said_unusable = True
-                logger.warning("the sampling settings that %s names are left aside: %s", self.name, error)
-            return ANSWERS
+        return self.resources.sampling.usual(prompt)
 
     def generate(
         self,
@@ -297,8 +267,8 @@ class LLM:
         Args:
             prompt: text, which is continued as it is; token ids; or chat messages, which are answered:
                 ``[{"role": "user", "content": "What is the capital of France?"}]``.
-            strategy: how to draft, by name; it never changes the tokens. "auto" drafts what pays;
-                "tokenswift" without a tree means "auto", too.
+            strategy: how to draft, by name; it never changes the tokens. "auto" is adaptive drafting,
+                "tokenswift" the paper's method.
             strategy_options: a dict of options, or the strategy's ``TokenSwiftOptions(tree=(1, 3))``.
             sampling: how tokens are chosen; default: what `default_sampling` gives for the prompt. Instead of
                 it, its fields as keywords, the others as by default:
@@ -312,6 +282,8 @@ class LLM:
                 ``drop_damaged=True`` does so from the last good record of a damaged journal;
                 ``logprobs=N`` tells each token's log-probability and those of the N likeliest, 0 to 20
                 (`Logprob`), which no journal keeps;
+                ``response_format=…``, in OpenAI's form, or a `Grammar`, says what the text has to be like
+                (the field ``grammar`` of the sampling; see docs/grammars.md);
                 ``on_progress(stage, done, total)`` is told how far the reading of the prompt is (stage
                 "prompt", in tokens).
         Raises:
@@ -319,8 +291,8 @@ class LLM:
             RunError: the run failed on its way; the line says what was kept.
         """
         check_callback("on_step", on_step)
-        how = (max_new_tokens, strategy, strategy_options, sampling, options)
-        return self.start(Request.of(prompt, self.default_sampling, *how)).finish(on_step)
+        how = (max_new_tokens, strategy, strategy_options, sampling)
+        return self.stream(prompt, *how, **options).finish(on_step)
 
     def stream(
         self,
@@ -337,6 +309,43 @@ class LLM:
         """
         how = (max_new_tokens, strategy, strategy_options, sampling, options)
         return self.start(Request.of(prompt, self.default_sampling, *how))
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_new_tokens: int | None = None,
+        strategy: words.Strategy | str = "auto",
+        strategy_options: Mapping[str, Any] | Any = None,
+        sampling: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        on_step: Callable[[Step], None] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Reply:
+        """Answer a conversation, in which functions may be called.
+
+        Arguments of calls are always valid by their schemas, whatever the model: a grammar sees to it. To
+        go on, append ``reply.message`` and a result of each call to the messages (docs/tools.md).
+
+        Args:
+            messages: in the form of OpenAI's interface: ``{"role": …, "content": …}``, those with
+                ``tool_calls`` and of the role "tool" too.
+            max_new_tokens: default: 1,024, or what positions are left.
+            tools: functions as OpenAI's interface has them: ``{"type": "function", "function": {"name": …,
+                "description": …, "parameters": JSON schema}}``.
+            tool_choice: "auto" (default; the model may call), "none", "required" (it has to), or
+                ``{"type": "function", "function": {"name": …}}`` (that one).
+            parallel_tool_calls: whether an answer may hold several calls.
+
+        The others are `generate`'s. Raises as it does.
+        """
+        check_callback("on_step", on_step)
+        how = (strategy, strategy_options, sampling)
+        asked = (tools, tool_choice, parallel_tool_calls)
+        request, calls = chat_request(self, messages, max_new_tokens, how, asked, options)
+        return reply_of(self.start(request).finish(on_step), request, calls)
 
     def start(self, request: Request, prefixes: Prefixes | None = None) -> Stream:
         """The steps of a request that was made before, as `stream` gives them.
@@ -374,14 +383,8 @@ class LLM:
         ``run_dir``, which keeps one run. Times of a result are those of its own steps, which it shared with
         others. Where one fails, its error is raised and the others end.
         """
-        if "run_dir" in options:
-            raise InputError("run_dir is no argument of generate_many; valid: generate, one run a folder")
         how = (max_new_tokens, strategy, strategy_options, sampling, options)
-
-        def request_of(prompt: Prompt) -> Request:
-            return Request.of(prompt, self.default_sampling, *how)
-
-        return generate_all(self, prompts, request_of, at_once, on_result)
+        return generate_all(self, prompts, how, at_once, on_result)
 
     def prefill(self, prompt: Prompt) -> Prefilled:
         """Run a prompt once; ``.generate(…)`` and ``.stream(…)`` of the result go on from copies of it,
@@ -391,10 +394,6 @@ class LLM:
             InputError: naming the prompt's fault and what is valid.
         """
         return Prefilled(self, prompt)
-
-    def identity(self) -> dict[str, Any]:
-        """What of this ``LLM`` decides the tokens: dtype, config, weights, adapter, positions, tokenizer."""
-        return self.source.identity() | self.target.identity()
 
     def numerics(self) -> dict[str, Any]:
         """How passes are computed, and whether prefill, decoding and trees agree in every bit."""

@@ -8,35 +8,39 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Literal
 
+from tokenswift.config import SamplingParams
 from tokenswift.engine.request import Request, check_callback, check_prompt
 from tokenswift.engine.run import Run
 from tokenswift.engine.scheduler import Scheduler, check_at_once
 from tokenswift.engine.ticket import Event, Ticket
 from tokenswift.loader.prompts import Prompt, several_ids
-from tokenswift.types import Generation, Step
+from tokenswift.types import Generation, InputError, Step
 
 
 def generate_all(
     llm: Any,
     prompts: Sequence[Prompt],
-    request_of: Callable[[Prompt], Request],
+    how: tuple[int, str, Any, SamplingParams | None, Any],
     at_once: int | Literal["auto"],
     on_result: Callable[[int, Generation], None] | None = None,
 ) -> list[Generation]:
     """The generations of prompts, in their order (see ``LLM.generate_many``).
 
     Args:
-        request_of: makes the request of a prompt.
+        how: what `Request.of` takes besides a prompt and its usual sampling.
     Raises:
         InputError: a prompt or another argument is wrong; nothing was run.
         Exception: what the first to fail failed by; the others end.
     """
+    if "run_dir" in how[-1]:
+        raise InputError("run_dir is no argument of generate_many; valid: generate, one run a folder")
     check_callback("on_result", on_result)
     check_at_once(at_once)
     for i, prompt in enumerate(prompts if isinstance(prompts, list | tuple) else ()):
         check_prompt(prompt, f"prompts[{i}]")
     ids = several_ids(prompts, llm.source.codec, llm.target.vocab_size)
-    requests = [replace(request_of(prompt), prompt=own) for prompt, own in zip(prompts, ids, strict=True)]
+    made = [Request.of(prompt, llm.default_sampling, *how) for prompt in prompts]
+    requests = [replace(request, prompt=own) for request, own in zip(made, ids, strict=True)]
     if requests:
         Run(llm, max(requests, key=lambda request: len(request.prompt)))  # it fits, so the others do
     results: dict[int, Generation] = {}

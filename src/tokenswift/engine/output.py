@@ -27,15 +27,20 @@ class Output:
         tokens: new tokens so far.
         sources: how many of them each source drafted, by its name.
         logprobs: of each, where they are asked for.
-        stream: makes text of them.
+        stops: token ids that end it where they come one after the other.
+        stream: makes text of tokens.
         guard: watches for loops.
         finish_reason: why it ended; None until then.
         tail: text that the end released.
     """
 
     def __init__(self, tokenizer: Any, request: Request, eos: Collection[int]) -> None:
-        self._most, self._on_loop, self._eos = request.max_new_tokens, request.on_loop, eos
-        self.stream, self.guard = TextStream(tokenizer, tuple(request.stop)), LoopGuard(request.loop)
+        self._most, self._least = request.max_new_tokens, request.sampling.min_tokens
+        self._on_loop, self._eos = request.on_loop, eos
+        self.stops = tuple(ids for ids in request.stop if not isinstance(ids, str))
+        self._longest_stop = max(map(len, self.stops), default=1)
+        self.stream = TextStream(tokenizer, tuple(text for text in request.stop if isinstance(text, str)))
+        self.guard = LoopGuard(request.loop)
         self.tokens: list[int] = []
         self.sources: Counter[str] = Counter(dict.fromkeys(marks(), 0))
         self.logprobs: list[Logprob] = []
@@ -62,10 +67,14 @@ class Output:
         """Take a step: what of it is within the text, and the text that each of its tokens released."""
         pieces: list[str] = []
         for token in step.token_ids:
+            written = [*self.tokens[-self._longest_stop :], *step.token_ids[: len(pieces) + 1]]
+            enough = len(self.tokens) + len(pieces) + 1 > self._least
+            self.stream.may_stop = enough
+            stops = enough and any(tuple(written[-len(ids) :]) == ids for ids in self.stops)
             ends = token in self._eos
-            pieces.append("" if ends else self.stream.push((token,)))  # no "</s>" in the text
+            pieces.append("" if ends or stops else self.stream.push((token,)))  # no "</s>" in the text
             self.guard.push(token)
-            if self.stream.stopped:
+            if self.stream.stopped or stops:
                 self.finish_reason = "stop"
             elif ends:
                 self.finish_reason = "eos"

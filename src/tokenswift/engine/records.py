@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenswift.checks import check_integer
-from tokenswift.config import SamplingParams, check_flag, shown
+from tokenswift.config import SamplingParams, check_flag, settings_of, shown
 from tokenswift.loader.prompts import is_chat
 from tokenswift.types import Generation, InputError
 
@@ -107,7 +107,7 @@ def record_of(
         "strategy": strategy,
         "strategy_options": {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()},
         "seed": sampling.seed,
-        "sampling": asdict(sampling),
+        "sampling": settings_of(sampling),
         "lossless": result.lossless,
         "prompt_tokens": result.prompt_tokens,
         "token_ids": result.token_ids,

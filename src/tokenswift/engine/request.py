@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from tokenswift.checks import check_choice, check_integer, check_text, meant
+from tokenswift.checks import check_choice, check_integer, meant
 from tokenswift.config import (
+    MOST_LETTERS,
+    MOST_TEXTS,
     ON_LOOP,
     LoopOptions,
     SamplingParams,
+    Texts,
     check_flag,
+    check_texts,
     given_options,
     integer_of,
     sampling_over,
     shown,
 )
 from tokenswift.engine.prefill import Prefilled
+from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import Prompt
-from tokenswift.method_options import OPTIONS, settled
+from tokenswift.method_options import OPTIONS, build_options
 from tokenswift.types import InputError, OnProgress
 from tokenswift.words import OnLoop
 
@@ -46,6 +51,17 @@ class SamplingFields(TypedDict, total=False):
     penalty_window: int
     seed: int
     greedy: bool
+    presence_penalty: float
+    frequency_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_range: int
+    dry_breakers: Sequence[str | Sequence[int]]
+    logit_bias: Mapping[int, float]
+    min_tokens: int
+    bad_words: Sequence[str | Sequence[int]]
+    grammar: Grammar | None
 
 
 class GenerateOptions(SamplingFields, total=False):
@@ -53,13 +69,14 @@ class GenerateOptions(SamplingFields, total=False):
     defaults are those of :class:`Request`."""
 
     ignore_eos: bool
-    stop: str | Sequence[str]
+    stop: str | Sequence[str | Sequence[int]]
     on_loop: OnLoop | str
     loop: LoopOptions | None
     run_dir: str | os.PathLike[str] | None
     drop_damaged: bool
     on_progress: OnProgress | None
     logprobs: int | None
+    response_format: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +86,6 @@ class Request:
 
     Attributes:
         prefilled: the state after the prompt, where that was run already.
-        renamed: "tokenswift" was asked for, and "auto" is what runs; set where the request is made.
 
     Raises:
         InputError: naming the argument, its value and what is valid.
@@ -81,7 +97,7 @@ class Request:
     strategy_options: Any = None  # names and values, or the strategy's dataclass
     sampling: SamplingParams = SamplingParams()
     ignore_eos: bool = False
-    stop: str | Sequence[str] = ()
+    stop: str | Sequence[str | Sequence[int]] = ()  # texts, or token ids
     on_loop: str = "report"
     loop: LoopOptions | None = None
     run_dir: str | os.PathLike[str] | None = None
@@ -89,7 +105,6 @@ class Request:
     on_progress: OnProgress | None = None
     logprobs: int | None = None
     prefilled: Prefilled | None = None
-    renamed: bool = False
 
     @classmethod
     def of(
@@ -107,16 +122,18 @@ class Request:
         Args:
             usual: gives the sampling of a prompt for which none is given.
             sampling: None leaves it to the fields among the options, over what is usual.
-            options: `GenerateOptions`, and ``prefilled``.
+            options: `GenerateOptions`, of which ``response_format`` becomes the sampling's grammar, and
+                ``prefilled``.
         Raises:
             InputError: a name that no generation takes, sampling given twice, or as for the class.
         """
         chosen = {name: value for name, value in options.items() if name in SamplingFields.__annotations__}
         rest = {name: value for name, value in options.items() if name not in chosen}
+        wanted = Grammar.of_format(rest.pop("response_format", None))
         for name in rest:
             if name not in GenerateOptions.__annotations__ and name != "prefilled":
-                own = [one.name for one in fields(cls) if one.name not in ("prefilled", "renamed")]
-                known = [*own, *SamplingFields.__annotations__]
+                own = [one.name for one in fields(cls) if one.name != "prefilled"]
+                known = [*own, "response_format", *SamplingFields.__annotations__]
                 valid = ", ".join(known) + meant(name, known)
                 raise InputError(f"{name!r} is no argument; valid: {valid}", name)
         prefilled: Prefilled | None = rest.get("prefilled")
@@ -129,27 +146,30 @@ class Request:
                 f"sampling=SamplingParams({example})",
                 "sampling",
             )
+        if wanted is not None and sampling.grammar is not None:
+            raise InputError(
+                "response_format is given beside a grammar of the sampling; valid: one of the two",
+                "response_format",
+            )
+        sampling = sampling if wanted is None else replace(sampling, grammar=wanted)
         return cls(prompt, max_new_tokens, strategy, strategy_options, sampling, **rest)
 
     def __post_init__(self) -> None:
         self._keep("max_new_tokens", check_integer("max_new_tokens", self.max_new_tokens, 1))
         check_choice("on_loop", self.on_loop, ON_LOOP)
         check_choice("strategy", self.strategy, tuple(OPTIONS))
-        strategy, options = settled(self.strategy, self.strategy_options)
-        if strategy != self.strategy:
-            self._keep("renamed", strategy == "auto")
-            self._keep("strategy", strategy)
-            self._keep("strategy_options", options)
+        build_options(OPTIONS[self.strategy], self.strategy, self.strategy_options)
         _check_made("sampling", self.sampling, SamplingParams, "SamplingParams(seed=7)")
         _check_made("loop", self.loop, LoopOptions, "LoopOptions(min_count=4)")
         for name in ("ignore_eos", "drop_damaged"):
             self._keep(name, check_flag(name, getattr(self, name)))
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        if not isinstance(stop, list | tuple) or not all(isinstance(text, str) and text for text in stop):
-            raise InputError(
-                f"stop is {shown(self.stop)}; valid: text, or a list of texts, none of them empty"
-            )
-        self._keep("stop", tuple(check_text("stop", text) for text in stop))
+        if self.sampling.grammar is not None:
+            for name, value in (("acceptance", "published"), ("ignore_eos", True)):
+                if value == getattr(self.options if name == "acceptance" else self, name, None):
+                    raise InputError(f"{name} is {value} beside a grammar; valid: one of the two", name)
+            if (least := self.sampling.min_tokens) > 0:  # a text that is complete can only end
+                raise InputError(f"min_tokens is {least} beside a grammar; valid: 0", "min_tokens")
+        self._keep("stop", check_stop(self.stop))
         check_callback("on_progress", self.on_progress)
         if self.run_dir is not None:
             if not isinstance(self.run_dir, str | os.PathLike):
@@ -165,18 +185,35 @@ class Request:
     @property
     def options(self) -> Any:
         """The dataclass of the strategy's options."""
-        return settled(self.strategy, self.strategy_options)[1]
+        return build_options(OPTIONS[self.strategy], self.strategy, self.strategy_options)
 
     @property
     def given(self) -> dict[str, Any]:
         """The strategy's options that were given, by name."""
         values = self.strategy_options or {}
-        if not isinstance(values, Mapping):
-            return given_options(values)
-        return {name: value for name, value in values.items() if hasattr(self.options, name)}
+        return dict(values) if isinstance(values, Mapping) else given_options(values)
 
     def _keep(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+
+def check_stop(value: object) -> Texts:
+    """What ends a text.
+
+    Raises:
+        InputError: something else than texts and lists of token ids.
+    """
+    try:
+        return check_texts("stop", value)
+    except InputError as error:
+        if "surrogate" in str(error):
+            raise
+        raise InputError(
+            f"stop is {shown((value,) if isinstance(value, str) else value)}; valid: text, or a list of "
+            f"texts or lists of token ids, none of them empty, at most {MOST_TEXTS:,} of up to "
+            f"{MOST_LETTERS:,}",
+            "stop",
+        ) from None
 
 
 def _check_made(name: str, value: object, kind: type, example: str) -> None:

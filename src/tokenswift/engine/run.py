@@ -21,6 +21,7 @@ from tokenswift.memory import check_run, needs_of, ran_out
 from tokenswift.metrics import Meter
 from tokenswift.models.low_bit import savings
 from tokenswift.ranks import Ranks
+from tokenswift.sampling.adjust import rules_of
 from tokenswift.spec.methods.table import STRATEGIES, drafts_from
 from tokenswift.types import Generation, InputError, Metrics, RunError, Step
 
@@ -66,18 +67,22 @@ class Run:
             self.ranks.agree("the prompt", self.prompt)
         self.target.check_room(len(self.prompt) + request.max_new_tokens)
         self.max_new_tokens = request.max_new_tokens
-        self.sampler = self.target.sampler(request.sampling)
+        self.eos: Collection[int] = () if request.ignore_eos else llm.source.end_tokens()
+        self.output = Output(llm.source.codec, request, self.eos)
+        ends = {*self.eos, *(ids[0] for ids in self.output.stops if len(ids) == 1)}
+        vocabulary, grammar = self.target.vocab_size, request.sampling.grammar
+        rules = rules_of(request.sampling, llm.source.codec, vocabulary, len(self.prompt), ends)
+        self.sampler = self.target.sampler(request.sampling, rules)
+        if grammar is not None:
+            self.sampler.masks = llm.resources.grammars.masks(grammar, len(self.prompt))
+            self.sampler.later = None  # a mask needs the tokens before it
         self.strategy = STRATEGIES[request.strategy].build(llm.resources, options, self.sampler)
         self.heads, self.draft_source = drafts_from(llm.resources, request.strategy, options)
-        if request.renamed:
-            llm.say_renamed()
         low = llm.resources.low_bit(options.draft_weights) if request.strategy == "auto" else None
         if request.strategy in ("auto", "tokenswift") and self.heads is None and low is None:
             llm.resources.warn_without_heads()
         self.prefixes = prefixes if self.target.equal_bits else None
         self.check_memory(spare)
-        self.eos: Collection[int] = () if request.ignore_eos else llm.source.end_tokens()
-        self.output = Output(llm.source.codec, request, self.eos)
         self.meter = Meter() if self.ranks is None else Meter(self.ranks.shared)
         self.text: RunningSequence | None = None
         self._sequence: TokenSequence | None = None

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from tokenswift.config import shown
+from tokenswift.engine.request import check_callback
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.formats.format import Format
 from tokenswift.kernels.formats.registry import BY_CODE, FORMATS
@@ -301,6 +302,9 @@ def open_model(
             f"model is of type {type(model).__name__}; valid: alias, folder or hub id "
             f"(LLM.from_model takes a loaded model)"
         )
+    check_callback("on_progress", on_progress)
+    if how.threads is not None:
+        torch.set_num_threads(how.threads)
     name, place = str(model), check_place(how)
     source, local = locate(name, on_progress)
     if how.spread is not None:

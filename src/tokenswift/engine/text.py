@@ -59,6 +59,7 @@ class TextStream:
 
     Attributes:
         stop: the stop strings.
+        may_stop: whether a stop string that is completed now ends the text.
         stopped: True once a stop string was completed; nothing may be pushed after it.
         used: how many of the tokens of the last ``push`` were taken: all of them, or those up to and
             with the one that completed the stop string.
@@ -76,6 +77,7 @@ class TextStream:
         self._shown = ""  # the part of the window's text that is out
         self._waiting = 0  # tokens since the window's text was out completely
         self._held = ""  # text that may begin a stop string
+        self.may_stop = True
         self.stopped = False
         self.used = 0
 
@@ -153,7 +155,9 @@ class TextStream:
         return self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _find(self, text: str) -> int | None:
-        """Where the first stop string to be completed begins."""
+        """Where the first stop string to be completed begins; None where none may end the text."""
+        if not self.may_stop:
+            return None
         ends = [(place + len(s), place) for s in self.stop if (place := text.find(s)) >= 0]
         return min(ends)[1] if ends else None
 

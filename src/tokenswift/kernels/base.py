@@ -30,6 +30,7 @@ from tokenswift.kernels.weights import DraftWeights, LayerWeights, Packed, Shape
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.pages import Arena
 from tokenswift.kv.sparse import SparseCache
+from tokenswift.sampling.adjust import NO_RULES, TextRules
 from tokenswift.sampling.ranking import Ranker
 
 
@@ -324,7 +325,7 @@ class Backend(ABC):
     ) -> Float[Tensor, "*m D"]:
         """RMS norm of float32 states, as ``dtype``."""
 
-    def ranker(self, params: SamplingParams) -> Ranker | None:
+    def ranker(self, params: SamplingParams, rules: TextRules = NO_RULES) -> Ranker | None:
         """What ranks tokens in one generation; None leaves it to `sampling.choice.Sampler`, in torch."""
         return None
 

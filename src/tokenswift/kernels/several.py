@@ -15,6 +15,7 @@ from tokenswift.config import SamplingParams
 from tokenswift.kernels.base import Backend
 from tokenswift.kv.split import SplitCache, SplitSparse, places_of
 from tokenswift.memory import Memory
+from tokenswift.sampling.adjust import NO_RULES, TextRules
 from tokenswift.sampling.ranking import Ranker
 
 
@@ -91,9 +92,9 @@ class SeveralBackend(Backend):
         rest = (parents, scale, window, softcap, sinks, noted)
         return self.parts[number].attend(query, own, part, *rest)
 
-    def ranker(self, params: SamplingParams) -> Ranker | None:
+    def ranker(self, params: SamplingParams, rules: TextRules = NO_RULES) -> Ranker | None:
         """That of the device where tokens are chosen."""
-        return self.head.ranker(params)
+        return self.head.ranker(params, rules)
 
     def body(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Layers are transformers' affair.

@@ -49,7 +49,7 @@ ALSO = {
 }
 #: entries of a list of a config, or letters of a text
 MOST_PLACES = 4096
-#: a whole number in a list of a config
+#: an integer in a list of a config
 MOST_LISTED = 1 << 20
 #: tokens that a config of a tokenizer names
 MOST_NAMED = {
@@ -114,7 +114,7 @@ def _check_bounds(said: Mapping[str, Any], where: str, depth: int = 0) -> None:
 
 
 def _greatest(value: object, depth: int = 0) -> int:
-    """The greatest whole number in lists of lists."""
+    """The greatest integer in lists of lists."""
     if isinstance(value, list) and depth < 8:
         return max((_greatest(one, depth + 1) for one in value[:MOST_PLACES]), default=0)
     return value if type(value) is int else 0

@@ -24,8 +24,8 @@ MOST_WIDTH = 1024
 
 
 def _whole(least: int, most: int) -> Any:
-    """A whole number of a range."""
-    return Annotated[int, Meta(ge=least, le=most, description=f"a whole number from {least} to {most:,}")]
+    """An integer of a range."""
+    return Annotated[int, Meta(ge=least, le=most, description=f"an integer from {least} to {most:,}")]
 
 
 def _number(text: str, **bounds: float) -> Any:

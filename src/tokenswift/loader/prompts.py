@@ -15,12 +15,15 @@ from tokenswift.loader.templates.render import rendered
 from tokenswift.types import InputError
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
+Tools: TypeAlias = Sequence[Mapping[str, Any]] | None
 Prompt: TypeAlias = str | Sequence[int] | Messages
 
 VALID = "text, a list of token ids, or a list of messages such as {'role': 'user', 'content': 'Hello'}"
 
 
-def prompt_ids(prompt: Any, tokenizer: Any, vocab_size: int, name: str = "prompt") -> list[int]:
+def prompt_ids(
+    prompt: Any, tokenizer: Any, vocab_size: int, name: str = "prompt", tools: Tools = None
+) -> list[int]:
     """Token ids of a prompt of any kind.
 
     Args:
@@ -29,13 +32,14 @@ def prompt_ids(prompt: Any, tokenizer: Any, vocab_size: int, name: str = "prompt
         tokenizer: of the model, or None.
         vocab_size: V; ids are below it.
         name: of the argument, for messages.
+        tools: that a chat's template is given, in the form of OpenAI's interface.
     Raises:
         InputError: naming what is wrong with it and what is valid.
     """
     if isinstance(prompt, str):
         ids = text_ids(prompt, tokenizer, name)
     elif is_chat(prompt):
-        ids = chat_ids(prompt, tokenizer, name)
+        ids = chat_ids(prompt, tokenizer, name, tools)
     else:
         ids = _checked(prompt, vocab_size, name)
     if not ids:
@@ -97,8 +101,9 @@ def has_template(tokenizer: Any) -> bool:
     return "default" in found if isinstance(found, dict) else bool(found)
 
 
-def chat_ids(messages: Any, tokenizer: Any, name: str = "prompt") -> list[int]:
-    """Token ids of chat messages by the tokenizer's template, up to where the answer begins.
+def chat_ids(messages: Any, tokenizer: Any, name: str = "prompt", tools: Tools = None) -> list[int]:
+    """Token ids of chat messages by the tokenizer's template, up to where the answer begins; ``tools`` as for
+    `prompt_ids`.
 
     Raises:
         InputError: there is no template, a message is none, or the template refuses them.
@@ -116,26 +121,27 @@ def chat_ids(messages: Any, tokenizer: Any, name: str = "prompt") -> list[int]:
     if not has_template(tokenizer):
         raise InputError(f"{name} is a list of messages, but the model has no chat template; valid: text")
     made = "the text that the model's chat template makes"
-    text = check_text(made, _written(messages, tokenizer))
+    text = check_text(made, _written(messages, tokenizer, tools))
     return _encoded(text, tokenizer, made, add_special_tokens=False)
 
 
-def _written(messages: Messages, tokenizer: Any) -> str:
+def _written(messages: Messages, tokenizer: Any, tools: Tools) -> str:
     """The text of chat messages by the tokenizer's template, or by its own method where it has one."""
     given = [dict(message) for message in messages]
+    more: dict[str, Any] = {} if tools is None else {"tools": list(tools)}
     own = getattr(type(tokenizer), "apply_chat_template", None)
     if own is not None and getattr(own, "__module__", None) != "transformers.tokenization_utils_base":
         try:
-            return tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=True)
+            return tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=True, **more)
         except Exception as error:  # whatever its code raises
             reason = " ".join(str(error).split()) or type(error).__name__
             raise InputError(f"the model's tokenizer refuses the messages ({reason[:160]})") from error
     template = tokenizer.chat_template
     if isinstance(template, dict):
-        template = template["default"]
+        template = (template.get("tool_use") if more else None) or template["default"]
     if not isinstance(template, str):
         raise InputError(f"the model's chat template is {shown(template)}; valid: text")
-    return rendered(template, given, tokenizer.special_tokens_map)
+    return rendered(template, given, tokenizer.special_tokens_map, **more)
 
 
 def _checked(prompt: Any, vocab_size: int, name: str) -> list[int]:

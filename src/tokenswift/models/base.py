@@ -20,6 +20,7 @@ from tokenswift.kv.select import OBSERVED
 from tokenswift.load_config import LoadConfig
 from tokenswift.loader.checkpoint import Layout, head_width
 from tokenswift.loader.rope import Rotary
+from tokenswift.sampling.adjust import NO_RULES, TextRules
 from tokenswift.sampling.choice import Sampler
 from tokenswift.types import InputError, OnProgress
 
@@ -106,10 +107,10 @@ class BaseTarget(ABC):
         """Angle per position of each pair of a head's dimensions, (d / 2,) float32."""
         return self.rotary.single()
 
-    def sampler(self, params: SamplingParams) -> Sampler:
-        """The choice rule for one generation with this model."""
-        ranker = self.backend.ranker(params)
-        return Sampler(params, self.vocab_size, self.device, ranker, self.backend.walks)
+    def sampler(self, params: SamplingParams, rules: TextRules = NO_RULES) -> Sampler:
+        """The choice rule for one generation with this model; ``rules`` of its text."""
+        ranker = self.backend.ranker(params, rules)
+        return Sampler(params, self.vocab_size, self.device, ranker, self.backend.walks, rules)
 
     def new_cache(self, capacity: int) -> FullCache:
         """An empty full cache for ``capacity`` tokens, scratch room included."""

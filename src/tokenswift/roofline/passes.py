@@ -157,7 +157,7 @@ def floor(sizes: Sizes, machine: Machine, rows: int, context: int) -> Floor:
 
 
 def read_seconds(sizes: Sizes, machine: Machine, prompt: int) -> float:
-    """The floor of reading a prompt of some tokens, in passes of at most :data:`READ` rows."""
+    """The floor of the prefill of some tokens, in passes of at most :data:`READ` rows."""
     rows = min(prompt, READ)
     return prompt / rows * floor(sizes, machine, rows, prompt // 2).seconds
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from tokenswift.checks import check_choice
-from tokenswift.config import LoopOptions, SamplingParams
+from tokenswift.config import LATER, LoopOptions, sampling_named
 from tokenswift.method_options import OPTIONS
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -47,17 +47,17 @@ class Identity(Strict):
     adapter: Adapter | None
     tokenizer: Word | None
     rope: Word
-    sampling: dict[str, bool | int | float]
+    sampling: dict[str, bool | int | float | dict[str, str] | list[str | list[int | float]] | None]
     eos: list[Token]
-    stop: list[Annotated[str, Meta(min_length=1)]]
+    stop: list[Annotated[str, Meta(min_length=1)] | Annotated[list[Token], Meta(min_length=1)]]
     acceptance: Literal["exact", "published"]
     stored: Word | None = None
     activations: Word | None = None
     kv_cache_dtype: Word | None = None
 
     def __post_init__(self) -> None:
-        made = asdict(SamplingParams(**self.sampling))  # type: ignore[arg-type]
-        if missing := made.keys() - self.sampling.keys():
+        made = asdict(sampling_named(self.sampling))
+        if missing := made.keys() - self.sampling.keys() - LATER.keys():
             raise ValueError(f"sampling lacks {', '.join(sorted(missing))}")
 
 
@@ -138,7 +138,7 @@ class Tokens(Strict, tag_field="kind", tag="tokens"):
     draft passes since the session began; the detokeniser's state behind them; the first loop seen."""
 
     ids: list[Token]
-    sources: Annotated[str, Meta(pattern=r"^[thncA-Z]*\Z")]
+    sources: Annotated[str, Meta(pattern=r"^[thncgA-Z]*\Z")]
     chars: list[Count]
     text: str
     steps: list[tuple[Positive, Count, Count, Count, Count, Count]]

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tokenswift.config import shown
+from tokenswift.config import LATER, sampling_named, settings_of, shown
 from tokenswift.runs.journal import Record
 from tokenswift.runs.schema import End, Header, Session, Tokens, typed
 from tokenswift.spec.drafters.registry import marks
@@ -112,8 +112,13 @@ class RunState:
         """
         if self.stream is not None and self.stream["stopped"]:
             return "stop"
-        if self.tokens and self.tokens[-1] in self.header.identity.eos:
+        identity = self.header.identity
+        if self.tokens and self.tokens[-1] in identity.eos:
             return "eos"
+        stops = [ids for ids in identity.stop if isinstance(ids, list)]
+        if any(self.tokens[-len(ids) :] == ids for ids in stops):
+            if len(self.tokens) > sampling_named(identity.sampling).min_tokens:
+                return "stop"
         if on_loop == "stop" and self._stopped_by_loop():
             return "loop"
         return "length" if len(self.tokens) >= most else None
@@ -208,7 +213,10 @@ def check_same(folder: str, kept: Mapping[str, Any], now: Mapping[str, Any]) -> 
         if was == given or (key == "weights" and kept["dtype"] != now["dtype"]):
             continue  # other values in another dtype: said once
         if key == "sampling":
-            found += [f"{k} is {shown(given[k])}, was {shown(v)}" for k, v in was.items() if given[k] != v]
+            was, given = (settings_of(sampling_named(each)) for each in (was, given))
+            fields = sorted(was.keys() | given.keys())
+            values = [(k, given.get(k, LATER.get(k)), was.get(k, LATER.get(k))) for k in fields]
+            found += [f"{k} is {shown(new)}, was {shown(old)}" for k, new, old in values if new != old]
         elif key in SAID:
             found.append(f"{SAID[key]} is {shown(given)}, was {shown(was)}")
         else:

@@ -1,5 +1,8 @@
 """Logit processing and the choice rule: the argmax of processed scores plus noise keyed by position.
 
+The order is: logit biases, contextual penalty, presence and frequency penalties, DRY, tokens that may not
+come (`sampling.adjust` has all of these but the second), temperature, top-k, top-p, min-p, eta.
+
 The processors work on (n, V) float32 rows and equal transformers' processors of the same names, in
 transformers' order (penalty, temperature, top-k, top-p, min-p, eta), except for exact ties: each
 filter here is a threshold on the score, so tokens tied at the cut are all kept, whatever the sort
@@ -21,8 +24,10 @@ from torch import Tensor
 
 from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
+from tokenswift.sampling.adjust import NO_RULES, Adjustments, TextRules
+from tokenswift.sampling.masks import Masks
 from tokenswift.sampling.noise import Noise
-from tokenswift.sampling.ranking import Asked, LaterRanker, LogitRows, Ranked, Ranker
+from tokenswift.sampling.ranking import Asked, LaterRanker, LogitRows, Ranked, Ranker, window_ids
 from tokenswift.types import Logprob, RunError
 
 _TOP_SIZES = (256, 4096)  # how many of the best tokens top-p looks at before it sorts a whole row
@@ -146,48 +151,6 @@ def recent_scores(
     return processed(logits, params)
 
 
-def window_ids(
-    history: list[int], paths: list[list[int]], gaps: list[int], window: int, device: torch.device
-) -> tuple[Int[Tensor, "n w"] | None, list[bool]]:
-    """The tokens that the penalty sees, row by row: the last ``window`` places before a position.
-
-    Args:
-        history: the text so far; only its tail is read.
-        paths: drafted tokens of each row, in order, after ``history``.
-        gaps: unknown tokens between a row's path and the position to predict; they hold places of
-            the window but no token.
-        window: W.
-
-    Returns:
-        ids padded with repetitions, and for each row whether its window is empty (its ids are then
-        meaningless); ids is None when every row's is.
-    """
-    tail = history[-window:]
-    if len(paths) == 1:  # the common case: one context, nothing to pad
-        known = tail + paths[0]
-        ids = known[max(0, len(known) + gaps[0] - window) :]
-        return (torch.tensor([ids], device=device), [False]) if ids else (None, [True])
-    deepest = max(map(len, paths))
-    drops, extras, empty = [], [], []
-    for path, gap in zip(paths, gaps, strict=True):
-        over = max(0, len(tail) + len(path) + gap - window)  # oldest known tokens that fall out
-        extra = path[max(0, over - len(tail)) :]
-        filler = extra[-1] if extra else tail[-1] if tail else 0
-        drops.append(min(over, len(tail)))
-        extras.append(extra + [filler] * (deepest + 1 - len(extra)))
-        empty.append(not extra and over >= len(tail))
-    if all(empty):
-        return None, empty
-    added = torch.tensor(extras, device=device)
-    if not tail:
-        return added, empty
-    shared = torch.tensor(tail, device=device).expand(len(paths), -1)
-    if any(drops):
-        places = torch.arange(len(tail), device=device)
-        shared = torch.where(places < torch.tensor(drops, device=device)[:, None], added[:, -1:], shared)
-    return torch.cat((shared, added), 1), empty
-
-
 class Sampler:
     """The target's choice rule (implements ``interfaces.Chooser``).
 
@@ -200,10 +163,14 @@ class Sampler:
         device: where the logits are.
         ranker: does the work of :meth:`candidates` where there is one; torch otherwise.
         walks: whether choosing row by row costs nothing extra, as on a CPU.
+        rules: what `sampling.adjust` has to know of the text.
 
     Attributes:
         later: the ranker, where its answers can be waited for together.
+        masks: of the grammar that the text has to follow.
     """
+
+    masks: Masks | None = None
 
     def __init__(
         self,
@@ -212,6 +179,7 @@ class Sampler:
         device: torch.device | str = "cpu",
         ranker: Ranker | None = None,
         walks: bool = True,
+        rules: TextRules = NO_RULES,
     ) -> None:
         self.params = params
         self.walks = walks
@@ -223,6 +191,7 @@ class Sampler:
         p = params
         filtered = p.top_k or p.top_p < 1 or p.min_p or p.eta_cutoff
         self._sparse = bool(filtered) and not p.greedy and walks
+        self._adjust = Adjustments(p, rules, vocab_size, self.device) if p.adjusts else None
 
     def scores(
         self,
@@ -233,12 +202,25 @@ class Sampler:
     ) -> Float[Tensor, "n V"]:
         """Processed log-scores of each row up to a constant, float32; -inf where filtered out.
 
-        With ``greedy`` they are the penalised logits (no temperature, no filter).
+        With ``greedy`` they are the penalised and adjusted logits (no temperature, no filter).
 
         Args:
             positions: the position that each row predicts; by default the one after its context.
         """
-        return processed(self._penalised(logits.to(torch.float32), history, paths, positions), self.params)
+        if self.masks is not None:
+            logits = self.masks.masked(logits, history, paths, positions)
+        return self._processed(logits, history, paths, positions)
+
+    def _processed(
+        self, logits: Tensor, history: list[int], paths: list[list[int]], positions: list[int] | None
+    ) -> Tensor:
+        scores = logits.to(torch.float32)
+        if self._adjust is not None:
+            scores = self._adjust.biased(scores)
+        scores = self._penalised(scores, history, paths, positions)
+        if self._adjust is not None:
+            scores = self._adjust.adjusted(scores, history, paths, positions)
+        return processed(scores, self.params)
 
     def _penalised(
         self, logits: Tensor, history: list[int], paths: list[list[int]], positions: list[int] | None
@@ -307,13 +289,15 @@ class Sampler:
         Raises:
             RefusedRow: the logits hold NaN or an infinite maximum.
         """
+        if self.masks is not None:
+            rows = self.masks.rows(rows)
         if self.ranker is not None:
             found = self.ranker.rank(rows)
             if isinstance(found, int):
                 raise _refused(rows.logits[found], rows.positions[found])
             return found
         logits = rows.logits if rows.subset is None else rows.subset.spread(rows.logits)
-        scores = self.scores(logits, rows.history, rows.paths, rows.positions)
+        scores = self._processed(logits, rows.history, rows.paths, rows.positions)
         coupled = rows.coupled and not self.params.greedy
         if self._sparse:
             return [

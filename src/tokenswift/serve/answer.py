@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+from tokenswift.chat.calls import Calls
+from tokenswift.chat.reply import Said, ToolCall, call_id
 from tokenswift.engine.request import Request
 from tokenswift.engine.text import token_bytes
 from tokenswift.runs.state import RunState, sources_of
@@ -89,6 +91,7 @@ class Answer:
         stopped: why it was stopped, "" where it goes on or has ended.
         failure: what went wrong, "" where nothing did.
         over_at: when it became whole, Unix time.
+        calls: the tools that it may call; None: none.
     """
 
     def __init__(self, record: Record, body: Body) -> None:
@@ -101,6 +104,7 @@ class Answer:
         self.over_at: float | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.stopped, self.kept = "", False
+        self.calls: Calls | None = None
         self.lock = asyncio.Lock()
         self._news = asyncio.Event()
 
@@ -122,6 +126,32 @@ class Answer:
     def done(self) -> bool:
         """Whether it is as whole as it gets: finished, failed or cancelled."""
         return self.record.state != "open"
+
+    def said(self, part: Part) -> Said:
+        """What a text holds."""
+        return Said(part.text) if self.calls is None else self.calls.read(part.text)
+
+    def call_id(self, part: Part, index: int) -> str:
+        """The id of a call in a text."""
+        return call_id(f"{self.id}/{part.index}", index)
+
+    def tool_calls(self, part: Part, said: Said) -> list[dict[str, Any]]:
+        """The calls in a text, as messages hold them."""
+        made = (ToolCall(self.call_id(part, i), *call) for i, call in enumerate(said.calls))
+        return [call.form for call in made]
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """Of a response: the conversation up to its end, without its instructions."""
+        body: Any = self.body
+        found: list[dict[str, Any]] = [*self.record.before, *body.messages()]
+        for part in self.parts:
+            said = self.said(part)
+            calls = self.tool_calls(part, said)
+            found.append(
+                {"role": "assistant", "content": said.text} | ({"tool_calls": calls} if calls else {})
+            )
+        return found
 
     def tell(self) -> None:
         """Wake the readers."""

@@ -13,7 +13,6 @@ import hashlib
 import logging
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
@@ -30,7 +29,8 @@ from tokenswift.serve.errors import Refused
 from tokenswift.serve.metrics import Measures
 from tokenswift.serve.schemas import KINDS, Body
 from tokenswift.serve.settings import Settings
-from tokenswift.serve.store import IDS, Record, Store, brief
+from tokenswift.serve.shelf import Shelf
+from tokenswift.serve.store import Record, Store, brief
 from tokenswift.types import InputError, RunError, Step
 from tokenswift.words import counted
 
@@ -40,7 +40,6 @@ AGAIN = 0.5  # seconds until a full queue is tried again
 GONE, CANCELLED, ENDS = "its client is gone", "it was cancelled", "the server ends"
 LATE = "the answer took longer than the server's --max-seconds"
 STALLED = 60.0  # seconds without a step, while there is work, after which the server is not well
-KEPT = 64  # answers in memory besides those under way and those that somebody reads
 
 
 class Answers:
@@ -60,8 +59,7 @@ class Answers:
         self.llm, self.scheduler, self.settings = llm, scheduler, settings
         self.store, self.measures = store, measures
         self.closing = False
-        self._answers: OrderedDict[str, Answer] = OrderedDict()
-        self._owned: dict[str, str] = {}  # owner → id
+        self.shelf = Shelf(store, llm.source.codec)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # ---- which one ------------------------------------------------------------------------------
@@ -69,17 +67,9 @@ class Answers:
     async def open(self) -> None:
         """Go on with what an earlier server left: answers in the background at once, the others when they
         are asked for."""
-        if self.store is None:
-            return
-        left: list[Answer] = []
-        for record in await asyncio.to_thread(lambda store: list(store.records()), self.store):
-            if record.owner:
-                self._owned[record.owner] = record.id
-            if record.state == "open" and record.body.get("background"):
-                answer = await self._read(record)
-                left += [] if answer is None else [answer]
+        left = await self.shelf.left()
         if left:
-            logger.info("going on with %s of %s", counted(len(left), "answer"), self.store.folder)
+            logger.info("going on with %s of %s", counted(len(left), "answer"), self.shelf.disk.folder)
             self._spawn(self._go_on(left))
 
     async def _go_on(self, left: list[Answer]) -> None:
@@ -110,96 +100,63 @@ class Answers:
         except (ValueError, OverflowError, RecursionError) as error:  # lone surrogates, numbers of any size
             raise InputError(f"the body cannot be kept ({error}); valid: whole characters") from error
         owner = "" if key is None else _digest(client, kind, key)
-        if owner in self._owned:
-            answer = await self.get(self._owned[owner])
+        if owner in self.shelf.owned:
+            answer = await self.shelf.get(self.shelf.owned[owner])
             if answer is not None and answer.record.digest != digest:
                 raise Refused(422, "the Idempotency-Key belongs to another request; valid: a new key")
             if answer is not None:
                 return answer
         name = KINDS[kind][1] + secrets.token_hex(16)
         if owner:
-            self._owned[owner] = name  # before anything is waited for: a second one finds it
+            self.shelf.owned[owner] = name  # before anything is waited for: a second one finds it
         seed = secrets.randbits(31)
         record = Record(name, kind, int(time.time()), known, seed, [0], owner, digest)
         record.client = owner_of(client)
-        answer = self._answers[name] = Answer(record, body)
-        answer.kept = self._keeps(answer)
+        answer = Answer(record, body)
         try:
+            self.shelf.add(answer)
             async with answer.lock:
-                requests = await asyncio.to_thread(self._requests, body, seed)
+                record.before = await self._before(body, record.client)
+                requests = await asyncio.to_thread(self._requests, record, body)
                 record.prompt_tokens = [len(request.prompt) for request in requests]
                 answer.parts = [Part(i, tokens) for i, tokens in enumerate(record.prompt_tokens)]
                 answer.requests = requests
-                if self._keeps(answer):
-                    await asyncio.to_thread(self._store().write, record)
+                await self.shelf.write(answer)
         except BaseException:
-            self._forget(answer)
+            self.shelf.forget(answer)
             raise
         return answer
 
-    def _requests(self, body: Body, seed: int) -> list[Request]:
+    async def _before(self, body: Body, client: str) -> list[dict[str, Any]]:
+        """The messages of the response that a body goes on from, and of those before it.
+
+        Raises:
+            Refused: there is none, or it has not ended.
+        """
+        name = getattr(body, "previous_response_id", None)
+        if name is None:
+            return []
+        answer = await self.shelf.get(name)
+        if answer is None or answer.record.kind != "response" or answer.record.client != client:
+            text, code = f"there is no response {name[:80]!r}; valid: the id of one", "not_found"
+            raise Refused(400, text, "previous_response_id", f"previous_response_{code}")
+        if answer.record.state != "done":
+            text = f"the response {name[:80]!r} has not ended; valid: one that has"
+            raise Refused(400, text, "previous_response_id")
+        return answer.messages
+
+    def _requests(self, record: Record, body: Body) -> list[Request]:
         """What a body asks for; in a thread.
 
         Raises:
             InputError: naming the field that is wrong.
         """
         try:
-            return body.requests(self.llm, self.settings, seed)
+            return body.requests(self.llm, self.settings, record.seed, record.before)
         except InputError as error:
             raise body.in_own_words(error) from error
         except RecursionError as error:
             raise InputError("the body is nested too deeply; valid: few levels") from error
-
-    async def get(self, name: str) -> Answer | None:
-        """An answer by its id; None where there is none."""
-        if name in self._answers:
-            self._answers.move_to_end(name)
-            return self._answers[name]
-        if self.store is None or not IDS.fullmatch(name):
-            return None
-        record = await asyncio.to_thread(self.store.read, name)
-        if name in self._answers:  # somebody else was faster
-            return self._answers[name]
-        return None if record is None else await self._read(record)
-
-    async def _read(self, record: Record) -> Answer | None:
-        """An answer of the store, as its journals have it; it is not begun."""
-        try:
-            answer = Answer(record, KINDS[record.kind][0].model_validate(record.body))
-            answer.kept = True
-            for part in answer.parts:
-                part.rewind(await asyncio.to_thread(self._store().state, record.id, part.index))
-                part.over = True
-            answer.begun = True
-        except (KeyError, ValueError) as error:  # pydantic's and ours
-            why = " ".join(str(error).split())[:300]
-            logger.warning("%s cannot be resumed: %s", brief(record.id), why)
-            return None
-        answer = self._answers.setdefault(record.id, answer)
-        self._shed()
-        return answer
-
-    def _forget(self, answer: Answer) -> None:
-        self._answers.pop(answer.id, None)
-        if answer.record.owner:
-            self._owned.pop(answer.record.owner, None)
-
-    def _shed(self) -> None:
-        """Let go of the oldest answers that nobody reads; those on the disk are read again when asked for."""
-        idle = [a for a in self._answers.values() if not a.readers and not a.running and not a.lock.locked()]
-        for answer in idle[: max(0, len(self._answers) - KEPT)]:
-            if self._keeps(answer):
-                self._answers.pop(answer.id)
-            else:
-                self._forget(answer)
-
-    def _keeps(self, answer: Answer) -> bool:
-        asked = getattr(answer.body, "store", None) is not False and answer.body.likely is None
-        return self.store is not None and asked  # no journal holds log-probabilities
-
-    def _store(self) -> Store:
-        assert self.store is not None
-        return self.store
 
     # ---- running --------------------------------------------------------------------------------
 
@@ -236,10 +193,15 @@ class Answers:
             if not answer.done:
                 await self._settle(answer, "cancelled")
 
+    async def delete(self, answer: Answer) -> None:
+        """Stop an answer and forget it, its folder too."""
+        await self.cancel(answer)
+        await self.shelf.remove(answer)
+
     async def close(self) -> None:
         """Stop everything between two steps; what is open goes on with the next server on the folder."""
         self.closing = True
-        for answer in list(self._answers.values()):
+        for answer in list(self.shelf.answers.values()):
             self._stop(answer, ENDS)
         await asyncio.to_thread(self.scheduler.close)
         while self._tasks:  # what begins answers, and what ends them
@@ -258,12 +220,12 @@ class Answers:
     @property
     def left(self) -> int:
         """Answers that are kept and not whole."""
-        return sum(self._keeps(answer) and not answer.done for answer in self._answers.values())
+        return sum(answer.kept and not answer.done for answer in self.shelf.answers.values())
 
     def _leave(self, answer: Answer) -> None:
         if not answer.readers and not answer.background:
             self._stop(answer, GONE)
-        self._shed()
+        self.shelf.shed()
 
     def _stop(self, answer: Answer, why: str) -> None:
         """End its steps; its readers are told when they have ended."""
@@ -283,9 +245,7 @@ class Answers:
                 tickets = await self._submitted(answer)
             except (InputError, RunError, Refused) as error:
                 if not answer.begun:
-                    self._forget(answer)
-                    if self._keeps(answer):
-                        await asyncio.to_thread(self._store().remove, answer.id)
+                    await self.shelf.remove(answer)
                     raise
                 if isinstance(error, QueueFull | Refused):
                     raise
@@ -325,16 +285,16 @@ class Answers:
         """Hand the texts to the scheduler; in a thread."""
         requests = answer.requests
         if requests is None:
-            requests = self._requests(answer.body, answer.record.seed)
+            requests = self._requests(answer.record, answer.body)
         answer.requests = None
         owner = "" if self.settings.share_prefixes else answer.record.client
         made: list[tuple[Any, RunState | None]] = []
         try:
             for index, request in enumerate(requests):
                 state = None
-                if self._keeps(answer):
-                    state = self._store().state(answer.id, index)
-                    request = replace(request, run_dir=self._store().run_dir(answer.id, index))
+                if answer.kept:
+                    state = self.shelf.disk.state(answer.id, index)
+                    request = replace(request, run_dir=self.shelf.disk.run_dir(answer.id, index))
                 made.append((self.scheduler.submit(request, owner), state))
         except BaseException:
             for ticket, _ in made:
@@ -382,11 +342,7 @@ class Answers:
             part.over = True
         self.measures.answer(answer.record.kind, state)
         answer.tell()
-        if self._keeps(answer):
-            try:
-                await asyncio.to_thread(self._store().write, answer.record)
-            except RunError as failed:  # it stays open on the disk: the next server finds it whole
-                logger.warning("%s", failed)
+        await self.shelf.settle(answer)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -21,6 +21,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from tokenswift.checks import shown
 from tokenswift.engine.scheduler import QueueFull
+from tokenswift.serve import response as of_responses
 from tokenswift.serve import wire
 from tokenswift.serve.answer import Answer
 from tokenswift.serve.answers import ENDS, Answers, owner_of
@@ -81,11 +82,11 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
         background = answer.background and not body.stream
         if background:
             await answers.begin(answer)
-            return JSONResponse(wire.response(answer, model))
+            return JSONResponse(of_responses.response(answer, model))
         await answers.attach(answer)
         if body.stream:
             responses = kind == "response"
-            events = (wire.events(answer, model, -1, settings.ping) if responses
+            events = (of_responses.events(answer, model, -1, settings.ping) if responses
                       else wire.chunks(answer, model, settings.ping))  # fmt: skip
             return Events(answers, answer, events)
         try:
@@ -94,13 +95,13 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
         finally:
             answers.detach(answer)
         if kind == "response":
-            return JSONResponse(wire.response(answer, model))
+            return JSONResponse(of_responses.response(answer, model))
         if not all(part.reason for part in answer.parts):
             raise Refused(503 if answer.stopped == ENDS else 500, wire.unfinished(answer))
         return JSONResponse(wire.whole(answer, model))
 
     async def known(name: str, request: Request) -> Answer:
-        answer = await answers.get(name)
+        answer = await answers.shelf.get(name)
         whose = owner_of(request.state.client)
         if answer is None or answer.record.kind != "response" or answer.record.client != whose:
             raise Refused(404, f"there is no response {name[:80]!r}; valid: the id of one", "response_id")
@@ -127,15 +128,27 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
     ) -> Response:
         answer = await known(response_id, request)
         if not stream:
-            return JSONResponse(wire.response(answer, model))
+            return JSONResponse(of_responses.response(answer, model))
         await answers.attach(answer)
-        return Events(answers, answer, wire.events(answer, model, starting_after, settings.ping))
+        return Events(answers, answer, of_responses.events(answer, model, starting_after, settings.ping))
 
     @app.post("/v1/responses/{response_id}/cancel", summary="Stop an answer for good")
     async def cancel(response_id: str, request: Request) -> Response:
         answer = await known(response_id, request)
         await answers.cancel(answer)
-        return JSONResponse(wire.response(answer, model))
+        return JSONResponse(of_responses.response(answer, model))
+
+    @app.delete("/v1/responses/{response_id}", summary="Stop an answer and forget it")
+    async def delete(response_id: str, request: Request) -> Response:
+        answer = await known(response_id, request)
+        await answers.delete(answer)
+        return JSONResponse({"id": answer.id, "object": "response", "deleted": True})
+
+    @app.post("/v1/embeddings", summary="Not to be had", status_code=404)
+    async def embeddings() -> Response:
+        raise Refused(
+            404, f"no embeddings are to be had here, {model} writes text; valid: /v1/chat/completions"
+        )
 
     @app.get("/v1/models", summary="The model that is served")
     async def models() -> Response:
@@ -168,7 +181,7 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
         app.add_middleware(
             CORSMiddleware,  # type: ignore[arg-type]
             allow_origins=list(settings.cors),
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=("x-answer-id", "retry-after"),
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tokenswift.chat.tools import Tools
 from tokenswift.checks import shown
 from tokenswift.types import InputError
 from tokenswift.words import counted
@@ -88,13 +90,14 @@ def _check_prompts(prompt: Any) -> None:
         )
 
 
-def check_prompt(prompt: Any, most: int | None, field: str) -> None:
+def check_prompt(prompt: Any, most: int | None, field: str, tools: Tools | None = None) -> None:
     """See that a prompt can have as few tokens as it may, before it is encoded.
 
     Args:
         prompt: text, token ids or messages.
         most: tokens; None: any number.
         field: of the request.
+        tools: that it describes.
     Raises:
         InputError: it cannot.
     """
@@ -104,6 +107,7 @@ def check_prompt(prompt: Any, most: int | None, field: str) -> None:
         check_tokens(len(prompt), most, field)
         return
     size = len(prompt) if isinstance(prompt, str) else _length(prompt)
+    size += 0 if tools is None else len(json.dumps(tools.forms, ensure_ascii=False))
     if size > CHARACTERS * most:
         room = f"{CHARACTERS * most:,}, for {most:,} tokens"
         raise InputError(f"the prompt is {size:,} characters; valid: up to {room}", field)
@@ -115,8 +119,8 @@ def check_tokens(size: int, most: int, field: str) -> None:
         raise InputError(f"the prompt is {size:,} tokens; valid: up to {most:,}", field)
 
 
-def _length(messages: Sequence[Mapping[str, str]]) -> int:
-    return sum(len(message["content"]) for message in messages)
+def _length(messages: Sequence[Mapping[str, Any]]) -> int:
+    return sum(len(message["content"]) + len(str(message.get("tool_calls") or "")) for message in messages)
 
 
 def check_nodes(nodes: int) -> None:

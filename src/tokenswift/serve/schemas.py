@@ -1,47 +1,42 @@
 """Bodies of requests: the fields of OpenAI's interface that mean something here, and our own.
 
-Fields that are not named here are ignored, as OpenAI's server does; what is named but cannot be had is
-refused. Ranges are checked where the command line's are, by `config.SamplingParams` and `engine.request`.
+What else there may be, and what is refused, is in `known`. Ranges are checked where the command line's are,
+by `config.SamplingParams` and `engine.request`.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tokenswift.checks import shown
+from tokenswift.chat.calls import calls_of
+from tokenswift.chat.tools import Tools, tools_of
 from tokenswift.config import SamplingParams, sampling_over
+from tokenswift.engine.chat import TOKENS, bound, encoded
 from tokenswift.engine.request import MOST_LOGPROBS, Request
 from tokenswift.loader.prompts import Prompt
 from tokenswift.method_options import tree_nodes
 from tokenswift.serve.errors import CLOSED, in_words_of
-from tokenswift.serve.limits import check_body, check_nodes, check_passes, check_prompt, check_tokens
+from tokenswift.serve.forms import Formed
+from tokenswift.serve.known import check_others
+from tokenswift.serve.limits import (
+    MESSAGES,
+    check_body,
+    check_nodes,
+    check_passes,
+    check_prompt,
+    check_tokens,
+)
+from tokenswift.serve.messages import Item, Message, plain_items, plain_messages
 from tokenswift.serve.settings import Settings
 from tokenswift.spec.drafters.lookup import LENGTH
 from tokenswift.types import InputError
 from tokenswift.words import counted
 
 LOGPROBS = "message.output_text.logprobs"  # what `include` of a response may name
-TOKENS = 1024  # new tokens where a request names no number
-#: fields that would change the answer but do nothing here → their values that ask for nothing
-_WITHOUT: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "logit_bias": (None, {}),
-    "tools": (None, []),
-    "functions": (None, []),
-    "response_format": (None, {"type": "text"}),
-    "text": (None, {}, {"format": {"type": "text"}}),
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "suffix": (None, ""),
-    "previous_response_id": (None,),
-    "conversation": (None,),
-    "prompt": (None,),
-}
 
 
 class Own(BaseModel):
@@ -66,7 +61,7 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class Body(BaseModel):
+class Body(Formed):
     """What all bodies have in common.
 
     Attributes:
@@ -99,9 +94,22 @@ class Body(BaseModel):
         """Our own settings."""
         return self.tokenswift or Own()
 
-    def prompts(self, has_template: bool) -> list[Prompt]:
-        """What is to be answered or gone on from, one for each text."""
+    def prompts(self, has_template: bool, before: Sequence[Mapping[str, Any]]) -> list[Prompt]:
+        """What is to be answered or gone on from, one for each text.
+
+        Args:
+            has_template: whether the model answers chats.
+            before: messages of earlier responses.
+        """
         raise NotImplementedError
+
+    def tools_asked(self) -> Tools | None:
+        """The tools that may be called; None: none.
+
+        Raises:
+            InputError: naming what is wrong with them.
+        """
+        return None
 
     def length(self) -> tuple[str, int | None]:
         """The field that says how many tokens there may be, and its value."""
@@ -119,22 +127,20 @@ class Body(BaseModel):
 
     def check_served(self) -> None:
         """Refuse what would change the answer and is not to be had here."""
-        given = self.model_extra or {}
-        for name, nothing in _WITHOUT.items():
-            value = given.get(name)
-            if value not in nothing:
-                usual = next((v for v in nothing if v is not None), None)
-                raise InputError(f"{name} is {shown(value)}; valid here: {json.dumps(usual)}", name)
+        check_others(self.model_extra or {}, type(self).model_fields)
         for name in CLOSED:
             if name in self.own.strategy_options:
                 raise InputError(f"tokenswift.strategy_options.{name} is no option of a server", "tokenswift")
 
-    def requests(self, llm: Any, settings: Settings, seed: int) -> list[Request]:
+    def requests(
+        self, llm: Any, settings: Settings, seed: int, before: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Request]:
         """The generations that the body asks for.
 
         Args:
             llm: the ``LLM``.
             seed: of the first of ``n`` texts, where the body names none.
+            before: messages of earlier responses.
         Raises:
             InputError: naming the field, its value and what is valid.
         """
@@ -142,18 +148,22 @@ class Body(BaseModel):
         most, own, limit = settings.max_tokens, self.own, llm.target.rotary.limit
         if wanted is not None and not 1 <= wanted <= most:
             raise InputError(f"{field} is {wanted}; valid: an integer from 1 to {most:,}", field)
-        prompts = self.prompts(llm.has_chat_template)
+        tools = self.tools_asked()
+        prompts = self.prompts(llm.has_chat_template, before)
         if not 1 <= self.choices * len(prompts) <= settings.max_choices:
             given = f"n is {self.choices}, for {counted(len(prompts), 'prompt')}"
             raise InputError(f"{given}; valid: 1 to {settings.max_choices} in all", "n")
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         longest = min((size for size in (settings.max_prompt, limit and limit - 1) if size), default=None)
         for prompt in prompts:
-            check_prompt(prompt, longest, self.asked)
+            check_prompt(prompt, longest, self.asked, tools)
         made: list[Request] = []
         for prompt in prompts:
-            sampling = self._sampling(llm.default_sampling(prompt), seed)
-            ids = llm.encode(prompt)
+            sampling = replace(self._sampling(llm.default_sampling(prompt), seed), grammar=self.grammar())
+            sampling = bound(sampling, calls_of(tools, llm.source.codec))
+            if sampling.grammar is not None:
+                llm.resources.grammars.masks(sampling.grammar, 0)  # compiled here, or refused
+            ids = encoded(llm, prompt, tools, self.asked)
             if longest is not None:
                 check_tokens(len(ids), longest, self.asked)
             left = most if limit is None else limit - len(ids)
@@ -177,7 +187,7 @@ class Body(BaseModel):
             ]
         if made and made[0].strategy in ("tokenswift", "medusa"):
             options = made[0].options
-            check_nodes(tree_nodes(options.tree or ()) + LENGTH * (getattr(options, "ngrams", None) or 0))
+            check_nodes(tree_nodes(options.tree) + LENGTH * (getattr(options, "ngrams", None) or 0))
         if made and made[0].strategy == "triforce":
             check_passes(made[0].options.gamma * made[0].options.inner_gamma)
         return made
@@ -194,39 +204,6 @@ class Body(BaseModel):
         return sampling_over(usual, {name: value for name, value in given.items() if value is not None})
 
 
-class Piece(BaseModel):
-    """A part of a message."""
-
-    type: str
-    text: str | None = None
-
-
-class Message(BaseModel):
-    """One message of a conversation."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    role: Literal["system", "developer", "user", "assistant"] = "user"
-    content: str | list[Piece]
-
-    def plain(self) -> dict[str, str]:
-        """The message as templates take it.
-
-        Raises:
-            InputError: it holds something else than text.
-        """
-        if isinstance(self.content, str):
-            text = self.content
-        else:
-            for piece in self.content:
-                if piece.type not in ("text", "input_text", "output_text") or piece.text is None:
-                    raise InputError(
-                        f"a message holds a part of type {shown(piece.type)}; valid: text", "messages"
-                    )
-            text = "".join(piece.text or "" for piece in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
-
-
 class Chat(Body):
     """The body of ``/v1/chat/completions``."""
 
@@ -239,10 +216,16 @@ class Chat(Body):
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
     @property
     def likely(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    def tools_asked(self) -> Tools | None:
+        return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def check_served(self) -> None:
         if self.top_logprobs and not self.logprobs:
@@ -252,8 +235,8 @@ class Chat(Body):
             )
         super().check_served()
 
-    def prompts(self, has_template: bool) -> list[Prompt]:
-        return [[message.plain() for message in self.messages]]
+    def prompts(self, has_template: bool, before: Sequence[Mapping[str, Any]]) -> list[Prompt]:
+        return [plain_messages(self.messages, self.asked)]
 
     def length(self) -> tuple[str, int | None]:
         if self.max_completion_tokens is not None:
@@ -280,7 +263,7 @@ class Completion(Body):
     def likely(self) -> int | None:
         return self.logprobs
 
-    def prompts(self, has_template: bool) -> list[Prompt]:
+    def prompts(self, has_template: bool, before: Sequence[Mapping[str, Any]]) -> list[Prompt]:
         prompt: Any = self.prompt
         several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
         return prompt if several else [prompt]
@@ -298,7 +281,7 @@ class Responses(Body):
 
     asked: ClassVar[str] = "input"
 
-    input: str | list[Message]
+    input: str | list[Item]
     instructions: str | None = None
     max_output_tokens: int | None = None
     background: bool | None = None
@@ -306,20 +289,46 @@ class Responses(Body):
     metadata: dict[str, str] | None = None
     include: list[str] | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+    previous_response_id: str | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    def check_served(self) -> None:
+        super().check_served()
+        if self.tools and self.likely is not None:
+            raise InputError(
+                "top_logprobs are not told of calls; valid: one of tools and top_logprobs", "tools"
+            )
+
+    def tools_asked(self) -> Tools | None:
+        return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
     def likely(self) -> int | None:
         return (self.top_logprobs or 0) if LOGPROBS in (self.include or []) else self.top_logprobs or None
 
-    def prompts(self, has_template: bool) -> list[Prompt]:
-        before = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+    def prompts(self, has_template: bool, before: Sequence[Mapping[str, Any]]) -> list[Prompt]:
+        told = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        if isinstance(self.input, str) and not (told or before or self.tools or has_template):
+            return [self.input]  # as the command line has it: gone on from
+        found = [*told, *before, *self.messages()]
+        if len(found) > MESSAGES:
+            given = f"the conversation has {len(found):,} messages"
+            raise InputError(f"{given}; valid: up to {MESSAGES:,}", "previous_response_id")
+        return [found]
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The input as messages.
+
+        Raises:
+            InputError: naming what is wrong.
+        """
         if isinstance(self.input, str):
-            if not before and not has_template:  # as the command line has it: gone on from
-                return [self.input]
-            return [[*before, {"role": "user", "content": self.input}]]
+            return [{"role": "user", "content": self.input}]
         if not self.input:
             raise InputError("input is []; valid: text, or at least one message", "input")
-        return [[*before, *(message.plain() for message in self.input)]]
+        return plain_items(self.input)
 
     def length(self) -> tuple[str, int | None]:
         return "max_output_tokens", self.max_output_tokens

@@ -67,6 +67,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
         state: "open", "done", "failed" or "cancelled".
         error: of a failed one.
         client: digest of the client's key, who alone may read it; "" where none was asked for.
+        before: messages of earlier responses that it goes on from.
     """
 
     id: str
@@ -80,6 +81,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
     state: str = "open"
     error: str = ""
     client: str = ""
+    before: list[dict[str, Any]] = []
 
 
 class Store:

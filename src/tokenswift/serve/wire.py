@@ -1,22 +1,16 @@
-"""Answers in the forms of OpenAI's interface: whole objects, and streams of events.
-
-A stream of ``/v1/responses`` numbers its events by tokens: created 0, in progress 1, the item 2, its part 3,
-text up to token t 3 + t, then what the end released, and the events of the end. So ``starting_after`` names
-a place in the text, and means the same after a restart of the server.
-"""
+"""Chats and completions in the forms of OpenAI's interface: whole objects, and streams of events."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import msgspec
 
+from tokenswift.chat.parser import Delta
 from tokenswift.serve.answer import Answer, Part
-from tokenswift.serve.answers import CANCELLED, ENDS
 from tokenswift.serve.errors import error_body
 
-BEFORE = 3  # number of the last event before the first token
 PING = b": ping\n\n"
 encode = msgspec.json.encode
 #: why a text ended → OpenAI's word for it
@@ -113,10 +107,46 @@ def whole(answer: Answer, model: str) -> dict[str, Any]:
     chat = answer.record.kind == "chat"
     choices: list[dict[str, Any]] = []
     for part in answer.parts:
-        said = {"message": {"role": "assistant", "content": part.text}} if chat else {"text": part.text}
-        reason = {"finish_reason": REASONS[part.reason], "logprobs": logprobs(answer, part)}
-        choices.append({"index": part.index, **said, **reason})
+        said, reason = {"text": part.text}, REASONS[part.reason]
+        if chat:
+            said, reason = message(answer, part)
+        more = {"finish_reason": reason, "logprobs": logprobs(answer, part)}
+        choices.append({"index": part.index, **said, **more})
     return {**head(answer, model), "choices": choices, "usage": usage(answer), "tokenswift": own(answer)}
+
+
+def message(answer: Answer, part: Part) -> tuple[dict[str, Any], str]:
+    """The message of a chat's text, and why it ended."""
+    said = answer.said(part)
+    made: dict[str, Any] = {"role": "assistant", "content": said.text}
+    if said.calls:
+        made |= {"content": said.text or None, "tool_calls": answer.tool_calls(part, said)}
+    return {"message": made}, ended(part, bool(said.calls))
+
+
+def ended(part: Part, calls: bool) -> str:
+    """OpenAI's word for why a text ended, which may call tools."""
+    return "tool_calls" if calls and part.reason != "length" else REASONS[part.reason]
+
+
+def told(answer: Answer, part: Part, deltas: Iterable[Delta]) -> list[dict[str, Any]]:
+    """Pieces of a chat's text as deltas of its stream; text that stands in a row is one."""
+    made: list[dict[str, Any]] = []
+    for delta in deltas:
+        function: dict[str, str] = {"arguments": delta.text}
+        call: dict[str, Any] = {"index": delta.index, "function": function}
+        if delta.kind == "text":
+            if made and "content" in made[-1]:
+                delta = Delta("text", made.pop()["content"] + delta.text)
+            made.append({"content": delta.text})
+        elif delta.kind == "call":
+            function |= {"name": delta.text, "arguments": ""}
+            made.append(
+                {"tool_calls": [call | {"id": answer.call_id(part, delta.index), "type": "function"}]}
+            )
+        elif delta.kind == "arguments":
+            made.append({"tool_calls": [call]})
+    return made
 
 
 async def chunks(answer: Answer, model: str, ping: float) -> AsyncIterator[bytes]:
@@ -131,8 +161,17 @@ async def chunks(answer: Answer, model: str, ping: float) -> AsyncIterator[bytes
         choice = {"index": part.index, "finish_reason": reason, "logprobs": None, **said}
         return data({**first, "choices": [choice], **nothing, **more})
 
-    def text(new: str) -> dict[str, Any]:
-        return {"delta": {"content": new}} if chat else {"text": new}
+    parsers = [None if answer.calls is None else answer.calls.parser() for _ in answer.parts]
+    called = [False for _ in answer.parts]
+
+    def pieces(part: Part, new: str, last: bool = False) -> list[dict[str, Any]]:
+        """What a new text makes of choices."""
+        parser = parsers[part.index]
+        if parser is None:
+            return [{"delta": {"content": new}} if chat else {"text": new}]
+        deltas = [*parser.push(new), *(parser.finish() if last else ())]
+        called[part.index] |= any(delta.kind == "call" for delta in deltas)
+        return [{"delta": delta} for delta in told(answer, part, deltas)]
 
     yield PING  # the headers are out before the prompt is read
     for part in answer.parts if chat else ():
@@ -143,15 +182,19 @@ async def chunks(answer: Answer, model: str, ping: float) -> AsyncIterator[bytes
             continue
         part, start, end = found
         more = {"tokenswift": details(part, start, end)} if detailed else {}
-        said = {**text("".join(part.pieces[start:end])), "logprobs": logprobs(answer, part, start, end)}
-        yield chunk(part, said, None, **more)
+        found = pieces(part, "".join(part.pieces[start:end]))
+        likely_ones = logprobs(answer, part, start, end)
+        if not found and (more or likely_ones):
+            found = [{"delta": {}}]
+        for i, said in enumerate(found):  # what is told of the tokens stands with the first
+            yield chunk(part, said if i else {**said, "logprobs": likely_ones}, None, **({} if i else more))
     if not all(part.reason for part in answer.parts):
         yield data(error_body(unfinished(answer), 500, code="stopped"))
         return
     for part in answer.parts:
-        if part.tail:
-            yield chunk(part, text(part.tail))
-        yield chunk(part, {"delta": {}} if chat else {"text": ""}, REASONS[part.reason])
+        for said in pieces(part, part.tail, True) if part.tail or answer.calls is not None else ():
+            yield chunk(part, said)
+        yield chunk(part, {"delta": {}} if chat else {"text": ""}, ended(part, called[part.index]))
     if with_usage:
         yield data({**first, "choices": [], "usage": usage(answer), "tokenswift": own(answer)})
     yield b"data: [DONE]\n\n"
@@ -160,123 +203,3 @@ async def chunks(answer: Answer, model: str, ping: float) -> AsyncIterator[bytes
 def unfinished(answer: Answer) -> str:
     """Why an answer is not whole, in one line."""
     return answer.record.error or answer.stopped or "it was stopped"
-
-
-# ---- responses ----------------------------------------------------------------------------------
-
-
-def status(answer: Answer) -> str:
-    """OpenAI's word for where an answer stands."""
-    if answer.record.state == "done":
-        cut = any(part.reason == "length" for part in answer.parts)
-        return "incomplete" if cut else "completed"
-    if answer.record.state != "open":
-        return answer.record.state
-    if not answer.running:
-        if answer.stopped == CANCELLED:
-            return "cancelled"
-        goes_on = answer.background and (not answer.stopped or (answer.kept and answer.stopped == ENDS))
-        return "queued" if goes_on else "incomplete"
-    return "in_progress" if any(part.pieces for part in answer.parts) else "queued"
-
-
-def item(answer: Answer, part: Part, state: str) -> dict[str, Any]:
-    """The message of one text."""
-    content = [] if state == "in_progress" else [output_text(part.text, likely(part))]
-    name = f"msg_{answer.id.partition('_')[2]}_{part.index}"
-    return {"id": name, "type": "message", "role": "assistant", "status": state, "content": content}
-
-
-def output_text(text: str, found: Sequence[Any] = ()) -> dict[str, Any]:
-    """A part of a message."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": found}
-
-
-def response(answer: Answer, model: str, state: str | None = None) -> dict[str, Any]:
-    """The object of ``/v1/responses``; with ``state``, as it was then, before any text."""
-    body: Any = answer.body
-    now = status(answer) if state is None else state
-    outputs = answer.parts if state is None else ()
-    counts = usage(answer)
-    cut = now == "incomplete" and answer.record.state == "done"
-    failed = answer.record.state == "failed" and state is None
-    return {
-        "id": answer.id,
-        "object": "response",
-        "created_at": answer.record.created,
-        "completed_at": answer.over_at if now == "completed" else None,
-        "status": now,
-        "background": answer.background,
-        "error": {"code": "server_error", "message": answer.record.error} if failed else None,
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "metadata": body.metadata or {},
-        "model": model,
-        "output": [item(answer, part, "completed" if part.reason else "incomplete") for part in outputs],
-        "parallel_tool_calls": False,
-        "previous_response_id": None,
-        "temperature": body.temperature,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": "none",
-        "tools": [],
-        "top_p": body.top_p,
-        "truncation": "disabled",
-        "usage": None
-        if state is not None or answer.record.state == "open"
-        else {
-            "input_tokens": counts["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": counts["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": counts["total_tokens"],
-        },
-        "tokenswift": own(answer),
-    }
-
-
-async def events(answer: Answer, model: str, after: int, ping: float) -> AsyncIterator[bytes]:
-    """A stream of ``/v1/responses``: the events whose number is greater than ``after``."""
-    part = answer.parts[0]
-    place = {"item_id": item(answer, part, "in_progress")["id"], "output_index": 0, "content_index": 0}
-
-    def numbered(first: int, values: Sequence[dict[str, Any]]) -> Iterator[bytes]:
-        for number, value in enumerate(values, first):
-            if number > after:
-                yield event({**value, "sequence_number": number})
-
-    yield PING  # the headers are out before the prompt is read
-    before = [
-        {"type": "response.created", "response": response(answer, model, "queued")},
-        {"type": "response.in_progress", "response": response(answer, model, "in_progress")},
-        {"type": "response.output_item.added", "output_index": 0, "item": item(answer, part, "in_progress")},
-        {"type": "response.content_part.added", **place, "part": output_text("")},
-    ]
-    for line in numbered(0, before):
-        yield line
-    delta = {"type": "response.output_text.delta", **place, "logprobs": []}
-    async for found in answer.follow(max(0, after - BEFORE), ping):
-        if found is None:
-            yield PING
-            continue
-        _, start, end = found
-        more = {"tokenswift": details(part, start, end)} if answer.body.own.details else {}
-        said = {"delta": "".join(part.pieces[start:end]), "logprobs": likely(part, start, end)}
-        yield event({**delta, **said, "sequence_number": BEFORE + end, **more})
-    last = BEFORE + len(part.pieces) + 1
-    if not part.reason:
-        state = "failed" if answer.record.state == "failed" else "incomplete"
-        value = {"type": f"response.{state}", "response": response(answer, model)}
-        yield event({**value, "sequence_number": last - 1})  # no number of a token that may still come
-        return
-    finished = item(answer, part, "completed")
-    end = "incomplete" if part.reason == "length" else "completed"
-    after_text = [
-        {**delta, "delta": part.tail},
-        {"type": "response.output_text.done", **place, "text": part.text, "logprobs": likely(part)},
-        {"type": "response.content_part.done", **place, "part": output_text(part.text)},
-        {"type": "response.output_item.done", "output_index": 0, "item": finished},
-        {"type": f"response.{end}", "response": response(answer, model)},
-    ]
-    for line in numbered(last, after_text):
-        yield line

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tokenswift.config import SamplingParams
+from tokenswift.config import SamplingParams, settings_of
 from tokenswift.files import replacing
 from tokenswift.loader.identity import BaseIdentity, digest_of
 from tokenswift.train.data import fingerprint, prefix_of
@@ -70,7 +70,9 @@ def training_part(
 
 def _law(sampling: SamplingParams) -> dict[str, Any]:
     """The fields of a sampler that its distribution depends on."""
-    return {**asdict(sampling), "seed": 0, "penalty_window": sampling.window}
+    if sampling.grammar is not None:
+        raise InputError("sampling has a grammar; valid: none, where heads and draft models learn", "grammar")
+    return {**settings_of(sampling), "seed": 0, "penalty_window": sampling.window}
 
 
 def refuse_other(folder: Path, known: dict[str, Any], mine: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Automatic drafting: it never changes the text, takes what pays, leaves what does not, and drafts right."""
+"""Adaptive drafting: it never changes the text, takes what pays, leaves what does not, and drafts right."""
 
 from __future__ import annotations
 
@@ -101,9 +101,16 @@ def _in_turn(self: Control, context: int) -> str:
     return _always(MODEL)(self, context) if drafts else plain
 
 
-def test_a_draft_model_goes_with_an_automatic_tree_only() -> None:
-    with pytest.raises(InputError, match="(?s)draft_model .* beside a fixed tree"):
-        llm_of(None, True).generate([1, 2], strategy_options={"tree": (1,), "draft_model": scripted_model()})
+@pytest.mark.parametrize(
+    ("strategy", "option"),
+    [("auto", {"tree": (1,)}), ("auto", {"acceptance": "published"}), ("tokenswift", {"draft_model": "x"})],
+)
+def test_neither_adaptive_drafting_nor_the_papers_method_becomes_the_other(
+    strategy: str, option: dict[str, Any]
+) -> None:
+    (name,) = option
+    with pytest.raises(InputError, match=rf"'{name}' is no option of strategy {strategy};"):
+        llm_of(None, True).generate([1, 2], strategy=strategy, strategy_options=option)
 
 
 def test_matches_of_the_text_are_accepted(free: None) -> None:
@@ -325,7 +332,7 @@ def test_explain_has_a_line_a_decision(tmp_path: Path, free: None) -> None:
 def test_the_published_rule_keeps_a_fixed_tree(free: None) -> None:
     llm = llm_of("conditioned", True)
     options = {"acceptance": "published"}
-    done = llm.generate(prompt(PROMPT), 20, strategy_options=options, sampling=replace(NOISY, seed=1))
+    done = llm.generate(prompt(PROMPT), 20, "tokenswift", options, replace(NOISY, seed=1))
     assert done.drafting is None and not done.lossless
 
 

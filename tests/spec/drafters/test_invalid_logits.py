@@ -34,12 +34,12 @@ TREE = {"tree": (2, 1, 2, 1), "ngrams": 2}
 OF_HEADS: list[tuple[str, dict[str, Any]]] = [
     ("tokenswift", {"draft": "hidden", **TREE}),
     ("tokenswift", {"draft": "partial", **TREE, **SMALL}),
-    ("tokenswift", {"draft": "hidden", "ngrams": 0}),
-    ("tokenswift", {"draft": "partial", **SMALL}),
+    ("auto", {"draft": "hidden", "ngrams": 0}),
+    ("auto", {"draft": "partial", **SMALL}),
 ]
 #: strategies that run a draft model
 OF_MODELS: list[tuple[str, dict[str, Any]]] = [
-    ("tokenswift", {"ngrams": 0, "draft": "hidden"}),
+    ("auto", {"ngrams": 0, "draft": "hidden"}),
     ("magicdec", {"gamma": 3, "kv": "snapkv", **SMALL}),
     ("magicdec", {"gamma": 3, "kv": "streaming", **SMALL, "budget": 16}),
     ("triforce", {"gamma": 5, "inner_gamma": 2, "chunk": 2, "budget": 24, "sinks": 2, "draft_budget": 16}),
@@ -47,7 +47,7 @@ OF_MODELS: list[tuple[str, dict[str, Any]]] = [
 #: strategies that run the target over a partial cache
 OF_PASSES: list[tuple[str, dict[str, Any]]] = [
     ("tokenswift", {"draft": "partial", **TREE, **SMALL}),
-    ("tokenswift", {"draft": "partial", **SMALL}),
+    ("auto", {"draft": "partial", **SMALL}),
     ("magicdec", {"gamma": 3, "kv": "snapkv", **SMALL}),
     ("magicdec", {"gamma": 3, "kv": "streaming", **SMALL}),
     ("triforce", {"gamma": 5, "inner_gamma": 2, "chunk": 2, "budget": 24, "sinks": 2, "draft_budget": 16}),
@@ -56,7 +56,7 @@ OF_PASSES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture(autouse=True)
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In automatic drafting everything pays."""
+    """In adaptive drafting everything pays."""
     monkeypatch.setattr(Resources, "costs", lambda self, low=None: FREE)
 
 
@@ -90,7 +90,7 @@ def test_heads(
     cases = [*OF_HEADS, ("medusa", {"tree": (2, 1, 2)})] if name == "medusa" else OF_HEADS
     for strategy, options in cases:
         with monkeypatch.context() as patch:
-            if "tree" not in options:
+            if strategy == "auto":
                 patch.setattr(Control, "mode", _open(HIDDEN if options["draft"] == "hidden" else PARTIAL))
             got = equal_to_plain(llm, strategy, options, params, caplog, "draft heads")
         if from_level and "tree" in options and options.get("draft") != "partial" and "ngrams" not in options:
@@ -135,7 +135,7 @@ def test_draft_models(
     """A draft model whose passes give NaN, from the first or from the tenth on."""
     strategy, options = case
     rows = watch(monkeypatch, late)
-    if strategy == "tokenswift":
+    if strategy == "auto":
         monkeypatch.setattr(Control, "mode", _open(MODEL))
     llm = LLM.from_model(scripted_model(), heads=None)
     options = {**options, "draft_model": scripted_model()}
@@ -165,7 +165,7 @@ def test_passes_over_partial_caches(
     strategy, options = case
     llm = LLM.from_model(scripted_model(), heads=scripted_heads("linear"))
     passes = broken_passes(monkeypatch, llm, late)
-    if strategy == "tokenswift" and "tree" not in options:
+    if strategy == "auto":
         monkeypatch.setattr(Control, "mode", _open(PARTIAL))
     if strategy == "triforce":
         options = {**options, "draft_model": scripted_model()}

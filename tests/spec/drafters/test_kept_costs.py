@@ -173,7 +173,7 @@ def test_a_busy_machine_is_measured_once(tmp_path: Path, llm: LLM) -> None:
 
 
 class Machine:
-    """Steps as automatic drafting makes them, of a chain of likely candidates, with times of its own."""
+    """Steps as adaptive drafting makes them, of a chain of likely candidates, with times of its own."""
 
     def __init__(self, truth: Table, slow: float = 1.0) -> None:
         self.truth, self.slow = truth, slow

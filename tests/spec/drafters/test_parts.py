@@ -1,4 +1,4 @@
-"""The parts of automatic drafting: trees of chances, calibration, long matches, costs."""
+"""The parts of adaptive drafting: trees of chances, calibration, long matches, costs."""
 
 from __future__ import annotations
 

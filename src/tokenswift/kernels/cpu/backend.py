@@ -62,6 +62,7 @@ from tokenswift.kernels.weights import (
 )
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.sparse import SparseCache
+from tokenswift.sampling.adjust import NO_RULES, TextRules
 
 
 @dataclass(slots=True)
@@ -140,9 +141,9 @@ class CpuBackend(Backend):
         """Threads of the next pass."""
         return self._fixed or self._threads.count(limit or torch.get_num_threads())
 
-    def ranker(self, params: SamplingParams) -> NativeRanker:
+    def ranker(self, params: SamplingParams, rules: TextRules = NO_RULES) -> NativeRanker:
         """The choice rule for one generation, in C."""
-        return NativeRanker(self._lib, params)
+        return NativeRanker(self._lib, params, rules)
 
     def body(self, shape: Shape, weights: list[LayerWeights]) -> Body:
         """See :meth:`Backend.body`.

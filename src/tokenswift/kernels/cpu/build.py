@@ -26,6 +26,7 @@ SOURCES = (
     "cpu_tile.h",
     "cpu_team.h",
     "cpu_choose.h",
+    "cpu_adjust.h",
     "cpu_low.h",
     "cpu_int.h",
     "cpu_int_attention.h",

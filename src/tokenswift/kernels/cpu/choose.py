@@ -5,14 +5,16 @@ from __future__ import annotations
 import ctypes
 import math
 from array import array
-from ctypes import POINTER, byref, c_double, c_float, c_int, c_int32, c_long, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_double, c_float, c_int, c_int32, c_long, c_uint64, c_void_p, pointer
 
 import torch
 from torch import Tensor
 
 from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
+from tokenswift.kernels.cpu.adjust import Adjust, Adjusting
 from tokenswift.kernels.cpu.buffers import address
+from tokenswift.sampling.adjust import NO_RULES, TextRules
 from tokenswift.sampling.noise import position_key
 from tokenswift.sampling.ranking import LogitRows, Ranked
 
@@ -35,6 +37,7 @@ class _Rule(ctypes.Structure):
         ("min_p", c_float),
         ("greedy", c_int),
         ("tokens", c_long),
+        ("adjust", POINTER(Adjust)),
     ]
 
 
@@ -46,6 +49,7 @@ class _Row(ctypes.Structure):
         ("key", c_uint64),
         ("coupled", c_int),
         ("width", c_int),
+        ("position", c_long),
     ]
 
 
@@ -55,9 +59,10 @@ class NativeRanker:
     Args:
         library: the compiled kernels (`build.library`).
         params: processors and seed.
+        rules: of the text, for what is adjusted by it.
     """
 
-    def __init__(self, library: ctypes.CDLL, params: SamplingParams) -> None:
+    def __init__(self, library: ctypes.CDLL, params: SamplingParams, rules: TextRules = NO_RULES) -> None:
         self._rank = library.ts_rank
         self._rank.argtypes = [POINTER(_Rule), c_void_p, c_void_p, c_long, c_int, *[c_void_p] * 5]
         self._rank.restype = c_long
@@ -73,6 +78,7 @@ class NativeRanker:
             min_p=math.log(p.min_p) if p.min_p else -math.inf,
             greedy=p.greedy,
         )
+        self._adjusting = Adjusting(params, rules) if params.adjusts else None
 
     def rank(self, rows: LogitRows) -> list[Ranked] | int:
         """See ``sampling.ranking.Ranker.rank``."""
@@ -87,23 +93,27 @@ class NativeRanker:
             rule.ids = address("ids of the subset", subset.ids32, torch.int32, size)
             rule.place = address("places of the subset", subset.place, torch.int32, subset.vocab_size)
         rule.tail, rule.tail_size = tail.buffer_info()
+        follows = window > 0
+        if self._adjusting is not None:
+            follows, longest = True, max(map(len, rows.paths))
+            rule.adjust = pointer(self._adjusting.of(rows.history, longest, rule.tokens))
         known, kept = len(rows.history), len(tail)
         asked, held = (_Row * count)(), []
         for row, path, position, width in zip(asked, rows.paths, rows.positions, rows.widths, strict=True):
             row.drop = max(0, kept + position - known - window)
-            if path and window:
+            if path and follows:
                 tokens = array("i", path)
                 held.append(tokens)
                 row.path, row.path_size = tokens.buffer_info()
             row.key = position_key(seed, position)
-            row.coupled, row.width = rows.coupled, width
+            row.coupled, row.width, row.position = rows.coupled, width, position
         most = min(max(rows.widths), size)
         tokens, values = (c_int32 * (count * most))(), (c_float * (count * most))()
         distribution = (c_float * (count * most))() if rows.shares else None
         counts = (c_int32 * count)()
         work = self._work.get(size)
         if work is None:
-            work = self._work[size] = torch.zeros(9 * size + 64, dtype=torch.uint8, device="cpu")
+            work = self._work[size] = torch.zeros(13 * size + 64, dtype=torch.uint8, device="cpu")
         refused = self._rank(
             byref(rule),
             address("logits", logits, torch.float32, count, size),
@@ -114,7 +124,7 @@ class NativeRanker:
             values,
             distribution,
             counts,
-            address("work space", work, torch.uint8, 9 * size + 64),
+            address("work space", work, torch.uint8, 13 * size + 64),
         )
         if refused >= 0:
             return refused

@@ -1,9 +1,10 @@
-/* The choice rule on one row of logits: penalty, temperature, filters, noise, the best few.
+/* The choice rule on one row of logits: penalties, temperature, filters, noise, the best few.
  *
  * Same order and same meaning as sampling/choice.py: every filter is a threshold on the score. Scores are float32;
  * masses are summed in double. Noise is made only where it can matter: a token whose score lies below the
  * K-th best so far by d needs noise above d, hence w < exp(-d) (sampling/noise.py has the formulas).
  */
+#include "cpu_adjust.h"
 #include "cpu_tile.h"
 #include <math.h>
 #include <stdint.h>
@@ -20,8 +21,9 @@ typedef struct {
     long top_k;                /* 0: off */
     double top_p, eta;         /* 1 and 0: off */
     float min_p;               /* logarithm; -inf: off */
-    int greedy;                /* penalty alone */
+    int greedy;                /* penalties alone */
     long tokens;               /* token numbers are below it */
+    const Adjust *adjust;      /* cpu_adjust.h; NULL: nothing */
 } Rule;
 
 typedef struct {
@@ -30,6 +32,7 @@ typedef struct {
     long path_size;
     uint64_t key;              /* of the position's noise (noise.position_key) */
     int coupled, width;        /* add noise; candidates wanted */
+    long position;             /* that the row predicts */
 } Row;
 
 static inline uint64_t mix64(uint64_t x) {
@@ -170,17 +173,21 @@ static float cut_eta(const float *scores, const int32_t *kept, long count, doubl
 }
 
 /* Rank each row's candidates. Per row up to `most` of: tokens, values (score plus noise), shares (of the
- * processed law; NULL: not wanted). counts: how many there are. work: size × 9 bytes, zero at first. Returns
+ * processed law; NULL: not wanted). counts: how many there are. work: size × 13 bytes, zero at first. Returns
  * the first row whose scores hold NaN or no finite maximum, -1 for none, or -2 for a token that has no place. */
 long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int most, int32_t *tokens,
              float *values, float *shares, int32_t *counts, char *work) {
     float *scores = (float *)work, *sorted = NULL;
     int32_t *kept = (int32_t *)(work + r->size * 4);
-    char *seen = work + r->size * 8;
+    int32_t *numbers = (int32_t *)(work + r->size * 8);
+    char *seen = work + r->size * 12;
     for (long x = 0; x < n; x++) {
         const Row *row = rows + x;
         memcpy(scores, logits + x * r->ld, (size_t)r->size * 4);
-        if (r->theta != 1 && penalty(r, row, scores, seen)) {
+        const Columns columns = {r->place, r->size, numbers, kept};
+        if (r->adjust) add_biases(r->adjust, &columns, scores);
+        if ((r->theta != 1 && penalty(r, row, scores, seen)) ||
+            (r->adjust && adjust(r->adjust, &columns, row->path, row->path_size, row->position, scores))) {
             free(sorted);
             return -2;
         }

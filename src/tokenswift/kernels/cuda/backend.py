@@ -29,6 +29,7 @@ from tokenswift.kernels.weights import LayerWeights, Packed, Shape
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.pages import Arena, to_device
 from tokenswift.kv.sparse import SparseCache
+from tokenswift.sampling.adjust import NO_RULES, TextRules
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)  # of keys and values
 
@@ -226,9 +227,9 @@ class CudaBackend(Backend):
         """Tokens as the host knows them; 0 for those that it does not."""
         return [0] * len(tokens) if self._stays(tokens) else tokens.tolist()
 
-    def ranker(self, params: SamplingParams) -> DeviceRanker:
-        """See :meth:`Backend.ranker`: all of a ranking comes back at once."""
-        return DeviceRanker(params, self.replays(), self.device, self.fetch)
+    def ranker(self, params: SamplingParams, rules: TextRules = NO_RULES) -> DeviceRanker | None:
+        """See :meth:`Backend.ranker`: all of a ranking comes back at once. Adjustments are left to torch."""
+        return None if params.adjusts else DeviceRanker(params, self.replays(), self.device, self.fetch)
 
     def fetch(self, values: Tensor) -> list[Any]:
         """Numbers from the device: the one place at which a step waits for it."""

@@ -59,7 +59,7 @@ class DeviceRanker:
         self, params: SamplingParams, replays: Replays | None, device: torch.device, fetch: Fetch
     ) -> None:
         self.params, self._replays, self._device, self._fetch = params, replays, device, fetch
-        self._unseeded = replace(params, seed=0)  # the seed is in the keys: the work is the same for all
+        self._unseeded = replace(params, seed=0, grammar=None)  # seed and masks are in what is given
 
     def rank(self, rows: LogitRows) -> list[Ranked] | int:
         """See ``sampling.ranking.Ranker.rank``."""

@@ -1,1 +1,1 @@
-"""Automatic drafting: chances of candidates, prices of passes, and what to draft from in every step."""
+"""Adaptive drafting: chances of candidates, prices of passes, and what to draft from in every step."""

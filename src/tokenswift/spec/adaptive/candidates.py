@@ -31,7 +31,7 @@ class _Ranking(NamedTuple):
 
 
 class PricedCandidates(Candidates):
-    """The candidates of one step of automatic drafting.
+    """The candidates of one step of adaptive drafting.
 
     Args:
         sequence, sampler, coupled: as for `Candidates`.

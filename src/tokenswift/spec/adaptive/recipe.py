@@ -150,6 +150,8 @@ class ByChance:
             made.ask(self._priced[mode])
         sequence.draft_passes += made.passes
         self._leave_out(made)
+        for node in made.forbidden():
+            made.tree.given[node] = 0.0
         nodes, expected = made.tree.select(control.prices(length, MOST_NODES), control.rate)
         tree = made.tree.build(nodes)
         if control.skip_drafting and mode not in self._priced and not nodes:

@@ -63,6 +63,7 @@ class Candidates:
         self.loaded = False
         self.ranked: dict[str, Source] = {}
         self._drafter: Drafter | None = None
+        self._told_nodes: list[int] = []  # candidates that no masked row was ranked for
 
     @property
     def drafter(self) -> Drafter:
@@ -92,6 +93,18 @@ class Candidates:
                     f"the drafter {drafter.name} proposed the token {token}; valid: 0 to {size - 1}"
                 )
 
+    def forbidden(self) -> set[int]:
+        """Nodes that the text's grammar does not allow where they stand: no step follows them."""
+        masks = self.sampler.masks
+        if masks is None:
+            return set()
+        tree, found = self.tree, set[int]()
+        for node in sorted(set(self._told_nodes)):
+            parent = tree.parents[node]
+            if parent in found or not masks.accepts(self.text, self.path(parent), tree.tokens[node]):
+                found.add(node)
+        return found
+
     # ---- what drafters call ---------------------------------------------------------------------
 
     def path(self, node: int) -> list[int]:
@@ -104,7 +117,9 @@ class Candidates:
 
     def add(self, parent: int, token: int, chance: float = 1.0) -> int:
         """The node of ``token`` below ``parent``, with a chance that the drafter itself knows."""
-        return self.tree.add(parent, token, self.drafter.mark.name, chance)
+        node = self.tree.add(parent, token, self.drafter.mark.name, chance)
+        self._told_nodes.append(node)
+        return node
 
     def offer(self, node: int, ranked: Ranked, level: int = 0, kind: str | None = None) -> Below:
         """Add a ranking's candidates below ``node``, with chances that are learnt from what came of others.

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from tokenswift.sampling.choice import RefusedRow, Sampler
+from tokenswift.sampling.masks import NoMask
 from tokenswift.sampling.ranking import Asked, LogitRows, Ranked
 
 MOST = 3  # calls with a refused row, and the source is left out
@@ -41,11 +42,13 @@ class Source:
             return sampler.candidates(rows)
         except RefusedRow as error:
             self.note(error)
+        except NoMask:
+            pass
         found: list[Ranked] = []
         for row in range(len(rows.paths)):
             try:
                 found += sampler.candidates(rows.one(row))
-            except RefusedRow:
+            except (RefusedRow, NoMask):
                 found.append(Ranked([], [], []))
         return found
 

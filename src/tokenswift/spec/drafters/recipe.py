@@ -77,7 +77,13 @@ class FixedWidths:
         for drafter in self.asked(sequence) if widths else ():
             candidates.ask(drafter)
         sequence.draft_passes += candidates.passes
-        return candidates.tree.build()
+        tree, out = candidates.tree, candidates.forbidden()
+        if not out:
+            return tree.build()
+        for node in range(1, len(tree)):
+            if tree.parents[node] in out:
+                out.add(node)
+        return tree.build([node for node in range(1, len(tree)) if node not in out])
 
     def observe(self, sequence: TokenSequence, step: Step, nodes: tuple[int, ...]) -> None:
         """Let the drafters read on."""

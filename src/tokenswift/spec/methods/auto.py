@@ -1,4 +1,4 @@
-"""Automatic drafting: every step drafts what pays, from whatever can draft here, by chance and price.
+"""Adaptive drafting: every step drafts what pays, from whatever can draft here, by chance and price.
 
 Heads and models that are there, repeats of the text and installed drafters propose; which of them do, and
 what of it is verified, follows from measured costs (`spec.adaptive`).
@@ -11,6 +11,7 @@ from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.adaptive.candidates import CHAIN
 from tokenswift.spec.adaptive.recipe import ByChance
 from tokenswift.spec.drafters.drafter import Drafter, Setting
+from tokenswift.spec.drafters.grammar import GrammarDrafter
 from tokenswift.spec.drafters.heads import DEPTH, HeadDrafter
 from tokenswift.spec.drafters.lookup import PromptLookup
 from tokenswift.spec.drafters.model import ModelContext, ModelDrafter
@@ -37,7 +38,7 @@ class Auto(ByChance):
 
     def __init__(self, llm: Resources, options: AutoOptions, sampler: Sampler) -> None:
         target, heads, coupled = llm.target, llm.heads, options.candidates == "coupled"
-        drafters: list[Drafter] = []
+        drafters: list[Drafter] = [] if sampler.masks is None else [GrammarDrafter(sampler.masks)]
         if options.ngrams != 0:
             drafters.append(PromptLookup(sampler.params.window > 0))
         levels = None

@@ -11,7 +11,7 @@ from tokenswift.method_options import MedusaOptions
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.drafters.heads import HeadDrafter
 from tokenswift.spec.drafters.recipe import FixedWidths
-from tokenswift.spec.methods.resources import PAPER_TREE, Resources
+from tokenswift.spec.methods.resources import Resources
 from tokenswift.tree import check_tree
 from tokenswift.types import InputError
 
@@ -21,7 +21,7 @@ class Medusa(FixedWidths):
 
     Args:
         llm: model and heads.
-        options: `method_options.MedusaOptions`; without a tree the paper's.
+        options: `method_options.MedusaOptions`.
         sampler: the target's choice rule, shared for coupled candidates.
     Raises:
         InputError: no heads of kind "medusa", tree widths above the vocabulary, or too many nodes.
@@ -36,7 +36,7 @@ class Medusa(FixedWidths):
                 "strategy medusa needs heads of kind medusa for this model; valid: --heads FILE from "
                 f"tokenswift train-heads --kind medusa or import-heads{where()}"
             )
-        tree = options.tree or PAPER_TREE
+        tree = options.tree
         check_tree(tree, llm.target.vocab_size)
         drafter = HeadDrafter(llm.target, heads, options.vocabulary == "frequent")
         coupled = options.candidates == "coupled"

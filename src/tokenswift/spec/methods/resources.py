@@ -15,10 +15,12 @@ from torch import Tensor
 from tokenswift.interfaces import LowBit
 from tokenswift.load_config import LoadConfig
 from tokenswift.loader.find import cache_dir
+from tokenswift.loader.own_sampling import OwnSampling
 from tokenswift.models.draft_models import DraftModels
 from tokenswift.models.low_bit import LowBitTarget, low_bit
 from tokenswift.models.target import Target
 from tokenswift.ranks import Ranks
+from tokenswift.sampling.masks import Grammars
 from tokenswift.spec.adaptive.cost import Table, keep_table, kept_table, measure
 from tokenswift.spec.drafters.heads import level_of
 from tokenswift.spec.heads.modules import Heads
@@ -26,8 +28,6 @@ from tokenswift.spec.heads.resolve import packaged_kinds, read_packaged, resolve
 from tokenswift.types import OnProgress
 
 logger = logging.getLogger("tokenswift")
-#: what the papers' methods draft where nothing is given: the setting of TokenSwift's paper
-PAPER_TREE, PAPER_NGRAMS, PAPER_BUDGET = (1, 3, 3, 3), 20, 4096
 WITHOUT_HEADS = (
     "no draft heads fit %s, so little speed is gained; train some with: tokenswift train-heads --model %s "
     "--data self --out heads.safetensors (then --heads heads.safetensors), or try --strategy magicdec"
@@ -50,6 +50,8 @@ class Resources:
         target: the model.
         heads: its draft heads, where it has some.
         draft_models: see `models.draft_models`.
+        sampling: as the model itself says, or where none is given.
+        grammars: those that texts of the model were held to.
         lock: of what is made when first asked for.
     Raises:
         InputError: heads that are none of this model, or it cannot be computed so.
@@ -67,6 +69,7 @@ class Resources:
         ranks: Ranks | None = None,
     ) -> None:
         self.source, self.name, self.ranks = source, name, ranks
+        self.sampling = OwnSampling(name, source.named_sampling)
         self.heads = resolve_heads(heads, source.host)
         packaged, automatic = packaged_kinds(source.host), isinstance(heads, str) and heads == "auto"
         self._packaged = packaged if automatic else {}
@@ -78,6 +81,11 @@ class Resources:
         self.target = source.target(on_progress)
         self.target.compute_as(how, name)
         self.draft_models = DraftModels(self.target, source.codec, is_default=bool(packaged))
+        self.grammars = Grammars(source.codec, self.target.vocab_size, source.end_tokens)
+
+    def identity(self) -> dict[str, Any]:
+        """What of the model decides the tokens: dtype, config, weights, adapter, positions, tokenizer."""
+        return self.source.identity() | self.target.identity()
 
     def heads_of(self, kind: str) -> Heads | None:
         """Heads of a kind for this model: those it was given, or, where they are automatic, shipped ones."""
@@ -114,7 +122,7 @@ class Resources:
             return self._low[wanted]
 
     def costs(self, low: LowBit | None = None) -> Table:
-        """Times of passes of this model here, for automatic drafting: measured the first time (about two
+        """Times of passes of this model here, for adaptive drafting: measured the first time (about two
         seconds), corrected by what steps take, and kept in the cache folder, by model, device, type and
         threads. With ``low``, of its quantized passes, too."""
         with self.lock:

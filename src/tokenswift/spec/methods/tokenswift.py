@@ -20,7 +20,7 @@ from tokenswift.spec.drafters.heads import HeadDrafter
 from tokenswift.spec.drafters.lookup import LENGTH, Ngrams
 from tokenswift.spec.drafters.partial import PartialDrafter, SparseContext
 from tokenswift.spec.drafters.recipe import FixedWidths
-from tokenswift.spec.methods.resources import PAPER_BUDGET, PAPER_NGRAMS, PAPER_TREE, Resources
+from tokenswift.spec.methods.resources import Resources
 from tokenswift.tree import check_tree
 
 
@@ -29,7 +29,7 @@ class TokenSwift(FixedWidths):
 
     Args:
         llm: model and heads (without heads: backbone and n-grams only).
-        options: `method_options.TokenSwiftOptions`; what is None is the paper's.
+        options: `method_options.TokenSwiftOptions`.
         sampler: the target's choice rule, shared for coupled candidates.
     Raises:
         InputError: tree widths above the vocabulary, or too many nodes.
@@ -39,17 +39,17 @@ class TokenSwift(FixedWidths):
 
     def __init__(self, llm: Resources, options: TokenSwiftOptions, sampler: Sampler) -> None:
         target, coupled = llm.target, options.candidates == "coupled"
-        tree, self.target, self.mode = options.tree or PAPER_TREE, llm.target, options.draft
+        tree, self.target, self.mode = options.tree, llm.target, options.draft
         check_tree(tree, target.vocab_size)
-        self.budget = options.budget or PAPER_BUDGET
+        self.budget = options.budget
         heads, frequent = llm.heads, options.vocabulary == "frequent"
         self.heads = [] if heads is None else [HeadDrafter(target, heads, frequent)]
         context, frozen = None, options.cache == "partial"
         if options.cache != "full":
             context = SparseContext(target, "important", self.budget, options.sinks, 1, frozen=frozen)
         self.partial = PartialDrafter(target, context, next(iter(self.heads), None), least=self.budget)
-        count = PAPER_NGRAMS if options.ngrams is None else options.ngrams
-        self.ngrams = [Ngrams(count, options.ngram_count or 1, sampler, coupled)] if count else []
+        count = options.ngrams
+        self.ngrams = [Ngrams(count, options.ngram_count, sampler, coupled)] if count else []
         drafters = [*self.heads, *([] if self.mode == "hidden" else [self.partial]), *self.ngrams]
         super().__init__(drafters, sampler, coupled, tree, ("tree", tree), options.acceptance, most=1)
 

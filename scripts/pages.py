@@ -1,16 +1,19 @@
-"""Write the program's own help texts to docs/cli.md, a page of the site: ``make docs`` calls this."""
+"""Write the pages of the site that are not kept: docs/index.md, which is README, and docs/cli.md, every
+command's help. ``make docs`` calls this."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from tokenswift.cli.main import Parser, build_parser, main, subparsers_of
 
-PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 INTRODUCTION = "Exit codes, and whatever else holds for all commands: [The command line](commands.md)."
 WIDTH = "86"  # columns, which the site shows whole
 
@@ -33,8 +36,14 @@ def output_of(*argv: str) -> str:
     return out.getvalue().rstrip()
 
 
-def page() -> str:
-    """The page, in Markdown."""
+def start() -> str:
+    """README as a page of the site: links lead to pages beside it; files that the site lacks are named."""
+    text = re.sub(r"\bdocs/(?=[\w-]+\.(?:md|svg))", "", (ROOT / "README.md").read_text(encoding="utf-8"))
+    return re.sub(r"\[([^]]+)\]\((?:LICENSE|CHANGELOG\.md)\)", r"\1", text)
+
+
+def helps() -> str:
+    """Every command's help, in Markdown."""
     os.environ["COLUMNS"] = WIDTH
     parts = ["# Every command's options", INTRODUCTION]
     for command in commands(build_parser()[0]):
@@ -45,4 +54,5 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for name, text in (("index.md", start()), ("cli.md", helps())):
+        (DOCS / name).write_text(text, encoding="utf-8")

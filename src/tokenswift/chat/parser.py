@@ -1,0 +1,170 @@
+"""Calls of tools in an answer, read as it comes.
+
+What is read is text of any origin: it is a call only where it names a tool, and its arguments are passed on
+as they are written. Whatever the pieces are that an answer comes in, they make the same text and calls.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from tokenswift.chat.family import Family
+
+SPACE = " \t\r\n"
+LONGEST = 512  # characters from where a call may begin up to its arguments: what is longer is text
+
+
+class Delta(NamedTuple):
+    """A piece of an answer.
+
+    Attributes:
+        kind: "text"; "call" (one begins: its name), "arguments" (more of its arguments' JSON), "end" (of it).
+        text: the piece.
+        index: of the call, from 0 on.
+    """
+
+    kind: Literal["text", "call", "arguments", "end"]
+    text: str = ""
+    index: int = 0
+
+
+class Parser:
+    """Reads an answer as it comes: text and calls.
+
+    ::
+
+        parser = Parser(HERMES, ["weather"])
+        deltas = [*parser.push("I'll see.\\n<tool_call>…"), *parser.finish()]
+
+    Args:
+        family: the form of calls.
+        names: of the tools; what names no tool is text.
+        parallel: whether a second call is one.
+    """
+
+    def __init__(self, family: Family, names: Sequence[str], parallel: bool = True) -> None:
+        self._parallel, self._tag = parallel, family.opening.strip()
+        self._closes = "}" + _bare(family.closing)
+        self._between = SPACE + family.between
+        heads = [(name, f'{{"name":"{name}","{family.key}":{{') for name in names]
+        begins = [self._tag] if self._tag else dict.fromkeys(("", family.begins))
+        self._heads = {begin + head: name for begin in begins for name, head in heads}
+        self._state = self._text if self._tag else self._head
+        self._held = ""  # not yet told: it may belong to a call
+        self._call = -1  # index of the newest
+        self._depth, self._in_text, self._escaped = 0, False, False
+
+    def push(self, text: str) -> list[Delta]:
+        """More of the answer; what is certain by now."""
+        self._held += text
+        found: list[Delta] = []
+        while self._held and self._state(found):
+            pass
+        return found
+
+    def finish(self) -> list[Delta]:
+        """The end of the answer: what was held back is text, unless it stands in a call or behind one."""
+        held, self._held = self._held, ""
+        if self._state == self._tail:
+            return [Delta("end", "", self._call)]
+        if self._state in (self._arguments, self._next):
+            return []
+        return [Delta("text", held)] if held else []
+
+    # Each state takes what it can of the held text, and says whether another one is to go on.
+
+    def _rest(self, found: list[Delta]) -> bool:
+        """No call can come any more."""
+        found.append(Delta("text", self._held))
+        self._held = ""
+        return False
+
+    def _text(self, found: list[Delta]) -> bool:
+        """Text, where a tag may open a call; whitespace before it belongs to neither."""
+        place = self._held.find(self._tag)
+        if place < 0:
+            place = len(self._held)
+            begun = (n for n in range(min(len(self._tag) - 1, place), 0, -1))
+            place -= next((n for n in begun if self._held.endswith(self._tag[:n])), 0)
+        whole, after = self._held[:place], self._held[place:]
+        before = whole.rstrip(SPACE) if len(whole) < LONGEST else whole
+        if before:
+            found.append(Delta("text", before))
+            self._held = self._held[len(before) :]
+        if after.startswith(self._tag):
+            self._state = self._head
+            return True
+        return False
+
+    def _head(self, found: list[Delta]) -> bool:
+        """What stands before a call's arguments."""
+        bare = _bare(self._held[:LONGEST])
+        for head, name in self._heads.items():
+            if bare.startswith(head):
+                self._call += 1
+                found.append(Delta("call", name, self._call))
+                self._held = _behind(self._held, len(head) - 1)
+                self._state = self._arguments
+                return True
+        if len(self._held) < LONGEST and any(head.startswith(bare) for head in self._heads):
+            return False
+        if not self._tag:
+            self._state = self._rest
+            return True
+        at = self._held.index(self._tag) + len(self._tag)  # the tag opens nothing
+        found.append(Delta("text", self._held[:at]))
+        self._held, self._state = self._held[at:], self._text
+        return True
+
+    def _arguments(self, found: list[Delta]) -> bool:
+        """The arguments, up to the brace that closes them."""
+        at = 0
+        for letter in self._held:
+            at += 1
+            if self._in_text:
+                self._in_text = self._escaped or letter != '"'
+                self._escaped = letter == "\\" and not self._escaped
+            elif letter == '"':
+                self._in_text = True
+            elif letter in "{[":
+                self._depth += 1
+            elif letter in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    self._state = self._tail
+                    break
+        found.append(Delta("arguments", self._held[:at], self._call))
+        self._held = self._held[at:]
+        return True
+
+    def _tail(self, found: list[Delta]) -> bool:
+        """What stands behind a call's arguments."""
+        bare = _bare(self._held[:LONGEST])
+        if self._closes.startswith(bare) and bare != self._closes and len(self._held) < LONGEST:
+            return False
+        found.append(Delta("end", "", self._call))
+        self._state = self._next
+        if bare.startswith(self._closes):
+            self._held = _behind(self._held, len(self._closes))
+        return True
+
+    def _next(self, found: list[Delta]) -> bool:
+        """Behind a call."""
+        self._held = self._held.lstrip(SPACE if self._tag or not self._parallel else self._between)
+        if self._held:
+            again = self._text if self._tag else self._head
+            self._state = again if self._parallel else self._rest
+        return True
+
+
+def _bare(text: str) -> str:
+    """A text without whitespace: names and tags hold none."""
+    return re.sub(f"[{SPACE}]", "", text)
+
+
+def _behind(text: str, count: int) -> str:
+    """What stands behind so many characters that are no whitespace, and behind the whitespace there."""
+    found = re.match(rf"(?:[{SPACE}]*[^{SPACE}]){{{count}}}[{SPACE}]*", text)
+    return "" if found is None else text[found.end() :]

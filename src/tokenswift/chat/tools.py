@@ -1,0 +1,194 @@
+"""The tools of a chat and the choice among them: read once, bounded, checked.
+
+Tools come in the two forms of OpenAI's interface: ``{"type": "function", "function": {…}}`` of chats, and
+``{"type": "function", "name": …}`` of responses. Everything in them is a stranger's: a name becomes part of a
+grammar and of a prompt, a schema is compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenswift.checks import check_flag, check_text, shown
+from tokenswift.types import InputError
+
+MOST = 128  # tools of a chat
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+DESCRIBED = 8192  # characters of a description
+SCHEMA = 65_536  # characters of a tool's schema, and
+DEPTH = 32  # its levels
+CHOICES = ("none", "auto", "required")
+FORM = "{'type': 'function', 'function': {'name': …, 'parameters': {…}}}"
+#: of a function without parameters
+NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that a model may call.
+
+    Attributes:
+        name: letters, digits, ``_`` and ``-``, 64 at most.
+        parameters: JSON schema of its arguments, an object's.
+        description: what it does, "" where nothing is said.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+    description: str = ""
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """The tool as chat templates take it."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+    @property
+    def bound(self) -> dict[str, Any]:
+        """The schema that arguments are held to: where properties are listed, no others unless it says so."""
+        schema = {"type": "object", **self.parameters}
+        listed = (
+            "properties" in schema and not {"patternProperties", "allOf", "anyOf", "oneOf"} & schema.keys()
+        )
+        return {"additionalProperties": False, **schema} if listed else schema
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a model may call in an answer.
+
+    Attributes:
+        known: all of them.
+        choice: "auto" (as the model likes), "required" (one at least), or the name of the one to be called.
+        parallel: several calls in an answer.
+    """
+
+    known: tuple[Tool, ...]
+    choice: str = "auto"
+    parallel: bool = True
+
+    @property
+    def callable(self) -> tuple[Tool, ...]:
+        """Those that the choice admits."""
+        named = tuple(tool for tool in self.known if tool.name == self.choice and self.is_named)
+        return named or self.known
+
+    @property
+    def is_named(self) -> bool:
+        """Whether one of them is to be called, and which one."""
+        return self.choice not in CHOICES
+
+    @property
+    def forced(self) -> bool:
+        """Whether there is a call from the first token on."""
+        return self.choice != "auto"
+
+    @property
+    def forms(self) -> list[dict[str, Any]]:
+        """As chat templates take them."""
+        return [tool.form for tool in self.known]
+
+
+def tools_of(tools: Any, choice: Any = None, parallel: Any = None) -> Tools | None:
+    """The tools of a chat.
+
+    Args:
+        tools: a list of tools in either form; None or []: none.
+        choice: "none", "auto", "required", or ``{"type": "function", "function": {"name": …}}`` (of responses
+            ``{"type": "function", "name": …}``); None: "auto".
+        parallel: whether an answer may hold several calls; None: it may.
+    Returns:
+        None where nothing can be called.
+    Raises:
+        InputError: naming what is wrong and what is valid.
+    """
+    if tools is not None and (not isinstance(tools, Sequence) or isinstance(tools, str)):
+        raise InputError(f"tools is {shown(tools)}; valid: a list of tools such as {FORM}", "tools")
+    several = True if parallel is None else check_flag("parallel_tool_calls", parallel)
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise InputError(
+                f"tool_choice is {shown(choice)} without tools; valid: none, auto", "tool_choice"
+            )
+        return None
+    if len(tools) > MOST:
+        raise InputError(f"tools has {len(tools):,} entries; valid: up to {MOST}", "tools")
+    known = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools))
+    names = [tool.name for tool in known]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise InputError(
+                f"tools[{i}] is named {name!r} like another one; valid: different names", "tools"
+            )
+    chosen = _choice(choice, names)
+    return None if chosen == "none" else Tools(known, chosen, several)
+
+
+def _tool(tool: Any, where: str) -> Tool:
+    if not isinstance(tool, Mapping) or tool.get("type") != "function":
+        raise InputError(f"{where} is {shown(tool)}; valid: a function, such as {FORM}", "tools")
+    inside = "function" in tool
+    function = tool["function"] if inside else tool
+    where += ".function" if inside else ""
+    if not isinstance(function, Mapping):
+        raise InputError(f"{where} is {shown(function)}; valid: an object with name and parameters", "tools")
+    name, described = function.get("name"), function.get("description")
+    if not isinstance(name, str) or not NAME.fullmatch(name) or name in CHOICES:
+        valid = "up to 64 letters, digits, _ and -, and none of " + ", ".join(CHOICES)
+        raise InputError(f"{where}.name is {shown(name)}; valid: {valid}", "tools")
+    if described is not None and (not isinstance(described, str) or len(described) > DESCRIBED):
+        valid = f"text of up to {DESCRIBED:,} characters"
+        raise InputError(f"{where}.description is {shown(described)}; valid: {valid}", "tools")
+    parameters = function.get("parameters")
+    _check_schema(parameters, f"{where}.parameters")
+    return Tool(name, parameters or NOTHING, check_text(f"{where}.description", described or ""))
+
+
+def _check_schema(schema: Any, where: str) -> None:
+    if schema is None:
+        return
+    if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+        raise InputError(f"{where} is {shown(schema)}; valid: a JSON schema of an object", "tools")
+    if any(level >= DEPTH for level, _ in _levels(schema)):
+        raise InputError(f"{where} has more than {DEPTH} levels; valid: fewer", "tools")
+    try:
+        size = len(check_text(where, json.dumps(schema, ensure_ascii=False, allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{where} is no JSON ({error}); valid: a JSON schema of an object", "tools"
+        ) from error
+    if size > SCHEMA:
+        raise InputError(f"{where} is {size:,} characters of JSON; valid: up to {SCHEMA:,}", "tools")
+
+
+def _levels(value: Any) -> Iterator[tuple[int, Any]]:
+    """The values of a nested one with their levels, down to `DEPTH`."""
+    left = [(0, value)]
+    while left:
+        level, one = left.pop()
+        yield level, one
+        inner = one.values() if isinstance(one, Mapping) else one if isinstance(one, list | tuple) else ()
+        left += [(level + 1, inside) for inside in inner] if level < DEPTH else []
+
+
+def _choice(choice: Any, names: Sequence[str]) -> str:
+    if choice is None:
+        return "auto"
+    if isinstance(choice, str) and choice in CHOICES:
+        return choice
+    name = None
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        function = choice.get("function", choice)
+        name = function.get("name") if isinstance(function, Mapping) else None
+    if name is None or name not in names:
+        valid = (
+            ", ".join(CHOICES) + ", or {'type': 'function', 'function': {'name': …}} with the name of a tool"
+        )
+        raise InputError(f"tool_choice is {shown(choice)}; valid: {valid}", "tool_choice")
+    return name

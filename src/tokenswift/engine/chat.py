@@ -1,0 +1,92 @@
+"""Chats that may call tools: what ``LLM.chat`` and a server make of messages, and of what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tokenswift.chat.calls import Calls, calls_of, conversation
+from tokenswift.chat.reply import Reply, ToolCall, call_id
+from tokenswift.chat.tools import Tools, tools_of
+from tokenswift.config import SamplingParams
+from tokenswift.engine.request import Request
+from tokenswift.grammar import Grammar
+from tokenswift.loader.prompts import Prompt, is_chat
+from tokenswift.types import Generation, InputError
+
+TOKENS = 1024  # new tokens of an answer for which no number is given, or what positions are left
+
+
+def encoded(llm: Any, prompt: Prompt, tools: Tools | None = None, name: str = "messages") -> list[int]:
+    """Token ids of a prompt; of messages with what they call, and the tools that they may call.
+
+    Args:
+        llm: the ``LLM``.
+        name: of the argument, for messages.
+    Raises:
+        InputError: naming what is wrong.
+    """
+    if not is_chat(prompt):
+        return llm.encode(prompt)
+    found: Any = prompt
+    messages, forms = conversation(found, tools, llm.source.codec, name)
+    return llm.encode(messages, forms)
+
+
+def bound(sampling: SamplingParams, calls: Calls | None) -> SamplingParams:
+    """A sampling under which every call of an answer is valid. A schema that it is held to already binds what
+    is no call.
+
+    Raises:
+        InputError: it is held to another grammar.
+    """
+    if calls is None:
+        return sampling
+    given = sampling.grammar
+    if given is not None and given.kind != "json_schema":
+        raise InputError(f"a grammar ({given.kind}) is given beside tools; valid: one of the two", "tools")
+    text = calls.grammar(None if given is None else given.text)
+    return replace(sampling, grammar=Grammar.lark(text))
+
+
+def chat_request(
+    llm: Any,
+    messages: Sequence[Mapping[str, Any]],
+    new: int | None,
+    how: tuple[str, Any, SamplingParams | None],
+    tools: Any,
+    options: Mapping[str, Any],
+) -> tuple[Request, Calls | None]:
+    """What a chat asks for, and how its calls are read.
+
+    Args:
+        llm: the ``LLM``.
+        messages: the conversation.
+        new: tokens at most; None: `TOKENS`.
+        how: strategy, its options, and the sampling.
+        tools: tools, choice and whether several calls may be made, as `chat.tools.tools_of` has them.
+        options: `engine.request.GenerateOptions`.
+    Raises:
+        InputError: naming what is wrong.
+    """
+    if not is_chat(messages):
+        raise InputError("messages is no list of messages; valid: [{'role': 'user', 'content': 'Hello'}]")
+    asked, (strategy, given, sampling) = tools_of(*tools), how
+    calls = calls_of(asked, llm.source.codec)
+    ids = encoded(llm, messages, asked)
+    if new is None:
+        limit = llm.target.rotary.limit
+        new = TOKENS if limit is None else max(1, min(TOKENS, limit - len(ids)))
+    made = Request.of(ids, lambda _: llm.default_sampling(messages), new, strategy, given, sampling, options)
+    return replace(made, sampling=bound(made.sampling, calls)), calls
+
+
+def reply_of(generation: Generation, request: Request, calls: Calls | None) -> Reply:
+    """What was written, with its calls."""
+    if calls is None:
+        return Reply(generation.text, (), generation)
+    said = calls.read(generation.text)
+    key = f"{request.prompt} {generation.token_ids}"  # the same run has the same ids, another turn others
+    made = (ToolCall(call_id(key, i), *call) for i, call in enumerate(said.calls))
+    return Reply(said.text, tuple(made), generation)

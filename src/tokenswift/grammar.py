@@ -1,0 +1,177 @@
+"""What a text has to be like: a JSON schema, a regular expression, a choice, or a grammar. Light: nothing is
+compiled here (`sampling.masks` does), and a value can be kept in a journal and compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from tokenswift.checks import check_choice, check_text, named_errors, shown
+from tokenswift.types import InputError
+
+Kind = Literal["json_schema", "regex", "choice", "lark", "gbnf"]
+KINDS: tuple[str, ...] = get_args(Kind)
+#: more than any schema that is worth its masks has: characters, objects and lists in each other, values
+MOST_CHARACTERS, MOST_DEPTH, MOST_ITEMS = 1 << 19, 64, 20_000
+TITLES = dict(
+    zip(KINDS, ("JSON schema", "regular expression", "choice", "Lark grammar", "GBNF grammar"), strict=True)
+)
+FORMATS = '{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {…}}} or a Grammar'
+RECORDS = f'a Grammar, or an object such as {{"kind": "regex", "text": "[0-9]+"}}; kinds: {", ".join(KINDS)}'
+
+
+@named_errors
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a text has to be like. `json_schema` and the other constructors make one.
+
+    Attributes:
+        kind: json_schema, regex, choice, lark or gbnf
+        text: the schema or the list of choices as JSON, or the expression or grammar itself
+
+    Raises:
+        InputError: another kind, no text, or one that is too long, too deep or has too many parts.
+    """
+
+    kind: str
+    text: str
+
+    def __post_init__(self) -> None:
+        check_choice("grammar.kind", self.kind, KINDS)
+        if not isinstance(self.text, str) or not self.text:
+            raise InputError(f"the {TITLES[self.kind]} is {shown(self.text)}; valid: text", "grammar")
+        if len(self.text) > MOST_CHARACTERS:
+            raise _refused(self.kind, f"it has {len(self.text):,} characters", f"{MOST_CHARACTERS:,}")
+        check_text("grammar", self.text)
+        if self.kind in ("json_schema", "choice"):
+            try:
+                made = json.loads(self.text)
+            except (ValueError, RecursionError) as error:
+                what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+                raise InputError(
+                    f"the {TITLES[self.kind]} is no JSON ({what}); valid: a JSON {_JSON[self.kind]}",
+                    "grammar",
+                ) from error
+            _check_json(self.kind, made)
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str) -> Grammar:
+        """JSON that a schema describes, an object of Python or JSON text; members stand in its order."""
+        return cls("json_schema", schema if isinstance(schema, str) else _written("json_schema", schema))
+
+    @classmethod
+    def json_object(cls) -> Grammar:
+        """Any JSON object."""
+        return cls("json_schema", '{"type": "object"}')
+
+    @classmethod
+    def regex(cls, text: str) -> Grammar:
+        """Text that a regular expression matches as a whole, in the syntax of Rust's crate ``regex``, without
+        look-around."""
+        return cls("regex", text)
+
+    @classmethod
+    def choice(cls, texts: Sequence[str]) -> Grammar:
+        """One of several texts."""
+        return cls("choice", _written("choice", texts if isinstance(texts, str) else list(texts)))
+
+    @classmethod
+    def lark(cls, text: str) -> Grammar:
+        """Text of a context-free grammar in Lark's syntax, as llguidance describes it."""
+        return cls("lark", text)
+
+    @classmethod
+    def gbnf(cls, text: str) -> Grammar:
+        """Text of a context-free grammar in llama.cpp's syntax."""
+        return cls("gbnf", text)
+
+    @classmethod
+    def written(cls, text: str) -> Grammar:
+        """A grammar from a file: in llama.cpp's syntax where it holds ``::=``, else in Lark's."""
+        return cls("gbnf" if isinstance(text, str) and "::=" in text else "lark", text)
+
+    def record(self) -> dict[str, str]:
+        """The JSON object that :meth:`of` makes it from."""
+        return {"kind": self.kind, "text": self.text}
+
+    @classmethod
+    def of(cls, value: object) -> Grammar | None:
+        """A grammar from its record; a grammar and None are what they are.
+
+        Raises:
+            InputError: it is anything else.
+        """
+        if value is None or isinstance(value, cls):
+            return value
+        if isinstance(value, Mapping) and value.keys() == {"kind", "text"}:
+            return cls(value["kind"], value["text"])
+        raise InputError(f"grammar is {shown(value)}; valid: {RECORDS}", "grammar")
+
+    @classmethod
+    def of_format(cls, value: Any, name: str = "response_format") -> Grammar | None:
+        """What a ``response_format`` asks for, in the form of OpenAI's chats or of its responses (where the
+        schema stands beside the type), or a class of pydantic; None: any text.
+
+        Raises:
+            InputError: it is anything else.
+        """
+        if value is None or isinstance(value, cls):
+            return value
+        made: Any = getattr(value, "model_json_schema", None)
+        if isinstance(value, type) and callable(made):
+            schema: Any = made()
+            return cls.json_schema(schema)
+        kind = value.get("type") if isinstance(value, Mapping) else None
+        if kind == "text":
+            return None
+        if kind == "json_object":
+            return cls.json_object()
+        if kind == "json_schema":
+            inner = value.get("json_schema", value)
+            schema = inner.get("schema") if isinstance(inner, Mapping) else None
+            if isinstance(schema, Mapping):
+                return cls.json_schema(schema)
+            raise InputError(f"the schema of {name} is {shown(schema)}; valid: a JSON object", name)
+        raise InputError(f"{name} is {shown(value)}; valid: {FORMATS}", name)
+
+
+_JSON = {"json_schema": "object", "choice": "list of texts"}
+
+
+def _written(kind: str, value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InputError(
+            f"the {TITLES[kind]} cannot be written as JSON ({what}); valid: a JSON {_JSON[kind]}", "grammar"
+        ) from error
+
+
+def _check_json(kind: str, made: Any) -> None:
+    """Refuse what is no schema and no list of texts, and what is too deep or too large."""
+    if kind == "choice":
+        fits = isinstance(made, list) and made and all(isinstance(text, str) and text for text in made)
+    else:
+        fits = isinstance(made, dict)
+    if not fits:
+        empty = ", none of them empty" if kind == "choice" else ""
+        raise InputError(
+            f"the {TITLES[kind]} is {shown(made)}; valid: a JSON {_JSON[kind]}{empty}", "grammar"
+        )
+    level, count = [made], 1
+    for _ in range(MOST_DEPTH):
+        inner = [one.values() if isinstance(one, dict) else one for one in level]
+        count += sum(map(len, inner))
+        if count > MOST_ITEMS:
+            raise _refused(kind, f"it has more than {MOST_ITEMS:,} values", f"{MOST_ITEMS:,}")
+        level = [one for values in inner for one in values if isinstance(one, dict | list)]
+        if not level:
+            return
+    raise _refused(kind, f"it is more than {MOST_DEPTH} objects and lists deep", str(MOST_DEPTH))
+
+
+def _refused(kind: str, what: str, most: str) -> InputError:
+    return InputError(f"the {TITLES[kind]} cannot be used: {what}; valid: up to {most}", "grammar")

@@ -1,0 +1,299 @@
+"""Which tokens a grammar allows after a context: llguidance's masks, along the paths of a drafted tree.
+
+A mask is a processor of the target's distribution: tokens that the grammar does not allow get -inf before
+anything else looks at the row, which is the same as after penalties and temperature, since both work on
+every token for itself; filters see what is left. A matcher stands at one place of a text. For another path
+of the same tree it is rolled back to where the two part, so a row's mask is that of its own path.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from threading import Lock
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tokenswift.grammar import TITLES, Grammar
+from tokenswift.sampling.ranking import LogitRows, Subset
+from tokenswift.types import InputError, RunError
+
+logger = logging.getLogger("tokenswift")
+_KEPT = 8  # compiled grammars of a model
+#: JSON as Python writes it: where a small model may choose among spaces, it may write them for ever
+_JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_LIMITS = {"max_lexer_states": 50_000, "verbose_errors": False}  # of about 2 KB each
+_VALID = "a schema or grammar that llguidance knows (see docs/grammars.md)"
+
+
+class NoMask(RunError):
+    """A grammar gives no mask; its arguments are the position and the reason."""
+
+    def __str__(self) -> str:
+        position, reason = self.args
+        return f"the grammar gives no mask for position {position} ({reason})"
+
+
+class Grammars:
+    """Compiles grammars for one model, and keeps the latest ones.
+
+    Args:
+        codec: the tokenizer; None: there is none.
+        vocab_size: V, the width of the logits.
+        ends: gives the ids of the tokens that end a text.
+    """
+
+    def __init__(self, codec: Any, vocab_size: int, ends: Callable[[], Collection[int]]) -> None:
+        self._codec, self._vocab_size, self._ends = codec, vocab_size, ends
+        self._lock = Lock()
+        self._tokenizers: dict[tuple[int, ...], Any] = {}
+        self._matchers: OrderedDict[tuple[Grammar, tuple[int, ...]], Any] = OrderedDict()
+
+    def masks(self, grammar: Grammar, start: int) -> Masks:
+        """The masks of one text; compiles the grammar, so not to be called where texts are decoded.
+
+        Args:
+            start: tokens of the prompt, which the grammar says nothing of.
+        Raises:
+            InputError: the grammar cannot be compiled, no text of it is possible, or there is no tokenizer
+                for it.
+        """
+        ends = tuple(sorted(self._ends()))
+        key = (grammar, ends)
+        with self._lock:
+            matcher = self._matchers.get(key)
+            if matcher is None:
+                tokenizer = self._tokenizer(ends)
+                matcher = self._matchers[key] = self._compiled(grammar, tokenizer)
+                if len(self._matchers) > _KEPT:
+                    self._matchers.popitem(last=False)
+            self._matchers.move_to_end(key)
+            return Masks(matcher.deep_copy, self._tokenizer(ends), start, ends)
+
+    def _tokenizer(self, ends: tuple[int, ...]) -> Any:
+        from llguidance import LLTokenizer
+
+        if ends in self._tokenizers:
+            return self._tokenizers[ends]
+        inner = getattr(self._codec, "backend_tokenizer", None)
+        if inner is None:
+            raise InputError(
+                "a grammar is given, but the model's tokenizer is none of the library tokenizers; valid: "
+                "a model with a tokenizer.json, or no grammar",
+                "grammar",
+            )
+        if not ends:
+            raise InputError(
+                "a grammar is given, but the model has no end-of-text token; valid: a model that has one",
+                "grammar",
+            )
+        try:
+            made = LLTokenizer(inner.to_str(), n_vocab=self._vocab_size, eos_token=list(ends))
+        except Exception as error:  # plain Exceptions and ValueErrors of two libraries
+            raise InputError(
+                f"the model's tokenizer cannot be used with a grammar ({_line(error)}); valid: no grammar",
+                "grammar",
+            ) from error
+        self._tokenizers = {ends: made}
+        return made
+
+    def _compiled(self, grammar: Grammar, tokenizer: Any) -> Any:
+        from llguidance import LLMatcher, LLParserLimits
+
+        try:
+            text = _source(grammar)
+            matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**_LIMITS))
+            wrong = matcher.get_error()
+            if not wrong:
+                for said in matcher.get_grammar_warnings():
+                    logger.warning("the %s: %s", TITLES[grammar.kind], _line(said))
+                first = matcher.deep_copy()
+                bits = first.compute_bitmask()
+                wrong = first.get_error() or ("" if any(bits) else "no text is possible")
+        except Exception as error:  # what converts GBNF raises plain ones
+            raise _refused(grammar, _line(error)) from error
+        if wrong:
+            raise _refused(grammar, _line(wrong))
+        return matcher
+
+
+class Masks:
+    """The tokens that a grammar allows after each context of one text, which only grows.
+
+    Args:
+        new: gives an `llguidance.LLMatcher` that has consumed nothing.
+        tokenizer: its `llguidance.LLTokenizer`.
+        start: tokens of the prompt.
+        ends: tokens that end a text, whatever the grammar; no matcher consumes one.
+
+    Attributes:
+        tokenizer, ends: as given.
+    """
+
+    def __init__(self, new: Callable[[], Any], tokenizer: Any, start: int, ends: Sequence[int]) -> None:
+        self._new, self.tokenizer, self.ends = new, tokenizer, ends
+        self._matcher = new()
+        self._start = self._at = start  # tokens of the text that are committed: up to `_at`
+        self._after: list[int] = []  # what the matcher has consumed behind them
+        self._made: dict[tuple[int, ...], Tensor | NoMask | None] = {}  # by path
+
+    def allowed(self, history: list[int], path: Sequence[int]) -> Bool[Tensor, " V"] | None:
+        """The tokens that may follow ``history + path``, on the CPU; None where the path leaves the grammar
+        or the text has ended.
+
+        Raises:
+            NoMask: llguidance's limits are reached there, or ``history`` leaves the grammar.
+        """
+        self._commit(history)
+        key = tuple(path)
+        if key not in self._made:
+            self._made[key] = self._computed(history, path)
+        found = self._made[key]
+        if isinstance(found, NoMask):
+            raise found
+        return found
+
+    def accepts(self, history: list[int], path: Sequence[int], token: int) -> bool:
+        """Whether ``token`` may follow ``history + path``, as far as that is known without a mask."""
+        self._commit(history)
+        known = self._made.get(tuple(path))
+        if isinstance(known, Tensor):
+            return bool(known[token])
+        if not self._go_to(path):
+            fits = False
+        elif token in self.ends:
+            fits = self._matcher.is_accepting()
+        else:
+            fits = self._matcher.validate_tokens([token]) == 1
+        return self._error(history) is None and fits
+
+    def forced(self, history: list[int]) -> tuple[list[int], int]:
+        """Tokens of the text that has to come after ``history``, and how many of them are certain: the others
+        may be written in other tokens. With the end of the text, where it ends there."""
+        self._commit(history)
+        self._go_to([])
+        matcher = self._matcher
+        tokens: list[int] = matcher.compute_ff_tokens()
+        forced: bytes = matcher.compute_ff_bytes()
+        if self._error(history) is not None:
+            return [], 0
+        sure = len(tokens)
+        rest = forced[len(self.tokenizer.decode_bytes(tokens)) :] if tokens else forced
+        if rest:
+            tokens = [*tokens, *self.tokenizer.tokenize_bytes(rest)]
+        if self._go_to(tokens) and matcher.is_stopped() and len(self.ends) == 1:
+            sure += sure == len(tokens)
+            tokens = [*tokens, self.ends[0]]
+        return tokens, sure
+
+    def masked(
+        self,
+        logits: Float[Tensor, "n S"],
+        history: list[int],
+        paths: list[list[int]],
+        positions: list[int] | None = None,
+        subset: Subset | None = None,
+    ) -> Float[Tensor, "n S"]:
+        """The rows, with -inf where the grammar does not allow a token; the arguments are those of
+        `ranking.LogitRows`. A row whose context is not known, whose path leaves the grammar, or in whose
+        subset nothing is allowed, stays as it is: no text comes of it."""
+        made: list[Tensor] = []
+        for i, (row, path) in enumerate(zip(logits, paths, strict=True)):
+            known = positions is None or positions[i] == len(history) + len(path)
+            mask = self.allowed(history, path) if known else None
+            if mask is not None and subset is not None:
+                mask = mask[subset.ids.cpu()]
+                mask = mask if bool(mask.any()) else None
+            made.append(row if mask is None else _hidden(row, mask))
+        return torch.stack(made)
+
+    def rows(self, rows: LogitRows) -> LogitRows:
+        """The rows with :meth:`masked` logits."""
+        logits = self.masked(rows.logits, rows.history, rows.paths, rows.positions, rows.subset)
+        return replace(rows, logits=logits)
+
+    def _commit(self, history: list[int]) -> None:
+        """Take in what came since the last call.
+
+        Raises:
+            NoMask: it leaves the grammar.
+        """
+        new = history[self._at :]
+        if not new:
+            return
+        if not self._go_to(new):
+            place = self._at + len(self._after)
+            raise NoMask(place, _line(self._matcher.get_error() or "the text leaves the grammar"))
+        self._at += len(new)
+        self._after, self._made = [], {}
+
+    def _go_to(self, path: Sequence[int]) -> bool:
+        """Bring the matcher behind the committed text and a path, as far as that stays in the grammar;
+        whether it does to the end."""
+        common = 0
+        for ours, wanted in zip(self._after, path, strict=False):
+            if ours != wanted:
+                break
+            common += 1
+        back = len(self._after) - common
+        if back:
+            self._matcher.rollback(back)
+            del self._after[common:]
+        rest = list(path[common:])
+        if any(token in self.ends for token in rest):  # nothing consumes an end, and nothing comes after it
+            rest = rest[: next(i for i, token in enumerate(rest) if token in self.ends)]
+        took = self._matcher.try_consume_tokens(rest) if rest else 0
+        self._after += rest[:took]
+        return len(self._after) == len(path)
+
+    def _computed(self, history: list[int], path: Sequence[int]) -> Tensor | NoMask | None:
+        if not self._go_to(path):
+            return self._error(history)
+        bias = self._matcher.compute_logit_bias()
+        return self._error(history) or torch.frombuffer(bytearray(bias), dtype=torch.uint8) != 0
+
+    def _error(self, history: list[int]) -> NoMask | None:
+        """What keeps the matcher from going on, if anything does. One like that is spoilt: another one takes
+        its place, since the path may be a draft that no text follows."""
+        if not self._matcher.is_error():
+            return None
+        found = NoMask(self._at + len(self._after), _line(self._matcher.get_error()))
+        self._matcher, self._after = self._new(), []
+        self._matcher.try_consume_tokens(history[self._start : self._at])
+        return found
+
+
+def _hidden(row: Float[Tensor, " S"], mask: Bool[Tensor, " S"]) -> Float[Tensor, " S"]:
+    """A row with -inf where the mask is not set."""
+    return torch.where(mask.to(row.device), row, row.new_full((), -torch.inf))
+
+
+def _source(grammar: Grammar) -> str:
+    """A grammar as llguidance takes it."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    if grammar.kind == "json_schema":
+        return LLMatcher.grammar_from_json_schema(grammar.text, defaults=_JSON)
+    if grammar.kind == "regex":
+        return LLMatcher.grammar_from_regex(grammar.text)
+    if grammar.kind == "choice":
+        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(grammar.text))
+        return LLMatcher.grammar_from_lark(f"start: {texts}")
+    return LLMatcher.grammar_from_lark(any_to_lark(grammar.text) if grammar.kind == "gbnf" else grammar.text)
+
+
+def _refused(grammar: Grammar, reason: str) -> InputError:
+    return InputError(f"the {TITLES[grammar.kind]} cannot be compiled ({reason}); valid: {_VALID}", "grammar")
+
+
+def _line(said: object) -> str:
+    """The first lines of what a library says, as a piece of a line."""
+    text = " ".join(str(said).partition("\n<state>")[0].split()) or type(said).__name__
+    return text if len(text) <= 240 else f"{text[:239]}…"

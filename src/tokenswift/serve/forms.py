@@ -1,0 +1,90 @@
+"""What a request's text has to be like: OpenAI's ``response_format`` and ``text.format``, and vLLM's
+``structured_outputs`` and ``guided_*``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from tokenswift.checks import shown
+from tokenswift.grammar import Grammar
+from tokenswift.types import InputError
+
+
+def _schema(value: Any) -> Grammar:
+    if not isinstance(value, str | Mapping):
+        raise InputError(f"the JSON schema is {shown(value)}; valid: a JSON object")
+    return Grammar.json_schema(value)
+
+
+def _object(value: Any) -> Grammar | None:
+    if not isinstance(value, bool):
+        raise InputError(f"it is {shown(value)}; valid: true, false")
+    return Grammar.json_object() if value else None
+
+
+def _choice(value: Any) -> Grammar:
+    if not isinstance(value, list):
+        raise InputError(f"the choice is {shown(value)}; valid: a list of texts")
+    return Grammar.choice(value)
+
+
+#: kinds of vLLM's → what is made of their values
+_MADE: dict[str, Callable[[Any], Grammar | None]] = {
+    "json": _schema,
+    "regex": Grammar.regex,
+    "choice": _choice,
+    "grammar": Grammar.written,
+    "json_object": _object,
+}
+
+
+class Formed(BaseModel):
+    """The fields of a body that say what the text has to be like."""
+
+    response_format: Any = None
+    text: Any = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+
+    def grammar(self) -> Grammar | None:
+        """The grammar that is asked for; None: any text.
+
+        Raises:
+            InputError: naming the field; several are given, or one cannot be read.
+        """
+        found: dict[str, Grammar] = {}
+        given = {f"guided_{kind}": getattr(self, f"guided_{kind}") for kind in list(_MADE)[:4]}
+        asked = [(name, name.removeprefix("guided_"), value) for name, value in given.items()]
+        for kind, value in (self.structured_outputs or {}).items():
+            if kind not in _MADE and value:
+                raise InputError(
+                    f"structured_outputs.{shown(kind)[1:-1]} is not to be had; valid: {', '.join(_MADE)}",
+                    "structured_outputs",
+                )
+            asked += [(f"structured_outputs.{kind}", kind, value)] if kind in _MADE else []
+        for name, kind, value in asked:
+            try:
+                made = None if value is None else _MADE[kind](value)
+            except InputError as error:
+                raise InputError(f"{name}: {error}", name.partition(".")[0]) from error
+            if made is not None:
+                found[name] = made
+        if self.text is not None and not isinstance(self.text, Mapping):
+            raise InputError(f"text is {shown(self.text)}; valid: an object with format", "text")
+        inner = self.text.get("format") if self.text else None
+        for name, value in (("response_format", self.response_format), ("text.format", inner)):
+            try:
+                made = Grammar.of_format(value, name)
+            except InputError as error:
+                raise InputError(str(error), name.partition(".")[0]) from error
+            if made is not None:
+                found[name] = made
+        if len(found) > 1:
+            raise InputError(f"{' and '.join(found)} are given; valid: one of them", list(found)[1])
+        return next(iter(found.values()), None)

@@ -1,0 +1,54 @@
+"""Fields of OpenAI's interface beside those that mean something here (`schemas`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tokenswift.checks import meant, shown
+from tokenswift.serve.errors import Refused
+from tokenswift.types import InputError
+
+#: fields that would change the answer but do nothing here → their values that ask for nothing
+WITHOUT: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (None, 0),
+    "presence_penalty": (None, 0),
+    "logit_bias": (None, {}),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "suffix": (None, ""),
+    "conversation": (None,),
+    "prompt": (None,),
+    "audio": (None,),
+    "modalities": (None, ["text"]),
+    "web_search_options": (None,),
+    "truncation": (None, "disabled", "auto"),
+}
+#: fields that no text depends on, and hints
+NO_MATTER = ("max_tool_calls", "metadata", "prediction", "prompt_cache_key", "prompt_cache_retention")
+NO_MATTER += ("reasoning", "reasoning_effort", "safety_identifier", "service_tier", "store", "stream_options")
+NO_MATTER += ("user", "verbosity")
+
+
+def check_others(given: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Look at the fields of a body that mean nothing here.
+
+    Args:
+        given: their values.
+        known: names of those that do.
+    Raises:
+        InputError: what is asked for is not to be had.
+        Refused: nobody knows such a field, as OpenAI's server says.
+    """
+    for name, value in given.items():
+        if name in WITHOUT:
+            if value not in WITHOUT[name]:
+                usual = next((v for v in WITHOUT[name] if v is not None), None)
+                raise InputError(f"{name} is {shown(value)}; valid here: {json.dumps(usual)}", name)
+        elif name not in NO_MATTER:
+            quoted = shown(name)[1:-1]
+            more = meant(name, known)
+            raise Refused(400, f"{quoted} is no field of this request{more}", quoted, "unknown_parameter")

@@ -1,0 +1,280 @@
+"""Answers in the form of ``/v1/responses``: the whole object, and streams of events.
+
+A stream numbers its events by tokens: created 0, in progress 1, the item 2, its part 3, text up to token t
+3 + t, then what the end released, and the events of the end. So ``starting_after`` names a place in the text,
+and means the same after a restart of the server. Where tools may be called, events follow from the tokens,
+and are numbered as if every token came alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import Any
+
+from tokenswift.chat.parser import Delta
+from tokenswift.serve.answer import Answer, Part
+from tokenswift.serve.answers import CANCELLED, ENDS
+from tokenswift.serve.wire import PING, details, event, likely, own, usage
+
+BEFORE = 3  # number of the last event before the first token
+
+
+def status(answer: Answer) -> str:
+    """OpenAI's word for where an answer stands."""
+    if answer.record.state == "done":
+        cut = any(part.reason == "length" for part in answer.parts)
+        return "incomplete" if cut else "completed"
+    if answer.record.state != "open":
+        return answer.record.state
+    if not answer.running:
+        if answer.stopped == CANCELLED:
+            return "cancelled"
+        goes_on = answer.background and (not answer.stopped or (answer.kept and answer.stopped == ENDS))
+        return "queued" if goes_on else "incomplete"
+    return "in_progress" if any(part.pieces for part in answer.parts) else "queued"
+
+
+def message_item(
+    answer: Answer, part: Part, state: str, text: str, found: Sequence[Any] = ()
+) -> dict[str, Any]:
+    """The message of one text."""
+    content = [] if state == "in_progress" else [output_text(text, found)]
+    name = f"msg_{answer.id.partition('_')[2]}_{part.index}"
+    return {"id": name, "type": "message", "role": "assistant", "status": state, "content": content}
+
+
+def call_item(
+    answer: Answer, part: Part, index: int, name: str, arguments: str, state: str
+) -> dict[str, Any]:
+    """A call in one text."""
+    made = f"fc_{answer.id.partition('_')[2]}_{part.index}_{index}"
+    called = {"call_id": answer.call_id(part, index), "name": name, "arguments": arguments}
+    return {"id": made, "type": "function_call", "status": state, **called}
+
+
+def output_text(text: str, found: Sequence[Any] = ()) -> dict[str, Any]:
+    """A part of a message."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": found}
+
+
+def items(answer: Answer, part: Part) -> Iterator[dict[str, Any]]:
+    """What one text holds: a message, and calls."""
+    said, state = answer.said(part), "completed" if part.reason else "incomplete"
+    if said.text or not said.calls:
+        yield message_item(answer, part, state, said.text, likely(part))
+    for i, (name, arguments) in enumerate(said.calls):
+        cut = i == len(said.calls) - 1 and not said.whole
+        yield call_item(answer, part, i, name, arguments, "incomplete" if cut else "completed")
+
+
+def asked(answer: Answer) -> dict[str, Any]:
+    """The tools of a request, as its response has them."""
+    if answer.calls is None:
+        return {"parallel_tool_calls": False, "tool_choice": "none", "tools": []}
+    tools = answer.calls.tools
+    known = [{"type": "function", "strict": True, **tool.form["function"]} for tool in tools.known]
+    choice = {"type": "function", "name": tools.choice} if tools.is_named else tools.choice
+    return {"parallel_tool_calls": tools.parallel, "tool_choice": choice, "tools": known}
+
+
+def response(answer: Answer, model: str, state: str | None = None) -> dict[str, Any]:
+    """The object of ``/v1/responses``; with ``state``, as it was then, before any text."""
+    body: Any = answer.body
+    now = status(answer) if state is None else state
+    outputs = answer.parts if state is None else ()
+    counts = usage(answer)
+    cut = now == "incomplete" and answer.record.state == "done"
+    failed = answer.record.state == "failed" and state is None
+    return {
+        "id": answer.id,
+        "object": "response",
+        "created_at": answer.record.created,
+        "completed_at": answer.over_at if now == "completed" else None,
+        "status": now,
+        "background": answer.background,
+        "error": {"code": "server_error", "message": answer.record.error} if failed else None,
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "model": model,
+        "output": [item for part in outputs for item in items(answer, part)],
+        "previous_response_id": body.previous_response_id,
+        "temperature": body.temperature,
+        "text": body.text or {"format": {"type": "text"}},
+        **asked(answer),
+        "top_p": body.top_p,
+        "truncation": "disabled",
+        "usage": None
+        if state is not None or answer.record.state == "open"
+        else {
+            "input_tokens": counts["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": counts["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": counts["total_tokens"],
+        },
+        "tokenswift": own(answer),
+    }
+
+
+class Output:
+    """The events of a response's items, one after the other, as its text comes.
+
+    Args:
+        answer: the response.
+        part: its text.
+    """
+
+    def __init__(self, answer: Answer, part: Part) -> None:
+        self._answer, self._part = answer, part
+        self._index = -1  # of the newest item
+        self._text: list[str] | None = None  # of the message that is open
+        self._call: tuple[int, str, list[str]] | None = (
+            None  # the one that is open: its index, name, arguments
+        )
+
+    def take(self, deltas: Iterable[Delta]) -> Iterator[dict[str, Any]]:
+        """The events of pieces of the text."""
+        for delta in deltas:
+            if delta.kind == "text":
+                yield from self.open()
+                yield self._said(delta.text)
+            elif delta.kind == "call":
+                yield from self.close()
+                self._index += 1
+                self._call = (delta.index, delta.text, [])
+                yield self._item("added", self._called("", "in_progress"))
+            elif delta.kind == "arguments" and self._call is not None:
+                self._call[2].append(delta.text)
+                yield {"type": "response.function_call_arguments.delta", **self._place(), "delta": delta.text}
+            else:
+                yield from self.close()
+
+    def open(self) -> Iterator[dict[str, Any]]:
+        """A message begins, unless one has."""
+        if self._text is None:
+            self._text = []
+            self._index += 1
+            yield self._item("added", message_item(self._answer, self._part, "in_progress", ""))
+            yield {"type": "response.content_part.added", **self._place(), "part": output_text("")}
+
+    def close(self, whole: bool = True) -> Iterator[dict[str, Any]]:
+        """The item that is open, if any, has ended; ``whole``: it is no call that was cut."""
+        state = "completed" if whole else "incomplete"
+        if self._text is not None:
+            text = self._part.text if self._answer.calls is None else "".join(self._text)
+            found = likely(self._part)
+            yield {"type": "response.output_text.done", **self._place(), "text": text, "logprobs": found}
+            yield {"type": "response.content_part.done", **self._place(), "part": output_text(text)}
+            yield self._item("done", message_item(self._answer, self._part, "completed", text, found))
+        elif self._call is not None:
+            arguments = "".join(self._call[2])
+            named = {"name": self._call[1], "arguments": arguments}
+            yield {"type": "response.function_call_arguments.done", **self._place(), **named}
+            yield self._item("done", self._called(arguments, state))
+        self._text = self._call = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no item has begun."""
+        return self._index < 0
+
+    def _said(self, text: str) -> dict[str, Any]:
+        assert self._text is not None
+        self._text.append(text)
+        return {"type": "response.output_text.delta", **self._place(), "delta": text, "logprobs": []}
+
+    def _place(self) -> dict[str, Any]:
+        if self._call is not None:
+            return {"item_id": self._called("", "")["id"], "output_index": self._index}
+        name = message_item(self._answer, self._part, "in_progress", "")["id"]
+        return {"item_id": name, "output_index": self._index, "content_index": 0}
+
+    def _called(self, arguments: str, state: str) -> dict[str, Any]:
+        assert self._call is not None
+        return call_item(self._answer, self._part, self._call[0], self._call[1], arguments, state)
+
+    def _item(self, what: str, item: dict[str, Any]) -> dict[str, Any]:
+        return {"type": f"response.output_item.{what}", "output_index": self._index, "item": item}
+
+
+class Numbers:
+    """Numbers events, and leaves out those that were seen.
+
+    Args:
+        after: number of the last one that was.
+    """
+
+    def __init__(self, after: int) -> None:
+        self.newest, self._after = -1, after
+
+    def of(self, values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The new ones among the next events; pieces of one thing in a row are one, numbered as the last."""
+        made: list[dict[str, Any]] = []
+        for value in values:
+            self.newest += 1
+            if self.newest <= self._after:
+                continue
+            value = {**value, "sequence_number": self.newest}
+            if made and "delta" in value and made[-1]["type"] == value["type"]:
+                before = made.pop()
+                value["delta"] = before["delta"] + value["delta"]
+                if "logprobs" in value:
+                    value["logprobs"] = before["logprobs"] + value["logprobs"]
+            made.append(value)
+        return made
+
+
+async def events(answer: Answer, model: str, after: int, ping: float) -> AsyncIterator[bytes]:
+    """A stream of ``/v1/responses``: the events whose number is greater than ``after``."""
+    part, numbers = answer.parts[0], Numbers(after)
+    output = Output(answer, part)
+    parser = None if answer.calls is None else answer.calls.parser()
+
+    def of_token(at: int) -> Iterator[dict[str, Any]]:
+        """The events of a token; where nothing is called that is one."""
+        if parser is not None:
+            yield from output.take(parser.push(part.pieces[at]))
+            return
+        for value in output.take([Delta("text", part.pieces[at])]):
+            yield {**value, "logprobs": likely(part, at, at + 1)}
+
+    yield PING  # the headers are out before the prompt is read
+    begun = [
+        {"type": "response.created", "response": response(answer, model, "queued")},
+        {"type": "response.in_progress", "response": response(answer, model, "in_progress")},
+    ]
+    first = 0
+    if parser is None:
+        begun += output.open()
+        first = max(0, after - BEFORE)
+    for value in numbers.of(begun):
+        yield event(value)
+    numbers.newest += first
+    async for found in answer.follow(first, ping):
+        if found is None:
+            yield PING
+            continue
+        _, start, end = found
+        new = numbers.of(value for at in range(start, end) for value in of_token(at))
+        if new and answer.body.own.details:
+            new[-1]["tokenswift"] = details(part, start, end)
+        for value in new:
+            yield event(value)
+    if parser is None:
+        numbers.newest = BEFORE + len(part.pieces)
+    if not part.reason:
+        state = "failed" if answer.record.state == "failed" else "incomplete"
+        value = {"type": f"response.{state}", "response": response(answer, model)}
+        yield event({**value, "sequence_number": numbers.newest})  # no number of a token that may still come
+        return
+    rest = [Delta("text", part.tail)] if parser is None else [*parser.push(part.tail), *parser.finish()]
+    last = [*output.take(rest)]
+    if output.is_empty:
+        last += output.open()
+    last += output.close(answer.said(part).whole)
+    end = "incomplete" if part.reason == "length" else "completed"
+    last.append({"type": f"response.{end}", "response": response(answer, model)})
+    for value in numbers.of(last):
+        yield event(value)

@@ -1,0 +1,136 @@
+"""Which answers there are: in memory, and on the disk, where they are read again when somebody asks for them.
+
+All on the event loop, but for what the disk does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from typing import Any
+
+from tokenswift.chat.calls import calls_of
+from tokenswift.serve.answer import Answer
+from tokenswift.serve.schemas import KINDS
+from tokenswift.serve.store import IDS, Record, Store, brief
+from tokenswift.types import RunError
+
+logger = logging.getLogger("tokenswift")
+KEPT = 64  # answers in memory besides those under way and those that somebody reads
+
+
+class Shelf:
+    """All answers of a server.
+
+    Args:
+        store: where answers are kept; None: in memory alone.
+        tokenizer: of the model.
+
+    Attributes:
+        answers: those in memory, by id, the one asked for last at the end.
+        owned: ids by the digest of a client's key and of an Idempotency-Key.
+    """
+
+    def __init__(self, store: Store | None, tokenizer: Any) -> None:
+        self._store, self._tokenizer = store, tokenizer
+        self.answers: OrderedDict[str, Answer] = OrderedDict()
+        self.owned: dict[str, str] = {}
+
+    @property
+    def disk(self) -> Store:
+        """Where answers are kept; for those that are."""
+        assert self._store is not None
+        return self._store
+
+    def keeps(self, answer: Answer) -> bool:
+        """Whether an answer has a folder: no journal holds log-probabilities."""
+        asked = getattr(answer.body, "store", None) is not False and answer.body.likely is None
+        return self._store is not None and asked
+
+    async def left(self) -> list[Answer]:
+        """Answers of the background that an earlier server left."""
+        found: list[Answer] = []
+        if self._store is None:
+            return found
+        for record in await asyncio.to_thread(lambda store: list(store.records()), self._store):
+            if record.owner:
+                self.owned[record.owner] = record.id
+            if record.state == "open" and record.body.get("background"):
+                answer = await self._read(record)
+                found += [] if answer is None else [answer]
+        return found
+
+    def add(self, answer: Answer) -> None:
+        """A new answer."""
+        answer.calls = calls_of(answer.body.tools_asked(), self._tokenizer)
+        answer.kept = self.keeps(answer)
+        self.answers[answer.id] = answer
+
+    async def get(self, name: str) -> Answer | None:
+        """An answer by its id; None where there is none."""
+        if name in self.answers:
+            self.answers.move_to_end(name)
+            return self.answers[name]
+        if self._store is None or not IDS.fullmatch(name):
+            return None
+        record = await asyncio.to_thread(self._store.read, name)
+        if name in self.answers:  # somebody else was faster
+            return self.answers[name]
+        return None if record is None else await self._read(record)
+
+    async def _read(self, record: Record) -> Answer | None:
+        """An answer of the store, as its journals have it; it is not begun."""
+        try:
+            answer = Answer(record, KINDS[record.kind][0].model_validate(record.body))
+            answer.calls = calls_of(answer.body.tools_asked(), self._tokenizer)
+            answer.kept = True
+            for part in answer.parts:
+                part.rewind(await asyncio.to_thread(self.disk.state, record.id, part.index))
+                part.over = True
+            answer.begun = True
+        except (KeyError, ValueError) as error:  # pydantic's and ours
+            why = " ".join(str(error).split())[:300]
+            logger.warning("%s cannot be resumed: %s", brief(record.id), why)
+            return None
+        answer = self.answers.setdefault(record.id, answer)
+        self.shed()
+        return answer
+
+    async def write(self, answer: Answer) -> None:
+        """Keep a new answer's record, where it is kept.
+
+        Raises:
+            RunError: the disk says no.
+        """
+        if self.keeps(answer):
+            await asyncio.to_thread(self.disk.write, answer.record)
+
+    async def settle(self, answer: Answer) -> None:
+        """Keep how an answer ended; where the disk says no it stays open there, and the next server finds it
+        whole."""
+        try:
+            await self.write(answer)
+        except RunError as failed:
+            logger.warning("%s", failed)
+
+    def forget(self, answer: Answer) -> None:
+        """Let go of an answer, but for its folder."""
+        self.answers.pop(answer.id, None)
+        if answer.record.owner:
+            self.owned.pop(answer.record.owner, None)
+
+    async def remove(self, answer: Answer) -> None:
+        """Let go of an answer and of its folder."""
+        self.forget(answer)
+        if self.keeps(answer):
+            await asyncio.to_thread(self.disk.remove, answer.id)
+
+    def shed(self) -> None:
+        """Let go of the oldest answers that nobody reads."""
+        idle = [a for a in self.answers.values() if not a.readers and not a.running and not a.lock.locked()]
+        for answer in idle[: max(0, len(self.answers) - KEPT)]:
+            if self.keeps(answer):
+                self.answers.pop(answer.id)
+            else:
+                self.forget(answer)

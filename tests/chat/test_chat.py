@@ -1,0 +1,186 @@
+"""``LLM.chat`` and ``AsyncLLM``: calls are valid whatever the model, exact like all text, and answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.chats import calling_model, calling_tokenizer, chat_tokenizer
+from tests.tiny import byte_model
+from tokenswift import LLM, AsyncLLM, InputError, Reply, SamplingParams
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Brest", "Zürich }", 'a "b"']},
+        "days": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 9}, "maxItems": 2},
+        "metric": {"type": "boolean"},
+    },
+    "required": ["city", "days"],
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "weather", "description": "…", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "clock"}},
+]
+ASKED: list[Any] = [{"role": "user", "content": "How is the weather?"}]
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.fixture(scope="module")
+def calling() -> Iterator[LLM]:
+    """A model whose template knows tools, and which calls one."""
+    with LLM.from_model(calling_model(), calling_tokenizer(), heads=None) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def untrained() -> Iterator[LLM]:
+    """Random weights, and a template that has never heard of tools."""
+    with LLM.from_model(byte_model(max_position_embeddings=2048), chat_tokenizer(), heads=None) as made:
+        yield made
+
+
+def check(reply: Reply, least: int = 1) -> None:
+    """See that all calls are valid, and as many as there have to be."""
+    assert len(reply.tool_calls) >= least and reply.finish_reason == "tool_calls"
+    schemas = {"weather": WEATHER, "clock": {"type": "object", "maxProperties": 0}}
+    for call in reply.tool_calls:
+        jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+def test_forced_calls_of_any_model(untrained: LLM, choice: Any) -> None:
+    for seed in range(3):
+        replies = [
+            untrained.chat(ASKED, 600, strategy, tools=TOOLS, tool_choice=choice, seed=seed, temperature=1.0)
+            for strategy in ("autoregressive", "auto", "magicdec")
+        ]
+        tokens = {tuple(reply.generation.token_ids) for reply in replies}
+        assert len(tokens) == 1, "a strategy changes tokens"
+        check(replies[0])
+        assert replies[0].text == "" and replies[0].tool_calls == replies[1].tool_calls
+        if choice is NAMED:
+            assert {call.name for call in replies[0].tool_calls} == {"weather"}
+        assert replies[1].generation.metrics.steps < len(replies[1].generation.token_ids)
+
+
+def test_one_call_where_they_are_not_parallel(untrained: LLM) -> None:
+    for seed in range(3):
+        how: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "seed": seed}
+        assert len(untrained.chat(ASKED, 600, parallel_tool_calls=False, **how).tool_calls) == 1
+
+
+def test_a_loop_of_tools(calling: LLM) -> None:
+    """The model calls as it likes, is told the result, and answers."""
+    messages: list[Any] = [{"role": "system", "content": "Be brief."}, *ASKED]
+    reply = calling.chat(messages, 400, tools=TOOLS, temperature=0)
+    check(reply)
+    plain = calling.chat(messages, 400, "autoregressive", tools=TOOLS, temperature=0)
+    assert plain.generation.token_ids == reply.generation.token_ids and plain.message == reply.message
+    messages.append(reply.message)
+    messages += [{"role": "tool", "tool_call_id": call.id, "content": "42"} for call in reply.tool_calls]
+    last = calling.chat(messages, 400, tools=TOOLS, temperature=0)
+    assert (last.text, last.tool_calls, last.finish_reason) == ("ok", (), "eos")
+    assert calling.chat(messages, 400, temperature=0).text == "ok"  # calls that were made need no tools
+
+
+def test_none_is_no_tool(calling: LLM) -> None:
+    none = calling.chat(ASKED, 8, tools=TOOLS, tool_choice="none", seed=1)
+    alone = calling.generate(ASKED, 8, seed=1)
+    assert none.generation.token_ids == alone.token_ids and none.text == alone.text and not none.tool_calls
+
+
+def test_a_call_that_is_cut(untrained: LLM) -> None:
+    reply = untrained.chat(ASKED, 60, tools=TOOLS, tool_choice=NAMED, seed=1)
+    assert reply.finish_reason == "length" and len(reply.tool_calls) == 1
+    with pytest.raises(ValueError):
+        json.loads(reply.tool_calls[0].arguments)
+
+
+def test_what_is_wrong_is_named(untrained: LLM) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"tools": "weather"}, "tools is 'weather'; valid: a list of tools"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice is 'any'; valid: none, auto, required"),
+        ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls is 1; valid: True, False"),
+        ({"tools": TOOLS, "ignore_eos": True}, "ignore_eos is True beside a grammar"),
+        ({"tools": TOOLS, "speed": 1}, "'speed' is no argument"),
+    ]
+    for options, message in cases:
+        with pytest.raises(InputError, match=message):
+            untrained.chat(ASKED, 8, **options)
+    with pytest.raises(InputError, match="messages is no list of messages"):
+        untrained.chat("Hello", 8)  # type: ignore[arg-type]
+
+
+def test_asynchronous_texts_are_those_of_generate(untrained: LLM) -> None:
+    """Several at once, whole, as a stream, and with calls."""
+
+    async def ask() -> tuple[Any, ...]:
+        async with AsyncLLM(untrained, at_once=3) as llm:
+
+            async def streamed() -> tuple[str, Any]:
+                async with llm.stream("once", 30, seed=2) as stream:
+                    text = "".join([step.text async for step in stream])
+                return text, stream.result
+
+            return await asyncio.gather(
+                llm.generate("hello", 30, seed=1),
+                streamed(),
+                llm.chat(ASKED, 600, tools=TOOLS, seed=3, tool_choice=NAMED),
+            )
+
+    whole, (text, result), reply = asyncio.run(ask())
+    assert whole.token_ids == untrained.generate("hello", 30, "autoregressive", seed=1).token_ids
+    assert text == result.text == untrained.generate("once", 30, "autoregressive", seed=2).text
+    again = untrained.chat(ASKED, 600, tools=TOOLS, tool_choice=NAMED, seed=3)
+    assert reply.tool_calls == again.tool_calls and reply.message == again.message
+
+
+def test_asynchronous_texts_end_with_their_tasks(untrained: LLM) -> None:
+    """A task that is cancelled, and a stream that is left, end their texts; errors come to whoever waits."""
+
+    async def ask() -> tuple[int, int]:
+        async with AsyncLLM(untrained) as llm:
+            figures = llm._scheduler.figures
+            task = asyncio.ensure_future(llm.generate("hello", 1900, ignore_eos=True))
+            async with llm.stream("once", 1900, ignore_eos=True) as stream:
+                await anext(stream)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            with pytest.raises(InputError, match="max_new_tokens is 0"):
+                await llm.generate("hello", 0)
+            while figures().running + figures().reading + figures().waiting:
+                await asyncio.sleep(0.01)
+            return figures().cancelled, figures().tokens
+
+    cancelled, tokens = asyncio.run(ask())
+    assert cancelled == 2 and tokens < 3000
+    with pytest.raises(InputError, match="llm is of type str"):
+        AsyncLLM("smollm2-135m")  # type: ignore[arg-type]
+
+
+def test_a_schema_of_the_answer_beside_tools(untrained: LLM) -> None:
+    """What is no call is what the schema says."""
+    schema = {
+        "type": "object",
+        "properties": {"n": {"enum": [1, 2]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    found = set()
+    for seed in range(8):
+        sampling = SamplingParams(seed=seed, temperature=5.0, min_p=0.0, repetition_penalty=1.0)
+        reply = untrained.chat(ASKED, 600, sampling=sampling, tools=TOOLS, response_format=wanted)
+        found.add(bool(reply.tool_calls))
+        if reply.tool_calls:
+            check(reply)
+        else:
+            jsonschema.validate(json.loads(reply.text), schema)
+    assert found == {False, True}

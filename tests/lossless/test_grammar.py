@@ -1,0 +1,385 @@
+"""Texts that follow a grammar: every strategy, batch and resumed run against plain decoding under the same
+grammar, and plain decoding against masks made by hand."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+
+from tests.conftest import tiny_tokenizer
+from tests.default_model import default_llm
+from tests.lossless.test_tokens import random_heads, same
+from tests.runs.common import DEAR, Stop, after
+from tests.stats import chi_square
+from tests.tiny import byte_model
+from tokenswift import LLM, Grammar, InputError, RunError, SamplingParams, resume
+from tokenswift.engine import step
+from tokenswift.engine.many import run_all
+from tokenswift.engine.request import Request
+from tokenswift.engine.scheduler import Scheduler
+from tokenswift.loader.plain_tokenizer import PlainTokenizer
+from tokenswift.sampling.masks import Grammars, Masks, NoMask
+from tokenswift.spec.accept import accept_exact
+from tokenswift.spec.adaptive.cost import Costs, Table
+from tokenswift.spec.drafters.candidates import Candidates
+from tokenswift.types import DraftTree
+
+FREE = Table((1, 32), (1.0, 1.001), (0.0, 0.0))  # a row costs nothing, so whatever may come is drafted
+END = 257
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "identifier": {"type": "integer", "minimum": 0, "maximum": 99},
+        "colour": {"enum": ["green", "grey", "red"]},
+        "sizes": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["identifier", "colour", "sizes"],
+    "additionalProperties": False,
+}
+LISP = 'start: "(" [word (" " word)*] ")"\nword: /[a-c]{1,3}/ | start\n'
+GRAMMARS = {
+    "schema": Grammar.json_schema(SCHEMA),
+    "regex": Grammar.regex("(ab|ac){2,9}x{3,40}[0-9]{5,30}"),
+    "choice": Grammar.choice(["yes", "yes, but not now", "no"]),
+    "lark": Grammar.lark(LISP),
+    "gbnf": Grammar.gbnf('root ::= ("a" | "bc")+ "." [0-9] [0-9]*'),
+}
+GREEDY = SamplingParams(greedy=True, repetition_penalty=1.2, penalty_window=20)
+SEEDED = SamplingParams(temperature=1.2, top_p=0.95, min_p=0.01, penalty_window=12, seed=4)
+RUNS: list[tuple[str, dict[str, Any]]] = [
+    ("auto", {}),
+    ("auto", {"draft": "hidden", "ngrams": 0}),
+    ("tokenswift", {"tree": (1, 3, 3), "ngrams": 4, "draft": "partial", "budget": 24, "sinks": 3}),
+    ("tokenswift", {"tree": (3, 2, 2), "ngrams": 6, "draft": "hidden", "candidates": "probability"}),
+    ("magicdec", {"gamma": 3, "kv": "snapkv", "budget": 24, "sinks": 3}),
+]
+
+
+def byte_llm() -> LLM:
+    """A tiny model over bytes, with untrained heads."""
+    return LLM.from_model(byte_model(), tiny_tokenizer(), heads=random_heads("conditioned", 32, 260))
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with pytest.MonkeyPatch.context() as patch, byte_llm() as made:
+        patch.setattr(LLM, "costs", lambda self, low=None: FREE)
+        patch.setattr(LLM, "learn_costs", lambda *args: None)
+        patch.setattr(Costs, "observe", lambda *args: None)
+        yield made
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_every_strategy_writes_what_plain_decoding_writes(llm: LLM, name: str) -> None:
+    accepted = 0
+    for params in (GREEDY, *(replace(SEEDED, seed=seed) for seed in (4, 5))):
+        params = replace(params, grammar=GRAMMARS[name])
+        plain = llm.generate("abc yes abc {", 90, "autoregressive", sampling=params)
+        for strategy, options in RUNS:
+            got = llm.generate("abc yes abc {", 90, strategy, options, params)
+            assert same(plain, got), (strategy, options, params)
+            accepted += len(got.token_ids) - got.token_sources["target"]
+        if name == "schema" and plain.finish_reason == "eos":
+            assert set(json.loads(plain.text)) == set(SCHEMA["required"])
+        if name == "choice":
+            assert plain.text in json.loads(GRAMMARS[name].text) and plain.token_ids[-1] == END
+    assert accepted > 20
+
+
+def test_a_batch_of_grammars_and_none(llm: LLM) -> None:
+    """Texts that share passes keep their own grammars."""
+    samplings = [replace(SEEDED, seed=i, grammar=g) for i, g in enumerate((None, *GRAMMARS.values()))]
+    requests = [Request("abc " * (i + 1), 60, sampling=params) for i, params in enumerate(samplings)]
+    alone = [
+        llm.generate("abc " * (i + 1), 60, "autoregressive", sampling=params)
+        for i, params in enumerate(samplings)
+    ]
+    with Scheduler(llm, 4) as scheduler:
+        for i, got in run_all(scheduler, requests):
+            assert not isinstance(got, Exception) and same(alone[i], got), i
+
+
+def test_a_resumed_run_follows_its_grammar(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LLM, "costs", lambda self, low=None: DEAR)
+    params = replace(SEEDED, grammar=GRAMMARS["schema"])
+    whole = llm.generate("abc", 90, "autoregressive", sampling=params)
+    for steps in (1, 9):
+        folder = tmp_path / str(steps)
+        with pytest.raises(Stop):
+            llm.generate("abc", 90, sampling=params, run_dir=folder, on_step=after(steps))
+        got = resume(folder, llm=llm)
+        assert same(whole, got) and got.text == whole.text
+        with pytest.raises(InputError, match="holds another run: grammar is None"):
+            llm.generate("abc", 90, sampling=SEEDED, run_dir=folder)
+
+
+# ---- against masks made by hand -----------------------------------------------------------------
+
+TEXTS = ["ab", "ac", "b", "bca", "bcb"]
+
+
+@torch.inference_mode()
+def by_hand(llm: LLM, prompt: list[int], params: SamplingParams) -> dict[tuple[int, ...], float]:
+    """The probability of each text of `TEXTS`, by transformers' own passes, masks that are looked up in the
+    list, and a softmax."""
+    ends = [(*text.encode("ascii"), END) for text in TEXTS]
+    ids = llm.tokenizer.convert_tokens_to_ids
+    ends = [tuple(ids(chr(token)) if token != END else END for token in text) for text in ends]
+    found: dict[tuple[int, ...], float] = {}
+    for text in ends:
+        chance = 1.0
+        for i, token in enumerate(text):
+            row = llm.model(torch.tensor([[*prompt, *text[:i]]])).logits[0, -1].double() / params.temperature
+            allowed = sorted({other[i] for other in ends if other[:i] == text[:i] and len(other) > i})
+            shares = row[allowed].softmax(0)
+            chance *= float(shares[allowed.index(token)])
+        found[text] = chance
+    assert sum(found.values()) == pytest.approx(1.0)
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["autoregressive", "tokenswift"])
+def test_the_distribution_is_that_of_masks_made_by_hand(llm: LLM, strategy: str) -> None:
+    params = SamplingParams(temperature=0.03, min_p=0.0, repetition_penalty=1.0)
+    prompt, options = llm.encode("abc"), {"tree": (2, 2)} if strategy == "tokenswift" else None
+    exact = by_hand(llm, prompt, params)
+    grammar = Grammar.choice(TEXTS)
+    seen = [
+        tuple(
+            llm.generate(prompt, 9, strategy, options, replace(params, seed=seed, grammar=grammar)).token_ids
+        )
+        for seed in range(400)
+    ]
+    assert chi_square(seen, exact) > 1e-4
+    other = SamplingParams(temperature=0.1, min_p=0.0, repetition_penalty=1.0)
+    assert chi_square(seen, by_hand(llm, prompt, other)) < 1e-6  # it would be seen
+
+
+def test_log_probabilities_are_those_of_the_masked_row(llm: LLM) -> None:
+    grammar = Grammar.choice(["aa", "ab"])
+    made = llm.generate("x", 5, grammar=grammar, logprobs=5, min_p=0.0)
+    assert [len(one.top) for one in made.logprobs] == [1, 2, 1]
+    assert made.logprobs[0].logprob == made.logprobs[2].logprob == 0.0
+
+
+# ---- masks along paths --------------------------------------------------------------------------
+
+
+def masks_of(grammar: Grammar, start: int = 0) -> Masks:
+    return Grammars(tiny_tokenizer(), 270, lambda: {END, 258}).masks(grammar, start)
+
+
+def ids_of(text: str) -> list[int]:
+    return tiny_tokenizer()(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_mask_is_that_of_its_path_wherever_the_matcher_stood(name: str) -> None:
+    """A walk through random paths, right and wrong ones, ends of text among them, against matchers that were
+    never anywhere else; padding rows are never allowed."""
+    rnd = random.Random(name)
+    used, history, paths = masks_of(GRAMMARS[name], 2), [0, 1], 0
+    for _ in range(14):
+        known: list[list[int]] = [[]]
+        for _ in range(9):
+            path = rnd.choice(known)
+            fresh = masks_of_fresh(name, history, path)
+            mask = used.allowed(history, path)
+            assert (mask is None) == (fresh is None)
+            if mask is None or fresh is None:
+                continue
+            assert torch.equal(mask, fresh) and len(mask) == 270 and not mask[259:].any()
+            good = mask.nonzero().squeeze(1).tolist()
+            wrong = next(token for token in range(256) if not mask[token])
+            assert used.accepts(history, path, good[0]) and not used.accepts(history, path, wrong)
+            used.forced(history)
+            known += [[*path, token] for token in (*rnd.sample(good, min(2, len(good))), wrong)]
+            paths += 1
+        allowed = masks_of_fresh(name, history, [])
+        assert allowed is not None
+        going_on = [token for token in allowed.nonzero().squeeze(1).tolist() if token not in used.ends]
+        if not going_on:
+            break
+        history = [*history, rnd.choice(going_on)]
+    assert paths > 15
+
+
+def masks_of_fresh(name: str, history: list[int], path: list[int]) -> Any:
+    return masks_of(GRAMMARS[name], 2).allowed([*history, *path], []) if valid(name, history, path) else None
+
+
+def valid(name: str, history: list[int], path: list[int]) -> bool:
+    """Whether a path stays in the grammar before its end."""
+    text = [*history]
+    for token in path:
+        mask = masks_of(GRAMMARS[name], 2).allowed(text, [])
+        if mask is None or not mask[token] or token in (END, 258):
+            return False
+        text.append(token)
+    return True
+
+
+def test_what_is_forced() -> None:
+    masks = Grammars(tiny_tokenizer(), 260, lambda: {END}).masks(GRAMMARS["schema"], 0)
+    tokens, sure = masks.forced([])
+    assert tokens[:sure] == ids_of('{"identifier": ') and sure == len(tokens)
+    text = ids_of('{"identifier": 7, "colour": "r')
+    assert masks.forced(text)[0] == ids_of('ed", "sizes": [')
+    rest = masks.forced([*text, *ids_of('ed", "sizes": [true, true, t')])
+    assert rest == ([*ids_of("rue]}"), END], 6)
+    assert masks.forced(text + ids_of('ed", "sizes": [true, true, true]}')) == ([END], 1)
+
+
+def test_forced_text_comes_in_few_steps(llm: LLM) -> None:
+    """One step for each choice that the model has, and one for what is forced behind it."""
+    got = llm.generate("abc", 90, sampling=replace(GREEDY, grammar=GRAMMARS["schema"]))
+    forced = len('{"identifier": ') + len('"colour": "') + len('"sizes": [')
+    assert got.finish_reason == "eos" and got.token_sources["grammar"] >= forced
+    assert got.metrics.steps <= len(got.token_ids) - forced
+
+
+def merging_tokenizer() -> Any:
+    """Bytes, and the tokens "ab" and "abc"."""
+    tokenizer = Tokenizer.from_str(tiny_tokenizer().backend_tokenizer.to_str())
+    vocabulary = {**tokenizer.get_vocab(), "ab": 260, "abc": 261}
+    tokenizer.model = models.BPE(vocab=vocabulary, merges=[("a", "b"), ("ab", "c")])
+    return PlainTokenizer(tokenizer, {"eos_token": "</s>"}, None)
+
+
+def test_the_end_of_forced_text_is_drafted_too() -> None:
+    """The last token of forced text could reach beyond it: it is proposed, and said to be uncertain."""
+    masks = Grammars(merging_tokenizer(), 262, lambda: {END}).masks(Grammar.regex("xab(cy|[0-9])"), 0)
+    (x,) = ids_of("x")
+    assert masks.forced([]) == ([x, 260], 1)
+    allowed = masks.allowed([x], [])
+    assert allowed is not None and bool(allowed[260]) and bool(allowed[261])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [("auto", {"draft": "hidden"}), ("tokenswift", {"tree": (2, 2), "ngrams": 6, "draft": "hidden"})],
+)
+def test_drafts_stay_in_the_grammar(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, strategy: str, options: dict[str, Any]
+) -> None:
+    """Whatever proposes, n-grams of the prompt among it, nothing that cannot come is verified."""
+    grammar, prompt = Grammar.regex("xabab(ab){0,9}[0-9]{9}"), "xabab! xabab! xabab! "
+    masks = Grammars(tiny_tokenizer(), 260, lambda: {END}).masks(grammar, len(llm.encode(prompt)))
+    out, verified = [0], [0]
+
+    def accept(tree: DraftTree, logits: Any, history: list[int], *args: Any, **more: Any) -> Any:
+        for node in range(1, len(tree)):
+            path = [tree.tokens[each] for each in tree.path(node)]
+            assert masks.accepts(history, path[:-1], path[-1])
+            verified[0] += 1
+        return accept_exact(tree, logits, history, *args, **more)
+
+    def forbidden(self: Candidates) -> set[int]:
+        out[0] += len(found := forbidden_nodes(self))
+        return found
+
+    forbidden_nodes = Candidates.forbidden
+    monkeypatch.setattr(step, "accept_exact", accept)
+    monkeypatch.setattr(Candidates, "forbidden", forbidden)
+    llm.generate(prompt, 60, strategy, options, replace(SEEDED, grammar=grammar))
+    assert out[0] > 3 and verified[0] > 3
+
+
+def test_a_text_that_leaves_its_grammar_is_a_failure() -> None:
+    masks = masks_of(GRAMMARS["choice"])
+    with pytest.raises(NoMask, match="no mask for position 1 "):
+        masks.allowed(ids_of("yo"), [])
+    assert issubclass(NoMask, RunError)
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+
+DEEP = json.loads("{}")
+for _ in range(70):
+    DEEP = {"items": DEEP}
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Grammar.json_schema({"type": "foo"}), "the JSON schema cannot be compiled (Invalid"),
+        (lambda: Grammar.json_schema({"not": {"type": "null"}}), 'Unimplemented keys: ["not"]'),
+        (lambda: Grammar.json_schema({"$ref": "http://example.org/x"}), "cannot be compiled"),
+        (lambda: Grammar.json_schema(DEEP), "it is more than 64 objects and lists deep; valid: up to 64"),
+        (lambda: Grammar.json_schema({"enum": ["a"] * 20_000}), "more than 20,000 values"),
+        (lambda: Grammar.json_schema("{"), "is no JSON"),
+        (lambda: Grammar.json_schema("[" * 100_000), "it is nested too deeply"),
+        (lambda: Grammar.json_schema("[]"), "is []; valid: a JSON object"),
+        (lambda: Grammar.json_schema({"const": object()}), "cannot be written as JSON"),
+        (lambda: Grammar.regex("(a"), "unclosed group"),
+        (lambda: Grammar.regex("(?=a)b"), "look-around"),
+        (lambda: Grammar.regex("a" * 600_000), "it has 600,000 characters; valid: up to 524,288"),
+        (lambda: Grammar.regex(""), "is ''; valid: text"),
+        (lambda: Grammar.choice([]), "is []; valid: a JSON list of texts, none of them empty"),
+        (lambda: Grammar.choice(["a", ""]), "none of them empty"),
+        (lambda: Grammar.lark("start: other"), 'unknown name: "other"'),
+        (lambda: Grammar.lark("start: " + "(" * 9000 + '"a"' + ")" * 9000), "too deeply nested"),
+        (lambda: Grammar.lark("start: start"), "cannot be compiled"),
+        (lambda: Grammar.gbnf("root ::= " + "(" * 9000 + '"a"' + ")" * 9000), "cannot be compiled"),
+        (lambda: Grammar("yaml", "x"), "grammar.kind is 'yaml'; valid: json_schema, "),
+        (lambda: {"kind": "regex"}, "grammar is {'kind': 'regex'}; valid: a Grammar, or"),
+    ],
+)
+def test_grammars_that_are_refused(llm: LLM, make: Any, says: str) -> None:
+    """One line each, before anything is decoded."""
+    with pytest.raises(InputError) as caught:
+        llm.generate("abc", 5, grammar=make())
+    line = str(caught.value)
+    assert says in line and "valid: " in line and "\n" not in line and len(line) < 420, line
+    assert caught.value.field in ("grammar", "grammar.kind")
+
+
+def test_what_does_not_go_with_a_grammar(llm: LLM) -> None:
+    regex, published = Grammar.regex("a+"), {"tree": (1, 2), "acceptance": "published"}
+    for call, says in (
+        (lambda: llm.generate("a", 5, "tokenswift", published, grammar=regex), "acceptance is published"),
+        (lambda: llm.generate("a", 5, grammar=regex, ignore_eos=True), "ignore_eos is True beside a grammar"),
+        (lambda: llm.generate("a", 5, grammar=regex, min_tokens=2), "min_tokens is 2 beside a grammar"),
+        (
+            lambda: llm.generate("a", 5, grammar=regex, response_format={"type": "json_object"}),
+            "given beside",
+        ),
+        (lambda: llm.generate("a", 5, response_format={"type": "xml"}), "response_format is {'type': 'xml'}"),
+        (lambda: llm.generate("a", 5, response_format={"type": "json_schema"}), "the schema of response_fo"),
+    ):
+        with pytest.raises(InputError, match=re.escape(says)):
+            call()
+    with LLM.from_model(byte_model(), None, heads=None) as bare, pytest.raises(InputError, match="tokenizer"):
+        bare.generate([5], 5, grammar=regex)
+
+
+def test_response_formats_are_grammars(llm: LLM) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
+    same_one = llm.generate("abc", 90, grammar=GRAMMARS["schema"], seed=2)
+    for given in (wanted, {"type": "json_schema", "schema": SCHEMA}, GRAMMARS["schema"]):
+        assert llm.generate("abc", 90, response_format=given, seed=2).token_ids == same_one.token_ids
+    free = llm.generate("abc", 20, seed=2)
+    assert llm.generate("abc", 20, seed=2, response_format={"type": "text"}).token_ids == free.token_ids
+    assert llm.generate("abc", 9, response_format={"type": "json_object"}).text.startswith("{")
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.parametrize("params", [GREEDY, SEEDED])
+def test_the_default_model(params: SamplingParams) -> None:
+    """Tokens of several bytes, so that the tokenizer's own way to write forced text matters."""
+    llm = default_llm()
+    for name, grammar in GRAMMARS.items():
+        params = replace(params, grammar=grammar)
+        plain = llm.generate("Answer: ", 120, "autoregressive", sampling=params)
+        for strategy, options in (*RUNS, ("medusa", {"tree": (3, 2, 2)})):
+            assert same(plain, llm.generate("Answer: ", 120, strategy, options, params)), (name, strategy)

@@ -1,0 +1,176 @@
+"""Biases, presence and frequency penalties, DRY and what may not come: against plain reference code, and C
+against torch."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tokenswift.config import LATER, SamplingParams, sampling_named, settings_of
+from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.sampling.adjust import TextRules
+from tokenswift.sampling.choice import Sampler
+from tokenswift.sampling.ranking import LogitRows, Subset
+from tokenswift.types import InputError
+
+V = 200
+OFF: dict[str, Any] = {"min_p": 0.0, "repetition_penalty": 1.0}
+DRY: dict[str, Any] = {"dry_multiplier": 0.8}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "presence": {"presence_penalty": 1.5},
+    "frequency": {"frequency_penalty": 0.3, "penalty_window": 9},
+    "both": {"presence_penalty": -0.5, "frequency_penalty": 1.1},
+    "dry": DRY,
+    "dry of a range": {**DRY, "dry_range": 12, "dry_base": 3.0, "dry_allowed_length": 1},
+    "dry of a flat base": {**DRY, "dry_base": 1.0, "dry_allowed_length": 3},
+    "bias": {"logit_bias": {3: 4.0, 7: -100, 150: 0.1}},
+    "ends": {"min_tokens": 12},
+    "words": {"bad_words": [[5], [4, 6], [1, 2, 3]]},
+}
+SETTINGS["all"] = {key: value for one in SETTINGS.values() for key, value in one.items()} | {
+    "repetition_penalty": 1.2,
+    "temperature": 0.8,
+    "min_p": 0.01,
+}
+SETTINGS["greedy"] = {**SETTINGS["all"], "greedy": True}
+RULES = {"ends": (0, 9), "breakers": (11, 30), "words": ((5,), (4, 6), (1, 2, 3))}
+
+
+def texts_of(rnd: random.Random) -> tuple[list[int], list[list[int]]]:
+    """A text of few tokens, so that it repeats itself, and paths after it."""
+    few = rnd.choice([(1, 2, 3), (1, 2, 3, 4, 6, 11), (7,), tuple(range(40))])
+    history = [rnd.choice(few) for _ in range(rnd.choice([1, 2, 30, 90]))]
+    return history, [[rnd.choice(few) for _ in range(n)] for n in (0, 1, 2, 7)]
+
+
+def losses(text: list[int], position: int, p: SamplingParams, rules: TextRules) -> dict[int, float]:
+    """What each token loses, by the definitions, place by place."""
+    lost: dict[int, float] = {}
+    window = [t for i, t in enumerate(text) if i >= max(rules.start, position - p.penalty_window)]
+    for token in set(window):
+        lost[token] = p.presence_penalty + p.frequency_penalty * window.count(token)
+    seen = text if p.dry_range < 0 else text[-p.dry_range :]
+    longest: dict[int, int] = {}
+    for end in range(1, len(seen) if p.dry_multiplier and position == len(text) else 0):
+        n = 0
+        while n < end and seen[end - 1 - n] == seen[-1 - n] and seen[-1 - n] not in rules.breakers:
+            n += 1
+        if seen[end] not in rules.breakers:
+            longest[seen[end]] = max(longest.get(seen[end], 0), n)
+    for token, n in longest.items():
+        if n >= p.dry_allowed_length:
+            more = p.dry_multiplier * p.dry_base ** (n - p.dry_allowed_length)
+            lost[token] = lost.get(token, 0.0) + more
+    for word in rules.words:
+        begun, last = list(word[:-1]), word[-1]
+        if not begun or (position == len(text) and text[len(text) - len(begun) :] == begun):
+            lost[last] = float("inf")
+    if position - rules.start < p.min_tokens:
+        lost |= dict.fromkeys(rules.ends, float("inf"))
+    for token, bias in p.logit_bias:
+        lost[token] = lost.get(token, 0.0) - bias
+    return lost
+
+
+@pytest.mark.parametrize("setting", [name for name in SETTINGS if name not in ("all", "greedy")])
+def test_what_tokens_lose(setting: str) -> None:
+    """Each processor alone, row by row, gaps before the position included."""
+    rnd, moved = random.Random(setting), 0
+    params = SamplingParams(**OFF | SETTINGS[setting])
+    for _ in range(12):
+        history, paths = texts_of(rnd)
+        rules = TextRules(rnd.randrange(len(history) + 1), **RULES if setting != "bias" else {})
+        if setting not in ("words",):
+            rules = replace(rules, words=())
+        gaps = [rnd.choice([0, 0, 0, 3]) for _ in paths]
+        positions = [len(history) + len(path) + gap for path, gap in zip(paths, gaps, strict=True)]
+        scores = Sampler(params, V, rules=rules).scores(torch.zeros(4, V), history, paths, positions)
+        for row, path, position in zip(scores, paths, positions, strict=True):
+            expected = torch.zeros(V, dtype=torch.float64)
+            for token, loss in losses(history + path, position, params, rules).items():
+                expected[token] -= loss
+            torch.testing.assert_close(row.double(), expected, rtol=1e-5, atol=1e-6)
+            moved += int((row != 0).sum())
+    assert moved
+
+
+@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_same_in_c_as_in_torch(kernels: CpuBackend, setting: str, limited: bool) -> None:
+    rnd = random.Random(setting)
+    torch.manual_seed(rnd.randrange(1000))
+    changed = 0
+    for seed in range(8):
+        params = SamplingParams(**OFF | SETTINGS[setting], seed=seed)
+        history, paths = texts_of(rnd)
+        rules = TextRules(len(history) // 2, **RULES)
+        plain = Sampler(params, V, rules=rules)
+        native = Sampler(params, V, "cpu", kernels.ranker(params, rules), rules=rules)
+        without = Sampler(SamplingParams(**OFF, seed=seed), V)
+        subset = Subset(torch.randperm(V)[:80], V) if limited else None
+        for step in range(3):  # the text grows as in decoding; a path stands behind it again each time
+            logits = torch.randn(4, V) * 3
+            positions = [len(history) + len(path) for path in paths]
+            positions[2] += 2
+            rows = logits if subset is None else logits[:, subset.ids].contiguous()
+            asked = LogitRows(rows, history, paths, positions, [1, 2, 5, 60], True, subset)
+            for ours, theirs in zip(native.candidates(asked), plain.candidates(asked), strict=True):
+                assert ours.tokens == theirs.tokens and ours.values == theirs.values
+                assert ours.shares == pytest.approx(theirs.shares, rel=1e-4)
+            before, now = ([one.values for one in s.candidates(asked)] for s in (without, plain))
+            changed += before != now
+            history += paths[step][:2]
+    assert changed
+
+
+def test_a_long_repetition_and_one_text_after_another(kernels: CpuBackend) -> None:
+    """Repetitions beyond the table; another list, and one whose end was replaced, are read anew."""
+    params = SamplingParams(**OFF, dry_multiplier=0.1, dry_base=1.01)
+    native, plain = Sampler(params, V, "cpu", kernels.ranker(params)), Sampler(params, V)
+    logits, text = torch.zeros(1, V), list(range(1, 20)) * 60
+    asked = [text, text[:-3], [*text[:500], 7, 8, *text[500:600]]]
+    for history in (*asked, text):
+        rows = LogitRows(logits, history, [[]], [len(history)], [V], False)
+        assert native.candidates(rows)[0].values == plain.candidates(rows)[0].values
+    least = plain.scores(logits, text, [[]]).min().item()
+    assert least == pytest.approx(-0.1 * 1.01**512, rel=1e-6)  # 1,121 tokens are repeated
+    text[-5:] = [100, 101, 102, 103, 104]
+    rows = LogitRows(logits, text, [[]], [len(text)], [V], False)
+    assert min(native.candidates(rows)[0].values) == 0 == plain.scores(logits, text, [[]]).min()
+
+
+def test_settings_of_earlier_versions() -> None:
+    """Fields that are off are not named, so earlier versions and rows know what is; the others come back."""
+    usual = settings_of(SamplingParams())
+    assert not usual.keys() & LATER.keys() and sampling_named(usual) == SamplingParams()
+    params = SamplingParams(**SETTINGS["all"], dry_breakers=["\n", [4]])
+    assert sampling_named(settings_of(params)) == params
+    assert hash(params) == hash(sampling_named(settings_of(params)))
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", "much"),
+        ("dry_multiplier", -1),
+        ("dry_base", 0.9),
+        ("dry_allowed_length", 0),
+        ("dry_range", 0),
+        ("dry_breakers", [""]),
+        ("logit_bias", {5: 101}),
+        ("logit_bias", [(5, 1), (5, 2)]),
+        ("logit_bias", {"x": 1}),
+        ("min_tokens", -1),
+        ("bad_words", [[-1]]),
+        ("bad_words", ["a"] * 2000),
+        ("bad_words", 5),
+    ],
+)
+def test_bad_values_are_named(name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"^{name} is .*valid: "):
+        SamplingParams(**{name: value})

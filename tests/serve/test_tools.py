@@ -1,0 +1,270 @@
+"""Tool calls by OpenAI's own client and its helpers, by LangChain and by llm, all unchanged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import openai
+import pytest
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_openai import ChatOpenAI
+from llm import get_model
+from openai import pydantic_function_tool
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, SecretStr, TypeAdapter
+
+from tests.chats import calling_model, calling_tokenizer
+from tests.serve.conftest import Running, Start
+from tests.serve.offline import offline as offline
+from tests.serve.test_openai import streamed
+from tokenswift import LLM
+
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+ASKED: list[Any] = [{"role": "user", "content": "How is the weather?"}]
+
+
+class Weather(BaseModel):
+    """The weather of a city."""
+
+    city: Literal["Brest", "Zürich }"]
+    days: Literal[1, 2]
+
+
+TOOL: Any = pydantic_function_tool(Weather)
+FLAT: Any = {"type": "function", **TOOL["function"]}
+
+
+@pytest.fixture(scope="module")
+def calling() -> LLM:
+    """A model that calls a tool when it is asked, and says "ok" to its result."""
+    return LLM.from_model(calling_model(), calling_tokenizer(), heads=None)
+
+
+@pytest.fixture(scope="module")
+def tools(calling: LLM) -> Iterator[Running]:
+    running = Running(calling)
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def call(tools: Running) -> dict[str, Any]:
+    """A request of a chat that calls a tool."""
+    name = tools.get("/v1/models").json()["data"][0]["id"]
+    return {"model": name, "messages": ASKED, "tools": [TOOL], "temperature": 0, "max_tokens": 400}
+
+
+def of_responses(call: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The same of a response."""
+    wanted = {"model": call["model"], "input": "How is the weather?", "tools": [FLAT], "temperature": 0}
+    return {**wanted, "max_output_tokens": 400, **more}
+
+
+def test_a_loop_of_tools(tools: Running, call: dict[str, Any], calling: LLM) -> None:
+    client = tools.client()
+    first = client.chat.completions.create(**call)
+    ChatCompletion.model_validate(first.to_dict(), strict=True)
+    choice = first.choices[0]
+    assert (
+        choice.finish_reason == "tool_calls" and choice.message.tool_calls and choice.message.content is None
+    )
+    called = choice.message.tool_calls[0]
+    assert called.type == "function"
+    alone = calling.chat(ASKED, 400, "autoregressive", tools=[TOOL], temperature=0)
+    assert called.function.arguments == alone.tool_calls[0].arguments
+    Weather.model_validate_json(called.function.arguments)
+    result = {"role": "tool", "tool_call_id": called.id, "content": [{"type": "text", "text": "rain"}]}
+    second = client.chat.completions.create(**{**call, "messages": [*ASKED, choice.message, result]})
+    assert (second.choices[0].message.content, second.choices[0].finish_reason) == ("ok", "stop")
+    assert second.choices[0].message.tool_calls is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "called"),
+    [
+        ("auto", True),
+        ("required", True),
+        ({"type": "function", "function": {"name": "Weather"}}, True),
+        ("none", False),
+    ],
+)
+def test_choices(tools: Running, call: dict[str, Any], choice: Any, called: bool) -> None:
+    """Whole and as a stream they are the same."""
+    more = {**call, "tool_choice": choice, "parallel_tool_calls": False, "temperature": 1, "seed": 4}
+    more["max_tokens"] = 300 if called else 12
+    whole = tools.client().chat.completions.create(**more)
+    message = whole.choices[0].message
+    assert bool(message.tool_calls) is called
+    body = {key: value for key, value in more.items() if key != "model"}
+    *lines, _ = streamed(tools, "/v1/chat/completions", body)
+    chunks = [ChatCompletionChunk.model_validate_json(line, strict=True).choices[0] for line in lines]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == (message.content or "")
+    assert chunks[-1].finish_reason == whole.choices[0].finish_reason
+    pieces = [one for chunk in chunks for one in chunk.delta.tool_calls or ()]
+    spelt = "".join((one.function and one.function.arguments) or "" for one in pieces)
+    assert spelt == "".join(one.function.arguments for one in message.tool_calls or ())  # type: ignore[union-attr]
+    assert len([one for one in pieces if one.id]) == len(message.tool_calls or ())
+
+
+def test_helpers_of_chats(tools: Running, call: dict[str, Any]) -> None:
+    """``parse`` and ``stream`` read the arguments."""
+    client = tools.client()
+    parsed = client.chat.completions.parse(**call).choices[0].message
+    assert parsed.tool_calls and isinstance(parsed.tool_calls[0].function.parsed_arguments, Weather)
+    with client.chat.completions.stream(**call) as stream:
+        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+    assert [event.parsed_arguments for event in done] == [
+        one.function.parsed_arguments for one in parsed.tool_calls
+    ]
+
+
+def test_helpers_of_responses(tools: Running, call: dict[str, Any]) -> None:
+    """``parse`` reads the arguments; a result goes on from the response's id."""
+    client = tools.client()
+    parsed = client.responses.parse(**of_responses(call, tools=[TOOL]))
+    (item,) = parsed.output
+    assert item.type == "function_call" and isinstance(item.parsed_arguments, Weather)
+    first = client.responses.create(**of_responses(call))
+    Response.model_validate(first.to_dict(), strict=True)
+    assert first.status == "completed" and first.tool_choice == "auto" and first.tools[0].type == "function"
+    called: Any = first.output[0]
+    result: list[Any] = [{"type": "function_call_output", "call_id": called.call_id, "output": "rain"}]
+    more = of_responses(call, input=result)
+    second = client.responses.create(**more, previous_response_id=first.id)
+    assert second.output_text == "ok" and second.previous_response_id == first.id
+    asked: list[Any] = [{"type": "message", **ASKED[0]}, called.to_dict(), *result]
+    assert client.responses.create(**of_responses(call, input=asked)).output_text == "ok"
+    third = client.responses.create(**of_responses(call, input="And now?"), previous_response_id=second.id)
+    assert third.usage and second.usage and third.usage.input_tokens > second.usage.input_tokens
+
+
+def test_events_of_a_call(tools: Running, call: dict[str, Any]) -> None:
+    """They are of the client's types, and can be taken up at every place."""
+    body = of_responses(call, stream=True)
+    whole = [EVENT.validate_json(line, strict=True) for line in streamed(tools, "/v1/responses", body)]
+    assert [event.sequence_number for event in whole] == sorted({event.sequence_number for event in whole})
+    kinds = [event.type.removeprefix("response.") for event in whole if not event.type.endswith(".delta")]
+    assert kinds == ["created", "in_progress", "output_item.added", "function_call_arguments.done",
+                     "output_item.done", "completed"]  # fmt: skip
+    name = whole[0].response.id
+    spelt = {event.sequence_number: event.delta for event in whole if event.type.endswith(".delta")}
+    assert "".join(spelt.values()) == whole[-1].response.output[0].arguments
+    for after in (-1, *(event.sequence_number for event in whole)):
+        params = {"stream": "true", "starting_after": str(after)}
+        lines = tools.get(f"/v1/responses/{name}", params=params).text.splitlines()
+        rest = [EVENT.validate_json(line[6:], strict=True) for line in lines if line.startswith("data: ")]
+        assert [(e.type, e.sequence_number) for e in rest if not e.type.endswith(".delta")] == [
+            (e.type, e.sequence_number)
+            for e in whole
+            if e.sequence_number > after and not e.type.endswith(".delta")
+        ]
+        found = "".join(event.delta for event in rest if event.type.endswith(".delta"))
+        assert found == "".join(text for at, text in spelt.items() if at > after)
+
+
+def test_going_on_from_a_response_after_a_restart(
+    start: Start, calling: LLM, call: dict[str, Any], tmp_path: Path
+) -> None:
+    """What was said before is kept with the answer, and lasts longer than what it came from."""
+    folder = str(tmp_path / "answers")
+    before = start(calling, run_dir=folder)
+    first = before.client().responses.create(**of_responses(call))
+    called: Any = first.output[0]
+    result: list[Any] = [{"type": "function_call_output", "call_id": called.call_id, "output": "rain"}]
+    before.close()
+    server = start(calling, run_dir=folder)
+    client = server.client()
+    second = client.responses.create(**of_responses(call, input=result), previous_response_id=first.id)
+    assert second.output_text == "ok"
+    client.responses.delete(first.id)
+    assert not (tmp_path / "answers" / first.id).exists()
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+    server.close()
+    client = start(calling, run_dir=folder).client()
+    assert client.responses.retrieve(second.id).output_text == "ok"
+    third = client.responses.create(**of_responses(call, input="And?"), previous_response_id=second.id)
+    assert third.usage is not None and third.usage.input_tokens > 100
+    with pytest.raises(openai.BadRequestError, match="there is no response") as caught:
+        client.responses.create(**of_responses(call), previous_response_id=first.id)
+    assert caught.value.code == "previous_response_not_found"
+
+
+def test_a_response_belongs_to_its_key(
+    start: Start, calling: LLM, call: dict[str, Any], tmp_path: Path
+) -> None:
+    keys = ["k" * 16, "l" * 16]
+    (tmp_path / "keys").write_text("\n".join(keys))
+    server = start(calling, api_key_file=str(tmp_path / "keys"))
+    ours, theirs = (server.client(key) for key in keys)
+    first = ours.responses.create(**of_responses(call))
+    with pytest.raises(openai.BadRequestError, match="there is no response"):
+        theirs.responses.create(**of_responses(call), previous_response_id=first.id)
+    with pytest.raises(openai.NotFoundError):
+        theirs.responses.delete(first.id)
+    ours.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        ours.responses.retrieve(first.id)
+
+
+def test_no_embeddings(tools: Running) -> None:
+    with pytest.raises(openai.NotFoundError, match="no embeddings are to be had here"):
+        tools.client().embeddings.create(model="x", input="hello")
+
+
+@pytest.mark.parametrize("responses", [False, True])
+def test_langchain(tools: Running, call: dict[str, Any], responses: bool) -> None:
+    model = ChatOpenAI(
+        base_url=f"{tools.url}/v1", api_key=SecretStr("none"), model=call["model"], temperature=0,
+        max_completion_tokens=400, use_responses_api=responses,
+    )  # fmt: skip
+    bound = model.bind_tools([Weather])
+    first = bound.invoke("How is the weather?")
+    (called,) = first.tool_calls
+    Weather.model_validate(called["args"])
+    streamed_ones = [piece for piece in bound.stream("How is the weather?")]
+    whole = streamed_ones[0]
+    for piece in streamed_ones[1:]:
+        whole = whole + piece  # type: ignore[assignment]
+    assert whole.tool_calls[0]["args"] == called["args"]  # type: ignore[union-attr]
+    asked = [HumanMessage("How is the weather?"), first, ToolMessage("rain", tool_call_id=called["id"])]
+    assert bound.invoke(asked).text == "ok"
+    structured = model.with_structured_output(Weather, method="function_calling")
+    assert isinstance(structured.invoke("How is the weather?"), Weather)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_llm(
+    tools: Running, call: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """llm runs its own loop of tools."""
+    described = f"- model_id: calls\n  model_name: {call['model']}\n  api_base: {tools.url}/v1\n"
+    (tmp_path / "extra-openai-models.yaml").write_text(
+        described + "  supports_tools: true\n", encoding="utf-8"
+    )
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
+    asked: list[bool] = []
+
+    def clock(utc: bool) -> str:
+        """Tell the time."""
+        asked.append(utc)
+        return "noon"
+
+    chain = get_model("calls").chain(
+        "How late is it?", tools=[clock], stream=stream, options={"temperature": 0, "max_tokens": 400}
+    )
+    assert chain.text() == "ok" and len(asked) == 1
+
+
+def test_a_call_that_is_cut_is_no_whole_one(tools: Running, call: dict[str, Any]) -> None:
+    found = tools.client().chat.completions.create(**{**call, "max_tokens": 60})
+    choice = found.choices[0]
+    assert choice.finish_reason == "length" and choice.message.tool_calls
+    with pytest.raises(ValueError):
+        json.loads(choice.message.tool_calls[0].function.arguments)  # type: ignore[union-attr]
+    cut = tools.client().responses.create(**of_responses(call, max_output_tokens=60))
+    assert cut.status == "incomplete" and cut.output[0].status == "incomplete"  # type: ignore[union-attr]
