@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import drafts, engine, llama, speeds, texts
+from benchmarks import drafts, engine, llama, samplers, speeds, texts
 from benchmarks.common import Trial, options_of
 from benchmarks.decode import Progress, decode, peer
 from benchmarks.needs import check_needs, heads_place, none_shipped
@@ -38,7 +38,7 @@ APART: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "llama": llama.measure,
 }
 #: kinds that draft nothing
-UNDRAFTED = ("machine", "draft", "passes", "prefill", "load", "floats", "quality")
+UNDRAFTED = ("machine", "draft", "passes", "prefill", "load", "floats", "quality", "samplers")
 #: the other kinds, but for those that decode beside plain decoding
 OTHERS: dict[str, Callable[[Trial], dict[str, Any]]] = {
     "peer": peer,
@@ -53,6 +53,7 @@ OTHERS: dict[str, Callable[[Trial], dict[str, Any]]] = {
     "nodes": drafts.nodes,
     "calibration": drafts.calibration,
     "quality": drafts.quality,
+    "samplers": samplers.measure,
     "rates": speeds.rates,
     "floats": speeds.floats,
 }

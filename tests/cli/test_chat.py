@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tokenswift.cli import options
 from tokenswift.cli.keys import Editor, Typed
 from tokenswift.cli.signals import Interrupted
 from tokenswift.cli.talk import Chat, figures
-from tokenswift.config import ANSWERS, SamplingParams
+from tokenswift.config import ANSWERS, SamplingParams, settings_of
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
@@ -32,7 +32,9 @@ from tokenswift.types import InputError, RunError, Step
 
 SETTINGS = (
     *("temperature", "top-k", "top-p", "min-p", "eta-cutoff", "repetition-penalty"),
-    *("penalty-window", "seed", "greedy", "max-new-tokens"),
+    *("penalty-window", "seed", "greedy", "presence-penalty", "frequency-penalty", "dry-multiplier"),
+    *("dry-base", "dry-allowed-length", "dry-range", "dry-breakers", "logit-bias", "min-tokens"),
+    *("bad-words", "max-new-tokens"),
 )
 ANSWERED, CONTINUED = "prompt: answered, through the model's chat template", "prompt: continued as it is"
 
@@ -74,12 +76,12 @@ def test_the_same_words_are_treated_the_same_however_they_come(
     asked = template_tokens(("user", "Hi"))
     with_system = template_tokens(("system", "Be brief."), ("user", "Hi"))
     both = template_tokens(("user", "Hi\n\nWhy?"))
-    usual, warm = asdict(ANSWERS), asdict(replace(ANSWERS, temperature=0.9))
-    paper = asdict(SamplingParams())
+    usual, warm = settings_of(ANSWERS), settings_of(replace(ANSWERS, temperature=0.9))
+    paper = settings_of(SamplingParams())
     for argv, more, begins, tokens, sampling in (
         (("Hi",), {}, ANSWERED, asked, usual),
         (("Hi", "-t", "0.9"), {}, ANSWERED, asked, warm),
-        (("Hi", "--chat", "--greedy"), {}, ANSWERED, asked, asdict(replace(ANSWERS, greedy=True))),
+        (("Hi", "--chat", "--greedy"), {}, ANSWERED, asked, settings_of(replace(ANSWERS, greedy=True))),
         (("Hi", "--system", "Be brief."), {}, ANSWERED, with_system, usual),
         (("Hi", "--preset", "min-p"), {}, ANSWERED, asked, paper),
         (("Hi", "--raw"), {}, CONTINUED, 3, paper),
@@ -400,7 +402,8 @@ def test_settings_are_shown_and_changed(talk: Callable[..., Outcome]) -> None:
             i for i, line in enumerate(words) if line.startswith("temperature ") and "is" not in line
         ]
     )
-    usual = ["0.7", "0", "1", "0.05", "0", "1", "1024", "0", "off", "6"]
+    usual = ["0.7", "0", "1", "0.05", "0", "1", "1024", "0", "off", "0", "0", "0", "1.75", "2", "-1"]
+    usual += ["'\\n',':','\"','*'", "none", "0", "none", "6"]
     assert list(first.values()) == usual
     assert first | {"temperature": "0.25", "top-p": "0.5", "max-new-tokens": "3"} == second
     assert second | {"temperature": "2", "min-p": "0.2"} == third

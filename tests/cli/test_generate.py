@@ -53,6 +53,41 @@ def test_record_text_and_output(cli: Call, tiny: Path, tmp_path: Path) -> None:
     assert again["token_ids"] == record["token_ids"] and again["strategy"] == "autoregressive"
 
 
+def test_penalties_biases_and_ends(cli: Call, tiny: Path, tmp_path: Path) -> None:
+    argv = ("generate", "hello", "--model", tiny, "-n", "30", "--json", "j", "--continue", "--quiet")
+    how = ("--presence-penalty", "1", "--dry-multiplier", "0.8", "--logit-bias", "7=-100,9=8")
+    how += ("--logit-bias", "11=2.5", "--bad-words", "x", "--bad-words", "yz", "--min-tokens", "4")
+    how += (
+        "--dry-breakers",
+        "none",
+        "--stop-ids",
+        "9",
+        "--stop-ids",
+        "11,12",
+        "--stop",
+        "never",
+        "--stop",
+        "no",
+    )
+    done = cli(*argv, *how)
+    assert done.code == 0
+    record = json.loads((tmp_path / "cwd" / "j").read_text())
+    expected = {"presence_penalty": 1, "dry_multiplier": 0.8, "min_tokens": 4, "dry_breakers": []}
+    expected |= {"bad_words": ["x", "yz"], "logit_bias": [[7, -100], [9, 8], [11, 2.5]]}
+    assert expected.items() <= record["sampling"].items() and "frequency_penalty" not in record["sampling"]
+    assert len(record["token_ids"]) > 4 and record["finish_reason"] == "stop"
+    assert record["token_ids"][-1] == 9 and not {9, 7} & {*record["token_ids"][:-1]}
+    for option, value, words in (
+        ("--logit-bias", "9", "--logit-bias is '9'; valid: token ids with a bias each"),
+        ("--logit-bias", "99999=1", "--logit-bias: token id is 99999; valid: 0 to "),
+        ("--presence-penalty", "3", "--presence-penalty is 3.0; valid: from -2 to 2"),
+        ("--dry-range", "0", "--dry-range is 0; valid: "),
+        ("--bad-words", "", "--bad-words is ['']; valid: "),
+    ):
+        bad = cli(*argv, option, value)
+        assert bad.code == 2 and words in bad.err.splitlines()[-1] and bad.out == "", (bad.err, words)
+
+
 def test_the_ways_to_give_a_prompt(cli: Call, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "p").write_text("über", encoding="utf-8")
     rest = ("--model", tiny, "--max-new-tokens", "8", "--greedy", "--quiet")

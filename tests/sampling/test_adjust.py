@@ -71,7 +71,7 @@ def losses(text: list[int], position: int, p: SamplingParams, rules: TextRules) 
             lost[last] = float("inf")
     if position - rules.start < p.min_tokens:
         lost |= dict.fromkeys(rules.ends, float("inf"))
-    for token, bias in p.logit_bias:
+    for token, bias in dict(p.logit_bias).items():
         lost[token] = lost.get(token, 0.0) - bias
     return lost
 

@@ -24,7 +24,8 @@ from transformers import (
 from tokenswift.config import SamplingParams
 from tokenswift.sampling import choice as sampling
 from tokenswift.sampling.choice import Sampler
-from tokenswift.sampling.ranking import LogitRows, window_ids
+from tokenswift.sampling.ranking import LogitRows
+from tokenswift.sampling.window import window_ids
 from tokenswift.types import RunError
 
 IDS = torch.zeros(1, 0, dtype=torch.long)  # transformers' filters ignore the ids

@@ -144,8 +144,8 @@ WRONG: dict[str, list[str]] = {
         json.dumps({"messages": [HELLO], "structured_outputs": {"structural_tag": {}, "tag": 1}}),
         json.dumps({"messages": [HELLO], "structured_outputs": {"grammar": "root ::= (", "json": "{}"}}),
         json.dumps({"messages": [HELLO], "text": 5}),
-        json.dumps({"messages": [HELLO], "logit_bias": {"5": 100}}),
-        json.dumps({"messages": [HELLO], "presence_penalty": 1}),
+        json.dumps({"messages": [HELLO], "logit_bias": {"5": 101}}),
+        json.dumps({"messages": [HELLO], "presence_penalty": 3}),
     ],
     "responses": [
         "{}",

@@ -178,6 +178,24 @@ def test_stop_strings(server: Running, llm: LLM) -> None:
         assert choices[-1].finish_reason == "stop"
 
 
+def test_penalties_biases_and_words(server: Running, llm: LLM) -> None:
+    """The fields of OpenAI's interface, and of vLLM's."""
+    given: dict[str, Any] = {
+        "presence_penalty": 1.5,
+        "frequency_penalty": 0.5,
+        "logit_bias": {"7": -100, "9": 3},
+    }
+    more = {"min_tokens": 9, "bad_words": ["a"], "stop_token_ids": [9], "tokenswift": {"dry_multiplier": 0.8}}
+    found = server.client().chat.completions.create(
+        model="chatty", messages=CHAT, max_tokens=NEW, seed=5, **given, extra_body=more
+    )
+    own: dict[str, Any] = {**given, "min_tokens": 9, "bad_words": ["a"], "stop": [[9]], "dry_multiplier": 0.8}
+    whole = llm.generate(CHAT, NEW, "autoregressive", seed=5, **own)
+    assert found.choices[0].message.content == whole.text != alone(llm, CHAT)
+    assert whole.finish_reason == "stop" and found.usage is not None
+    assert len(whole.token_ids) == found.usage.completion_tokens > 9
+
+
 def test_no_seed_is_another_text_each_time(server: Running) -> None:
     """As OpenAI's server has it; what was drawn is told."""
     texts: dict[str, int] = {}
@@ -390,7 +408,7 @@ def test_what_is_not_to_be_had_is_refused(server: Running) -> None:
     more: list[tuple[dict[str, Any], str]] = [
         ({"top_logprobs": 3}, "top_logprobs is 3 without logprobs; valid: with logprobs true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs is 21; valid: "),
-        ({"frequency_penalty": 0.5}, "frequency_penalty is 0.5; valid here: 0"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty is 2.5; valid: from -2 to 2"),
         ({"extra_body": {"functions": [{"name": "f"}]}}, r"functions is \[.*valid here: \[\]"),
         ({"extra_body": {"unheard_of": 1}}, "unheard_of is no field of this request"),
         ({"extra_body": {"max_token": 1}}, "max_token is no field of this request; did you mean max_tokens?"),

@@ -73,6 +73,22 @@ def widths(text: str) -> tuple[int, ...]:
     return made
 
 
+def texts(text: str) -> tuple[str, ...]:
+    """An argparse type: a text, of which there may be several; "none" is none."""
+    return () if text == "none" else (text,)
+
+
+def biases(text: str) -> tuple[tuple[int, float], ...]:
+    """An argparse type: token ids with a bias each, which is checked later."""
+    try:
+        pairs = [part.split("=") for part in text.split(",")] if text != "none" else []
+        return tuple((int(token), float(bias)) for token, bias in pairs)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"is {text!r}; valid: token ids with a bias each, such as 198=-5,11=2, or none"
+        ) from None
+
+
 #: short names of options, the same in every command
 SHORT = {"model": "-m", "max_new_tokens": "-n", "seed": "-s", "temperature": "-t"}
 #: type of a field → how its value is read, and its placeholder
@@ -82,6 +98,8 @@ KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
     "Path": (Path, "FILE"),
     "tuple[int, ...]": (widths, "W,W,…"),
     "str": (str, "NAME"),
+    "Texts": (texts, "TEXT"),
+    "Biases": (biases, "ID=X,…"),
     "Any": (str, "NAME"),
 }
 
@@ -147,6 +165,8 @@ def add_option(
     else:
         kind, usual_metavar = KINDS.get(type_name, KINDS["str"])
         how = {"type": kind, "metavar": metavar or usual_metavar}
+        if kind in (texts, biases):  # several of them add up
+            how["action"] = "extend"
         if default not in (None, [], ()) and "default" not in text:
             text += f"; default: {default}"
     default = [] if default == () else default

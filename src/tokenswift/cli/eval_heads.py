@@ -57,7 +57,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     options.add_model_options(parser)
     add_json_option(parser, "write the figures there")
     add_options(parser, options.Quiet)
-    options.add_sampling_options(parser, "sampling (of both distributions, the model's text and the noise)")
+    title = "sampling (of both distributions, the model's text and the noise)"
+    options.add_sampling_options(parser, title, plain=True)
 
 
 def run(args: argparse.Namespace) -> int:

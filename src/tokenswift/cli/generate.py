@@ -90,12 +90,15 @@ class Ends:
 
     Attributes:
         stop: end before this text, which is left out; may be given several times; default: none
+        stop_ids: end with these tokens, the last of which adds no text; may be given several times; default:
+            none
         ignore_eos: continue after an end-of-text token
         loop_patterns: what repeating means: COUNT copies of a pattern of MIN to MAX tokens, 160 tokens
             together at least; default: 1,512,3
     """
 
     stop: list[str] = option((), "TEXT", action="append", level=RARE)
+    stop_ids: list[list[int]] = option((), "1,2,3", type=inputs.token_ids, action="append", level=RARE)
     ignore_eos: bool = option(False, level=RARE)
     loop_patterns: tuple[int, ...] | None = option(None, "MIN,MAX,COUNT", level=RARE)
 
@@ -222,7 +225,7 @@ def settings_from(args: argparse.Namespace) -> dict[str, Any]:
         "strategy_options": strategy_options,
         "sampling": sampling,
         "ignore_eos": args.ignore_eos,
-        "stop": tuple(args.stop),
+        "stop": (*args.stop, *map(tuple, args.stop_ids)),
         "on_loop": args.on_loop,
         "loop": loop,
     }

@@ -16,7 +16,7 @@ from tokenswift.cli.declare import HIDDEN, KEY, RARE, add_option, add_options, o
 from tokenswift.cli.inputs import read_named
 from tokenswift.cli.output import check_writable
 from tokenswift.cli.progress import Stages
-from tokenswift.config import NEUTRAL, SamplingParams, sampling_by
+from tokenswift.config import LATER, NEUTRAL, SamplingParams, sampling_by
 from tokenswift.load_config import LoadConfig
 from tokenswift.loader.find import check_name
 from tokenswift.method_options import HEAD_KINDS, OPTIONS, build_options
@@ -30,6 +30,14 @@ SAMPLING = {f.name: f.default for f in fields(SamplingParams) if f.name != "gram
 SAMPLING_TEXTS = {
     "repetition_penalty": "penalty of tokens that are among the last ones (see --penalty-window); 1 is off",
     "seed": "0 or more: the same seed, the same text, whatever the method",
+    "presence_penalty": "from -2 to 2: subtracted from the logit of every new token among the last ones (see "
+    "--penalty-window); 0 is off",
+    "frequency_penalty": "from -2 to 2: the same for each time that the token is there; 0 is off",
+    "dry_breakers": "DRY sees no repetition across tokens that contain this text; may be given several "
+    "times, none is none; default: line break, colon, quotation mark, asterisk",
+    "logit_bias": "token ids and what is added to their logits, -100 to 100; default: none",
+    "bad_words": "a text that is never written in its usual tokens; may be given several times; "
+    "default: none",
 }
 #: fields that every help shows
 USUAL_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
@@ -148,14 +156,17 @@ def add_sampling_options(
     title: str = "sampling (defaults of continued text; answers take the model's own settings)",
     texts: Mapping[str, str] | None = None,
     usual: SamplingParams | None = None,
+    plain: bool = False,
 ) -> Any:
     """The fields of `config.SamplingParams`, seed included, in a group, which is returned; ``texts`` over
-    those of the docstring, and the defaults that are told are those of ``usual``."""
+    those of the docstring, and the defaults that are told are those of ``usual``. ``plain``: without what
+    goes by more of a text than the contextual penalty."""
     group = parser.add_argument_group(title)
     defaults = {} if usual is None else asdict(usual)
     rare = [name for name in SAMPLING if name not in USUAL_SAMPLING]
     said = SAMPLING_TEXTS | dict(texts or {})
-    add_options(group, SamplingParams, SAMPLING, unset=True, texts=said, rare=rare, **defaults)
+    only = [name for name in SAMPLING if not (plain and name in LATER)]
+    add_options(group, SamplingParams, only, unset=True, texts=said, rare=rare, **defaults)
     add_options(group, Source, texts=texts)
     return group
 
@@ -202,7 +213,7 @@ def sampling_from(args: argparse.Namespace) -> SamplingParams:
 
 def warn_idle(made: SamplingParams, given: Mapping[str, Any], prefix: str = "--") -> None:
     """Say which of the given settings have no effect, as decoding is greedy."""
-    looked_at = ("seed", "repetition_penalty", "penalty_window", "greedy")
+    looked_at = ("seed", "repetition_penalty", "penalty_window", "greedy", *LATER)
     idle = [
         prefix + name.replace("_", "-")
         for name, value in given.items()
@@ -214,7 +225,7 @@ def warn_idle(made: SamplingParams, given: Mapping[str, Any], prefix: str = "--"
 
 def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling settings that the command line names."""
-    given = {name: getattr(args, name) for name in SAMPLING}
+    given = {name: getattr(args, name, None) for name in SAMPLING}
     return {name: value for name, value in given.items() if value is not None and value is not False}
 
 

@@ -11,7 +11,8 @@ from tokenswift.cli.declare import KINDS, texts_of
 from tokenswift.config import SamplingParams, sampling_over
 from tokenswift.types import InputError
 
-KIND_OF = {one.name: str(one.type) for one in fields(SamplingParams)} | {"max_new_tokens": "int"}
+_NAMES = [one for one in fields(SamplingParams) if one.name != "grammar"]
+KIND_OF = {one.name: str(one.type) for one in _NAMES} | {"max_new_tokens": "int"}
 TEXT_OF = texts_of(SamplingParams) | {"max_new_tokens": "tokens of an answer at most, at least 1"}
 FLAG = {"on": True, "off": False}
 
@@ -29,7 +30,7 @@ class Settings:
 
     def values(self) -> dict[str, Any]:
         """Field → value."""
-        own = {one.name: getattr(self.sampling, one.name) for one in fields(SamplingParams)}
+        own = {one.name: getattr(self.sampling, one.name) for one in _NAMES}
         if self.sampling.greedy:
             own["temperature"] = 0.0
         return {**own, "max_new_tokens": self.max_new_tokens}
@@ -76,6 +77,9 @@ def said(value: Any) -> str:
     """A value as it is typed."""
     if isinstance(value, bool):
         return next(word for word, flag in FLAG.items() if flag is value)
+    if isinstance(value, tuple):
+        pairs = [f"{one[0]}={said(one[1])}" if isinstance(one, tuple) else repr(one) for one in value]
+        return ",".join(pairs) or "none"
     return str(value).removesuffix(".0")
 
 

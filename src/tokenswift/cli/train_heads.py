@@ -101,7 +101,8 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     add_options(group, TrainingOptions, {one.name for one in fields(TrainingOptions)} - {*ASIDE}, unset=True)
     add_options(group, Place)
-    add_sampling_options(parser, "sampling (what the model writes, and the distribution that is learnt)")
+    title = "sampling (what the model writes, and the distribution that is learnt)"
+    add_sampling_options(parser, title, plain=True)
 
 
 def job_of(args: argparse.Namespace, recipe: dict[str, Any]) -> tuple[Job, str, str]:

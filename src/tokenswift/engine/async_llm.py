@@ -64,10 +64,12 @@ class AsyncStream(AsyncIterator[Step]):
         loop = asyncio.get_running_loop()
         making = loop.run_in_executor(None, self._submit)
         try:
-            ticket = self._ticket = await asyncio.shield(making)
+            ticket = await asyncio.shield(making)
         except asyncio.CancelledError:  # a ticket that comes too late is not wanted
             making.add_done_callback(_cancelled)
             raise
+
+        self._ticket = ticket
 
         def tell(event: Event) -> None:
             with suppress(RuntimeError):  # the loop is closed: nobody reads any more

@@ -13,6 +13,7 @@ from tokenswift.config import (
     MOST_LETTERS,
     MOST_TEXTS,
     ON_LOOP,
+    Biases,
     LoopOptions,
     SamplingParams,
     Texts,
@@ -57,10 +58,10 @@ class SamplingFields(TypedDict, total=False):
     dry_base: float
     dry_allowed_length: int
     dry_range: int
-    dry_breakers: Sequence[str | Sequence[int]]
-    logit_bias: Mapping[int, float]
+    dry_breakers: Texts
+    logit_bias: Biases
     min_tokens: int
-    bad_words: Sequence[str | Sequence[int]]
+    bad_words: Texts
     grammar: Grammar | None
 
 

@@ -47,7 +47,7 @@ class Identity(Strict):
     adapter: Adapter | None
     tokenizer: Word | None
     rope: Word
-    sampling: dict[str, bool | int | float | dict[str, str] | list[str | list[int | float]] | None]
+    sampling: dict[str, bool | int | float | list[str | list[int | float]] | dict[str, str] | None]
     eos: list[Token]
     stop: list[Annotated[str, Meta(min_length=1)] | Annotated[list[Token], Meta(min_length=1)]]
     acceptance: Literal["exact", "published"]

@@ -26,9 +26,7 @@ from tokenswift.config import SamplingParams, Texts
 from tokenswift.sampling import dry
 from tokenswift.types import InputError
 
-_WITH: WeakKeyDictionary[Any, dict[tuple[str, ...], tuple[int, ...]]] = (
-    WeakKeyDictionary()
-)  # tokens by tokenizer
+_WITH: WeakKeyDictionary[Any, dict[tuple[str, ...], tuple[int, ...]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)

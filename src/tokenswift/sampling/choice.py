@@ -27,7 +27,8 @@ from tokenswift.config import SamplingParams
 from tokenswift.sampling.adjust import NO_RULES, Adjustments, TextRules
 from tokenswift.sampling.masks import Masks
 from tokenswift.sampling.noise import Noise
-from tokenswift.sampling.ranking import Asked, LaterRanker, LogitRows, Ranked, Ranker, window_ids
+from tokenswift.sampling.ranking import Asked, LaterRanker, LogitRows, Ranked, Ranker
+from tokenswift.sampling.window import window_ids
 from tokenswift.types import Logprob, RunError
 
 _TOP_SIZES = (256, 4096)  # how many of the best tokens top-p looks at before it sorts a whole row

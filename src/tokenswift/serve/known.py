@@ -12,9 +12,6 @@ from tokenswift.types import InputError
 
 #: fields that would change the answer but do nothing here → their values that ask for nothing
 WITHOUT: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "logit_bias": (None, {}),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
     "best_of": (None, 1),

@@ -7,7 +7,7 @@ by `config.SamplingParams` and `engine.request`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -50,6 +50,11 @@ class Own(BaseModel):
     on_loop: str = Field(default="report", description="report, or stop where the text repeats itself")
     eta_cutoff: float | None = None
     penalty_window: int | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_range: int | None = None
+    dry_breakers: list[str] | None = None
     details: bool = Field(
         default=False, description="with each piece of text: who drafted it, and the steps' times"
     )
@@ -78,6 +83,12 @@ class Body(Formed):
     min_p: float | None = None
     top_k: int | None = None
     repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: int | None = None
+    bad_words: list[str] | None = None
+    stop_token_ids: list[int] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     tokenswift: Own | None = None
@@ -179,7 +190,7 @@ class Body(Formed):
                     {k: tuple(v) if isinstance(v, list) else v for k, v in own.strategy_options.items()},
                     replace(sampling, seed=sampling.seed + index),
                     ignore_eos=own.ignore_eos,
-                    stop=tuple(stop),
+                    stop=(*stop, *((token,) for token in self.stop_token_ids or ())),
                     on_loop=own.on_loop,
                     logprobs=self.likely,
                 )
@@ -197,9 +208,10 @@ class Body(Formed):
         return in_words_of(error, self.length()[0], self.asked, tuple(Own.model_fields))
 
     def _sampling(self, usual: SamplingParams, seed: int) -> SamplingParams:
-        given = {"seed": seed, "eta_cutoff": self.own.eta_cutoff, "penalty_window": self.own.penalty_window}
-        for name in ("temperature", "top_p", "min_p", "top_k", "repetition_penalty", "seed"):
-            if getattr(self, name) is not None:
+        names = [one.name for one in fields(SamplingParams)]
+        given = {name: getattr(self.own, name, None) for name in names} | {"seed": seed}
+        for name in names:
+            if getattr(self, name, None) is not None:
                 given[name] = getattr(self, name)
         return sampling_over(usual, {name: value for name, value in given.items() if value is not None})
 
