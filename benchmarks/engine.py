@@ -151,7 +151,7 @@ def memory(config: dict[str, Any]) -> dict[str, Any]:
     over.set()
     watching.join()
     del base
-    heads = llm.heads if config["strategy"] in ("auto", "tokenswift") else None
+    heads = llm.resources.heads if config["strategy"] in ("auto", "tokenswift") else None
     weights, target = llm.target.weight_bytes, llm.target
     if heads is not None and heads.frequent is not None:
         weights += sum(p.numel() * p.element_size() for p in heads.parameters())
@@ -254,7 +254,7 @@ def draft(trial: Trial) -> dict[str, Any]:
     Raises:
         InputError: there is none for this model.
     """
-    model = trial.llm.draft_model(trial.config["options"].get("draft_model"))
+    model = trial.llm.resources.draft_models.get(trial.config["options"].get("draft_model"))
     there: Any = model.config
     rope = getattr(there, "rope_parameters", None) or {}
     shape = {

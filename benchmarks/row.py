@@ -108,7 +108,7 @@ def used(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     """The heads and the draft model that this configuration's strategy uses, with their files and training,
     and what it drafts from."""
     options = build_options(OPTIONS[config["strategy"]], config["strategy"], options_of(config))
-    heads, source = drafts_from(llm, config["strategy"], options)
+    heads, source = drafts_from(llm.resources, config["strategy"], options)
     of_heads = None
     if heads is not None:
         weights = weights_digest(sorted(heads.named_parameters()))
@@ -117,7 +117,7 @@ def used(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     made = {"heads": of_heads, "drafts": source}
     small = config["options"].get("draft_model")
     if small is not None or config["strategy"] == "triforce":
-        made["draft_model"] = _draft_model(llm.draft_name(small))
+        made["draft_model"] = _draft_model(llm.resources.draft_models.name(small))
     return made
 
 

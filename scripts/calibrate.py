@@ -27,12 +27,12 @@ Place = tuple[int, Ranked, int]  # level, ranking, the token that came
 
 def places(llm: LLM, ids: list[int], new: int, seed: int) -> list[Place]:
     """Rankings of the heads at every place of a continuation, given its true tokens."""
-    if llm.heads is None:
+    if llm.resources.heads is None:
         raise SystemExit("error: there are no heads")
     sampler = llm.target.sampler(SamplingParams(seed=seed))
     done = llm.generate(ids, new, "autoregressive", sampling=SamplingParams(seed=seed), ignore_eos=True)
     text = [*ids, *done.token_ids]
-    levels, found = HeadLevels(llm.target, llm.heads, True), []
+    levels, found = HeadLevels(llm.target, llm.resources.heads, True), []
     levels.begin(ids)
     cache = llm.target.new_cache(len(text) + 1)
     llm.target.prefill(text[: len(ids) - 2], cache)

@@ -72,7 +72,7 @@ MANY = (
     ),
     Defect(
         "many: texts run whatever the memory holds",
-        "engine/scheduler.py",
+        "engine/admission.py",
         "            if room < 0:",
         "            if room < -1 << 60:",
         (SCHEDULER,),
@@ -80,8 +80,8 @@ MANY = (
     Defect(
         "many: what a text that was cancelled has written is dropped from its folder's run",
         "engine/run.py",
-        "            self._keep(self.writer, step, pieces)",
-        "            self._keep(self.writer, step, pieces[:0])",
+        "            self.journal.add(step, pieces, self.draft_passes)",
+        "            self.journal.add(step, pieces[:0], self.draft_passes)",
         (SCHEDULER,),
     ),
 )

@@ -33,6 +33,9 @@ class RopeScaling:
 
     factor: float | None
 
+    def __str__(self) -> str:
+        return "yarn" if self.factor is None else f"yarn:{self.factor:g}"
+
 
 def parse_rope_scaling(text: str) -> RopeScaling | None:
     """Read ``"none"`` (→ None), ``"yarn"`` or ``"yarn:FACTOR"``.
@@ -155,6 +158,18 @@ class LoadConfig:
 
         name = "float32" if self.dtype == "int8" else self.dtype
         return None if name == "auto" else getattr(torch, name)
+
+    @property
+    def int8(self) -> str | None:
+        """The field that asks for products in int8; None: neither does."""
+        return "dtype" if self.dtype == "int8" else "activations" if self.activations == "int8" else None
+
+    @property
+    def keys(self) -> torch.dtype | None:
+        """The type of keys and values that is asked for; None: none is."""
+        import torch
+
+        return None if self.kv_cache_dtype == "auto" else getattr(torch, self.kv_cache_dtype)
 
     @property
     def spread(self) -> str | None:

@@ -64,7 +64,7 @@ def main(model: str, odd: str, out: Path) -> None:
     found["heads"] = failed(lambda: LLM(odd, tp=2, heads=None))
 
     llm = LLM(model, tp=2, heads=None)
-    found["numerics"], found["identity"] = llm.numerics(), llm.identity()
+    found["numerics"], found["identity"] = llm.numerics(), llm.resources.identity()
     found["kv_heads"], found["texts"] = llm.target.kv_heads, texts(llm)
     many = llm.generate_many([PROMPT, PROMPT[:20]], 5, greedy=True, ignore_eos=True)
     found["many"] = [one.token_ids for one in many]

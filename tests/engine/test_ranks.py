@@ -98,7 +98,8 @@ def test_tokens_are_those_of_one_process(ranks: list[Ended], expected: list[list
 def test_each_holds_its_part_and_knows_the_whole(ranks: list[Ended], plain: LLM, model: str) -> None:
     for one in ranks:
         assert one.found["kv_heads"] == 1 and plain.target.kv_heads == 2
-        assert one.found["identity"] == plain.identity() == LLM(model, heads=None).identity()
+        assert one.found["identity"] == plain.resources.identity()
+        assert plain.resources.identity() == LLM(model, heads=None).resources.identity()
         assert "over 2 ranks" in one.found["numerics"]["how"]
         assert one.found["numerics"]["equal_bits"] is False
 

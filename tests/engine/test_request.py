@@ -302,9 +302,9 @@ def test_a_model_without_heads_says_so_once(caplog: pytest.LogCaptureFixture) ->
         assert said() == []  # as asked for, or there are some
         own = LLM.from_model(tiny_model(), chat_tokenizer())
         own.generate("abc", 2)
-        assert bool(said()) == (own.low_bit() is None)  # it drafts for itself
+        assert bool(said()) == (own.resources.low_bit() is None)  # it drafts for itself
         own.generate("abc", 2, "tokenswift", {"tree": (1, 2)})
-        assert len(said()) == (own.low_bit() is not None)
+        assert len(said()) == (own.resources.low_bit() is not None)
 
 
 def test_heads_name_their_file(tmp_path: Path) -> None:

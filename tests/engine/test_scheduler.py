@@ -16,9 +16,11 @@ import torch
 from tests.planted import cast
 from tests.tiny import FAMILIES, SIZES, VOCAB, build, tiny_model
 from tokenswift import LLM, SamplingParams
+from tokenswift.engine import pace
 from tokenswift.engine import scheduler as scheduling
+from tokenswift.engine.many import run_all
 from tokenswift.engine.request import Request
-from tokenswift.engine.scheduler import QueueFull, Scheduler, run_all
+from tokenswift.engine.scheduler import QueueFull, Scheduler
 from tokenswift.engine.step import PrefillChunk, RunningSequence, advance, prefill
 from tokenswift.engine.ticket import Event, Ticket
 from tokenswift.interfaces import TokenSequence
@@ -47,7 +49,7 @@ def llm_of(dtype: torch.dtype = torch.float32, family: str = "llama") -> LLM:
     heads = Heads(HeadsConfig("conditioned", 2, 48, VOCAB, inner=8))
     made = tiny_model(family) if family in FAMILIES else build(family, SIZES, head_dim=8)
     llm = LLM.from_model(cast(made, dtype), heads=heads)
-    llm.costs = lambda low=None: COSTS  # type: ignore[method-assign]
+    llm.resources.costs = lambda low=None: COSTS  # type: ignore[method-assign]
     return llm
 
 
@@ -360,7 +362,7 @@ def test_texts_wait_in_order_for_memory(llm: LLM, monkeypatch: pytest.MonkeyPatc
 
 def test_a_long_prompt_is_read_beside_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of it, with a step of the other text between any two, and a short one is not kept waiting."""
-    monkeypatch.setattr(scheduling, "READ", 0.0)
+    monkeypatch.setattr(pace, "READ", 0.0)
     happened: list[str] = []
     with Scheduler(llm) as scheduler:
         first = scheduler.submit(plain([4, 5], 400))

@@ -83,7 +83,7 @@ def texts(llm: LLM) -> list[list[int]]:
 def test_files_give_what_transformers_gives(save: Callable[..., Path], family: str, tied: bool) -> None:
     first, second = both(save(family, tie_word_embeddings=tied))
     assert texts(first) == texts(second)
-    assert first.identity() == second.identity() and first.numerics() == second.numerics()
+    assert first.resources.identity() == second.resources.identity() and first.numerics() == second.numerics()
     assert first.source.end_tokens() == second.source.end_tokens() == {257}
     assert isinstance(first.target, NativeTarget) and isinstance(second.target, NativeTarget)
     assert first.target.layout == second.target.layout and second.target.copied_bytes == 0
@@ -108,7 +108,7 @@ def test_types_and_shards(save: Callable[..., Path], stored: str, wanted: str) -
     assert len(list(folder.glob("*.safetensors"))) > 1
     first, second = both(folder, dtype=wanted)
     assert first.dtype == second.dtype == "bfloat16"
-    assert texts(first) == texts(second) and first.identity() == second.identity()
+    assert texts(first) == texts(second) and first.resources.identity() == second.resources.identity()
 
 
 def test_longer_positions(save: Callable[..., Path]) -> None:
@@ -142,7 +142,7 @@ def test_files_that_changed_are_not_mixed(save: Callable[..., Path]) -> None:
             getattr(second, asked)
     assert texts(second) == texts(first)  # it has its weights
     third = LLM(folder, device="cpu", heads="none")
-    assert isinstance(third.source, FromFiles) and third.identity() != first.identity()
+    assert isinstance(third.source, FromFiles) and third.resources.identity() != first.resources.identity()
 
 
 def test_the_checks_run_once(save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

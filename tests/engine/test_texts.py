@@ -29,7 +29,7 @@ def text_of(
 ) -> RunningSequence:
     sampler = llm.target.sampler(SamplingParams(seed=seed))
     entry = STRATEGIES[strategy]
-    made = entry.build(llm, entry.options(**options), sampler)
+    made = entry.build(llm.resources, entry.options(**options), sampler)
     cache = llm.target.new_cache(len(prompt) + new + made.max_nodes)
     sequence = TokenSequence(list(prompt), len(prompt), cache, llm.target, sampler)
     prefill(sequence)

@@ -89,7 +89,7 @@ def test_logits_are_those_of_the_tensors(kind: str, mix: str, tmp_path: Path) ->
     expected = logits(model)
     for llm in (first, second):
         assert far(lean_logits(llm), expected) < 1e-5 and llm.target.far < 1e-5
-    assert first.identity() == second.identity() and first.source.end_tokens() == {257}
+    assert first.resources.identity() == second.resources.identity() and first.source.end_tokens() == {257}
     assert torch.equal(logits(first.model), expected)
     written = first.generate(PROMPT, 12, sampling=GREEDY, ignore_eos=True).token_ids
     wrapped = LLM.from_model(model, heads="none").generate(PROMPT, 12, sampling=GREEDY, ignore_eos=True)
@@ -356,7 +356,7 @@ def test_folders_with_one_file(tmp_path: Path) -> None:
     write(folder / "One.GGUF", small())
     check_name(str(folder))
     llm = opened(folder)
-    assert isinstance(llm.source, FromFiles) and llm.identity()["stored"].startswith("f32 ")
+    assert isinstance(llm.source, FromFiles) and llm.resources.identity()["stored"].startswith("f32 ")
     (folder / "two.gguf").write_bytes(b"")
     with pytest.raises(InputError, match=r"holds 2 GGUF files \(One.GGUF, two.gguf\); valid: one of them"):
         opened(folder)
@@ -382,11 +382,11 @@ def test_a_file_that_changed(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write(path, small())
     llm = opened(path)
-    before = llm.identity()
+    before = llm.resources.identity()
     write(path, small(seed=1))
     with pytest.raises(InputError, match="has changed since the model was loaded"):
         _ = llm.model
-    assert opened(path).identity()["weights"] != before["weights"]
+    assert opened(path).resources.identity()["weights"] != before["weights"]
 
 
 def test_a_damaged_mark_counts_as_none(tmp_path: Path) -> None:
@@ -395,7 +395,10 @@ def test_a_damaged_mark_counts_as_none(tmp_path: Path) -> None:
     (path,) = marks_folder().iterdir()
     whole = path.read_text()
     path.write_text("[]")
-    assert opened(tmp_path / "model.gguf").identity() == first.identity() and path.read_text() == whole
+    assert (
+        opened(tmp_path / "model.gguf").resources.identity() == first.resources.identity()
+        and path.read_text() == whole
+    )
 
 
 def test_chats(tmp_path: Path) -> None:
@@ -596,9 +599,11 @@ def test_weights(kind: str, source: str, tmp_path: Path, caplog: pytest.LogCaptu
     assert far(lean_logits(llm), logits(model)) < 1e-5
     assert torch.equal(logits(llm.model), logits(model))
     plain = opened(path)
-    assert (llm.identity()["weights"] == plain.identity()["weights"]) == (kind == "float32")
+    assert (llm.resources.identity()["weights"] == plain.resources.identity()["weights"]) == (
+        kind == "float32"
+    )
     assert llm.loading is not None and llm.loading["weights"] == kind
-    assert LLM(**{**llm.loading, "heads": "none"}).identity() == llm.identity()
+    assert LLM(**{**llm.loading, "heads": "none"}).resources.identity() == llm.resources.identity()
 
 
 def recoded(weight: torch.Tensor, kind: str) -> torch.Tensor:

@@ -10,8 +10,7 @@ import torch
 
 from tests.chats import chat_tokenizer
 from tests.conftest import tiny_tokenizer
-from tokenswift.config import ANSWERS, SamplingParams
-from tokenswift.loader.prompts import default_sampling, end_tokens, has_template, prompt_ids
+from tokenswift.loader.prompts import end_tokens, has_template, prompt_ids
 from tokenswift.types import InputError
 
 BOS, V = 256, 260
@@ -124,14 +123,6 @@ def test_a_bad_prompt_among_several_is_named() -> None:
     for one in ("abc", HELLO, 5):
         with pytest.raises(InputError, match="^prompts is .*; valid: a list of prompts$"):
             several_ids(one, chat_tokenizer(), V)
-
-
-def test_answers_have_no_penalty_and_continued_text_is_sampled_as_in_the_paper() -> None:
-    answers = default_sampling(HELLO)
-    assert answers == ANSWERS
-    assert (answers.temperature, answers.min_p, answers.repetition_penalty) == (0.7, 0.05, 1.0)
-    assert default_sampling("hi") == default_sampling([1]) == SamplingParams()
-    assert default_sampling(HELLO, SamplingParams(top_k=3)).top_k == 3  # the model's own
 
 
 def test_all_tokens_that_end_a_text() -> None:

@@ -23,8 +23,9 @@ from tests.stats import chi_square
 from tests.tiny import byte_model
 from tokenswift import LLM, Grammar, InputError, RunError, SamplingParams, resume
 from tokenswift.engine import step
+from tokenswift.engine.many import run_all
 from tokenswift.engine.request import Request
-from tokenswift.engine.scheduler import Scheduler, run_all
+from tokenswift.engine.scheduler import Scheduler
 from tokenswift.loader.plain_tokenizer import PlainTokenizer
 from tokenswift.sampling.masks import Grammars, Masks, NoMask
 from tokenswift.spec.accept import accept_exact

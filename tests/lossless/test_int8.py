@@ -33,7 +33,7 @@ def prompt(llm: LLM, name: str = "harbour") -> list[int]:
     [name if name == "paper" else pytest.param(name, marks=pytest.mark.slow) for name in SAMPLERS],
 )
 def test_strategies_write_plain_decodings_tokens(llm: LLM, sampler: str) -> None:
-    assert llm.dtype == "int8" and llm.identity()["dtype"] == "int8"
+    assert llm.dtype == "int8" and llm.resources.identity()["dtype"] == "int8"
     given = prompt(llm), NEW
     plain = llm.generate(*given, "autoregressive", sampling=SAMPLERS[sampler], ignore_eos=True)
     accepted = 0
@@ -61,7 +61,7 @@ def test_keys_in_int8_beside_floats(embedded: str) -> None:
     found = {}
     for kept in ("int8", "bfloat16"):
         llm = LLM("smollm2-135m", dtype="float32", device="cpu", kv_cache_dtype=kept)
-        assert llm.identity()["kv_cache_dtype"] == kept and llm.dtype == "float32"
+        assert llm.resources.identity()["kv_cache_dtype"] == kept and llm.dtype == "float32"
         plain, drafted = (
             llm.generate(prompt(llm), NEW, strategy, options, SAMPLERS["paper"], ignore_eos=True)
             for strategy, options in (("autoregressive", {}), ("magicdec", STRATEGIES["magicdec"]))

@@ -116,7 +116,7 @@ def test_a_row_has_its_own_bits(native: None, threads: int) -> None:
 
 def test_what_cannot_be_quantised(native: None, monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = LLM.from_model(tiny_model("llama"), heads="none")
-    assert narrow.low_bit() is None and narrow.low_bit("none") is None
+    assert narrow.resources.low_bit() is None and narrow.resources.low_bit("none") is None
     with pytest.raises(InputError, match=r"draft_weights is 'q8_0', .* valid: auto or none"):
         narrow.generate([3, 4], 3, strategy_options={"draft_weights": "q8_0"})
     with pytest.raises(InputError, match=r"draft_weights is 'q3'.*valid: auto, q8_0, q4_1, q4_0, none"):
@@ -125,14 +125,14 @@ def test_what_cannot_be_quantised(native: None, monkeypatch: pytest.MonkeyPatch)
     assert isinstance(llm.target, NativeTarget)
     needed = copy_bytes(llm.target, FORMATS["q8_0"])
     monkeypatch.setattr(type(llm.target.backend), "memory", lambda self: Memory(needed + 1, 2 * needed))
-    assert llm.low_bit() is None  # half of it is enough for others
+    assert llm.resources.low_bit() is None  # half of it is enough for others
     before = llm.target.copied_bytes
-    assert llm.low_bit("q8_0") is llm.low_bit("q8_0") is not None
+    assert llm.resources.low_bit("q8_0") is llm.resources.low_bit("q8_0") is not None
     assert llm.target.copied_bytes > before  # once
     assert llm.target.copied_bytes <= before + 1.2 * needed
     monkeypatch.setattr(type(llm.target.backend), "memory", lambda self: Memory(needed // 2 - 1, needed))
     with pytest.raises(InputError, match=r"draft_weights is 'q4_1': a copy takes"):
-        llm.low_bit("q4_1")
+        llm.resources.low_bit("q4_1")
 
 
 def test_the_text_is_plain_decodings(native: None) -> None:
@@ -158,7 +158,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_whole_numbers_are_another_model_and_exact(native: None, file: str, dtype: str) -> None:
     llm, plain = LLM(file, dtype=dtype, activations="int8"), LLM(file, dtype=dtype)
-    assert llm.identity() == plain.identity() | {"activations": "int8"}
+    assert llm.resources.identity() == plain.resources.identity() | {"activations": "int8"}
     tokens, at = torch.arange(3, 43), torch.arange(40)
     logits = [
         one.target.logits(one.target.forward(tokens, at, one.target.new_cache(40)).hidden)

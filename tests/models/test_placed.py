@@ -75,7 +75,7 @@ def test_tokens_are_those_of_one_device(
     where = disk if kind == "disk" else kind
     llm = LLM(folder, heads=None, device_map=where)
     assert texts(llm) == expected
-    assert llm.identity() == plain.identity()
+    assert llm.resources.identity() == plain.resources.identity()
     assert llm.source.host.base.distance(plain.source.host.base) == 0
     assert llm.target.layout is None and "transformers' own forward" in llm.numerics()["how"]
     assert placed.is_offloaded(llm.model) is (kind == "disk")
@@ -90,7 +90,7 @@ def test_a_model_that_a_program_has_placed(
     model = AutoModelForCausalLM.from_pretrained(folder, device_map=disk)
     llm = LLM.from_model(model, heads=None)
     assert llm.generate(PROMPT, 14, HOW[0][0], greedy=True, ignore_eos=True).token_ids == expected[0]
-    assert llm.identity()["weights"] == plain.identity()["weights"]
+    assert llm.resources.identity()["weights"] == plain.resources.identity()["weights"]
 
 
 def test_layers_on_two_devices_have_caches_of_their_own(
@@ -112,7 +112,7 @@ def test_layers_on_two_devices_have_caches_of_their_own(
     assert isinstance(cache, SplitCache) and [part.layers for part in cache.parts] == [1, 1]
     assert isinstance(made.backend.partial_cache(cache, 20, 4, 4), SplitSparse)
     llm = LLM.from_model(model, heads=None)
-    llm.target = made
+    llm.resources.target = made
     assert texts(llm) == expected
     memory, whole = made.backend.memory(), made.backend.head.memory()
     assert memory is not None and whole is not None and memory.total == pytest.approx(2 * whole.total)

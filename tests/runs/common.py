@@ -14,6 +14,7 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, SamplingParams, Step
 from tokenswift.runs import folder as folders
 from tokenswift.spec.adaptive.cost import Costs, Table
+from tokenswift.spec.methods.resources import Resources
 
 HOT = SamplingParams(seed=3, temperature=1.3, penalty_window=20)
 DEAR = Table((1, 32), (1.0, 32.0), (0.0, 0.0))
@@ -40,7 +41,7 @@ def begin(llm: LLM, folder: Path, steps: int, prompt: Any = "hello", **call: Any
     """Begin a run and end it after some steps. Adaptive drafting does not make them fewer: a row costs a
     whole pass, whatever a busy machine would have measured."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(LLM, "costs", lambda self, low=None: DEAR)
+        patch.setattr(Resources, "costs", lambda self, low=None: DEAR)
         patch.setattr(Costs, "observe", lambda *args: None)
         llm.generate(prompt, **{**CALL, **call}, run_dir=folder, on_step=after(steps))
 

@@ -125,7 +125,7 @@ def test_the_identity_does_not_depend_on_where_a_model_lies(
     there = tmp_path / "copy"
     shutil.copytree(tiny_folder(), there)
     with LLM(tiny_folder()) as one, LLM(there) as two:
-        assert one.identity() == two.identity()
+        assert one.resources.identity() == two.resources.identity()
     model = tiny_model()
     assert identity_of(model) == identity_of(model)
 

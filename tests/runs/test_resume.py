@@ -333,8 +333,8 @@ def test_a_closed_llm_says_so(tmp_path: Path) -> None:
     uses: list[Callable[[], Any]] = [
         lambda: llm.generate("hello"),
         lambda: llm.stream("hello"),
-        lambda: llm.draft_model(),
-        lambda: llm.heads_of("medusa"),
+        lambda: llm.resources.draft_models.get(None),
+        lambda: llm.resources.heads_of("medusa"),
         lambda: llm.model,
         lambda: llm.dtype,
         lambda: llm.device,

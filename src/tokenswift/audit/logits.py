@@ -69,11 +69,11 @@ class _Watched:
 def watching(llm: LLM, tell: Callable[[VerifyPass], None]) -> Iterator[None]:
     """Every verify pass of ``llm`` is told to ``tell`` while the context lasts."""
     target: Any = llm.target
-    llm.target = _Watched(target, tell)  # type: ignore[assignment]
+    llm.resources.target = _Watched(target, tell)  # type: ignore[assignment]
     try:
         yield
     finally:
-        llm.target = target
+        llm.resources.target = target
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,8 +133,8 @@ def reference_rows(llm: LLM, text: Sequence[int], places: Sequence[int]) -> tupl
         precision, float64 for float32), the reference proper.
     """
     model = llm.model
-    if llm.rope_scaling is not None or llm.target.keys == torch.int8:
-        model = shared_copy(model, rotary_of(model, llm.rope_scaling))
+    if llm.source.scaling is not None or llm.target.keys == torch.int8:
+        model = shared_copy(model, rotary_of(model, llm.source.scaling))
     if llm.target.keys == torch.int8:
         model.config._attn_implementation = ATTENTION
     low = next(p.dtype for p in model.parameters() if p.is_floating_point())

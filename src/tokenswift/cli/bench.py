@@ -139,10 +139,11 @@ def about(llm: Any, args: argparse.Namespace) -> dict[str, Any]:
     from tokenswift.loader.identity import versions
 
     place = {"model": llm.name, "dtype": llm.dtype, "device": llm.device, "threads": torch.get_num_threads()}
-    heads = None if llm.heads is None else {"kind": llm.heads.kind, "file": Path(llm.heads.source).name}
+    heads = llm.resources.heads
+    used = None if heads is None else {"kind": heads.kind, "file": Path(heads.source).name}
     how = {"repeats": args.repeats, "max_new_tokens": args.max_new_tokens, "seed": args.seed}
     weights = llm.target.weight_bytes
-    return {**place, "heads": heads, "weight_bytes": weights, **how, "versions": versions(), "contexts": []}
+    return {**place, "heads": used, "weight_bytes": weights, **how, "versions": versions(), "contexts": []}
 
 
 def measure(llm: Any, ids: list[int], args: argparse.Namespace) -> dict[str, Any]:

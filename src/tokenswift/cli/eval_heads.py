@@ -78,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
     from tokenswift.train.evaluate import head_rates, own_text
     from tokenswift.train.selftext import Backbone
 
-    if llm.heads is None:
+    heads = llm.resources.heads
+    if heads is None:
         name = base_of(llm.model).name
         raise InputError(f"heads is {args.heads!r}; no heads fit {name}; valid: a heads file")
     sampling = options.model_sampling(args, sampling, llm)
@@ -89,10 +90,10 @@ def run(args: argparse.Namespace) -> int:
 
     given = taken(8, args.context, sampling.seed)
     half = [passage[: len(passage) // 2] for passage in given]
-    result: dict[str, Any] = {"heads": llm.heads.count, "kind": llm.heads.kind}
+    result: dict[str, Any] = {"heads": heads.count, "kind": heads.kind}
     with Stages(args.quiet) as stages:
         logger.info("measuring on the text")
-        rates = partial(head_rates, backbone, llm.heads, sampling=sampling, positions=args.positions)
+        rates = partial(head_rates, backbone, heads, sampling=sampling, positions=args.positions)
         result["text"] = rates(given, learn=32, tell=partial(stages, "text"))
         logger.info("measuring on the model's own text")
         own = own_text(backbone, half, len(half[0]), sampling, partial(stages, "write"))

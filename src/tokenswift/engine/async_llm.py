@@ -152,9 +152,8 @@ class AsyncLLM:
         """As ``LLM.stream``; the text begins with the first step that is waited for."""
 
         def submit() -> Ticket:
-            usual = self.llm.default_sampling(prompt) if sampling is None else sampling
-            made = Request.of(prompt, usual, max_new_tokens, strategy, strategy_options, sampling, options)
-            return self._scheduler.submit(made)
+            how = (max_new_tokens, strategy, strategy_options, sampling, options)
+            return self._scheduler.submit(Request.of(prompt, self.llm.default_sampling, *how))
 
         return AsyncStream(submit)
 

@@ -78,8 +78,7 @@ def chat_request(
     if new is None:
         limit = llm.target.rotary.limit
         new = TOKENS if limit is None else max(1, min(TOKENS, limit - len(ids)))
-    usual = llm.default_sampling(messages) if sampling is None else sampling
-    made = Request.of(ids, usual, new, strategy, given, sampling, options)
+    made = Request.of(ids, lambda _: llm.default_sampling(messages), new, strategy, given, sampling, options)
     return replace(made, sampling=bound(made.sampling, calls)), calls
 
 

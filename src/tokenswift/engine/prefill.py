@@ -8,6 +8,7 @@ from typing import Any
 from tokenswift.engine.step import prefill
 from tokenswift.engine.stream import Stream
 from tokenswift.interfaces import TokenSequence
+from tokenswift.loader.prompts import Prompt
 from tokenswift.sampling.choice import Sampler
 from tokenswift.types import Generation
 
@@ -23,10 +24,12 @@ class Prefilled:
         sampling: of generations that are given none.
     """
 
-    def __init__(self, llm: Any, tokens: list[int], sampler: Sampler) -> None:
+    def __init__(self, llm: Any, prompt: Prompt) -> None:
         self._llm, self._target = llm, llm.target
-        self.tokens, self.sampling = list(tokens), sampler.params
-        cache = self._target.new_cache(max(1, len(tokens) - 1))
+        self.tokens, self.sampling = llm.encode(prompt), llm.default_sampling(prompt)
+        self._target.check_room(len(self.tokens) + 1)
+        sampler = self._target.sampler(self.sampling)
+        cache = self._target.new_cache(max(1, len(self.tokens) - 1))
         self._sequence = TokenSequence(self.tokens, len(self.tokens), cache, self._target, sampler)
         begun = perf_counter()
         prefill(self._sequence)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -28,12 +28,16 @@ from tokenswift.engine.prefill import Prefilled
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import Prompt
 from tokenswift.method_options import OPTIONS, build_options
-from tokenswift.models.target import check_model
 from tokenswift.types import InputError, OnProgress
 from tokenswift.words import OnLoop
 
 MOST_LOGPROBS = 20  # of OpenAI's interface
 LOGPROBS = f"an integer from 0 to {MOST_LOGPROBS}, or None"
+#: arguments of other libraries → what there is instead
+INSTEAD: dict[str, str] = dict.fromkeys(
+    ("n_ctx", "max_model_len", "max_seq_len", "max_seq_length", "context_length", "num_ctx"),
+    "a text may take all of the model's positions, and rope_scaling makes more of them",
+)
 
 
 class SamplingFields(TypedDict, total=False):
@@ -76,26 +80,6 @@ class GenerateOptions(SamplingFields, total=False):
     response_format: Any
 
 
-def merged_sampling(
-    whole: SamplingParams | None, given: Mapping[str, Any], usual: SamplingParams
-) -> SamplingParams:
-    """The sampling of a generation: ``whole``, or the ``usual`` one with the ``given`` fields over it.
-
-    Raises:
-        InputError: both are given, or a field is out of its range.
-    """
-    if whole is None:
-        return sampling_over(usual, given)
-    if given:
-        example = ", ".join(f"{name}={shown(value)}" for name, value in given.items())
-        raise InputError(
-            f"sampling is given beside {' and '.join(given)}; valid: either, as in "
-            f"sampling=SamplingParams({example})",
-            "sampling",
-        )
-    return whole
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """What one generation is asked for: the arguments of ``LLM.generate`` (which describes them), checked
@@ -127,7 +111,7 @@ class Request:
     def of(
         cls,
         prompt: Prompt,
-        usual: SamplingParams,
+        usual: Callable[[Prompt], SamplingParams],
         max_new_tokens: int,
         strategy: str,
         strategy_options: Any,
@@ -137,8 +121,8 @@ class Request:
         """The request that a call's arguments make.
 
         Args:
-            usual: the sampling of the prompt where none is given.
-            sampling: None leaves it to the fields among the options, and to what is usual.
+            usual: gives the sampling of a prompt for which none is given.
+            sampling: None leaves it to the fields among the options, over what is usual.
             options: `GenerateOptions`, of which ``response_format`` becomes the sampling's grammar, and
                 ``prefilled``.
         Raises:
@@ -154,14 +138,22 @@ class Request:
                 valid = ", ".join(known) + meant(name, known)
                 raise InputError(f"{name!r} is no argument; valid: {valid}", name)
         prefilled: Prefilled | None = rest.get("prefilled")
-        settings = merged_sampling(sampling, chosen, usual if prefilled is None else prefilled.sampling)
-        if wanted is not None and settings.grammar is not None:
+        if sampling is None:
+            sampling = sampling_over(usual(prompt) if prefilled is None else prefilled.sampling, chosen)
+        elif chosen:
+            example = ", ".join(f"{name}={shown(value)}" for name, value in chosen.items())
+            raise InputError(
+                f"sampling is given beside {' and '.join(chosen)}; valid: either, as in "
+                f"sampling=SamplingParams({example})",
+                "sampling",
+            )
+        if wanted is not None and sampling.grammar is not None:
             raise InputError(
                 "response_format is given beside a grammar of the sampling; valid: one of the two",
                 "response_format",
             )
-        settings = settings if wanted is None else replace(settings, grammar=wanted)
-        return cls(prompt, max_new_tokens, strategy, strategy_options, settings, **rest)
+        sampling = sampling if wanted is None else replace(sampling, grammar=wanted)
+        return cls(prompt, max_new_tokens, strategy, strategy_options, sampling, **rest)
 
     def __post_init__(self) -> None:
         self._keep("max_new_tokens", check_integer("max_new_tokens", self.max_new_tokens, 1))
@@ -244,21 +236,3 @@ def check_callback(name: str, value: object) -> None:
     """Refuse what cannot be called; None passes."""
     if value is not None and not callable(value):
         raise InputError(f"{name} is {shown(value)}; valid: None, or a function", name)
-
-
-def check_name(model: object) -> None:
-    """Refuse what cannot name a model."""
-    if not isinstance(model, str | os.PathLike):
-        raise InputError(
-            f"model is of type {type(model).__name__}; valid: alias, folder or hub id "
-            f"(LLM.from_model takes a loaded model)"
-        )
-
-
-def check_loaded(model: Any, tokenizer: Any) -> None:
-    """Refuse what is no loaded model or no tokenizer."""
-    if isinstance(model, str | os.PathLike):
-        raise InputError(f"model is {str(model)!r}; valid: a loaded transformers model (LLM takes a name)")
-    check_model(model)
-    if tokenizer is not None and not callable(tokenizer):
-        raise InputError(f"tokenizer is {shown(tokenizer)}; valid: None, or a tokenizer of transformers")

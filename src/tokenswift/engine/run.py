@@ -1,42 +1,29 @@
-"""One generation: checks its arguments, turns the decode loop's tokens into text, keeps the journal.
+"""One generation: a request checked against the model, its prompt read, its steps taken one by one.
 
 A run is iterated by whoever wants it alone; the scheduler makes the same calls for several concurrently.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import time
-from collections import Counter
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from collections.abc import Callable, Collection, Generator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from tokenswift.config import settings_of
+from tokenswift.engine.journal import Journal
+from tokenswift.engine.output import Output
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
 from tokenswift.engine.step import PrefillChunk, RunningSequence, advance, prefill
-from tokenswift.engine.text import TextStream
 from tokenswift.interfaces import Calibrated, TokenSequence
-from tokenswift.loader.identity import versions
 from tokenswift.memory import check_run, needs_of, ran_out
 from tokenswift.metrics import Meter
 from tokenswift.models.low_bit import savings
 from tokenswift.ranks import Ranks
-from tokenswift.runs.loop import LoopGuard
-from tokenswift.runs.state import RunState
-from tokenswift.runs.writer import RunWriter, open_run
 from tokenswift.sampling.adjust import rules_of
-from tokenswift.spec.drafters.registry import mark_of, marks
 from tokenswift.spec.methods.table import STRATEGIES, drafts_from
-from tokenswift.types import Generation, InputError, Logprob, Metrics, RunError, Step
-from tokenswift.words import counted
-
-logger = logging.getLogger("tokenswift")
+from tokenswift.types import Generation, InputError, Metrics, RunError, Step
 
 
 class Run:
@@ -56,8 +43,7 @@ class Run:
         wanted: whether somebody still wants the text: asked between the passes that draft for it.
         patience: seconds that a step may draft for now: asked there too.
         text: the text under way, once the prompt is read.
-        finish_reason: why it ended; None until then.
-        written: the text so far, in pieces.
+        output: what it has written.
     Raises:
         InputError: naming the argument, its value and what is valid.
     """
@@ -75,54 +61,42 @@ class Run:
         self.wanted: Callable[[], bool] | None = None
         self.patience: Callable[[], float] | None = None
         self.target = llm.target
-        self.sampling = request.sampling
         self.prompt: list[int] = llm.encode(request.prompt)
         self.ranks: Ranks | None = llm.ranks
         if self.ranks is not None:
             self.ranks.agree("the prompt", self.prompt)
-        llm.check_room(len(self.prompt) + request.max_new_tokens)
+        self.target.check_room(len(self.prompt) + request.max_new_tokens)
         self.max_new_tokens = request.max_new_tokens
         self.eos: Collection[int] = () if request.ignore_eos else llm.source.end_tokens()
-        stop = tuple(text for text in request.stop if isinstance(text, str))
-        self.stops = tuple(ids for ids in request.stop if not isinstance(ids, str))
-        self._longest_stop = max(map(len, self.stops), default=1)
-        ends = {*self.eos, *(ids[0] for ids in self.stops if len(ids) == 1)}
-        rules = rules_of(self.sampling, llm.source.codec, self.target.vocab_size, len(self.prompt), ends)
-        self.sampler = self.target.sampler(self.sampling, rules)
-        if self.sampling.grammar is not None:
-            self.sampler.masks = llm.grammars.masks(self.sampling.grammar, len(self.prompt))
+        self.output = Output(llm.source.codec, request, self.eos)
+        ends = {*self.eos, *(ids[0] for ids in self.output.stops if len(ids) == 1)}
+        vocabulary, grammar = self.target.vocab_size, request.sampling.grammar
+        rules = rules_of(request.sampling, llm.source.codec, vocabulary, len(self.prompt), ends)
+        self.sampler = self.target.sampler(request.sampling, rules)
+        if grammar is not None:
+            self.sampler.masks = llm.resources.grammars.masks(grammar, len(self.prompt))
             self.sampler.later = None  # a mask needs the tokens before it
-        self.strategy = STRATEGIES[request.strategy].build(llm, options, self.sampler)
-        self.heads, self.draft_source = drafts_from(llm, request.strategy, options)
-        drafts_itself = request.strategy == "auto" and llm.low_bit(options.draft_weights) is not None
-        if request.strategy in ("auto", "tokenswift") and self.heads is None and not drafts_itself:
-            llm.warn_without_heads()
+        self.strategy = STRATEGIES[request.strategy].build(llm.resources, options, self.sampler)
+        self.heads, self.draft_source = drafts_from(llm.resources, request.strategy, options)
+        low = llm.resources.low_bit(options.draft_weights) if request.strategy == "auto" else None
+        if request.strategy in ("auto", "tokenswift") and self.heads is None and low is None:
+            llm.resources.warn_without_heads()
         self.prefixes = prefixes if self.target.equal_bits else None
         self.check_memory(spare)
-        self.stream = TextStream(llm.source.codec, stop)
-        self.guard = LoopGuard(request.loop)
         self.meter = Meter() if self.ranks is None else Meter(self.ranks.shared)
-        self.tokens: list[int] = []
-        self.written: list[str] = []
         self.text: RunningSequence | None = None
         self._sequence: TokenSequence | None = None
-        self._tail = ""  # what the end released
-        self._was_over = False
-        self.sources: Counter[str] = Counter(dict.fromkeys(marks(), 0))
-        self.logprobs: list[Logprob] = []
-        self.finish_reason: str | None = None
         self.draft_passes = 0
-        self.before: RunState | None = None
-        self.writer: RunWriter | None = None
+        self.journal: Journal | None = None
         if request.run_dir is not None:
-            identity = self._identity()
-            state = self._take_folder(Path(request.run_dir), identity)
-            if state is not None:
-                try:
-                    self._go_on(state)
-                except BaseException:
-                    self.close()
-                    raise
+            rule = self.strategy.acceptance
+            self.journal = Journal(llm, request, self.prompt, self.eos, rule, self.output, self.meter)
+            self.draft_passes = self.journal.passes
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it ended; None until then."""
+        return self.output.finish_reason
 
     # ---- memory ---------------------------------------------------------------------------------
 
@@ -153,85 +127,6 @@ class Run:
         needs = needs_of(self.target, self.strategy, len(self.prompt), self.max_new_tokens)
         return sum(need.nbytes for need in needs if need.sure)
 
-    # ---- the journal ----------------------------------------------------------------------------
-
-    def _take_folder(self, folder: Path, identity: dict[str, Any]) -> RunState | None:
-        """The run that is there already. Of several ranks the first one alone writes."""
-
-        def opened() -> RunState | None:
-            self.writer = open_run(folder, identity, self.prompt, self.request.drop_damaged)
-            return self.writer.state
-
-        return opened() if self.ranks is None else self.ranks.first(opened)
-
-    def _identity(self) -> dict[str, Any]:
-        """What decides the tokens (but for the prompt)."""
-        return {
-            **self.llm.identity(),
-            "sampling": settings_of(self.sampling),
-            "eos": sorted(self.eos),
-            "stop": [text if isinstance(text, str) else list(text) for text in self.request.stop],
-            "acceptance": self.strategy.acceptance,
-        }
-
-    def _header(self) -> dict[str, Any]:
-        identity = self._identity()
-        header = {"kind": "header", "made": time.time(), "name": self.llm.name, "model": self.llm.loading}
-        return header | {"identity": identity, "prompt": self.prompt}
-
-    def _session(self) -> dict[str, Any]:
-        """What may change from one session to the next without changing the tokens."""
-        request = self.request
-        given = {k: v for k, v in request.given.items() if k != "explain" and _is_plain(v)}
-        if request.strategy == "tokenswift":  # without its tree it is an earlier version's name of ``auto``
-            given["tree"] = request.options.tree
-        return {
-            "kind": "session",
-            "time": time.time(),
-            "pid": os.getpid(),
-            "max_new_tokens": self.max_new_tokens,
-            "strategy": request.strategy,
-            "options": given,
-            "on_loop": request.on_loop,
-            "loop": asdict(self.guard.options),
-            "ignore_eos": request.ignore_eos,
-            "numerics": self.llm.numerics(),
-            "threads": torch.get_num_threads(),
-            "versions": versions(),
-        }
-
-    def _go_on(self, state: RunState) -> None:
-        """Take up a run where its journal ends."""
-        if self.max_new_tokens < len(state.tokens):
-            raise InputError(
-                f"max_new_tokens is {self.max_new_tokens}; the run has "
-                f"{counted(len(state.tokens), 'token')} already; valid: at least as many"
-            )
-        if max(state.tokens, default=0) >= self.target.vocab_size:
-            raise InputError(
-                f"run_dir {self.request.run_dir} holds the token id {max(state.tokens)}; valid: ids of the "
-                f"model's vocabulary, 0 to {self.target.vocab_size - 1}"
-            )
-        self.before = state
-        self.tokens, self.written = list(state.tokens), [state.text]
-        self.draft_passes = state.passes
-        self.sources.update({mark_of(letter).name: n for letter, n in Counter(state.sources).items()})
-        if state.stream is not None:
-            self.stream.restore(state.stream)
-        self.guard.restore(self.tokens, state.loop)
-        figures = [
-            (drafted, accepted, ngram, gamma) for _, drafted, accepted, ngram, gamma, _ in state.all_steps
-        ]
-        self.meter.restore(figures, state.seconds)
-        self.finish_reason = state.finished(self.max_new_tokens, self.request.on_loop)
-        self._was_over = self.finish_reason is not None
-        if self._was_over:
-            self._tail = self.stream.finish()
-            self.written.append(self._tail)
-        else:
-            then = {"numerics": state.session.numerics, "versions": state.session.versions}
-            _warn(then, self._session(), self.strategy.acceptance)
-
     # ---- the loop -------------------------------------------------------------------------------
 
     def __iter__(self) -> Generator[Step]:
@@ -258,21 +153,13 @@ class Run:
 
     def open(self) -> None:
         """Begin the journal or go on with it, where there is one."""
-        if self.writer is not None and not self._is_kept():
-            self.writer.begin(self._header(), self._session())
-            if self.writer.note:
-                logger.warning("%s", self.writer.note)
-
-    def _is_kept(self) -> bool:
-        """Whether the end of the run was in its journal before, and its text file has its name."""
-        state, writer = self.before, self.writer
-        ended = self._was_over and state is not None and state.end is not None
-        return ended and writer is not None and not writer.is_unfinished()
+        if self.journal is not None:
+            self.journal.begin()
 
     @property
     def left(self) -> int:
         """Tokens that are still to be read before the first step."""
-        known = len(self.prompt) + len(self.tokens) - 1
+        known = len(self.prompt) + len(self.output.tokens) - 1
         return known if self._sequence is None else known - self._sequence.cache.length
 
     def begin(self) -> TokenSequence:
@@ -281,10 +168,10 @@ class Run:
             return self._sequence
         capacity = len(self.prompt) + self.max_new_tokens + self.strategy.max_nodes
         with self.meter.phase("prefill"):
-            if self.request.prefilled is not None and not self.tokens:
+            if self.request.prefilled is not None and not self.output.tokens:
                 self._sequence = self._named(self.request.prefilled.fork(capacity, self.sampler))
                 return self._sequence
-            known, cache = self.prompt + self.tokens, None
+            known, cache = self.prompt + self.output.tokens, None
             if self.prefixes is not None:
                 cache = self.prefixes.begin(known, capacity, self.owner)
             if cache is None:
@@ -336,86 +223,47 @@ class Run:
         return part.left
 
     def _make_text(self, sequence: TokenSequence) -> None:
-        room = self.max_new_tokens - len(self.tokens)
+        room = self.max_new_tokens - len(self.output.tokens)
         self.text = RunningSequence(sequence, self.strategy, self.sampler, room, self.eos, self.meter)
         self.text.logprobs, self.text.ranks = self.request.logprobs, self.ranks
         self.text.begin()
 
     def take(self, step: Step) -> Step:
         """Take in a step of `text`; returns it up to the end of the text, with what it released."""
-        ids, pieces = self._take(step.token_ids)
-        self.tokens += ids
+        step, pieces = self.output.take(step)
         if self._sequence is not None:
             self.draft_passes = self._sequence.draft_passes
-        self.guard.observe(step)
-        if self.finish_reason is None and len(self.tokens) >= self.max_new_tokens:
-            self.finish_reason = "length"
-        taken = {"token_ids": ids, "sources": step.sources[: len(ids)], "logprobs": step.logprobs[: len(ids)]}
-        step = replace(step, **taken, text="".join(pieces), chars=tuple(map(len, pieces)))
-        self.sources.update(step.sources)
-        self.logprobs += step.logprobs
-        if self.writer is not None:
-            self._keep(self.writer, step, pieces)
-        self._tail = self.stream.finish() if self.finish_reason is not None else ""
-        self.written += [step.text, self._tail]
-        return replace(step, text=step.text + self._tail)
+        if self.journal is not None:
+            self.journal.add(step, pieces, self.draft_passes)
+        return replace(step, text=step.text + self.output.finish())
 
     def finish(self) -> None:
         """Write the end to the journal, where there is one; keep what the steps have shown of their costs."""
         if self.text is not None and isinstance(self.strategy, Calibrated):
             self.strategy.settle()
-        if self.writer is not None and not self._is_kept():
-            self.writer.finish(self.finish_reason or "length", self._tail, self.metrics())
+        if self.journal is not None:
+            self.journal.finish(self.metrics())
 
     def close(self) -> None:
         """Let go of memory and journal, wherever the run is; what was kept of it stays."""
         if self.prefixes is not None and self._sequence is not None:
             self.prefixes.keep(self._sequence)
         self._sequence = self.text = None
-        if self.writer is not None:
-            self.writer.close()
-
-    def _take(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], list[str]]:
-        """The tokens of a step up to the end of the text, and the text that each released."""
-        pieces: list[str] = []
-        for token in token_ids:
-            written = [*self.tokens[-self._longest_stop :], *token_ids[: len(pieces) + 1]]
-            enough = len(self.tokens) + len(pieces) + 1 > self.sampling.min_tokens
-            self.stream.may_stop = enough
-            stops = enough and any(tuple(written[-len(ids) :]) == ids for ids in self.stops)
-            ends = token in self.eos
-            pieces.append("" if ends or stops else self.stream.push((token,)))  # no "</s>" in the text
-            self.guard.push(token)
-            if self.stream.stopped or stops:
-                self.finish_reason = "stop"
-            elif ends:
-                self.finish_reason = "eos"
-            elif self.guard.loop is not None and self.request.on_loop == "stop":
-                self.finish_reason = "loop"
-            if self.finish_reason is not None:
-                break
-        return tuple(token_ids[: len(pieces)]), pieces
-
-    def _keep(self, writer: RunWriter, step: Step, pieces: Sequence[str]) -> None:
-        """Hand a step to the journal, with times and passes of this process."""
-        seconds, passes = self.meter.seconds, self.draft_passes
-        if self.before is not None:
-            seconds = {k: v - self.before.seconds.get(k, 0.0) for k, v in seconds.items()}
-            passes -= self.before.passes
-        writer.add(step, pieces, seconds, passes, self.stream.state(), self.guard.first)
+        if self.journal is not None:
+            self.journal.close()
 
     # ---- the result -----------------------------------------------------------------------------
 
     def metrics(self) -> Metrics:
         """Figures of the run so far, earlier sessions included."""
-        return self.meter.finish(self.tokens, self.draft_passes, loop=self.guard.first)
+        return self.meter.finish(self.output.tokens, self.draft_passes, loop=self.output.guard.first)
 
     def result(self) -> Generation:
         """The finished generation."""
         heads = self.heads
         return Generation(
-            token_ids=self.tokens,
-            text="".join(self.written),
+            token_ids=self.output.tokens,
+            text=self.output.text,
             finish_reason=self.finish_reason or "length",
             metrics=self.metrics(),
             prompt_tokens=len(self.prompt),
@@ -423,31 +271,6 @@ class Run:
             drafting=self.strategy.report(),
             heads=None if heads is None else {"kind": heads.kind, "file": heads.source},
             draft_source=self.draft_source,
-            token_sources=dict(self.sources),
-            logprobs=self.logprobs,
+            token_sources=dict(self.output.sources),
+            logprobs=self.output.logprobs,
         )
-
-
-def _is_plain(value: object) -> bool:
-    """Whether a value can be written to a journal."""
-    return isinstance(value, str | int | float | None) or (
-        isinstance(value, tuple | list) and all(map(_is_plain, value))
-    )
-
-
-def _warn(then: Mapping[str, Any], now: Mapping[str, Any], acceptance: str) -> None:
-    """Say in one line why the text may differ from the uninterrupted run's."""
-    old, new = then["numerics"], now["numerics"]
-    changed = [what for what in ("device", "processor", "how", "compiler") if old.get(what) != new.get(what)]
-    if "how" in changed:
-        changed[changed.index("how")] = f"how passes are computed ({old['how']}; now {new['how']})"
-    changed += [k for k in ("tokenswift", "torch") if then["versions"].get(k) != now["versions"][k]]
-    if acceptance != "exact":
-        reason = "the published rule draws by what was drafted"
-    elif changed:
-        reason = f"{' and '.join(changed)} changed since"
-    elif not new["equal_bits"]:
-        reason = f"prefill and decoding may round differently ({new['how']}, {new['device']})"
-    else:
-        return
-    logger.warning("%s: the text may differ from the uninterrupted run's", reason)

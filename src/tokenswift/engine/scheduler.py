@@ -10,36 +10,30 @@ others wait in order.
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from queue import SimpleQueue
 from threading import Condition, Thread
 from time import monotonic, perf_counter
 from typing import Any, Literal
 
 from tokenswift.checks import check_integer
 from tokenswift.config import shown
+from tokenswift.engine.admission import Admission
+from tokenswift.engine.pace import PrefillPace
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
 from tokenswift.engine.run import Run
 from tokenswift.engine.step import advance
-from tokenswift.engine.ticket import Event, Ticket
-from tokenswift.types import Generation, InputError, Step, Stopped
+from tokenswift.engine.ticket import Ticket
+from tokenswift.types import InputError, Stopped
 from tokenswift.words import counted
 
 MOST = 16  # concurrent texts with "auto": about from there rows cost what they would cost alone
-READ = 1.5  # steps' time that a part of a prompt may add to a step
-FIRST = 4  # rows of the first part that is read beside texts under way; later ones follow from their times
-FEW = 64  # rows of the first part that is read alone
-FEWER, MORE = 0.7, 1.1  # what the next part's rows are at least and at most, times the last one's
 BARE = 16  # every so many steps nothing is read: what a step takes without is known by those
 DRAFT = 0.1  # seconds that all texts may draft for in a step, or as long as their pass, where others wait
-PART = 0.5  # seconds that a part of a prompt may take for which no text waits
-_SLOW = 1 / 8  # weight of a new time in a running mean
 
 logger = logging.getLogger("tokenswift")
 
@@ -103,25 +97,21 @@ class Scheduler:
         self.at_once = check_at_once(at_once)
         self._queue = queue if queue is None else check_integer("queue", queue, 0)
         self._llm = llm
-        self._backend = llm.target.backend
         self._prefixes = Prefixes.beside(llm.target)
+        self._admission = Admission(llm.target.backend, self._prefixes)
         self._wake = Condition()  # guards the three lists, and what is counted
         self._waiting: deque[Ticket] = deque()
         self._reading: list[Ticket] = []
         self._running: list[Ticket] = []
         self._cancelled: list[Ticket] = []
-        self._nbytes: dict[Ticket, int] = {}  # of those that have their turn
-        self._turns: dict[str, int] = {}  # of each owner, its last one's number
-        self._budget = 0  # bytes that these may take together
         self._is_closed = False
         self._counted = {"ended": 0, "failed": 0, "cancelled": 0, "steps": 0, "passes": 0, "tokens": 0}
         self._counted |= {"drafted": 0, "accepted": 0, "read": 0}
         self._rows = 0
         self._turn = 0
-        self._step_seconds = self._mean_step = self._pause = 0.0
-        self._part = float(FIRST)  # rows that fit beside a step
+        self._step_seconds = self._pause = 0.0
+        self._pace = PrefillPace(llm.target.prefill_chunk)
         self._pass = 0.0  # seconds of the last verify pass
-        self._rows_alone = FEW  # of a part that is read beside nothing
         self._last = 0.0  # when the last step of all texts ended; 0: none is under way
         self._sign = monotonic()  # when there was the last step, part of a prompt or end of a text
         self._thread = Thread(target=self._work, name="tokenswift-scheduler", daemon=True)
@@ -141,7 +131,7 @@ class Scheduler:
         """
         with self._wake:
             self._check_queue()
-            held = sum(self._nbytes.values())
+            held = self._admission.nbytes
         run = Run(self._llm, request, self._prefixes, held, owner)
         try:
             run.open()
@@ -258,46 +248,20 @@ class Scheduler:
         return not self._is_closed
 
     def _admit(self) -> None:
-        """Let texts have their turn while there is room: of the owner with the fewest of them, of several the
-        one whose last turn is longest ago, in order."""
-        while self._waiting and len(self._nbytes) < self.at_once:
-            held = Counter(ticket.run.owner for ticket in self._nbytes)
-            ticket = min(self._waiting, key=lambda one: self._share(one.run.owner, held))
+        """Let texts have their turn while there is room."""
+        while self._waiting and len(self._admission) < self.at_once:
+            ticket = self._admission.next(self._waiting)
             try:
-                fits = self._fits(ticket.run)
+                fits = self._admission.fits(ticket.run)
             except Exception as error:
                 self._leave(ticket, "failed", error)
                 continue
             if not fits:
                 return
-            self._turns[ticket.run.owner] = max(self._turns.values(), default=0) + 1
             with self._wake:
                 self._waiting.remove(ticket)
                 self._reading.append(ticket)
-                self._nbytes[ticket] = ticket.run.nbytes
-
-    def _share(self, owner: str, held: Counter[str]) -> tuple[int, int]:
-        """How many texts of an owner have their turn, and when it had the last one."""
-        return held[owner], self._turns.get(owner, 0)
-
-    def _fits(self, run: Run) -> bool:
-        """Whether the memory holds one more text.
-
-        Raises:
-            InputError: it does not hold it alone.
-        """
-        memory = self._backend.memory()
-        if memory is None:
-            return True
-        if not self._nbytes:
-            run.check_memory()
-            self._budget = self._backend.memory().free + self._prefixes.nbytes
-        else:
-            room = self._budget - sum(self._nbytes.values()) - run.nbytes
-            if room < 0:
-                return False
-            self._prefixes.shrink(room)
-        return True
+                self._admission.add(ticket)
 
     def _next(self) -> Ticket | None:
         """Whose prompt is read on: in turns the text that came first and the one with the least left, so that
@@ -307,7 +271,7 @@ class Scheduler:
             return None
         ticket = min(self._reading, key=lambda one: one.run.left) if self._turn % 2 == 0 else self._reading[0]
         try:
-            if self._running and not ticket.run.begin().cache.prefault(self._mean_step):
+            if self._running and not ticket.run.begin().cache.prefault(self._pace.step):
                 return None
         except Exception as error:
             self._leave(ticket, "failed", error)
@@ -316,16 +280,15 @@ class Scheduler:
 
     def _read(self, ticket: Ticket, rows: int | None = None) -> None:
         """Read a part of a prompt in passes of its own."""
-        run, most, begun = ticket.run, self._llm.target.prefill_chunk, perf_counter()
+        run, begun = ticket.run, perf_counter()
         try:
             before = run.left
-            left = run.read(rows or min(self._rows_alone, most))
+            left = run.read(rows or self._pace.alone)
         except Exception as error:
             self._fail(ticket, error)
             return
-        if rows is None and left:  # so many that whoever comes, or cancels, does not wait long
-            fit = PART / max(perf_counter() - begun, 1e-9)
-            self._rows_alone = min(max(FIRST, int(self._rows_alone * min(fit, 2.0))), most)
+        if rows is None and left:
+            self._pace.has_read(perf_counter() - begun)
         self._has_read(ticket, before - left, left)
 
     def _has_read(self, ticket: Ticket, rows: int, left: int) -> None:
@@ -343,7 +306,7 @@ class Scheduler:
         part = None
         if reader is not None:
             if self._llm.target.equal_bits and reader.run.left:
-                part = reader.run.part(int(self._part))
+                part = reader.run.part(self._pace.beside)
             else:  # nothing, or in the passes that it would have alone
                 self._read(reader, 1)
         for ticket, made in zip(
@@ -373,11 +336,9 @@ class Scheduler:
         now = perf_counter()
         self._step_seconds = now - begun
         if reader is None:
-            self._mean_step = _mean(self._mean_step, self._step_seconds)
-        elif part is not None and self._mean_step:
-            wanted = READ * self._mean_step / max(self._step_seconds - self._mean_step, 1e-9)
-            rows = self._part * min(max(wanted, FEWER), MORE)
-            self._part = min(max(1.0, rows), float(self._llm.target.prefill_chunk))
+            self._pace.has_stepped(self._step_seconds)
+        elif part is not None:
+            self._pace.has_read_beside(self._step_seconds)
         if self._last:
             self._pause = max(self._pause, now - self._last)
         self._last = now if self._running else 0.0
@@ -407,7 +368,7 @@ class Scheduler:
             for those in (self._running, self._reading, self._waiting):
                 with suppress(ValueError):
                     those.remove(ticket)
-            self._nbytes.pop(ticket, None)
+            self._admission.remove(ticket)
         self._count(**{how: 1})
         ticket.end(result, error)
 
@@ -429,44 +390,3 @@ def check_at_once(at_once: object) -> int:
     if isinstance(at_once, str):
         raise InputError(f"at_once is {shown(at_once)}; valid: auto, or an integer from 1 on", "at_once")
     return check_integer("at_once", at_once, 1)
-
-
-def run_all(
-    scheduler: Scheduler, requests: Iterable[Request], on_step: Callable[[int, Step], object] | None = None
-) -> Iterator[tuple[int, Generation | Exception]]:
-    """Run requests, a few of them submitted ahead; yields each one's number and its result, or what made it
-    fail, in the order in which they end. ``on_step`` is called with number and step, from the scheduler's
-    thread."""
-    ended: SimpleQueue[tuple[int, Generation | Exception]] = SimpleQueue()
-    under_way = 0
-    for number, request in enumerate(requests):
-        if under_way >= 2 * scheduler.at_once:
-            yield ended.get()
-            under_way -= 1
-        try:
-            ticket = scheduler.submit(request)
-        except Exception as error:
-            yield number, error
-            continue
-        under_way += 1
-        ticket.on_event(partial(_collect, ticket, number, ended, on_step))
-    for _ in range(under_way):
-        yield ended.get()
-
-
-def _collect(
-    ticket: Ticket,
-    number: int,
-    ended: SimpleQueue[tuple[int, Generation | Exception]],
-    on_step: Callable[[int, Step], object] | None,
-    event: Event,
-) -> None:
-    if not isinstance(event, Step):
-        ended.put((number, ticket.result if event is None else event))
-    elif on_step is not None:
-        on_step(number, event)
-
-
-def _mean(mean: float, new: float) -> float:
-    """A running mean with a new value; 0: there was none."""
-    return new if not mean else mean + _SLOW * (new - mean)

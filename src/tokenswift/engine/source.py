@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tokenswift.config import shown
+from tokenswift.engine.request import check_callback
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.formats.format import Format
 from tokenswift.kernels.formats.registry import BY_CODE, FORMATS
-from tokenswift.load_config import LoadConfig, RopeScaling
+from tokenswift.load_config import LoadConfig, RopeScaling, check_backend
 from tokenswift.loader import passed, placed
 from tokenswift.loader.checkpoint import StoredWeights
 from tokenswift.loader.find import cache_dir, locate
@@ -80,6 +83,7 @@ class FromModel:
     Attributes:
         model, tokenizer: transformers' own.
         spread: whether its weights may lie in several places.
+        scaling: the wish for YaRN.
         codec: what makes ids of texts and texts of ids.
         host: what heads must fit.
     """
@@ -105,7 +109,7 @@ class FromModel:
         self.spread = spread or placed.is_placed(model)
         values = placed.parameters if self.spread else None
         self.host: HeadsHost = host_of(model, values)
-        self._scaling, self._take, self._backend = scaling, take, backend
+        self.scaling, self._take, self._backend = scaling, take, backend
         self._identity = identity_of(model, values)
 
     @property
@@ -116,7 +120,7 @@ class FromModel:
     def target(self, on_progress: OnProgress | None = None) -> Target:
         """The target, made now and checked."""
         try:
-            return make_target(self.model, self._scaling, self._take, on_progress, self._backend, self.spread)
+            return make_target(self.model, self.scaling, self._take, on_progress, self._backend, self.spread)
         except torch.OutOfMemoryError as error:
             needed = sum(part.numel() * part.element_size() for part in self.model.parameters())
             raise _no_room(self.model.name_or_path, self._backend, needed, []) from error
@@ -125,7 +129,7 @@ class FromModel:
         """What of the model decides the tokens."""
         if "tokenizer" not in self._identity:
             self._identity["tokenizer"] = tokenizer_digest(self.tokenizer)
-        return dict(self._identity)
+        return {**self._identity, "rope": str(self.scaling or "none")}
 
     def end_tokens(self) -> set[int]:
         """End-of-text ids."""
@@ -154,6 +158,7 @@ class FromFiles:
         self, files: Opened, how: LoadConfig, backend: Backend, key: str | None, far: float | None
     ) -> None:
         self._files, self._how, self._backend, self._key, self._far = files, how, backend, key, far
+        self.scaling = how.scaling
         stored = how.weights == WEIGHTS[0]
         self._weights: StoredWeights = files.weights if stored else Recoded(files.weights, how.weights)
         self.codec: Any = files.tokenizer
@@ -255,7 +260,7 @@ class FromFiles:
 
     def identity(self) -> dict[str, Any]:
         """What of the model decides the tokens."""
-        return dict(self._identity)
+        return {**self._identity, "rope": str(self.scaling or "none")}
 
     def end_tokens(self) -> set[int]:
         """End-of-text ids."""
@@ -281,16 +286,26 @@ def _no_room(name: str, backend: Backend | None, needed: int, others: list[tuple
     )
 
 
-def open_model(name: str, how: LoadConfig, on_progress: OnProgress | None = None) -> Source:
+def open_model(
+    model: str | os.PathLike[str], how: LoadConfig, on_progress: OnProgress | None = None
+) -> Source:
     """A model by its name.
 
     Args:
-        name: as of `loader.load.load`.
+        model: the name, as of `loader.load.load`.
         on_progress: told of the stages "fetch" and "load".
     Raises:
         InputError, RunError: as of `loader.load.load`.
     """
-    place = check_place(how)
+    if not isinstance(model, str | os.PathLike):
+        raise InputError(
+            f"model is of type {type(model).__name__}; valid: alias, folder or hub id "
+            f"(LLM.from_model takes a loaded model)"
+        )
+    check_callback("on_progress", on_progress)
+    if how.threads is not None:
+        torch.set_num_threads(how.threads)
+    name, place = str(model), check_place(how)
     source, local = locate(name, on_progress)
     if how.spread is not None:
         loaded = load_located(name, source, local, how, place, on_progress)
@@ -309,6 +324,25 @@ def open_model(name: str, how: LoadConfig, on_progress: OnProgress | None = None
         )
     loaded = load_located(name, source, local, how, place, on_progress)
     return FromModel(loaded.model, loaded.tokenizer, how.scaling, take=True, backend=backend)
+
+
+def wrap_model(model: Any, tokenizer: Any, how: LoadConfig) -> FromModel:
+    """A loaded transformers model, which stays as it is.
+
+    Raises:
+        InputError: it is no such model, its tokenizer is none, or it does not run here as is asked for.
+    """
+    if isinstance(model, str | os.PathLike):
+        raise InputError(f"model is {str(model)!r}; valid: a loaded transformers model (LLM takes a name)")
+    check_model(model)
+    if tokenizer is not None and not callable(tokenizer):
+        raise InputError(f"tokenizer is {shown(tokenizer)}; valid: None, or a tokenizer of transformers")
+    if (ranks := placed.tp_of(model)) > 1:
+        raise InputError(f"the model is spread over {ranks} ranks; valid: LLM(name, tp={ranks})")
+    device = model.lm_head.weight.device
+    check_backend(how.backend, str(device))
+    computes = backend_for(device, how.backend, how.cuda_graphs == "auto")
+    return FromModel(model, tokenizer, how.scaling, take=False, backend=computes)
 
 
 def _from_files(name: str, folder: Path, how: LoadConfig, backend: Backend) -> FromFiles | None:

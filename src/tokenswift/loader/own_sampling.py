@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tokenswift.config import ANSWERS, SamplingParams, sampling_by
 from tokenswift.files import read_small
+from tokenswift.loader.prompts import is_chat
 from tokenswift.types import InputError
 
+logger = logging.getLogger("tokenswift")
 NAMES = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty")
 #: key of a GGUF file, after ``general.sampling.`` → field of `config.SamplingParams`
 KEYS = {
@@ -69,3 +73,37 @@ def check_named(found: dict[str, Any], model: str) -> dict[str, Any]:
             f"valid: default"
         )
     return found
+
+
+class OwnSampling:
+    """The sampling of one model's texts: as the model itself names it, and where none is given.
+
+    Args:
+        model: its name.
+        named: gives the settings that it names.
+    """
+
+    def __init__(self, model: str, named: Callable[[], dict[str, Any]]) -> None:
+        self._model, self._named = model, named
+        self._said = False  # that they are not usable
+
+    def of_model(self, given: Mapping[str, Any]) -> SamplingParams:
+        """As the model says, with the given fields over it; what neither names is off.
+
+        Raises:
+            InputError: the model names no setting, or a field is out of its range.
+        """
+        return sampling_by(check_named(self._named(), self._model), given)
+
+    def usual(self, prompt: Any) -> SamplingParams:
+        """The paper's for a text that is continued; for chat messages as the model says, if it does."""
+        if not is_chat(prompt):
+            return SamplingParams()
+        found = self._named()
+        try:
+            return sampling_by(found, {}) if found else ANSWERS
+        except InputError as error:
+            if not self._said:
+                self._said = True
+                logger.warning("the sampling settings that %s names are left aside: %s", self._model, error)
+            return ANSWERS

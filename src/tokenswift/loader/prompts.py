@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tokenswift.checks import check_text
-from tokenswift.config import ANSWERS, SamplingParams, integer_of, shown
+from tokenswift.config import integer_of, shown
 from tokenswift.loader.templates.render import rendered
 from tokenswift.types import InputError
 
@@ -93,15 +93,6 @@ def _encoded(text: str, tokenizer: Any, name: str, **options: Any) -> list[int]:
 def is_chat(prompt: Any) -> bool:
     """Whether a prompt is meant as chat messages."""
     return isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-
-
-def default_sampling(prompt: Any, answers: SamplingParams = ANSWERS) -> SamplingParams:
-    """The sampling where none is given: the paper's for a text that is continued, another for answers.
-
-    Args:
-        answers: of chat messages.
-    """
-    return answers if is_chat(prompt) else SamplingParams()
 
 
 def has_template(tokenizer: Any) -> bool:

@@ -17,11 +17,12 @@ from tokenswift.interfaces import CommittingCache, KVCache, Pass, Segment
 from tokenswift.kernels.base import Backend
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.select import OBSERVED
+from tokenswift.load_config import LoadConfig
 from tokenswift.loader.checkpoint import Layout, head_width
 from tokenswift.loader.rope import Rotary
 from tokenswift.sampling.adjust import NO_RULES, TextRules
 from tokenswift.sampling.choice import Sampler
-from tokenswift.types import OnProgress
+from tokenswift.types import InputError, OnProgress
 
 
 class BaseTarget(ABC):
@@ -67,6 +68,31 @@ class BaseTarget(ABC):
         self._rows: tuple[Tensor, Any] | None = None
         self._taken: list[tuple[nn.Module, Callable[[], Tensor]]] = []  # modules, what makes their weights
 
+    @abstractmethod
+    def compute_as(self, how: LoadConfig, name: str) -> None:
+        """Compute in int8, and keep keys and values, as is asked for; called once, before the first pass
+        whose outcome counts.
+
+        Args:
+            name: of the model, for messages.
+        Raises:
+            InputError: the model or its backend cannot.
+        """
+
+    @property
+    def computes(self) -> str:
+        """What is computed in, e.g. "float32"; "int8" where products and attention are."""
+        whole = self.whole and self.keys == torch.int8
+        return "int8" if whole else str(self.dtype).removeprefix("torch.")
+
+    def identity(self) -> dict[str, str]:
+        """What of the arithmetic decides the tokens, where it is not that of the weights' type."""
+        if self.computes == "int8":
+            return {"dtype": "int8"}
+        made = {"activations": "int8"} if self.whole else {}
+        kept = {"kv_cache_dtype": str(self.keys).removeprefix("torch.")}
+        return made if self.keys == self.dtype else made | kept
+
     def _entry_bytes(self) -> int:
         """Bytes of a token's keys and values."""
         return self.layers * self.kv_heads * self.backend.entry_bytes(self.head_dim, self.keys)
@@ -89,6 +115,19 @@ class BaseTarget(ABC):
     def new_cache(self, capacity: int) -> FullCache:
         """An empty full cache for ``capacity`` tokens, scratch room included."""
         return self.backend.new_cache(self.layers, self.kv_heads, self.head_dim, capacity, self.keys)
+
+    def check_room(self, tokens: int) -> None:
+        """See that so many positions are within the model's.
+
+        Raises:
+            InputError: they are not.
+        """
+        limit = self.rotary.limit
+        if limit is not None and tokens > limit:
+            raise InputError(
+                f"prompt and new tokens are {tokens} tokens; valid: up to the model's {limit} positions, "
+                f"or more with rope_scaling yarn"
+            )
 
     def give_back(self) -> None:
         """Restore the weights of the model that were taken; from then on they exist twice."""

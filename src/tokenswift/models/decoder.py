@@ -25,6 +25,7 @@ from tokenswift.kernels.cpu.arguments import TYPES
 from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.pages import Arena
+from tokenswift.load_config import LoadConfig
 from tokenswift.loader.checkpoint import (
     EMBEDDING,
     FAMILIES,
@@ -239,6 +240,18 @@ class NativeTarget(BaseTarget):
     def _multiplied(self) -> list[Packed]:
         """The weights that products are with."""
         return [self.head, *(weight for layer in self.body.weights for weight in layer.packed())]
+
+    def compute_as(self, how: LoadConfig, name: str) -> None:
+        """See :meth:`BaseTarget.compute_as`; nothing asked for, in int8 where the weights are quantized and
+        the backend is best at it."""
+        usual = how.dtype == "auto" and how.int8 is None
+        whole = how.int8 == "dtype" or (usual and self.has_int8 and self.backend.prefers_int8)
+        if whole or how.int8 is not None:
+            self.take_int8("dtype" if whole else "activations")
+        if how.keys is not None:
+            self.take_keys(how.keys, "kv_cache_dtype")
+        elif whole:
+            self.take_keys(torch.int8, "dtype")
 
     def take_int8(self, option: str) -> None:
         """Compute all products in int8 from now on: another model, and a faster one.

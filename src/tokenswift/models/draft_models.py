@@ -14,7 +14,7 @@ from tokenswift.models.target import Target, check_model, make_target
 from tokenswift.types import InputError
 
 
-class Drafters:
+class DraftModels:
     """The draft models of one target.
 
     Args:
@@ -34,7 +34,14 @@ class Drafters:
         return draft.NAME if wanted is None else str(wanted) if _is_name(wanted) else type(wanted).__name__
 
     def get(self, wanted: Any) -> Target:
-        """A draft model; see ``LLM.draft_model``."""
+        """A draft model, loaded once.
+
+        Args:
+            wanted: alias, folder, hub id or a loaded transformers model; None takes the one that is
+                shipped for the default model.
+        Raises:
+            InputError: there is none, it cannot be loaded, or its vocabulary is another one.
+        """
         if wanted is None and not self._is_default:
             raise InputError(
                 "draft_model is not given; valid: a causal LM with the target's tokenizer, such as a folder "

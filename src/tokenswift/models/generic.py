@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tokenswift.interfaces import Pass, Segment
 from tokenswift.kernels.base import Backend, check_ids
+from tokenswift.load_config import LoadConfig
 from tokenswift.loader import placed
 from tokenswift.loader.rope import Rotary
 from tokenswift.models.attention import NAME, PassContext
@@ -111,6 +112,20 @@ class GenericTarget(BaseTarget):
         self.weight_bytes = sum(map(placed.local_bytes, weights))
         first = torch.zeros(1, dtype=torch.long, device=self.device)
         self.windows = self._pass(Segment(first, first, self.new_cache(1)))[1].windows
+
+    def compute_as(self, how: LoadConfig, name: str) -> None:
+        """See :meth:`BaseTarget.compute_as`: transformers' own model computes in floats alone."""
+        for option, asks, valid in (
+            ("dtype", how.int8 == "dtype", "auto, float32, bfloat16, float16"),
+            ("activations", how.int8 == "activations", "float"),
+            ("kv_cache_dtype", how.keys is not None, "auto"),
+        ):
+            if asks:
+                raise InputError(
+                    f"{option} is {getattr(how, option)!r}, but {name} runs through transformers' own model; "
+                    f"valid: {valid}",
+                    option,
+                )
 
     @torch.inference_mode()
     def _pass(self, segment: Segment) -> tuple[Tensor, PassContext]:

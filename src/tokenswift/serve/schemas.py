@@ -173,7 +173,7 @@ class Body(Formed):
             sampling = replace(self._sampling(llm.default_sampling(prompt), seed), grammar=self.grammar())
             sampling = bound(sampling, calls_of(tools, llm.source.codec))
             if sampling.grammar is not None:
-                llm.grammars.masks(sampling.grammar, 0)  # compiled here, or refused
+                llm.resources.grammars.masks(sampling.grammar, 0)  # compiled here, or refused
             ids = encoded(llm, prompt, tools, self.asked)
             if longest is not None:
                 check_tokens(len(ids), longest, self.asked)

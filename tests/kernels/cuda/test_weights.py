@@ -119,7 +119,7 @@ def test_copies_in_few_bits_draft_for_dense_weights(backend: CudaBackend, form: 
     path = tmp_path / "model.gguf"
     write(path, tiny())
     llm = LLM(path, device="cpu", heads="none")
-    low_bit = llm.low_bit(form)
+    low_bit = llm.resources.low_bit(form)
     assert low_bit is not None and low_bit.copied_bytes == low_bit.weight_bytes > 0
     done = llm.generate(PROMPT, 30, "auto", {"draft_weights": form}, PARAMS, ignore_eos=True)
     assert done.token_ids == text(llm, new=30)

@@ -23,6 +23,7 @@ from tokenswift.spec.drafters.heads import HIDDEN, heads_offer
 from tokenswift.spec.drafters.model import MODEL
 from tokenswift.spec.drafters.partial import PARTIAL, partial_offer
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
+from tokenswift.spec.methods.resources import Resources
 from tokenswift.tree import CandidateTree
 
 #: rows and levels cost nothing: everything that may be right is drafted
@@ -33,7 +34,7 @@ REAL = Table((1, 10, 32), (1.0, 2.0, 4.0), (1e-3, 2e-3, 4e-3), 0.1)
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LLM, "costs", lambda self, low=None: FREE)
+    monkeypatch.setattr(Resources, "costs", lambda self, low=None: FREE)
     monkeypatch.setattr(Costs, "observe", lambda *args: None)
     monkeypatch.setattr(Control, "_price", lambda *args: None)
 
@@ -153,7 +154,7 @@ def test_the_text_is_plain_decodings_whatever_is_decided(
     llm = LLM.from_model(tiny_model("llama"), heads=heads)
     text = [rnd.randrange(VOCAB) for _ in range(40)]
     plain = llm.generate(text, 150, "autoregressive", sampling=sampling, ignore_eos=True)
-    monkeypatch.setattr(LLM, "costs", lambda self, low=None: FREE)
+    monkeypatch.setattr(Resources, "costs", lambda self, low=None: FREE)
     monkeypatch.setattr(Control, "mode", mode)
     for _ in range(3):
         options: dict[str, Any] = {"budget": 32, "sinks": 4}
@@ -279,7 +280,7 @@ def test_a_plain_decision_is_held_until_a_mode_is_due() -> None:
 
 def test_matches_of_the_text_end_a_held_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is decided of a plain text but in the first step; what repeats is drafted all the same."""
-    monkeypatch.setattr(LLM, "costs", lambda self, low=None: REAL)
+    monkeypatch.setattr(Resources, "costs", lambda self, low=None: REAL)
     monkeypatch.setattr(Costs, "observe", lambda *args: None)
     monkeypatch.setattr(Control, "hold", lambda self: 10**6)
     llm = LLM.from_model(tiny_model("llama"), heads=None)
@@ -386,7 +387,7 @@ def test_a_pass_that_drafts_keeps_the_other_texts_waiting() -> None:
 def test_little_is_decided_beside_texts_that_make_rows_dear(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor drafted; from the step on in which the text is alone again, every step is decided for."""
     dear = Table((1, 32), (1.0, 32.0), (0.0, 0.0), 1.0, 1.0)
-    monkeypatch.setattr(LLM, "costs", lambda self, low=None: dear)
+    monkeypatch.setattr(Resources, "costs", lambda self, low=None: dear)
     monkeypatch.setattr(Costs, "observe", lambda *args: None)
     decided: list[int] = []
     real = Control.mode

@@ -55,7 +55,7 @@ def test_a_step_reads_no_more_of_the_text_than_the_penalty_window(case: int) -> 
     prompt = torch.randint(2, VOCAB, (300,), generator=torch.Generator().manual_seed(6)).tolist()
     sampler = Sampler(params, VOCAB)
     entry = STRATEGIES[strategy]
-    drafter = entry.build(llm, build_options(entry.options, strategy, options), sampler)
+    drafter = entry.build(llm.resources, build_options(entry.options, strategy, options), sampler)
     text = Watched(prompt)
     cache = llm.target.new_cache(300 + 40 + drafter.max_nodes)
     sequence = TokenSequence(text, len(text), cache, llm.target, sampler)
@@ -80,7 +80,7 @@ def test_many_ngrams_of_one_token_are_not_all_ranked(monkeypatch: pytest.MonkeyP
     llm = LLM.from_model(tiny_model("llama"))
     options = build_options(STRATEGIES["tokenswift"].options, "tokenswift", {"ngrams": 40, "tree": (1,)})
     params = SamplingParams(repetition_penalty=1.0)
-    strategy: Any = STRATEGIES["tokenswift"].build(llm, options, Sampler(params, VOCAB))
+    strategy: Any = STRATEGIES["tokenswift"].build(llm.resources, options, Sampler(params, VOCAB))
     table = strategy.ngrams[0].table
     for start in range(0, 4000, 40):
         text = [token for i in range(start, start + 40) for token in (2, 3 + i % 89, 3 + i // 89, 5)]

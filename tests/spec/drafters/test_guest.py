@@ -108,7 +108,7 @@ def test_the_callers_heads_are_not_cast_in_place() -> None:
     heads = random_heads("linear", 48, VOCAB)
     model = tiny_model("llama").to(torch.bfloat16)
     with LLM.from_model(model, heads=heads) as llm:
-        assert llm.heads is not None and llm.heads.dtype == torch.bfloat16
+        assert llm.resources.heads is not None and llm.resources.heads.dtype == torch.bfloat16
     assert heads.dtype == torch.float32
 
 

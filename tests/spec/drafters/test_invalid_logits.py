@@ -25,6 +25,7 @@ from tokenswift.spec.drafters.heads import HIDDEN, HeadLevels, level_of
 from tokenswift.spec.drafters.model import MODEL, ModelContext
 from tokenswift.spec.drafters.partial import PARTIAL
 from tokenswift.spec.heads.modules import Heads
+from tokenswift.spec.methods.resources import Resources
 
 SAMPLINGS = {"greedy": GREEDY, "noisy": NOISY}
 NEW = 60
@@ -56,7 +57,7 @@ OF_PASSES: list[tuple[str, dict[str, Any]]] = [
 @pytest.fixture(autouse=True)
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     """In adaptive drafting everything pays."""
-    monkeypatch.setattr(LLM, "costs", lambda self, low=None: FREE)
+    monkeypatch.setattr(Resources, "costs", lambda self, low=None: FREE)
 
 
 def equal_to_plain(
@@ -197,7 +198,7 @@ def test_a_draft_model_that_overflows(caplog: Any, monkeypatch: pytest.MonkeyPat
     in its cache has none either."""
     monkeypatch.setattr(Control, "mode", _open(MODEL))
     llm, model = LLM.from_model(scripted_model(), heads=None), scripted_model()
-    llm.draft_model(model)
+    llm.resources.draft_models.get(model)
     model.model.embed_tokens.weight[prompt(PROMPT)[-3]] = torch.inf
     for strategy, options in OF_MODELS:
         equal_to_plain(llm, strategy, {**options, "draft_model": model}, GREEDY, caplog, "draft model")
@@ -205,7 +206,7 @@ def test_a_draft_model_that_overflows(caplog: Any, monkeypatch: pytest.MonkeyPat
 
 def test_measuring_heads_that_give_nan_does_not_end_a_run() -> None:
     llm = LLM.from_model(scripted_model(), heads=broken(scripted_heads("conditioned"), 0))
-    assert measure(llm.target, level_of(llm.target, llm.heads)).level > 0
+    assert measure(llm.target, level_of(llm.target, llm.resources.heads)).level > 0
 
 
 def test_the_targets_own_nan_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from tokenswift.spec.adaptive.cost import BUSY, Costs, Table, kept_table, measur
 from tokenswift.spec.drafters.heads import HIDDEN, heads_offer
 from tokenswift.spec.drafters.model import MODEL, model_offer
 from tokenswift.spec.drafters.partial import PARTIAL, partial_offer
+from tokenswift.spec.methods import resources
 from tokenswift.tree import CandidateTree
 
 TABLE = Table((1, 2, 4, 8), (10.0, 11.0, 13.0, 21.0), (0.01, 0.01, 0.02, 0.04), 0.5)
@@ -86,12 +87,12 @@ def test_a_bad_file_is_measured_again(
 ) -> None:
     """The automatic run is as ever, and the file is good again."""
     monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path))
-    monkeypatch.setattr("tokenswift.engine.llm.measure", lambda *how, **more: TABLE)
+    monkeypatch.setattr(resources, "measure", lambda *how, **more: TABLE)
     path = place(llm, tmp_path / "costs")
     whole = path.read_bytes()
     given = content if isinstance(content, str | bytes) else json.dumps(content)
     path.write_bytes(given if isinstance(given, bytes) else given.encode())
-    llm._costs.clear()
+    llm.resources._costs.clear()
     assert len(llm.generate(PROMPT, 20, ignore_eos=True).token_ids) == 20
     assert path.read_bytes() == whole
 
@@ -262,14 +263,15 @@ def test_a_run_hands_its_costs_to_the_next_and_to_the_folder(
     monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path))
     slow = replace(TABLE, fixed=(1e6, 1.1e6, 1.2e6, 1.3e6), waited=0.5)
     made: list[Table] = []
-    monkeypatch.setattr("tokenswift.engine.llm.measure", lambda *how, **more: made.append(slow) or slow)
+    monkeypatch.setattr(resources, "measure", lambda *how, **more: made.append(slow) or slow)
     llm = LLM.from_model(tiny_model("llama"), heads=None)
     plain = llm.generate(PROMPT, 150, "autoregressive", ignore_eos=True).token_ids
     assert llm.generate(PROMPT, 150, ignore_eos=True).token_ids == plain
     (path,) = (tmp_path / "costs").iterdir()
     kept = json.loads(path.read_text())
     assert kept["fixed"][0] < 1e5 and kept["waited"] < 0.5
-    assert asdict(llm.costs()) == {**kept, **{k: tuple(kept[k]) for k in ("rows", "fixed", "token")}}
+    lists = {k: tuple(kept[k]) for k in ("rows", "fixed", "token")}
+    assert asdict(llm.resources.costs()) == {**kept, **lists}
     again = LLM.from_model(tiny_model("llama"), heads=None)
     assert again.generate(PROMPT, 150, ignore_eos=True).token_ids == plain
     assert made == [slow]  # by the first run alone
@@ -285,7 +287,7 @@ def test_measuring_is_counted_by_itself(tmp_path: Path, monkeypatch: pytest.Monk
         return TABLE
 
     monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("tokenswift.engine.llm.measure", slow)
+    monkeypatch.setattr(resources, "measure", slow)
 
     def tick() -> float:
         clock[0] += 1e-3

@@ -76,7 +76,7 @@ def drafts(
 ) -> list[tuple[list[int], DraftTree]]:
     """The trees of ``new`` tokens, each with the text before it; there is room for more, so none is cut."""
     sampler = Sampler(params, VOCAB)
-    made = STRATEGIES[strategy].build(llm, OPTIONS[strategy](**options), sampler)
+    made = STRATEGIES[strategy].build(llm.resources, OPTIONS[strategy](**options), sampler)
     watched = Watched(made)
     room = new + watched.max_nodes
     cache = llm.target.new_cache(len(prompt) + room + watched.max_nodes)
@@ -101,7 +101,7 @@ def tokenswift_trees(
 ) -> None:
     """Compare every tree of a run of tokenswift or medusa with the reference."""
     rule = reference.ChoiceRule(params, VOCAB, options.get("candidates", "coupled") == "coupled")
-    heads = reference.HeadStates(llm.heads, llm.model) if llm.heads else None
+    heads = reference.HeadStates(llm.resources.heads, llm.model) if llm.resources.heads else None
     text = Text(llm.model)
     cache = options.get("cache")
     held = reference.Held(
@@ -109,8 +109,9 @@ def tokenswift_trees(
     )
     backbone = options.get("draft") == "partial"
     never: list[int] = []
-    if llm.heads and llm.heads.frequent is not None and options.get("vocabulary") != "full":
-        never = sorted(set(range(VOCAB)) - {*llm.heads.frequent.tolist(), *found[0][0]})
+    frequent = llm.resources.frequent()
+    if frequent is not None and options.get("vocabulary") != "full":
+        never = sorted(set(range(VOCAB)) - {*frequent.tolist(), *found[0][0]})
     grower = reference.Grower(llm.model, heads, rule, options["tree"], never)
     for tokens, tree in found:
         text.extend(tokens[:-1])
@@ -163,8 +164,8 @@ def test_tokenswift(kind: str, case: int, sampling: str) -> None:
 @pytest.mark.parametrize("kind", ["linear", "conditioned"])
 def test_heads_draft_frequent_tokens_and_the_prompts(kind: str, vocabulary: str) -> None:
     llm = LLM.from_model(model_of(), heads=heads_of(kind))
-    assert llm.heads is not None
-    llm.heads.frequent = torch.tensor([1, 2, 5, 7])
+    assert llm.resources.heads is not None
+    llm.resources.heads.frequent = torch.tensor([1, 2, 5, 7])
     options = {"draft": "partial", "cache": "full", "tree": (2, 2, 2), "ngrams": 0, "vocabulary": vocabulary}
     found = drafts(llm, "tokenswift", options, PAPER, 12, (2, 3, 9, 3))
     tokenswift_trees(llm, found, options, PAPER)

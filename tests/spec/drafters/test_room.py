@@ -97,7 +97,7 @@ def test_a_draft_ends_between_two_passes(
                 pass
         told.set()
 
-    drafter = llm.draft_model(options["draft_model"]) if small else llm.target
+    drafter = llm.resources.draft_models.get(options["draft_model"]) if small else llm.target
     passes = Passes(drafter, 3, happens)
     ticket = scheduler.submit(Request(PROMPT, 40, strategy, options, ignore_eos=True))
     assert told.wait(60) and ticket.wait(60)

@@ -31,6 +31,7 @@ from tokenswift.spec.drafters.drafter import (
     Setting,
     Source,
 )
+from tokenswift.spec.methods.resources import Resources
 from tokenswift.spec.methods.table import STRATEGIES
 
 # ---- the drafter: all that a package of its own would hold ----
@@ -111,7 +112,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def priced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs are those of a table and drafting takes next to nothing, whatever the clock says."""
     took = Control.record_step
-    monkeypatch.setattr(LLM, "costs", lambda self, low=None: REAL)
+    monkeypatch.setattr(Resources, "costs", lambda self, low=None: REAL)
     monkeypatch.setattr(Costs, "observe", lambda *args: None)
 
     def at_no_cost(self: Control, tokens: int, rows: int, context: int, *milliseconds: float) -> None:
@@ -144,7 +145,7 @@ def test_it_is_used_and_named_everywhere(install: Any, priced: None, tmp_path: P
     assert done.draft_source == "pair of <tokens>"
     # the memory plan
     options = AutoOptions(ngrams=0, draft="hidden")
-    planned = STRATEGIES["auto"].build(llm, options, llm.target.sampler(GREEDY))
+    planned = STRATEGIES["auto"].build(llm.resources, options, llm.target.sampler(GREEDY))
     assert Need("pairs", "installed", 17_000) in planned.needs(170, 1)
     # control, calibration
     assert done.drafting["modes"]["pairs"]["steps"] > 0.8 * done.metrics.steps

@@ -270,7 +270,7 @@ def test_shipped_heads_are_read_when_asked_for(tmp_path: Path, monkeypatch: pyte
     from tests.conftest import tiny_model
     from tests.lossless.test_tokens import random_heads
     from tokenswift import LLM
-    from tokenswift.engine import llm as module
+    from tokenswift.spec.methods import resources as module
 
     model, file, read = tiny_model(), tmp_path / "x.heads.safetensors", []
     save_heads(random_heads("medusa", 32, 260), file, base_of(model))
@@ -278,11 +278,11 @@ def test_shipped_heads_are_read_when_asked_for(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(module, "packaged_kinds", lambda model: {"medusa": file})
     monkeypatch.setattr(module, "read_packaged", lambda path: read.append(path) or real(path))
     llm = LLM.from_model(model)
-    assert read == [] and llm.heads is None and llm.heads_of("conditioned") is None
-    first = llm.heads_of("medusa")
-    assert first is not None and first is llm.heads_of("medusa") and read == [file]
+    assert read == [] and llm.resources.heads is None and llm.resources.heads_of("conditioned") is None
+    first = llm.resources.heads_of("medusa")
+    assert first is not None and first is llm.resources.heads_of("medusa") and read == [file]
     assert first.source == "x.heads.safetensors (shipped)"
-    assert LLM.from_model(model, heads=None).heads_of("medusa") is None
+    assert LLM.from_model(model, heads=None).resources.heads_of("medusa") is None
 
 
 # ---- what is not finite, and headers of any content ---------------------------------------------

@@ -17,7 +17,7 @@ from tokenswift.spec.drafters.lookup import PromptLookup
 from tokenswift.spec.drafters.model import ModelContext, ModelDrafter
 from tokenswift.spec.drafters.partial import PartialDrafter, SparseContext
 from tokenswift.spec.drafters.registry import others
-from tokenswift.spec.methods.resources import Resources, frequent
+from tokenswift.spec.methods.resources import Resources
 
 BUDGET = 1024  # tokens of the partial cache: smaller passes pay earlier
 MODEL_BUDGET, MODEL_SINKS = 512, 4  # of a draft model's cache
@@ -54,8 +54,8 @@ class Auto(ByChance):
             least = context.budget if low is None else 0
             drafters.append(PartialDrafter(target, context, levels, least=least, low=low))
         if options.draft_model is not None:
-            small = llm.draft_model(options.draft_model)
-            own = ModelContext(small, "streaming", MODEL_BUDGET, MODEL_SINKS, CHAIN, frequent(llm))
+            small = llm.draft_models.get(options.draft_model)
+            own = ModelContext(small, "streaming", MODEL_BUDGET, MODEL_SINKS, CHAIN, llm.frequent())
             drafters.append(ModelDrafter(own, target, ("draft_model", "given")))
         drafters += [drafter(Setting(target, sampler, coupled)) for drafter in others()]
         priors = None if heads is None else heads.calibration

@@ -13,7 +13,7 @@ from tokenswift.spec.drafters.model import ModelContext, ModelDrafter
 from tokenswift.spec.drafters.partial import PartialDrafter, SparseContext
 from tokenswift.spec.drafters.recipe import FixedWidths
 from tokenswift.spec.drafters.registry import CHAIN
-from tokenswift.spec.methods.resources import Resources, frequent
+from tokenswift.spec.methods.resources import Resources
 
 POLICIES = {"snapkv": "snapkv", "streaming": "recent"}
 
@@ -39,8 +39,8 @@ class MagicDec(FixedWidths):
             context = SparseContext(llm.target, POLICIES[options.kv], budget, sinks, gamma, refresh)
             drafter = PartialDrafter(llm.target, context, mark=CHAIN)
         else:
-            small = llm.draft_model(options.draft_model)
-            own = ModelContext(small, options.kv, budget, sinks, gamma, frequent(llm))
+            small = llm.draft_models.get(options.draft_model)
+            own = ModelContext(small, options.kv, budget, sinks, gamma, llm.frequent())
             drafter = ModelDrafter(own, llm.target, ("budget", budget))
         coupled, widths = options.candidates == "coupled", (1,) * gamma
         super().__init__([drafter], sampler, coupled, widths, ("gamma", gamma))

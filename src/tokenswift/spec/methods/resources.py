@@ -1,47 +1,151 @@
-"""What strategies are made from."""
+"""What strategies are made from: a model, and whatever can draft for it."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import logging
+import shlex
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from tokenswift.interfaces import DraftModel, LowBit
-from tokenswift.spec.adaptive.cost import Table
+from tokenswift.interfaces import LowBit
+from tokenswift.load_config import LoadConfig
+from tokenswift.loader.find import cache_dir
+from tokenswift.loader.own_sampling import OwnSampling
+from tokenswift.models.draft_models import DraftModels
+from tokenswift.models.low_bit import LowBitTarget, low_bit
+from tokenswift.models.target import Target
+from tokenswift.ranks import Ranks
+from tokenswift.sampling.masks import Grammars
+from tokenswift.spec.adaptive.cost import Table, keep_table, kept_table, measure
+from tokenswift.spec.drafters.heads import level_of
 from tokenswift.spec.heads.modules import Heads
+from tokenswift.spec.heads.resolve import packaged_kinds, read_packaged, resolve_heads
+from tokenswift.types import OnProgress
+
+logger = logging.getLogger("tokenswift")
+WITHOUT_HEADS = (
+    "no draft heads fit %s, so little speed is gained; train some with: tokenswift train-heads --model %s "
+    "--data self --out heads.safetensors (then --heads heads.safetensors), or try --strategy magicdec"
+)
 
 
-class Resources(Protocol):
-    """What strategies take from the ``LLM``."""
+class Resources:
+    """A model and what can draft for it; drafts are loaded, quantized and measured when first asked for.
+    Threads may share it.
 
-    target: Any
-    heads: Heads | None
+    Args:
+        source: what the model is made from now (see `engine.source`).
+        name: of the model.
+        heads: as of ``LLM``.
+        how: what is computed in.
+        on_progress: as of ``LLM``.
+        ranks: the processes that compute it together, where there are several.
+
+    Attributes:
+        target: the model.
+        heads: its draft heads, where it has some.
+        draft_models: see `models.draft_models`.
+        sampling: as the model itself says, or where none is given.
+        grammars: those that texts of the model were held to.
+        lock: of what is made when first asked for.
+    Raises:
+        InputError: heads that are none of this model, or it cannot be computed so.
+    """
+
+    target: Target
+
+    def __init__(
+        self,
+        source: Any,
+        name: str,
+        heads: str | Path | Heads | None,
+        how: LoadConfig,
+        on_progress: OnProgress | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.source, self.name, self.ranks = source, name, ranks
+        self.sampling = OwnSampling(name, source.named_sampling)
+        self.heads = resolve_heads(heads, source.host)
+        packaged, automatic = packaged_kinds(source.host), isinstance(heads, str) and heads == "auto"
+        self._packaged = packaged if automatic else {}
+        self._shipped: dict[str, Heads] = {}  # those of them that were asked for
+        self._misses_heads = automatic and self.heads is None  # until it was said
+        self._costs: dict[tuple[int, int], Table] = {}
+        self._low: dict[str, LowBitTarget | None] = {}
+        self.lock = Lock()
+        self.target = source.target(on_progress)
+        self.target.compute_as(how, name)
+        self.draft_models = DraftModels(self.target, source.codec, is_default=bool(packaged))
+        self.grammars = Grammars(source.codec, self.target.vocab_size, source.end_tokens)
+
+    def identity(self) -> dict[str, Any]:
+        """What of the model decides the tokens: dtype, config, weights, adapter, positions, tokenizer."""
+        return self.source.identity() | self.target.identity()
 
     def heads_of(self, kind: str) -> Heads | None:
-        """Heads of a kind, if there are any for this model."""
-        ...
+        """Heads of a kind for this model: those it was given, or, where they are automatic, shipped ones."""
+        if self.heads is not None and self.heads.kind == kind:
+            return self.heads
+        with self.lock:
+            if kind in self._packaged and kind not in self._shipped:
+                heads = read_packaged(self._packaged[kind])
+                self._shipped[kind] = heads.to(dtype=self.target.dtype, device=self.target.device)
+            return self._shipped.get(kind)
+
+    def frequent(self) -> Tensor | None:
+        """Token ids that a draft model may draft besides the prompt's, as heads name them; None: all."""
+        return None if self.heads is None else self.heads.frequent
+
+    def warn_without_heads(self) -> None:
+        """Say once, on the logger "tokenswift", that no heads fit the model, and what can be done."""
+        self._misses_heads, misses = False, self._misses_heads
+        if misses:
+            logger.warning(WITHOUT_HEADS, self.name, shlex.quote(self.name))
+
+    def low_bit(self, wanted: str = "auto") -> LowBitTarget | None:
+        """The quantized target, made at the first call.
+
+        Args:
+            wanted: format of a copy of weights that are not stored quantized; "auto": q8_0, where the
+                memory is there; "none": no such passes.
+        Raises:
+            InputError: the model cannot be had in that format.
+        """
+        with self.lock:
+            if wanted not in self._low:
+                self._low[wanted] = low_bit(self.target, wanted)
+            return self._low[wanted]
 
     def costs(self, low: LowBit | None = None) -> Table:
-        """Measured times of passes, of quantized ones too where there are any."""
-        ...
+        """Times of passes of this model here, for adaptive drafting: measured the first time (about two
+        seconds), corrected by what steps take, and kept in the cache folder, by model, device, type and
+        threads. With ``low``, of its quantized passes, too."""
+        with self.lock:
+            key, more = self._costs_of(low)
+            if key not in self._costs:
+                made = partial(measure, self.target, level_of(self.target, self.heads), low=low)
+                if self.ranks is not None:  # measured in step, by one clock
+                    self._costs[key] = self.ranks.shared(made(clock=self.ranks.clock))
+                else:
+                    self._costs[key] = kept_table(self.target, cache_dir() / "costs", made, more)
+            return self._costs[key]
 
     def learn_costs(self, table: Table, low: LowBit | None = None) -> None:
-        """Take these times as a run has corrected them."""
-        ...
+        """Take what a run has made of the table that `costs` gave it, for the next runs."""
+        if self.ranks is not None:  # every rank keeps what they agreed on
+            return
+        with self.lock:
+            key, more = self._costs_of(low)
+            self._costs[key] = table
+            keep_table(self.target, cache_dir() / "costs", table, more)
 
-    def low_bit(self, wanted: str) -> LowBit | None:
-        """The quantized target, as a strategy's option says; InputError where it cannot be had."""
-        ...
-
-    def draft_name(self, wanted: Any) -> str:
-        """The name of a draft model."""
-        ...
-
-    def draft_model(self, wanted: Any) -> DraftModel:
-        """A draft model by name, or the one that goes with the default model; InputError if none fits."""
-        ...
-
-
-def frequent(llm: Resources) -> Tensor | None:
-    """Token ids that a draft model may draft besides the prompt's: those that the heads name; None: all."""
-    return None if llm.heads is None else llm.heads.frequent
+    def _costs_of(self, low: LowBit | None) -> tuple[tuple[int, int], object]:
+        """What tells tables of this model apart, in this process and in the cache folder."""
+        few = 0 if low is None else low.weight_bytes
+        more = (few, self.target.whole) if few or self.target.whole else None
+        return (torch.get_num_threads(), few), more

@@ -61,11 +61,11 @@ def drafts_from(llm: Resources, strategy: str, options: Any) -> tuple[Heads | No
         parts = {"heads": heads is not None, "partial passes": partial, "text": options.ngrams != 0}
         if strategy == "auto":
             if options.draft_model is not None:
-                parts[f"draft model {llm.draft_name(options.draft_model)}"] = True
+                parts[f"draft model {llm.draft_models.name(options.draft_model)}"] = True
             parts |= dict.fromkeys((drafter.mark.title for drafter in others()), True)
         return heads, ", ".join(name for name, there in parts.items() if there) or "none"
     if strategy == "medusa":
         return llm.heads_of("medusa"), "heads"
     if strategy == "triforce" or (strategy == "magicdec" and options.draft_model is not None):
-        return None, f"draft model {llm.draft_name(options.draft_model)}"
+        return None, f"draft model {llm.draft_models.name(options.draft_model)}"
     return None, "partial passes" if strategy == "magicdec" else "none"

@@ -14,7 +14,7 @@ from tokenswift.spec.drafters.checked import CheckedDrafter
 from tokenswift.spec.drafters.model import ModelContext, ModelDrafter
 from tokenswift.spec.drafters.partial import SparseContext
 from tokenswift.spec.drafters.recipe import FixedWidths
-from tokenswift.spec.methods.resources import Resources, frequent
+from tokenswift.spec.methods.resources import Resources
 
 
 class TriForce(FixedWidths):
@@ -33,8 +33,8 @@ class TriForce(FixedWidths):
     def __init__(self, llm: Resources, options: TriForceOptions, sampler: Sampler) -> None:
         gamma, sinks, size = options.gamma, options.sinks, options.draft_budget
         longest, coupled = gamma + options.inner_gamma, options.candidates == "coupled"
-        small = llm.draft_model(options.draft_model)
-        own = ModelContext(small, "streaming", size, sinks, longest, frequent(llm))
+        small = llm.draft_models.get(options.draft_model)
+        own = ModelContext(small, "streaming", size, sinks, longest, llm.frequent())
         inner = ModelDrafter(own, llm.target, ("draft_budget", size))
         context = SparseContext(
             llm.target, "chunks", options.budget, sinks, longest + 1, options.refresh, chunk=options.chunk
