@@ -53,7 +53,7 @@ def schemas(llm: LLM, count: int) -> list[tuple[str, Any]]:
     made: list[tuple[str, Any]] = []
     for url, schema in sorted(found.items()):
         try:
-            llm.grammars.masks(Grammar.json_schema(schema), 0)
+            llm.resources.grammars.masks(Grammar.json_schema(schema), 0)
         except InputError:
             continue
         made.append((url, schema))

@@ -137,7 +137,7 @@ SPEC: dict[str, Any] = {
     "title": "A test",
     "settings": {"budget": 99, "prefill": 50, "points": [10, 20], "ngrams": 3},
     "variants": [
-        {"name": "one", "tree": "1,2", "ngrams": 4},
+        {"name": "one", "strategy": "tokenswift", "tree": "1,2", "ngrams": 4},
         {"name": "two", "strategy": "medusa", "min_p": [0.0, 0.5]},
     ],
     "presets": {
@@ -203,7 +203,7 @@ def test_settings_of_the_command_line() -> None:
         ({"points": [0]}, "points is 0; valid: an integer of at least 1"),
         ({"texts": 0}, "texts is 0; valid: an integer of at least 1"),
         ({"budget": 3}, "budget is 3; valid: more than the 16 sink tokens"),
-        ({"tree": "a"}, "tree is 'a'; valid: auto, or integers such as 1,3,3,3"),
+        ({"tree": "a"}, "tree is 'a'; valid: "),
         ({"reach": "jump"}, "reach is 'jump'; valid: generate, text"),
     ],
 )

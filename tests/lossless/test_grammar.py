@@ -31,6 +31,7 @@ from tokenswift.sampling.masks import Grammars, Masks, NoMask
 from tokenswift.spec.accept import accept_exact
 from tokenswift.spec.adaptive.cost import Costs, Table
 from tokenswift.spec.drafters.candidates import Candidates
+from tokenswift.spec.methods.resources import Resources
 from tokenswift.types import DraftTree
 
 FREE = Table((1, 32), (1.0, 1.001), (0.0, 0.0))  # a row costs nothing, so whatever may come is drafted
@@ -72,8 +73,8 @@ def byte_llm() -> LLM:
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch, byte_llm() as made:
-        patch.setattr(LLM, "costs", lambda self, low=None: FREE)
-        patch.setattr(LLM, "learn_costs", lambda *args: None)
+        patch.setattr(Resources, "costs", lambda self, low=None: FREE)
+        patch.setattr(Resources, "learn_costs", lambda *args: None)
         patch.setattr(Costs, "observe", lambda *args: None)
         yield made
 
@@ -109,7 +110,7 @@ def test_a_batch_of_grammars_and_none(llm: LLM) -> None:
 
 
 def test_a_resumed_run_follows_its_grammar(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LLM, "costs", lambda self, low=None: DEAR)
+    monkeypatch.setattr(Resources, "costs", lambda self, low=None: DEAR)
     params = replace(SEEDED, grammar=GRAMMARS["schema"])
     whole = llm.generate("abc", 90, "autoregressive", sampling=params)
     for steps in (1, 9):

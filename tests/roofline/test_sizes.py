@@ -150,7 +150,7 @@ def test_how_weights_are_read(tmp_path: Path) -> None:
             "llama",
             {"num_attention_heads": 0},
             {},
-            "config.json of .*: num_attention_heads is 0; valid: a whole",
+            "config.json of .*: num_attention_heads is 0; valid: an integer",
         ),
         ("llama", {}, {"whole": True}, "dtype is 'int8', but not all"),
         (
