@@ -179,7 +179,7 @@ AUTOMATIC = (
     ),
     Defect(
         "journal: the paper's method does not say its tree",
-        "engine/run.py",
+        "engine/journal.py",
         'given["tree"] = request.options.tree',
         "pass",
         (RESUME + "a_run_of_the_papers_method",),

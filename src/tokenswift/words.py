@@ -11,7 +11,7 @@ Strategy: TypeAlias = Literal["auto", "autoregressive", "tokenswift", "medusa", 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 KvCacheDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "int8"]
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
-#: what weights are stored as in memory: as their files hold them, as floats, or in a low-bit format
+#: what weights are stored as in memory: as their files hold them, as floats, or in a quantized format
 Weights: TypeAlias = Literal["stored", "float32", "bfloat16", "q8_0", "q4_0", "q4_1"]
 Activations: TypeAlias = Literal["float", "int8"]
 #: kernel backend: the kernels of the device where they work, those of one kind of device, or torch

@@ -114,7 +114,7 @@ class Backend(ABC):
         panels: whether :meth:`pack` changes the order of numbers, so that packed weights are copies.
         decodes: whether it runs a decoder's layers; otherwise models run through transformers' own forward.
         fused: whether products and norms are kernels of its own, which draft heads are packed for, too.
-        formats: low-bit formats that products read as they are stored, with activations of 8 bits, too.
+        formats: quantized formats that products read as they are stored, with activations of 8 bits, too.
         prefers_int8: whether models of such weights are computed in int8 where nothing else is asked for.
         graphs: whether passes may be captured as graphs of the device and replayed.
         kind: of the device, "cpu" or "cuda".
@@ -141,7 +141,7 @@ class Backend(ABC):
     # ---- memory ---------------------------------------------------------------------------------
 
     def keeps(self, form: str, dtype: torch.dtype) -> bool:
-        """Whether products of a type read weights of a low-bit format as they are stored."""
+        """Whether products of a type read weights of a quantized format as they are stored."""
         return form in self.formats
 
     def pack(
@@ -152,7 +152,7 @@ class Backend(ABC):
     ) -> Packed:
         """A linear layer's weight (N, K), or several that stand one below the other, as products read it.
 
-        ``dtype``: of its values in products; by default the tensors' own, float32 for low-bit formats.
+        ``dtype``: of its values in products; by default the tensors' own, float32 for quantized formats.
         ``arena``: memory for it that other weights share.
         """
         return Packed(weight, self.panels, dtype, arena)
@@ -316,7 +316,7 @@ class Backend(ABC):
     ) -> Float[Tensor, "*m N"]:
         """States times the weight's transpose, plus bias; float32.
 
-        ``active``: int8 to multiply whole numbers, with a weight that is stored quantized.
+        ``active``: int8 to multiply integers, with a weight that is stored quantized.
         """
 
     @abstractmethod

@@ -51,7 +51,7 @@ class TorchBackend(Backend):
         kept: list[list[Tensor]] = [[] for _ in places]
         notes: list[dict[Any, Any]] = [{} for _ in places]
         whole = shape.active == torch.int8
-        active = torch.float32 if whole else shape.active  # the products turn them into whole numbers
+        active = torch.float32 if whole else shape.active  # the products turn them into integers
         for number, layer in enumerate(body.weights):
             normed = self.norm(states, layer.norm, shape.eps, active)
             qkv = self.linear(normed, layer.qkv, layer.qkv_bias, shape.active)
@@ -166,7 +166,7 @@ class TorchBackend(Backend):
         bias: Tensor | None = None,
         active: torch.dtype | None = None,
     ) -> Float[Tensor, "*m N"]:
-        """See :meth:`Backend.linear`. Whole numbers are those of `quantized`, summed in float32."""
+        """See :meth:`Backend.linear`. Integers are those of `quantized`, summed in float32."""
         if active == torch.int8:
             states = quantized(states)
         active = active_type(weight.dtype)
@@ -201,7 +201,7 @@ def _bias(
 
 
 def quantized(states: Float[Tensor, "*m K"]) -> Float[Tensor, "*m K"]:
-    """What whole numbers of 8 bits stand for: groups of 32, each with the scale of its largest."""
+    """What integers of 8 bits stand for: groups of 32, each with the scale of its largest."""
     width = states.shape[-1]
     groups = F.pad(states.float(), (0, -width % 32)).unflatten(-1, (-1, 32))
     most = groups.abs().amax(-1, keepdim=True)

@@ -14,7 +14,7 @@ from tokenswift.kernels.formats.format import Format, Stored, values_of
 from tokenswift.kernels.formats.panels import PANEL, numbers_of, panels_of
 from tokenswift.kv.pages import Arena, large_empty
 
-#: types of products in which low-bit weights stay as they are
+#: types of products in which quantized weights stay as they are
 STORED_IN = (torch.float32, torch.bfloat16)
 
 
@@ -25,7 +25,7 @@ class Part:
     Attributes:
         data: their numbers, in panels or as a matrix.
         rows: how many.
-        format: low-bit format; None: numbers of the tensor's own type.
+        format: quantized format; None: numbers of the tensor's own type.
     """
 
     data: Tensor
@@ -45,7 +45,7 @@ class Packed:
     """A linear layer's weight (N, K), cut into panels of :data:`PANEL` of its rows for the CPU kernels.
 
     Inside a panel the numbers stand in the order in which a product reads them: (K, 32) for float32 and
-    float16, (K / 2, 32, 2) for bfloat16, as `kernels.formats.panels` says for low-bit
+    float16, (K / 2, 32, 2) for bfloat16, as `kernels.formats.panels` says for quantized
     formats. Rows beyond N are 0.
     Without ``panels`` the matrix is dense, for the torch path.
 
@@ -116,11 +116,11 @@ class Packed:
 
     @property
     def stored(self) -> bool:
-        """Whether all of it is in low-bit formats."""
+        """Whether all of it is in quantized formats."""
         return all(part.format is not None for part in self.parts)
 
     def take(self, ids: Int[Tensor, " m"]) -> Float[Tensor, "m K"]:
-        """Some rows of a weight of one part without a low-bit format; see `Backend.take`.
+        """Some rows of a weight of one part without a quantized format; see `Backend.take`.
 
         Panels are indexed by numpy: torch would start its threads for it, which then spin beside ours.
         """
@@ -199,7 +199,7 @@ class Shape:
         weights, keys: types of weights as products take them, and of keys and values: float32, bfloat16 or
             float16.
         active: type of what enters a product: bfloat16 for bfloat16 weights, else float32; int8 (groups of
-            32 whole numbers with a scale) where all weights are stored quantized.
+            32 integers with a scale) where all weights are stored quantized.
         eps: of the norms.
         scale: of attention scores.
     """

@@ -178,7 +178,7 @@ class StoredWeights(Weights, Protocol):
     """Weights of a model's files.
 
     Attributes:
-        dtype, device: of what is not stored in a low-bit format.
+        dtype, device: of what is not stored in a quantized format.
     """
 
     dtype: torch.dtype

@@ -97,7 +97,7 @@ def check_said(name: str, path: Path, families: tuple[str, ...]) -> dict[str, An
 
 
 def _check_bounds(said: Mapping[str, Any], where: str, depth: int = 0) -> None:
-    """Whole numbers of any family's config, and of the configs in it."""
+    """Integers of any family's config, and of the configs in it."""
     for name, value in said.items():
         known = ALSO.get(name, name)
         if type(value) is int and known in VALID and known not in ("rms_norm_eps", "rope_theta"):

@@ -27,7 +27,7 @@ from tokenswift.types import InputError, OnProgress, RunError
 from tokenswift.words import Dtype, Weights, words
 
 DTYPES = words(Dtype)
-#: what weights are stored as in memory: as their files hold them, as floats, or in a low-bit format
+#: what weights are stored as in memory: as their files hold them, as floats, or in a quantized format
 WEIGHTS = words(Weights)
 #: methods by which weights were quantized for other programs
 OTHERS = ("gptq", "awq", "compressed-tensors")

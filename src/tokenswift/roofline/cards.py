@@ -18,7 +18,7 @@ class Card:
 
     Attributes:
         arithmetic: operations in a second by type of product; int8 is taken for bfloat16.
-        formats: low-bit formats that products read as they are stored.
+        formats: quantized formats that products read as they are stored.
     """
 
     name: str

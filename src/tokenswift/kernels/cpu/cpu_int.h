@@ -1,4 +1,4 @@
-/* Products of whole numbers: quantized weights times activations in int8. See cpu.c and docs/exactness.md.
+/* Products of integers: quantized weights times activations in int8. See cpu.c and docs/exactness.md.
  *
  * Integer sums are exact in any order, so tiles, lanes and instructions decide nothing. What is rounded is one chain
  * over the groups of 32 (or 16) inner positions: the sum times both scales, then the least value times the sum of the
@@ -45,7 +45,7 @@ INLINE float scale_of(uint32_t top, float *scale) {
     return finite && usable ? up : 0;
 }
 
-/* 16 floats of at most 127 to whole numbers, halves to even, as bytes; their sum. */
+/* 16 floats of at most 127 to integers, halves to even, as bytes; their sum. */
 INLINE int32_t whole_bytes(void *out, const V x[NL]) {
 #if W == 16
     const __m512i whole = _mm512_cvtps_epi32((__m512)x[0]);

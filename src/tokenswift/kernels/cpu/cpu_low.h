@@ -1,11 +1,11 @@
 /* Quantized weights: how panels hold them, and tiles of products with them. See cpu.c and kernels/formats/format.py.
  *
- * A weight is scale * u + least, u a whole number of a few bits. The product is exact in float32, so the fused
+ * A weight is scale * u + least, u an integer of a few bits. The product is exact in float32, so the fused
  * step gives the value of the unpacked checkpoint. It is made in registers for a few rows, or once for a part of a panel
  * that many rows share; either way it enters the same chain of additions as an unpacked weight does.
  *
  * A panel is a row of blocks, each: scale of NR columns (float16), least of NR columns, then for every group
- * the fine scales (NR bytes) and fine leasts, then for every 32 inner positions the whole numbers. Of 8 bits: 8
+ * the fine scales (NR bytes) and fine leasts, then for every 32 inner positions the integers. Of 8 bits: 8
  * rows of NR words, each with 4 positions of its column. Of fewer: 4 rows of NR words, each with 8 positions (the
  * low halves of its bytes hold the first four, the high halves the others); the fifth bits are one more word (bit i of
  * byte b: position 4 i + b), the fifth and sixth two more (bits 2 i of byte b: position 4 i + b, and 16 more
@@ -72,7 +72,7 @@ INLINE Words words(const Low m, const char *numbers, int w, int c) {
     return x;
 }
 
-/* The whole numbers of position j of these words. */
+/* The integers of position j of these words. */
 INLINE V number(const Low m, Words x, int w, int j) {
     if (m.bits == 8) return __builtin_convertvector((I)(x.low >> 8 * j & 255), V);
     const int byte = j & 3, quad = 2 * w + (j >> 2);
@@ -88,7 +88,7 @@ INLINE V number(const Low m, Words x, int w, int j) {
     return __builtin_convertvector((I)u, V);
 }
 
-/* Whole numbers of four positions as bytes: those of word row w, the first or the other four. */
+/* Integers of four positions as bytes: those of word row w, the first or the other four. */
 INLINE U four(const Low m, Words x, int w, int other) {
     if (m.bits == 8) return x.low;
     U u = x.low >> 4 * other & 0x0f0f0f0fu;

@@ -67,7 +67,7 @@ typedef struct { /* what the stages of an attention share */
     size_t each; /* bytes of a thread's scratch */
 } Sharing;
 
-typedef struct { /* a chunk's results, and the room to make them in floats or whole numbers */
+typedef struct { /* a chunk's results, and the room to make them in floats or integers */
     Scratch floats;
     Scratch8 ints;
     float *acc, *max, *sum, *total;

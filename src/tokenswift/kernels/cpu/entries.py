@@ -1,6 +1,6 @@
 """Caches of keys and values in int8, in the pages that the compiled kernels read (cpu_int_attention.h).
 
-A head's key or value of a token is a row of whole numbers with one scale. Of each layer and KV head 16
+A head's key or value of a token is a row of integers with one scale. Of each layer and KV head 16
 tokens stand together in a page, so a cache's tensor is (layers, K, pages, bytes of a page). Half
 the memory of bfloat16.
 """

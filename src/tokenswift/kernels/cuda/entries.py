@@ -1,6 +1,6 @@
 """Caches of keys and values in int8 as the card's kernels read them (`int_kernels`).
 
-Of each layer and KV head a token has one entry: the whole numbers of its key, those of its value, and float32
+Of each layer and KV head a token has one entry: the integers of its key, those of its value, and float32
 scales behind them, filled up to 16 bytes: the key's scale, the logarithm to base 2 of the value's, and the
 inverse of the value's. So entries are copied, moved and gathered as a whole, and a pass reads each byte once.
 """

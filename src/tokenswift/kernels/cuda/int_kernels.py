@@ -16,7 +16,7 @@ import triton.language as tl
 from tokenswift.kernels.cuda.attention_kernels import chunks_of, keep_part, no_keys, part_at, task_of
 from tokenswift.kernels.cuda.row_kernels import turned
 
-# ---- whole numbers ----------------------------------------------------------------------------------
+# ---- integers ----------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -71,7 +71,7 @@ def whole_queries(
     D: tl.constexpr,
     DP: tl.constexpr,
 ):
-    """Queries as whole numbers with one scale each."""
+    """Queries as integers with one scale each."""
     at, d = tl.program_id(0).to(tl.int64), tl.arange(0, DP)
     x = tl.load(query + at * D + d, mask=d < D, other=0.0)
     scale, up = scale_of(greatest_bits(x))

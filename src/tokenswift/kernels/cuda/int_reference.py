@@ -1,7 +1,7 @@
 """Attention over keys and values in int8, in torch: what `int_kernels` computes, and what the CPU kernels do
 (cpu_int_attention.h), number by number.
 
-Sums of whole numbers are exact in any order, here in float32 below 2^24; everything that is rounded comes in
+Sums of integers are exact in any order, here in float32 below 2^24; everything that is rounded comes in
 the specification's order. So a row has its own bits here, too.
 """
 
@@ -46,7 +46,7 @@ def power_of(power: Tensor) -> Tensor:
 
 
 def whole_rows(x: Float[Tensor, "*any d"]) -> tuple[Int8[Tensor, "*any d"], Float[Tensor, "*any"]]:
-    """Rows as whole numbers, whose greatest becomes 127, and their scales: NaN with what is no finite number,
+    """Rows as integers, whose greatest becomes 127, and their scales: NaN with what is no finite number,
     0 of nothing but the smallest."""
     most = x.float().abs().amax(-1)  # NaN is the greatest
     factor, finite = 127.0 / most, most.isfinite()

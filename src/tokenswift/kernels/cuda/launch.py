@@ -26,7 +26,7 @@ from tokenswift.kv.pages import to_device
 
 ROWS, COLUMNS, INNER = 64, 64, 64  # of a program's part of a product, and of a step along its inner dimension
 FEW = 16  # rows of a program's part of a product with a quantized weight
-GROUPS = 16  # of activations that a program makes whole numbers of
+GROUPS = 16  # of activations that a program makes integers of
 
 
 class Kernels:

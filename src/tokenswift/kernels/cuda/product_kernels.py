@@ -91,7 +91,7 @@ def low_product(
     BIAS: tl.constexpr,
 ):
     """Rows times a quantized weight, two groups of 32 a time: ``scale * u + least``, as it is unpacked, in
-    the type of the rows; or sums of whole numbers, exact, scaled and added up group by group."""
+    the type of the rows; or sums of integers, exact, scaled and added up group by group."""
     m = tl.program_id(1) * M + tl.arange(0, M)
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     j = tl.arange(0, 32)

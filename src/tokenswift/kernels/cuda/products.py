@@ -53,7 +53,7 @@ class Products:
         bias: Float[Tensor, " N"] | None = None,
         whole: bool = False,
     ) -> Float[Tensor, "n N"]:
-        """Rows times a weight's transpose, plus a bias; ``whole``: activations as whole numbers."""
+        """Rows times a weight's transpose, plus a bias; ``whole``: activations as integers."""
         made, at = [], 0
         for part, planes in zip(weight.parts, weight.planes, strict=True):
             own = None if bias is None else bias[at : at + part.rows]

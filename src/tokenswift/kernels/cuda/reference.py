@@ -131,7 +131,7 @@ class Reference:
         self, states: Float[Tensor, "n K"], planes: Planes, bias: Float[Tensor, " N"] | None, whole: bool
     ) -> Float[Tensor, "n N"]:
         """Rows times a quantized weight, unpacked to the rows' type; or with ``whole`` of activations as
-        whole numbers of 8 bits; float32."""
+        integers of 8 bits; float32."""
         values = planes.values(slice(None))
         if whole:
             return F.linear(quantized(states), values, bias)

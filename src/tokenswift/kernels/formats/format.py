@@ -1,6 +1,6 @@
-"""What a low-bit number format is: blocks of whole numbers with scales, as GGUF files hold them.
+"""What a quantized number format is: blocks of integers with scales, as GGUF files hold them.
 
-All formats here are one arithmetic. A weight is ``scale · u + least``: ``u`` is a whole number without sign
+All formats here are one arithmetic. A weight is ``scale · u + least``: ``u`` is an integer without sign
 of a few bits, ``scale`` and ``least`` belong to a group of neighbours in a row. Scale times number has at
 most 24 bits, so the product is exact in float32 and a fused multiply-add gives the very value of the unpacked
 checkpoint. A format's file says how its blocks hold these numbers, and no more.
@@ -23,7 +23,7 @@ class Numbers:
     """The numbers of rows (N, K) of a weight; G groups and B blocks a row.
 
     Attributes:
-        u: whole numbers, below ``2 ** bits``.
+        u: integers, below ``2 ** bits``.
         scale: of each block.
         least: of each block; None where the format has an offset instead.
         fine: factor of the scale of each group; None where a block is one group.
@@ -45,10 +45,10 @@ class Format:
         name: as users write it.
         code: of GGUF's list of types.
         block, nbytes: weights of a block, and the bytes that it takes.
-        bits: of the whole numbers.
+        bits: of the integers.
         split: the numbers of rows of blocks, (N, bytes of a row) → :class:`Numbers`.
         group: weights that share a scale: a block, or a part of it.
-        offset: what is taken from each whole number; 0 where a least value is added.
+        offset: what is taken from each integer; 0 where a least value is added.
         encode: quantizes float32 rows (N, K), K a multiple of the block; None where nothing writes the
             format.
     """

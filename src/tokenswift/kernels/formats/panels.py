@@ -1,4 +1,4 @@
-"""Panels of 32 rows of a low-bit weight, as the CPU kernels read them (see `kernels/cpu/cpu_low.h`)."""
+"""Panels of 32 rows of a quantized weight, as the CPU kernels read them (see `kernels/cpu/cpu_low.h`)."""
 
 from __future__ import annotations
 

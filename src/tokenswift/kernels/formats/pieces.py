@@ -54,7 +54,7 @@ def inverse(scale: Float[Tensor, "N B one"]) -> Float[Tensor, "N B one"]:
 
 
 def rounded(numbers: Tensor) -> Tensor:
-    """Whole numbers, halves away from zero."""
+    """Integers, halves away from zero."""
     size = numbers.abs()
     floor = size.floor()
     return numbers.sign() * (floor + (2 * (size - floor)).floor())

@@ -195,7 +195,7 @@ class GgufWeights:
     Args:
         file: of the model.
         layout: which weights there must be.
-        dtype: the type that what is not stored in a low-bit format is given in.
+        dtype: the type that what is not stored in a quantized format is given in.
     Raises:
         InputError: tensors are missing, or of other shapes.
 
@@ -217,7 +217,7 @@ class GgufWeights:
         return sorted(name for name in there if gguf_name(name) in self.file.tensors)
 
     def get(self, name: str) -> Tensor | Stored | None:
-        """See `checkpoint.Weights`; matrices in a low-bit format as they are stored."""
+        """See `checkpoint.Weights`; matrices in a quantized format as they are stored."""
         if name == HEAD and self.layout.tied:
             name = EMBEDDING
         return self[name] if gguf_name(name) in self.file.tensors else None

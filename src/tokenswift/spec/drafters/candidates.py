@@ -1,7 +1,7 @@
 """What drafters propose in one step: candidates in one tree.
 
 Here the tree has fixed widths, as published methods have it: every place gets so many candidates, all of them
-are continued, and nobody asks what they cost. Automatic drafting puts chances and prices in the place of the
+are continued, and nobody asks what they cost. Adaptive drafting puts chances and prices in the place of the
 widths (`auto.candidates`); drafters cannot tell the two apart.
 """
 

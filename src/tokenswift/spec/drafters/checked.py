@@ -61,7 +61,7 @@ class CheckedDrafter:
         self.inner.begin(sequence)
 
     def offer(self, costs: Costs) -> None:
-        """No part of automatic drafting, which asks drafters one by one."""
+        """No part of adaptive drafting, which asks drafters one by one."""
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """The chain, in parts."""

@@ -78,7 +78,7 @@ class Drafter(Protocol):
         ...
 
     def offer(self, costs: Costs) -> CostEstimate | None:
-        """What it expects, once after :meth:`begin`; None where it has no part in automatic drafting."""
+        """What it expects, once after :meth:`begin`; None where it has no part in adaptive drafting."""
         ...
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:

@@ -25,7 +25,7 @@ from tokenswift.spec.heads.modules import Heads
 from tokenswift.spec.heads.packed import packed_steps
 
 HIDDEN = "hidden"
-DEPTH = 8  # levels of heads in automatic drafting
+DEPTH = 8  # levels of heads in adaptive drafting
 
 
 def newest_hidden(sequence: TokenSequence) -> Tensor:

@@ -1,6 +1,6 @@
 """Reuse of the text so far: what followed before is offered again.
 
-*Prompt lookup* (Saxena 2023) is for automatic drafting: where the newest tokens have stood before, the text
+*Prompt lookup* (Saxena 2023) is for adaptive drafting: where the newest tokens have stood before, the text
 may go on as it did then, for up to 32 tokens and with a chance for each. Three things say how likely a copied
 token is, beside the length of the match:
 
@@ -285,7 +285,7 @@ class Ngrams:
         return [Need("ngrams", self.count, self.count * LENGTH * row)]
 
     def offer(self, costs: Costs) -> None:
-        """Branches without chances are no part of automatic drafting."""
+        """Branches without chances are no part of adaptive drafting."""
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """The best branches."""

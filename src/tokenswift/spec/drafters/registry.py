@@ -1,6 +1,6 @@
 """What can draft: the library's own sources and the drafters of other packages, by name and letter.
 
-Journals, reports, figures and automatic drafting all ask here. Another package adds a drafter by an entry
+Journals, reports, figures and adaptive drafting all ask here. Another package adds a drafter by an entry
 point of the group ``tokenswift.drafters`` whose value is a class like `spec.drafters.drafter.Drafter`. Light:
 nothing is loaded besides what those entry points name.
 """

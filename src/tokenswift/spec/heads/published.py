@@ -168,7 +168,7 @@ def _middle(folder: Path, config: dict[str, Any]) -> str:
 
 
 def _whole(folder: Path, config: dict[str, Any], name: str, default: int = 0) -> int:
-    """A whole number that a config says."""
+    """An integer that a config says."""
     return check_integer(f"--checkpoint {folder}: {name}", config.get(name, default), 0)
 
 
