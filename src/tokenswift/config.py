@@ -53,7 +53,8 @@ def check_threads(value: object) -> int:
 @named_errors
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen. The defaults are the paper's setting for LLaMA3.1-8b (Table 10).
+    """How the next token is chosen. The defaults are the paper's setting for LLaMA3.1-8b (Table 10); where no
+    sampling is given, `LLM.default_sampling` says what is taken.
 
     What is on takes effect in the order of `sampling.choice`.
 
@@ -234,6 +235,8 @@ LATER: dict[str, Any] = {
     "bad_words": (),
     "grammar": None,
 }
+#: of texts that are continued, where no sampling is given: what kept its sense longest (docs/benchmarks.md)
+CONTINUED = SamplingParams(min_p=0.02, repetition_penalty=1.0, dry_multiplier=0.8, dry_breakers=())
 #: of answers, where no sampling is given and the model names none: a penalty would break what has to be
 #: repeated, such as JSON, code and names
 ANSWERS = SamplingParams(temperature=0.7, min_p=0.05, repetition_penalty=1.0)

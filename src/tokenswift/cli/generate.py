@@ -26,7 +26,7 @@ from tokenswift.cli.preset import add_preset_option, apply_preset
 from tokenswift.cli.progress import Progress
 from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.cli.streams import STANDARD_OUTPUT
-from tokenswift.config import ON_LOOP, LoopOptions
+from tokenswift.config import CONTINUED, ON_LOOP, LoopOptions
 from tokenswift.engine.records import record_of
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import is_chat
@@ -163,7 +163,7 @@ def add_call_options(parser: argparse.ArgumentParser) -> None:
     add_options(group, Length, only=("rope_scaling",))
     options.add_model_options(parser)
     options.add_strategy_options(parser)
-    add_preset_option(options.add_sampling_options(parser))
+    add_preset_option(options.add_sampling_options(parser, usual=CONTINUED))
 
 
 def _run_dir(name: str | None) -> tuple[Path | None, RunState | None]:
@@ -201,7 +201,7 @@ def settings_from(args: argparse.Namespace) -> dict[str, Any]:
     if args.by_default:
         args.max_new_tokens = Length.max_new_tokens
     apply_preset(args)
-    sampling = replace(options.sampling_from(args), grammar=grammar_from(args))
+    sampling = replace(options.sampling_from(args, CONTINUED), grammar=grammar_from(args))
     parse_rope_scaling(args.rope_scaling)
     check_choice("on_loop", args.on_loop, ON_LOOP)
     patterns = args.loop_patterns or ()

@@ -16,7 +16,7 @@ from tokenswift.cli.declare import HIDDEN, KEY, RARE, add_option, add_options, o
 from tokenswift.cli.inputs import read_named
 from tokenswift.cli.output import check_writable
 from tokenswift.cli.progress import Stages
-from tokenswift.config import LATER, NEUTRAL, SamplingParams, sampling_by
+from tokenswift.config import LATER, NEUTRAL, SamplingParams, sampling_by, sampling_over
 from tokenswift.load_config import LoadConfig
 from tokenswift.loader.find import check_name
 from tokenswift.method_options import HEAD_KINDS, OPTIONS, build_options
@@ -34,7 +34,7 @@ SAMPLING_TEXTS = {
     "--penalty-window); 0 is off",
     "frequency_penalty": "from -2 to 2: the same for each time that the token is there; 0 is off",
     "dry_breakers": "DRY sees no repetition across tokens that contain this text; may be given several "
-    "times, none is none; default: line break, colon, quotation mark, asterisk",
+    "times, none is none; default: none for continued text, else line break, colon, quotation mark, asterisk",
     "logit_bias": "token ids and what is added to their logits, -100 to 100; default: none",
     "bad_words": "a text that is never written in its usual tokens; may be given several times; "
     "default: none",
@@ -196,8 +196,9 @@ def shown_default(option: Field[Any]) -> str:
     return str(option.default)
 
 
-def sampling_from(args: argparse.Namespace) -> SamplingParams:
-    """The sampling parameters as far as they are known without a model (see :func:`model_sampling`).
+def sampling_from(args: argparse.Namespace, usual: SamplingParams | None = None) -> SamplingParams:
+    """The sampling parameters as far as they are known without a model (see :func:`model_sampling`): those of
+    ``usual``, the class's by default, and what the command line names over them.
 
     Says which of the given ones have no effect.
 
@@ -206,7 +207,7 @@ def sampling_from(args: argparse.Namespace) -> SamplingParams:
     """
     check_choice("sampling", args.sampling, ("default", "model"))
     given = given_sampling(args)
-    made = SamplingParams(**given)
+    made = sampling_over(usual or SamplingParams(), given)
     warn_idle(made, given)
     return made
 

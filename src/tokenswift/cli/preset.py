@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenswift.cli.declare import RARE, add_options, option
-from tokenswift.cli.options import SAMPLING
+from tokenswift.config import CONTINUED
 from tokenswift.sampling.presets import SAMPLERS, sampler
 
 logger = logging.getLogger("tokenswift")
@@ -43,6 +43,8 @@ def apply_preset(args: argparse.Namespace) -> None:
     for name, value in taken.items():
         setattr(args, name, value)
     said = ", ".join(
-        f"--{name.replace('_', '-')} {value}" for name, value in taken.items() if value != SAMPLING[name]
+        f"--{name.replace('_', '-')} {value}"
+        for name, value in taken.items()
+        if value != getattr(CONTINUED, name)
     )
     logger.info("preset %s: %s", args.preset, said or "the defaults")

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tokenswift.config import ANSWERS, SamplingParams, sampling_by
+from tokenswift.config import ANSWERS, CONTINUED, SamplingParams, sampling_by
 from tokenswift.files import read_small
 from tokenswift.loader.prompts import is_chat
 from tokenswift.types import InputError
@@ -96,9 +96,9 @@ class OwnSampling:
         return sampling_by(check_named(self._named(), self._model), given)
 
     def usual(self, prompt: Any) -> SamplingParams:
-        """The paper's for a text that is continued; for chat messages as the model says, if it does."""
+        """`config.CONTINUED` for a text that is continued; of chat messages as the model says, if it does."""
         if not is_chat(prompt):
-            return SamplingParams()
+            return CONTINUED
         found = self._named()
         try:
             return sampling_by(found, {}) if found else ANSWERS

@@ -16,6 +16,9 @@ _OFF: dict[str, Any] = {
     "min_p": 0.0,
     "eta_cutoff": 0.0,
     "penalty_window": 1024,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "dry_multiplier": 0.0,
 }
 
 
@@ -33,6 +36,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "top-p": _made(top_p=0.9, repetition_penalty=1.2),
     "min-p": _made(min_p=0.1, repetition_penalty=1.2),
     "eta": _made(eta_cutoff=2e-4, repetition_penalty=1.2),
+    "paper": _made(min_p=0.1, repetition_penalty=1.2),  # as `SamplingParams()`
 }
 #: what a setting may name besides
 FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name != "seed")
