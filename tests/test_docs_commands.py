@@ -20,7 +20,7 @@ import tokenswift
 from benchmarks.__main__ import build_parser as benchmarks_parser
 from tokenswift.cli.declare import RARE, level_of
 from tokenswift.cli.main import COMMANDS, build_parser, main
-from tokenswift.config import ANSWERS
+from tokenswift.config import ANSWERS, CONTINUED
 
 ROOT = Path(__file__).parents[1]
 MOST = 12  # tokens to write
@@ -120,15 +120,11 @@ def test_the_readme_says_what_pip_and_the_defaults_do() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert "unrelated package" in text and project["name"] in text
-    defaults = tokenswift.SamplingParams()
-    for shown in (
-        f"repetition penalty of {defaults.repetition_penalty}",
-        f"last {defaults.penalty_window:,} tokens",
-        f"min-p {defaults.min_p}",
-    ):
+    defaults = CONTINUED
+    for shown in (f"min-p {defaults.min_p}", f"DRY {defaults.dry_multiplier}"):
         assert shown in " ".join(text.split()), shown
     rows = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    for name, words in (("temperature", ""), ("min_p", ""), ("repetition_penalty", " (off)")):
+    for name, words in (("temperature", ""), ("min_p", ""), ("dry_multiplier", " (off)")):
         answers, continued = getattr(ANSWERS, name), getattr(defaults, name)
         row = f"| `--{name.replace('_', '-')}` | {answers:g}{words} | {continued:g} |"
         assert row in rows, row

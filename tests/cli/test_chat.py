@@ -17,6 +17,7 @@ import pytest
 
 from tests.chats import chat_tokenizer
 from tests.cli.conftest import Call, Outcome, Terminal, chatty_model
+from tokenswift import config
 from tokenswift.cli import chat as module
 from tokenswift.cli import options
 from tokenswift.cli.keys import Editor, Typed
@@ -77,27 +78,27 @@ def test_the_same_words_are_treated_the_same_however_they_come(
     with_system = template_tokens(("system", "Be brief."), ("user", "Hi"))
     both = template_tokens(("user", "Hi\n\nWhy?"))
     usual, warm = settings_of(ANSWERS), settings_of(replace(ANSWERS, temperature=0.9))
-    paper = settings_of(SamplingParams())
+    paper, continued = settings_of(SamplingParams()), settings_of(config.CONTINUED)
     for argv, more, begins, tokens, sampling in (
         (("Hi",), {}, ANSWERED, asked, usual),
         (("Hi", "-t", "0.9"), {}, ANSWERED, asked, warm),
         (("Hi", "--chat", "--greedy"), {}, ANSWERED, asked, settings_of(replace(ANSWERS, greedy=True))),
         (("Hi", "--system", "Be brief."), {}, ANSWERED, with_system, usual),
         (("Hi", "--preset", "min-p"), {}, ANSWERED, asked, paper),
-        (("Hi", "--raw"), {}, CONTINUED, 3, paper),
-        (("Hi", "--continue"), {}, CONTINUED, 3, paper),
+        (("Hi", "--raw"), {}, CONTINUED, 3, continued),
+        (("Hi", "--continue"), {}, CONTINUED, 3, continued),
         ((), {"stdin": file}, ANSWERED, asked, usual),
         (("-",), {"stdin": file}, ANSWERED, asked, usual),
-        (("-", "--continue"), {"stdin": file}, CONTINUED, 3, paper),
-        (("--continue",), {"stdin": file}, CONTINUED, 3, paper),
+        (("-", "--continue"), {"stdin": file}, CONTINUED, 3, continued),
+        (("--continue",), {"stdin": file}, CONTINUED, 3, continued),
         (("Why?",), {"stdin": file}, ANSWERED, both, usual),
-        (("Why?", "--continue"), {"stdin": file}, CONTINUED, len("Hi\n\nWhy?") + 1, paper),
+        (("Why?", "--continue"), {"stdin": file}, CONTINUED, len("Hi\n\nWhy?") + 1, continued),
         (("--prompt-file", file), {}, ANSWERED, asked, usual),
-        (("--prompt-file", file, "--continue"), {}, CONTINUED, 3, paper),
+        (("--prompt-file", file, "--continue"), {}, CONTINUED, 3, continued),
         (("--prompt-file", file, "--system", "Be brief."), {}, ANSWERED, with_system, usual),
-        (("--prompt-ids", "5,6"), {}, "prompt: token ids", 2, paper),
-        (("Hi",), {"model": tiny}, f"{CONTINUED} (the model has no chat template)", 2, paper),
-        ((), {"model": tiny, "stdin": file}, f"{CONTINUED} (the model has no chat template)", 2, paper),
+        (("--prompt-ids", "5,6"), {}, "prompt: token ids", 2, continued),
+        (("Hi",), {"model": tiny}, f"{CONTINUED} (the model has no chat template)", 2, continued),
+        ((), {"model": tiny, "stdin": file}, f"{CONTINUED} (the model has no chat template)", 2, continued),
     ):
         line, record = generate(*argv, **more)
         assert line.startswith(begins), (argv, line)

@@ -42,7 +42,7 @@ def test_record_text_and_output(cli: Call, tiny: Path, tmp_path: Path) -> None:
     assert record["strategy_options"] == {"tree": [1, 2], "ngrams": 2}
     assert record["prompt_tokens"] == 5 and len(record["token_ids"]) == 12 and len(record["distinct"]) == 4
     assert record["finish_reason"] == "length" and record["lossless"] is True
-    assert record["sampling"]["repetition_penalty"] == 1.2 and record["device"] == "cpu"
+    assert record["sampling"]["dry_multiplier"] == 0.8 and record["device"] == "cpu"
     last = done.err.splitlines()[-1]
     assert last.startswith("12 tokens in ") and last.endswith(" tokens/s); ended at the length asked for")
     verbose = cli(*argv, "-v").err.splitlines()[-1]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Call
+from tokenswift.config import CONTINUED, sampling_over, settings_of
 from tokenswift.sampling.presets import SAMPLERS
 
 
@@ -17,10 +19,11 @@ def test_a_preset_is_what_the_record_says(cli: Call, tiny_folder: Callable[..., 
     words = ("generate", "hello", "--model", tiny_folder(), "--max-new-tokens", "3", "--json", "r.json")
     assert cli(*words, "--preset", name, "--seed", "5").code == 0
     sampling = json.loads(Path("r.json").read_text())["sampling"]
-    assert sampling == {**SAMPLERS[name], "seed": 5, "greedy": False}
+    made = sampling_over(CONTINUED, SAMPLERS[name])
+    assert sampling == settings_of(replace(made, seed=5)) and made.dry_multiplier == 0
     assert cli(*words, "--preset", name, "--top-p", "0.5", "--min-p", "0.1").code == 0
     sampling = json.loads(Path("r.json").read_text())["sampling"]
-    assert sampling == {**SAMPLERS[name], "seed": 0, "greedy": False, "top_p": 0.5, "min_p": 0.1}
+    assert sampling == settings_of(replace(made, top_p=0.5, min_p=0.1))
 
 
 def test_a_name_that_is_none(cli: Call) -> None:

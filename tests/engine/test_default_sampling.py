@@ -15,7 +15,7 @@ from tests.chats import chat_tokenizer
 from tests.conftest import tiny_model
 from tests.gguf_files import small, write
 from tokenswift import LLM, InputError, SamplingParams, resume
-from tokenswift.config import ANSWERS
+from tokenswift.config import ANSWERS, CONTINUED
 from tokenswift.engine.source import FromFiles, FromModel
 from tokenswift.loader.load import load
 from tokenswift.loader.own_sampling import named_in
@@ -53,7 +53,7 @@ def through(kind: type, folder: Path) -> LLM:
 def test_a_model_that_names_none(saved: Callable[..., Path]) -> None:
     with LLM(saved()) as llm:
         assert llm.default_sampling(HELLO) == ANSWERS
-        assert llm.default_sampling("Hello") == llm.default_sampling([5, 6]) == SamplingParams()
+        assert llm.default_sampling("Hello") == llm.default_sampling([5, 6]) == CONTINUED
 
 
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
@@ -64,7 +64,7 @@ def test_the_models_own_however_it_was_loaded(saved: Callable[..., Path], file: 
         with through(kind, folder) as llm:
             assert type(llm.source) is kind
             assert llm.default_sampling(HELLO) == llm.model_sampling() == OWN
-            assert llm.default_sampling("Hello") == SamplingParams()
+            assert llm.default_sampling("Hello") == CONTINUED
             assert "model" not in llm.source.__dict__ or kind is FromModel  # nothing was loaded for it
             call: dict[str, Any] = {"ignore_eos": True, "strategy": "autoregressive"}
             plain = llm.generate(HELLO, 12, sampling=replace(OWN, seed=4), **call)

@@ -52,13 +52,14 @@ def test_the_keywords_are_the_fields_of_the_parameters() -> None:
     "given", [{"seed": 3}, {"temperature": 1}, {"temperature": 0}, {"greedy": True}, WARM]
 )
 def test_keywords_are_the_sampling(llm: LLM, given: dict[str, Any]) -> None:
-    wanted = ids(llm, sampling=SamplingParams(**given))
+    usual = llm.default_sampling("abc abc")
+    wanted = ids(llm, sampling=replace(usual, **given))
     assert ids(llm, **given) == wanted
     steps = llm.stream("abc abc", 12, ignore_eos=True, **given)
     assert [token for step in steps for token in step.token_ids] == wanted
     assert llm.prefill("abc abc").generate(12, ignore_eos=True, **given).token_ids == wanted
     many = llm.generate_many(["abc abc", [5, 6]], 12, ignore_eos=True, **given)
-    assert [r.token_ids for r in many] == [wanted, ids(llm, [5, 6], sampling=SamplingParams(**given))]
+    assert [r.token_ids for r in many] == [wanted, ids(llm, [5, 6], sampling=replace(usual, **given))]
 
 
 def test_keywords_change_the_text_at_all(llm: LLM) -> None:
@@ -75,7 +76,9 @@ def test_answers_keep_their_sampling_with_another_seed(llm: LLM) -> None:
 def test_a_journal_knows_the_keywords(llm: LLM, tmp_path: Path) -> None:
     run: dict[str, Any] = {"run_dir": tmp_path / "run"}
     short = llm.generate("abc abc", 6, ignore_eos=True, seed=3, **run).token_ids
-    whole = ids(llm, sampling=SamplingParams(seed=3), **run)  # said the other way: the same run
+    whole = ids(
+        llm, sampling=replace(llm.default_sampling(""), seed=3), **run
+    )  # said the other way: the same run
     assert whole[:6] == short and whole == ids(llm, seed=3)
     with pytest.raises(InputError, match="holds another run: seed is 4, was 3"):
         ids(llm, seed=4, **run)
