@@ -125,7 +125,7 @@ def test_what_a_gguf_file_names(tmp_path: Path, own_cache: Path) -> None:
     write(tmp_path / "m.gguf", small(), said=said)
     with LLM(tmp_path / "m.gguf") as llm:
         assert isinstance(llm.source, FromFiles)
-        assert llm.default_sampling(HELLO) == OWN and llm.default_sampling("Hi") == SamplingParams()
+        assert llm.default_sampling(HELLO) == OWN and llm.default_sampling("Hi") == CONTINUED
     folder = tmp_path / "folder"
     folder.mkdir()
     write(folder / "m.gguf", small())
