@@ -22,15 +22,15 @@ def test_measured_and_shown(cli: Call, tiny: Path) -> None:
     assert made["threads"] == 1 and made["versions"]["torch"] and made["weight_bytes"] > 0
     assert [one["context"] for one in made["contexts"]] == [24, 48]
     for one in made["contexts"]:
-        assert one["identical"] and set(one["tokens_per_second"]) == {"plain", "automatic"}
+        assert one["identical"] and set(one["tokens_per_second"]) == {"plain", "adaptive"}
         passes = [(entry["rows"], entry["milliseconds"]) for entry in one["passes"]]
         assert [rows for rows, _ in passes] == [1, 3]
         kinds = [one["prompt_tokens_per_second"], one["speedup"], *one["tokens_per_second"].values()]
         for found in (*kinds, *(times for _, times in passes)):
             assert len(found["times"]) == 2 and min(found["times"]) == found["least"] > 0
             assert found["least"] <= found["median"] <= found["most"] == max(found["times"])
-        plain, automatic = (one["tokens_per_second"][name]["times"] for name in ("plain", "automatic"))
-        assert one["speedup"]["times"] == [b / a for a, b in zip(plain, automatic, strict=True)]
+        plain, adaptive = (one["tokens_per_second"][name]["times"] for name in ("plain", "adaptive"))
+        assert one["speedup"]["times"] == [b / a for a, b in zip(plain, adaptive, strict=True)]
     first, *_, last = done.out.splitlines()
     assert "float32 on cpu, 1 thread, no heads; " in first and first.endswith("2 repeats, 6 new tokens")
     assert "plain, tokens/s" in done.out and "3 rows, ms" in done.out and last.split()[0] == "48"

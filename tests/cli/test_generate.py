@@ -320,7 +320,7 @@ def test_demo_has_both_ends_and_transformers_beside_them(cli: Call, roomy: Path)
     done = cli("demo", "--model", roomy, "--tokens", "40")
     lines = [line.split() for line in done.out.splitlines()]
     rows = [line for line in lines if line[1:2] in (["prose"], ["list"])]
-    assert [row[0] for row in rows] == ["transformers", "plain", "automatic"] * 2
+    assert [row[0] for row in rows] == ["transformers", "plain", "adaptive"] * 2
     assert [row[1] for row in rows] == ["prose"] * 3 + ["list"] * 3
     size = sum(p.numel() for p in LLM(roomy, dtype="float32").model.parameters()) * 4 / 1e6
     for theirs, plain, automatic in (rows[:3], rows[3:]):

@@ -25,7 +25,7 @@ from tokenswift.types import InputError
 from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")
-STRATEGIES = {"plain": "autoregressive", "automatic": "auto"}
+STRATEGIES = {"plain": "autoregressive", "adaptive": "auto"}
 MODEL = ("model", "dtype", "weights", "activations", "kv_cache_dtype", "device", "threads", "heads")
 LETTERS = 16  # characters of a token at most: what of a text is tokenized
 
@@ -161,13 +161,13 @@ def measure(llm: Any, ids: list[int], args: argparse.Namespace) -> dict[str, Any
         return done.metrics.tokens_per_second
 
     rates = in_turns(list(STRATEGIES), rate, args.repeats)
-    pairs = zip(rates["plain"], rates["automatic"], strict=True)
+    pairs = zip(rates["plain"], rates["adaptive"], strict=True)
     passes = {rows: pass_times(llm.target, len(ids), rows, args.repeats) for rows in args.rows}
     return {
         "context": len(ids),
         "prompt_tokens_per_second": spread([len(ids) / state.seconds for state in states[1:]]),
         "tokens_per_second": {name: spread(values) for name, values in rates.items()},
-        "speedup": spread([automatic / plain for plain, automatic in pairs]),
+        "speedup": spread([adaptive / plain for plain, adaptive in pairs]),
         "identical": len(written) == 1,
         "passes": [{"rows": rows, "milliseconds": spread(values)} for rows, values in passes.items()],
     }

@@ -23,7 +23,7 @@ from tokenswift.engine.records import record_of
 from tokenswift.types import Generation, RunError, Step
 
 STRATEGIES = ("autoregressive", "auto")
-NAMES = {"autoregressive": "plain", "auto": "automatic"}
+NAMES = {"autoregressive": "plain", "auto": "adaptive"}
 TURN, TURNS = 32, 16  # least tokens that one writes before the other goes on, and most turns
 PEER_TURN = 8  # tokens that transformers writes in its turn: enough to tell its speed
 WARM = 8  # tokens that each writes before
