@@ -95,7 +95,8 @@ def test_resume(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_demo(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     argv = ("demo", "--model", roomy, "--max-new-tokens", "120", "--peer", "none", "--quiet")
-    texts = [re.split("(?:\x1b\\[1m)?strategy ", done.out)[0] for done in three_ways(cli, monkeypatch, *argv)]
+    shown = [done.out for done in three_ways(cli, monkeypatch, *argv)]
+    texts = [re.split("(?:\x1b\\[1m)?strategy\\b", text)[0] for text in shown]
     check(*texts)
 
 

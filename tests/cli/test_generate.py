@@ -323,8 +323,8 @@ def test_demo_has_both_ends_and_transformers_beside_them(cli: Call, roomy: Path)
     assert [row[0] for row in rows] == ["transformers", "plain", "adaptive"] * 2
     assert [row[1] for row in rows] == ["prose"] * 3 + ["list"] * 3
     size = sum(p.numel() for p in LLM(roomy, dtype="float32").model.parameters()) * 4 / 1e6
-    for theirs, plain, automatic in (rows[:3], rows[3:]):
-        assert plain[3] == "1.00" and float(automatic[4]) >= 1.0 and plain[4] == theirs[4] == "1.00"
+    for theirs, plain, adaptive in (rows[:3], rows[3:]):
+        assert plain[3] == "1.00" and float(adaptive[4]) >= 1.0 and plain[4] == theirs[4] == "1.00"
         assert float(theirs[3]) == pytest.approx(float(theirs[2]) / float(plain[2]), abs=0.02)
         assert float(theirs[5]) <= round(size)
     assert "(transformers: unpacked, float32)" in done.out
