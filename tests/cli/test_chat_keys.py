@@ -41,6 +41,7 @@ class Waits(Stream):
             while not Path("go").exists():
                 time.sleep(0.02)
             time.sleep(0.2)  # for the terminal's own queue
+        step = replace(step, text=step.text or ".")  # bytes that are no character yet would be no answer
         if Path("say").exists():
             pieces = Path("say").read_text().split("|")
             step = replace(step, text=pieces[self.steps - 1] if self.steps <= len(pieces) else "")
@@ -65,7 +66,18 @@ class Session:
         self.master, slave = pty.openpty()
         termios.tcsetwinsize(slave, (24, 40))
         self.mode = termios.tcgetattr(slave)
-        more = ["--model", str(model), "--max-new-tokens", "12", "--history", "none", "--device", "cpu"]
+        more = [
+            "--model",
+            str(model),
+            "--max-new-tokens",
+            "12",
+            "--history",
+            "none",
+            "--device",
+            "cpu",
+            "--seed",
+            "1",
+        ]
         self.process = subprocess.Popen(
             [sys.executable, "-c", DRIVER, "chat", *more],
             stdin=slave,
