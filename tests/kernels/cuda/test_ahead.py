@@ -61,11 +61,11 @@ def test_rows_of_states(card: int) -> None:
     text = segment(3, 2, None, 2, width, dtype)
     weight, states = torch.ones(576), torch.zeros(2, 576)
     ahead.norm(states, weight, 1e-5, dtype)
-    ahead.norm(states, weight, 1e-5, dtype, states)
-    ahead.gated(states, dtype)
-    ahead.gated(states, dtype, gelu=True)
+    ahead.norm(states, weight, 1e-5, dtype, states[None])
+    ahead.gated(states[None], dtype)
+    ahead.gated(states[None], dtype, gelu=True)
     ahead.move(text.cache.data, 0, [1, 2])
-    mixed, cos = torch.zeros(2, (heads + 4) * width), torch.zeros(2, width // 2)
+    mixed, cos = torch.zeros(1, 2, (heads + 4) * width), torch.zeros(2, width // 2)
     for norms in ((None, None), (weight[:width], weight[:width])):
         ahead.append(plan([text], heads), mixed, cos, cos, 0, heads, 1e-5, *norms)
     assert {name: len(found) for name, found in ahead.made.items()} == {
@@ -116,7 +116,7 @@ def whole_attention(card: int, width: int, heads: int = 8) -> Any:
     numbers = torch.arange(5)
     made = plan([Segment(numbers, numbers, cache, tree(5, 2))], heads)
     ahead.attend(made, torch.empty(5, heads, width), 0, 0.1, 64)
-    mixed, cos, norm = torch.zeros(5, (heads + 4) * width), torch.zeros(5, width // 2), torch.ones(width)
+    mixed, cos, norm = torch.zeros(4, 5, (heads + 4) * width), torch.zeros(5, width // 2), torch.ones(width)
     for norms in ((None, None), (norm, norm)):
         ahead.append(made, mixed, cos, cos, 0, heads, 1e-5, *norms)
     ahead.move(cache.data, 0, [1, 2])

@@ -21,7 +21,7 @@ from tokenswift.kernels.cuda.entries import WIDEST, IntFullCache, IntSparseCache
 from tokenswift.kernels.cuda.graphs import Graphs
 from tokenswift.kernels.cuda.plan import RECORDED, Form, Plan, Tables, plan_of
 from tokenswift.kernels.cuda.products import Product, Products
-from tokenswift.kernels.cuda.reference import Reference
+from tokenswift.kernels.cuda.reference import Reference, summed
 from tokenswift.kernels.cuda.weights import KEPT, CudaPacked
 from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.torch import TorchBackend
@@ -152,7 +152,7 @@ class CudaBackend(Backend):
         keep: bool = True,
     ) -> Float[Tensor, "L H n d"]:
         """See :meth:`Backend.layers`. All segments' rows go through every kernel together."""
-        shape, ops, linear = body.shape, self.ops, self._products.linear
+        shape, ops, linear = body.shape, self.ops, self._products.parts
         whole = shape.active == torch.int8
         active = torch.float32 if whole else shape.weights
         kept: list[Tensor] = []
@@ -169,7 +169,7 @@ class CudaBackend(Backend):
             both = linear(normed, _packed(layer.gate_up), layer.gate_up_bias, whole)
             more = linear(ops.gated(both, active), _packed(layer.down), layer.down_bias, whole)
         if more is not None:
-            states += more
+            states += summed(more)
         return torch.stack(kept).transpose(1, 2)
 
     def replays(self) -> Graphs | None:
