@@ -2,11 +2,12 @@
 
 python bench/card.py PART --results FOLDER [--seconds N] [--device cuda] [--layers 32] [--width 4096]
 
-Parts: start, passes, eager, sweep. A row is written to FOLDER/card.jsonl as soon as it is there; what fails has
-a row that says why, and the next measurement goes on. Without a card it stops at its first call of one, with
+Parts: start, passes, eager, sweep. A row is written to FOLDER/card.jsonl as soon as it is there; what fails
+has a row that says why, and the next measurement goes on. Without a card it stops at its first call of one, with
 exit code 3. ``--device cpu`` with few layers tries the code itself, on the kernels' references.
 """
 
+# ruff: noqa: B023  each measurement is over before the next begins
 from __future__ import annotations
 
 import argparse
@@ -38,7 +39,7 @@ from tokenswift.models.decoder import NativeTarget
 from tokenswift.roofline.timer import median, pass_times
 
 NO_CARD = 3  # exit code
-VOCABULARY, WIDTH = 128_256, 128  # tokens, and dimensions of a head
+WIDTH = 128  # dimensions of a head
 CONTEXTS, ROWS = (32_768, 4_096, 100_000), (1, 16, 8, 64)  # in order of value
 RUNS = 20
 GROUPED = 4  # query heads to a KV head
@@ -88,9 +89,10 @@ class Drawn:
 
     copies = False
 
-    def __init__(self, device: torch.device, layers: int, width: int, form: str | None) -> None:
+    def __init__(self, device: torch.device, args: argparse.Namespace, form: str | None) -> None:
+        layers, width = args.layers, args.width
         heads, self.device, self.dtype = width // WIDTH, device, torch.bfloat16
-        sizes = (VOCABULARY, width, width * 7 // 2, layers, heads, heads // GROUPED, WIDTH)
+        sizes = (args.vocabulary, width, width * 7 // 2, layers, heads, heads // GROUPED, WIDTH)
         self.layout = Layout("llama", *sizes, 1e-5, WIDTH**-0.5, (0,) * layers, False)
         self._shapes, self._form = self.layout.shapes(), form and FORMATS[form]
 
@@ -143,7 +145,7 @@ def model_on(backend: Any, args: argparse.Namespace, form: str | None = None) ->
     """The model of drawn weights."""
     frequencies = 500_000.0 ** -(torch.arange(0, WIDTH, 2, device=backend.device) / WIDTH)
     rotary = Rotary(frequencies.float(), 1.0, None, SimpleNamespace())
-    return NativeTarget(Drawn(backend.device, args.layers, args.width, form), backend, rotary)
+    return NativeTarget(Drawn(backend.device, args, form), backend, rotary)
 
 
 def timed(rows: Rows, target: NativeTarget, cases: Any, **said: Any) -> None:
@@ -182,7 +184,7 @@ def start(rows: Rows, device: torch.device, args: argparse.Namespace) -> None:
             if not isinstance(made, str):
                 found |= {"graphs": made.graphs, "int8_keys": made.int8_keys, "key": made.key}
     backend = backend_of(device)
-    for outputs, inner in shapes(args.width):
+    for outputs, inner in shapes(args):
         weight = torch.empty(outputs, inner, device=device, dtype=torch.bfloat16).normal_(0.0, inner**-0.5)
         ours = Products(backend.ops, None)
         packed = CudaPacked(weight, None, device)
@@ -199,20 +201,21 @@ def start(rows: Rows, device: torch.device, args: argparse.Namespace) -> None:
                     found[f"library_{count}_us"] = microseconds(works, device)
 
 
-def shapes(width: int) -> list[tuple[int, int]]:
+def shapes(args: argparse.Namespace) -> list[tuple[int, int]]:
     """Outputs and inner sizes of the products of an 8B model: QKV, out, gate and up, down, the LM head."""
+    width = args.width
     inner = width * 7 // 2
     return [
         (width * 3 // 2, width),
         (width, width),
         (2 * inner, width),
         (width, inner),
-        (VOCABULARY, width),
+        (args.vocabulary, width),
     ]
 
 
 def passes(rows: Rows, device: torch.device, args: argparse.Namespace) -> None:
-    """Passes of the model in bfloat16, recorded, with our product and the vendor's; and the kernels of one."""
+    """Passes of the model in bfloat16, recorded, with our product and the vendor's; and their kernels."""
     for name, library in (("ours", None), ("library", cublas)):
         target = None
         with rows.one(what="model", product=name) as found:
@@ -311,17 +314,15 @@ def sweep(rows: Rows, device: torch.device, args: argparse.Namespace) -> None:
             works = [lambda n=n: ops.attend(plan, query, n, WIDTH**-0.5) for n in range(layers)]
             found["us"] = microseconds(works, device)
     del cache
-    for form, (outputs, inner) in pairs((None, "q4_0", "q8_0"), shapes(args.width)[:4]):
-        source = Drawn(device, 1, args.width, form)
+    for form, (outputs, inner) in pairs((None, "q4_0", "q8_0"), shapes(args)[:4]):
+        source = Drawn(device, args, form)
         source._shapes = {"weight": (outputs, inner)}
         copies = max(1, min(4, (200 << 20) // (2 * outputs * inner)))
-        weights = [
-            CudaPacked(given, dtype, device)
-            for _ in range(copies)
-            if (given := source.get("weight")) is not None
-        ]
+        given = [source.get("weight") for _ in range(copies)]
+        weights = [CudaPacked(one, dtype, device) for one in given if one is not None]
         low = form is not None
-        for columns, warps, stages, split in pairs((32, 64, 128), (4, 8), (3, 4), (1024, 2048, 512)):
+        kinds = [(*how, stages, 1024) for how in ((64, 4), (32, 4), (128, 8), (64, 8)) for stages in (3, 4)]
+        for columns, warps, stages, split in (*kinds, (64, 4, 3, 2048), (64, 4, 3, 512)):
             names = ("low_columns", "low_warps", "low_stages") if low else ("columns", "warps", "stages")
             tuning = replace(usual, **dict(zip(names, (columns, warps, stages), strict=True)), split=split)
             said = {"outputs": outputs, "inner": inner, "weights": form or "bfloat16"}
@@ -346,6 +347,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--width", type=int, default=4096)
+    parser.add_argument("--vocabulary", type=int, default=128_256)
     parser.add_argument("--contexts", type=lambda text: [int(n) for n in text.split(",")], default=CONTEXTS)
     args = parser.parse_args()
     if args.device != "cpu":

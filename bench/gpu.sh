@@ -5,8 +5,9 @@
 #   bench/gpu.sh kit            gather wheels and the default model in build/gpu-kit, to carry them to a machine
 # Parts: start, kernels, passes, eager, sweep, bits, small, rest.
 # RESULTS names the folder of rows (default: build/gpu): card.jsonl, rows.jsonl, paper/rows.jsonl and gpu.log.
-# Nothing is fetched: wheels come from build/gpu-kit/wheels, the default model from build/gpu-kit/half-0 and half-1,
-# each of which may come with a call of its own (they are kept in KEPT, default /tmp/tokenswift-kit).
+# Nothing is fetched: wheels come from build/gpu-kit/wheels, the default model from build/gpu-kit/piece-0 to piece-4;
+# each of them may come with a call of its own, beside the sources below 64 MiB, before the part small (they are kept
+# in KEPT, default /tmp/tokenswift-kit).
 # NOVELS names a folder of long texts for small and rest (default: our own, of 1,000 tokens).
 # PYTHON names the interpreter. REHEARSE=1: no card is here; each part runs up to its first call of one.
 # DEVICE=cpu with SHAPE="--layers 1 --width 512 --contexts 64,32" tries the commands themselves.
@@ -16,25 +17,26 @@ PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo pyth
 DEVICE=${DEVICE:-cuda} RESULTS=${RESULTS:-build/gpu} KEPT=${KEPT:-/tmp/tokenswift-kit} KIT=build/gpu-kit
 MODEL=smollm2-135m GGUF=SmolLM2-135M-Instruct.Q4_1.gguf
 # what the card's machine lacks: Python 3.12 with torch 2.11, Triton 3.6 and transformers 5.17 is there
-WHEELS="msgspec gguf beartype llguidance shtab prompt_toolkit wcwidth"
+WHEELS=("msgspec>=0.20" gguf beartype "llguidance>=1.9,<2" "shtab>=1.7" "prompt_toolkit>=3.0.40" wcwidth)
 ALL="start kernels passes eager sweep bits small rest"
 declare -A LIMIT=([start]=150 [kernels]=240 [passes]=270 [eager]=180 [sweep]=150 [bits]=120 [small]=210 [rest]=180)
 
-kit() { # wheels for Python 3.12 on x86-64, and the default model cut in two: each half below 64 MiB with the wheels
-    mkdir -p $KIT/wheels $KIT/half-0/$MODEL $KIT/half-1/$MODEL
+kit() { # wheels for Python 3.12 on x86-64, and the default model in five pieces of 19 MiB
+    rm -rf $KIT && mkdir -p $KIT/wheels
     local platforms=() old
-    for old in manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014 manylinux1; do
+    for old in manylinux_2_34 manylinux_2_31 manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014 manylinux1; do
         platforms+=(--platform "${old}_x86_64")
     done
-    rm -f $KIT/wheels/*.whl
     "$PYTHON" -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
-        "${platforms[@]}" -d $KIT/wheels $WHEELS || return 1
+        "${platforms[@]}" -d $KIT/wheels "${WHEELS[@]}" || return 1
     local from=${TOKENSWIFT_CACHE:-$HOME/.cache/tokenswift}/$MODEL
     [ -f "$from/$GGUF" ] || { echo "error: there is no default model in $from; tokenswift demo makes it" >&2; return 1; }
-    cp -p "$from"/* $KIT/half-0/$MODEL/ && rm $KIT/half-0/$MODEL/$GGUF
-    split -n 2 -d -a 1 "$from/$GGUF" $KIT/half-0/$MODEL/$GGUF.part || return 1
-    mv $KIT/half-0/$MODEL/$GGUF.part1 $KIT/half-1/$MODEL/
-    du -sm $KIT/wheels $KIT/half-0 $KIT/half-1
+    local at
+    for at in 0 1 2 3 4; do
+        mkdir -p $KIT/piece-$at/$MODEL && split -n $((at + 1))/5 "$from/$GGUF" >$KIT/piece-$at/$MODEL/$GGUF.part$at || return 1
+    done
+    find "$from" -maxdepth 1 -type f ! -name $GGUF -exec cp -p {} $KIT/piece-0/$MODEL/ \;
+    du -sm $KIT/*
 }
 if [ "${1:-}" = kit ]; then kit; exit; fi
 
@@ -77,12 +79,13 @@ passes() { card passes; }
 eager() { card eager; }
 sweep() { card sweep; }
 bits() { tests tests/gpu/test_cuda.py tests/sampling/test_noise.py; }
-joined() { # the default model's halves, as they came
-    local half
-    for half in 0 1; do [ ! -d $KIT/half-$half ] || cp -rpn $KIT/half-$half/. "$KEPT/"; done
-    local at=$KEPT/$MODEL/$GGUF
-    if [ -f "$at.part0" ] && [ -f "$at.part1" ]; then cat "$at.part0" "$at.part1" >"$at" && rm "$at".part?; fi
-    [ ! -f "$at" ] || export TOKENSWIFT_CACHE=$KEPT
+joined() { # the default model, as soon as all of its pieces have come
+    local at=$KEPT/$MODEL/$GGUF piece
+    if [ ! -f "$at" ]; then
+        for piece in $KIT/piece-?; do [ ! -d "$piece" ] || cp -rp "$piece/." "$KEPT/"; done
+        if [ "$(ls "$at".part? 2>/dev/null | wc -l)" = 5 ]; then cat "$at".part? >"$at" && rm "$at".part?; fi
+    fi
+    export TOKENSWIFT_CACHE=$KEPT
 }
 texts() { # our own of 1,000 tokens, or novels
     TEXTS=(--prompts shipped --set prefill=900)

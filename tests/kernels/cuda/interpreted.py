@@ -212,7 +212,7 @@ def test_products(rows: int, outputs: int, inner: int) -> None:
 
 @pytest.mark.parametrize("form", [None, "q8_0", "q4_1"])
 def test_parts_of_a_product_are_the_same_sums_for_every_number_of_rows(form: str | None) -> None:
-    """The inner dimension in parts, added up by the product or by who reads them, in small blocks and large."""
+    """The inner dimension in parts, added up by the product or by who reads them, in blocks of all sizes."""
     rows, outputs, inner = 70, 33, 224
     states, bias, kernels = random(rows, inner), random(outputs, seed=2), Kernels(None, Tuning(split=64))
     weight = random(outputs, inner, seed=1)

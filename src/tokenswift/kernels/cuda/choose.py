@@ -162,7 +162,7 @@ def _ranked(
         known = torch.where(places < drops[:, None], after[:, -1:], tail)
         scores = repetition_penalty(logits, torch.cat((known, after), 1), params.repetition_penalty)
         scores = torch.where(empty[:, None] > 0, logits, scores)
-    # sums over a row may come in another order where there are more rows: always as many as there are at least
+    # torch may add up a row in another order where there are more rows, so there are always as many
     scores = torch.cat([processed(part, params, at_once=True) for part in scores.split(TOGETHER)])
     parts = torch.cat([part.softmax(-1) for part in scores.split(TOGETHER)]) if shares else scores
     if coupled:

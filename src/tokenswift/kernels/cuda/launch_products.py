@@ -1,7 +1,7 @@
 """Starts the Triton kernels of products; and how all kernels are started.
 
-A product's inner dimension is cut into parts of :attr:`Tuning.split` numbers, so their count is a matter of the
-weight alone. Where its blocks of columns and rows would not fill a card, each part is a program, and whoever
+A product's inner dimension is cut into parts of :attr:`Tuning.split` numbers, so their count is a matter of
+the weight alone. Where its blocks of columns and rows would not fill a card, each part is a program, and who
 reads the sums adds them up; otherwise one program makes all of them. Both are the same sums.
 """
 

@@ -29,7 +29,7 @@ SPAN = 4  # chunks that are merged before spans are; both in their order
 ALONE = 64  # rows up to which those of a chain are units of their own, like those of a tree
 RECORDED = (16, 64)  # row counts of recorded passes
 EARLY = 16  # spans that recorded passes have room for, 16K positions
-FIELDS = 8  # of a block or unit: offset, capacity, before, first row, rows, path, ordered, nothing: 16 bytes each two
+FIELDS = 8  # of a block or unit: offset, capacity, before, first row, rows, path, ordered, nothing
 PLACES = 6  # of a row: offset, capacity, slot (-1: it is not kept), before, ordered, here
 
 
@@ -58,8 +58,8 @@ class Form:
 
     def recorded(self, capacity: int) -> Form:
         """The form of a recorded pass in which a pass of this form over caches of at most ``capacity``
-        entries fits, and others until the text has grown to twice its length, at least to :data:`EARLY` spans;
-        of few, so that few are recorded. Programs of spans beyond are not started."""
+        entries fits, and others until the text has doubled, or has :data:`EARLY` spans; of few, so that few
+        are recorded. Programs of spans beyond are not started."""
         rows = next(size for size in RECORDED if size >= self.rows)
         deepest = next(size for size in (1, *RECORDED) if size >= self.deepest)
         spans = min(power(-(-capacity // (SPAN * CHUNK))), max(EARLY, power(self.spans)))

@@ -117,7 +117,7 @@ class Reference:
     def gated(
         self, both: Float[Tensor, "p n I2"], dtype: torch.dtype, gelu: bool = False
     ) -> Float[Tensor, "n I"]:
-        """``silu(gate) * up`` of sums of parts that are rows of gate, then up, float32; or with GELU's tanh form."""
+        """``silu(gate) * up`` of rows of gate, then up, in parts of sums, float32; or with GELU's tanh form."""
         gate, up = summed(both).chunk(2, dim=-1)
         return ((F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up).to(dtype)
 
@@ -128,8 +128,8 @@ class Reference:
         bias: Float[Tensor, " N"] | None,
         fold: bool = True,
     ) -> Float[Tensor, "p n N"]:
-        """Rows times a weight's transpose, both of one type, and a bias; float32, in parts whose sum it is: in
-        one with ``fold``, otherwise in as many as there happen to be."""
+        """Rows times a weight's transpose, both of one type, and a bias; float32, in parts whose sum it is:
+        with ``fold`` one, otherwise as many as there happen to be."""
         return F.linear(states.float(), weight.float(), bias)[None]
 
     def low_product(
