@@ -3,8 +3,8 @@
 python bench/card.py PART --results FOLDER [--seconds N] [--device cuda] [--layers 32] [--width 4096]
 
 Parts: start, passes, eager, sweep. A row is written to FOLDER/card.jsonl as soon as it is there; what fails
-has a row that says why, and the next measurement goes on. Without a card it stops at its first call of one, with
-exit code 3. ``--device cpu`` with few layers tries the code itself, on the kernels' references.
+has a row that says why, and the next measurement goes on. Without a card it stops at its first call of one,
+with exit code 3. ``--device cpu`` with few layers tries the code itself, on the kernels' references.
 """
 
 # ruff: noqa: B023  each measurement is over before the next begins
@@ -305,7 +305,7 @@ def sweep(rows: Rows, device: torch.device, args: argparse.Namespace) -> None:
     usual = Tuning()
     attends = [replace(usual, attend_warps=w, attend_stages=s) for w, s in pairs((4, 8), (2, 3, 4, 1))]
     for tuning, count in pairs([usual, *attends], (1, 16)):
-        said = {"warps": tuning.attend_warps, "stages": tuning.attend_stages}
+        said = {"warps": tuning.attend_warps or "usual", "stages": tuning.attend_stages}
         with rows.one(what="attention", context=context, rows=count, **said) as found:
             ops, numbers = backend_of(device, tuning=tuning).ops, torch.arange(count)
             parents = list(range(-1, count - 1))

@@ -53,7 +53,7 @@ class Kernels(ProductKernels):
         self.run(
             attention_kernels.attend_chunks,
             (programs, kv_heads, -(-heads // kv_heads // queries)),
-            self.tuning.attend_warps,
+            self.warps(padded, query.element_size()),
             self.stages(padded, query.element_size()),
             query=query,
             data=plan.origin,

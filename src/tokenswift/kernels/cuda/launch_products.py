@@ -35,13 +35,15 @@ class Tuning:
     """How kernels are started: of few choices, each the same for all passes of a process.
 
     Attributes:
-        attend_warps, attend_stages: of attention's chunks; the stages where there is room.
+        attend_warps, attend_stages: of attention's chunks; the stages where there is room, and warps 0: what
+            the card's registers hold without spilling.
         columns, warps, stages: of a block of a dense product.
         low_columns, low_warps, low_stages: of one with a quantized weight.
+        low_step: pairs of groups of 32 that are fetched together there; it divides a part.
         split: numbers of a part of the inner dimension, a multiple of 64. Bits depend on it.
     """
 
-    attend_warps: int = 4
+    attend_warps: int = 0
     attend_stages: int = 3
     columns: int = 64
     warps: int = 4
@@ -49,6 +51,7 @@ class Tuning:
     low_columns: int = 64
     low_warps: int = 4
     low_stages: int = 3
+    low_step: int = 2
     split: int = 1024
 
 
@@ -94,6 +97,16 @@ class ProductKernels:
             return LEAST_ROOM
         found = torch.cuda.get_device_properties(self._device)
         return getattr(found, "shared_memory_per_block_optin", LEAST_ROOM)
+
+    def generation(self) -> int:
+        """The first number of the card's capability."""
+        return 9 if self._device is None else torch.cuda.get_device_capability(self._device)[0]
+
+    def warps(self, padded: int, itemsize: int) -> int:
+        """Warps of attention for heads of such a width. On Hopper four, which wait for none of each other's
+        scores and leave room for a second program; elsewhere four spill (docs/LOG.md)."""
+        few = padded <= 64 or (self.generation() == 9 and itemsize == 2)
+        return self.tuning.attend_warps or (4 if few else 8)
 
     def stages(self, padded: int, itemsize: int) -> int:
         """Tiles of keys and values that attention has on their way, for heads of such a width: as many as
@@ -193,6 +206,7 @@ class ProductKernels:
             M=FEW,
             COLUMNS=tuning.low_columns,
             PAIRS=tuning.split // 64,
+            STEP=min(tuning.low_step, tuning.split // 64),
             FOLD=parts == 1,
             BITS=planes.format.bits,
             OFFSET=planes.format.offset if planes.format.bits == 4 else 0,

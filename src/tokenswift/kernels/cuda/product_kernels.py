@@ -92,7 +92,8 @@ def low_product(
     G,  # groups of a row, even
     M: tl.constexpr,
     COLUMNS: tl.constexpr,
-    PAIRS: tl.constexpr,  # of groups, in a part of the inner dimension
+    PAIRS: tl.constexpr,  # of groups, in a part of the inner dimension: a multiple of
+    STEP: tl.constexpr,  # pairs of a step
     FOLD: tl.constexpr,
     BITS: tl.constexpr,
     OFFSET: tl.constexpr,  # of 4 bits without a least value
@@ -100,7 +101,7 @@ def low_product(
     WHOLE: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """Rows times a quantized weight, two groups of 32 a time: ``scale * u + least``, as it is unpacked, in
+    """Rows times a quantized weight, groups of 32 in pairs: ``scale * u + least``, as it is unpacked, in
     the type of the rows; or sums of integers, exact, scaled and added up group by group."""
     m = tl.program_id(1) * M + tl.arange(0, M)
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -111,35 +112,44 @@ def low_product(
     total = tl.zeros([M, COLUMNS], tl.float32)
     for part in range(first, G // 2 if FOLD else first + 1, PAIRS):
         acc = tl.zeros([M, COLUMNS], tl.float32)
-        for pair in range(part, tl.minimum(part + PAIRS, G // 2)):
-            if BITS == 4:
-                both = tl.load(
-                    numbers + b[None, :] * (16 * G) + (pair * 32 + j)[:, None], mask=there[None, :], other=0
-                )
-            for half in tl.static_range(2):
-                g = 2 * pair + half
+        for step in range(part, tl.minimum(part + PAIRS, G // 2), STEP):
+            for ahead in tl.static_range(STEP):  # so that several loads are on their way
+                pair = step + ahead
+                some = there & (pair < G // 2)
                 if BITS == 4:
-                    u = (((both >> 4) if half else both) & 15).to(tl.int8) - OFFSET
-                else:
-                    u = tl.load(
-                        numbers + b[None, :] * (32 * G) + (g * 32 + j)[:, None], mask=there[None, :], other=0
+                    both = tl.load(
+                        numbers + b[None, :] * (16 * G) + (pair * 32 + j)[:, None],
+                        mask=some[None, :],
+                        other=0,
                     )
-                scale = tl.load(scales + b * G + g, mask=there, other=0.0).to(tl.float32)
-                at = g * 32 + j
-                x = tl.load(a + at[None, :], mask=here[:, None] & (at < K)[None, :], other=0)
-                if WHOLE:
-                    exact = tl.dot(x, u.to(tl.int8)).to(tl.float32)
-                    factor = tl.load(state_scales + m * G + g, mask=here, other=0.0)
-                    acc += (factor[:, None] * scale[None, :]) * exact
-                    if LEAST:
-                        least = tl.load(leasts + b * G + g, mask=there, other=0.0).to(tl.float32)
-                        sums = factor * tl.load(state_sums + m * G + g, mask=here, other=0.0)
-                        acc += sums[:, None] * least[None, :]
-                else:
-                    w = scale[None, :] * u.to(tl.float32)
-                    if LEAST:
-                        w += tl.load(leasts + b * G + g, mask=there, other=0.0).to(tl.float32)[None, :]
-                    acc = tl.dot(x, w.to(x.dtype), acc, input_precision="ieee")
+                for half in tl.static_range(2):
+                    g = 2 * pair + half
+                    if BITS == 4:
+                        u = (((both >> 4) if half else both) & 15).to(tl.int8) - OFFSET
+                    else:
+                        u = tl.load(
+                            numbers + b[None, :] * (32 * G) + (g * 32 + j)[:, None],
+                            mask=some[None, :],
+                            other=0,
+                        )
+                    scale = tl.load(scales + b * G + g, mask=some, other=0.0).to(tl.float32)
+                    at = g * 32 + j
+                    x = tl.load(a + at[None, :], mask=here[:, None] & (at < K)[None, :], other=0)
+                    if WHOLE:
+                        exact = tl.dot(x, u.to(tl.int8)).to(tl.float32)
+                        factor = tl.load(state_scales + m * G + g, mask=here & (pair < G // 2), other=0.0)
+                        acc += (factor[:, None] * scale[None, :]) * exact
+                        if LEAST:
+                            least = tl.load(leasts + b * G + g, mask=some, other=0.0).to(tl.float32)
+                            sums = factor * tl.load(
+                                state_sums + m * G + g, mask=here & (pair < G // 2), other=0.0
+                            )
+                            acc += sums[:, None] * least[None, :]
+                    else:
+                        w = scale[None, :] * u.to(tl.float32)
+                        if LEAST:
+                            w += tl.load(leasts + b * G + g, mask=some, other=0.0).to(tl.float32)[None, :]
+                        acc = tl.dot(x, w.to(x.dtype), acc, input_precision="ieee")
         if BIAS:
             last = part + PAIRS >= G // 2
             acc += tl.load(bias + n, mask=there & last, other=0.0)[None, :]

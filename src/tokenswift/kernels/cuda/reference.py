@@ -117,7 +117,7 @@ class Reference:
     def gated(
         self, both: Float[Tensor, "p n I2"], dtype: torch.dtype, gelu: bool = False
     ) -> Float[Tensor, "n I"]:
-        """``silu(gate) * up`` of rows of gate, then up, in parts of sums, float32; or with GELU's tanh form."""
+        """``silu(gate) * up`` of gate, then up, float32 in parts of sums; or with GELU's tanh form."""
         gate, up = summed(both).chunk(2, dim=-1)
         return ((F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up).to(dtype)
 
@@ -148,7 +148,7 @@ class Reference:
         return self.product(states, values.to(states.dtype), bias)
 
 
-def summed(parts: Float[Tensor, p * m]) -> Float[Tensor, "*m"]:
+def summed(parts: Float[Tensor, "p *any d"]) -> Float[Tensor, "*any d"]:
     """Parts of sums, added in their order."""
     total = parts[0]
     for part in parts[1:]:
