@@ -36,6 +36,7 @@ class Case:
 
     Args:
         backend: what packs the weights, and whose device all is on.
+        width: of heads.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class Case:
         dtype: torch.dtype,
         form: Format | None = None,
         active: torch.dtype | None = None,
+        width: int = WIDTH,
     ) -> None:
         self.name = f"{form.name if form else ''} {active or dtype}".strip()
+        self.name += f", heads of {width}" if width != WIDTH else ""
         self.active = active
         made = torch.Generator().manual_seed(1)
 
@@ -59,24 +62,24 @@ class Case:
             return backend.pack(Stored(form, form.encode(values)), dtype)
 
         types = (dtype, dtype, active or active_type(dtype))
-        self.shape = Shape(LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH, *types, 1e-5, WIDTH**-0.5)
+        self.shape = Shape(LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, width, *types, 1e-5, width**-0.5)
         self.weights = [
             LayerWeights(
-                qkv=weight((HEADS + 2 * KV_HEADS) * WIDTH, HIDDEN),
-                out=weight(HIDDEN, HEADS * WIDTH),
+                qkv=weight((HEADS + 2 * KV_HEADS) * width, HIDDEN),
+                out=weight(HIDDEN, HEADS * width),
                 gate_up=weight(2 * INNER, HIDDEN),
                 down=weight(HIDDEN, INNER),
                 norm=1 + random(HIDDEN, size=0.1),
                 mlp_norm=1 + random(HIDDEN, size=0.1),
-                qkv_bias=random((HEADS + 2 * KV_HEADS) * WIDTH),
+                qkv_bias=random((HEADS + 2 * KV_HEADS) * width),
                 window=layer * WINDOW,
             )
             for layer in range(LAYERS)
         ]
         self.head = weight(70, HIDDEN)
-        self.keys = _Keys(random(2 * LAYERS, KV_HEADS, BEFORE + 2 * TAIL, WIDTH).to(dtype))
+        self.keys = _Keys(random(2 * LAYERS, KV_HEADS, BEFORE + 2 * TAIL, width).to(dtype))
         self.states, self.wrong = random(TAIL, HIDDEN), random(TAIL, HIDDEN)
-        angles = random(TAIL, WIDTH // 2)
+        angles = random(TAIL, width // 2)
         self.cos, self.sin = angles.cos(), angles.sin()
 
     def run(self, backend: Backend, passes: Sequence[list[int]]) -> Tensor:

@@ -31,6 +31,7 @@ from tokenswift.kv.pages import Arena, to_device
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.sampling.adjust import NO_RULES, TextRules
 
+RANKINGS = 64  # that are kept recorded, of sampling parameters that come from strangers, too
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)  # of keys and values
 
 
@@ -85,6 +86,7 @@ class CudaBackend(Backend):
         self._products = Products(self.ops, library)
         self._origin = torch.empty(64, dtype=torch.uint8, device=self.device)
         self.graphs = self.int8_keys = True
+        self._rankings: Graphs | None = None
 
     def pack(
         self,
@@ -229,7 +231,14 @@ class CudaBackend(Backend):
 
     def ranker(self, params: SamplingParams, rules: TextRules = NO_RULES) -> DeviceRanker | None:
         """See :meth:`Backend.ranker`: all of a ranking comes back at once. Adjustments are left to torch."""
-        return None if params.adjusts else DeviceRanker(params, self.replays(), self.device, self.fetch)
+        return None if params.adjusts else DeviceRanker(params, self._ranking, self.device, self.fetch)
+
+    @property
+    def _ranking(self) -> Graphs | None:
+        """What rankings of all generations and models are recorded with; what differs is given to them."""
+        if self.graphs and self._rankings is None:
+            self._rankings = Graphs(self.device, RANKINGS)
+        return self._rankings if self.graphs else None
 
     def fetch(self, values: Tensor) -> list[Any]:
         """Numbers from the device: the one place at which a step waits for it."""

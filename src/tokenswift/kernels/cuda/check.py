@@ -14,9 +14,10 @@ from itertools import pairwise
 
 import torch
 
-from tokenswift.kernels.case import BEFORE, LOOKED_AT, TAIL, Case
+from tokenswift.kernels.case import BEFORE, LOOKED_AT, TAIL, WIDTH, Case
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.int_reference import entries_of
+from tokenswift.kernels.cuda.reference import summed
 from tokenswift.kernels.formats.format import Format
 from tokenswift.kernels.formats.q4_1 import Q4_1
 from tokenswift.kernels.formats.q8_0 import Q8_0
@@ -30,6 +31,8 @@ KINDS: tuple[Kind, ...] = (
     (torch.bfloat16, Q4_1, None),
     (torch.float32, Q8_0, torch.int8),
 )
+USUAL = 128  # width of most models' heads, for which kernels have forms of their own
+LONG, DEEP = 200, 2112  # rows and inner size of products that are compared: several blocks, several parts
 WHOLE: Kind = (torch.float32, Q8_0, torch.int8)  # that keys and values in int8 are looked at with
 #: greatest relative distance of states from the reference's, by type of keys
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -39,12 +42,14 @@ def started(device: torch.device, graphs: bool = True) -> CudaBackend | str:
     """The backend of a device; or in one line why it does not work there. ``graphs``: see `Backend`."""
     try:
         from tokenswift.kernels.cuda.launch import Kernels
-        from tokenswift.kernels.cuda.products import cublas, settle
+        from tokenswift.kernels.cuda.products import settle
 
         settle()
-        backend = CudaBackend(device, Kernels(device), cublas)
+        backend = CudaBackend(device, Kernels(device))
         backend.graphs = graphs
-        found = fault(backend)
+        compile_all(backend)
+        backend.ops.wide = same_blocks(backend)
+        found = fault(backend) or fault(backend, [(torch.bfloat16, None, None)], (TAIL,), width=USUAL)
     except Exception as error:  # Triton, its compiler, the driver and torch each raise their own here
         return " ".join(str(error).split())[:160] or type(error).__name__
     if found is not None:
@@ -58,6 +63,36 @@ def started(device: torch.device, graphs: bool = True) -> CudaBackend | str:
     backend.equal_bits, backend.build = True, f"triton {version('triton')}"
     backend.key = f"{backend.build}, {backend.processor()}"
     return backend
+
+
+@torch.inference_mode()
+def compile_all(backend: CudaBackend) -> None:
+    """Compile the check's kernels several at a time, so that it does not wait for one after the other."""
+    try:
+        with backend.ops.compiling():
+            for kind, width in (*((kind, WIDTH) for kind in KINDS), ((torch.bfloat16, None, None), USUAL)):
+                case = Case(backend, *kind, width=width)
+                case.run(backend, [list(range(TAIL))])
+                case.replayed(backend, None)
+    except Exception as error:  # of Triton or its compiler; what is really wrong the check finds out
+        said = " ".join(str(error).split())[:160] or type(error).__name__
+        logger.warning("kernels are compiled one after the other here (%s)", said)
+
+
+@torch.inference_mode()
+def same_blocks(backend: CudaBackend) -> bool:
+    """Whether products of many rows, whose blocks are larger, have the bits that each row has alone."""
+    made = torch.Generator().manual_seed(1)
+    states, weight = (
+        torch.randn(n, DEEP, generator=made, dtype=torch.float32).bfloat16().to(backend.device)
+        for n in (LONG, 192)
+    )
+    many = backend.ops.product(states, weight, None)[0]
+    alone = [backend.ops.product(states[row : row + 1], weight, None, False) for row in (0, 70, LONG - 1)]
+    if all(torch.equal(summed(one), many[[row]]) for one, row in zip(alone, (0, 70, LONG - 1), strict=True)):
+        return True
+    logger.warning("products of many rows have other bits in larger blocks here; smaller ones are used")
+    return False
 
 
 def int8_fault(backend: CudaBackend, kind: Kind = WHOLE, steps: Sequence[int] = (3, TAIL)) -> str | None:
@@ -87,16 +122,18 @@ def fault(
     kinds: Sequence[Kind] = KINDS,
     steps: Sequence[int] = (3, TAIL),
     keys: torch.dtype | None = None,
+    width: int = WIDTH,
 ) -> str | None:
     """What is wrong with a backend's kernels: the first case; None when they are right.
 
     Args:
         steps: of the trees that are compared, in right nodes.
         keys: type of keys and values, int8; None: as the weights.
+        width: of heads.
     """
     reference = CudaBackend(backend.device)
     for kind in kinds:
-        case = Case(backend, *kind)
+        case = Case(backend, *kind, width=width)
         if keys is not None:
             case.shape, case.keys.data = replace(case.shape, keys=keys), entries_of(case.keys.data)
             case.name += f", keys {keys}"

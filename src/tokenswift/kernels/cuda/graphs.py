@@ -32,9 +32,11 @@ class Graphs:
 
     Args:
         device: where the work is done.
+        most: pieces of work that are kept, those that were used last; None: all.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, most: int | None = None) -> None:
+        self._most = most
         self._device, self._records = device, device.type == "cuda"
         self._kept: dict[Hashable, _Recorded] = {}
         self._lock = threading.Lock()
@@ -69,11 +71,13 @@ class Graphs:
         """What the work makes of tensors, in buffers of some shapes, which they fill up from the front."""
         types = [each.dtype for each in given]
         key = (key, *shapes, *types)
-        kept = self._kept.get(key)
+        kept = self._kept.pop(key, None)
         if kept is None:
             pairs = zip(shapes, types, strict=True)
             kept = _Recorded(tuple(torch.zeros(s, dtype=t, device=self._device) for s, t in pairs))
-            self._kept[key] = kept
+        self._kept[key] = kept  # behind those that were used before
+        if self._most is not None and len(self._kept) > self._most:
+            del self._kept[next(iter(self._kept))]
         for buffer, each in zip(kept.given, given, strict=True):
             buffer[: len(each)].copy_(each, non_blocking=True)
         if not self._records:

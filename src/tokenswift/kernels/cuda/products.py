@@ -1,4 +1,4 @@
-"""Products of a pass: the vendor's library where rows keep their bits in it, else a Triton kernel.
+"""Products of a pass: Triton kernels, or by the vendor's library where rows keep their bits in it.
 
 The library picks its kernel by the number of rows, so rows are padded to few counts. Whether a row's bits are
 then the same at every place, beside all others and at all counts is asked of the library for each shape of
@@ -7,6 +7,7 @@ weight at first use; where they are not, the Triton product with one order of su
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from tokenswift.kernels.cuda.weights import CudaPacked
 
+logger = logging.getLogger("tokenswift")
 SIZES = (16, 64, 512)  # row counts of the library's products; more rows are cut
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -83,6 +85,8 @@ class Products:
         key = (weight.shape[0], weight.shape[1], weight.dtype)
         if key not in self._kept:
             self._kept[key] = keeps_bits(self._library, weight)
+            if not self._kept[key]:
+                logger.info("the library's product with a weight of %d x %d, %s, keeps no bits", *key)
         if not self._kept[key]:
             return self._ops.product(states, weight, bias, fold)
         out = padded(self._library, states, weight)

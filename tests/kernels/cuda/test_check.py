@@ -1,0 +1,67 @@
+"""What is done before kernels are checked, and what is recorded once a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.cuda.cases import CPU
+from tokenswift import SamplingParams
+from tokenswift.kernels.cuda import check
+from tokenswift.kernels.cuda.backend import CudaBackend
+from tokenswift.kernels.cuda.graphs import Graphs
+from tokenswift.kernels.cuda.plan import Plan
+from tokenswift.kernels.cuda.reference import Reference
+
+
+def test_kernels_are_compiled_together_before_they_are_checked(caplog: pytest.LogCaptureFixture) -> None:
+    """All passes of the check while nothing runs; a compiler that cannot is no reason to give up."""
+
+    class Compiled(Reference):
+        widths: set[int] = set()
+        fails = False
+
+        @contextmanager
+        def compiling(self) -> Iterator[None]:
+            yield
+            if self.fails:
+                raise RuntimeError("no thread\nleft")
+
+        def attend(self, plan: Plan, query: Tensor, *rest: Any) -> Tensor:
+            self.widths.add(query.shape[-1])
+            return super().attend(plan, query, *rest)
+
+    ops = Compiled()
+    check.compile_all(CudaBackend("cpu", ops))
+    assert ops.widths == {40, 128} and not caplog.messages
+    ops.fails = True
+    check.compile_all(CudaBackend("cpu", ops))
+    assert caplog.messages == ["kernels are compiled one after the other here (no thread left)"]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_larger_blocks_are_left_where_they_have_other_bits(
+    same: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Blocks(Reference):
+        def product(self, states: Tensor, weight: Tensor, bias: Any, fold: bool = True) -> Tensor:
+            made = torch.stack([weight.float() @ row for row in states.float()])
+            return (made + 1e-6 * (len(states) > 64 and not same))[None]
+
+    assert check.same_blocks(CudaBackend("cpu", Blocks())) is same
+    assert len(caplog.messages) == (not same)
+
+
+def test_rankings_are_recorded_once_a_backend_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = CudaBackend("cpu")
+    one, other = (backend.ranker(SamplingParams(seed=seed)) for seed in (1, 2))
+    assert one is not None and other is not None and one._replays is other._replays is not None
+    graphs = Graphs(CPU, 2)
+    for key in ("a", "b", "a", "c"):
+        graphs.run(key, torch.neg, torch.ones(1))
+    assert [key[0] for key in graphs._kept] == ["a", "c"]  # type: ignore[index]
