@@ -109,6 +109,15 @@ class FeatureStore(Protocol):
         left out (those whose keys and values were copied from another text)."""
         ...
 
+    def drain(self) -> tuple[int, Float[Tensor, "k n D"]] | None:
+        """The features that nobody has drained yet, without a gap, and the position of the first; None where
+        there are none."""
+        ...
+
+    def copy(self) -> FeatureStore:
+        """For a text that begins as this one."""
+        ...
+
 
 class PassModel(Protocol):
     """What runs tokens of a text over its cache."""

@@ -74,6 +74,7 @@ class Loading(Strict):
     kv_cache_dtype: Word = "auto"
     backend: Word = "auto"
     cuda_graphs: Word = "auto"
+    eagle: Word | None = None
     device_map: Word | dict[Word, Word | int] | None = None
 
 
