@@ -13,6 +13,8 @@ from tokenswift.loader.rope import Rotary, rotary_of_config
 FEATURES = 3
 #: the window of a drafter whose checkpoint names none
 WINDOW = 2048
+#: what the target gives where a checkpoint lacks it
+SHARED = ("embed", "lm_head")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +27,13 @@ class EagleConfig:
         heads, kv_heads, head_dim, intermediate: of the layer.
         eps: of the norms.
         rope: ``rope_parameters`` of the drafter's positions.
-        vocab: tokens of the target.
-        draft_vocab: tokens that the drafter can name.
-        feature_layers: the target's layers whose input is a feature, rising.
+        vocab: V, tokens of the target.
+        draft_vocab: Vd, tokens that the drafter can name.
+        feature_layers: the target's layers whose input is a feature, in the order of `fc`'s columns; the
+            number of its layers stands for what leaves the last one.
         trained: positions of the texts that it was trained with, as its config says.
         norm_before_residual: the layer's residual is the normed feature.
-        norm_before_fc: a norm of all 3 Ht features (`input_norm`) before `fc`.
+        norm_before_fc: a norm of all 3 Ht features before `fc`.
         fc_norm: a norm of each layer's features before `fc`.
         norm_output: what is fed back is the normed output (EAGLE 3.1).
         window: newest keys that a token sees, itself included, as it was trained; None is all.
@@ -71,11 +74,42 @@ class EagleConfig:
         Raises:
             InputError: a kind that depends on the text's length.
         """
-        return rotary_of_config(
-            SimpleNamespace(
-                rope_parameters=dict(self.rope), head_dim=self.head_dim, max_position_embeddings=None
-            )
-        )
+        said = {"rope_parameters": dict(self.rope), "head_dim": self.head_dim}
+        return rotary_of_config(SimpleNamespace(**said, max_position_embeddings=None))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of all tensors, those of :data:`SHARED` included."""
+        wide, inner = self.hidden, self.intermediate
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        found: dict[str, tuple[int, ...]] = {
+            "embed": (self.vocab, wide),
+            "fc": (wide, FEATURES * self.target_hidden),
+            "input_norm": (wide,),
+            "hidden_norm": (wide,),
+            "q": (queries, 2 * wide),
+            "k": (keys, 2 * wide),
+            "v": (keys, 2 * wide),
+            "o": (wide, queries),
+            "post_norm": (wide,),
+            "gate": (inner, wide),
+            "up": (inner, wide),
+            "down": (wide, inner),
+            "norm": (wide,),
+            "lm_head": (self.draft_vocab, wide),
+        }
+        for there, names in (
+            (self.qkv_bias, ("q", "k", "v")),
+            (self.o_bias, ("o",)),
+            (self.mlp_bias, ("gate", "up", "down")),
+        ):
+            found |= {f"{name}_bias": found[name][:1] for name in names if there}
+        if self.qk_norm:
+            found |= dict.fromkeys(("q_norm", "k_norm"), (self.head_dim,))
+        if self.norm_before_fc:
+            found["features_norm"] = (FEATURES * self.target_hidden,)
+        if self.fc_norm:
+            found |= {f"fc_norm.{part}": (self.target_hidden,) for part in range(FEATURES)}
+        return found
 
 
 def default_layers(layers: int) -> tuple[int, int, int]:
