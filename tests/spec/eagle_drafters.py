@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.spec.drafters.scripted import CLASSES, HALF, NORMED, VOCAB, WIDTH
 from tokenswift.spec.eagle.checkpoint import EagleWeights
-from tokenswift.spec.eagle.config import EagleConfig
+from tokenswift.spec.eagle.config import SHARED, EagleConfig
 
 #: as wide as the models of `tests.tiny`
 SIZES = EagleConfig(
@@ -44,42 +44,20 @@ def random_eagle(seed: int = 0, names: int | None = None, own: bool = True, **ch
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=made) * (1.5 * shape[-1] ** -0.5 if len(shape) > 1 else 0.3)
 
-    h, inner = config.hidden, config.intermediate
-    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    sizes = {"fc": (h, 3 * config.target_hidden), "q": (q, 2 * h), "k": (kv, 2 * h), "v": (kv, 2 * h)}
-    sizes |= {"o": (h, q), "gate": (inner, h), "up": (inner, h), "down": (h, inner)}
-    norms = {name: h for name in ("input_norm", "hidden_norm", "post_norm", "norm")}
-    if own:
-        sizes |= {"embed": (config.vocab, h), "lm_head": (config.draft_vocab, h)}
-    if config.norm_before_fc:
-        norms["features_norm"] = 3 * config.target_hidden
-    if config.fc_norm:
-        norms |= {f"fc_norm.{place}": config.target_hidden for place in range(3)}
-    if config.qk_norm:
-        norms |= dict.fromkeys(("q_norm", "k_norm"), config.head_dim)
-    tensors = {name: random(*size) for name, size in sizes.items()}
-    tensors |= {name: 1 + random(size) for name, size in norms.items()}
-    if config.qkv_bias:
-        tensors |= {"q_bias": random(q), "k_bias": random(kv), "v_bias": random(kv)}
-    if config.o_bias:
-        tensors["o_bias"] = random(h)
-    if config.mlp_bias:
-        tensors |= {"gate_bias": random(inner), "up_bias": random(inner), "down_bias": random(h)}
+    shapes = {name: shape for name, shape in config.shapes().items() if own or name not in SHARED}
+    tensors = {name: random(*shape) + ("norm" in name) for name, shape in shapes.items()}
     d2t = None
     if names is not None:
         d2t = torch.randperm(config.vocab, generator=made)[:names].sort().values
     return EagleWeights(config, tensors, d2t, "random")
 
 
-def scripted_eagle(names: bool = False) -> EagleWeights:
+def scripted_eagle(**changes: Any) -> EagleWeights:
     """The drafter of the scripted model: from the feature of a token, whose class it takes, and the embedding
     of the next it makes the state that the model would have, and so its distribution.
 
     The feature is what leaves the last layer: (class, class before). Attention sees the row itself alone, and
     takes off the residual: (class of the embedding, class of the feature).
-
-    Args:
-        names: it can only name the tokens, all of them, in another order.
     """
     config = EagleConfig(
         hidden=WIDTH,
@@ -112,4 +90,4 @@ def scripted_eagle(names: bool = False) -> EagleWeights:
     tensors = {"fc": fc, "q": q, "k": q, "v": v, "o": o, **ones, "v_bias": torch.zeros(WIDTH)}
     tensors |= {"q_bias": 60.0 * bias, "k_bias": bias, "down": torch.zeros(WIDTH, 2)}
     tensors |= {"gate": torch.zeros(2, WIDTH), "up": torch.zeros(2, WIDTH)}
-    return EagleWeights(config, tensors, None, "scripted")
+    return EagleWeights(replace(config, **changes), tensors, None, "scripted")

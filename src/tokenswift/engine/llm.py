@@ -102,7 +102,6 @@ class LLM(AbstractContextManager["LLM"]):
         cuda_graphs: words.CudaGraphs | str = "auto",
         eagle: str | Path | EagleWeights | None = None,
     ) -> None:
-        heads = str(heads) if isinstance(heads, Path) else heads
         how = LoadConfig(
             dtype=dtype,  # type: ignore[arg-type]  # torch's own become names
             device=device,  # type: ignore[arg-type]
@@ -122,8 +121,8 @@ class LLM(AbstractContextManager["LLM"]):
         self._resources = Resources(source, self.name, heads, how, on_progress, self.ranks, eagle)
         self.loading = {
             "model": str(Path(model).expanduser().absolute()) if Path(model).exists() else str(model),
-            "heads": heads if heads is None or isinstance(heads, str) else None,
-            "eagle": None if eagle is None or isinstance(eagle, EagleWeights) else str(eagle),
+            "heads": str(heads) if isinstance(heads, str | Path) else None,
+            "eagle": str(eagle) if isinstance(eagle, str | Path) else None,
             **{f.name: getattr(how, f.name) for f in fields(how) if f.name not in ("threads", "tp")},
         }
 
@@ -179,8 +178,7 @@ class LLM(AbstractContextManager["LLM"]):
     @property
     def model(self) -> Any:
         """The transformers model, loaded at the first use of this where the weights came straight from its
-        files. Where its weights were packed for the CPU they are unpacked again. Either way they take twice
-        the memory from then on."""
+        files, or its weights unpacked again. Either way they take twice the memory from then on."""
         with self.resources.lock:
             self.target.give_back()
             return self.source.model
@@ -308,10 +306,8 @@ class LLM(AbstractContextManager["LLM"]):
         sampling: SamplingParams | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Stream:
-        """The steps of `generate`, as they happen. ``step.text`` holds complete characters only.
-
-        After the last step ``stream.result`` is what `generate` would have returned (see `Stream`).
-        """
+        """The steps of `generate`, as they happen; their ``text`` holds complete characters only. After the
+        last one ``stream.result`` is what `generate` would have returned (see `Stream`)."""
         how = (max_new_tokens, strategy, strategy_options, sampling, options)
         return self.start(Request.of(prompt, self.default_sampling, *how))
 
@@ -373,8 +369,7 @@ class LLM(AbstractContextManager["LLM"]):
     ) -> list[Generation]:
         """Generate after several prompts, concurrently; the results are in the order of the prompts.
 
-        Each result is, token by token, what `generate` returns for its prompt alone. All prompts are
-        checked before the first is run.
+        Each result is, token by token, what `generate` returns for its prompt alone. All are checked first.
 
         Args:
             prompts: a list, each entry as `generate` takes it (a chat is a list of messages).

@@ -320,8 +320,8 @@ class NativeTarget(BaseTarget):
     def _states(
         self, body: Any, keep: bool, batch: Batch, taps: tuple[int, ...], numbers: Tensor | None = None
     ) -> tuple[Any, ...]:
-        """A batch's states before the final norm, its queries, and where there are taps features; ``numbers``:
-        in place of its own."""
+        """A batch's states before the final norm, its queries, and features where there are taps;
+        ``numbers``: in place of its own."""
         batch = batch if numbers is None else batch.over(numbers)
         states = self.embed(batch.tokens).float()
         tapped = Taps(taps, states.new_empty(len(taps), *states.shape)) if taps else None

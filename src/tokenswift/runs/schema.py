@@ -139,7 +139,7 @@ class Tokens(Strict, tag_field="kind", tag="tokens"):
     draft passes since the session began; the detokeniser's state behind them; the first loop seen."""
 
     ids: list[Token]
-    sources: Annotated[str, Meta(pattern=r"^[thncgA-Z]*\Z")]
+    sources: Annotated[str, Meta(pattern=r"^[thncgeA-Z]*\Z")]
     chars: list[Count]
     text: str
     steps: list[tuple[Positive, Count, Count, Count, Count, Count]]

@@ -208,6 +208,8 @@ class CpuBackend(Backend):
             args.tapped = ctypes.cast((c_int32 * args.taps)(*taps.layers), c_void_p)
             args.features = address("features", taps.states, torch.float32, args.taps, count, shape.hidden)
         if any(layer.beside is not None for layer in body.weights):
+            if beside is None:
+                raise ValueError("the layers read rows beside the states, and there are none")
             args.beside = address("the rows beside", beside, torch.float32, count, shape.hidden)
         cache = segments[0].cache
         begun = perf_counter()

@@ -61,9 +61,7 @@ class CudaBatch(Batch):
         features: Float[Tensor, "k n D"] | None = None,
     ) -> list[Pass]:
         """See :meth:`Batch.passes`."""
-        return [
-            Pass(states[rows], queries[:, :, rows], part_of(features, rows)) for rows in self.rows()
-        ]
+        return [Pass(states[rows], queries[:, :, rows], part_of(features, rows)) for rows in self.rows()]
 
 
 class CudaBackend(Backend):

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -181,16 +180,16 @@ class EagleModel:
         at: int,
         cache: FullCache,
     ) -> Float[Tensor, "n H"]:
-        """A pass over rows at the positions ``at`` and on, each of a state and the token *behind* its position:
-        the states behind the layer. Its keys and values go to the cache's scratch."""
+        """A pass over rows at the positions ``at`` and on, each of a state and the token *behind* its
+        position: the states behind the layer. Its keys and values go to the cache's scratch."""
         ids, count = torch.tensor(tokens), len(tokens)
         segment = Segment(ids, torch.arange(at, at + count), cast(KVCache, cache))
         batch = self.backend.batch([segment], self.shape)
         beside = self._embed(batch.tokens)
         if self.config.norm_before_residual:
             states = self.backend.norm(states, self._hidden_norm, self.config.eps, torch.float32)
-        made = F.pad(states.float(), (0, 0, 0, len(beside) - count)).contiguous()  # rows that fill up
-        made = made.clone() if made.data_ptr() == states.data_ptr() else made
+        made = torch.zeros_like(beside)  # also rows that fill up the batch
+        made[:count] = states
         angles = self._rotary.angles(batch.positions)
         self.backend.layers(self._body, made, *angles, batch, keep=False, beside=beside)
         return made[:count]

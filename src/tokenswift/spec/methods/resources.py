@@ -86,7 +86,7 @@ class Resources:
         self.lock = Lock()
         self.target = source.target(on_progress)
         self.target.compute_as(how, name)
-        self.eagle = None if eagle is None else eagle_of(eagle, self.target, on_progress)
+        self.eagle = None if eagle is None else eagle_of(eagle, self.target, source.codec, on_progress)
         self.draft_models = DraftModels(self.target, source.codec, is_default=bool(packaged))
         self.grammars = Grammars(source.codec, self.target.vocab_size, source.end_tokens)
 
