@@ -92,7 +92,9 @@ def _check_kind(files: Files) -> None:
     if "fc" not in files.found:
         raise InputError(f"{files.where} has no tensor fc.weight, so it is no drafter of this kind; {VALID}")
     shape, hidden = files.found["fc"][0], "hidden_norm" in files.found
-    if not hidden and (len(shape) != 2 or shape[1] <= 2 * shape[0]):
+    if len(shape) != 2:
+        raise InputError(f"{files.where}: tensor fc.weight has shape {shape}; valid: a matrix")
+    if not hidden and shape[1] <= 2 * shape[0]:
         raise unsupported(files.where, "an EAGLE-1 or EAGLE-2")
     if any("mask_hidden" in name for name in files.found):
         raise unsupported(files.where, "a P-EAGLE")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from tokenswift.checks import integer_of, shown
 from tokenswift.loader import native
@@ -11,6 +11,8 @@ from tokenswift.loader.numbers import check_numbers, refusal
 from tokenswift.spec.eagle.config import FEATURES, EagleConfig, default_layers
 from tokenswift.types import InputError
 
+#: shapes and types of tensors by canonical names
+Found: TypeAlias = Mapping[str, tuple[tuple[int, ...], str]]
 #: what is no EAGLE-3, by a part of what a config says of its kind, and its name
 OTHERS = {
     "peagle": "a P-EAGLE",
@@ -59,16 +61,16 @@ def check_kind(said: Mapping[str, Any], where: str) -> None:
     more = said.get("eagle_config")
     if isinstance(more, Mapping) and more.get("use_aux_hidden_state") is False:
         raise InputError(
-            f"{where} drafts from the last layer alone, which is not supported (use_aux_hidden_state is false); "
-            f"{VALID}"
+            f"{where} drafts from the last layer alone (use_aux_hidden_state is false), which is not "
+            f"supported; {VALID}"
         )
 
 
-def config_of(said: Mapping[str, Any], there: Collection[str], target: Any, where: str) -> EagleConfig:
+def config_of(said: Mapping[str, Any], there: Found, target: Any, where: str) -> EagleConfig:
     """The drafter of a config.json.
 
     Args:
-        there: canonical names of the tensors in its files.
+        there: shapes and types of the tensors in its files, by canonical names.
         target: the target's config.
         where: the checkpoint, for messages.
     Raises:
@@ -98,7 +100,9 @@ def config_of(said: Mapping[str, Any], there: Collection[str], target: Any, wher
     heads, hidden = fields["num_attention_heads"], fields["hidden_size"]
     return EagleConfig(
         hidden=hidden,
-        target_hidden=_whole(said.get("target_hidden_size"), target.hidden_size, "target_hidden_size", where),
+        target_hidden=_whole(
+            said.get("target_hidden_size"), there["fc"][0][-1] // FEATURES, "target_hidden_size", where
+        ),
         heads=heads,
         kv_heads=fields["num_key_value_heads"] or heads,
         head_dim=fields.get("head_dim") or hidden // heads,
@@ -156,8 +160,8 @@ def layers_of(ids: object, target: Any, where: str) -> tuple[int, int, int]:
         found = default_layers(layers)
         if len({*found}) < FEATURES or min(found) < 0:
             raise InputError(
-                f"{where} names no layers and the target has {layers}; valid: a target with 7 layers or more, "
-                "or a checkpoint with eagle_aux_hidden_state_layer_ids"
+                f"{where} names no layers and the target has {layers}; valid: a target with 7 layers or "
+                "more, or a checkpoint with eagle_aux_hidden_state_layer_ids"
             )
         return found
     numbers = [integer_of(one) for one in ids] if isinstance(ids, list | tuple) else []
