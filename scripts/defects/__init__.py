@@ -8,6 +8,7 @@ from defects.auto import AUTOMATIC
 from defects.cuda import CUDA
 from defects.defect import Defect
 from defects.drafting import DRAFTING
+from defects.eagle import EAGLE
 from defects.exactness import EXACTNESS
 from defects.grammars import GRAMMARS
 from defects.int8 import INT8
@@ -23,5 +24,5 @@ __all__ = ["DEFECTS", "Defect"]
 
 DEFECTS = [
     *(*EXACTNESS, *ADJUSTING, *AUDIT, *DRAFTING, *GRAMMARS, *AUTOMATIC, *LOW_BIT, *INT8, *CUDA),
-    *(*MANY, *SCALE, *SERVING, *SPREADING, *TRAINING, *MEASURING),
+    *(*EAGLE, *MANY, *SCALE, *SERVING, *SPREADING, *TRAINING, *MEASURING),
 ]
