@@ -52,7 +52,8 @@ def prefill(sequence: TokenSequence, on_progress: OnProgress | None = None, rows
         report = on_progress
         if report is not None and at:
             report = partial(_further, report, at, known)
-        newest = model.prefill(sequence.tokens[at:end], sequence.cache, report, ends=end > known - OBSERVED)
+        ends, features = end > known - OBSERVED, sequence.features
+        newest = model.prefill(sequence.tokens[at:end], sequence.cache, report, ends=ends, features=features)
         _take(sequence, newest, at)
     return known - end
 
@@ -107,6 +108,8 @@ class PrefillChunk:
     def take(self, result: Pass) -> None:
         """Commit the part."""
         at = self.sequence.cache.length
+        if self.sequence.features is not None and result.features is not None:
+            self.sequence.features.take(at, result.features)
         self.sequence.cache.commit(tuple(range(self.rows)))
         _take(self.sequence, result, at)
 
@@ -291,6 +294,8 @@ def _finished(text: RunningSequence, tree: DraftTree, result: Pass, logits: Tens
             paths = [new[:depth] for depth in range(len(new))]
             logprobs = sampler.logprobs(logits[[*nodes]], sequence.tokens, paths, new, text.logprobs)
     with meter.phase("commit"):
+        if sequence.features is not None and result.features is not None:
+            sequence.features.take(sequence.cache.length, result.features[:, [*nodes]])
         sequence.cache.commit(nodes)
         sequence.tokens.extend(new)
         sequence.newest, sequence.newest_row = result, nodes[-1]
