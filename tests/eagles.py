@@ -95,7 +95,7 @@ def tensors(of: EagleConfig, seed: int = 1, std: float = 0.2) -> dict[str, Tenso
     made = torch.Generator().manual_seed(seed)
     shapes = of.shapes()
     return {
-        name: torch.randn(shape, generator=made) * std + (len(shape) == 1) for name, shape in shapes.items()
+        name: torch.randn(shape, generator=made) * std + ("norm" in name) for name, shape in shapes.items()
     }
 
 

@@ -136,6 +136,7 @@ GENERATE: list[tuple[str, str]] = [
     ("hi --loop-patterns 5,1,3", "max_pattern_size is 1; valid: 5 (min_pattern_size) to 65536"),
     ("hi --loop-patterns 1,2,1", "min_count is 1; valid: an integer of at least 2"),
     ("hi --heads 3", "--heads is '3'"),
+    ("hi --eagle no/such/place", "--eagle is 'no/such/place': no such folder or file; valid: "),
     ("hi --json-schema none.json", "--json-schema none.json cannot be read"),
     ("hi --json-schema prompt.txt", "--json-schema prompt.txt: the JSON schema is no JSON"),
     ("hi --regex a --grammar prompt.txt", "--regex and --grammar given; valid: one of them"),

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from tests import eagles
 from tests.spec.drafters.scripted import CLASSES, HALF, NORMED, VOCAB, WIDTH
 from tokenswift.spec.eagle.checkpoint import EagleWeights
-from tokenswift.spec.eagle.config import SHARED, EagleConfig
+from tokenswift.spec.eagle.config import EagleConfig
 
 #: as wide as the models of `tests.tiny`
 SIZES = EagleConfig(
@@ -29,27 +29,20 @@ SIZES = EagleConfig(
 )
 
 
-def random_eagle(seed: int = 0, names: int | None = None, own: bool = True, **changes: Any) -> EagleWeights:
+def random_eagle(
+    seed: int = 0, names: int | None = None, own: bool = True, std: float = 0.2, **changes: Any
+) -> EagleWeights:
     """A drafter of random weights.
 
     Args:
         names: tokens that it can name; None: all, by the target's ids.
         own: whether it has its own embedding and LM head.
+        std: of its weights.
         changes: fields of its config.
     """
     config = replace(SIZES, **changes)
     config = replace(config, draft_vocab=names or config.vocab)
-    made = torch.Generator().manual_seed(seed)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=made) * (1.5 * shape[-1] ** -0.5 if len(shape) > 1 else 0.3)
-
-    shapes = {name: shape for name, shape in config.shapes().items() if own or name not in SHARED}
-    tensors = {name: random(*shape) + ("norm" in name) for name, shape in shapes.items()}
-    d2t = None
-    if names is not None:
-        d2t = torch.randperm(config.vocab, generator=made)[:names].sort().values
-    return EagleWeights(config, tensors, d2t, "random")
+    return eagles.weights(config, seed, not own, std)
 
 
 def scripted_eagle(names: bool = False, **changes: Any) -> EagleWeights:

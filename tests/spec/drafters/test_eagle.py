@@ -12,14 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests import eagles
 from tests.conftest import tiny_tokenizer
 from tests.models.test_families import family_model
 from tests.spec.drafters.scripted import prompt, scripted_model
 from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT
 from tests.spec.drafters.test_auto import FREE, _always
-from tests.spec.eagle_drafters import random_eagle, scripted_eagle
+from tests.spec.eagle_drafters import SIZES, random_eagle, scripted_eagle
 from tests.tiny import VOCAB, byte_model, tiny_model
-from tokenswift import LLM, Grammar, SamplingParams, resume
+from tokenswift import LLM, Grammar, InputError, SamplingParams, resume
 from tokenswift.interfaces import Segment, TokenSequence
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cuda.backend import CudaBackend
@@ -105,7 +106,7 @@ def backends() -> list[Backend]:
 @pytest.mark.parametrize("backend", backends(), ids=["kernels", "torch", "cuda"])
 def test_kernels_give_the_references_rows(form: str, backend: Backend) -> None:
     """A text in three passes, then four depths behind it, over keys that lie before the window, too."""
-    weights, model = random_eagle(window=9, **FORMS[form]), tiny_model("llama")
+    weights, model = random_eagle(window=9, std=0.1, **FORMS[form]), tiny_model("llama")
     target = NativeTarget(model, backend, rotary_of(model))
     made = EagleModel(weights, target)
     reference = reference_of(weights, model)
@@ -372,7 +373,7 @@ def test_a_drafter_of_another_model_is_reported_once(free: None, caplog: pytest.
             turned = unstored(eagle.tensors["o"], torch.float32).roll(5, 0)
             eagle = replace(eagle, tensors={**eagle.tensors, "o": turned})
         llm = LLM.from_model(scripted_model(), heads=None, eagle=eagle)
-        for _ in range(2):
+        for _ in range(2 if wrong else 5):
             llm.generate(prompt(PROMPT), 100, strategy_options={"ngrams": 0}, sampling=params)
         said = [record.message for record in caplog.records if "EAGLE-3" in record.message]
         assert len(said) == wrong and all("the first 200 tokens" in line for line in said), said
@@ -386,3 +387,36 @@ def test_a_run_tells_what_it_drafts_from(free: None) -> None:
     assert out.drafting is not None and out.drafting["modes"]["eagle"]["steps"] > 20
     plain = llm.generate(TEXT, 30, "autoregressive", ignore_eos=True)
     assert plain.draft_source == "none" and plain.token_ids == out.token_ids
+
+
+def test_a_checkpoint_by_name(
+    free: None, tiny_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder, a run of it that is resumed, also without the folder; what is no drafter of the model."""
+    folder, options = tiny_folder("llama"), {"ngrams": 0, "draft": "hidden"}
+    config = replace(SIZES, hidden=32, target_hidden=32, head_dim=8, vocab=260, draft_vocab=50)
+    named = eagles.write(
+        tmp_path / "drafter",
+        config,
+        eagles.tensors(config),
+        {"d2t": eagles.ids(config) - torch.arange(50)},
+        eagle_config={"eagle_aux_hidden_state_layer_ids": config.feature_layers},
+    )
+    llm = LLM(folder, heads="none", eagle=named, device="cpu", dtype="float32")
+    plain = llm.generate(TEXT, 60, "autoregressive", ignore_eos=True)
+    given: dict[str, Any] = {"run_dir": tmp_path / "run", "ignore_eos": True, "strategy_options": options}
+    half = llm.generate(TEXT, 30, **given)
+    assert half.drafting is not None and "eagle" in half.drafting["modes"]
+    whole = resume(tmp_path / "run", max_new_tokens=50)
+    assert whole.draft_source.startswith("EAGLE-3 drafter ") and whole.token_ids == plain.token_ids[:50]
+    named.rename(tmp_path / "elsewhere")
+    monkeypatch.undo()  # the mode is no longer there
+    assert resume(tmp_path / "run", max_new_tokens=60).token_ids == plain.token_ids
+    for wrong, line in {
+        "no/where/at/all": r"eagle is 'no/where/at/all': no such folder or file; valid: ",
+        str(folder): "no drafter|no tensor fc|not an EAGLE",
+    }.items():
+        with pytest.raises(InputError, match=line):
+            LLM(folder, heads="none", eagle=wrong, device="cpu")
+    with pytest.raises(InputError, match="eagle is 3; valid: "):
+        LLM(folder, heads="none", eagle=3, device="cpu")  # type: ignore[arg-type]
