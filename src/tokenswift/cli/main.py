@@ -40,6 +40,7 @@ COMMANDS = (
     "serve",
     "resume",
     "runs",
+    "models",
     "text",
     "plan",
     "roofline",
