@@ -45,7 +45,9 @@ from tokenswift.types import InputError, OnProgress
 #: model types that the native decoder runs
 PREFILL_CHUNK = 512  # rows of a prefill pass; the bits do not depend on it
 BLOCK = 4096  # positions whose angles are computed together
-RELEASED = 1 << 25  # bytes of packed weights after which memory is given back: the pages come again at a price
+RELEASED = (
+    1 << 25
+)  # bytes of packed weights after which memory is given back: the pages come again at a price
 
 
 def unfit(model: Any) -> str | None:

@@ -58,7 +58,7 @@ def _words(bits: int, u: UInt8[Tensor, "N K"]) -> Int32[Tensor, "N W"]:
 
 
 def _joined(fields: Tensor, bits: int) -> Tensor:
-    """One word from several, of whose bytes each holds so many bits: (N, …, n) → (N, …), as (N, groups, words)."""
+    """One word from n, of whose bytes each holds so many bits: (N, G, …, n) → (N, G, words)."""
     shift = bits * torch.arange(fields.shape[-1], dtype=torch.int32)
     return (fields << shift).sum(-1, dtype=torch.int32).unflatten(1, (fields.shape[1], -1)).flatten(2)
 
