@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
@@ -208,7 +209,8 @@ class Sampler:
             positions: the position that each row predicts; by default the one after its context.
         """
         if self.masks is not None:
-            logits = self.masks.masked(logits, history, paths, positions)
+            masks = self.masks.of(history, paths, positions)
+            logits = LogitRows(logits, history, paths, [], [], coupled=False, masks=masks).masked()
         return self._processed(logits, history, paths, positions)
 
     def _processed(
@@ -287,13 +289,13 @@ class Sampler:
             RefusedRow: the logits hold NaN or an infinite maximum.
         """
         if self.masks is not None:
-            rows = self.masks.rows(rows)
+            rows = replace(rows, masks=self.masks.of(rows.history, rows.paths, rows.positions))
         if self.ranker is not None:
             found = self.ranker.rank(rows)
             if isinstance(found, int):
-                raise _refused(rows.logits[found], rows.positions[found])
+                raise _refused(rows.masked()[found], rows.positions[found])
             return found
-        logits = rows.logits if rows.subset is None else rows.subset.spread(rows.logits)
+        logits = rows.masked() if rows.subset is None else rows.subset.spread(rows.masked())
         scores = self._processed(logits, rows.history, rows.paths, rows.positions)
         coupled = rows.coupled and not self.params.greedy
         if self._sparse:
