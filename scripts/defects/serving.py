@@ -153,7 +153,7 @@ SERVING = (
         "serve/response.py",
         'return likely(self._part, start, end) if any(delta.kind == "text" for delta in deltas) else []',
         "return likely(self._part, start, end)",
-        ("tests/serve/test_tools.py::test_logprobs_beside_tools",),
+        ("tests/serve/test_tools.py::test_tokens_beside_calls",),
     ),
     Defect(
         "server: prompts are logged",
