@@ -23,10 +23,12 @@ class Pass:
     Attributes:
         hidden: hidden states *before* the final norm (what the draft heads start from).
         queries: by layer, the rotated queries (H, n, d), for the partial cache's importance.
+        features: the states that enter the layers of the model's ``taps``; None where it has none.
     """
 
     hidden: Float[Tensor, "n D"]
     queries: Sequence[Tensor] | Tensor
+    features: Float[Tensor, "k n D"] | None = None
 
 
 #: is told of a pass over a prompt: the position of its first row, and its hidden states (n, D)
@@ -103,6 +105,24 @@ class CommittingCache(KVCache, Protocol):
         ...
 
 
+class FeatureStore(Protocol):
+    """Keeps features of a text's committed tokens for what drafts from them."""
+
+    def take(self, at: int, features: Float[Tensor, "k n D"]) -> None:
+        """The tokens at positions ``at`` and on have these; each position once, in order, but some may be
+        left out (those whose keys and values were copied from another text)."""
+        ...
+
+    def drain(self) -> tuple[int, Float[Tensor, "k n D"]] | None:
+        """The features that nobody has drained yet, without a gap, and the position of the first; None where
+        there are none."""
+        ...
+
+    def copy(self) -> FeatureStore:
+        """For a text that begins as this one."""
+        ...
+
+
 class PassModel(Protocol):
     """What runs tokens of a text over its cache."""
 
@@ -149,9 +169,11 @@ class TargetModel(PassModel, Protocol):
         on_progress: OnProgress | None = None,
         ends: bool = True,
         on_read: OnRead | None = None,
+        features: FeatureStore | None = None,
     ) -> Pass:
         """Run the prompt, or without ``ends`` a part of it that others follow, in chunks and commit it. The
-        result of an end holds rows of it, the last token's last. ``on_read`` is told of each chunk."""
+        result of an end holds rows of it, the last token's last. ``on_read`` is told of each chunk, and
+        ``features`` are given those of all rows."""
         ...
 
     def project(self, normed: Float[Tensor, "n D"], rows: Any = None) -> Float[Tensor, "n V"]:
@@ -265,6 +287,7 @@ class TokenSequence:
         model, sampler: the target and its choice rule.
         newest: the pass that committed the newest cached token (None before any), and
         newest_row: that token's row in it.
+        features: takes those of every committed token; None where nothing drafts from them.
         draft_passes: extra passes that the strategy made (it counts them itself).
         load: what the step under way holds besides.
         left: new tokens that may still come, the step's own included; None: nobody knows.
@@ -283,6 +306,7 @@ class TokenSequence:
     sampler: Chooser
     newest: Pass | None = None
     newest_row: int = 0
+    features: FeatureStore | None = None
     draft_passes: int = 0
     load: BatchLoad = ALONE
     left: int | None = None

@@ -66,6 +66,7 @@ class Counting:
         on_progress: Any = None,
         ends: bool = True,
         on_read: Any = None,
+        features: Any = None,
     ) -> Pass:
         result = self.forward(torch.tensor(tokens), torch.arange(len(tokens)), cache)
         cache.commit(tuple(range(len(tokens))))

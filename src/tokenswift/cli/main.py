@@ -51,6 +51,7 @@ COMMANDS = (
     "bench",
     "train_heads",
     "train_draft",
+    "train_eagle",
     "eval_heads",
     "import_heads",
     "quantize",
@@ -61,7 +62,7 @@ COMMANDS = (
 #: earlier names of commands, which no help shows
 EARLIER = {"strategies": "methods"}
 #: commands that write nothing to standard output
-SILENT = ("train-heads", "train-draft", "import-heads", "report")
+SILENT = ("train-heads", "train-draft", "train-eagle", "import-heads", "report")
 
 
 class Visible(logging.Formatter):

@@ -184,6 +184,8 @@ class Run:
                 cache = self.target.new_cache(capacity)
             made = TokenSequence(known, len(self.prompt), cache, self.target, self.sampler)
             made.on_read = None if self.scores is None else self.scores.take
+            if self.request.strategy == "auto":
+                made.features = self.llm.resources.features()
             self._sequence = self._named(made)
         self._sequence.draft_passes = self.draft_passes
         if self.prefixes is not None:

@@ -52,8 +52,8 @@ def prefill(sequence: TokenSequence, on_progress: OnProgress | None = None, rows
         report = on_progress
         if report is not None and at:
             report = partial(_further, report, at, known)
-        ends, told = end > known - OBSERVED, sequence.on_read
-        newest = model.prefill(sequence.tokens[at:end], sequence.cache, report, ends, told)
+        ends, told, features = end > known - OBSERVED, sequence.on_read, sequence.features
+        newest = model.prefill(sequence.tokens[at:end], sequence.cache, report, ends, told, features)
         _take(sequence, newest, at)
     return known - end
 
@@ -110,6 +110,8 @@ class PrefillChunk:
         at = self.sequence.cache.length
         if self.sequence.on_read is not None:
             self.sequence.on_read(at, result.hidden)
+        if self.sequence.features is not None and result.features is not None:
+            self.sequence.features.take(at, result.features)
         self.sequence.cache.commit(tuple(range(self.rows)))
         _take(self.sequence, result, at)
 
@@ -297,6 +299,8 @@ def _finished(text: RunningSequence, tree: DraftTree, result: Pass, logits: Tens
             rows = (logits[[*nodes]], sequence.tokens, paths, new)
             logprobs = sampler.logprobs(*rows, text.logprobs, text.raw)
     with meter.phase("commit"):
+        if sequence.features is not None and result.features is not None:
+            sequence.features.take(sequence.cache.length, result.features[:, [*nodes]])
         sequence.cache.commit(nodes)
         sequence.tokens.extend(new)
         sequence.newest, sequence.newest_row = result, nodes[-1]

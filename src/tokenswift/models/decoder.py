@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tokenswift.inference import inference
 from tokenswift.interfaces import Pass, Segment
-from tokenswift.kernels.base import Backend, Batch, check_ids
+from tokenswift.kernels.base import Backend, Batch, Taps, check_ids
 from tokenswift.kernels.cpu.arguments import TYPES
 from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
@@ -302,31 +302,36 @@ class NativeTarget(BaseTarget):
     # ---- passes ---------------------------------------------------------------------------------
 
     def _run(self, segments: Sequence[Segment], keep: bool = True) -> list[Pass]:
-        return self.run(segments, keep, self.body)
+        return self.run(segments, keep, self.body, self.taps)
 
-    def run(self, segments: Sequence[Segment], keep: bool, body: Any) -> list[Pass]:
+    def run(
+        self, segments: Sequence[Segment], keep: bool, body: Any, taps: tuple[int, ...] = ()
+    ) -> list[Pass]:
         """One pass over the layers of ``body`` (the target's own, or a quantized copy).
 
-        ``keep``: its queries are wanted.
+        ``keep``: its queries are wanted; ``taps``: layers whose entering states are.
         """
         if not self.backend.on_host:  # which would trip over them later, and for good
             for segment in segments:
                 check_ids(segment.tokens, self.vocab_size)
         batch = self.backend.batch(segments, body.shape)
         if self.replays is None or batch.numbers is None:
-            made = self._states(body, keep, batch)
+            made = self._states(body, keep, batch, taps)
         else:
-            work = partial(self._states, body, keep, batch)
-            made = self.replays.run((body, keep, batch.form), work, batch.numbers)
+            work = partial(self._states, body, keep, batch, taps)
+            made = self.replays.run((body, keep, batch.form, taps), work, batch.numbers)
         return batch.passes(*made)
 
     def _states(
-        self, body: Any, keep: bool, batch: Batch, numbers: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
-        """A batch's states before the final norm, and its queries; ``numbers``: in place of its own."""
+        self, body: Any, keep: bool, batch: Batch, taps: tuple[int, ...], numbers: Tensor | None = None
+    ) -> tuple[Any, ...]:
+        """A batch's states before the final norm, its queries, and features where there are taps;
+        ``numbers``: in place of its own."""
         batch = batch if numbers is None else batch.over(numbers)
         states = self.embed(batch.tokens).float()
-        return states, self.backend.layers(body, states, *self._turns(batch.positions), batch, keep)
+        tapped = Taps(taps, states.new_empty(len(taps), *states.shape)) if taps else None
+        queries = self.backend.layers(body, states, *self._turns(batch.positions), batch, keep, tapped)
+        return (states, queries) if tapped is None else (states, queries, tapped.states)
 
     def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions, (n, d / 2) each, on the CPU from a table that grows by blocks.

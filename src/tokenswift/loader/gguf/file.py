@@ -34,6 +34,7 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 #: their names, and those of our formats; the package that knows all takes longer to load than a header
 NAMED = {0: "F32", 1: "F16", 30: "BF16"} | {code: form.name.upper() for code, form in BY_CODE.items()}
+INTEGERS = {26: torch.int32, 27: torch.int64}  # no weights: maps of vocabularies
 MOST_DIMS, MOST_DEPTH = 4, 4
 #: more than any model's file has: bytes of a header, tensors, keys, and values of all lists together
 MOST_HEADER, MOST_TENSORS, MOST_KEYS, MOST_VALUES = 1 << 26, 1 << 16, 1 << 16, 1 << 22
@@ -99,8 +100,8 @@ class GgufFile:
         """
         entry = self.tensors[name]
         data = torch.frombuffer(self._mapped(), dtype=torch.uint8, offset=entry.start, count=entry.nbytes)
-        if entry.code in DENSE:
-            return data.view(DENSE[entry.code]).view(entry.shape)
+        if (kind := DENSE.get(entry.code) or INTEGERS.get(entry.code)) is not None:
+            return data.view(kind).view(entry.shape)
         rows = data.view(*entry.shape[:-1], -1)
         if entry.code in BY_CODE and len(entry.shape) == 2:
             return Stored(BY_CODE[entry.code], rows)
