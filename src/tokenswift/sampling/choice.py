@@ -275,15 +275,12 @@ class Sampler:
         paths: list[list[int]],
         tokens: list[int],
         top: int,
+        raw: bool = False,
     ) -> tuple[Logprob, ...]:
-        """How likely each row's token is after ``history + path``, and the ``top`` likeliest ones there."""
-        known = self.scores(logits, history, paths).log_softmax(-1)
-        own = known.gather(1, torch.tensor(tokens, device=known.device)[:, None]).squeeze(1).tolist()
-        values, ids = (best.tolist() for best in known.topk(min(top, known.shape[-1]), dim=-1))
-        return tuple(
-            Logprob(value, tuple((t, v) for t, v in zip(*best, strict=True) if v > -math.inf))
-            for value, *best in zip(own, ids, values, strict=True)
-        )
+        """How likely each row's token is after ``history + path``, and the ``top`` likeliest ones there;
+        ``raw``: under the model's own distribution."""
+        scores = logits if raw else self.scores(logits, history, paths)
+        return logprobs_of(scores, tokens, top)
 
     def candidates(self, rows: LogitRows) -> list[Ranked]:
         """The best candidates of each row, best first, filtered tokens left out.
@@ -351,6 +348,18 @@ class Sampler:
             _refuse(row, position)
         distribution = scores.softmax(-1)[best].tolist() if shares else []
         return Ranked((kept[best] if few else best).tolist(), values[best].tolist(), distribution)
+
+
+def logprobs_of(scores: Float[Tensor, "n V"], tokens: Sequence[int], top: int) -> tuple[Logprob, ...]:
+    """How likely each row's token is under the softmax of its scores, and the ``top`` likeliest ones."""
+    known = scores.to(torch.float32).log_softmax(-1)
+    own = known.gather(1, torch.tensor(tokens, device=known.device)[:, None])
+    above = (known > own).sum(-1).tolist()
+    values, ids = (best.tolist() for best in known.topk(min(top, known.shape[-1]), dim=-1))
+    return tuple(
+        Logprob(value, tuple((t, v) for t, v in zip(*best, strict=True) if v > -math.inf), 1 + better)
+        for value, better, *best in zip(own.squeeze(1).tolist(), above, ids, values, strict=True)
+    )
 
 
 def finite_or_raise(best: Float[Tensor, " m"], scores: Float[Tensor, "m V"], position: int) -> None:
