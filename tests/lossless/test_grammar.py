@@ -27,6 +27,7 @@ from tokenswift.engine.many import run_all
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.loader.plain_tokenizer import PlainTokenizer
+from tokenswift.sampling import trial as tried
 from tokenswift.sampling.masks import Grammars, Masks, NoMask
 from tokenswift.sampling.ranking import allowed_tokens
 from tokenswift.spec.accept import accept_exact
@@ -351,6 +352,18 @@ def test_grammars_that_are_refused(llm: LLM, make: Any, says: str) -> None:
     line = str(caught.value)
     assert says in line and "valid: " in line and "\n" not in line and len(line) < 420, line
     assert caught.value.field in ("grammar", "grammar.kind")
+
+
+def test_grammars_that_nothing_stops_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of automata that llguidance does not bound, and rules that overflow its stack."""
+    monkeypatch.setattr(tried, "SECONDS", 2)
+    rules = "\n".join(f'r{i}: r{i + 1} r{i + 1} | "x"' for i in range(5000))
+    for grammar, says in (
+        (Grammar.json_schema({"type": "integer", "multipleOf": 999_983}), "takes more than 2 seconds"),
+        (Grammar.lark(f'start: r0\n{rules}\nr5000: "y"'), "llguidance crashes on it"),
+    ):
+        with pytest.raises(InputError, match=f"cannot be compiled .*{says}"):
+            masks_of(grammar)
 
 
 def test_what_does_not_go_with_a_grammar(llm: LLM) -> None:

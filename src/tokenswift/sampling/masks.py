@@ -20,13 +20,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tokenswift.grammar import TITLES, Grammar
+from tokenswift.sampling.trial import LIMITS, trial
 from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
 _KEPT = 8  # compiled grammars of a model
 #: JSON as Python writes it: where a small model may choose among spaces, it may write them for ever
 _JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_LIMITS = {"max_lexer_states": 50_000, "verbose_errors": False}  # of about 2 KB each
 _VALID = "a schema or grammar that llguidance knows (see docs/grammars.md)"
 
 
@@ -64,11 +64,12 @@ class Grammars:
         """
         ends = tuple(sorted(self._ends()))
         key = (grammar, ends)
+        text = "" if key in self._matchers else _tried(grammar)  # others need not wait for it
         with self._lock:
             matcher = self._matchers.get(key)
             if matcher is None:
                 tokenizer = self._tokenizer(ends)
-                matcher = self._matchers[key] = self._compiled(grammar, tokenizer)
+                matcher = self._matchers[key] = self._compiled(grammar, text or _tried(grammar), tokenizer)
                 if len(self._matchers) > _KEPT:
                     self._matchers.popitem(last=False)
             self._matchers.move_to_end(key)
@@ -101,12 +102,11 @@ class Grammars:
         self._tokenizers = {ends: made}
         return made
 
-    def _compiled(self, grammar: Grammar, tokenizer: Any) -> Any:
+    def _compiled(self, grammar: Grammar, text: str, tokenizer: Any) -> Any:
         from llguidance import LLMatcher, LLParserLimits
 
         try:
-            text = _source(grammar)
-            matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**_LIMITS))
+            matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**LIMITS))
             wrong = matcher.get_error()
             if not wrong:
                 for said in matcher.get_grammar_warnings():
@@ -114,7 +114,7 @@ class Grammars:
                 first = matcher.deep_copy()
                 bits = first.compute_bitmask()
                 wrong = first.get_error() or ("" if any(bits) else "no text is possible")
-        except Exception as error:  # what converts GBNF raises plain ones
+        except Exception as error:  # the library names none
             raise _refused(grammar, _line(error)) from error
         if wrong:
             raise _refused(grammar, _line(wrong))
@@ -267,6 +267,22 @@ def _source(grammar: Grammar) -> str:
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(grammar.text))
         return LLMatcher.grammar_from_lark(f"start: {texts}")
     return LLMatcher.grammar_from_lark(any_to_lark(grammar.text) if grammar.kind == "gbnf" else grammar.text)
+
+
+def _tried(grammar: Grammar) -> str:
+    """A grammar as llguidance takes it, and as it can be compiled.
+
+    Raises:
+        InputError: it cannot.
+    """
+    try:
+        text = _source(grammar)
+    except Exception as error:  # what converts GBNF raises plain ones
+        raise _refused(grammar, _line(error)) from error
+    wrong = trial(text)
+    if wrong:
+        raise _refused(grammar, wrong)
+    return text
 
 
 def _refused(grammar: Grammar, reason: str) -> InputError:
