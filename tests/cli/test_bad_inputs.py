@@ -238,6 +238,12 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--data prompt.txt --out new --pack link.txt", "--pack link.txt … --data"),
         ("--data self --out new --layers 0", "--layers is 0"),
     ],
+    "train-eagle": [
+        *TRAIN,
+        ("--data self --out prompt.txt", "--out prompt.txt"),
+        ("--data self --out model", "--out model"),
+        ("--data self --out new --depths 0", "--depths is 0"),
+    ],
     "eval-heads": [
         ("", "the following arguments are required: --data"),
         ("--data none.txt", "--data none.txt"),

@@ -53,6 +53,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "audit": ("--model model", "auditing model\n"),
     "train-heads": ("--model model --data self --out h", "loading model\n"),
     "train-draft": ("--model model --data self --out d", "loading model\n"),
+    "train-eagle": ("--model model --data self --out e", "loading model\n"),
     "eval-heads": ("--model model --data text.txt", "loading model\n"),
     "import-heads": ("--checkpoint model --out h", "reading model\n"),
     "quantize": ("", "error: tokenswift quantize writes no files"),

@@ -16,6 +16,7 @@ from tokenswift.config import SamplingParams
 from tokenswift.spec.eagle.checkpoint import EagleWeights, load_eagle
 from tokenswift.spec.eagle.reference import EagleCache, EagleReference
 from tokenswift.train.eagle import EagleStudent, eagle_config, started, train_eagle
+from tokenswift.train.evaluate import eagle_rates
 from tokenswift.train.features import check_room, features_of, gathered
 from tokenswift.train.loss import FrozenBase
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
@@ -175,3 +176,36 @@ def test_what_cannot_be_trained(tmp_path: Path) -> None:
     (here.out / "letter.txt").write_text("mine")
     with pytest.raises(InputError, match="is no drafter of train-eagle; valid: a new or empty folder"):
         train_eagle(model(), tiny_tokenizer(), here, lambda line: None, lambda *_: None)
+
+
+@torch.no_grad()
+def test_rates_of_a_drafter() -> None:
+    """Depth by depth, of the tokens that it can name: what the reference says at each place of a text."""
+    base = model(initializer_range=0.2)
+    config = eagles.config(base.config, feature_layers=(2, 3, 4), draft_vocab=200, trained=6)
+    weights, backbone = eagles.weights(config, shared=True), Backbone(base)
+    sampling = SamplingParams(greedy=True, min_p=0.0, repetition_penalty=1.0)
+    embedding, head = (part.weight for part in (base.get_input_embeddings(), base.get_output_embeddings()))
+    reference, drafted = EagleReference(weights, embedding, head, 6), weights.d2t
+    assert drafted is not None
+    tokens = torch.randint(0, 256, (22,))
+    for t in range(20, 28):  # from here on the text is what the first depth says
+        features = reference.fuse(features_of(backbone, config.feature_layers, tokens[None])[0, : t + 1])
+        _, logits = reference.step(tokens[1 : t + 2], features, torch.arange(t + 1), EagleCache())
+        tokens = torch.cat((tokens, drafted[logits[-1:].argmax(-1)]))
+    rates = eagle_rates(backbone, weights, 2, [tokens.tolist()], sampling, learn=20)
+    features = reference.fuse(features_of(backbone, config.feature_layers, tokens[None])[0])
+    hits = torch.zeros(2)
+    places = range(20, 27)
+    for t in places:
+        cache, at = EagleCache(), torch.arange(t + 1)
+        state, logits = reference.step(tokens[1 : t + 2], features[: t + 1], at, cache)
+        state, logits = state[-1:], logits[-1:]
+        for i in range(2):
+            if i:
+                state, logits = reference.step(tokens[t + 2 : t + 3], state, torch.tensor([t + 1]), cache)
+            named = int(drafted[logits.argmax()])
+            hits[i] += named == int(tokens[t + 2 + i])
+    for i, row in enumerate(rates):
+        assert row["positions"] == len(places) and row["top1"] == pytest.approx(float(hits[i]) / len(places))
+    assert hits[0] == len(places) > hits[1]

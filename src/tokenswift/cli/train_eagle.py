@@ -10,6 +10,7 @@ from typing import Any
 from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.output import check_folder
 from tokenswift.cli.train_heads import Base, add_training_options, trained
+from tokenswift.train.options import check_eagle_out
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """Train and write the checkpoint."""
     check_options(args, Eagle)
     check_folder("--out", args.out)
+    check_eagle_out(args.out)
 
     def train(*given: Any) -> dict[str, Any]:
         from tokenswift.train.eagle import train_eagle

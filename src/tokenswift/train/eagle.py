@@ -33,13 +33,12 @@ from tokenswift.spec.eagle.reference import EagleLayer
 from tokenswift.train.collect import Report
 from tokenswift.train.features import check_room, gathered
 from tokenswift.train.loss import FrozenBase, Student
-from tokenswift.train.options import Job
+from tokenswift.train.options import Job, check_eagle_out
 from tokenswift.train.recipe import Recipe
 from tokenswift.train.store import HiddenStore
 from tokenswift.train.work import first_process, once
 from tokenswift.types import InputError, OnProgress, RunError
 
-WRITTEN = ("config.json", "model.safetensors", RECORD)
 SCALED = 4096  # rows of features whose scale is looked at
 #: tensors of the layer by their names in the base model's last one
 LAST = {ours: theirs for theirs, ours in INNER.items() if theirs.endswith("weight")}
@@ -202,7 +201,7 @@ def train_eagle(
             whose layers are of another kind.
         RunError: the loss is not finite, the disk is full.
     """
-    check_out(job.out)
+    check_eagle_out(job.out)
     window = job.training.window
     layers = eagle_config(model, 1, window).feature_layers
     recipe = Recipe(model, tokenizer, job, report, on_progress, eagle=[depths, *layers])
@@ -232,17 +231,6 @@ def train_eagle(
 def _is_whole(folder: Path) -> bool:
     index = folder / "index.json"
     return index.exists() and bool(json.loads(index.read_text(encoding="utf-8"))["complete"])
-
-
-def check_out(out: Path) -> None:
-    """Raise :class:`InputError` unless ``out`` is free, or holds what this writes and no more."""
-    if not out.exists():
-        return
-    if not out.is_dir() or {path.name for path in out.iterdir()} - {*WRITTEN}:
-        raise InputError(
-            f"out {out} exists and is no drafter of train-eagle; valid: a new or empty folder, or one that "
-            "holds such a drafter and nothing else"
-        )
 
 
 def save_eagle(student: EagleStudent, model: Any, base: FrozenBase, job: Job, notes: dict[str, Any]) -> None:
