@@ -52,12 +52,16 @@ def random_eagle(seed: int = 0, names: int | None = None, own: bool = True, **ch
     return EagleWeights(config, tensors, d2t, "random")
 
 
-def scripted_eagle(**changes: Any) -> EagleWeights:
+def scripted_eagle(names: bool = False, **changes: Any) -> EagleWeights:
     """The drafter of the scripted model: from the feature of a token, whose class it takes, and the embedding
     of the next it makes the state that the model would have, and so its distribution.
 
     The feature is what leaves the last layer: (class, class before). Attention sees the row itself alone, and
     takes off the residual: (class of the embedding, class of the feature).
+
+    Args:
+        names: its tokens have numbers of their own.
+        changes: fields of its config.
     """
     config = EagleConfig(
         hidden=WIDTH,
@@ -90,4 +94,5 @@ def scripted_eagle(**changes: Any) -> EagleWeights:
     tensors = {"fc": fc, "q": q, "k": q, "v": v, "o": o, **ones, "v_bias": torch.zeros(WIDTH)}
     tensors |= {"q_bias": 60.0 * bias, "k_bias": bias, "down": torch.zeros(WIDTH, 2)}
     tensors |= {"gate": torch.zeros(2, WIDTH), "up": torch.zeros(2, WIDTH)}
-    return EagleWeights(replace(config, **changes), tensors, None, "scripted")
+    d2t = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(1)) if names else None
+    return EagleWeights(replace(config, **changes), tensors, d2t, "scripted")

@@ -64,11 +64,12 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- what must be right -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize(("greedy", "names"), [(True, False), (False, True)])
 def test_a_scripted_drafter_is_accepted_in_full(
-    free: None, monkeypatch: pytest.MonkeyPatch, greedy: bool
+    free: None, monkeypatch: pytest.MonkeyPatch, greedy: bool, names: bool
 ) -> None:
-    """Also where it drafts again after steps without it, and the prompt is longer than its window."""
+    """Also where it drafts again after steps without it, the prompt is longer than its window, and its tokens
+    have numbers of their own."""
 
     def in_turn(self: Control, context: int) -> str:
         drafts = context - PROMPT < 90 or context % 5 == 0
@@ -77,7 +78,7 @@ def test_a_scripted_drafter_is_accepted_in_full(
     monkeypatch.setattr(Control, "mode", in_turn)
     monkeypatch.setattr(packed, "CHUNK", 16)
     params = GREEDY if greedy else NOISY
-    llm = LLM.from_model(scripted_model(greedy), heads=None, eagle=scripted_eagle(window=12))
+    llm = LLM.from_model(scripted_model(greedy), heads=None, eagle=scripted_eagle(names, window=12))
     given = {"ngrams": 0, "draft": "hidden"}
     steps = list(llm.stream(prompt(PROMPT), 300, strategy_options=given, sampling=params))
     drafted = [step for step in steps if step.drafted][:-1]
@@ -159,15 +160,12 @@ class Noted:
 
 @torch.no_grad()
 def expected(
-    model: Any, reference: EagleReference, text: list[int], paths: list[list[int]], layers: tuple[int, ...]
+    reference: EagleReference, features: Tensor, text: list[int], paths: list[list[int]]
 ) -> Iterator[Tensor]:
     """By the reference, over the whole text: logits behind each path, whose last token the next one has."""
-    states = model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
-    features = torch.cat([states[layer][0] for layer in layers], dim=-1)
     keys, count = EagleCache(), len(text) - 1
-    hidden, logits = reference.step(
-        torch.tensor(text[1:]), reference.fuse(features), torch.arange(count), keys
-    )
+    rows = reference.fuse(features[:count])
+    hidden, logits = reference.step(torch.tensor(text[1:]), rows, torch.arange(count), keys)
     hidden, logits = hidden[-1:], logits[-1:]
     for depth, path in enumerate(paths):
         if path:
@@ -181,7 +179,13 @@ def test_a_run_drafts_what_the_reference_drafts(
     free: None, monkeypatch: pytest.MonkeyPatch, kernels: bool
 ) -> None:
     """Step after step, with drafts that are wrong at every depth: features of the right tokens, keys of the
-    window and no others. The cache is small, so that its window moves."""
+    window and no others. The cache is small, so that its window moves; now and then others draft for longer
+    than it reaches."""
+
+    def in_turn(self: Control, context: int) -> str:
+        return _always("eagle" if context % 60 < 30 else PLAIN)(self, context)
+
+    monkeypatch.setattr(Control, "mode", in_turn)
     monkeypatch.setattr(packed, "CHUNK", 16)
     model = tiny_model("llama")
     weights = random_eagle(names=41, window=11)
@@ -189,22 +193,26 @@ def test_a_run_drafts_what_the_reference_drafts(
     noted = Noted(monkeypatch)
     out = llm.generate(
         TEXT[:30],
-        110,
+        190,
         strategy_options={"ngrams": 0, "draft": "hidden"},
         sampling=SAMPLINGS["noisy"],
         ignore_eos=True,
     )
     assert len({len(paths) for _, paths in noted.drafts}) > 1 and out.metrics.mean_acceptance_length > 1.02
     reference = reference_of(weights, model)
+    with torch.no_grad():
+        given = torch.tensor([TEXT[:30] + out.token_ids])
+        states = model(given, output_hidden_states=True).hidden_states
+    features = torch.cat([states[layer][0] for layer in weights.config.feature_layers], dim=-1)
     seen = 0
-    for text, drafted in noted.drafts[::2]:
+    for text, drafted in noted.drafts:
         paths = [path for path, _ in drafted]
         assert [len(path) for path in paths] == list(range(len(paths)))
-        wanted = expected(model, reference, text, paths, weights.config.feature_layers)
+        wanted = expected(reference, features, text, paths)
         for (_, found), logits in zip(drafted, wanted, strict=True):
             torch.testing.assert_close(found, logits, rtol=1e-3, atol=1e-3)
             seen += 1
-    assert seen > 100
+    assert seen > 150
 
 
 # ---- the text -----------------------------------------------------------------------------------
