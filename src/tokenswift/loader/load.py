@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenswift.checks import check_choice
 from tokenswift.config import shown
-from tokenswift.kernels.cpu.build import INSTRUCTION_SETS
+from tokenswift.kernels.cpu.build import INSTRUCTION_SETS, NATIVE
 from tokenswift.load_config import LoadConfig, check_backend
 from tokenswift.loader import hub
 from tokenswift.loader._hf import counted_loading, making_models, quiet_transformers
@@ -63,14 +63,14 @@ def usual_backend() -> str:
 
 
 def kernels_wanted() -> str:
-    """``TOKENSWIFT_KERNELS``: "auto", "torch", or the instruction set that CPU kernels are compiled
-    for, to find out what is at fault.
+    """``TOKENSWIFT_KERNELS``: "auto", "torch", "native" (compiled here), or the instruction set of the
+    CPU kernels, to find out what is at fault.
 
     Raises:
         InputError: another value.
     """
     wanted = os.environ.get("TOKENSWIFT_KERNELS") or "auto"
-    check_choice("TOKENSWIFT_KERNELS", wanted, ("auto", "torch", *INSTRUCTION_SETS))
+    check_choice("TOKENSWIFT_KERNELS", wanted, ("auto", "torch", NATIVE, *INSTRUCTION_SETS))
     return wanted
 
 

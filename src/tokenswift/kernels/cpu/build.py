@@ -1,10 +1,10 @@
-"""Compiles the CPU kernels once per machine and loads them.
+"""Loads the CPU kernels: those that the wheel carries (`prebuilt.py`), or compiled once per machine.
 
-The library lies in a folder of the user's cache under a name made from the sources, the flags, the processor
-and the compiler; it ends with the SHA-256 of what stands before, so that a library and its checksum are one
-file. The folder holds code that is run: it is the user's alone, or it is not used. Whatever goes wrong (no
-compiler, a folder that cannot be written, a broken file) ends in None and one line of the logger
-``tokenswift``; the callers then run the torch path to the same specification.
+A library that is compiled here lies in a folder of the user's cache under a name made from the sources, the
+flags, the processor and the compiler; it ends with the SHA-256 of what stands before, so that a library and
+its checksum are one file. The folder holds code that is run: it is the user's alone, or it is not used.
+Whatever goes wrong (no compiler, a folder that cannot be written, a broken file) ends in None and one line of
+the logger ``tokenswift``; the callers then run the torch path to the same specification.
 """
 
 from __future__ import annotations
@@ -20,35 +20,14 @@ import tempfile
 from importlib import resources
 from pathlib import Path
 
-SOURCES = (
-    "cpu.c",
-    "cpu_attention.h",
-    "cpu_tile.h",
-    "cpu_team.h",
-    "cpu_choose.h",
-    "cpu_adjust.h",
-    "cpu_low.h",
-    "cpu_int.h",
-    "cpu_int_attention.h",
-    "cpu_merge.h",
-    "cpu_linear.h",
-    "cpu_draft.h",
-)
+from tokenswift.kernels.cpu.prebuilt import FLAGS, SOURCES, Carried, fitting, load, own_sets
+
 COMPILERS = ("cc", "gcc", "clang")
-#: no contraction: what is rounded once is written as such (`fused` in cpu_tile.h), whatever the tuning
-FLAGS = (
-    *("-O3", "-std=gnu11", "-fPIC", "-pthread", "-w"),
-    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
-)
 #: the first set that the compiler takes is used
 TARGETS = (("-march=native",), ("-march=native", "-mno-avx512bf16"), ("-mcpu=native",), ())
-#: sets that may be asked for by name: the compiler's flags, and what a processor that has them names
-INSTRUCTION_SETS = {
-    "x86-64": (("-march=x86-64",), "sse2"),
-    "avx2": (("-march=x86-64-v3",), "avx2 fma f16c bmi2"),
-    "avx512": (("-march=x86-64-v4",), "avx512f avx512bw avx512dq avx512vl"),
-    "avx512-vnni": (("-march=x86-64-v4", "-mavx512vnni"), "avx512f avx512bw avx512dq avx512vl avx512_vnni"),
-}
+#: sets of this architecture that may be asked for by name
+INSTRUCTION_SETS = own_sets()
+NATIVE = "native"  # asks for kernels that are compiled here, tuned for the processor at hand
 TIMEOUT = 120  # seconds for one compilation
 _DIGEST = hashlib.sha256().digest_size
 
@@ -94,10 +73,27 @@ def library(
         return _without(" ".join(str(error).split())[:200])
 
 
+def carried(wanted: str) -> Carried | None:
+    """The entries of the library that the package carries, for the best instruction set of the processor;
+    None where it carries none that fits, with a line of the logger where it should have.
+
+    Args:
+        wanted: a value of ``TOKENSWIFT_KERNELS``.
+    """
+    if wanted == NATIVE:
+        return None
+    found = load(wanted if wanted in INSTRUCTION_SETS else "auto", processor())
+    if isinstance(found, str):
+        logger.warning("the CPU kernels that came with tokenswift are not used (%s)", found)
+        return None
+    return found
+
+
 def targets_of(instructions: str) -> tuple[tuple[str, ...], ...] | None:
-    """Flags for a set of :data:`INSTRUCTION_SETS`; None where this processor does not have it."""
-    flags, needed = INSTRUCTION_SETS[instructions]
-    return (flags,) if set(needed.split()) <= set(processor().split()) else None
+    """Flags for an instruction set of this architecture; None where this processor does not have it."""
+    if instructions not in fitting(processor()):
+        return None
+    return (INSTRUCTION_SETS[instructions].flags,)
 
 
 def processor() -> str:
