@@ -9,8 +9,8 @@ import torch
 
 from tests.kernels.rows import Tally, fuzz
 from tokenswift.kernels.cpu import build
+from tokenswift.kernels.cpu.build import kernels_wanted
 from tokenswift.loader.find import cache_dir
-from tokenswift.loader.load import kernels_wanted
 from tokenswift.loader.rope import cos_sin
 from tokenswift.types import InputError
 

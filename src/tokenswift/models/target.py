@@ -16,7 +16,14 @@ from torch import Tensor
 
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.cpu.build import INSTRUCTION_SETS, TARGETS, carried, library, targets_of
+from tokenswift.kernels.cpu.build import (
+    INSTRUCTION_SETS,
+    TARGETS,
+    carried,
+    kernels_wanted,
+    library,
+    targets_of,
+)
 from tokenswift.kernels.cpu.check import fault
 from tokenswift.kernels.cpu.prebuilt import Carried
 from tokenswift.kernels.cpu.threads import usable
@@ -25,7 +32,7 @@ from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader import placed
 from tokenswift.loader.checkpoint import Weights
 from tokenswift.loader.find import cache_dir
-from tokenswift.loader.load import kernels_wanted, usual_backend
+from tokenswift.loader.load import usual_backend
 from tokenswift.loader.rope import RopeScaling, rotary_of
 from tokenswift.models import reference
 from tokenswift.models.decoder import PREFILL_CHUNK, NativeTarget, unfit

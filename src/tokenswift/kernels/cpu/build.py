@@ -16,10 +16,12 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from importlib import resources
 from pathlib import Path
 
+from tokenswift.checks import check_choice
 from tokenswift.kernels.cpu.prebuilt import FLAGS, SOURCES, Carried, fitting, load, own_sets
 
 COMPILERS = ("cc", "gcc", "clang")
@@ -89,6 +91,40 @@ def carried(wanted: str) -> Carried | None:
     return found
 
 
+def kernels_wanted() -> str:
+    """``TOKENSWIFT_KERNELS``: "auto", "torch", "native" (compiled here), or the instruction set of the
+    CPU kernels, to find out what is at fault.
+
+    Raises:
+        InputError: another value.
+    """
+    wanted = os.environ.get("TOKENSWIFT_KERNELS") or "auto"
+    check_choice("TOKENSWIFT_KERNELS", wanted, ("auto", "torch", NATIVE, *INSTRUCTION_SETS))
+    return wanted
+
+
+def describe() -> str:
+    """Which CPU kernels are used, and why: "avx2 (built in, the best of this processor)".
+
+    Raises:
+        InputError: see :func:`kernels_wanted`.
+    """
+    wanted = kernels_wanted()
+    asked = "" if wanted == "auto" else f"TOKENSWIFT_KERNELS={wanted}"
+    if wanted == "torch":
+        return f"torch ({asked})"
+    if asked and wanted != NATIVE and targets_of(wanted) is None:
+        return f"none ({asked}, which this processor does not have)"
+    found = None if wanted == NATIVE else load(wanted if asked else "auto", processor())
+    if isinstance(found, Carried):
+        return f"{found.instructions} (built in, {asked or 'the best of this processor'})"
+    if not any(map(shutil.which, COMPILERS)):
+        why = f"no C compiler, and those that came with it: {found}" if found else "no C compiler"
+        return f"those compiled earlier, or torch ({asked or why})"
+    why = asked or (f"those that came with it: {found}" if found else "for this processor")
+    return f"{wanted if asked else NATIVE} (compiled at first use, {why})"
+
+
 def targets_of(instructions: str) -> tuple[tuple[str, ...], ...] | None:
     """Flags for an instruction set of this architecture; None where this processor does not have it."""
     if instructions not in fitting(processor()):
@@ -96,8 +132,26 @@ def targets_of(instructions: str) -> tuple[tuple[str, ...], ...] | None:
     return (INSTRUCTION_SETS[instructions].flags,)
 
 
+#: abilities, as Linux names them, by what a Mac's kernel calls them
+MAC_ABILITIES = {
+    "hw.optional.arm.FEAT_DotProd": "asimddp",
+    "hw.optional.arm.FEAT_I8MM": "i8mm",
+    "hw.optional.arm.FEAT_BF16": "bf16",
+}
+
+
+def _mac_says(name: str) -> bool:
+    """Whether a Mac's kernel says that there is something."""
+    value, size = ctypes.c_int(0), ctypes.c_size_t(4)
+    asked = ctypes.CDLL(None).sysctlbyname
+    return asked(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0) == 0 and value.value == 1
+
+
 def processor() -> str:
     """The processor and its abilities, as far as the system tells: a library is never used on another one."""
+    if sys.platform == "darwin":
+        able = [ability for name, ability in MAC_ABILITIES.items() if _mac_says(name)]
+        return " ".join([platform.machine(), platform.platform(), *able])
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n", 1)[0]
         wanted = ("vendor_id", "model", "flags", "Features", "CPU ")

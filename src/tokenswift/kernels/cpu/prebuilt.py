@@ -84,16 +84,20 @@ SETS: dict[str, dict[str, InstructionSet]] = {
 
 
 class Platform(NamedTuple):
-    """What a wheel is built for: architecture, target of ``zig cc``, and the platform tag of the wheel."""
+    """What a wheel is built for: architecture, target of ``zig cc``, platform tag of the wheel, and the
+    compiler if it is not ``zig cc``, which links in any case: against an early glibc, whatever this machine has."""
 
     architecture: str
     target: str
     tag: str
+    compiler: str = ""
 
 
 PLATFORMS = {
-    "linux-x86_64": Platform("x86_64", "x86_64-linux-gnu.2.28", "manylinux_2_28_x86_64"),
-    "linux-aarch64": Platform("arm64", "aarch64-linux-gnu.2.28", "manylinux_2_28_aarch64"),
+    "linux-x86_64": Platform("x86_64", "x86_64-linux-gnu.2.28", "manylinux_2_28_x86_64", "gcc"),
+    "linux-aarch64": Platform(
+        "arm64", "aarch64-linux-gnu.2.28", "manylinux_2_28_aarch64", "aarch64-linux-gnu-gcc"
+    ),
     "macos-arm64": Platform("arm64", "aarch64-macos.14.0", "macosx_14_0_arm64"),
 }
 
@@ -277,7 +281,7 @@ def make(
 
     Args:
         built_for: a key of :data:`PLATFORMS`.
-        compiler, linker: commands; by default ``zig cc`` for the platform's target, and the compiler.
+        compiler, linker: commands; by default the platform's, and ``zig cc`` or the compiler that is given.
         sets: names of instruction sets; by default all that the architecture has.
     Raises:
         BuildError: the compiler or the linker refuses, or names that nobody knows.
@@ -289,7 +293,8 @@ def make(
     chosen = list(sets or known)
     if unknown := [name for name in chosen if name not in known]:
         raise BuildError(f"instruction set is {unknown[0]!r}; valid: {', '.join(known)}")
-    compiler = list(compiler or zig(wanted.target))
+    linker = linker or compiler or zig(wanted.target)
+    compiler = compiler or ([wanted.compiler] if wanted.compiler else zig(wanted.target))
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="tokenswift-") as work:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -299,7 +304,7 @@ def make(
         library = out / LIBRARY
         _run(
             [
-                *(linker or compiler),
+                *linker,
                 "-shared",
                 "-pthread",
                 "-s",
@@ -335,8 +340,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compile the CPU kernels of a platform into a folder.")
     parser.add_argument("platform", choices=list(PLATFORMS))
     parser.add_argument("out", type=Path)
-    parser.add_argument("--compiler", type=shlex.split, help="by default zig cc, of the package ziglang")
-    parser.add_argument("--linker", type=shlex.split, help="by default the compiler")
+    parser.add_argument("--compiler", type=shlex.split, help="by default GCC on Linux, else zig cc")
+    parser.add_argument("--linker", type=shlex.split, help="by default the compiler if given, else zig cc")
     parser.add_argument("--sets", nargs="+", help="by default all of the architecture")
     given = parser.parse_args()
     try:
