@@ -9,7 +9,7 @@ import os
 import runpy
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
@@ -32,16 +32,18 @@ class BuildWithKernels(build_py):
                 raise SystemExit(f"error: {error}") from error
 
 
+class WithLibrary(Distribution):
+    """Has code of a platform, and is installed as such."""
+
+    def has_ext_modules(self) -> bool:
+        return bool(WANTED) or super().has_ext_modules()
+
+
 class PlatformWheel(bdist_wheel):
     """For any Python 3: the library knows nothing of Python."""
-
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        if WANTED:
-            self.root_is_pure = False
 
     def get_tag(self) -> tuple[str, str, str]:
         return ("py3", "none", KERNELS["PLATFORMS"][WANTED].tag) if WANTED else super().get_tag()
 
 
-setup(cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel})
+setup(distclass=WithLibrary, cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel})

@@ -104,7 +104,7 @@ def tried(made: Path, work: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Build the sdist and wheels, and try them.")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument(
         "--platforms", nargs="+", choices=list(prebuilt.PLATFORMS), default=list(prebuilt.PLATFORMS)

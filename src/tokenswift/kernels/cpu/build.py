@@ -22,7 +22,7 @@ from importlib import resources
 from pathlib import Path
 
 from tokenswift.checks import check_choice
-from tokenswift.kernels.cpu.prebuilt import FLAGS, SOURCES, Carried, fitting, load, own_sets
+from tokenswift.kernels.cpu.prebuilt import BUILT, FLAGS, SOURCES, Carried, fitting, load, own_sets
 
 COMPILERS = ("cc", "gcc", "clang")
 #: the first set that the compiler takes is used
@@ -84,7 +84,7 @@ def carried(wanted: str) -> Carried | None:
     """
     if wanted == NATIVE:
         return None
-    found = load(wanted if wanted in INSTRUCTION_SETS else "auto", processor())
+    found = load(wanted if wanted in INSTRUCTION_SETS else "auto", processor(), BUILT)
     if isinstance(found, str):
         logger.warning("the CPU kernels that came with tokenswift are not used (%s)", found)
         return None
@@ -115,7 +115,7 @@ def describe() -> str:
         return f"torch ({asked})"
     if asked and wanted != NATIVE and targets_of(wanted) is None:
         return f"none ({asked}, which this processor does not have)"
-    found = None if wanted == NATIVE else load(wanted if asked else "auto", processor())
+    found = None if wanted == NATIVE else load(wanted if asked else "auto", processor(), BUILT)
     if isinstance(found, Carried):
         return f"{found.instructions} (built in, {asked or 'the best of this processor'})"
     if not any(map(shutil.which, COMPILERS)):

@@ -84,8 +84,8 @@ SETS: dict[str, dict[str, InstructionSet]] = {
 
 
 class Platform(NamedTuple):
-    """What a wheel is built for: architecture, target of ``zig cc``, platform tag of the wheel, and the
-    compiler if it is not ``zig cc``, which links in any case: against an early glibc, whatever this machine has."""
+    """What a wheel is built for: architecture, target of ``zig cc``, tag of the wheel, and the compiler if it
+    is not ``zig cc``, which links in any case: against an early glibc, whatever this machine has."""
 
     architecture: str
     target: str
@@ -154,7 +154,7 @@ def text_of(library: ctypes.CDLL, name: str) -> str:
     return ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, name))).decode()
 
 
-def about(folder: Path = BUILT) -> dict[str, str] | str | None:
+def about(folder: Path) -> dict[str, str] | str | None:
     """What made each instruction set of the library in a folder; why it cannot be used; None: there is none.
 
     The library is read whole, to compare its checksum.
@@ -192,7 +192,7 @@ def choice(wanted: str, abilities: str, there: Sequence[str]) -> str | None:
     return wanted if wanted in able else None
 
 
-def load(wanted: str, processor: str, folder: Path = BUILT) -> Carried | str | None:
+def load(wanted: str, processor: str, folder: Path) -> Carried | str | None:
     """The entries of the library in a folder; why they cannot be had; None where there is no library, or no
     such set in it.
 
@@ -246,7 +246,9 @@ def flags_for(name: str, architecture: str, compiler: Sequence[str]) -> list[str
     """All flags of an instruction set; zig writes the names of processors in its own way."""
     own = SETS[architecture][name].flags
     if "ziglang" in compiler or Path(compiler[0]).stem == "zig":
-        own = tuple(flag.replace("x86-64", "x86_64") for flag in own)
+        own = tuple(
+            re.sub(r"^-march=.*", lambda name: f"-{name[0][1:].replace('-', '_')}", flag) for flag in own
+        )
     return [*FLAGS, *own]
 
 
