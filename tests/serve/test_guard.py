@@ -244,7 +244,7 @@ def test_a_port_that_is_taken(cli: Call, chatty: Path, server: Running) -> None:
     port = server.url.rpartition(":")[2]
     done = cli("serve", "--model", chatty, "--port", port, "--quiet")
     assert done.code == 2 and done.error.startswith(
-        f"--port is {port}: it cannot be had on 127.0.0.1 (Address"
+        f"--port is {port}: it cannot be opened on 127.0.0.1 (Address"
     )
 
 
