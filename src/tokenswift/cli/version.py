@@ -8,13 +8,19 @@ import sys
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
+from tokenswift.kernels.cpu.build import describe
 from tokenswift.version import __version__
 
 
 def text() -> str:
-    """``tokenswift 0.1.0 (torch …, transformers …, Python …; device cpu)``."""
+    """``tokenswift 0.1.0 (torch …, transformers …, Python …; device cpu: x86_64; CPU kernels: …)``.
+
+    Raises:
+        InputError: ``TOKENSWIFT_KERNELS`` names nothing that there is.
+    """
     parts = [f"{name} {_version(name)}" for name in ("torch", "transformers")]
-    return f"tokenswift {__version__} ({', '.join(parts)}, Python {platform.python_version()}; {_device()})"
+    about = f"{', '.join(parts)}, Python {platform.python_version()}; {_device()}; CPU kernels: {describe()}"
+    return f"tokenswift {__version__} ({about})"
 
 
 def _version(name: str) -> str:
