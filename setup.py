@@ -1,12 +1,14 @@
 """Wheels of a platform: with ``TOKENSWIFT_WHEEL=linux-x86_64`` the CPU kernels are compiled into the wheel.
 
-Without it the wheel is for any platform, and kernels are compiled at first use. See `make wheels`.
+``TOKENSWIFT_WHEEL_KERNELS=FOLDER`` takes those that `prebuilt.py` has put into a folder. Without the former
+the wheel is for any platform, and kernels are compiled at first use. See `make wheels`.
 """
 
 from __future__ import annotations
 
 import os
 import runpy
+import shutil
 from pathlib import Path
 
 from setuptools import Distribution, setup
@@ -15,6 +17,7 @@ from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
 WANTED = os.environ.get("TOKENSWIFT_WHEEL", "")
+MADE = os.environ.get("TOKENSWIFT_WHEEL_KERNELS", "")
 KERNELS = runpy.run_path(str(HERE / "src/tokenswift/kernels/cpu/prebuilt.py"))
 if WANTED and WANTED not in KERNELS["PLATFORMS"]:
     raise SystemExit(f"TOKENSWIFT_WHEEL is {WANTED!r}; valid: {', '.join(KERNELS['PLATFORMS'])}")
@@ -26,8 +29,12 @@ class BuildWithKernels(build_py):
     def run(self) -> None:
         super().run()
         if WANTED and not self.editable_mode:
+            out = Path(self.build_lib) / "tokenswift/kernels/cpu/built"
             try:
-                KERNELS["make"](WANTED, Path(self.build_lib) / "tokenswift/kernels/cpu/built")
+                if MADE:
+                    shutil.copytree(MADE, out, dirs_exist_ok=True)
+                else:
+                    KERNELS["make"](WANTED, out)
             except KERNELS["BuildError"] as error:
                 raise SystemExit(f"error: {error}") from error
 

@@ -2,8 +2,8 @@
 
 Debian's Python for arm64 and the dependencies' wheels are fetched into a folder, the package is installed
 there with its kernels for arm64, and ``qemu-user`` runs the default model in int8: its tokens have to be
-those of ``tests/data/frozen.json``, which x86-64 writes. Needs Debian with qemu-user-static, gcc-aarch64-linux-gnu
-and apt; some minutes, and 1.5 GB of disk.
+those of ``tests/data/frozen.json``, which x86-64 writes. Needs Debian with qemu-user-static,
+gcc-aarch64-linux-gnu and apt; some minutes, and 1.5 GB of disk.
 
 The torch of this environment is the last one for arm64 on PyPI that brings no CUDA (2.5 GB); the tokens are
 those of the compiled kernels.
@@ -75,7 +75,7 @@ def install(folder: Path, root: Path) -> Path:
     python.chmod(0o755)
     (folder / "venv/pyvenv.cfg").write_text(f"home = {program.parent}\nversion = {version}\n")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", packages, "--upgrade"]
-    tags = ("manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
+    tags = ("manylinux2014_aarch64", *(f"manylinux_2_{minor}_aarch64" for minor in range(36, 16, -1)))
     pip += ["--python-version", version, "--only-binary=:all:", *(f"--platform={tag}" for tag in tags)]
     if not packages.exists():
         about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

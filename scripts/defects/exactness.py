@@ -110,6 +110,27 @@ EXACTNESS = [
         ("tests/kernels/test_kernels.py::test_a_damaged_library_is_made_again",),
     ),
     Defect(
+        "kernels that came with the package are not compared with their checksum",
+        "kernels/cpu/prebuilt.py",
+        "if hashlib.sha256(library.read_bytes()).hexdigest() != digest:",
+        "if not digest:",
+        ("tests/kernels/test_prebuilt.py",),
+    ),
+    Defect(
+        "kernels that came with the package may be of other sources",
+        "kernels/cpu/prebuilt.py",
+        'if said["stamp"] != stamp():',
+        'if not said["stamp"]:',
+        ("tests/kernels/test_prebuilt.py",),
+    ),
+    Defect(
+        "kernels that came with the package are taken by one ability",
+        "kernels/cpu/prebuilt.py",
+        "able.issuperset(each.needs.split())",
+        "not each.needs or able.intersection(each.needs.split())",
+        ("tests/kernels/test_prebuilt.py",),
+    ),
+    Defect(
         "penalty window does not slide along a path",
         "sampling/ranking.py",
         "        drops.append(min(over, len(tail)))\n        extras.append(extra + [filler]",
