@@ -5,7 +5,7 @@ STAMP := $(VENV)/.ready
 # Processes that run tests; torch has one thread in each.
 WORKERS ?= 2
 
-.PHONY: setup demo test test-slow lint bench headline results docs eagle-peer wheels mutations clean
+.PHONY: setup demo test test-slow lint bench headline results docs eagle-peer wheels mutations test-arm64 clean
 
 setup: $(STAMP)
 
@@ -23,6 +23,10 @@ test: setup lint
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+# The package on arm64 under qemu; says what it lacks where it cannot.
+test-arm64: setup
+	$(BIN)/python scripts/arm64.py build/arm64
 
 lint: setup
 	$(BIN)/ruff check src benchmarks tests scripts

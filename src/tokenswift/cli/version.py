@@ -42,6 +42,8 @@ def _device() -> str:
 def cuda_count() -> int | None:
     """How many CUDA devices the installed torch can use, asked of the driver itself; None: only torch can
     tell (one for ROCm calls that CUDA, and not everywhere are drivers found like this)."""
+    if sys.platform == "darwin":
+        return 0
     if sys.platform != "linux":
         return None
     try:

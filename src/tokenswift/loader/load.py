@@ -96,10 +96,11 @@ def native_bfloat16(device: str) -> bool:
     if device != "cpu":
         return True
     try:
-        flags = Path("/proc/cpuinfo").read_text().split("flags", 1)[-1].split("\n", 1)[0].split()
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux: no way to tell
         return False
-    return "amx_bf16" in flags or "avx512_bf16" in flags
+    flags = next((line.split() for line in lines if line.startswith(("flags", "Features"))), [])
+    return not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags)
 
 
 def load(

@@ -30,6 +30,8 @@ TARGETS = (("-march=native",), ("-march=native", "-mno-avx512bf16"), ("-mcpu=nat
 #: sets of this architecture that may be asked for by name
 INSTRUCTION_SETS = own_sets()
 NATIVE = "native"  # asks for kernels that are compiled here, tuned for the processor at hand
+#: abilities of arm64: which of Linux' words (AT_HWCAP, AT_HWCAP2) has which bit for them
+ARM_ABILITIES = {"asimddp": (16, 20), "i8mm": (26, 13), "bf16": (26, 14)}
 TIMEOUT = 120  # seconds for one compilation
 _DIGEST = hashlib.sha256().digest_size
 
@@ -152,12 +154,21 @@ def processor() -> str:
     if sys.platform == "darwin":
         able = [ability for name, ability in MAC_ABILITIES.items() if _mac_says(name)]
         return " ".join([platform.machine(), platform.platform(), *able])
+    able = _arm_abilities() if platform.machine() == "aarch64" else []
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n", 1)[0]
         wanted = ("vendor_id", "model", "flags", "Features", "CPU ")
-        return "\n".join(line for line in lines.splitlines() if line.startswith(wanted) and "MHz" not in line)
+        told = [line for line in lines.splitlines() if line.startswith(wanted) and "MHz" not in line]
+        return "\n".join([*told, *able])
     except OSError:
-        return f"{platform.machine()} {platform.processor()} {platform.platform()}"
+        return " ".join([platform.machine(), platform.processor(), platform.platform(), *able])
+
+
+def _arm_abilities() -> list[str]:
+    """What Linux on arm64 tells each process of the processor; emulators answer for what they emulate."""
+    ask = ctypes.CDLL(None).getauxval
+    ask.argtypes, ask.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return [name for name, (kind, bit) in ARM_ABILITIES.items() if ask(kind) >> bit & 1]
 
 
 def _sources() -> list[str]:
