@@ -131,6 +131,27 @@ EXACTNESS = [
         ("tests/kernels/test_prebuilt.py",),
     ),
     Defect(
+        "a Mac's slow cores count",
+        "kernels/cpu/threads.py",
+        'b"hw.perflevel0.physicalcpu"',
+        'b"hw.physicalcpu"',
+        ("tests/test_macos.py",),
+    ),
+    Defect(
+        "a Mac's files stop in the disk's memory",
+        "files.py",
+        "fcntl.fcntl(handle, fcntl.F_FULLFSYNC)",
+        "os.fsync(handle)",
+        ("tests/test_macos.py",),
+    ),
+    Defect(
+        "a limit is asked for that macOS refuses",
+        "loader/templates/worker.py",
+        'if sys.platform != "darwin":',
+        "if True:",
+        ("tests/test_macos.py",),
+    ),
+    Defect(
         "penalty window does not slide along a path",
         "sampling/ranking.py",
         "        drops.append(min(over, len(tail)))\n        extras.append(extra + [filler]",
