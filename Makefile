@@ -5,7 +5,7 @@ STAMP := $(VENV)/.ready
 # Processes that run tests; torch has one thread in each.
 WORKERS ?= 2
 
-.PHONY: setup demo test test-slow lint bench headline results docs eagle-peer mutations clean
+.PHONY: setup demo test test-slow lint bench headline results docs eagle-peer wheels mutations test-arm64 clean
 
 setup: $(STAMP)
 
@@ -23,6 +23,10 @@ test: setup lint
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+# The package on arm64 under qemu; says what it lacks where it cannot.
+test-arm64: setup
+	$(BIN)/python scripts/arm64.py build/arm64
 
 lint: setup
 	$(BIN)/ruff check src benchmarks tests scripts
@@ -61,6 +65,13 @@ headline: setup
 results: setup
 	$(BIN)/python -m scripts.results
 
+# The sdist, and a wheel of each platform with its kernels inside, in dist; those that can run here are tried. Needs
+# gcc, and aarch64-linux-gnu-gcc for arm64 (PLATFORMS=linux-x86_64 leaves that out); zig cc comes from PyPI.
+PLATFORMS ?= linux-x86_64 linux-aarch64 macos-arm64
+wheels: setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[wheels]'
+	$(BIN)/python -m scripts.wheels --platforms $(PLATFORMS)
+
 docs: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	mkdir -p build
@@ -69,4 +80,4 @@ docs: setup
 	cat build/site.log && ! grep "^griffe:" build/site.log  # docstrings that do not fit their functions
 
 clean:
-	rm -rf demo build site docs/cli.md docs/index.md src/*.egg-info
+	rm -rf demo build dist site docs/cli.md docs/index.md src/*.egg-info

@@ -5,6 +5,7 @@ from __future__ import annotations
 from defects.adjusting import ADJUSTING
 from defects.audit import AUDIT
 from defects.auto import AUTOMATIC
+from defects.caches import CACHES
 from defects.cuda import CUDA
 from defects.defect import Defect
 from defects.drafting import DRAFTING
@@ -24,5 +25,5 @@ __all__ = ["DEFECTS", "Defect"]
 
 DEFECTS = [
     *(*EXACTNESS, *ADJUSTING, *AUDIT, *DRAFTING, *GRAMMARS, *AUTOMATIC, *LOW_BIT, *INT8, *CUDA),
-    *(*EAGLE, *MANY, *SCALE, *SERVING, *SPREADING, *TRAINING, *MEASURING),
+    *(*EAGLE, *MANY, *CACHES, *SCALE, *SERVING, *SPREADING, *TRAINING, *MEASURING),
 ]

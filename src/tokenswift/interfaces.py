@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from time import perf_counter
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -29,6 +29,10 @@ class Pass:
     hidden: Float[Tensor, "n D"]
     queries: Sequence[Tensor] | Tensor
     features: Float[Tensor, "k n D"] | None = None
+
+
+#: is told of a pass over a prompt: the position of its first row, and its hidden states (n, D)
+OnRead: TypeAlias = Callable[[int, Tensor], None]
 
 
 @dataclass(slots=True)
@@ -164,10 +168,12 @@ class TargetModel(PassModel, Protocol):
         cache: CommittingCache,
         on_progress: OnProgress | None = None,
         ends: bool = True,
+        on_read: OnRead | None = None,
         features: FeatureStore | None = None,
     ) -> Pass:
         """Run the prompt, or without ``ends`` a part of it that others follow, in chunks and commit it. The
-        result of an end holds rows of it, the last token's last. ``features`` are given those of all."""
+        result of an end holds rows of it, the last token's last. ``on_read`` is told of each chunk, and
+        ``features`` are given those of all rows."""
         ...
 
     def project(self, normed: Float[Tensor, "n D"], rows: Any = None) -> Float[Tensor, "n V"]:
@@ -289,6 +295,8 @@ class TokenSequence:
         wanted: whether somebody still wants the text; asked between the passes that draft.
         patience: seconds that a step may draft for now; asked there too.
         begun: when the step under way began to draft (`time.perf_counter`).
+        on_read: is told of each pass that reads the text before its first step: the position of the pass's
+            first row, and its hidden states (n, D), before the final norm.
     """
 
     tokens: list[int]
@@ -306,6 +314,7 @@ class TokenSequence:
     wanted: Callable[[], bool] = _always
     patience: Callable[[], float] = _endless
     begun: float = 0.0
+    on_read: OnRead | None = None
 
     @property
     def has_enough(self) -> bool:

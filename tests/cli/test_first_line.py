@@ -43,6 +43,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "serve": ("--model model --port 0", "loading model\n"),  # the usual port may be another's
     "resume": ("run", "loading "),
     "runs": (".", "run "),
+    "models": ("", "reading /"),
     "text": ("run --output t.txt", "t.txt, 4 tokens"),
     "plan": ("hi --model model", "loading model\n"),
     "roofline": ("--model model --gpu h100", "reading model\n"),

@@ -65,6 +65,7 @@ class Counting:
         cache: ListCache,
         on_progress: Any = None,
         ends: bool = True,
+        on_read: Any = None,
         features: Any = None,
     ) -> Pass:
         result = self.forward(torch.tensor(tokens), torch.arange(len(tokens)), cache)

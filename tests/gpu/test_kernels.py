@@ -142,7 +142,7 @@ def test_one_row_in_int8_has_its_bits_among_16_and_64(before: int) -> None:
 
 def test_keys_and_values_in_int8_are_written_as_on_the_cpu() -> None:
     heads, kv_heads, width, rows = 8, 2, 80, 20
-    mixed, angles = random(rows, (heads + 2 * kv_heads) * width), random(rows, width // 2, seed=1)
+    mixed, angles = random(2, rows, (heads + 2 * kv_heads) * width), random(rows, width // 2, seed=1)
     mixed *= 10 ** random(rows, 1, seed=3)
     found = []
     for device, ops in ((CUDA, Kernels(CUDA)), (torch.device("cpu"), Reference())):
@@ -162,7 +162,7 @@ def test_products_keep_their_bits(dtype: torch.dtype) -> None:
     settle()
     for outputs, inner in ((6144, 4096), (4096, 14336), (960, 576)):
         weight = random(outputs, inner, dtype=dtype).to(CUDA)
-        assert keeps_bits(lambda states, weight: Kernels(CUDA).product(states, weight, None), weight)
+        assert keeps_bits(lambda states, weight: Kernels(CUDA).product(states, weight, None)[0], weight)
         print(f"cuBLAS, {dtype}, {outputs} x {inner}: keeps bits {keeps_bits(cublas, weight)}")
 
 
@@ -173,10 +173,10 @@ def test_products_with_weights_of_few_bits(form: str, whole: bool) -> None:
     for rows in (1, 5, 16, 40):
         states = random(rows, 1056, seed=3).to(CUDA)
         found, expected = (
-            ops.low_product(states, planes, None, whole) for ops in (Kernels(CUDA), Reference())
+            ops.low_product(states, planes, None, whole)[0] for ops in (Kernels(CUDA), Reference())
         )
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-2)
-        alone = Kernels(CUDA).low_product(states[:1], planes, None, whole)
+        alone = Kernels(CUDA).low_product(states[:1], planes, None, whole)[0]
         assert torch.equal(found[:1], alone)
 
 

@@ -45,6 +45,9 @@ from tokenswift.types import InputError, OnProgress
 #: model types that the native decoder runs
 PREFILL_CHUNK = 512  # rows of a prefill pass; the bits do not depend on it
 BLOCK = 4096  # positions whose angles are computed together
+RELEASED = (
+    1 << 25
+)  # bytes of packed weights after which memory is given back: the pages come again at a price
 
 
 def unfit(model: Any) -> str | None:
@@ -121,7 +124,7 @@ class NativeTarget(BaseTarget):
             layout.vocab_size, layout.hidden_size
         )
         super().__init__(layout if files else source.config, sizes, rotary, backend)
-        self._arena = Arena()
+        self._arena, self._unreleased = Arena(), 0
         self.head = self._packed([HEAD])
         self.head_bias = self._vector("lm_head.bias")
         self._norm, self._eps = self._copied(self._weight(NORM)), layout.eps
@@ -139,7 +142,7 @@ class NativeTarget(BaseTarget):
             else:
                 self._embedding = embedding.to(self.device, copy=files or take)
         self._taken = self._weights.done()
-        del self._weights, self._arena
+        del self._weights, self._arena, self._unreleased
         if files or take:
             release_free_memory()
         shape = Shape(
@@ -213,8 +216,10 @@ class NativeTarget(BaseTarget):
             window=self.layout.windows[number],
         )
         self._weights.rest()
-        if not self._weights.copies:
+        self._unreleased += sum(weight.nbytes for weight in made.packed())
+        if not self._weights.copies and self._unreleased >= RELEASED:
             release_free_memory()
+            self._unreleased = 0
         return made
 
     def _fused(self, *linears: str) -> tuple[Packed, Tensor | None]:

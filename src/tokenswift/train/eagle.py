@@ -157,7 +157,9 @@ def started(config: EagleConfig, model: Any, scale: float, seed: int) -> dict[st
         if name in SHARED:
             continue
         std = 0.02 / (2 if name in ("o", "down") else 1)
-        value = torch.randn(shape, generator=made) * std if len(shape) > 1 else torch.ones(shape)
+        value = torch.ones(shape, dtype=torch.float32)
+        if len(shape) > 1:
+            value = torch.randn(shape, generator=made, dtype=torch.float32) * std
         last = there.get(LAST.get(name, f"{name}.weight"))
         if last is not None and last.shape == shape:
             value = last.float().cpu().clone()
@@ -165,12 +167,12 @@ def started(config: EagleConfig, model: Any, scale: float, seed: int) -> dict[st
             value[:, config.hidden :] = last.float().cpu()
         found[name] = value
     third = found["fc"][:, -config.hidden :]
-    third += torch.eye(*third.shape)
+    third += torch.eye(*third.shape, dtype=torch.float32)
     if "self_attn.q_norm.weight" in there:  # without these norms its queries and keys mean nothing
         for name in ("q", "k"):
-            found[name] = torch.randn(found[name].shape, generator=made) * 0.02
+            found[name] = torch.randn(found[name].shape, generator=made, dtype=torch.float32) * 0.02
     found["hidden_norm"] = there["input_layernorm.weight"].float().cpu().clone()
-    found["input_norm"] = torch.ones(config.hidden)
+    found["input_norm"] = torch.ones(config.hidden, dtype=torch.float32)
     found[f"fc_norm.{FEATURES - 1}"].fill_(scale)
     return found
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +16,7 @@ from triton.compiler import ASTSource
 from tokenswift.kernels.cuda.launch import Kernels
 
 CARDS = (80, 90, 120)
+ROOM = {80: 163, 90: 227, 120: 99}  # KiB of shared memory that a program may have
 NAMES = {
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
@@ -32,8 +36,14 @@ class Ahead(Kernels):
 
     def __init__(self, card: int) -> None:
         super().__init__()
-        self.target = GPUTarget("cuda", card, 32)
+        self.card, self.target = card, GPUTarget("cuda", card, 32)
         self.made: dict[str, list[Any]] = {}
+
+    def room(self) -> int:
+        return ROOM[self.card] << 10
+
+    def generation(self) -> int:
+        return self.card // 10
 
     def run(self, kernel: Any, grid: tuple[int, ...], warps: int, stages: int, **given: Any) -> None:
         signature: dict[str, str] = {}
@@ -54,3 +64,17 @@ class Ahead(Kernels):
         options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
         found = triton.compile(source, target=self.target, options=options)
         self.made.setdefault(kernel.__name__, []).append(found)
+
+
+def registers(kernel: Any, card: int, folder: Path) -> tuple[int, int]:
+    """Registers of a thread of a compiled kernel, and bytes that did not fit into them."""
+    source, ptxas = folder / "kernel.ptx", Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    source.write_text(kernel.asm["ptx"])
+    name = f"sm_{card}{'a' if card >= 90 else ''}"
+    if card >= 100:
+        ptxas = ptxas.with_name("ptxas-blackwell") if ptxas.with_name("ptxas-blackwell").exists() else ptxas
+    given = [str(ptxas), "-v", f"--gpu-name={name}", "-o", "/dev/null", str(source)]
+    said = subprocess.run(given, capture_output=True, text=True, check=True).stderr
+    used, spilled = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes spill stores", said)
+    assert used is not None and spilled is not None, said
+    return int(used[1]), int(spilled[1])

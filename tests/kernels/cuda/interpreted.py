@@ -18,8 +18,9 @@ from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.check import fault
 from tokenswift.kernels.cuda.graphs import Graphs
 from tokenswift.kernels.cuda.launch import Kernels
+from tokenswift.kernels.cuda.launch_products import Tuning
 from tokenswift.kernels.cuda.plan import ALONE, CHUNK, SPAN
-from tokenswift.kernels.cuda.reference import Reference
+from tokenswift.kernels.cuda.reference import Reference, summed
 from tokenswift.kernels.cuda.weights import Planes
 from tokenswift.kv.full import FullCache
 from tokenswift.loader.find import cache_dir
@@ -164,7 +165,7 @@ def test_queries_are_turned_and_keys_and_values_appended(norms: bool, width: int
         ]
         for _ in range(2)
     )
-    mixed, angles = random(6, (heads + 2 * kv_heads) * width), random(6, width // 2, seed=1)
+    mixed, angles = random(3, 6, (heads + 2 * kv_heads) * width), random(6, width // 2, seed=1)
     given = (mixed, angles.cos(), angles.sin(), layer, heads, 1e-5)
     weights = (random(width, seed=4), random(width, seed=5)) if norms else (None, None)
     query = Kernels().append(plan(found, heads), *given, *weights)
@@ -185,7 +186,7 @@ def test_an_accepted_path_is_moved() -> None:
 
 @pytest.mark.parametrize("width", [8, 48, 576])
 def test_norm_adds_what_a_block_gave(width: int) -> None:
-    states, more, weight = 3 * random(5, width), random(5, width, seed=1), random(width, seed=2)
+    states, more, weight = 3 * random(5, width), random(2, 5, width, seed=1), random(width, seed=2)
     for given in (None, more):
         one, other = states.clone(), states.clone()
         found = Kernels().norm(one, weight, 1e-5, torch.float32, given)
@@ -195,7 +196,7 @@ def test_norm_adds_what_a_block_gave(width: int) -> None:
 
 @pytest.mark.parametrize("gelu", [False, True])
 def test_gated(gelu: bool) -> None:
-    both = 4 * random(3, 2 * 1030)
+    both = 4 * random(2, 3, 2 * 1030)
     expected = Reference().gated(both, torch.float32, gelu)
     torch.testing.assert_close(Kernels().gated(both, torch.float32, gelu), expected, rtol=1e-5, atol=1e-5)
 
@@ -209,6 +210,26 @@ def test_products(rows: int, outputs: int, inner: int) -> None:
         torch.testing.assert_close(found, Reference().product(states, weight, given), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("form", [None, "q8_0", "q4_1"])
+def test_parts_of_a_product_are_the_same_sums_for_every_number_of_rows(form: str | None) -> None:
+    """The inner dimension in parts, added up by the product or by who reads them, in blocks of all sizes."""
+    rows, outputs, inner = 70, 33, 224
+    states, bias, kernels = random(rows, inner), random(outputs, seed=2), Kernels(None, Tuning(split=64))
+    weight = random(outputs, inner, seed=1)
+
+    def product(given: Tensor, fold: bool) -> Tensor:
+        if form is None:
+            return kernels.product(given, weight, bias, fold)
+        return kernels.low_product(given, Planes.of(low(form, outputs, inner), CPU), bias, False, fold)
+
+    whole = product(states, False)
+    assert len(whole) == 1
+    for count in (1, 9):
+        parts, folded = product(states[:count], False), product(states[:count], True)
+        assert len(parts) == 4 and torch.equal(summed(parts), folded[0])
+        assert torch.equal(folded[0], whole[0, :count])
+
+
 @pytest.mark.parametrize("form", ["q8_0", "q4_0", "q4_1"])
 @pytest.mark.parametrize("rows,outputs,inner", [(1, 70, 96), (18, 33, 128)])
 def test_products_with_weights_of_few_bits(form: str, rows: int, outputs: int, inner: int) -> None:
@@ -218,13 +239,13 @@ def test_products_with_weights_of_few_bits(form: str, rows: int, outputs: int, i
     states = random(rows, inner) * 10 ** random(rows, 1, seed=3)
     states[0, :32] = 0
     for whole in (False, True):
-        found = Kernels().low_product(states, planes, bias, whole)
-        expected = Reference().low_product(states, planes, bias, whole)
+        found = Kernels().low_product(states, planes, bias, whole)[0]
+        expected = Reference().low_product(states, planes, bias, whole)[0]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
         for row in (0, rows - 1):
-            alone = Kernels().low_product(states[row : row + 1], planes, bias, whole)
+            alone = Kernels().low_product(states[row : row + 1], planes, bias, whole)[0]
             assert torch.equal(alone[0], found[row])
-    dense = Kernels().low_product(torch.eye(inner)[: inner // 2], planes, None, False)
+    dense = Kernels().low_product(torch.eye(inner)[: inner // 2], planes, None, False)[0]
     assert torch.equal(dense.T, stored.decode()[:, : inner // 2])
 
 

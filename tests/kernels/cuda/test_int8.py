@@ -96,6 +96,7 @@ def test_a_pass_writes_the_entries_of_the_cpu_kernels() -> None:
     assert isinstance(pages, CpuCache)
     pages.clear()
     numbers, layer = torch.arange(TAIL), case.weights[0]
+    assert layer.norm is not None
     cpu = kernels.batch([Segment(numbers, numbers, pages)], shape)
     kept = kernels.layers(kernels.body(shape, case.weights), case.states.clone(), case.cos, case.sin, cpu)[0]
     mixed = kernels.linear(
@@ -104,7 +105,7 @@ def test_a_pass_writes_the_entries_of_the_cpu_kernels() -> None:
     cache = IntFullCache(shape.layers, shape.kv_heads, shape.width, 40, CPU)
     cache.clear()
     query = Reference().append(
-        plan([Segment(numbers, numbers, cache)], shape.heads), mixed, case.cos, case.sin, 0, shape.heads
+        plan([Segment(numbers, numbers, cache)], shape.heads), mixed[None], case.cos, case.sin, 0, shape.heads
     )
     assert torch.equal(query.transpose(0, 1), kept[0])
     assert torch.equal(cache.data[0, :, :TAIL], from_pages(pages.pages)[0, :, :TAIL])

@@ -43,12 +43,8 @@ from tokenswift.kernels.cpu.arguments import (
 )
 from tokenswift.kernels.cpu.buffers import address
 from tokenswift.kernels.cpu.choose import NativeRanker
-from tokenswift.kernels.cpu.entries import (
-    IntFullCache,
-    IntSparseCache,
-    Pages,
-    entry_bytes,
-)
+from tokenswift.kernels.cpu.entries import IntFullCache, IntSparseCache, Pages, entry_bytes
+from tokenswift.kernels.cpu.prebuilt import text_of
 from tokenswift.kernels.cpu.threads import Threads
 from tokenswift.kernels.formats.registry import FORMATS
 from tokenswift.kernels.torch import TorchBackend
@@ -98,7 +94,7 @@ class CpuBackend(Backend):
         self._copy_entries = library.ts_copy
         self._copy_entries.argtypes = [c_void_p, c_long, c_void_p, *[c_long] * 4, *[c_void_p] * 2, c_int]
         self._copy_entries.restype = None
-        self.build = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, "ts_build"))).decode()
+        self.build = text_of(library, "ts_build")
         names = ("ts_linear", "ts_take", "ts_norm", "ts_layers", "ts_attend")
         linear, take, norm, layers, attend = (getattr(library, name) for name in names)
         rows = (c_void_p, c_long, c_void_p, c_long)

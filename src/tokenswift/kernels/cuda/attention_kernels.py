@@ -35,10 +35,39 @@ def no_keys(M: tl.constexpr, DP: tl.constexpr):
 @triton.jit
 def part_at(values, stats, at, there, D: tl.constexpr, DP: tl.constexpr):
     """What `merged` takes of one query and the keys whose sums stand at a place; of none unless ``there``."""
-    d, one = tl.arange(0, DP)[None, :], tl.arange(0, 1)
+    d = tl.arange(0, DP)[None, :]
     mixed = tl.load(values + at * D + d, mask=(d < D) & there, other=0.0)
+    peak, sums = two_stats(stats, at, there)
+    return mixed, peak, sums
+
+
+@triton.jit
+def four_values(values, at, size, span, end, D: tl.constexpr, DP: tl.constexpr):
+    """Weighted values of one query and four spans, ``size`` places apart; 0 from the span ``end`` on."""
+    d = tl.arange(0, DP)[None, :]
+    x0 = tl.load(values + at * D + d, mask=(d < D) & (span < end), other=0.0)
+    x1 = tl.load(values + (at + size) * D + d, mask=(d < D) & (span + 1 < end), other=0.0)
+    x2 = tl.load(values + (at + 2 * size) * D + d, mask=(d < D) & (span + 2 < end), other=0.0)
+    x3 = tl.load(values + (at + 3 * size) * D + d, mask=(d < D) & (span + 3 < end), other=0.0)
+    return x0, x1, x2, x3
+
+
+@triton.jit
+def two_stats(stats, at, there):
+    """Maximum and sum of one query and a set of keys; of none unless ``there``."""
+    one = tl.arange(0, 1)
     peak = tl.load(stats + at * 2 + one, mask=there, other=-float("inf"))
-    return mixed, peak, tl.load(stats + at * 2 + 1 + one, mask=there, other=0.0)
+    return peak, tl.load(stats + at * 2 + 1 + one, mask=there, other=0.0)
+
+
+@triton.jit
+def four_stats(stats, at, size, span, end):
+    """`two_stats` of the four spans of `four_values`."""
+    p0, s0 = two_stats(stats, at, span < end)
+    p1, s1 = two_stats(stats, at + size, span + 1 < end)
+    p2, s2 = two_stats(stats, at + 2 * size, span + 2 < end)
+    p3, s3 = two_stats(stats, at + 3 * size, span + 3 < end)
+    return p0, s0, p1, s1, p2, s2, p3, s3
 
 
 @triton.jit
@@ -76,7 +105,7 @@ def task_of(
     program = tl.program_id(0)
     shared = program < blocks_count * cells
     unit = program - blocks_count * cells
-    entry = tl.where(shared, program % blocks_count, unit // own) * 7
+    entry = tl.where(shared, program % blocks_count, unit // own) * 8
     cell = tl.where(shared, program // blocks_count, cells + unit % own)
     table = tl.where(shared, blocks, units)
     # said here: on what a function returns the compiler loses the hint, and with it copies ahead
@@ -218,7 +247,23 @@ def attend_merge(
     row, head = tl.program_id(0), tl.program_id(1)
     closed, final, oldest = chunks_of(places, row, window, CHUNK)
     total, top, whole = no_keys(1, DP)
-    for span in range(oldest // SPAN, final // SPAN + 1):
+    shared = closed // SPAN  # spans before it are complete; the sums of eight are on their way together
+    size = rows * H
+    for span in range(oldest // SPAN, shared, 8):
+        at = (span * rows + row) * H + head
+        x0, x1, x2, x3 = four_values(values, at, size, span, shared, D, DP)
+        x4, x5, x6, x7 = four_values(values, at + 4 * size, size, span + 4, shared, D, DP)
+        p0, s0, p1, s1, p2, s2, p3, s3 = four_stats(stats, at, size, span, shared)
+        p4, s4, p5, s5, p6, s6, p7, s7 = four_stats(stats, at + 4 * size, size, span + 4, shared)
+        total, top, whole = merged(total, top, whole, x0, p0, s0)
+        total, top, whole = merged(total, top, whole, x1, p1, s1)
+        total, top, whole = merged(total, top, whole, x2, p2, s2)
+        total, top, whole = merged(total, top, whole, x3, p3, s3)
+        total, top, whole = merged(total, top, whole, x4, p4, s4)
+        total, top, whole = merged(total, top, whole, x5, p5, s5)
+        total, top, whole = merged(total, top, whole, x6, p6, s6)
+        total, top, whole = merged(total, top, whole, x7, p7, s7)
+    for span in range(tl.maximum(oldest // SPAN, shared), final // SPAN + 1):
         low = tl.maximum(span * SPAN, oldest)
         there = low < tl.minimum((span + 1) * SPAN, closed)
         x, peak, sums = part_at(values, stats, (span * rows + row) * H + head, there, D, DP)

@@ -21,7 +21,7 @@ from tokenswift.kernels.cuda.entries import WIDEST, IntFullCache, IntSparseCache
 from tokenswift.kernels.cuda.graphs import Graphs
 from tokenswift.kernels.cuda.plan import RECORDED, Form, Plan, Tables, plan_of
 from tokenswift.kernels.cuda.products import Product, Products
-from tokenswift.kernels.cuda.reference import Reference
+from tokenswift.kernels.cuda.reference import Reference, summed
 from tokenswift.kernels.cuda.weights import KEPT, CudaPacked
 from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.torch import TorchBackend
@@ -159,7 +159,7 @@ class CudaBackend(Backend):
         beside: Float[Tensor, "n D"] | None = None,
     ) -> Float[Tensor, "L H n d"]:
         """See :meth:`Backend.layers`. All segments' rows go through every kernel together."""
-        shape, ops, linear = body.shape, self.ops, self._products.linear
+        shape, ops, linear = body.shape, self.ops, self._products.parts
         whole = shape.active == torch.int8
         active = torch.float32 if whole else shape.weights
         kept: list[Tensor] = []
@@ -174,7 +174,7 @@ class CudaBackend(Backend):
             mixed = linear(normed, _packed(layer.qkv), layer.qkv_bias, whole)
             if layer.beside is not None and layer.beside_norm is not None and beside is not None:
                 normed = ops.norm(beside, layer.beside_norm, shape.eps, active)
-                mixed += linear(normed, _packed(layer.beside), None, whole)
+                mixed = (summed(mixed) + summed(linear(normed, _packed(layer.beside), None, whole)))[None]
             norms = (shape.eps, layer.query_norm, layer.key_norm)
             query = ops.append(batch.plan, mixed, cos, sin, number, shape.heads, *norms)
             kept = [*kept, query] if keep else [query]
@@ -184,7 +184,7 @@ class CudaBackend(Backend):
             both = linear(normed, _packed(layer.gate_up), layer.gate_up_bias, whole)
             more = linear(ops.gated(both, active), _packed(layer.down), layer.down_bias, whole)
         if more is not None:
-            states += more
+            states += summed(more)
         if taps is not None:
             taps.fill(len(body.weights), states)
         return torch.stack(kept).transpose(1, 2)

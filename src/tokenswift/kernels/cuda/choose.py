@@ -24,6 +24,8 @@ from tokenswift.sampling.choice import processed, repetition_penalty
 from tokenswift.sampling.noise import gumbel_rows, signed_key
 from tokenswift.sampling.ranking import Asked, LogitRows, Ranked
 
+TOGETHER = RECORDED[0]  # rows whose sums are made at once
+
 Fetch = Callable[[Tensor], list[Any]]
 
 
@@ -69,10 +71,10 @@ class DeviceRanker:
     def ask(self, rows: LogitRows, path: Sequence[Tensor] = ()) -> Asked:
         """See ``sampling.ranking.LaterRanker.ask``."""
         subset, (count, columns) = rows.subset, rows.logits.shape
-        size = next((size for size in RECORDED if size >= count), count)
+        size = next((size for size in RECORDED if size >= count), -(-count // TOGETHER) * TOGETHER)
         form, numbers = self._table(rows, size, columns if subset is None else subset.vocab_size)
         coupled, shares, params = rows.coupled and not self.params.greedy, rows.shares, self._unseeded
-        logits = F.pad(rows.logits.float(), (0, 0, 0, size - count))
+        logits = F.pad(rows.masked().float(), (0, 0, 0, size - count))
         table = to_device(numbers, self._device)
         if path and form.window:  # the first row's tokens after the text, the last of them repeated
             after = table[sum(form.sizes[:-1]) :][: form.added]
@@ -160,8 +162,9 @@ def _ranked(
         known = torch.where(places < drops[:, None], after[:, -1:], tail)
         scores = repetition_penalty(logits, torch.cat((known, after), 1), params.repetition_penalty)
         scores = torch.where(empty[:, None] > 0, logits, scores)
-    scores = processed(scores, params, at_once=True)
-    parts = scores.softmax(-1) if shares else scores
+    # torch may add up a row in another order where there are more rows, so there are always as many
+    scores = torch.cat([processed(part, params, at_once=True) for part in scores.split(TOGETHER)])
+    parts = torch.cat([part.softmax(-1) for part in scores.split(TOGETHER)]) if shares else scores
     if coupled:
         scores = scores + gumbel_rows(keys, form.vocab_size)[which]
     if form.width == 1:

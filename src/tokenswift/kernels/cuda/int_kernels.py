@@ -81,7 +81,7 @@ def whole_queries(
 
 @triton.jit(do_not_specialize=["layer"])
 def turn_append_whole(
-    mixed,  # (n, (H + 2 KV) D) float32: queries, keys and values
+    mixed,  # (PARTS, n, (H + 2 KV) D) float32: queries, keys and values
     cos,  # (n, D / 2)
     sin,
     query_norm,
@@ -97,6 +97,7 @@ def turn_append_whole(
     D: tl.constexpr,
     HALF: tl.constexpr,  # D / 2, up to a power of two
     NORMS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """`row_kernels.turn_append` with keys and values in int8."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -104,7 +105,7 @@ def turn_append_whole(
     size: tl.constexpr = 2 * D + 16
     d = tl.arange(0, HALF)
     inside = d < half
-    x, y = turned(mixed, cos, sin, query_norm, key_norm, row, head, d, eps, H, KV, D, NORMS)
+    x, y = turned(mixed, cos, sin, query_norm, key_norm, row, head, d, eps, H, KV, D, NORMS, PARTS)
     if head < H:
         to = query + (row * H + head) * D + d
         tl.store(to, x, mask=inside)

@@ -8,7 +8,6 @@ CPU: in float32 alone, as its products of other types are wrong.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,33 +15,17 @@ import triton
 from jaxtyping import Float, Num
 from torch import Tensor
 
-from tokenswift.kernels.cuda import attention_kernels, int_kernels, product_kernels, row_kernels
+from tokenswift.kernels.cuda import attention_kernels, int_kernels, row_kernels
 from tokenswift.kernels.cuda.entries import width_of
 from tokenswift.kernels.cuda.int_reference import factor_of
+from tokenswift.kernels.cuda.launch_products import ProductKernels
 from tokenswift.kernels.cuda.plan import ALONE, CHUNK, SPAN, TILE, Plan, queries_of
 from tokenswift.kernels.cuda.reference import check_plain
-from tokenswift.kernels.cuda.weights import Planes
 from tokenswift.kv.pages import to_device
 
-ROWS, COLUMNS, INNER = 64, 64, 64  # of a program's part of a product, and of a step along its inner dimension
-FEW = 16  # rows of a program's part of a product with a quantized weight
-GROUPS = 16  # of activations that a program makes integers of
 
-
-class Kernels:
-    """The kernels on a device; `reference.Reference` says what they do.
-
-    Args:
-        device: a CUDA device; None for the interpreter.
-    """
-
-    def __init__(self, device: torch.device | None = None) -> None:
-        self._device = device
-
-    def run(self, kernel: Any, grid: tuple[int, ...], warps: int, stages: int, **given: Any) -> None:
-        """Start a kernel. Products and sums stay apart: a compiler may not choose what is rounded once."""
-        with nullcontext() if self._device is None else torch.cuda.device(self._device):
-            kernel[grid](**given, num_warps=warps, num_stages=stages, enable_fp_fusion=False)
+class Kernels(ProductKernels):
+    """The kernels on a device; `reference.Reference` says what they do."""
 
     def attend(
         self,
@@ -59,7 +42,7 @@ class Kernels:
             check_plain(softcap, sinks)
             return self._attend_whole(plan, query, layer, scale, window)
         rows, heads, width = query.shape
-        kv_heads, padded = plan.segments[0].cache.data.shape[1], triton.next_power_of_2(width)
+        kv_heads, padded = plan.segments[0].cache.data.shape[1], int(triton.next_power_of_2(width))
         cells = plan.form.spans + plan.form.own
         values = query.new_empty(cells, rows, heads, width, dtype=torch.float32)
         stats = query.new_empty(cells, rows, heads, 2, dtype=torch.float32)
@@ -70,8 +53,8 @@ class Kernels:
         self.run(
             attention_kernels.attend_chunks,
             (programs, kv_heads, -(-heads // kv_heads // queries)),
-            8 if padded > 64 else 4,
-            1 if query.dtype == torch.float32 else 2,  # what a block may hold does not have room for two
+            self.warps(padded, query.element_size()),
+            self.stages(padded, query.element_size()),
             query=query,
             data=plan.origin,
             values=values,
@@ -190,7 +173,7 @@ class Kernels:
     def append(
         self,
         plan: Plan,
-        mixed: Float[Tensor, "n E"],
+        mixed: Float[Tensor, "p n E"],
         cos: Float[Tensor, "n half"],
         sin: Float[Tensor, "n half"],
         layer: int,
@@ -202,11 +185,12 @@ class Kernels:
         """See :meth:`reference.Reference.append`."""
         cache = plan.segments[0].cache.data
         kv_heads, width = cache.shape[1], width_of(cache)
-        query = cache.new_empty(len(mixed), heads, width, dtype=torch.float32 if plan.whole else None)
+        parts, rows = mixed.shape[:2]
+        query = cache.new_empty(rows, heads, width, dtype=torch.float32 if plan.whole else None)
         levels = {"levels": plan.origin.view(torch.float32)} if plan.whole else {}
         self.run(
             int_kernels.turn_append_whole if plan.whole else row_kernels.turn_append,
-            (len(mixed), heads + 2 * kv_heads),
+            (rows, heads + 2 * kv_heads),
             1,
             1,
             mixed=mixed,
@@ -224,6 +208,7 @@ class Kernels:
             D=width,
             HALF=triton.next_power_of_2(width // 2),
             NORMS=query_norm is not None,
+            PARTS=parts,
             **levels,
         )
         return query
@@ -252,7 +237,7 @@ class Kernels:
         weight: Float[Tensor, " D"],
         eps: float,
         dtype: torch.dtype,
-        more: Float[Tensor, "*m D"] | None = None,
+        more: Float[Tensor, "p *m D"] | None = None,
     ) -> Float[Tensor, "*m D"]:
         """See :meth:`reference.Reference.norm`; the states are contiguous."""
         out, width = torch.empty_like(states, dtype=dtype), states.shape[-1]
@@ -268,91 +253,17 @@ class Kernels:
             eps=eps,
             D=width,
             DP=triton.next_power_of_2(width),
-            ADD=more is not None,
+            PARTS=0 if more is None else len(more),
         )
         return out
 
     def gated(
-        self, both: Float[Tensor, "n I2"], dtype: torch.dtype, gelu: bool = False
+        self, both: Float[Tensor, "p n I2"], dtype: torch.dtype, gelu: bool = False
     ) -> Float[Tensor, "n I"]:
         """See :meth:`reference.Reference.gated`."""
-        rows, inner, block = len(both), both.shape[1] // 2, 1024
+        parts, rows, inner, block = *both.shape[:2], both.shape[2] // 2, 1024
         out = both.new_empty(rows, inner, dtype=dtype)
         grid = (rows, -(-inner // block))
-        self.run(row_kernels.gated, grid, 4, 1, both=both, out=out, inner=inner, BLOCK=block, GELU=gelu)
-        return out
-
-    def product(
-        self, states: Float[Tensor, "n K"], weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None
-    ) -> Float[Tensor, "n N"]:
-        """See :meth:`reference.Reference.product`."""
-        (rows, inner), columns = states.shape, len(weight)
-        out = states.new_empty(rows, columns, dtype=torch.float32)
-        self.run(
-            product_kernels.product,
-            (-(-columns // COLUMNS), -(-rows // ROWS)),
-            4,
-            3,
-            states=states,
-            weight=weight,
-            bias=out if bias is None else bias,
-            out=out,
-            rows=rows,
-            N=columns,
-            K=inner,
-            M=ROWS,
-            COLUMNS=COLUMNS,
-            INNER=INNER,
-            BIAS=bias is not None,
-        )
-        return out
-
-    def low_product(
-        self, states: Float[Tensor, "n K"], planes: Planes, bias: Float[Tensor, " N"] | None, whole: bool
-    ) -> Float[Tensor, "n N"]:
-        """See :meth:`reference.Reference.low_product`."""
-        (rows, inner), (columns, groups) = states.shape, planes.scales.shape
-        out = states.new_empty(rows, columns, dtype=torch.float32)
-        taken, scales, sums = states, out, out
-        if whole:
-            taken = states.new_empty(rows, 32 * groups, dtype=torch.int8)
-            scales, sums = (states.new_empty(rows, groups, dtype=torch.float32) for _ in range(2))
-            self.run(
-                product_kernels.to_whole,
-                (rows, -(-groups // GROUPS)),
-                4,
-                1,
-                states=states,
-                numbers=taken,
-                scales=scales,
-                sums=sums,
-                K=inner,
-                G=groups,
-                GROUPS=GROUPS,
-            )
-        self.run(
-            product_kernels.low_product,
-            (-(-columns // COLUMNS), -(-rows // FEW)),
-            4,
-            3,
-            states=taken,
-            state_scales=scales,
-            state_sums=sums,
-            numbers=planes.numbers,
-            scales=planes.scales,
-            leasts=planes.scales if planes.leasts is None else planes.leasts,
-            bias=out if bias is None else bias,
-            out=out,
-            rows=rows,
-            N=columns,
-            K=taken.shape[1],
-            G=groups,
-            M=FEW,
-            COLUMNS=COLUMNS,
-            BITS=planes.format.bits,
-            OFFSET=planes.format.offset if planes.format.bits == 4 else 0,
-            LEAST=planes.leasts is not None,
-            WHOLE=whole,
-            BIAS=bias is not None,
-        )
+        more: dict[str, Any] = {"inner": inner, "BLOCK": block, "GELU": gelu, "PARTS": parts}
+        self.run(row_kernels.gated, grid, 4, 1, both=both, out=out, **more)
         return out

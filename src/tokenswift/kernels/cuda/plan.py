@@ -28,7 +28,8 @@ TILE = 64  # positions that a program multiplies at a time
 SPAN = 4  # chunks that are merged before spans are; both in their order
 ALONE = 64  # rows up to which those of a chain are units of their own, like those of a tree
 RECORDED = (16, 64)  # row counts of recorded passes
-FIELDS = 7  # of a block or unit: offset, capacity, before, first row, rows, path, ordered
+EARLY = 16  # spans that recorded passes have room for, 16K positions
+FIELDS = 8  # of a block or unit: offset, capacity, before, first row, rows, path, ordered, nothing
 PLACES = 6  # of a row: offset, capacity, slot (-1: it is not kept), before, ordered, here
 
 
@@ -57,10 +58,11 @@ class Form:
 
     def recorded(self, capacity: int) -> Form:
         """The form of a recorded pass in which a pass of this form over caches of at most ``capacity``
-        entries fits, however long the text has grown; of few, so that few are recorded."""
+        entries fits, and others until the text has doubled, or has :data:`EARLY` spans; of few, so that few
+        are recorded. Programs of spans beyond are not started."""
         rows = next(size for size in RECORDED if size >= self.rows)
         deepest = next(size for size in (1, *RECORDED) if size >= self.deepest)
-        spans = power(-(-capacity // (SPAN * CHUNK)))
+        spans = min(power(-(-capacity // (SPAN * CHUNK))), max(EARLY, power(self.spans)))
         return Form(rows, power(self.blocks), rows, deepest, spans, 2)
 
 
@@ -72,10 +74,10 @@ class Plan:
         segments: the pass's texts. The kernels look at none of them, but for the size of a head.
         form: sizes of the tables; rows after the segments' own are not kept.
         origin: of the keys' type, from which the places of caches are counted.
-        blocks: rows that read shared chunks together, (B, 7): where the cache is, in numbers from the
+        blocks: rows that read shared chunks together, (B, 8): where the cache is, in numbers from the
             origin, its capacity, committed keys, the first row, how many, -1, and whether entries stand at
             their positions.
-        units: rows that read own chunks together, (U, 7): the same, the sixth the row of ``paths`` by which
+        units: rows that read own chunks together, (U, 8): the same, the sixth the row of ``paths`` by which
             keys are gathered, or -1 where they stand at their positions.
         places: of each row, (n, 6): where its cache is, its capacity, its slot there, the keys before its
             unit, whether entries stand at their positions, and its own position.
@@ -85,8 +87,8 @@ class Plan:
     segments: Sequence[Segment]
     form: Form
     origin: Tensor
-    blocks: Int[Tensor, "B 7"]
-    units: Int[Tensor, "U 7"]
+    blocks: Int[Tensor, "B 8"]
+    units: Int[Tensor, "U 8"]
     places: Int[Tensor, "n 6"]
     paths: Int[Tensor, "n deepest"]
 
@@ -145,7 +147,7 @@ class Tables:
         for at in range(0, count, step):
             rows = min(step, count - at)
             start = before if alone else before + at  # a long chain's rows before a block are its context
-            self.blocks.append([*where, start, first + at, rows, -1, ordered])
+            self.blocks.append([*where, start, first + at, rows, -1, ordered, 0])
             if not alone:
                 self.units.append(self.blocks[-1])
             self.spans = max(self.spans, -(-(start // CHUNK) // SPAN))
@@ -153,18 +155,18 @@ class Tables:
                 here = before + (row if segment.parents is None else len(paths[row]) - 1)
                 if alone:
                     path = -1 if segment.parents is None else first + row
-                    self.units.append([*where, start, first + row, 1, path, ordered])
+                    self.units.append([*where, start, first + row, 1, path, ordered, 0])
                 self.places.append([*where, before + row, start, ordered, here])
                 self.own = max(self.own, here // CHUNK - start // CHUNK + 1)
 
     def numbers(self, form: Form) -> list[int]:
         """The tables one after the other, filled up to a form: with blocks of no rows, and with rows that see
         the first key of all and are not kept."""
-        blocks = self.blocks + [[0, 0, 0, 1, 0, -1, 0]] * (form.blocks - len(self.blocks))
+        blocks = self.blocks + [[0, 0, 0, 1, 0, -1, 0, 0]] * (form.blocks - len(self.blocks))
         more = range(len(self.places), form.rows)
         where = self.places[0][:2]
         places = self.places + [[*where, -1, 0, 1, 0]] * len(more)
-        units = self.units + [[*where, 0, row, 1, -1, 1] for row in more]
+        units = self.units + [[*where, 0, row, 1, -1, 1, 0] for row in more]
         paths = self.paths + [[0]] * len(more)
         flat = [number for row in (*blocks, *units, *places) for number in row]
         for path in paths:

@@ -54,27 +54,39 @@ class Products:
         whole: bool = False,
     ) -> Float[Tensor, "n N"]:
         """Rows times a weight's transpose, plus a bias; ``whole``: activations as integers."""
-        made, at = [], 0
+        return self.parts(states, weight, bias, whole, fold=True)[0]
+
+    def parts(
+        self,
+        states: Float[Tensor, "n K"],
+        weight: CudaPacked,
+        bias: Float[Tensor, " N"] | None = None,
+        whole: bool = False,
+        fold: bool = False,
+    ) -> Float[Tensor, "p n N"]:
+        """The same in parts whose sum it is, for a kernel that adds them up as it reads them; with ``fold``
+        in one."""
+        fold, made, at = fold or len(weight.parts) > 1, [], 0
         for part, planes in zip(weight.parts, weight.planes, strict=True):
             own = None if bias is None else bias[at : at + part.rows]
             at += part.rows
             if planes is not None:
                 taken = states.float() if whole else states.to(weight.dtype)
-                made.append(self._ops.low_product(taken.contiguous(), planes, own, whole))
+                made.append(self._ops.low_product(taken.contiguous(), planes, own, whole, fold))
             else:
-                made.append(self._dense(states.to(part.data.dtype).contiguous(), part.data, own))
-        return made[0] if len(made) == 1 else torch.cat(made, 1)
+                made.append(self._dense(states.to(part.data.dtype).contiguous(), part.data, own, fold))
+        return made[0] if len(made) == 1 else torch.cat(made, 2)
 
-    def _dense(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _dense(self, states: Tensor, weight: Tensor, bias: Tensor | None, fold: bool) -> Tensor:
         if self._library is None:
-            return self._ops.product(states, weight, bias)
+            return self._ops.product(states, weight, bias, fold)
         key = (weight.shape[0], weight.shape[1], weight.dtype)
         if key not in self._kept:
             self._kept[key] = keeps_bits(self._library, weight)
         if not self._kept[key]:
-            return self._ops.product(states, weight, bias)
+            return self._ops.product(states, weight, bias, fold)
         out = padded(self._library, states, weight)
-        return out if bias is None else out + bias
+        return (out if bias is None else out + bias)[None]
 
 
 def padded(library: Product, states: Float[Tensor, "n K"], weight: Float[Tensor, "N K"]) -> Tensor:

@@ -61,7 +61,7 @@ class Reference:
     def append(
         self,
         plan: Plan,
-        mixed: Float[Tensor, "n E"],
+        mixed: Float[Tensor, "p n E"],
         cos: Float[Tensor, "n half"],
         sin: Float[Tensor, "n half"],
         layer: int,
@@ -73,13 +73,13 @@ class Reference:
         """Norm and turn queries and keys; put keys and values behind the caches' own.
 
         Args:
-            mixed: by row queries, keys and values, float32.
+            mixed: parts of sums that are by row queries, keys and values, float32.
         Returns:
             The queries, of the keys' type; float32 for int8.
         """
         data = plan.segments[0].cache.data
         kv_heads, width = data.shape[1], width_of(data)
-        query, key, value = mixed.unflatten(1, (-1, width)).split([heads, kv_heads, kv_heads], 1)
+        query, key, value = summed(mixed).unflatten(1, (-1, width)).split([heads, kv_heads, kv_heads], 1)
         if query_norm is not None and key_norm is not None:
             query = self.norm(query, query_norm, eps, torch.float32)
             key = self.norm(key, key_norm, eps, torch.float32)
@@ -107,35 +107,53 @@ class Reference:
         weight: Float[Tensor, " D"],
         eps: float,
         dtype: torch.dtype,
-        more: Float[Tensor, "*m D"] | None = None,
+        more: Float[Tensor, "p *m D"] | None = None,
     ) -> Float[Tensor, "*m D"]:
-        """RMS norm of float32 states, to which ``more`` is added first, in place."""
+        """RMS norm of float32 states, to which the sum of the parts ``more`` is added first, in place."""
         if more is not None:
-            states += more
+            states += summed(more)
         return (states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + eps) * weight).to(dtype)
 
     def gated(
-        self, both: Float[Tensor, "n I2"], dtype: torch.dtype, gelu: bool = False
+        self, both: Float[Tensor, "p n I2"], dtype: torch.dtype, gelu: bool = False
     ) -> Float[Tensor, "n I"]:
-        """``silu(gate) * up`` of rows of gate, then up, float32; or with GELU's tanh form."""
-        gate, up = both.chunk(2, dim=-1)
+        """``silu(gate) * up`` of gate, then up, float32 in parts of sums; or with GELU's tanh form."""
+        gate, up = summed(both).chunk(2, dim=-1)
         return ((F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up).to(dtype)
 
     def product(
-        self, states: Float[Tensor, "n K"], weight: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None
-    ) -> Float[Tensor, "n N"]:
-        """Rows times a weight's transpose, both of one type, and a bias; float32."""
-        return F.linear(states.float(), weight.float(), bias)
+        self,
+        states: Float[Tensor, "n K"],
+        weight: Float[Tensor, "N K"],
+        bias: Float[Tensor, " N"] | None,
+        fold: bool = True,
+    ) -> Float[Tensor, "p n N"]:
+        """Rows times a weight's transpose, both of one type, and a bias; float32, in parts whose sum it is:
+        with ``fold`` one, otherwise as many as there happen to be."""
+        return F.linear(states.float(), weight.float(), bias)[None]
 
     def low_product(
-        self, states: Float[Tensor, "n K"], planes: Planes, bias: Float[Tensor, " N"] | None, whole: bool
-    ) -> Float[Tensor, "n N"]:
+        self,
+        states: Float[Tensor, "n K"],
+        planes: Planes,
+        bias: Float[Tensor, " N"] | None,
+        whole: bool,
+        fold: bool = True,
+    ) -> Float[Tensor, "p n N"]:
         """Rows times a quantized weight, unpacked to the rows' type; or with ``whole`` of activations as
-        integers of 8 bits; float32."""
+        integers of 8 bits; float32, in parts as of `product`."""
         values = planes.values(slice(None))
         if whole:
-            return F.linear(quantized(states), values, bias)
+            return F.linear(quantized(states), values, bias)[None]
         return self.product(states, values.to(states.dtype), bias)
+
+
+def summed(parts: Float[Tensor, "p *any d"]) -> Float[Tensor, "*any d"]:
+    """Parts of sums, added in their order."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
 
 
 def check_plain(softcap: float | None, sinks: Tensor | None) -> None:

@@ -13,22 +13,31 @@ import triton.language as tl
 
 
 @triton.jit
+def summed(at, inside, size, PARTS: tl.constexpr):
+    """The parts of a product's sums, which stand ``size`` numbers apart, added in their order."""
+    x = tl.load(at, mask=inside, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(at + part * size, mask=inside, other=0.0)
+    return x
+
+
+@triton.jit
 def add_norm(
     states,  # (n, D) float32
-    more,  # (n, D) float32, added to them in place
+    more,  # (PARTS, n, D) float32, whose sum is added to them in place
     weight,
     out,
     eps,
     D: tl.constexpr,
     DP: tl.constexpr,
-    ADD: tl.constexpr,
+    PARTS: tl.constexpr,  # 0: nothing is added
 ):
     """RMS norm of a row, of the type of ``out``; what a block gave is added first."""
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, DP)
     inside = d < D
     x = tl.load(states + row * D + d, mask=inside, other=0.0)
-    if ADD:
-        x += tl.load(more + row * D + d, mask=inside, other=0.0)
+    if PARTS > 0:
+        x += summed(more + row * D + d, inside, tl.num_programs(0).to(tl.int64) * D, PARTS)
         tl.store(states + row * D + d, x, mask=inside)
     factor = 1.0 / tl.sqrt_rn(tl.div_rn(tl.sum(x * x, 0), D * 1.0) + eps)
     w = tl.load(weight + d, mask=inside, other=0.0)
@@ -50,12 +59,14 @@ def turned(
     KV: tl.constexpr,
     D: tl.constexpr,
     NORMS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """Both halves of a head of a row, queries and keys normed and turned; see `turn_append`."""
     half: tl.constexpr = D // 2
     inside = d < half
     at = mixed + (row * (H + 2 * KV) + head) * D + d
-    x, y = tl.load(at, mask=inside, other=0.0), tl.load(at + half, mask=inside, other=0.0)
+    size = tl.num_programs(0).to(tl.int64) * (H + 2 * KV) * D
+    x, y = summed(at, inside, size, PARTS), summed(at + half, inside, size, PARTS)
     if head < H + KV:
         if NORMS:
             factor = 1.0 / tl.sqrt_rn(tl.div_rn(tl.sum(x * x, 0) + tl.sum(y * y, 0), D * 1.0) + eps)
@@ -70,7 +81,7 @@ def turned(
 
 @triton.jit(do_not_specialize=["layer"])
 def turn_append(
-    mixed,  # (n, (H + 2 KV) D) float32: queries, keys and values
+    mixed,  # (PARTS, n, (H + 2 KV) D) float32: queries, keys and values
     cos,  # (n, D / 2)
     sin,
     query_norm,
@@ -85,13 +96,14 @@ def turn_append(
     D: tl.constexpr,
     HALF: tl.constexpr,  # D / 2, up to a power of two
     NORMS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """Norm and turn the queries and keys of a row; put keys and values behind those of its cache."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     half: tl.constexpr = D // 2
     d = tl.arange(0, HALF)
     inside = d < half
-    x, y = turned(mixed, cos, sin, query_norm, key_norm, row, head, d, eps, H, KV, D, NORMS)
+    x, y = turned(mixed, cos, sin, query_norm, key_norm, row, head, d, eps, H, KV, D, NORMS, PARTS)
     offset, capacity = tl.load(places + row * 6), tl.load(places + row * 6 + 1)
     slot = tl.load(places + row * 6 + 2)
     if head < H:
@@ -107,17 +119,19 @@ def turn_append(
 
 @triton.jit
 def gated(
-    both,  # (n, 2 I) float32: gate, then up
+    both,  # (PARTS, n, 2 I) float32: gate, then up
     out,  # (n, I)
     inner,
     BLOCK: tl.constexpr,
     GELU: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """``silu(gate) * up``, or with ``GELU`` its tanh form of the gate."""
     row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < inner
-    x = tl.load(both + row * 2 * inner + i, mask=inside, other=0.0)
-    up = tl.load(both + row * 2 * inner + inner + i, mask=inside, other=0.0)
+    size = tl.num_programs(0).to(tl.int64) * 2 * inner
+    x = summed(both + row * 2 * inner + i, inside, size, PARTS)
+    up = summed(both + row * 2 * inner + inner + i, inside, size, PARTS)
     # gelu(x) = x / (1 + exp(-2 u)) with tanh's argument u, so both are x times a sigmoid
     u = 1.5957691216057308 * (x + 0.044715 * x * x * x) if GELU else x
     y = tl.div_rn(x, 1.0 + tl.exp(-u))
