@@ -376,8 +376,11 @@ def test_a_drafter_of_another_model_is_reported_once(
             turned = unstored(eagle.tensors["o"], torch.float32).roll(5, 0)
             eagle = replace(eagle, tensors={**eagle.tensors, "o": turned})
         llm = LLM.from_model(scripted_model(), heads=None, eagle=eagle)
-        for _ in range(3):
+        for _ in range(2):
             llm.generate(prompt(PROMPT), 100, strategy_options={"ngrams": 0}, sampling=params)
+        for _ in range(30):
+            assert llm.resources.eagle is not None
+            llm.resources.eagle.judge(4, False)
         said = [record.message for record in caplog.records if "EAGLE-3" in record.message]
         assert len(said) == wrong and all("tokens that it drafted were all wrong" in line for line in said), (
             said
