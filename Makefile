@@ -5,7 +5,7 @@ STAMP := $(VENV)/.ready
 # Processes that run tests; torch has one thread in each.
 WORKERS ?= 2
 
-.PHONY: setup demo test test-slow lint bench headline results docs mutations clean
+.PHONY: setup demo test test-slow lint bench headline results docs eagle-peer wheels mutations test-arm64 clean
 
 setup: $(STAMP)
 
@@ -24,11 +24,23 @@ test: setup lint
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
+# The package on arm64 under qemu; says what it lacks where it cannot.
+test-arm64: setup
+	$(BIN)/python scripts/arm64.py build/arm64
+
 lint: setup
 	$(BIN)/ruff check src benchmarks tests scripts
 	$(BIN)/ruff format --check src benchmarks tests scripts
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+# The forward pass of EAGLE-3 drafters against that of the speculators package, whose pins exclude other packages here:
+# it is installed without its requirements, beside this project's environment.
+eagle-peer: setup
+	test -d build/eagle-peer || $(BIN)/python -m venv build/eagle-peer
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > build/eagle-peer/lib/python3.$$($(BIN)/python -c "import sys; print(sys.version_info.minor)")/site-packages/main.pth
+	build/eagle-peer/bin/python -m pip install --quiet --no-deps speculators==0.9.0 hs-connectors==0.9.0 loguru pydantic-settings python-dotenv
+	PYTHONPATH=src:. build/eagle-peer/bin/python -m pytest tests/spec/eagle/test_peer.py
 
 mutations: setup
 	$(BIN)/python scripts/mutations.py
@@ -53,6 +65,13 @@ headline: setup
 results: setup
 	$(BIN)/python -m scripts.results
 
+# The sdist, and a wheel of each platform with its kernels inside, in dist; those that can run here are tried. Needs
+# gcc, and aarch64-linux-gnu-gcc for arm64 (PLATFORMS=linux-x86_64 leaves that out); zig cc comes from PyPI.
+PLATFORMS ?= linux-x86_64 linux-aarch64 macos-arm64
+wheels: setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[wheels]'
+	$(BIN)/python -m scripts.wheels --platforms $(PLATFORMS)
+
 docs: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	mkdir -p build
@@ -61,4 +80,4 @@ docs: setup
 	cat build/site.log && ! grep "^griffe:" build/site.log  # docstrings that do not fit their functions
 
 clean:
-	rm -rf demo build site docs/cli.md docs/index.md src/*.egg-info
+	rm -rf demo build dist site docs/cli.md docs/index.md src/*.egg-info

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -111,8 +112,8 @@ class Page:
     no_plots: bool = option(False)
 
 
-def build_parser() -> Parsers:
-    """The parser, and what each subcommand runs."""
+def build_parser(argv: Sequence[str] = ()) -> Parsers:
+    """The parser, and what each subcommand runs; ``argv`` does not matter."""
     parser = Parser(
         prog="python -m benchmarks",
         description="The paper's tables and figures on your own model and machine, and benchmarks of our own "

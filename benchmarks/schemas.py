@@ -78,7 +78,7 @@ def timed_masks() -> Iterator[list[float]]:
         return call
 
     with ExitStack() as patches:
-        for name in ("masked", "accepts", "forced"):
+        for name in ("of", "reach", "forced"):
             patches.enter_context(mock.patch.object(Masks, name, timed(getattr(Masks, name))))
         yield spent
 

@@ -24,7 +24,7 @@ def cast(model: Any, dtype: torch.dtype) -> Any:
 def prefilled(llm: LLM, prefill: Prefill) -> LLM:
     """The same with another prefill: ``prefill(real, tokens, cache)``."""
     real = llm.target.prefill
-    llm.target.prefill = lambda tokens, cache, _=None, ends=True: prefill(real, tokens, cache)  # type: ignore[method-assign]
+    llm.target.prefill = lambda tokens, cache, *_, **__: prefill(real, tokens, cache)  # type: ignore[method-assign]
     return llm
 
 

@@ -145,6 +145,7 @@ def test_options_that_are_named_exist() -> None:
     known = options_of(build_parser()[0]) | options_of(benchmarks_parser()[0])
     others = {"--index-url", "--no-deps", "--torch-backend", "--nproc-per-node", "--speculative-config"}
     others |= {"--prompts", "--contexts", "--results", "--build", "--target"}
+    others |= {"--tasks", "--batch_size", "--model_args"}  # lm-eval's
     for page in walk.pages():
         named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", (ROOT / page).read_text(encoding="utf-8")))
         assert named <= known | others, f"{page}: {sorted(named - known - others)}"

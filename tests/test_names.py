@@ -56,7 +56,7 @@ def test_repr_says_which_model_and_where(llm: LLM, tiny_folder: Callable[..., Pa
         ("n_ctx", "; a text may take all of the model's positions, and rope_scaling makes more of them"),
         ("torch_dtype", "; did you mean dtype?"),
         ("thread", "; did you mean threads?"),
-        ("colour", "backend, cuda_graphs"),
+        ("colour", "backend, cuda_graphs, eagle"),
     ],
 )
 def test_arguments_that_are_none(name: str, ends: str) -> None:

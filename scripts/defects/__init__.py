@@ -5,9 +5,11 @@ from __future__ import annotations
 from defects.adjusting import ADJUSTING
 from defects.audit import AUDIT
 from defects.auto import AUTOMATIC
+from defects.caches import CACHES
 from defects.cuda import CUDA
 from defects.defect import Defect
 from defects.drafting import DRAFTING
+from defects.eagle import EAGLE
 from defects.exactness import EXACTNESS
 from defects.grammars import GRAMMARS
 from defects.int8 import INT8
@@ -23,5 +25,5 @@ __all__ = ["DEFECTS", "Defect"]
 
 DEFECTS = [
     *(*EXACTNESS, *ADJUSTING, *AUDIT, *DRAFTING, *GRAMMARS, *AUTOMATIC, *LOW_BIT, *INT8, *CUDA),
-    *(*MANY, *SCALE, *SERVING, *SPREADING, *TRAINING, *MEASURING),
+    *(*EAGLE, *MANY, *CACHES, *SCALE, *SERVING, *SPREADING, *TRAINING, *MEASURING),
 ]

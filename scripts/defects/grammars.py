@@ -15,15 +15,15 @@ GRAMMARS = [
     Defect(
         "a row's mask is that of its node's parent",
         "sampling/masks.py",
-        "mask = self.allowed(history, path) if known else None",
-        "mask = self.allowed(history, path[:-1]) if known else None",
+        "self.allowed(history, path) if at == end else None",
+        "self.allowed(history, path[:-1]) if at == end else None",
         (EQUAL,),
     ),
     Defect(
         "a row's mask is the root's",
         "sampling/masks.py",
-        "mask = self.allowed(history, path) if known else None",
-        "mask = self.allowed(history, []) if known else None",
+        "self.allowed(history, path) if at == end else None",
+        "self.allowed(history, []) if at == end else None",
         (EQUAL,),
     ),
     Defect(
@@ -57,8 +57,8 @@ GRAMMARS = [
     Defect(
         "log-probabilities are those of the row without its mask",
         "sampling/choice.py",
-        "            logits = self.masks.masked(logits, history, paths, positions)\n",
-        "            pass\n",
+        "masks=masks).masked()",
+        "masks=()).masked()",
         (_TESTS + "test_log_probabilities_are_those_of_the_masked_row",),
     ),
     Defect(

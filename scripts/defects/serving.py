@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from defects.defect import Defect
 
+PROMPTS = "tests/engine/test_prompt_logprobs.py"
 GOING_ON, GUARD, OPENAI = (f"tests/serve/test_{name}.py" for name in ("going_on", "guard", "openai"))
 
 SERVING = (
@@ -87,16 +88,72 @@ SERVING = (
     Defect(
         "log-probabilities: of the tree's first rows",
         "engine/step.py",
-        "sampler.logprobs(logits[[*nodes]]",
-        "sampler.logprobs(logits[: len(nodes)]",
+        "rows = (logits[[*nodes]]",
+        "rows = (logits[: len(nodes)]",
         ("tests/sampling/test_logprobs.py::test_logprobs",),
     ),
     Defect(
         "log-probabilities: of the logits as they are",
         "sampling/choice.py",
-        "known = self.scores(logits, history, paths).log_softmax(-1)",
-        "known = logits.log_softmax(-1)",
+        "scores = logits if raw else self.scores(logits, history, paths)",
+        "scores = logits",
         ("tests/sampling/test_logprobs.py::test_logprobs",),
+    ),
+    Defect(
+        "log-probabilities of prompts: off by one position",
+        "engine/prompt_logprobs.py",
+        "tokens = due[start : start + ROWS]",
+        "tokens = self._prompt[at + start : at + start + len(due[start : start + ROWS])]",
+        (f"{PROMPTS}::test_those_of_transformers",),
+    ),
+    Defect(
+        "log-probabilities of prompts: rows of later blocks are the first block's",
+        "engine/prompt_logprobs.py",
+        "self._model.logits(hidden[start : start + len(tokens)])",
+        "self._model.logits(hidden[: len(tokens)])",
+        (f"{PROMPTS}::test_those_of_transformers",),
+    ),
+    Defect(
+        "log-probabilities of prompts: the last row of a chunk is missed",
+        "models/base.py",
+        "on_read(cache.length, result.hidden)",
+        "on_read(cache.length, result.hidden[:-1])",
+        (f"{PROMPTS}::test_those_of_transformers",),
+    ),
+    Defect(
+        "log-probabilities of prompts: rows of a part that is read beside others are shifted",
+        "engine/step.py",
+        "            self.sequence.on_read(at, result.hidden)\n",
+        "            self.sequence.on_read(at, result.hidden.roll(1, 0))\n",
+        (f"{PROMPTS}::test_of_texts_that_share_passes_and_beginnings",),
+    ),
+    Defect(
+        "log-probabilities of prompts: those of a beginning that was read before are lacking",
+        "engine/run.py",
+        "if self.prefixes is not None and not reads:",
+        "if self.prefixes is not None:",
+        (f"{PROMPTS}::test_of_texts_that_share_passes_and_beginnings",),
+    ),
+    Defect(
+        "server: places of new tokens are without the echo before them",
+        "serve/wire.py",
+        "    before = len(echoed(answer, part))\n",
+        "    before = 0\n",
+        ("tests/serve/test_echo.py::test_several_prompts_and_texts",),
+    ),
+    Defect(
+        "server: of tokens that look alike the least likely counts",
+        "serve/wire.py",
+        'best.setdefault(other.decode(errors="replace"), its)',
+        'best[other.decode(errors="replace")] = its',
+        (f"{OPENAI}::test_logprobs_of_a_completion",),
+    ),
+    Defect(
+        "server: a response's log-probabilities are those of its calls, too",
+        "serve/response.py",
+        'return likely(self._part, start, end) if any(delta.kind == "text" for delta in deltas) else []',
+        "return likely(self._part, start, end)",
+        ("tests/serve/test_tools.py::test_tokens_beside_calls",),
     ),
     Defect(
         "server: prompts are logged",

@@ -8,6 +8,8 @@ RESUME = "tests/train/test_resume.py"
 FORWARD = "tests/train/test_forward.py"
 DEVICES = "tests/train/test_devices.py"
 TEXT = "tests/train/test_text.py"
+EAGLE = "tests/train/test_eagle.py"
+FORMS = "tests/spec/eagle/test_checkpoint.py"
 
 TRAINING = [
     Defect(
@@ -72,5 +74,54 @@ TRAINING = [
         "cut = max(0, length - shortest - sampling.window)",
         "cut = max(0, length - shortest)",
         (RESUME,),
+    ),
+    Defect(
+        "deeper drafts of training see positions after their own",
+        "train/eagle.py",
+        "seen = behind >= 0",
+        "seen = behind >= -1",
+        (EAGLE,),
+    ),
+    Defect(
+        "the window of training is one too wide at each depth",
+        "train/eagle.py",
+        "seen &= behind + depth < window",
+        "seen &= behind < window",
+        (EAGLE,),
+    ),
+    Defect(
+        "a drafter learns with the embedding of the token before",
+        "train/eagle.py",
+        "tokens[:, 1 + i : 1 + i + m]",
+        "tokens[:, i : i + m]",
+        (EAGLE,),
+    ),
+    Defect(
+        "features are those of the next layer",
+        "train/features.py",
+        "backbone.body.layers[number].register_forward_pre_hook",
+        "backbone.body.layers[(number + 1) % len(backbone.body.layers)].register_forward_pre_hook",
+        (EAGLE,),
+    ),
+    Defect(
+        "layers that a drafter names by their outputs are taken for inputs",
+        "spec/eagle/said.py",
+        "one + 1 if numbers[0] == 1 else one",
+        "one",
+        (FORMS,),
+    ),
+    Defect(
+        "a drafter's ids are always taken for offsets",
+        "spec/eagle/checkpoint.py",
+        "return [said, offsets] if absolute and rising else [offsets, said]",
+        "return [offsets]",
+        (FORMS,),
+    ),
+    Defect(
+        "queries of a GGUF drafter keep the order of the file",
+        "spec/eagle/files.py",
+        "return read.take(rows) if isinstance(read, Stored) else read[rows]",
+        "return read",
+        (FORMS,),
     ),
 ]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,6 +32,21 @@ def read_small(path: Path, most: int = 1 << 20) -> bytes:
         if found.st_size > most:
             raise OSError(errno.EFBIG, "it is too large", str(path))
         return file.read(most)
+
+
+def sync(handle: int) -> None:
+    """Wait until what was written to a file, or the names in a folder, outlast a power cut.
+
+    On a Mac fsync stops at the disk's own memory; where the file system knows of more, it is asked for that.
+
+    Raises:
+        OSError: as the system says.
+    """
+    if sys.platform == "darwin":
+        with suppress(OSError):  # a share, or a folder: what fsync does is all there is
+            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(handle)
 
 
 @contextmanager

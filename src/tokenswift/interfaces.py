@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from time import perf_counter
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -23,10 +23,16 @@ class Pass:
     Attributes:
         hidden: hidden states *before* the final norm (what the draft heads start from).
         queries: by layer, the rotated queries (H, n, d), for the partial cache's importance.
+        features: the states that enter the layers of the model's ``taps``; None where it has none.
     """
 
     hidden: Float[Tensor, "n D"]
     queries: Sequence[Tensor] | Tensor
+    features: Float[Tensor, "k n D"] | None = None
+
+
+#: is told of a pass over a prompt: the position of its first row, and its hidden states (n, D)
+OnRead: TypeAlias = Callable[[int, Tensor], None]
 
 
 @dataclass(slots=True)
@@ -99,6 +105,24 @@ class CommittingCache(KVCache, Protocol):
         ...
 
 
+class FeatureStore(Protocol):
+    """Keeps features of a text's committed tokens for what drafts from them."""
+
+    def take(self, at: int, features: Float[Tensor, "k n D"]) -> None:
+        """The tokens at positions ``at`` and on have these; each position once, in order, but some may be
+        left out (those whose keys and values were copied from another text)."""
+        ...
+
+    def drain(self) -> tuple[int, Float[Tensor, "k n D"]] | None:
+        """The features that nobody has drained yet, without a gap, and the position of the first; None where
+        there are none."""
+        ...
+
+    def copy(self) -> FeatureStore:
+        """For a text that begins as this one."""
+        ...
+
+
 class PassModel(Protocol):
     """What runs tokens of a text over its cache."""
 
@@ -144,9 +168,12 @@ class TargetModel(PassModel, Protocol):
         cache: CommittingCache,
         on_progress: OnProgress | None = None,
         ends: bool = True,
+        on_read: OnRead | None = None,
+        features: FeatureStore | None = None,
     ) -> Pass:
         """Run the prompt, or without ``ends`` a part of it that others follow, in chunks and commit it. The
-        result of an end holds rows of it, the last token's last."""
+        result of an end holds rows of it, the last token's last. ``on_read`` is told of each chunk, and
+        ``features`` are given those of all rows."""
         ...
 
     def project(self, normed: Float[Tensor, "n D"], rows: Any = None) -> Float[Tensor, "n V"]:
@@ -260,6 +287,7 @@ class TokenSequence:
         model, sampler: the target and its choice rule.
         newest: the pass that committed the newest cached token (None before any), and
         newest_row: that token's row in it.
+        features: takes those of every committed token; None where nothing drafts from them.
         draft_passes: extra passes that the strategy made (it counts them itself).
         load: what the step under way holds besides.
         left: new tokens that may still come, the step's own included; None: nobody knows.
@@ -267,6 +295,8 @@ class TokenSequence:
         wanted: whether somebody still wants the text; asked between the passes that draft.
         patience: seconds that a step may draft for now; asked there too.
         begun: when the step under way began to draft (`time.perf_counter`).
+        on_read: is told of each pass that reads the text before its first step: the position of the pass's
+            first row, and its hidden states (n, D), before the final norm.
     """
 
     tokens: list[int]
@@ -276,6 +306,7 @@ class TokenSequence:
     sampler: Chooser
     newest: Pass | None = None
     newest_row: int = 0
+    features: FeatureStore | None = None
     draft_passes: int = 0
     load: BatchLoad = ALONE
     left: int | None = None
@@ -283,6 +314,7 @@ class TokenSequence:
     wanted: Callable[[], bool] = _always
     patience: Callable[[], float] = _endless
     begun: float = 0.0
+    on_read: OnRead | None = None
 
     @property
     def has_enough(self) -> bool:

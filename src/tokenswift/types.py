@@ -116,16 +116,19 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """How likely a token was at its place, under the distribution that it was drawn from: after penalty,
-    temperature and filters; with ``greedy`` after the penalty alone.
+    """How likely a token was at its place: a new one, unless ``logprobs_mode`` is "raw_logprobs", under the
+    distribution that it was drawn from (after penalty, temperature and filters; with ``greedy`` after the
+    penalty alone), one of a prompt under the model's own.
 
     Attributes:
         logprob: natural logarithm of its probability.
         top: the likeliest token ids there with theirs, best first; those that a filter left.
+        rank: its place among all tokens, 1 for the likeliest; as likely ones share a place.
     """
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,7 @@ class Step:
         text: new text, complete characters only ("" inside the decode loop).
         chars: how many characters of ``text`` each new token released; what is more, the end did.
         logprobs: of each new token, where they were asked for.
+        prompt_logprobs: with the first step, where they were asked for: as `Generation` has them.
         times: seconds of this step by phase (draft, verify, choose, commit, observe); the first step's
             draft holds the strategy's beginning too. Equal steps may differ in it.
     """
@@ -156,6 +160,7 @@ class Step:
     text: str = ""
     chars: tuple[int, ...] = ()
     logprobs: tuple[Logprob, ...] = ()
+    prompt_logprobs: tuple[Logprob | None, ...] = ()
     times: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
@@ -235,6 +240,8 @@ class Generation:
             NAME", several with commas between them, or "none".
         token_sources: how many of the new tokens came from where, by the names of `spec.drafters.registry`.
         logprobs: of each new token, where they were asked for; else [].
+        prompt_logprobs: of each token of the prompt, after those before it, where they were asked for; else
+            []. The first one, which nothing stands before, has None.
     """
 
     token_ids: list[int]
@@ -248,3 +255,4 @@ class Generation:
     draft_source: str = "none"
     token_sources: dict[str, int] = field(default_factory=dict)
     logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: list[Logprob | None] = field(default_factory=list)

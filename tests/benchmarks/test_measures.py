@@ -8,13 +8,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks import specs, tables
+from benchmarks import schemas, specs, tables
+from benchmarks.common import Trial
 from benchmarks.runner import read_rows
 from benchmarks.speeds import busy_loops
-from tests.cli.conftest import Call
+from tests.cli.conftest import Call, chatty_model
+from tokenswift import LLM
+from tokenswift.spec.adaptive.cost import Table
+from tokenswift.spec.methods.resources import Resources
 
 MEASURES = [
     *("passes", "bookkeeping", "ngram"),
@@ -34,6 +39,25 @@ def test_measured_on_a_tiny_model(bench: Call, tiny_folder: Callable[..., Path],
     made = tables.table(specs.load(name), rows)
     filled = [cell for line in made.body for cell in line if cell != tables.MISSING]
     assert len(made.body) >= 1 and len(filled) >= 3, made
+
+
+def test_json_by_schemas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides after a small schema, the collection taking seconds to read; what is timed of masks is
+    called, and its figures are those of the table."""
+    ready: dict[str, Any] = {"properties": {"ready": {"type": "boolean"}}, "required": ["ready"]}
+    one = {"type": "object", **ready, "additionalProperties": False}
+    table = Table((1, 32), (1.0, 1.001), (0.0, 0.0))  # costs that need not be measured
+    monkeypatch.setattr(Resources, "costs", lambda self, low=None: table)
+    monkeypatch.setattr(schemas, "schemas", lambda llm, count: [("", one)] * count)
+    spec = specs.load("json")
+    (config,) = spec.rows("smoke", {"schemas": 2})
+    with LLM(chatty_model(tmp_path / "chatty", 1024)) as llm:
+        row = schemas.measure(Trial(llm, config))
+    figures = row["figures"]["24"]
+    assert row["identical"] and figures["schemas"] == figures["ended"] == figures["valid"] == 2
+    assert figures["forced"] > 0.6 and 0 < figures["mask_share"] < 1 < figures["tokens_a_step"]
+    columns = " ".join(cell for _, cell in spec.data["table"]["columns"])
+    assert all(name in columns for name in figures)
 
 
 def test_load_beside_busy_loops(bench: Call, tiny_folder: Callable[..., Path]) -> None:
@@ -79,7 +103,7 @@ def running(pid: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["nodes", "calibration", "strategies", "rivals"])
+@pytest.mark.parametrize("name", ["nodes", "calibration", "strategies", "rivals", "json"])
 def test_measured_on_the_default_model(bench: Call, name: str) -> None:
     done = bench("run", name)
     assert done.code == 0 and "left out" not in done.err, done.err

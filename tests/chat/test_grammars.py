@@ -33,7 +33,7 @@ def first_refused(family: Family, text: str, choice: Any = None, parallel: bool 
     masks = Grammars(tokenizer, 260, lambda: [257]).masks(Grammar.lark(Calls(tools, family).grammar()), 0)
     ids = [*tokenizer(text)["input_ids"], 257]
     for at, token in enumerate(ids):
-        if not masks.accepts(ids[:at], [], token):
+        if not masks.reach(ids[:at], [token]):
             return text[:at]
     return None
 

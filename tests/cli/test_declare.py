@@ -10,7 +10,7 @@ import pytest
 
 from tokenswift.cli.declare import add_options, check_options, option, texts_of
 from tokenswift.cli.generate import Ends
-from tokenswift.cli.main import Parser, build_parser, subparsers_of
+from tokenswift.cli.main import COMMANDS, Parser, build_parser, subparsers_of
 from tokenswift.cli.options import DEFAULT_MODEL, Model, Source
 from tokenswift.config import ANSWERS, LoopOptions
 from tokenswift.types import InputError
@@ -90,6 +90,19 @@ def test_every_option_says_what_it_is() -> None:
         for action in found._actions:
             if action.help != argparse.SUPPRESS and not isinstance(action, argparse._SubParsersAction):
                 assert len(action.help or "") > 5, f"{command} {action.dest}"
+
+
+@pytest.mark.parametrize("words", [("generate", "hi"), ("strategies",), ("train-heads", "--help")])
+def test_the_parser_of_one_command_is_that_of_all(words: tuple[str, ...]) -> None:
+    whole, (made, runs) = subparsers_of(build_parser()[0]), build_parser(words)
+    (name,) = subparsers_of(made)
+    assert name == {"strategies": "methods"}.get(words[0], words[0]) and list(runs) == [name]
+    assert subparsers_of(made)[name].format_help() == whole[name].format_help()
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("generat",), ("--version", "generate")])
+def test_a_line_that_begins_with_no_command_has_all(words: tuple[str, ...]) -> None:
+    assert list(build_parser(words)[1]) == [name.replace("_", "-") for name in COMMANDS]
 
 
 def test_docstrings_name_the_defaults_of_the_code() -> None:

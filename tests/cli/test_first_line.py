@@ -43,6 +43,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "serve": ("--model model --port 0", "loading model\n"),  # the usual port may be another's
     "resume": ("run", "loading "),
     "runs": (".", "run "),
+    "models": ("", "reading /"),
     "text": ("run --output t.txt", "t.txt, 4 tokens"),
     "plan": ("hi --model model", "loading model\n"),
     "roofline": ("--model model --gpu h100", "reading model\n"),
@@ -52,6 +53,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "audit": ("--model model", "auditing model\n"),
     "train-heads": ("--model model --data self --out h", "loading model\n"),
     "train-draft": ("--model model --data self --out d", "loading model\n"),
+    "train-eagle": ("--model model --data self --out e", "loading model\n"),
     "eval-heads": ("--model model --data text.txt", "loading model\n"),
     "import-heads": ("--checkpoint model --out h", "reading model\n"),
     "quantize": ("", "error: tokenswift quantize writes no files"),

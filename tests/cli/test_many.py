@@ -95,8 +95,11 @@ def test_a_prompt_that_fails_does_not_stop_the_others(many: Callable[..., Outcom
     "lines,words",
     [
         ([], "--prompts p.jsonl holds no prompts"),
-        (["text"], "line 1: it has not one of prompt and messages"),
-        ([PROMPTS[0], {"prompt": "a", "messages": []}], "line 2: it has not one of prompt and messages"),
+        (["text"], "line 1: it has neither prompt nor messages, or both"),
+        (
+            [PROMPTS[0], {"prompt": "a", "messages": []}],
+            "line 2: it has neither prompt nor messages, or both",
+        ),
         ([{"prompt": ""}], "line 1: prompt is ''; valid: text of at least one character"),
         ([{"messages": ["a"]}], "line 1: messages is ['a']; valid: a list of objects"),
         ([{"prompt": "a", "sead": 1}], "line 1: 'sead' is no field; valid: id, prompt,"),

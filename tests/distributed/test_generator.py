@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -96,6 +97,21 @@ def test_a_second_actor_goes_on_inside_a_row_and_leaves_what_is_finished(
     assert rows[0]["text"] == alone(chatty, ROWS[0]).text
     assert len(folders.load(tmp_path / "out" / "a")[1].sessions) == 2
     assert (tmp_path / "out" / "b" / "journal").read_bytes() == before and rows[1]["text"] == first["text"]
+
+
+def test_a_row_follows_its_grammar_and_one_that_was_begun_goes_on_in_it(
+    make: Callable[..., Generator], chatty: Path, tmp_path: Path
+) -> None:
+    grammar = {"kind": "regex", "text": "(ab|cd){12}[0-9]{40}"}
+    row = {"id": "g", "prompt": "x", "grammar": grammar, "max_new_tokens": 90}
+    known = begin(chatty, {**row, "ignore_eos": False}, tmp_path / "out" / "g", 7)
+    rows = make(tmp_path / "out", ignore_eos=False)(table([row, {**row, "id": "h"}])).to_pylist()
+    expected = alone(chatty, row, ignore_eos=False).text
+    assert re.fullmatch(grammar["text"], expected) and 0 < known < 64
+    assert [(one["text"], one["went_on_at"], one["error"]) for one in rows] == [
+        (expected, known, None),
+        (expected, 0, None),
+    ]
 
 
 def test_a_row_that_is_wrong_fails_alone(make: Callable[..., Generator], tmp_path: Path) -> None:

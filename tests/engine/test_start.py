@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoTokenizer, Qwen2Tokenizer
 
 from tests.chats import chat_tokenizer
 from tests.conftest import tiny_tokenizer
+from tests.gguf_files import QuantType, small, write
 from tests.tiny import BYTE_FAMILIES, BYTES, FAMILIES, build
 from tokenswift import LLM, SamplingParams
 from tokenswift.engine.source import FromFiles, FromModel, marks_folder
@@ -299,18 +300,23 @@ def test_several_templates_are_left_to_transformers(tmp_path: Path) -> None:
 
 # ---- what is imported, and packing -------------------------------------------------------------------------
 
+#: what takes long to load, or is for other commands
+HEAVY = {
+    *("transformers", "accelerate", "sympy", "gguf", "torch._dynamo", "torch._inductor", "numpy.testing"),
+    *("prompt_toolkit", "rich", "ray", "fastapi", "datasets", "pandas", "matplotlib", "jinja2", "llguidance"),
+    *("huggingface_hub", "tokenswift.serve", "tokenswift.train", "tokenswift.audit", "tokenswift.cli.chat"),
+}
 DRIVER = """
 import sys
 from tokenswift.cli.main import main
 code = main(sys.argv[1:])
-loaded = sorted(name for name in sys.modules if name.partition(".")[0] == "transformers")
-print("loaded:", *loaded)
+print("loaded:", *sys.modules)
 raise SystemExit(code)
 """
 
 
 def imported(*argv: object) -> tuple[str, set[str]]:
-    """What the command line wrote, and the modules of transformers that it imported."""
+    """What the command line wrote, and which of :data:`HEAVY` it imported."""
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, *map(str, argv)],
         capture_output=True,
@@ -320,13 +326,17 @@ def imported(*argv: object) -> tuple[str, set[str]]:
     )
     assert done.returncode == 0, done.stderr
     text, _, names = done.stdout.rpartition("loaded:")
-    return text, set(names.split())
+    return text, HEAVY & set(names.split())
 
 
-def test_a_start_imports_no_transformers(save: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_start_imports_nothing_that_it_does_not_use(save: Callable[..., Path], tmp_path: Path) -> None:
+    """Neither with a folder, whose chat is rendered in another process, nor with a GGUF file."""
     folder = save("llama", chat_tokenizer())
     call = ("generate", "Hi", "--model", folder, "--max-new-tokens", 4, "--quiet", "--ignore-eos")
     text, names = imported(*call, "--run-dir", tmp_path / "run")
+    assert text and not names
+    write(tmp_path / "model.gguf", small(), {"attn_q": QuantType.Q4_1}, tokenizer=chat_tokenizer())
+    text, names = imported(*call[:3], tmp_path / "model.gguf", *call[4:])
     assert text and not names
 
 

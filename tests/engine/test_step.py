@@ -60,7 +60,13 @@ class Counting:
         return Pass(tokens[:, None].float(), [])
 
     def prefill(
-        self, tokens: list[int], cache: ListCache, on_progress: Any = None, ends: bool = True
+        self,
+        tokens: list[int],
+        cache: ListCache,
+        on_progress: Any = None,
+        ends: bool = True,
+        on_read: Any = None,
+        features: Any = None,
     ) -> Pass:
         result = self.forward(torch.tensor(tokens), torch.arange(len(tokens)), cache)
         cache.commit(tuple(range(len(tokens))))

@@ -1,8 +1,11 @@
 /* Runs the kernels over numbers that it makes itself and prints a hash of what comes out, a line a case: the same lines
- * for every processor that the kernels are compiled for. Without Python, so that another machine's code can be emulated. */
+ * for every processor that the kernels are compiled for, but where bfloat16 enters products. What comes out is also
+ * written to a file that the first argument names. Rows of products are run alone, too: other bits end it with 4.
+ * Without Python, so that another machine's code can be emulated. */
 #include "cpu.c"
 #include <stdio.h>
 
+static FILE *dump;
 static uint64_t state;
 static uint64_t draw(void) { return mix64(state += 0x9E3779B97F4A7C15ULL); }
 static long below(long n) { return (long)(draw() >> 11) % n; }
@@ -33,7 +36,8 @@ static void say(const char *what, int a, int b, long c, long d, const void *foun
     const unsigned char *at = found;
     uint64_t hash = 0xcbf29ce484222325ULL;
     for (size_t i = 0; i < bytes; i++) hash = (hash ^ at[i]) * 0x100000001b3ULL;
-    printf("%s %d %d %ld %ld %016llx\n", what, a, b, c, d, (unsigned long long)hash);
+    if (dump && fwrite(found, 1, bytes, dump) != bytes) exit(3);
+    printf("%s %d %d %ld %ld %zu %016llx\n", what, a, b, c, d, bytes, (unsigned long long)hash);
 }
 
 static char *panels(int format, long N, long K) {
@@ -70,6 +74,11 @@ static void products(int format, int active) {
         char *rows = active == BF16 ? converted(x, n * K, BF16) : (char *)x, *work = room(groups_bytes(n, K));
         ts_linear(out, N, rows, K * (active == BF16 ? 2 : 4), &w, n, N, K, active, 0, work, 1 + i % 2);
         say("product", format, active, n, K, out, n * N * 4);
+        for (long r = 0; r < n; r++) {
+            float alone[72];
+            ts_linear(alone, N, rows + r * K * (active == BF16 ? 2 : 4), K * 4, &w, 1, N, K, active, 0, work, 1);
+            if (memcmp(alone, out + r * N, N * 4)) exit(4);
+        }
     }
 }
 
@@ -153,7 +162,8 @@ static void ranks(void) {
     }
 }
 
-int main(void) {
+int main(int count, char **words) {
+    if (count > 1 && !(dump = fopen(words[1], "wb"))) return 3;
     static const int formats[] = {Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K};
     for (int i = 0; i < 6; i++) products(formats[i], I8), products(formats[i], F32), products(formats[i], BF16);
     products(F32, F32), products(F16, F32), products(BF16, BF16);
@@ -167,5 +177,5 @@ int main(void) {
         }
     layers(Q4_1, I8, 9), layers(Q8_0, I8, 1), layers(Q6_K, F32, 20), layers(F32, F32, 9), layers(BF16, BF16, 9);
     ranks();
-    return 0;
+    return dump && fclose(dump) ? 3 : 0;
 }

@@ -281,6 +281,11 @@ class Fuzz:
         rows = LogitRows(
             self.numbers(count, columns), history, paths, places, widths, coupled, subset, shares
         )
+        if self.draw.random() < 0.3:
+            bits = torch.randint(
+                -(2**31), 2**31, (count, -(-size // 32)), generator=self.made, dtype=torch.int32
+            )
+            rows = replace(rows, masks=[pick((None, mask)) for mask in bits])
         ranker = self.kernels.ranker(params)
         found = ranker.rank(rows)
         if not isinstance(found, int):

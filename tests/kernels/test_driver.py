@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tokenswift.kernels.cpu import build
@@ -13,37 +14,86 @@ from tokenswift.kernels.cpu import build
 DRIVER = Path(__file__).with_name("driver.c")
 SOURCES = Path(build.__file__).parent
 RUN = [name for name in build.INSTRUCTION_SETS if build.targets_of(name) is not None]
-ARM, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
+ARM = "aarch64-linux-gnu-gcc"
+EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+#: abilities of arm64, and a processor that has no others
+ARMS = {"armv8-a": "cortex-a53", "armv8.2-a+dotprod": "cortex-a76", "armv8.2-a+dotprod+i8mm+bf16": "max"}
+#: where bfloat16 enters products, how far off they may be by the size of what comes out: of a product, of
+#: attention (which is rounded to bfloat16) and of two layers
+FAR = {"product": 1e-5, "chain": 2**-7, "tree": 2**-7, "layers": 2**-6}
+
+Case = tuple[tuple[str, ...], bytes]  # a line's words, the last one a hash; what came out
 
 
-def printed(folder: Path, compiler: str, *flags: str, emulator: tuple[str, ...] = ()) -> list[str]:
-    """What the driver prints, compiled with these flags."""
-    program = str(folder / "driver")
+def ran(folder: Path, compiler: str, *flags: str, emulator: tuple[str, ...] = ()) -> list[Case]:
+    """What the driver prints and writes, compiled with these flags."""
+    program, written = str(folder / "driver"), folder / "written"
     shared = [flag for flag in build.FLAGS if flag != "-fPIC"]
     command = [compiler, *shared, *flags, f"-I{SOURCES}", str(DRIVER), "-o", program, "-lm"]
     subprocess.run(command, check=True, timeout=600)
-    done = subprocess.run([*emulator, program], check=True, timeout=1200, capture_output=True, text=True)
-    lines = done.stdout.splitlines()
-    assert len(lines) > 200
-    return lines
+    words = [*emulator, program, str(written)]
+    done = subprocess.run(words, check=True, timeout=1200, capture_output=True, text=True)
+    found, at, cases = written.read_bytes(), 0, []
+    for line in map(str.split, done.stdout.splitlines()):
+        size = int(line[5])
+        cases.append((tuple(line), found[at : at + size]))
+        at += size
+    assert len(cases) > 200 and at == len(found)
+    return cases
+
+
+def hashes(cases: list[Case]) -> list[tuple[str, ...]]:
+    return [words for words, _ in cases]
+
+
+def rounds_its_own_way(words: tuple[str, ...]) -> bool:
+    """Whether bfloat16 enters the case's products: as activations, or as keys and values."""
+    return words[2 if words[0] == "product" else 1] == "1" and words[0] in FAR
+
+
+def numbers(case: Case) -> np.ndarray:
+    words, found = case
+    if words[0] in ("chain", "tree"):
+        return (np.frombuffer(found, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(found, np.float32)
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
     if (compiler := shutil.which("cc")) is None or not RUN:
         pytest.skip("no C compiler, or another kind of processor")
-    return printed(tmp_path_factory.mktemp("plain"), compiler, *build.INSTRUCTION_SETS["x86-64"][0])
+    return ran(tmp_path_factory.mktemp("plain"), compiler, *build.INSTRUCTION_SETS["x86-64"][0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUN[1:])
 def test_an_instruction_set_prints_what_plain_x86_64_does(
-    name: str, plain: list[str], tmp_path: Path
+    name: str, plain: list[Case], tmp_path: Path
 ) -> None:
-    assert printed(tmp_path, "cc", *build.INSTRUCTION_SETS[name][0]) == plain
+    assert hashes(ran(tmp_path, "cc", *build.INSTRUCTION_SETS[name][0])) == hashes(plain)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(None in (shutil.which(ARM), shutil.which(EMULATOR)), reason=f"no {ARM}, or no {EMULATOR}")
-def test_arm64_prints_what_plain_x86_64_does(plain: list[str], tmp_path: Path) -> None:
-    assert printed(tmp_path, ARM, "-static", emulator=(EMULATOR,)) == plain
+def test_threads_that_wait_as_on_other_systems_print_the_same(plain: list[Case], tmp_path: Path) -> None:
+    flags = build.INSTRUCTION_SETS[RUN[-1]][0]
+    assert hashes(ran(tmp_path, "cc", *flags, "-DTS_POSIX")) == hashes(plain)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which(ARM) is None or EMULATOR is None, reason=f"no {ARM}, or no qemu-aarch64")
+@pytest.mark.parametrize("abilities", ARMS)
+def test_arm64_prints_what_plain_x86_64_does(abilities: str, plain: list[Case], tmp_path: Path) -> None:
+    """The same bits; but products of bfloat16, where the processor has them, round in their own way."""
+    assert EMULATOR is not None
+    emulator = (EMULATOR, "-cpu", ARMS[abilities])
+    found = ran(tmp_path, ARM, f"-march={abilities}", "-static", emulator=emulator)
+    own = [i for i, (words, _) in enumerate(found) if "bf16" in abilities and rounds_its_own_way(words)]
+    same = [i for i in range(len(found)) if i not in own]
+    assert [found[i][0] for i in same] == [plain[i][0] for i in same]
+    assert len(own) in (0, 69), "products of 7 kinds of weights, 12 attentions, one model"
+    for i in own:
+        x, y = numbers(found[i]).astype(float), numbers(plain[i]).astype(float)
+        far = np.abs(x - y).max() / np.sqrt((y * y).mean())
+        assert found[i][0][:-1] == plain[i][0][:-1] and far <= FAR[found[i][0][0]], found[i][0]
+    changed = sum(found[i][0] != plain[i][0] for i in own)
+    assert not own or changed > 50, "the dot product of bfloat16 is used"

@@ -60,7 +60,7 @@ def use(kind: str) -> bool:
 
 def arithmetic(kind: str, dtype: str) -> str:
     """The name of the runs that kernels of a kind have to repeat in a type."""
-    dot = kind == OWN and dtype == "bfloat16" and DOT_BFLOAT16 in build.processor().split()
+    dot = kind in (OWN, "avx512-bf16") and dtype == "bfloat16" and DOT_BFLOAT16 in build.processor().split()
     return f"{dtype} {DOT_BFLOAT16}" if dot else dtype
 
 

@@ -27,7 +27,9 @@ from tokenswift.engine.many import run_all
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.loader.plain_tokenizer import PlainTokenizer
+from tokenswift.sampling import trial as tried
 from tokenswift.sampling.masks import Grammars, Masks, NoMask
+from tokenswift.sampling.ranking import allowed_tokens
 from tokenswift.spec.accept import accept_exact
 from tokenswift.spec.adaptive.cost import Costs, Table
 from tokenswift.spec.drafters.candidates import Candidates
@@ -179,6 +181,12 @@ def masks_of(grammar: Grammar, start: int = 0) -> Masks:
     return Grammars(tiny_tokenizer(), 270, lambda: {END, 258}).masks(grammar, start)
 
 
+def allowed_by(masks: Masks, history: list[int], path: list[int]) -> torch.Tensor | None:
+    """A mask as one truth value a token, the width of the logits being 270."""
+    words = masks.allowed(history, path)
+    return None if words is None else allowed_tokens(words[None], 270)[0]
+
+
 def ids_of(text: str) -> list[int]:
     return tiny_tokenizer()(text, add_special_tokens=False)["input_ids"]
 
@@ -194,14 +202,15 @@ def test_a_mask_is_that_of_its_path_wherever_the_matcher_stood(name: str) -> Non
         for _ in range(9):
             path = rnd.choice(known)
             fresh = masks_of_fresh(name, history, path)
-            mask = used.allowed(history, path)
+            mask = allowed_by(used, history, path)
             assert (mask is None) == (fresh is None)
             if mask is None or fresh is None:
                 continue
             assert torch.equal(mask, fresh) and len(mask) == 270 and not mask[259:].any()
             good = mask.nonzero().squeeze(1).tolist()
             wrong = next(token for token in range(256) if not mask[token])
-            assert used.accepts(history, path, good[0]) and not used.accepts(history, path, wrong)
+            assert used.reach(history, [*path, good[0]]) == used.reach(history, path) + 1 == len(path) + 1
+            assert used.reach(history, [*path, wrong, good[0]]) == len(path)
             used.forced(history)
             known += [[*path, token] for token in (*rnd.sample(good, min(2, len(good))), wrong)]
             paths += 1
@@ -215,14 +224,15 @@ def test_a_mask_is_that_of_its_path_wherever_the_matcher_stood(name: str) -> Non
 
 
 def masks_of_fresh(name: str, history: list[int], path: list[int]) -> Any:
-    return masks_of(GRAMMARS[name], 2).allowed([*history, *path], []) if valid(name, history, path) else None
+    whole = [*history, *path]
+    return allowed_by(masks_of(GRAMMARS[name], 2), whole, []) if valid(name, history, path) else None
 
 
 def valid(name: str, history: list[int], path: list[int]) -> bool:
     """Whether a path stays in the grammar before its end."""
     text = [*history]
     for token in path:
-        mask = masks_of(GRAMMARS[name], 2).allowed(text, [])
+        mask = allowed_by(masks_of(GRAMMARS[name], 2), text, [])
         if mask is None or not mask[token] or token in (END, 258):
             return False
         text.append(token)
@@ -261,7 +271,7 @@ def test_the_end_of_forced_text_is_drafted_too() -> None:
     masks = Grammars(merging_tokenizer(), 262, lambda: {END}).masks(Grammar.regex("xab(cy|[0-9])"), 0)
     (x,) = ids_of("x")
     assert masks.forced([]) == ([x, 260], 1)
-    allowed = masks.allowed([x], [])
+    allowed = allowed_by(masks, [x], [])
     assert allowed is not None and bool(allowed[260]) and bool(allowed[261])
 
 
@@ -280,7 +290,7 @@ def test_drafts_stay_in_the_grammar(
     def accept(tree: DraftTree, logits: Any, history: list[int], *args: Any, **more: Any) -> Any:
         for node in range(1, len(tree)):
             path = [tree.tokens[each] for each in tree.path(node)]
-            assert masks.accepts(history, path[:-1], path[-1])
+            assert masks.reach(history, path) == len(path)
             verified[0] += 1
         return accept_exact(tree, logits, history, *args, **more)
 
@@ -342,6 +352,18 @@ def test_grammars_that_are_refused(llm: LLM, make: Any, says: str) -> None:
     line = str(caught.value)
     assert says in line and "valid: " in line and "\n" not in line and len(line) < 420, line
     assert caught.value.field in ("grammar", "grammar.kind")
+
+
+def test_grammars_that_nothing_stops_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of automata that llguidance does not bound, and rules that overflow its stack."""
+    monkeypatch.setattr(tried, "SECONDS", 2)
+    rules = "\n".join(f'r{i}: r{i + 1} r{i + 1} | "x"' for i in range(5000))
+    for grammar, says in (
+        (Grammar.json_schema({"type": "integer", "multipleOf": 999_983}), "takes more than 2 seconds"),
+        (Grammar.lark(f'start: r0\n{rules}\nr5000: "y"'), "llguidance crashes on it"),
+    ):
+        with pytest.raises(InputError, match=f"cannot be compiled .*{says}"):
+            masks_of(grammar)
 
 
 def test_what_does_not_go_with_a_grammar(llm: LLM) -> None:

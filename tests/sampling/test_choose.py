@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tokenswift.config import SamplingParams
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.sampling.choice import Sampler
-from tokenswift.sampling.ranking import LogitRows, Subset
+from tokenswift.sampling.ranking import LogitRows, Subset, allowed_tokens
 from tokenswift.types import RunError
 
 V = 3000
@@ -52,6 +53,44 @@ def test_same_candidates_as_torch(kernels: CpuBackend, setting: str, limited: bo
                 assert ours.shares == pytest.approx(theirs.shares, rel=1e-4)
         if subset is None:
             assert native.choose(logits, history, paths) == plain.choose(logits, history, paths)
+
+
+def test_masked_in_c_as_in_torch(kernels: CpuBackend) -> None:
+    """Masks come first: what they leave is ranked as if the rest had never had a finite score, and a row in
+    whose subset nothing is allowed is ranked as it is."""
+    width, rnd = 1003, random.Random(5)  # no whole number of words
+    for seed, limited in enumerate((False, True) * 6):
+        torch.manual_seed(seed)
+        params = replace(rnd.choice(list(SETTINGS.values())), seed=seed)
+        plain, native = Sampler(params, width), Sampler(params, width, "cpu", kernels.ranker(params))
+        subset = Subset(torch.randperm(width)[:300], width) if limited else None
+        logits = torch.randn(4, width) * 4
+        allowed = torch.rand(4, width) < rnd.choice([0.003, 0.5, 0.97])
+        allowed[:, [width - 1, subset.ids[7] if subset else 7]] = True
+        if subset:
+            allowed[2, subset.ids] = False
+        if seed > 5:
+            logits[3, ~allowed[3]] = torch.nan  # of what may not come nothing is read
+        words = F.pad(allowed, (0, -width % 32)).view(4, -1, 32) * (1 << torch.arange(32))
+        masks = [None, *words.sum(-1).to(torch.int32)[1:]]
+        assert torch.equal(allowed_tokens(torch.stack(masks[1:]), width), allowed[1:])
+        hidden = logits.where(allowed, -torch.inf)
+        hidden[0] = logits[0]
+        columns = slice(None) if subset is None else subset.ids
+        if subset:
+            hidden[2] = logits[2]
+        asked = LogitRows(
+            logits[:, columns].contiguous(), [1, 2, 3], [[], [4], [5, 6], [7]], [3, 4, 5, 4], [3] * 4, True,
+            subset, masks=masks,
+        )  # fmt: skip
+        wanted = replace(asked, logits=hidden[:, columns].contiguous(), masks=())
+        expected = native.candidates(wanted)
+        for sampler in (native, plain):
+            for ours, theirs in zip(sampler.candidates(asked), expected, strict=True):
+                assert (ours.tokens, ours.values) == (theirs.tokens, theirs.values)
+    words = torch.zeros(31, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"a mask is torch.int32 of shape \(31,\)"):
+        native.candidates(replace(asked, masks=[words] * 4))
 
 
 def test_rows_do_not_depend_on_each_other(kernels: CpuBackend) -> None:

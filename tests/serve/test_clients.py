@@ -6,14 +6,15 @@ import asyncio
 import re
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from click.testing import CliRunner
 from langchain_openai import ChatOpenAI
 from llm import get_model
 from llm.cli import cli as llm_command
-from pydantic import SecretStr
+from openai import LengthFinishReasonError
+from pydantic import BaseModel, Field, SecretStr
 
 from tests.serve.conftest import ROOT, Running
 from tests.serve.offline import offline as offline
@@ -97,6 +98,52 @@ def test_langchain_on_responses(server: Running, llm: LLM) -> None:
     text = alone(llm, CHAT)
     assert model.invoke(QUESTION).text == text
     assert "".join(piece.text for piece in model.stream(QUESTION)) == text
+
+
+class Shop(BaseModel):
+    town: Literal["Brest", "Zürich"]
+
+
+class Verdict(BaseModel):
+    """What somebody holds of something."""
+
+    verdict: Literal["good", "bad"]
+    stars: Annotated[int, Field(ge=1, le=5)]
+    reasons: Annotated[list[Literal["price", "taste"]], Field(max_length=2)]
+    shops: Annotated[list[Shop], Field(min_length=1, max_length=2)]
+
+
+def test_parsed_answers(server: Running) -> None:
+    """OpenAI's own helpers, by a class of pydantic that refers to another."""
+    client = server.client()
+    call: dict[str, Any] = {"model": "chatty", "temperature": 0}
+    for chats in (client.chat.completions, client.beta.chat.completions):
+        message = chats.parse(messages=CHAT, response_format=Verdict, **call).choices[0].message
+        assert isinstance(message.parsed, Verdict)
+        with chats.stream(messages=CHAT, response_format=Verdict, **call) as stream:
+            parsed = stream.get_final_completion().choices[0].message.parsed
+        assert parsed == message.parsed
+    response = client.responses.parse(input=QUESTION, text_format=Verdict, **call)
+    assert response.output_parsed == message.parsed
+    with client.responses.stream(input=QUESTION, text_format=Verdict, **call) as events:
+        assert events.get_final_response().output_parsed == message.parsed
+    with pytest.raises(LengthFinishReasonError):
+        client.chat.completions.parse(messages=CHAT, response_format=Verdict, **call, max_tokens=5)
+
+
+@pytest.mark.parametrize("responses", [False, True])
+@pytest.mark.parametrize("method", ["json_schema", "json_mode"])
+def test_langchain_structured(server: Running, method: Any, responses: bool) -> None:
+    model = ChatOpenAI(
+        base_url=f"{server.url}/v1", api_key=SecretStr("none"), model="chatty", temperature=0,
+        max_completion_tokens=NEW, use_responses_api=responses,
+    )  # fmt: skip
+    asked = model.with_structured_output(Verdict, method=method, include_raw=True).invoke(QUESTION)
+    assert isinstance(asked, dict)
+    if method == "json_mode":  # any JSON object, in which no class is found
+        assert asked["raw"].text.startswith("{")
+    else:
+        assert isinstance(asked["parsed"], Verdict) and asked["parsing_error"] is None
 
 
 @pytest.fixture

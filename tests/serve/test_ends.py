@@ -204,7 +204,7 @@ def test_what_is_taken_is_said_before_the_model_is_loaded(
     server = start(run_dir=str(tmp_path / "answers"))
     port = server.url.rpartition(":")[2]
     done = cli("serve", "--model", chatty, "--port", port)
-    assert done.code == 2 and done.error.startswith(f"--port is {port}: it cannot be had on 127.0.0.1")
+    assert done.code == 2 and done.error.startswith(f"--port is {port}: it cannot be opened on 127.0.0.1")
     done = cli("serve", "--model", chatty, "--port", "0", "--run-dir", tmp_path / "answers")
     assert done.code == 2 and "is being written by process" in done.error
 

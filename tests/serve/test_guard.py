@@ -78,7 +78,7 @@ def test_pages_of_other_sites(server: Running) -> None:
 def test_limits(start: Start) -> None:
     server = start(max_tokens=8, max_prompt=5, max_choices=2, max_body=300)
     wrong: list[tuple[dict[str, Any], int, str]] = [
-        ({**HELLO, "max_tokens": 9}, 400, "max_tokens is 9; valid: an integer from 1 to 8"),
+        ({**HELLO, "max_tokens": 9}, 400, "max_tokens is 9; valid: an integer from 1 to 8, or 0 with echo"),
         ({"prompt": "hello!", "max_tokens": 4}, 400, "the prompt is 7 tokens; valid: up to 5"),
         ({**HELLO, "prompt": "hi", "n": 3}, 400, "n is 3, for 1 prompt; valid: 1 to 2 in all"),
         ({"prompt": "h" * 300}, 413, "the body is longer than 300 bytes; valid: a shorter one"),
@@ -244,7 +244,7 @@ def test_a_port_that_is_taken(cli: Call, chatty: Path, server: Running) -> None:
     port = server.url.rpartition(":")[2]
     done = cli("serve", "--model", chatty, "--port", port, "--quiet")
     assert done.code == 2 and done.error.startswith(
-        f"--port is {port}: it cannot be had on 127.0.0.1 (Address"
+        f"--port is {port}: it cannot be opened on 127.0.0.1 (Address"
     )
 
 

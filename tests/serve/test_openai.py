@@ -324,7 +324,7 @@ def told(llm: LLM, prompt: Any, top: int) -> tuple[list[bytes], list[float], lis
     options: Any = {"seed": 5, "ignore_eos": True, "logprobs": top}
     found = llm.generate(prompt, NEW, "autoregressive", **options)
     spell = partial(token_bytes, llm.tokenizer)
-    tops = [{text(spell(token)): value for token, value in one.top} for one in found.logprobs]
+    tops = [{text(spell(token)): value for token, value in one.top[::-1]} for one in found.logprobs]
     return [spell(token) for token in found.token_ids], [one.logprob for one in found.logprobs], tops
 
 
@@ -340,7 +340,7 @@ def test_logprobs_of_a_chat(server: Running, llm: LLM) -> None:
     for content in (whole.content, pieces):
         assert [bytes(one.bytes or ()) for one in content] == tokens
         assert [one.logprob for one in content] == values
-        assert [{top.token: top.logprob for top in one.top_logprobs} for one in content] == tops
+        assert [{top.token: top.logprob for top in one.top_logprobs[::-1]} for one in content] == tops
         assert all(one.token == text(one.bytes) for one in content)
     for chunk in chunks:  # those of a chunk are those of its text
         spelt = "".join(one.token for one in (chunk.logprobs and chunk.logprobs.content) or ())
@@ -360,11 +360,13 @@ def test_logprobs_of_a_completion(server: Running, llm: LLM) -> None:
     joined = {name: [one for piece in pieces for one in piece[name]] for name in pieces[0]}
     assert whole.logprobs is not None and whole.logprobs.to_dict() == joined
     assert joined["tokens"] == list(map(text, tokens)) and joined["token_logprobs"] == values
-    assert joined["top_logprobs"] == tops
+    for own, value, top, found in zip(tokens, values, tops, joined["top_logprobs"], strict=True):
+        assert found == {text(own): value} | top  # OpenAI's: the token itself is always there
     for token, place in zip(joined["tokens"], joined["text_offset"], strict=True):
         assert "\ufffd" in token or whole.text[place:].lstrip("\ufffd").startswith(token)
     none = server.post("/v1/completions", {**body, "logprobs": 0}).json()["choices"][0]["logprobs"]
-    assert none["token_logprobs"] == values and none["top_logprobs"] == [{}] * NEW
+    assert none["token_logprobs"] == values
+    assert none["top_logprobs"] == [{text(token): value} for token, value in zip(tokens, values, strict=True)]
 
 
 def test_logprobs_of_a_response(start: Start, llm: LLM, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def add_parser(subparsers: Any) -> None:
     )
     options.add_model_options(parser, dtype="float32")
     options.add_strategy_options(parser)
-    options.add_sampling_options(parser, plain=True)
+    options.add_sampling_options(parser, "sampling (defaults: the paper's)", plain=True)
     parser.set_defaults(strategy="all")
     for action in parser._actions:
         if action.dest == "strategy":

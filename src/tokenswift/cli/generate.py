@@ -285,6 +285,7 @@ def run(args: argparse.Namespace) -> int:
     run_dir, before = _run_dir(args.run_dir)
     if call["strategy_options"].get("acceptance") == "published":
         logger.warning("the published acceptance rule is not lossless: the text differs from plain decoding")
+    prompting.prepare(args)
     llm = options.load_model(args, args.rope_scaling)
     logger.info("%s, %s on %s, %s", llm.name, llm.dtype, llm.device, args.strategy)
     request = replace(with_model(args, llm, prompt, call), run_dir=run_dir)

@@ -40,6 +40,7 @@ COMMANDS = (
     "serve",
     "resume",
     "runs",
+    "models",
     "text",
     "plan",
     "roofline",
@@ -50,6 +51,7 @@ COMMANDS = (
     "bench",
     "train_heads",
     "train_draft",
+    "train_eagle",
     "eval_heads",
     "import_heads",
     "quantize",
@@ -60,7 +62,7 @@ COMMANDS = (
 #: earlier names of commands, which no help shows
 EARLIER = {"strategies": "methods"}
 #: commands that write nothing to standard output
-SILENT = ("train-heads", "train-draft", "import-heads", "report")
+SILENT = ("train-heads", "train-draft", "train-eagle", "import-heads", "report")
 
 
 class Visible(logging.Formatter):
@@ -152,8 +154,13 @@ class ShowVersion(argparse.Action):
 Parsers = tuple[Parser, dict[str, Callable[[argparse.Namespace], int | None]]]
 
 
-def build_parser() -> Parsers:
-    """The parser, and each subcommand's ``run``."""
+def build_parser(argv: Sequence[str] = ()) -> Parsers:
+    """The parser, and each subcommand's ``run``.
+
+    Args:
+        argv: a command line; where it begins with a subcommand, the others are left out, which is faster.
+    """
+    first = EARLIER.get(argv[0], argv[0]).replace("-", "_") if argv else None
     parser = Parser(
         prog="tokenswift",
         description="Write long text with open language models by speculative decoding: the tokens are those "
@@ -168,7 +175,7 @@ def build_parser() -> Parsers:
     )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     runs: dict[str, Callable[[argparse.Namespace], int | None]] = {}
-    for module_name in COMMANDS:
+    for module_name in (first,) if first in COMMANDS else COMMANDS:
         module = import_module(f"tokenswift.cli.{module_name}")
         module.add_parser(subparsers)
         for name in subparsers.choices:
@@ -178,17 +185,17 @@ def build_parser() -> Parsers:
     return parser, runs
 
 
-def main(argv: Sequence[str] | None = None, build: Callable[[], Parsers] = build_parser) -> int:
+def main(argv: Sequence[str] | None = None, build: Callable[[Sequence[str]], Parsers] = build_parser) -> int:
     """Run the command line ``argv`` (default: the process's) and return the exit code.
 
     Args:
-        build: makes the parser, and what each subcommand runs; another program has its own.
+        build: makes the parser of a command line, and what each subcommand runs; another program has its own.
     """
     with usable_streams() as is_open:
         return _main(list(sys.argv[1:] if argv is None else argv), is_open, build)
 
 
-def _main(argv: list[str], is_open: bool, build: Callable[[], Parsers]) -> int:
+def _main(argv: list[str], is_open: bool, build: Callable[[Sequence[str]], Parsers]) -> int:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Visible("%(message)s"))
     logger = logging.getLogger("tokenswift")
@@ -200,7 +207,7 @@ def _main(argv: list[str], is_open: bool, build: Callable[[], Parsers]) -> int:
     try:
         for word in argv:
             check_utf8(word)
-        parser, runs = build()
+        parser, runs = build(argv)
         args = parser.parse_args([EARLIER.get(word, word) for word in argv[:1]] + argv[1:])
         if args.command is None:
             raise InputError(f"no command given; valid: {', '.join(runs)}, or --help")

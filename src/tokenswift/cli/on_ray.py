@@ -96,6 +96,7 @@ def settings_from(args: argparse.Namespace, call: dict[str, Any]) -> dict[str, A
         sampling["grammar"] = call["sampling"].grammar
     loading = {**options.loading_of(args), "rope_scaling": args.rope_scaling}
     model, loading["heads"] = _whole(args.model), _whole(args.heads)
+    loading["eagle"] = None if args.eagle is None else _whole(args.eagle)
     if args.threads is not None:
         loading["threads"] = args.threads
     rest = {name: value for name, value in call.items() if name != "sampling"}

@@ -18,7 +18,7 @@ from tokenswift.cli.output import check_writable
 from tokenswift.cli.progress import Stages
 from tokenswift.config import LATER, NEUTRAL, SamplingParams, sampling_by, sampling_over
 from tokenswift.load_config import LoadConfig
-from tokenswift.loader.find import check_name
+from tokenswift.loader.find import check_eagle, check_name
 from tokenswift.method_options import HEAD_KINDS, OPTIONS, build_options
 from tokenswift.ranks import check_tp
 from tokenswift.types import InputError
@@ -60,6 +60,7 @@ class Model:
         device: auto (CUDA where there is one), cpu or cuda
         heads: draft heads: a file, auto (those that ship with the model), none, or a kind that ships:
             conditioned, linear (the paper's) or medusa
+        eagle: an EAGLE-3 drafter for the model: folder, GGUF file or hub id; default: none
         threads: CPU threads, at least 1; default: torch's own choice
         weights: number format of the weights in memory: stored (as in the files), float32, bfloat16, or
             quantized at loading, which makes another model: q8_0, q4_0, q4_1
@@ -76,6 +77,7 @@ class Model:
     dtype: str = option("auto", "T")
     device: str = option("auto", "D")
     heads: str = option("auto", "PATH")
+    eagle: str | None = option(None, "PATH")
     threads: int | None = option(None, level=RARE)
     weights: str = option("stored", "W", level=RARE)
     activations: str = option("float", "T", level=HIDDEN)  # --dtype int8 has taken its place
@@ -301,6 +303,8 @@ def check_model_options(args: argparse.Namespace) -> None:
         check_tp(how.tp)
     check_there(args.device)
     check_heads(args.heads)
+    if getattr(args, "eagle", None) is not None:
+        check_eagle(args.eagle)
 
 
 def check_heads(heads: str) -> None:
@@ -346,7 +350,7 @@ def tp_from(args: argparse.Namespace) -> int:
 
 def inputs_of(args: argparse.Namespace) -> dict[str, Any]:
     """Option → the file that a command reads through it, for `output.check_apart`."""
-    names = ("prompt_file", "prompts", "heads", "data", "device_map", "json_schema", "grammar")
+    names = ("prompt_file", "prompts", "heads", "eagle", "data", "device_map", "json_schema", "grammar")
     given = {f"--{name.replace('_', '-')}": getattr(args, name, None) for name in names}
     return {option: name for option, name in given.items() if name not in ("auto", "none", "self", "-")}
 
@@ -368,4 +372,5 @@ def load_model(args: argparse.Namespace, rope_scaling: str | None = None) -> Any
 def loading_of(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of ``LLM`` that say how the model is loaded, but for threads and ranks."""
     names = ("dtype", "device", "heads", "weights", "activations", "kv_cache_dtype", "backend", "cuda_graphs")
-    return {name: getattr(args, name) for name in names} | {"device_map": device_map_from(args)}
+    more = {"device_map": device_map_from(args), "eagle": getattr(args, "eagle", None)}
+    return {name: getattr(args, name) for name in names} | more

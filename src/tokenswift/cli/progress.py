@@ -27,6 +27,7 @@ STAGES = {
     "pack": ("packing weights", "layers", 1),
     "prompt": ("prefill", "tokens", 1),
     "states": ("hidden states", "tokens", 1),
+    "features": ("features", "tokens", 1),
     "train": ("training", "steps", 1),
     "text": ("measuring on the text", "places", 1),
     "write": ("the model writes", "tokens", 1),

@@ -42,6 +42,14 @@ class System:
     system: str | None = option(None, "TEXT")
 
 
+def prepare(args: argparse.Namespace) -> None:
+    """Start what renders chat templates before the model is loaded, where it may be needed."""
+    if not args.raw and args.prompt_ids is None:
+        from tokenswift.loader.templates.render import prepare
+
+        prepare()
+
+
 def check_chat_options(args: argparse.Namespace) -> None:
     """What can be checked without the model.
 

@@ -8,13 +8,19 @@ import sys
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
+from tokenswift.kernels.cpu.build import describe
 from tokenswift.version import __version__
 
 
 def text() -> str:
-    """``tokenswift 0.1.0 (torch …, transformers …, Python …; device cpu)``."""
+    """``tokenswift 0.1.0 (torch …, transformers …, Python …; device cpu: x86_64; CPU kernels: …)``.
+
+    Raises:
+        InputError: ``TOKENSWIFT_KERNELS`` names nothing that there is.
+    """
     parts = [f"{name} {_version(name)}" for name in ("torch", "transformers")]
-    return f"tokenswift {__version__} ({', '.join(parts)}, Python {platform.python_version()}; {_device()})"
+    about = f"{', '.join(parts)}, Python {platform.python_version()}; {_device()}; CPU kernels: {describe()}"
+    return f"tokenswift {__version__} ({about})"
 
 
 def _version(name: str) -> str:
@@ -36,6 +42,8 @@ def _device() -> str:
 def cuda_count() -> int | None:
     """How many CUDA devices the installed torch can use, asked of the driver itself; None: only torch can
     tell (one for ROCm calls that CUDA, and not everywhere are drivers found like this)."""
+    if sys.platform == "darwin":
+        return 0
     if sys.platform != "linux":
         return None
     try:

@@ -35,6 +35,7 @@ from tokenswift.loader.load import check_place
 from tokenswift.loader.prompts import Prompt, has_template, prompt_ids
 from tokenswift.models.target import Target
 from tokenswift.ranks import Ranks
+from tokenswift.spec.eagle.checkpoint import EagleWeights
 from tokenswift.spec.heads.modules import Heads
 from tokenswift.spec.methods.resources import Resources
 from tokenswift.types import Generation, InputError, OnProgress, Step
@@ -52,6 +53,7 @@ class LLM(AbstractContextManager["LLM"]):
         device: "auto" (CUDA where there is one), "cpu", "cuda", or a device of torch.
         heads: "auto" (shipped heads that fit the model, else none), "none" or None, shipped ones by kind
             ("conditioned", "linear", "medusa"), an adapter file, or the heads themselves.
+        eagle: an EAGLE-3 drafter for the model: folder, GGUF file or hub id; None: none.
         rope_scaling: None, "yarn:4" (four times the model's positions) or "yarn" (room for 131,072), for
             texts beyond the model's positions.
         on_progress: told how far loading is: ``on_progress(stage, done, total)`` with the stages "fetch"
@@ -98,8 +100,8 @@ class LLM(AbstractContextManager["LLM"]):
         tp: int = 1,
         backend: words.Backend | str = "auto",
         cuda_graphs: words.CudaGraphs | str = "auto",
+        eagle: str | Path | EagleWeights | None = None,
     ) -> None:
-        heads = str(heads) if isinstance(heads, Path) else heads
         how = LoadConfig(
             dtype=dtype,  # type: ignore[arg-type]  # torch's own become names
             device=device,  # type: ignore[arg-type]
@@ -116,10 +118,11 @@ class LLM(AbstractContextManager["LLM"]):
         if how.tp > 1:
             self.ranks = Ranks(how.tp, check_place(how))
         source, self.name = open_model(model, how, on_progress), str(model)
-        self._resources = Resources(source, self.name, heads, how, on_progress, self.ranks)
+        self._resources = Resources(source, self.name, heads, how, on_progress, self.ranks, eagle)
         self.loading = {
             "model": str(Path(model).expanduser().absolute()) if Path(model).exists() else str(model),
-            "heads": heads if heads is None or isinstance(heads, str) else None,
+            "heads": str(heads) if isinstance(heads, str | Path) else None,
+            "eagle": str(eagle) if isinstance(eagle, str | Path) else None,
             **{f.name: getattr(how, f.name) for f in fields(how) if f.name not in ("threads", "tp")},
         }
 
@@ -133,6 +136,7 @@ class LLM(AbstractContextManager["LLM"]):
         rope_scaling: str | None = None,
         backend: words.Backend | str = "auto",
         cuda_graphs: words.CudaGraphs | str = "auto",
+        eagle: str | Path | EagleWeights | None = None,
     ) -> LLM:
         """Wrap a loaded transformers model; the object itself stays as it is.
 
@@ -142,12 +146,12 @@ class LLM(AbstractContextManager["LLM"]):
             model: a causal LM of transformers.
             tokenizer: its tokenizer; None: prompts are token ids, and texts are empty.
             heads: as for ``LLM``; shipped heads are found by the model's weights.
-            rope_scaling, backend, cuda_graphs: as for ``LLM``.
+            rope_scaling, backend, cuda_graphs, eagle: as for ``LLM``.
         """
         how = LoadConfig(rope_scaling=rope_scaling, backend=backend, cuda_graphs=cuda_graphs)
         source, llm = wrap_model(model, tokenizer, how), cls.__new__(cls)
         llm.name = getattr(model.config, "_name_or_path", "") or type(model).__name__
-        llm._resources = Resources(source, llm.name, heads, how)
+        llm._resources = Resources(source, llm.name, heads, how, eagle=eagle)
         return llm
 
     @property
@@ -174,8 +178,7 @@ class LLM(AbstractContextManager["LLM"]):
     @property
     def model(self) -> Any:
         """The transformers model, loaded at the first use of this where the weights came straight from its
-        files. Where its weights were packed for the CPU they are unpacked again. Either way they take twice
-        the memory from then on."""
+        files, or its weights unpacked again. Either way they take twice the memory from then on."""
         with self.resources.lock:
             self.target.give_back()
             return self.source.model
@@ -278,14 +281,14 @@ class LLM(AbstractContextManager["LLM"]):
                 a list of strings, ends the text, which is cut before the first to appear (default none);
                 ``on_loop="stop"`` ends a text that repeats itself (default "report": `Metrics.loop` says
                 so), by the sizes and counts of ``loop=LoopOptions(…)``; ``run_dir=DIR`` keeps a journal of
-                the run there, and goes on with it when DIR holds this very run already (see docs/runs.md);
-                ``drop_damaged=True`` does so from the last good record of a damaged journal;
-                ``logprobs=N`` tells each token's log-probability and those of the N likeliest, 0 to 20
-                (`Logprob`), which no journal keeps;
+                the run there, and goes on with it when DIR holds this very run already (see docs/runs.md),
+                ``drop_damaged=True`` from the last good record of a damaged one; ``logprobs=N`` tells each
+                new token's log-probability and those of the N likeliest, 0 to 20 (`Logprob`, kept by no
+                journal), ``prompt_logprobs=N`` those of the prompt's (``max_new_tokens`` may be 0 then);
+                ``logprobs_mode="raw_logprobs"``: those of new tokens are the model's own, too;
                 ``response_format=…``, in OpenAI's form, or a `Grammar`, says what the text has to be like
-                (the field ``grammar`` of the sampling; see docs/grammars.md);
-                ``on_progress(stage, done, total)`` is told how far the reading of the prompt is (stage
-                "prompt", in tokens).
+                (the sampling's ``grammar``; see docs/grammars.md); ``on_progress(stage, done, total)`` is
+                told how far the reading of the prompt is (stage "prompt", in tokens).
         Raises:
             InputError: naming the argument, its value and what is valid.
             RunError: the run failed on its way; the line says what was kept.
@@ -303,10 +306,8 @@ class LLM(AbstractContextManager["LLM"]):
         sampling: SamplingParams | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Stream:
-        """The steps of `generate`, as they happen. ``step.text`` holds complete characters only.
-
-        After the last step ``stream.result`` is what `generate` would have returned (see `Stream`).
-        """
+        """The steps of `generate`, as they happen; their ``text`` holds complete characters only. After the
+        last one ``stream.result`` is what `generate` would have returned (see `Stream`)."""
         how = (max_new_tokens, strategy, strategy_options, sampling, options)
         return self.start(Request.of(prompt, self.default_sampling, *how))
 
@@ -368,8 +369,7 @@ class LLM(AbstractContextManager["LLM"]):
     ) -> list[Generation]:
         """Generate after several prompts, concurrently; the results are in the order of the prompts.
 
-        Each result is, token by token, what `generate` returns for its prompt alone. All prompts are
-        checked before the first is run.
+        Each result is, token by token, what `generate` returns for its prompt alone. All are checked first.
 
         Args:
             prompts: a list, each entry as `generate` takes it (a chat is a list of messages).

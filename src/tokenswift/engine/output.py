@@ -44,7 +44,7 @@ class Output:
         self.tokens: list[int] = []
         self.sources: Counter[str] = Counter(dict.fromkeys(marks(), 0))
         self.logprobs: list[Logprob] = []
-        self.finish_reason: str | None = None
+        self.finish_reason: str | None = None if self._most else "length"
         self.tail = ""
         self._written: list[str] = []
 

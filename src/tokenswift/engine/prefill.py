@@ -31,6 +31,7 @@ class Prefilled:
         sampler = self._target.sampler(self.sampling)
         cache = self._target.new_cache(max(1, len(self.tokens) - 1))
         self._sequence = TokenSequence(self.tokens, len(self.tokens), cache, self._target, sampler)
+        self._sequence.features = llm.resources.features()
         begun = perf_counter()
         prefill(self._sequence)
         self.seconds = perf_counter() - begun
@@ -51,6 +52,7 @@ class Prefilled:
             sampler=sampler,
             newest=base.newest,
             newest_row=base.newest_row,
+            features=None if base.features is None else base.features.copy(),
         )
 
     def generate(self, *args: Any, **kwargs: Any) -> Generation:

@@ -84,7 +84,7 @@ class Prefixes:
             return
         if 2 * length <= sequence.cache.capacity:
             sequence.cache = sequence.cache.fork(length)  # it ended early: most of its room is empty
-        sequence.newest = None
+        sequence.newest = sequence.features = None
         within = [one for one, least in zip(own, shared, strict=True) if least >= one.cache.length]
         self._kept = [*(one for one in self._kept if not any(one is other for other in within)), sequence]
         self.shrink(self.most)

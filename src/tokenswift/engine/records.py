@@ -71,7 +71,7 @@ def asked(record: Any, name: str) -> Asked:
         InputError: naming the field that is wrong.
     """
     if not isinstance(record, dict) or ("prompt" in record) == ("messages" in record):
-        raise InputError(f"it has not one of prompt and messages; valid: an object such as {EXAMPLE}")
+        raise InputError(f"it has neither prompt nor messages, or both; valid: an object such as {EXAMPLE}")
     for key in record:
         if key not in FIELDS:
             raise InputError(f"{shown(key)} is no field; valid: {', '.join(FIELDS)}")

@@ -29,7 +29,7 @@ from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import Prompt
 from tokenswift.method_options import OPTIONS, build_options
 from tokenswift.types import InputError, OnProgress
-from tokenswift.words import OnLoop
+from tokenswift.words import LogprobsMode, OnLoop, words
 
 MOST_LOGPROBS = 20  # of OpenAI's interface
 LOGPROBS = f"an integer from 0 to {MOST_LOGPROBS}, or None"
@@ -77,6 +77,8 @@ class GenerateOptions(SamplingFields, total=False):
     drop_damaged: bool
     on_progress: OnProgress | None
     logprobs: int | None
+    logprobs_mode: LogprobsMode | str
+    prompt_logprobs: int | None
     response_format: Any
 
 
@@ -105,6 +107,8 @@ class Request:
     drop_damaged: bool = False
     on_progress: OnProgress | None = None
     logprobs: int | None = None
+    logprobs_mode: str = "processed_logprobs"
+    prompt_logprobs: int | None = None
     prefilled: Prefilled | None = None
 
     @classmethod
@@ -156,7 +160,8 @@ class Request:
         return cls(prompt, max_new_tokens, strategy, strategy_options, sampling, **rest)
 
     def __post_init__(self) -> None:
-        self._keep("max_new_tokens", check_integer("max_new_tokens", self.max_new_tokens, 1))
+        least = 1 if self.prompt_logprobs is None else 0
+        self._keep("max_new_tokens", check_integer("max_new_tokens", self.max_new_tokens, least))
         check_choice("on_loop", self.on_loop, ON_LOOP)
         check_choice("strategy", self.strategy, tuple(OPTIONS))
         build_options(OPTIONS[self.strategy], self.strategy, self.strategy_options)
@@ -176,12 +181,15 @@ class Request:
             if not isinstance(self.run_dir, str | os.PathLike):
                 raise InputError(f"run_dir is {shown(self.run_dir)}; valid: None, or the path of a folder")
             self._keep("run_dir", Path(self.run_dir))
-        if self.logprobs is not None:
-            if (integer_of(self.logprobs) or 0) > MOST_LOGPROBS:
-                raise InputError(f"logprobs is {shown(self.logprobs)}; valid: {LOGPROBS}", "logprobs")
-            self._keep("logprobs", check_integer("logprobs", self.logprobs, 0, LOGPROBS))
-            if self.run_dir is not None:
-                raise InputError("logprobs are not kept in a run_dir; valid: one of the two", "logprobs")
+        check_choice("logprobs_mode", self.logprobs_mode, words(LogprobsMode))
+        for name in ("logprobs", "prompt_logprobs"):
+            given = getattr(self, name)
+            if (integer_of(given) or 0) > MOST_LOGPROBS:
+                raise InputError(f"{name} is {shown(given)}; valid: {LOGPROBS}", name)
+            if given is not None:
+                self._keep(name, check_integer(name, given, 0, LOGPROBS))
+        if self.logprobs is not None and self.run_dir is not None:
+            raise InputError("logprobs are not kept in a run_dir; valid: one of the two", "logprobs")
 
     @property
     def options(self) -> Any:

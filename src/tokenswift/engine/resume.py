@@ -126,8 +126,9 @@ def reload(
     loading = msgspec.to_builtins(state.header.model) | {"tp": tp}
     if device_map is not None or tp > 1:
         loading |= {"device_map": device_map, "device": "auto"}
-    if loading["heads"] not in (None, "auto", "none"):
-        with suppress(InputError):  # heads never change the tokens: without them it is slower, that is all
+    given = loading["heads"] not in (None, "auto", "none")
+    if given or loading["eagle"] is not None:
+        with suppress(InputError):  # drafts never change the tokens: without them it is slower, that is all
             return LLM(**loading, on_progress=on_progress)
-        loading["heads"] = "auto"
+        loading |= {"heads": "auto" if given else loading["heads"], "eagle": None}
     return LLM(**loading, on_progress=on_progress)

@@ -14,6 +14,7 @@ import torch
 from tokenswift.engine.journal import Journal
 from tokenswift.engine.output import Output
 from tokenswift.engine.prefixes import Prefixes
+from tokenswift.engine.prompt_logprobs import PromptLogprobs
 from tokenswift.engine.request import Request
 from tokenswift.engine.step import PrefillChunk, RunningSequence, advance, prefill
 from tokenswift.interfaces import Calibrated, TokenSequence
@@ -44,6 +45,7 @@ class Run:
         patience: seconds that a step may draft for now: asked there too.
         text: the text under way, once the prompt is read.
         output: what it has written.
+        scores: how likely the prompt's tokens are, where that is asked for.
     Raises:
         InputError: naming the argument, its value and what is valid.
     """
@@ -84,6 +86,9 @@ class Run:
         self.prefixes = prefixes if self.target.equal_bits else None
         self.check_memory(spare)
         self.meter = Meter() if self.ranks is None else Meter(self.ranks.shared)
+        self.scores: PromptLogprobs | None = None
+        if request.prompt_logprobs is not None:
+            self.scores = PromptLogprobs(self.target, self.prompt, request.prompt_logprobs)
         self.text: RunningSequence | None = None
         self._sequence: TokenSequence | None = None
         self.draft_passes = 0
@@ -95,8 +100,8 @@ class Run:
 
     @property
     def finish_reason(self) -> str | None:
-        """Why it ended; None until then."""
-        return self.output.finish_reason
+        """Why it ended; None until then, and until its prompt is read where that is to be told of."""
+        return None if self.scores is not None and not self.scores.is_whole else self.output.finish_reason
 
     # ---- memory ---------------------------------------------------------------------------------
 
@@ -168,15 +173,19 @@ class Run:
             return self._sequence
         capacity = len(self.prompt) + self.max_new_tokens + self.strategy.max_nodes
         with self.meter.phase("prefill"):
-            if self.request.prefilled is not None and not self.output.tokens:
+            reads = self.scores is not None  # all of the prompt, whoever has read it before
+            if self.request.prefilled is not None and not self.output.tokens and not reads:
                 self._sequence = self._named(self.request.prefilled.fork(capacity, self.sampler))
                 return self._sequence
             known, cache = self.prompt + self.output.tokens, None
-            if self.prefixes is not None:
+            if self.prefixes is not None and not reads:
                 cache = self.prefixes.begin(known, capacity, self.owner)
             if cache is None:
                 cache = self.target.new_cache(capacity)
             made = TokenSequence(known, len(self.prompt), cache, self.target, self.sampler)
+            made.on_read = None if self.scores is None else self.scores.take
+            if self.request.strategy == "auto":
+                made.features = self.llm.resources.features()
             self._sequence = self._named(made)
         self._sequence.draft_passes = self.draft_passes
         if self.prefixes is not None:
@@ -194,7 +203,7 @@ class Run:
 
     def read(self, rows: int | None = None) -> int:
         """Read on in the prompt (and in what was written before), about so many rows or all that is left;
-        returns what is left then. With nothing left `text` is there."""
+        returns what is left then. With nothing left `text` is there, unless no token may come."""
         sequence = self.begin()
         with self.meter.phase("prefill"):
             left = prefill(sequence, self.request.on_progress, rows)
@@ -223,9 +232,12 @@ class Run:
         return part.left
 
     def _make_text(self, sequence: TokenSequence) -> None:
+        if self.output.finish_reason is not None:  # it was read for its log-probabilities
+            return
         room = self.max_new_tokens - len(self.output.tokens)
         self.text = RunningSequence(sequence, self.strategy, self.sampler, room, self.eos, self.meter)
         self.text.logprobs, self.text.ranks = self.request.logprobs, self.ranks
+        self.text.raw = self.request.logprobs_mode == "raw_logprobs"
         self.text.begin()
 
     def take(self, step: Step) -> Step:
@@ -235,7 +247,8 @@ class Run:
             self.draft_passes = self._sequence.draft_passes
         if self.journal is not None:
             self.journal.add(step, pieces, self.draft_passes)
-        return replace(step, text=step.text + self.output.finish())
+        prompt = () if self.scores is None else self.scores.once()
+        return replace(step, text=step.text + self.output.finish(), prompt_logprobs=prompt)
 
     def finish(self) -> None:
         """Write the end to the journal, where there is one; keep what the steps have shown of their costs."""
@@ -273,4 +286,5 @@ class Run:
             draft_source=self.draft_source,
             token_sources=dict(self.output.sources),
             logprobs=self.output.logprobs,
+            prompt_logprobs=[] if self.scores is None else self.scores.found,
         )

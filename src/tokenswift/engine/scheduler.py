@@ -293,7 +293,9 @@ class Scheduler:
 
     def _has_read(self, ticket: Ticket, rows: int, left: int) -> None:
         self._count(read=rows)
-        if not left:
+        if not left and ticket.run.text is None:  # no token may come: what was asked for is of the prompt
+            self._finish(ticket)
+        elif not left:
             with self._wake:
                 self._reading.remove(ticket)
                 self._running.append(ticket)

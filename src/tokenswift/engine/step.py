@@ -52,7 +52,8 @@ def prefill(sequence: TokenSequence, on_progress: OnProgress | None = None, rows
         report = on_progress
         if report is not None and at:
             report = partial(_further, report, at, known)
-        newest = model.prefill(sequence.tokens[at:end], sequence.cache, report, ends=end > known - OBSERVED)
+        ends, told, features = end > known - OBSERVED, sequence.on_read, sequence.features
+        newest = model.prefill(sequence.tokens[at:end], sequence.cache, report, ends, told, features)
         _take(sequence, newest, at)
     return known - end
 
@@ -107,6 +108,10 @@ class PrefillChunk:
     def take(self, result: Pass) -> None:
         """Commit the part."""
         at = self.sequence.cache.length
+        if self.sequence.on_read is not None:
+            self.sequence.on_read(at, result.hidden)
+        if self.sequence.features is not None and result.features is not None:
+            self.sequence.features.take(at, result.features)
         self.sequence.cache.commit(tuple(range(self.rows)))
         _take(self.sequence, result, at)
 
@@ -127,6 +132,7 @@ class RunningSequence:
         tokens, ms: running means of a step: new tokens, and milliseconds outside of the pass.
         logprobs: how many of the likeliest tokens steps tell with each new token's log-probability; None:
             neither is told.
+        raw: whether these are of the model's own distribution.
         ranks: processes that run the same text over one model, in step with this one; None without.
     """
 
@@ -141,6 +147,7 @@ class RunningSequence:
     tokens: float = 1.0
     ms: float = 0.0
     logprobs: int | None = None
+    raw: bool = False
     ranks: Ranks | None = None
 
     def begin(self) -> None:
@@ -289,8 +296,11 @@ def _finished(text: RunningSequence, tree: DraftTree, result: Pass, logits: Tens
         logprobs = ()
         if text.logprobs is not None:
             paths = [new[:depth] for depth in range(len(new))]
-            logprobs = sampler.logprobs(logits[[*nodes]], sequence.tokens, paths, new, text.logprobs)
+            rows = (logits[[*nodes]], sequence.tokens, paths, new)
+            logprobs = sampler.logprobs(*rows, text.logprobs, text.raw)
     with meter.phase("commit"):
+        if sequence.features is not None and result.features is not None:
+            sequence.features.take(sequence.cache.length, result.features[:, [*nodes]])
         sequence.cache.commit(nodes)
         sequence.tokens.extend(new)
         sequence.newest, sequence.newest_row = result, nodes[-1]

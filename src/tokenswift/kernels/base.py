@@ -48,6 +48,26 @@ class Body:
 
 
 @dataclass(slots=True)
+class Taps:
+    """Where a pass leaves the states that enter some layers; the number of layers stands for what leaves the
+    last one.
+
+    Attributes:
+        layers: their numbers.
+        states: filled by the pass.
+    """
+
+    layers: tuple[int, ...]
+    states: Float[Tensor, "k n D"]
+
+    def fill(self, number: int, states: Float[Tensor, "n D"]) -> None:
+        """These states enter layer ``number``."""
+        for place, layer in enumerate(self.layers):
+            if layer == number:
+                self.states[place].copy_(states)
+
+
+@dataclass(slots=True)
 class Batch:
     """The rows of a pass, its segments' one after the other; a backend adds what it needs.
 
@@ -74,10 +94,18 @@ class Batch:
         ends = accumulate((len(segment.tokens) for segment in self.segments), initial=0)
         return [slice(start, end) for start, end in pairwise(ends)]
 
-    def passes(self, states: Float[Tensor, "n D"], queries: Any) -> list[Pass]:
-        """Each segment's part of what a pass gives: states, and what :meth:`Backend.layers` returned."""
+    def passes(
+        self, states: Float[Tensor, "n D"], queries: Any, features: Float[Tensor, "k n D"] | None = None
+    ) -> list[Pass]:
+        """Each segment's part of what a pass gives: states, what :meth:`Backend.layers` returned, and what
+        was tapped."""
         pairs = zip(self.rows(), queries, strict=True)
-        return [Pass(states[rows], own) for rows, own in pairs]
+        return [Pass(states[rows], own, part_of(features, rows)) for rows, own in pairs]
+
+
+def part_of(features: Float[Tensor, "k n D"] | None, rows: slice) -> Tensor | None:
+    """Some rows' features."""
+    return None if features is None else features[:, rows]
 
 
 class Replays(Protocol):
@@ -268,10 +296,15 @@ class Backend(ABC):
         sin: Float[Tensor, "n half"],
         batch: Any,
         keep: bool = True,
+        taps: Taps | None = None,
+        beside: Float[Tensor, "n D"] | None = None,
     ) -> Any:
         """Run a pass through all layers: the ``states`` of a batch's rows (float32) from embeddings to before
         the final norm, in place. Keys and values go behind each cache's own.
 
+        Args:
+            taps: filled on the way.
+            beside: float32; what layers with `LayerWeights.beside` make queries, keys and values of, too.
         Returns:
             The rotated queries, for :meth:`Batch.passes`: of each segment (L, H, m, d), of its m rows; of the
             last layer alone, (1, H, m, d), unless ``keep``.

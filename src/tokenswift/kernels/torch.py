@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tokenswift.interfaces import KVCache
-from tokenswift.kernels.base import Backend, Batch, Body
+from tokenswift.kernels.base import Backend, Batch, Body, Taps
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.tree import ancestor_mask
 
@@ -45,6 +45,8 @@ class TorchBackend(Backend):
         sin: Float[Tensor, "n half"],
         batch: Batch,
         keep: bool = True,
+        taps: Taps | None = None,
+        beside: Float[Tensor, "n D"] | None = None,
     ) -> list[Float[Tensor, "L H m d"]]:
         """See :meth:`Backend.layers`. Products run over all rows, attention over each segment's."""
         shape, count, places = body.shape, len(states), batch.rows()
@@ -53,8 +55,13 @@ class TorchBackend(Backend):
         whole = shape.active == torch.int8
         active = torch.float32 if whole else shape.active  # the products turn them into integers
         for number, layer in enumerate(body.weights):
-            normed = self.norm(states, layer.norm, shape.eps, active)
+            if taps is not None:
+                taps.fill(number, states)
+            normed = states if layer.norm is None else self.norm(states, layer.norm, shape.eps, active)
             qkv = self.linear(normed, layer.qkv, layer.qkv_bias, shape.active)
+            if layer.beside is not None and layer.beside_norm is not None and beside is not None:
+                normed = self.norm(beside, layer.beside_norm, shape.eps, active)
+                qkv += self.linear(normed, layer.beside, None, shape.active)
             heads = qkv.view(count, -1, shape.width).transpose(0, 1)
             query, key, value = heads.split([shape.heads, shape.kv_heads, shape.kv_heads])
             if layer.query_norm is not None and layer.key_norm is not None:
@@ -77,6 +84,8 @@ class TorchBackend(Backend):
             gate, up = self.linear(normed, layer.gate_up, layer.gate_up_bias, shape.active).chunk(2, dim=-1)
             inner = (F.silu(gate) * up).to(active)
             states += self.linear(inner, layer.down, layer.down_bias, shape.active)
+        if taps is not None:
+            taps.fill(len(body.weights), states)
         return [torch.stack(own if keep else own[-1:]) for own in kept]
 
     def attend(

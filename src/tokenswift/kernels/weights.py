@@ -266,14 +266,18 @@ class LayerWeights:
         down: (D, inner).
         norm, mlp_norm: weights of the RMS norms before attention and before the MLP.
         query_norm, key_norm: of the norms of each head's query and key (Qwen3).
+        norm: None where states enter the layer normalised.
         window: newest keys that a token sees (itself included); 0 is all.
+        beside: of a drafter's layer: what is added to queries, keys and values from a second input, of which
+            a pass has a row beside each of its states, ((H + 2 K) d, D).
+        beside_norm: of the norm of that input.
     """
 
     qkv: Packed
     out: Packed
     gate_up: Packed
     down: Packed
-    norm: Tensor
+    norm: Tensor | None
     mlp_norm: Tensor
     qkv_bias: Tensor | None = None
     out_bias: Tensor | None = None
@@ -282,10 +286,12 @@ class LayerWeights:
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
     window: int = 0
+    beside: Packed | None = None
+    beside_norm: Tensor | None = None
 
     def packed(self) -> list[Packed]:
-        """Those of :data:`PRODUCTS`."""
-        return [getattr(self, name) for name in PRODUCTS]
+        """Those of :data:`PRODUCTS`, and what is beside them."""
+        return [getattr(self, name) for name in PRODUCTS] + ([] if self.beside is None else [self.beside])
 
     def tensors(self) -> Iterator[Tensor]:
         """Everything that a pass reads."""

@@ -85,6 +85,17 @@ class FullCache:
             self._move_rows(start + kept, [node - kept for node in nodes[kept:]])
         self._length = start + len(nodes)
 
+    def rewind(self, length: int) -> None:
+        """Forget the committed entries behind the first ``length``."""
+        self._length = min(length, self._length)
+
+    def slide(self, count: int) -> None:
+        """Keep the last ``count`` entries alone, of floats; they become the first ones."""
+        start = self._length - count
+        if start > 0:
+            self.data[:, :, :count] = self.data[:, :, start : self._length].clone()
+            self._length = count
+
     def fill_random(self) -> None:
         """Random entries in all slots, for measuring."""
         self.data.normal_()

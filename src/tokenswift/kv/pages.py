@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 _LEAST = 1 << 22  # bytes below which it does not matter
-_PAGE = 4096
+_PAGE = mmap.PAGESIZE  # 4 KiB on x86-64; 4, 16 or 64 on arm64
 _HUGEPAGE = 14  # MADV_HUGEPAGE of Linux
 _SLAB = 1 << 26  # bytes that an arena takes at a time
 _LINE = 64  # bytes of a cache line

@@ -57,6 +57,22 @@ def check_name(name: str) -> None:
         raise InputError(f"model is {name!r}: {what}; {known}")
 
 
+def check_eagle(name: str) -> None:
+    """What can be said of an EAGLE-3 drafter's name without asking the hub; light.
+
+    Raises:
+        InputError: neither a folder or file that is there, nor shaped like a hub id.
+    """
+    there = bool(name) and "\0" not in name and Path(name).expanduser().exists()
+    shaped = HUB_ID.fullmatch(name) or GGUF_FILE.fullmatch(name)
+    if not there and (not shaped or ".." in name):
+        raise InputError(
+            f"eagle is {name!r}: no such folder or file; valid: a folder or GGUF file of an EAGLE-3 drafter, "
+            "a hub id owner/name, or owner/name:file.gguf",
+            "eagle",
+        )
+
+
 def locate(name: str, on_progress: OnProgress | None = None) -> tuple[str, bool]:
     """Where a name's files are: (folder, GGUF file or hub id, whether only local files may be used).
 

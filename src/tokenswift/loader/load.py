@@ -6,7 +6,6 @@ code runs the model; nothing is forked here.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from tokenswift.checks import check_choice
 from tokenswift.config import shown
-from tokenswift.kernels.cpu.build import INSTRUCTION_SETS
+from tokenswift.kernels.cpu.build import kernels_wanted
 from tokenswift.load_config import LoadConfig, check_backend
 from tokenswift.loader import hub
 from tokenswift.loader._hf import counted_loading, making_models, quiet_transformers
@@ -62,18 +61,6 @@ def usual_backend() -> str:
     return "torch" if kernels_wanted() == "torch" else "auto"
 
 
-def kernels_wanted() -> str:
-    """``TOKENSWIFT_KERNELS``: "auto", "torch", or the instruction set that CPU kernels are compiled
-    for, to find out what is at fault.
-
-    Raises:
-        InputError: another value.
-    """
-    wanted = os.environ.get("TOKENSWIFT_KERNELS") or "auto"
-    check_choice("TOKENSWIFT_KERNELS", wanted, ("auto", "torch", *INSTRUCTION_SETS))
-    return wanted
-
-
 def check_place(how: LoadConfig) -> str:
     """The device to use: "cpu", "cuda" or "cuda:N".
 
@@ -109,10 +96,11 @@ def native_bfloat16(device: str) -> bool:
     if device != "cpu":
         return True
     try:
-        flags = Path("/proc/cpuinfo").read_text().split("flags", 1)[-1].split("\n", 1)[0].split()
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux: no way to tell
         return False
-    return "amx_bf16" in flags or "avx512_bf16" in flags
+    flags = next((line.split() for line in lines if line.startswith(("flags", "Features"))), [])
+    return not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags)
 
 
 def load(

@@ -87,7 +87,7 @@ def made_whole(folder: Path, sha256: str, version: int, need: str, make: Callabl
     """
     if fault(folder, sha256, version) is None:
         return
-    with _locked(folder, need):
+    with lock(folder, need):
         reason = fault(folder, sha256, version)
         if reason is None:  # another process made it while we waited
             return
@@ -108,7 +108,7 @@ def made_whole(folder: Path, sha256: str, version: int, need: str, make: Callabl
 
 
 @contextmanager
-def _locked(folder: Path, need: str) -> Iterator[None]:
+def lock(folder: Path, need: str) -> Iterator[None]:
     """Hold the lock of a folder of the cache; faults of the disk become errors with a line of advice."""
     cache = folder.parent
     try:

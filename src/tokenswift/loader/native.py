@@ -152,7 +152,7 @@ def completed(kind: str, said: Mapping[str, Any]) -> NativeConfig | None:
     if kind in ("llama", "mistral") and fields["head_dim"] is None:
         fields["head_dim"] = fields["hidden_size"] // fields["num_attention_heads"]
     fields["num_key_value_heads"] = fields["num_key_value_heads"] or fields["num_attention_heads"]
-    rope = _positions(said, fields["max_position_embeddings"])
+    rope = positions_said(said, fields["max_position_embeddings"])
     if rope is None or fields["hidden_act"] != "silu" or not _is_whole(kind, fields):
         return None
     if "layer_types" in usual and not _take_layer_types(fields):
@@ -194,7 +194,7 @@ def _take_layer_types(fields: dict[str, Any]) -> bool:
     return len(fields["layer_types"]) == layers and set(fields["layer_types"]) <= {FULL, SLIDING}
 
 
-def _positions(said: Mapping[str, Any], limit: int) -> dict[str, Any] | None:
+def positions_said(said: Mapping[str, Any], limit: int) -> dict[str, Any] | None:
     """``rope_parameters`` of what a file says, of older ones too."""
     rope = said.get("rope_scaling") or said.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):

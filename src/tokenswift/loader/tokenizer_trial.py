@@ -94,9 +94,9 @@ def main() -> None:
     memory, seconds = int(sys.argv[2]), float(sys.argv[3])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(
-        resource.RLIMIT_AS, (memory if hard == resource.RLIM_INFINITY else min(memory, hard), hard)
-    )
+    if sys.platform != "darwin":  # there processor time alone is bounded (see templates/worker.py)
+        most = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     signal.setitimer(signal.ITIMER_PROF, seconds)
     print(json.dumps(_tried(sys.argv[1])), flush=True)
     os._exit(0)  # without the time that taking it apart needs

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tokenswift.config import SamplingParams
 from tokenswift.inference import inference
-from tokenswift.interfaces import CommittingCache, KVCache, Pass, Segment
+from tokenswift.interfaces import CommittingCache, FeatureStore, KVCache, OnRead, Pass, Segment
 from tokenswift.kernels.base import Backend
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.select import OBSERVED
@@ -39,6 +39,8 @@ class BaseTarget(ABC):
         keys: type of keys and values.
         layout: what the native decoder knows of the model; None where transformers' own forward runs.
         windows: sliding window of each layer in tokens, None where it sees everything.
+        taps: layers whose entering states a pass gives as features (their number: what leaves the last one),
+            for a drafter that reads them; none at first.
         weight_bytes: bytes of weights that one pass reads.
         copied_bytes: bytes that copies of weights take beside the model's own.
         kv_bytes: bytes of keys and values per cached token.
@@ -49,6 +51,7 @@ class BaseTarget(ABC):
     prefill_chunk: int  # rows of a prefill pass
     whole = False
     layout: Layout | None = None
+    taps: tuple[int, ...] = ()
 
     def __init__(
         self, config: Any, head: Tensor, rotary: Rotary, backend: Backend, kv_heads: int | None = None
@@ -155,6 +158,8 @@ class BaseTarget(ABC):
         cache: CommittingCache,
         on_progress: OnProgress | None = None,
         ends: bool = True,
+        on_read: OnRead | None = None,
+        features: FeatureStore | None = None,
     ) -> Pass:
         """Run the prompt in chunks of :attr:`prefill_chunk` and commit it.
 
@@ -164,6 +169,8 @@ class BaseTarget(ABC):
         Args:
             on_progress: told of the stage "prompt", in tokens, before the first chunk and after each.
             ends: the prompt ends with these tokens; otherwise no queries are kept.
+            on_read: told of each chunk: the position of its first token, and its hidden states (n, D).
+            features: takes those of all rows.
 
         Raises:
             ValueError: no tokens.
@@ -179,6 +186,10 @@ class BaseTarget(ABC):
             rows = torch.tensor(tokens[start:end])
             positions = torch.arange(cache.length, cache.length + len(rows))
             result = self._run([Segment(rows, positions, cache)], keep=start == kept)[0]
+            if on_read is not None:
+                on_read(cache.length, result.hidden)
+            if features is not None and result.features is not None:
+                features.take(cache.length, result.features)
             cache.commit(tuple(range(len(rows))))
             report("prompt", end, length)
         return result

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tokenswift.inference import inference
 from tokenswift.interfaces import Pass, Segment
-from tokenswift.kernels.base import Backend, Batch, check_ids
+from tokenswift.kernels.base import Backend, Batch, Taps, check_ids
 from tokenswift.kernels.cpu.arguments import TYPES
 from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
@@ -45,6 +45,9 @@ from tokenswift.types import InputError, OnProgress
 #: model types that the native decoder runs
 PREFILL_CHUNK = 512  # rows of a prefill pass; the bits do not depend on it
 BLOCK = 4096  # positions whose angles are computed together
+RELEASED = (
+    1 << 25
+)  # bytes of packed weights after which memory is given back: the pages come again at a price
 
 
 def unfit(model: Any) -> str | None:
@@ -121,7 +124,7 @@ class NativeTarget(BaseTarget):
             layout.vocab_size, layout.hidden_size
         )
         super().__init__(layout if files else source.config, sizes, rotary, backend)
-        self._arena = Arena()
+        self._arena, self._unreleased = Arena(), 0
         self.head = self._packed([HEAD])
         self.head_bias = self._vector("lm_head.bias")
         self._norm, self._eps = self._copied(self._weight(NORM)), layout.eps
@@ -139,7 +142,7 @@ class NativeTarget(BaseTarget):
             else:
                 self._embedding = embedding.to(self.device, copy=files or take)
         self._taken = self._weights.done()
-        del self._weights, self._arena
+        del self._weights, self._arena, self._unreleased
         if files or take:
             release_free_memory()
         shape = Shape(
@@ -213,8 +216,10 @@ class NativeTarget(BaseTarget):
             window=self.layout.windows[number],
         )
         self._weights.rest()
-        if not self._weights.copies:
+        self._unreleased += sum(weight.nbytes for weight in made.packed())
+        if not self._weights.copies and self._unreleased >= RELEASED:
             release_free_memory()
+            self._unreleased = 0
         return made
 
     def _fused(self, *linears: str) -> tuple[Packed, Tensor | None]:
@@ -297,31 +302,36 @@ class NativeTarget(BaseTarget):
     # ---- passes ---------------------------------------------------------------------------------
 
     def _run(self, segments: Sequence[Segment], keep: bool = True) -> list[Pass]:
-        return self.run(segments, keep, self.body)
+        return self.run(segments, keep, self.body, self.taps)
 
-    def run(self, segments: Sequence[Segment], keep: bool, body: Any) -> list[Pass]:
+    def run(
+        self, segments: Sequence[Segment], keep: bool, body: Any, taps: tuple[int, ...] = ()
+    ) -> list[Pass]:
         """One pass over the layers of ``body`` (the target's own, or a quantized copy).
 
-        ``keep``: its queries are wanted.
+        ``keep``: its queries are wanted; ``taps``: layers whose entering states are.
         """
         if not self.backend.on_host:  # which would trip over them later, and for good
             for segment in segments:
                 check_ids(segment.tokens, self.vocab_size)
         batch = self.backend.batch(segments, body.shape)
         if self.replays is None or batch.numbers is None:
-            made = self._states(body, keep, batch)
+            made = self._states(body, keep, batch, taps)
         else:
-            work = partial(self._states, body, keep, batch)
-            made = self.replays.run((body, keep, batch.form), work, batch.numbers)
+            work = partial(self._states, body, keep, batch, taps)
+            made = self.replays.run((body, keep, batch.form, taps), work, batch.numbers)
         return batch.passes(*made)
 
     def _states(
-        self, body: Any, keep: bool, batch: Batch, numbers: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
-        """A batch's states before the final norm, and its queries; ``numbers``: in place of its own."""
+        self, body: Any, keep: bool, batch: Batch, taps: tuple[int, ...], numbers: Tensor | None = None
+    ) -> tuple[Any, ...]:
+        """A batch's states before the final norm, its queries, and features where there are taps;
+        ``numbers``: in place of its own."""
         batch = batch if numbers is None else batch.over(numbers)
         states = self.embed(batch.tokens).float()
-        return states, self.backend.layers(body, states, *self._turns(batch.positions), batch, keep)
+        tapped = Taps(taps, states.new_empty(len(taps), *states.shape)) if taps else None
+        queries = self.backend.layers(body, states, *self._turns(batch.positions), batch, keep, tapped)
+        return (states, queries) if tapped is None else (states, queries, tapped.states)
 
     def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions, (n, d / 2) each, on the CPU from a table that grows by blocks.

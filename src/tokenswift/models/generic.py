@@ -128,7 +128,7 @@ class GenericTarget(BaseTarget):
                 )
 
     @torch.inference_mode()
-    def _pass(self, segment: Segment) -> tuple[Tensor, PassContext]:
+    def _pass(self, segment: Segment) -> tuple[Tensor, PassContext, Tensor | None]:
         check_ids(segment.tokens, self.vocab_size)
         context = PassContext(segment, self.backend)
         with self._one_by_one:  # weights that come and go are the pass's own
@@ -138,13 +138,18 @@ class GenericTarget(BaseTarget):
                 past_key_values=segment.cache,
                 use_cache=True,
                 tokenswift_pass=context,
+                **({"output_hidden_states": True} if self.taps else {}),
             )
-        return made.last_hidden_state[0].to(self.device), context
+        features = None
+        if self.taps:
+            found = [made.hidden_states[layer][0].to(self.device).float() for layer in self.taps]
+            features = torch.stack(found)
+        return made.last_hidden_state[0].to(self.device), context, features
 
     def _run(self, segments: Sequence[Segment], keep: bool = True) -> list[Pass]:
         """Each segment by a pass of its own: transformers' forward takes one text."""
         made = [self._pass(segment) for segment in segments]
-        return [Pass(hidden, context.queries) for hidden, context in made]
+        return [Pass(hidden, context.queries, features) for hidden, context, features in made]
 
     @torch.inference_mode()
     def norm(self, hidden: Tensor) -> Tensor:

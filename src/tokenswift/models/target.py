@@ -16,15 +16,23 @@ from torch import Tensor
 
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.cpu.build import INSTRUCTION_SETS, TARGETS, library, targets_of
+from tokenswift.kernels.cpu.build import (
+    INSTRUCTION_SETS,
+    TARGETS,
+    carried,
+    kernels_wanted,
+    library,
+    targets_of,
+)
 from tokenswift.kernels.cpu.check import fault
+from tokenswift.kernels.cpu.prebuilt import Carried
 from tokenswift.kernels.cpu.threads import usable
 from tokenswift.kernels.several import SeveralBackend
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader import placed
 from tokenswift.loader.checkpoint import Weights
 from tokenswift.loader.find import cache_dir
-from tokenswift.loader.load import kernels_wanted, usual_backend
+from tokenswift.loader.load import usual_backend
 from tokenswift.loader.rope import RopeScaling, rotary_of
 from tokenswift.models import reference
 from tokenswift.models.decoder import PREFILL_CHUNK, NativeTarget, unfit
@@ -98,20 +106,21 @@ def _made(device: torch.device, wanted: str, graphs: bool) -> Backend | str:
 
         found = started(device, graphs)
         return f"the CUDA kernels do not work here ({found})" if isinstance(found, str) else found
-    targets = TARGETS
-    if (instructions := kernels_wanted()) in INSTRUCTION_SETS:
+    targets, instructions = TARGETS, kernels_wanted()
+    if instructions in INSTRUCTION_SETS:
         asked = targets_of(instructions)
         if asked is None:
             raise InputError(
                 f"TOKENSWIFT_KERNELS is {instructions!r}, which this processor does not have; valid: auto"
             )
         targets = asked
-    compiled = library(cache_dir() / "kernels", targets)
+    compiled = carried(instructions) or library(cache_dir() / "kernels", targets)
     if compiled is None:  # a line has said why
         return TorchBackend() if wanted == "auto" else "the CPU kernels cannot be compiled here"
     if (wrong := fault(compiled)) is not None:
         return f"the compiled CPU kernels give rows other bits than they have alone ({wrong})"
-    made, name = CpuBackend(compiled), Path(compiled._name).stem
+    made = CpuBackend(compiled)
+    name = compiled.key if isinstance(compiled, Carried) else Path(compiled._name).stem
     made.key = (
         name if name.startswith("kernels-") else None
     )  # where it is kept nowhere, nothing is kept of it

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 from tokenswift.config import shown
+from tokenswift.files import sync
 from tokenswift.runs import journal
 from tokenswift.runs.regular import (
     check_entries,
@@ -248,7 +249,7 @@ class TextFile:
         Returns:
             the finished file.
         """
-        os.fsync(self._file)
+        sync(self._file)
         try:
             same = os.path.samestat(os.fstat(self._file), os.lstat(self.unfinished))
         except FileNotFoundError:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenswift.files import sync
 from tokenswift.runs.regular import open_regular, read_regular, write_all, write_whole
 from tokenswift.types import InputError
 
@@ -168,7 +169,7 @@ class Appender:
         data, checksum = _lines(records, self._checksum)
         try:
             write_all(self._file, data)
-            os.fsync(self._file)
+            sync(self._file)
         except OSError:
             os.ftruncate(self._file, self._good)
             os.lseek(self._file, self._good, os.SEEK_SET)

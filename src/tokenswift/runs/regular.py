@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 from tokenswift.config import shown
+from tokenswift.files import sync
 from tokenswift.types import InputError
 
 _KINDS = {
@@ -111,7 +112,7 @@ def write_whole(path: Path, data: bytes) -> None:
         with os.fdopen(open_regular(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as handle:
             handle.write(data)
             handle.flush()
-            os.fsync(handle.fileno())
+            sync(handle.fileno())
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
@@ -122,6 +123,6 @@ def sync_folder(folder: Path) -> None:
     """Make names in a folder durable, where the system can."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        sync(handle)
     finally:
         os.close(handle)

@@ -74,6 +74,7 @@ class Loading(Strict):
     kv_cache_dtype: Word = "auto"
     backend: Word = "auto"
     cuda_graphs: Word = "auto"
+    eagle: Word | None = None
     device_map: Word | dict[Word, Word | int] | None = None
 
 
@@ -138,7 +139,7 @@ class Tokens(Strict, tag_field="kind", tag="tokens"):
     draft passes since the session began; the detokeniser's state behind them; the first loop seen."""
 
     ids: list[Token]
-    sources: Annotated[str, Meta(pattern=r"^[thncgA-Z]*\Z")]
+    sources: Annotated[str, Meta(pattern=r"^[thncgeA-Z]*\Z")]
     chars: list[Count]
     text: str
     steps: list[tuple[Positive, Count, Count, Count, Count, Count]]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
@@ -208,7 +209,8 @@ class Sampler:
             positions: the position that each row predicts; by default the one after its context.
         """
         if self.masks is not None:
-            logits = self.masks.masked(logits, history, paths, positions)
+            masks = self.masks.of(history, paths, positions)
+            logits = LogitRows(logits, history, paths, [], [], coupled=False, masks=masks).masked()
         return self._processed(logits, history, paths, positions)
 
     def _processed(
@@ -273,15 +275,12 @@ class Sampler:
         paths: list[list[int]],
         tokens: list[int],
         top: int,
+        raw: bool = False,
     ) -> tuple[Logprob, ...]:
-        """How likely each row's token is after ``history + path``, and the ``top`` likeliest ones there."""
-        known = self.scores(logits, history, paths).log_softmax(-1)
-        own = known.gather(1, torch.tensor(tokens, device=known.device)[:, None]).squeeze(1).tolist()
-        values, ids = (best.tolist() for best in known.topk(min(top, known.shape[-1]), dim=-1))
-        return tuple(
-            Logprob(value, tuple((t, v) for t, v in zip(*best, strict=True) if v > -math.inf))
-            for value, *best in zip(own, ids, values, strict=True)
-        )
+        """How likely each row's token is after ``history + path``, and the ``top`` likeliest ones there;
+        ``raw``: under the model's own distribution."""
+        scores = logits if raw else self.scores(logits, history, paths)
+        return logprobs_of(scores, tokens, top)
 
     def candidates(self, rows: LogitRows) -> list[Ranked]:
         """The best candidates of each row, best first, filtered tokens left out.
@@ -290,13 +289,13 @@ class Sampler:
             RefusedRow: the logits hold NaN or an infinite maximum.
         """
         if self.masks is not None:
-            rows = self.masks.rows(rows)
+            rows = replace(rows, masks=self.masks.of(rows.history, rows.paths, rows.positions))
         if self.ranker is not None:
             found = self.ranker.rank(rows)
             if isinstance(found, int):
-                raise _refused(rows.logits[found], rows.positions[found])
+                raise _refused(rows.masked()[found], rows.positions[found])
             return found
-        logits = rows.logits if rows.subset is None else rows.subset.spread(rows.logits)
+        logits = rows.masked() if rows.subset is None else rows.subset.spread(rows.masked())
         scores = self._processed(logits, rows.history, rows.paths, rows.positions)
         coupled = rows.coupled and not self.params.greedy
         if self._sparse:
@@ -349,6 +348,18 @@ class Sampler:
             _refuse(row, position)
         distribution = scores.softmax(-1)[best].tolist() if shares else []
         return Ranked((kept[best] if few else best).tolist(), values[best].tolist(), distribution)
+
+
+def logprobs_of(scores: Float[Tensor, "n V"], tokens: Sequence[int], top: int) -> tuple[Logprob, ...]:
+    """How likely each row's token is under the softmax of its scores, and the ``top`` likeliest ones."""
+    known = scores.to(torch.float32).log_softmax(-1)
+    own = known.gather(1, torch.tensor(tokens, device=known.device)[:, None])
+    above = (known > own).sum(-1).tolist()
+    values, ids = (best.tolist() for best in known.topk(min(top, known.shape[-1]), dim=-1))
+    return tuple(
+        Logprob(value, tuple((t, v) for t, v in zip(*best, strict=True) if v > -math.inf), 1 + better)
+        for value, better, *best in zip(own.squeeze(1).tolist(), above, ids, values, strict=True)
+    )
 
 
 def finite_or_raise(best: Float[Tensor, " m"], scores: Float[Tensor, "m V"], position: int) -> None:

@@ -12,23 +12,21 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from threading import Lock
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Int
 from torch import Tensor
 
 from tokenswift.grammar import TITLES, Grammar
-from tokenswift.sampling.ranking import LogitRows, Subset
+from tokenswift.sampling.trial import LIMITS, trial
 from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
 _KEPT = 8  # compiled grammars of a model
 #: JSON as Python writes it: where a small model may choose among spaces, it may write them for ever
 _JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_LIMITS = {"max_lexer_states": 50_000, "verbose_errors": False}  # of about 2 KB each
 _VALID = "a schema or grammar that llguidance knows (see docs/grammars.md)"
 
 
@@ -66,11 +64,12 @@ class Grammars:
         """
         ends = tuple(sorted(self._ends()))
         key = (grammar, ends)
+        text = "" if key in self._matchers else _tried(grammar)  # others need not wait for it
         with self._lock:
             matcher = self._matchers.get(key)
             if matcher is None:
                 tokenizer = self._tokenizer(ends)
-                matcher = self._matchers[key] = self._compiled(grammar, tokenizer)
+                matcher = self._matchers[key] = self._compiled(grammar, text or _tried(grammar), tokenizer)
                 if len(self._matchers) > _KEPT:
                     self._matchers.popitem(last=False)
             self._matchers.move_to_end(key)
@@ -103,12 +102,11 @@ class Grammars:
         self._tokenizers = {ends: made}
         return made
 
-    def _compiled(self, grammar: Grammar, tokenizer: Any) -> Any:
+    def _compiled(self, grammar: Grammar, text: str, tokenizer: Any) -> Any:
         from llguidance import LLMatcher, LLParserLimits
 
         try:
-            text = _source(grammar)
-            matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**_LIMITS))
+            matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**LIMITS))
             wrong = matcher.get_error()
             if not wrong:
                 for said in matcher.get_grammar_warnings():
@@ -116,7 +114,7 @@ class Grammars:
                 first = matcher.deep_copy()
                 bits = first.compute_bitmask()
                 wrong = first.get_error() or ("" if any(bits) else "no text is possible")
-        except Exception as error:  # what converts GBNF raises plain ones
+        except Exception as error:  # the library names none
             raise _refused(grammar, _line(error)) from error
         if wrong:
             raise _refused(grammar, _line(wrong))
@@ -143,9 +141,9 @@ class Masks:
         self._after: list[int] = []  # what the matcher has consumed behind them
         self._made: dict[tuple[int, ...], Tensor | NoMask | None] = {}  # by path
 
-    def allowed(self, history: list[int], path: Sequence[int]) -> Bool[Tensor, " V"] | None:
-        """The tokens that may follow ``history + path``, on the CPU; None where the path leaves the grammar
-        or the text has ended.
+    def allowed(self, history: list[int], path: Sequence[int]) -> Int[Tensor, " w"] | None:
+        """The tokens that may follow ``history + path``, a bit each (`ranking.allowed_tokens`), on the CPU;
+        None where the path leaves the grammar or the text has ended.
 
         Raises:
             NoMask: llguidance's limits are reached there, or ``history`` leaves the grammar.
@@ -159,19 +157,14 @@ class Masks:
             raise found
         return found
 
-    def accepts(self, history: list[int], path: Sequence[int], token: int) -> bool:
-        """Whether ``token`` may follow ``history + path``, as far as that is known without a mask."""
+    def reach(self, history: list[int], path: Sequence[int]) -> int:
+        """How many tokens of a path the grammar allows behind ``history``, one after the other."""
         self._commit(history)
-        known = self._made.get(tuple(path))
-        if isinstance(known, Tensor):
-            return bool(known[token])
-        if not self._go_to(path):
-            fits = False
-        elif token in self.ends:
-            fits = self._matcher.is_accepting()
-        else:
-            fits = self._matcher.validate_tokens([token]) == 1
-        return self._error(history) is None and fits
+        self._go_to(path)
+        reached = len(self._after)
+        if reached < len(path) and path[reached] in self.ends:
+            reached += self._matcher.is_accepting()
+        return 0 if self._error(history) is not None else reached
 
     def forced(self, history: list[int]) -> tuple[list[int], int]:
         """Tokens of the text that has to come after ``history``, and how many of them are certain: the others
@@ -187,36 +180,27 @@ class Masks:
         rest = forced[len(self.tokenizer.decode_bytes(tokens)) :] if tokens else forced
         if rest:
             tokens = [*tokens, *self.tokenizer.tokenize_bytes(rest)]
-        if self._go_to(tokens) and matcher.is_stopped() and len(self.ends) == 1:
+        if not self._go_to(tokens):
+            tokens = self._after[:]
+        elif matcher.is_stopped() and len(self.ends) == 1:
             sure += sure == len(tokens)
             tokens = [*tokens, self.ends[0]]
         return tokens, sure
 
-    def masked(
-        self,
-        logits: Float[Tensor, "n S"],
-        history: list[int],
-        paths: list[list[int]],
-        positions: list[int] | None = None,
-        subset: Subset | None = None,
-    ) -> Float[Tensor, "n S"]:
-        """The rows, with -inf where the grammar does not allow a token; the arguments are those of
-        `ranking.LogitRows`. A row whose context is not known, whose path leaves the grammar, or in whose
-        subset nothing is allowed, stays as it is: no text comes of it."""
-        made: list[Tensor] = []
-        for i, (row, path) in enumerate(zip(logits, paths, strict=True)):
-            known = positions is None or positions[i] == len(history) + len(path)
-            mask = self.allowed(history, path) if known else None
-            if mask is not None and subset is not None:
-                mask = mask[subset.ids.cpu()]
-                mask = mask if bool(mask.any()) else None
-            made.append(row if mask is None else _hidden(row, mask))
-        return torch.stack(made)
+    def of(
+        self, history: list[int], paths: list[list[int]], positions: list[int] | None = None
+    ) -> list[Int[Tensor, " w"] | None]:
+        """The masks of rows, whose places are told as in `ranking.LogitRows`. None for a row whose context is
+        not known or whose path leaves the grammar: no text comes of it.
 
-    def rows(self, rows: LogitRows) -> LogitRows:
-        """The rows with :meth:`masked` logits."""
-        logits = self.masked(rows.logits, rows.history, rows.paths, rows.positions, rows.subset)
-        return replace(rows, logits=logits)
+        Raises:
+            NoMask: see :meth:`allowed`.
+        """
+        known = [len(history) + len(path) for path in paths]
+        return [
+            self.allowed(history, path) if at == end else None
+            for path, at, end in zip(paths, positions or known, known, strict=True)
+        ]
 
     def _commit(self, history: list[int]) -> None:
         """Take in what came since the last call.
@@ -255,8 +239,9 @@ class Masks:
     def _computed(self, history: list[int], path: Sequence[int]) -> Tensor | NoMask | None:
         if not self._go_to(path):
             return self._error(history)
-        bias = self._matcher.compute_logit_bias()
-        return self._error(history) or torch.frombuffer(bytearray(bias), dtype=torch.uint8) != 0
+        bits = self._matcher.compute_bitmask()
+        words = -(-self.tokenizer.vocab_size // 32)  # there may be one more
+        return self._error(history) or torch.frombuffer(bytearray(bits), dtype=torch.int32, count=words)
 
     def _error(self, history: list[int]) -> NoMask | None:
         """What keeps the matcher from going on, if anything does. One like that is spoilt: another one takes
@@ -267,11 +252,6 @@ class Masks:
         self._matcher, self._after = self._new(), []
         self._matcher.try_consume_tokens(history[self._start : self._at])
         return found
-
-
-def _hidden(row: Float[Tensor, " S"], mask: Bool[Tensor, " S"]) -> Float[Tensor, " S"]:
-    """A row with -inf where the mask is not set."""
-    return torch.where(mask.to(row.device), row, row.new_full((), -torch.inf))
 
 
 def _source(grammar: Grammar) -> str:
@@ -287,6 +267,22 @@ def _source(grammar: Grammar) -> str:
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(grammar.text))
         return LLMatcher.grammar_from_lark(f"start: {texts}")
     return LLMatcher.grammar_from_lark(any_to_lark(grammar.text) if grammar.kind == "gbnf" else grammar.text)
+
+
+def _tried(grammar: Grammar) -> str:
+    """A grammar as llguidance takes it, and as it can be compiled.
+
+    Raises:
+        InputError: it cannot.
+    """
+    try:
+        text = _source(grammar)
+    except Exception as error:  # what converts GBNF raises plain ones
+        raise _refused(grammar, _line(error)) from error
+    wrong = trial(text)
+    if wrong:
+        raise _refused(grammar, wrong)
+    return text
 
 
 def _refused(grammar: Grammar, reason: str) -> InputError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tokenswift.checks import check_tokens
@@ -69,6 +69,9 @@ class LogitRows:
             et al. 2024), else by processed score.
         subset: the tokens that the columns stand for; None: all of the vocabulary.
         shares: also find the candidates' probabilities.
+        masks: of each row what a grammar allows (see :func:`allowed_tokens`), None for any token; none at
+            all where there is no grammar. Tokens that are not allowed count as -inf before anything else,
+            except in a row in whose subset nothing is allowed.
     """
 
     logits: Float[Tensor, "n S"]
@@ -79,6 +82,21 @@ class LogitRows:
     coupled: bool
     subset: Subset | None = None
     shares: bool = True
+    masks: Sequence[Int[Tensor, " w"] | None] = ()
+
+    def masked(self) -> Float[Tensor, "n S"]:
+        """The logits with -inf where the masks do not allow a token."""
+        if not any(mask is not None for mask in self.masks):
+            return self.logits
+        logits, subset = self.logits, self.subset
+        vocab_size = logits.shape[1] if subset is None else subset.vocab_size
+        whole = torch.full((-(-vocab_size // 32),), -1, dtype=torch.int32)
+        words = torch.stack([whole if mask is None else mask for mask in self.masks])
+        allowed = allowed_tokens(words.to(logits.device), vocab_size)
+        if subset is not None:
+            allowed = allowed[:, subset.ids]
+            allowed |= ~allowed.any(-1, keepdim=True)
+        return torch.where(allowed, logits, logits.new_full((), -torch.inf))
 
     def one(self, row: int) -> LogitRows:
         """That row alone."""
@@ -89,7 +107,14 @@ class LogitRows:
             paths=self.paths[at],
             positions=self.positions[at],
             widths=self.widths[at],
+            masks=self.masks[at],
         )
+
+
+def allowed_tokens(masks: Int[Tensor, "n w"], vocab_size: int) -> Bool[Tensor, "n V"]:
+    """Masks as one truth value a token: bit t % 32 of word t // 32 is that of token t."""
+    bits = torch.arange(32, dtype=torch.int32, device=masks.device)
+    return (masks[..., None] >> bits & 1).bool().flatten(1)[:, :vocab_size]
 
 
 class Ranker(Protocol):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from tokenswift.chat.calls import Calls
 from tokenswift.chat.reply import Said, ToolCall, call_id
 from tokenswift.engine.request import Request
-from tokenswift.engine.text import token_bytes
 from tokenswift.runs.state import RunState, sources_of
+from tokenswift.serve.echo import Echo, Told, token_told
 from tokenswift.serve.schemas import Body
 from tokenswift.serve.store import Record
-from tokenswift.types import Step
+from tokenswift.types import Logprob, Step
 
 STRETCH = 0.02  # seconds of steps that one event of a stream tells of
 
@@ -25,15 +25,16 @@ class Part:
         pieces: the text that each token released.
         letters: who drafted each token (`spec.drafters.registry`).
         steps: tokens and milliseconds of each step.
-        logprobs: where they are asked for, each token's bytes, place in the text and log-probability, and
-            bytes and log-probabilities of the likeliest tokens there.
+        echo: its prompt, where the answer is to tell of it.
+        logprobs: of each token, where they are asked for.
+        prompt_logprobs: of each token of the prompt, from the first step on.
         tail: text that the end released.
         reason: why it ended, "" before.
         over: no token comes any more, for now: it ended, failed or was stopped.
     """
 
-    def __init__(self, index: int, prompt_tokens: int) -> None:
-        self.index, self.prompt_tokens = index, prompt_tokens
+    def __init__(self, index: int, prompt_tokens: int, echo: Echo | None = None) -> None:
+        self.index, self.prompt_tokens, self.echo = index, prompt_tokens, echo
         self.ticket: Any = None
         self.rewind(None)
 
@@ -42,7 +43,8 @@ class Part:
         self.pieces: list[str] = []
         self.letters: list[str] = []
         self.steps: list[tuple[int, float]] = []
-        self.logprobs: list[tuple[bytes, int, float, list[tuple[bytes, float]]]] = []
+        self.logprobs: list[Told] = []
+        self.prompt_logprobs: tuple[Logprob | None, ...] = ()
         self.tail = self.reason = ""
         self.over = False
         if state is None:
@@ -60,12 +62,12 @@ class Part:
         if state.end is not None:
             self.reason, self.tail, self.over = state.end.reason, state.end.tail, True
 
-    def take(self, step: Step, tokenizer: Any) -> None:
-        """One more step."""
+    def take(self, step: Step, spell: Callable[[int], bytes]) -> None:
+        """One more step; ``spell`` gives the bytes of tokens."""
+        self.prompt_logprobs = self.prompt_logprobs or step.prompt_logprobs
         place = self.logprobs[-1][1] + len(self.pieces[-1]) if self.logprobs else 0
         for token, size, found in zip(step.token_ids, step.chars, step.logprobs, strict=False):
-            top = [(token_bytes(tokenizer, other), value) for other, value in found.top]
-            self.logprobs.append((token_bytes(tokenizer, token), place, found.logprob, top))
+            self.logprobs.append(token_told(token, place, found, spell))
             place += size
         at = 0
         for size in step.chars:
@@ -81,6 +83,10 @@ class Part:
         return "".join(self.pieces) + (self.tail if self.reason else "")
 
 
+def _unknown(token: int) -> bytes:
+    raise ValueError(f"token {token} of an answer that was read again, which tells of none")
+
+
 class Answer:
     """One request and its texts.
 
@@ -92,6 +98,7 @@ class Answer:
         failure: what went wrong, "" where nothing did.
         over_at: when it became whole, Unix time.
         calls: the tools that it may call; None: none.
+        spell: gives the bytes of tokens.
     """
 
     def __init__(self, record: Record, body: Body) -> None:
@@ -105,6 +112,7 @@ class Answer:
         self.timer: asyncio.TimerHandle | None = None
         self.stopped, self.kept = "", False
         self.calls: Calls | None = None
+        self.spell: Callable[[int], bytes] = _unknown
         self.lock = asyncio.Lock()
         self._news = asyncio.Event()
 

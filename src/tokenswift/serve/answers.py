@@ -25,6 +25,7 @@ from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import QueueFull
 from tokenswift.runs.state import RunState
 from tokenswift.serve.answer import Answer, Part
+from tokenswift.serve.echo import echoes
 from tokenswift.serve.errors import Refused
 from tokenswift.serve.metrics import Measures
 from tokenswift.serve.schemas import KINDS, Body
@@ -119,7 +120,8 @@ class Answers:
                 record.before = await self._before(body, record.client)
                 requests = await asyncio.to_thread(self._requests, record, body)
                 record.prompt_tokens = [len(request.prompt) for request in requests]
-                answer.parts = [Part(i, tokens) for i, tokens in enumerate(record.prompt_tokens)]
+                found = await asyncio.to_thread(echoes, body, requests, self.llm.source.codec)
+                answer.parts = [Part(i, record.prompt_tokens[i], echo) for i, echo in enumerate(found)]
                 answer.requests = requests
                 await self.shelf.write(answer)
         except BaseException:
@@ -305,7 +307,7 @@ class Answers:
     def _take(self, answer: Answer, part: Part, event: Step | BaseException | None) -> None:
         """What the scheduler tells of a text."""
         if isinstance(event, Step):
-            part.take(event, self.llm.source.codec)
+            part.take(event, answer.spell)
             self.measures.step(event)
             answer.tell()
         else:
@@ -317,6 +319,7 @@ class Answers:
             result = part.ticket.result
             if result.finish_reason != "cancelled":
                 part.tail, part.reason = result.text[sum(map(len, part.pieces)) :], result.finish_reason
+                part.prompt_logprobs = tuple(result.prompt_logprobs)
         elif not answer.stopped:
             if not isinstance(error, InputError | RunError):
                 logger.error("%s failed", brief(answer.id), exc_info=error)

@@ -24,7 +24,7 @@ def bound(settings: Settings) -> socket.socket:
     except OSError as error:
         made.close()
         raise InputError(
-            f"port is {settings.port}: it cannot be had on {settings.host} ({error.strerror or error}); "
+            f"port is {settings.port}: it cannot be opened on {settings.host} ({error.strerror or error}); "
             f"valid: a free one, or 0 for any",
             "port",
         ) from error

@@ -61,10 +61,38 @@ def items(answer: Answer, part: Part) -> Iterator[dict[str, Any]]:
     """What one text holds: a message, and calls."""
     said, state = answer.said(part), "completed" if part.reason else "incomplete"
     if said.text or not said.calls:
-        yield message_item(answer, part, state, said.text, likely(part))
+        yield message_item(answer, part, state, said.text, _spoken(answer, part))
     for i, (name, arguments) in enumerate(said.calls):
         cut = i == len(said.calls) - 1 and not said.whole
         yield call_item(answer, part, i, name, arguments, "incomplete" if cut else "completed")
+
+
+class Beside:
+    """Finds the tokens of a text beside its calls, as a parser lets go of what they say.
+
+    Args:
+        part: the text.
+    """
+
+    def __init__(self, part: Part) -> None:
+        self._part, self._at = part, 0
+
+    def of(self, deltas: Sequence[Delta], end: int) -> list[dict[str, Any]]:
+        """Log-probabilities of the tokens, those before ``end``, that were let go of as text now."""
+        if not deltas:
+            return []
+        start, self._at = self._at, end
+        return likely(self._part, start, end) if any(delta.kind == "text" for delta in deltas) else []
+
+
+def _spoken(answer: Answer, part: Part) -> list[dict[str, Any]]:
+    """Log-probabilities of what one text says, without its calls."""
+    if answer.calls is None or not part.logprobs:
+        return likely(part)
+    parser, beside = answer.calls.parser(), Beside(part)
+    found = [beside.of(parser.push(piece), at) for at, piece in enumerate(part.pieces, 1)]
+    found.append(beside.of([*parser.push(part.tail), *parser.finish()], len(part.pieces)))
+    return [each for some in found for each in some]
 
 
 def asked(answer: Answer) -> dict[str, Any]:
@@ -129,17 +157,19 @@ class Output:
     def __init__(self, answer: Answer, part: Part) -> None:
         self._answer, self._part = answer, part
         self._index = -1  # of the newest item
-        self._text: list[str] | None = None  # of the message that is open
+        self._text: list[str] | None = None  # of the message that is open, and
+        self._found: list[dict[str, Any]] = []  # log-probabilities of its tokens
         self._call: tuple[int, str, list[str]] | None = (
             None  # the one that is open: its index, name, arguments
         )
 
-    def take(self, deltas: Iterable[Delta]) -> Iterator[dict[str, Any]]:
-        """The events of pieces of the text."""
+    def take(self, deltas: Iterable[Delta], found: Sequence[dict[str, Any]] = ()) -> Iterator[dict[str, Any]]:
+        """The events of pieces of the text; ``found``: log-probabilities of what they say."""
         for delta in deltas:
             if delta.kind == "text":
                 yield from self.open()
-                yield self._said(delta.text)
+                yield self._said(delta.text, found)
+                found = ()
             elif delta.kind == "call":
                 yield from self.close()
                 self._index += 1
@@ -154,7 +184,7 @@ class Output:
     def open(self) -> Iterator[dict[str, Any]]:
         """A message begins, unless one has."""
         if self._text is None:
-            self._text = []
+            self._text, self._found = [], []
             self._index += 1
             yield self._item("added", message_item(self._answer, self._part, "in_progress", ""))
             yield {"type": "response.content_part.added", **self._place(), "part": output_text("")}
@@ -164,7 +194,7 @@ class Output:
         state = "completed" if whole else "incomplete"
         if self._text is not None:
             text = self._part.text if self._answer.calls is None else "".join(self._text)
-            found = likely(self._part)
+            found = likely(self._part) if self._answer.calls is None else self._found
             yield {"type": "response.output_text.done", **self._place(), "text": text, "logprobs": found}
             yield {"type": "response.content_part.done", **self._place(), "part": output_text(text)}
             yield self._item("done", message_item(self._answer, self._part, "completed", text, found))
@@ -180,10 +210,11 @@ class Output:
         """Whether no item has begun."""
         return self._index < 0
 
-    def _said(self, text: str) -> dict[str, Any]:
+    def _said(self, text: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
         assert self._text is not None
         self._text.append(text)
-        return {"type": "response.output_text.delta", **self._place(), "delta": text, "logprobs": []}
+        self._found += found
+        return {"type": "response.output_text.delta", **self._place(), "delta": text, "logprobs": [*found]}
 
     def _place(self) -> dict[str, Any]:
         if self._call is not None:
@@ -231,14 +262,14 @@ async def events(answer: Answer, model: str, after: int, ping: float) -> AsyncIt
     part, numbers = answer.parts[0], Numbers(after)
     output = Output(answer, part)
     parser = None if answer.calls is None else answer.calls.parser()
+    beside = Beside(part)
 
     def of_token(at: int) -> Iterator[dict[str, Any]]:
         """The events of a token; where nothing is called that is one."""
         if parser is not None:
-            yield from output.take(parser.push(part.pieces[at]))
-            return
-        for value in output.take([Delta("text", part.pieces[at])]):
-            yield {**value, "logprobs": likely(part, at, at + 1)}
+            deltas = parser.push(part.pieces[at])
+            return output.take(deltas, beside.of(deltas, at + 1))
+        return output.take([Delta("text", part.pieces[at])], likely(part, at, at + 1))
 
     yield PING  # the headers are out before the prompt is read
     begun = [
@@ -270,7 +301,7 @@ async def events(answer: Answer, model: str, after: int, ping: float) -> AsyncIt
         yield event({**value, "sequence_number": numbers.newest})  # no number of a token that may still come
         return
     rest = [Delta("text", part.tail)] if parser is None else [*parser.push(part.tail), *parser.finish()]
-    last = [*output.take(rest)]
+    last = [*output.take(rest, [] if parser is None else beside.of(rest, len(part.pieces)))]
     if output.is_empty:
         last += output.open()
     last += output.close(answer.said(part).whole)

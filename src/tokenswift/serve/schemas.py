@@ -55,6 +55,9 @@ class Own(BaseModel):
     dry_allowed_length: int | None = None
     dry_range: int | None = None
     dry_breakers: list[str] | None = None
+    logprobs_mode: str = Field(
+        default="processed_logprobs", description="raw_logprobs: those of new tokens are the model's own"
+    )
     details: bool = Field(
         default=False, description="with each piece of text: who drafted it, and the steps' times"
     )
@@ -136,8 +139,23 @@ class Body(Formed):
         """How many of the likeliest tokens are told with each token's log-probability; None: neither is."""
         raise NotImplementedError
 
+    @property
+    def prompt_likely(self) -> int | None:
+        """The same for each token of the prompt."""
+        return getattr(self, "prompt_logprobs", None)
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the answer begins with the prompt."""
+        return False
+
     def check_served(self) -> None:
         """Refuse what would change the answer and is not to be had here."""
+        if self.stream and getattr(self, "prompt_logprobs", None) is not None:
+            raise InputError(
+                "prompt_logprobs are not told in a stream; valid: stream false, or echo with logprobs",
+                "prompt_logprobs",
+            )
         check_others(self.model_extra or {}, type(self).model_fields)
         for name in CLOSED:
             if name in self.own.strategy_options:
@@ -157,8 +175,10 @@ class Body(Formed):
         """
         field, wanted = self.length()
         most, own, limit = settings.max_tokens, self.own, llm.target.rotary.limit
-        if wanted is not None and not 1 <= wanted <= most:
-            raise InputError(f"{field} is {wanted}; valid: an integer from 1 to {most:,}", field)
+        least = 0 if self.echoes else 1
+        if wanted is not None and not least <= wanted <= most:
+            more = ", or 0 with echo" if least and self.asked == "prompt" else ""
+            raise InputError(f"{field} is {wanted}; valid: an integer from {least} to {most:,}{more}", field)
         tools = self.tools_asked()
         prompts = self.prompts(llm.has_chat_template, before)
         if not 1 <= self.choices * len(prompts) <= settings.max_choices:
@@ -193,6 +213,8 @@ class Body(Formed):
                     stop=(*stop, *((token,) for token in self.stop_token_ids or ())),
                     on_loop=own.on_loop,
                     logprobs=self.likely,
+                    logprobs_mode=own.logprobs_mode,
+                    prompt_logprobs=self.prompt_likely,
                 )
                 for index in range(self.choices)
             ]
@@ -228,6 +250,7 @@ class Chat(Body):
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -270,10 +293,22 @@ class Completion(Body):
     n: int | None = None
     stream_options: StreamOptions | None = None
     logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+    echo: bool | None = None
 
     @property
     def likely(self) -> int | None:
         return self.logprobs
+
+    @property
+    def prompt_likely(self) -> int | None:
+        asked = [self.prompt_logprobs, self.logprobs if self.echoes else None]
+        asked += [0 if self.max_tokens == 0 else None]  # what is told of a prompt has to be computed
+        return max((number for number in asked if number is not None), default=None)
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
 
     def prompts(self, has_template: bool, before: Sequence[Mapping[str, Any]]) -> list[Prompt]:
         prompt: Any = self.prompt
@@ -305,13 +340,6 @@ class Responses(Body):
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-
-    def check_served(self) -> None:
-        super().check_served()
-        if self.tools and self.likely is not None:
-            raise InputError(
-                "top_logprobs are not told of calls; valid: one of tools and top_logprobs", "tools"
-            )
 
     def tools_asked(self) -> Tools | None:
         return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from functools import cache, partial
 from typing import Any
 
 from tokenswift.chat.calls import calls_of
+from tokenswift.engine.text import token_bytes
 from tokenswift.serve.answer import Answer
 from tokenswift.serve.schemas import KINDS
 from tokenswift.serve.store import IDS, Record, Store, brief
@@ -34,6 +36,7 @@ class Shelf:
 
     def __init__(self, store: Store | None, tokenizer: Any) -> None:
         self._store, self._tokenizer = store, tokenizer
+        self._spell = cache(partial(token_bytes, tokenizer))  # as large as the vocabulary at most
         self.answers: OrderedDict[str, Answer] = OrderedDict()
         self.owned: dict[str, str] = {}
 
@@ -44,9 +47,10 @@ class Shelf:
         return self._store
 
     def keeps(self, answer: Answer) -> bool:
-        """Whether an answer has a folder: no journal holds log-probabilities."""
-        asked = getattr(answer.body, "store", None) is not False and answer.body.likely is None
-        return self._store is not None and asked
+        """Whether an answer has a folder: no journal holds log-probabilities, or an echo."""
+        body = answer.body
+        plain = body.likely is None and body.prompt_likely is None and not body.echoes
+        return self._store is not None and plain and getattr(body, "store", None) is not False
 
     async def left(self) -> list[Answer]:
         """Answers of the background that an earlier server left."""
@@ -64,7 +68,7 @@ class Shelf:
     def add(self, answer: Answer) -> None:
         """A new answer."""
         answer.calls = calls_of(answer.body.tools_asked(), self._tokenizer)
-        answer.kept = self.keeps(answer)
+        answer.spell, answer.kept = self._spell, self.keeps(answer)
         self.answers[answer.id] = answer
 
     async def get(self, name: str) -> Answer | None:

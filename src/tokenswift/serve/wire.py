@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from tokenswift.chat.parser import Delta
 from tokenswift.serve.answer import Answer, Part
+from tokenswift.serve.echo import Told, ranked, token_told
 from tokenswift.serve.errors import error_body
 
 PING = b": ping\n\n"
@@ -78,7 +79,7 @@ def details(part: Part, start: int, end: int) -> dict[str, Any]:
 def likely(part: Part, start: int = 0, end: int | None = None) -> list[dict[str, Any]]:
     """Log-probabilities of tokens from ``start`` to ``end``, as chats and responses have them."""
 
-    def one(token: bytes, value: float) -> dict[str, Any]:
+    def one(token: bytes, value: float | None) -> dict[str, Any]:
         return {"token": token.decode(errors="replace"), "logprob": value, "bytes": list(token)}
 
     return [
@@ -88,16 +89,41 @@ def likely(part: Part, start: int = 0, end: int | None = None) -> list[dict[str,
 
 
 def logprobs(answer: Answer, part: Part, start: int = 0, end: int | None = None) -> dict[str, Any] | None:
-    """The same of a chat or completion; None where nobody asked."""
+    """The same of a chat or completion, places being those behind an echo; None where nobody asked."""
     if answer.body.likely is None:
         return None
     if answer.record.kind == "chat":
         return {"content": likely(part, start, end), "refusal": None}
-    found = part.logprobs[start:end]
+    before = len(echoed(answer, part))
+    return _listed([(token, before + at, value, top) for token, at, value, top in part.logprobs[start:end]])
+
+
+def echoed(answer: Answer, part: Part) -> str:
+    """The prompt, where the answer begins with it."""
+    return part.echo.text if part.echo is not None and answer.body.echoes else ""
+
+
+def echoed_logprobs(answer: Answer, part: Part) -> dict[str, Any] | None:
+    """Log-probabilities of a prompt that an answer begins with; None where nobody asked."""
+    top = answer.body.likely
+    if top is None or part.echo is None:
+        return None
+    tokens = zip(part.echo.tokens, part.echo.places, part.prompt_logprobs, strict=True)
+    return _listed([token_told(token, at, found, answer.spell, top) for token, at, found in tokens])
+
+
+def _listed(found: Sequence[Told]) -> dict[str, Any]:
+    """Log-probabilities as completions have them: the token itself is always among the likeliest."""
+    tops: list[dict[str, float] | None] = []
+    for token, _, value, top in found:
+        best: dict[str, float] = {}
+        for other, its in [] if value is None else [*top, (token, value)]:
+            best.setdefault(other.decode(errors="replace"), its)  # of tokens that look alike the likeliest
+        tops.append(None if value is None else best)
     return {
         "tokens": [token.decode(errors="replace") for token, _, _, _ in found],
         "token_logprobs": [value for _, _, value, _ in found],
-        "top_logprobs": [{token.decode(errors="replace"): v for token, v in top} for _, _, _, top in found],
+        "top_logprobs": tops,
         "text_offset": [place for _, place, _, _ in found],
     }
 
@@ -107,12 +133,25 @@ def whole(answer: Answer, model: str) -> dict[str, Any]:
     chat = answer.record.kind == "chat"
     choices: list[dict[str, Any]] = []
     for part in answer.parts:
-        said, reason = {"text": part.text}, REASONS[part.reason]
+        said, reason = {"text": echoed(answer, part) + part.text}, REASONS[part.reason]
         if chat:
             said, reason = message(answer, part)
-        more = {"finish_reason": reason, "logprobs": logprobs(answer, part)}
+        found = logprobs(answer, part)
+        if found is not None and answer.body.echoes and (before := echoed_logprobs(answer, part)):
+            found = {name: before[name] + found[name] for name in found}
+        more = {"finish_reason": reason, "logprobs": found, **({} if chat else of_prompt(answer, part))}
         choices.append({"index": part.index, **said, **more})
-    return {**head(answer, model), "choices": choices, "usage": usage(answer), "tokenswift": own(answer)}
+    made = {**head(answer, model), "choices": choices, "usage": usage(answer)}
+    made |= of_prompt(answer, answer.parts[0]) if chat else {}
+    return {**made, "tokenswift": own(answer)}
+
+
+def of_prompt(answer: Answer, part: Part) -> dict[str, Any]:
+    """vLLM's field ``prompt_logprobs``, where it was asked for."""
+    top = getattr(answer.body, "prompt_logprobs", None)
+    if top is None or part.echo is None:
+        return {}
+    return {"prompt_logprobs": ranked(part.echo.tokens, part.prompt_logprobs, answer.spell, top)}
 
 
 def message(answer: Answer, part: Part) -> tuple[dict[str, Any], str]:
@@ -173,14 +212,28 @@ async def chunks(answer: Answer, model: str, ping: float) -> AsyncIterator[bytes
         called[part.index] |= any(delta.kind == "call" for delta in deltas)
         return [{"delta": delta} for delta in told(answer, part, deltas)]
 
+    waits = {part.index for part in answer.parts if answer.body.echoes}  # for their echo
+
+    def echo(part: Part) -> list[bytes]:
+        """The event of a prompt that a text begins with, once."""
+        if part.index not in waits:
+            return []
+        waits.remove(part.index)
+        return [chunk(part, {"text": echoed(answer, part), "logprobs": echoed_logprobs(answer, part)})]
+
     yield PING  # the headers are out before the prompt is read
     for part in answer.parts if chat else ():
         yield chunk(part, {"delta": {"role": "assistant", "content": ""}})
+    for part in answer.parts if answer.body.likely is None else ():
+        for value in echo(part):
+            yield value
     async for found in answer.follow(0, ping):
         if found is None:
             yield PING
             continue
         part, start, end = found
+        for value in echo(part):
+            yield value
         more = {"tokenswift": details(part, start, end)} if detailed else {}
         found = pieces(part, "".join(part.pieces[start:end]))
         likely_ones = logprobs(answer, part, start, end)
@@ -192,6 +245,8 @@ async def chunks(answer: Answer, model: str, ping: float) -> AsyncIterator[bytes
         yield data(error_body(unfinished(answer), 500, code="stopped"))
         return
     for part in answer.parts:
+        for value in echo(part):
+            yield value
         for said in pieces(part, part.tail, True) if part.tail or answer.calls is not None else ():
             yield chunk(part, said)
         yield chunk(part, {"delta": {}} if chat else {"text": ""}, ended(part, called[part.index]))

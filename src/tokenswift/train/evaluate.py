@@ -18,10 +18,14 @@ from torch import Tensor
 from tokenswift.config import SamplingParams
 from tokenswift.sampling.choice import recent_scores
 from tokenswift.sampling.noise import Noise
+from tokenswift.spec.eagle.checkpoint import EagleWeights
+from tokenswift.spec.eagle.reference import EagleCache, EagleReference
 from tokenswift.spec.heads.modules import Heads
+from tokenswift.train.features import features_of
 from tokenswift.train.selftext import Backbone, continuations
 
 Tell = Callable[[int, int], object]  #: how much is done, and how much there is
+Drafts = Callable[[int], Iterator[Tensor]]  #: logits of each level, from a position on
 MEASURES = ("top1", "top3", "match", "match3")
 
 
@@ -59,18 +63,97 @@ def head_rates(
         positions: how many places to look at.
         tell: told how many were looked at.
     """
+
+    def drafts(tokens: Tensor, hidden: Tensor) -> Drafts:
+        return lambda t: _drafts(backbone, heads, tokens, hidden, t)
+
+    return _rates(backbone, heads.count, drafts, texts, sampling, learn, positions, tell)
+
+
+@torch.no_grad()
+def eagle_rates(
+    backbone: Backbone,
+    weights: EagleWeights,
+    depths: int,
+    texts: list[list[int]],
+    sampling: SamplingParams,
+    learn: int = 0,
+    positions: int = 2000,
+    tell: Tell = lambda done, total: None,
+) -> list[dict[str, float]]:
+    """The same of the depths of an EAGLE-3 drafter, whose window is that of its training.
+
+    Args:
+        weights: of the drafter.
+        depths: how many to look at.
+    """
+    model = backbone.model
+    window = weights.config.default_window
+    parts = (model.get_input_embeddings().weight, model.get_output_embeddings().weight)
+    eagle = EagleReference(weights, *parts, window)
+
+    def drafts(tokens: Tensor, hidden: Tensor) -> Drafts:
+        features = features_of(backbone, weights.config.feature_layers, tokens[None])[0, :-1]
+        at, cache = torch.arange(len(features), device=tokens.device), EagleCache()
+        states, logits = eagle.step(tokens[1:], eagle.fuse(features), at, cache)
+        return lambda t: _chain(eagle, cache, states, logits, tokens, t, depths)
+
+    return _rates(backbone, depths, drafts, texts, sampling, learn, positions, tell)
+
+
+def _chain(
+    eagle: EagleReference,
+    cache: EagleCache,
+    states: Tensor,
+    logits: Tensor,
+    tokens: Tensor,
+    t: int,
+    depths: int,
+) -> Iterator[Float[Tensor, "1 V"]]:
+    """A drafter's logits from the state of position t, with the text's tokens in between.
+
+    Args:
+        cache, states, logits: of the first depth, of the whole text.
+    """
+    chain = EagleCache(cache.keys, cache.values, cache.positions)
+    chain.cut(t + 1)
+    state, said = states[t : t + 1], logits[t : t + 1]
+    for i in range(depths):
+        if i:
+            at = torch.tensor([t + i], device=tokens.device)
+            state, said = eagle.step(tokens[at + 1], state, at, chain)
+        if eagle.d2t is None:
+            yield said
+            continue
+        whole = said.new_full((1, eagle.config.vocab), -torch.inf)
+        whole[:, eagle.d2t] = said
+        yield whole
+
+
+def _rates(
+    backbone: Backbone,
+    count: int,
+    drafts: Callable[[Tensor, Tensor], Drafts],
+    texts: list[list[int]],
+    sampling: SamplingParams,
+    learn: int,
+    positions: int,
+    tell: Tell,
+) -> list[dict[str, float]]:
+    """The measures of ``count`` levels of any drafter, which ``drafts`` makes for a text and its states."""
     model = backbone.model
     noise = Noise(sampling.seed, model.get_input_embeddings().weight.shape[0], model.device)
-    sums = torch.zeros(heads.count, len(MEASURES), dtype=torch.float32)
+    sums = torch.zeros(count, len(MEASURES), dtype=torch.float32)
     seen = 0
-    ends = [len(text) - 1 - heads.count for text in texts]
+    ends = [len(text) - 1 - count for text in texts]
     places = [range(learn, end, max(1, (end - learn) * len(texts) // positions)) for end in ends]
     total = sum(map(len, places))
     for text, here in zip(texts, places, strict=True):
         tokens = torch.tensor(text, device=model.device)
         hidden = backbone.hidden(tokens[None])[0]
+        said = drafts(tokens, hidden)
         for t in here:
-            for i, logits in enumerate(_drafts(backbone, heads, tokens, hidden, t)):
+            for i, logits in enumerate(said(t)):
                 sums[i] += _measure(backbone, logits, tokens, hidden, t + 1 + i, sampling, noise)
             seen += 1
             tell(seen, total)

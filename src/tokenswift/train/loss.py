@@ -159,11 +159,16 @@ class Distillation(nn.Module):
         self.sampling = SamplingParams(**NEUTRAL) if self.text else sampling
 
     def forward(
-        self, tokens: Int[Tensor, "b L"], hidden: Float[Tensor, "b n D"], valid: Bool[Tensor, "b m"]
+        self,
+        tokens: Int[Tensor, "b L"],
+        hidden: Float[Tensor, "b n D"],
+        valid: Bool[Tensor, "b m"],
+        features: Float[Tensor, "b n F"] | None = None,
     ) -> dict[str, Tensor]:
         """Sum over the levels of the mean cross-entropy, nats a token.
 
-        Arguments as `store.Windows` makes them; its ``extra`` is the student's.
+        Arguments as `store.Windows` makes them; its ``extra`` is the student's. With ``features`` the student
+        gets those in place of the states.
         """
         base, sampling, ahead = self.base, self.sampling, self.student.ahead
         m, n = valid.shape[1], hidden.shape[1]
@@ -174,7 +179,8 @@ class Distillation(nn.Module):
         else:
             shares, places = base.teacher(hidden[:, ahead:], recent, sampling)
         losses = []
-        for i, normed in enumerate(self.student(tokens[:, context:], hidden, base)):
+        seen = hidden if features is None else features
+        for i, normed in enumerate(self.student(tokens[:, context:], seen, base)):
             scores = base.scores(normed, None if recent is None else recent[:, i : i + m], sampling)
             share, place = (rows[:, i : i + m].flatten(0, 1) for rows in (shares, places))
             rows = scores.logsumexp(-1) * share.sum(-1) - (share * scores.gather(-1, place)).sum(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from tokenswift.config import SamplingParams, check_number
 from tokenswift.types import InputError
 
 TARGETS = ("model", "text")
+#: files of a drafter of train-eagle
+EAGLE = ("config.json", "model.safetensors", "tokenswift.json")
 #: How each kind of heads is trained where no option says otherwise. ``linear`` is the paper's Table 9 (3
 #: sequences of 8,192 tokens a device, accumulated 10 times, as 480 windows of 512 positions).
 RECIPES: dict[str, dict[str, Any]] = {
@@ -165,3 +168,19 @@ class Job:
     name: str
     sampling: SamplingParams = SamplingParams()
     states: tuple[Path, ...] = ()
+
+
+def check_eagle_out(out: Path) -> None:
+    """Raise :class:`InputError` unless ``out`` is free, or a drafter of ``train-eagle`` and no more."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    try:
+        record = json.loads((out / EAGLE[-1]).read_text(encoding="utf-8"))
+        ours = record["notes"]["kind"] == "eagle3" and {path.name for path in out.iterdir()} <= {*EAGLE}
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        ours = False
+    if not ours:
+        raise InputError(
+            f"out {out} exists and is no drafter of train-eagle; valid: a new or empty folder, or one that "
+            "holds such a drafter and nothing else"
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tokenswift.train.collect import Report, collect
 from tokenswift.train.loop import Training
 from tokenswift.train.loss import Distillation, FrozenBase, Student
 from tokenswift.train.options import DataOptions, Job
-from tokenswift.train.store import HiddenStore, Windows, counts, frequent, held_out
+from tokenswift.train.store import HiddenStore, PairedWindows, Windows, counts, frequent, held_out
 from tokenswift.train.work import claim, once, states_part, training_part
 from tokenswift.types import InputError, OnProgress
 
@@ -100,9 +101,11 @@ class Recipe:
         claim(job.work, training_part([store.made_from for store in self.stores], job, subset, about))
         self.frozen = FrozenBase(model, subset)
 
-    def distil(self, student: Student) -> dict[str, Any]:
+    def distil(self, student: Student, features: Sequence[HiddenStore] = ()) -> dict[str, Any]:
         """Train a student, in place, on the base's device; notes for its header.
 
+        Args:
+            features: of the stores' tokens, where the student reads those and not the states.
         Raises:
             InputError: no text is long enough.
             RunError: the loss is not finite, the disk is full, the checkpoint is damaged.
@@ -110,11 +113,19 @@ class Recipe:
         training, job = self.job.training, self.job
         objective = Distillation(student, self.frozen, job.sampling, training.targets)
         context, extra = objective.sampling.window, student.extra
-        parts = [(store, held_out(store, training.held_out)) for store in self.stores]
-        learnt, kept = (
-            ConcatDataset([Windows(store, extra, training.window, context, part[k]) for store, part in parts])
-            for k in (0, 1)
-        )
+        parts = [held_out(store, training.held_out) for store in self.stores]
+
+        def windows(stores: Sequence[HiddenStore], context: int, k: int) -> list[Windows]:
+            made = zip(stores, parts, strict=True)
+            return [Windows(store, extra, training.window, context, part[k]) for store, part in made]
+
+        def items(k: int) -> list[Any]:
+            states = windows(self.stores, context, k)
+            if not features:
+                return states
+            return [PairedWindows(*pair) for pair in zip(states, windows(features, 0, k), strict=True)]
+
+        learnt, kept = (ConcatDataset(items(k)) for k in (0, 1))
         loop = Training(objective, learnt, kept, training, job.work, self.frozen.device)
         data = {"data": Path(job.data.data).name, "continued": job.data.continued} if job.data else {}
         return {

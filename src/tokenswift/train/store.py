@@ -164,6 +164,19 @@ class Windows(Dataset[dict[str, Tensor]]):
         return {"tokens": tokens, "hidden": hidden, "valid": torch.arange(self.chunk) < count}
 
 
+class PairedWindows(Dataset[dict[str, Tensor]]):
+    """Items of :class:`Windows`, with those rows of a second store of the same blocks as ``features``."""
+
+    def __init__(self, states: Windows, features: Windows) -> None:
+        self.states, self.features = states, features
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return self.states[index] | {"features": self.features[index]["hidden"]}
+
+
 def counts(stores: Sequence[HiddenStore], vocab_size: int) -> Int[Tensor, " V"]:
     """How often each token stands in the stores."""
     total = torch.zeros(vocab_size, dtype=torch.long)

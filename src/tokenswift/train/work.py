@@ -138,7 +138,7 @@ def local_device(place: str) -> str:
     return f"cuda:{local}"
 
 
-def once(done: Callable[[], bool], make: Callable[[], None]) -> None:
+def once(done: Callable[[], bool], make: Callable[[], object]) -> None:
     """Run ``make`` in the first process unless its outcome is there; the others wait for the outcome.
 
     Args:

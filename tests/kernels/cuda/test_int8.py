@@ -96,6 +96,7 @@ def test_a_pass_writes_the_entries_of_the_cpu_kernels() -> None:
     assert isinstance(pages, CpuCache)
     pages.clear()
     numbers, layer = torch.arange(TAIL), case.weights[0]
+    assert layer.norm is not None
     cpu = kernels.batch([Segment(numbers, numbers, pages)], shape)
     kept = kernels.layers(kernels.body(shape, case.weights), case.states.clone(), case.cos, case.sin, cpu)[0]
     mixed = kernels.linear(

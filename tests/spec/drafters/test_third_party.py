@@ -203,7 +203,16 @@ def test_two_of_them_and_noise(install: Any, priced: None, monkeypatch: pytest.M
         plain = llm.generate(prompt(PROMPT), 120, "autoregressive", sampling=NOISY)
         assert done.token_ids == plain.token_ids
         assert set(done.drafting["modes"]) == {name}
-    assert set(done.token_sources) == {"target", "head", "ngram", "chain", "grammar", "pairs", "wrong"}
+    assert set(done.token_sources) == {
+        "target",
+        "head",
+        "ngram",
+        "chain",
+        "grammar",
+        "eagle",
+        "pairs",
+        "wrong",
+    }
     assert list(registry.marks())[-2:] == ["pairs", "wrong"]
 
 

@@ -48,6 +48,8 @@ class CLayer(ctypes.Structure):
         *((name, CWeight) for name in PRODUCTS),
         *((name, c_void_p) for name in VECTORS),
         ("window", c_long),
+        ("beside", CWeight),
+        ("beside_norm", c_void_p),
     ]
 
 
@@ -77,6 +79,8 @@ class CPass(ctypes.Structure):
         *((name, c_int) for name in ("threads", "keep")),
         ("waited", c_int64),
         ("shared", c_int),
+        ("taps", c_long),
+        *((name, c_void_p) for name in ("tapped", "features", "beside")),
     ]
 
 
@@ -192,6 +196,16 @@ def check_sizes(shape: Shape) -> None:
         raise ValueError(f"a head's width is {shape.width}; valid with keys in int8: a multiple of 4")
     if max(shape.hidden, shape.inner) > MOST_NUMBERS:
         raise ValueError(f"a row has {max(shape.hidden, shape.inner)} numbers; valid: {MOST_NUMBERS} at most")
+
+
+def check_product(name: str, weight: Packed, size: tuple[int, int]) -> None:
+    """Refuse a weight of other rows and columns.
+
+    Raises:
+        ValueError: it has such.
+    """
+    if (weight.rows, weight.columns) != size:
+        raise ValueError(f"{name} has {(weight.rows, weight.columns)} numbers; valid: {size}")
 
 
 def shape_of(shape: Shape) -> CShape:

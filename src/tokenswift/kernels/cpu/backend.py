@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_float, c_int, c_long, c_void_p
+from ctypes import POINTER, byref, c_float, c_int, c_int32, c_long, c_void_p
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -17,7 +17,7 @@ from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache
 from tokenswift.kernels import base
-from tokenswift.kernels.base import Backend, Batch, check_ids
+from tokenswift.kernels.base import Backend, Batch, Taps, check_ids
 from tokenswift.kernels.cpu.arguments import (
     ACTIVE,
     TYPES,
@@ -28,6 +28,7 @@ from tokenswift.kernels.cpu.arguments import (
     CRows,
     CShape,
     CWeight,
+    check_product,
     check_sizes,
     describe,
     draft_step,
@@ -42,12 +43,8 @@ from tokenswift.kernels.cpu.arguments import (
 )
 from tokenswift.kernels.cpu.buffers import address
 from tokenswift.kernels.cpu.choose import NativeRanker
-from tokenswift.kernels.cpu.entries import (
-    IntFullCache,
-    IntSparseCache,
-    Pages,
-    entry_bytes,
-)
+from tokenswift.kernels.cpu.entries import IntFullCache, IntSparseCache, Pages, entry_bytes
+from tokenswift.kernels.cpu.prebuilt import text_of
 from tokenswift.kernels.cpu.threads import Threads
 from tokenswift.kernels.formats.registry import FORMATS
 from tokenswift.kernels.torch import TorchBackend
@@ -97,7 +94,7 @@ class CpuBackend(Backend):
         self._copy_entries = library.ts_copy
         self._copy_entries.argtypes = [c_void_p, c_long, c_void_p, *[c_long] * 4, *[c_void_p] * 2, c_int]
         self._copy_entries.restype = None
-        self.build = ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, "ts_build"))).decode()
+        self.build = text_of(library, "ts_build")
         names = ("ts_linear", "ts_take", "ts_norm", "ts_layers", "ts_attend")
         linear, take, norm, layers, attend = (getattr(library, name) for name in names)
         rows = (c_void_p, c_long, c_void_p, c_long)
@@ -161,15 +158,16 @@ class CpuBackend(Backend):
         for entry, layer in zip(array, weights, strict=True):
             for name in PRODUCTS:
                 weight = getattr(layer, name)
-                if (weight.rows, weight.columns) != sizes[name]:
-                    raise ValueError(
-                        f"{name} has {(weight.rows, weight.columns)} numbers; valid: {sizes[name]}"
-                    )
+                check_product(name, weight, sizes[name])
                 setattr(entry, name, weight_of(weight, getattr(layer, f"{name}_bias")))
             for name in VECTORS:
                 size = shape.hidden if name in ("norm", "mlp_norm") else shape.width
                 setattr(entry, name, vector(name, getattr(layer, name), size))
             entry.window = layer.window
+            if layer.beside is not None:
+                check_product("beside", layer.beside, sizes["qkv"])
+                entry.beside = weight_of(layer.beside)
+                entry.beside_norm = vector("beside_norm", layer.beside_norm, shape.hidden)
         return Body(shape, weights, shape_of(shape), array)
 
     def layers(
@@ -180,6 +178,8 @@ class CpuBackend(Backend):
         sin: Float[Tensor, "n half"],
         batch: Batch,
         keep: bool = True,
+        taps: Taps | None = None,
+        beside: Float[Tensor, "n D"] | None = None,
     ) -> list[Float[Tensor, "L H m d"]]:
         """See :meth:`Backend.layers`."""
         shape, segments = body.shape, batch.segments
@@ -199,6 +199,14 @@ class CpuBackend(Backend):
         args.cos = address("cos", cos, torch.float32, count, shape.width // 2)
         args.sin = address("sin", sin, torch.float32, count, shape.width // 2)
         args.states = address("states", states, torch.float32, count, shape.hidden)
+        if taps is not None:
+            args.taps = len(taps.layers)
+            args.tapped = ctypes.cast((c_int32 * args.taps)(*taps.layers), c_void_p)
+            args.features = address("features", taps.states, torch.float32, args.taps, count, shape.hidden)
+        if any(layer.beside is not None for layer in body.weights):
+            if beside is None:
+                raise ValueError("the layers read rows beside the states, and there are none")
+            args.beside = address("the rows beside", beside, torch.float32, count, shape.hidden)
         cache = segments[0].cache
         begun = perf_counter()
         while True:

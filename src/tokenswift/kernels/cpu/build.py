@@ -1,10 +1,10 @@
-"""Compiles the CPU kernels once per machine and loads them.
+"""Loads the CPU kernels: those that the wheel carries (`prebuilt.py`), or compiled once per machine.
 
-The library lies in a folder of the user's cache under a name made from the sources, the flags, the processor
-and the compiler; it ends with the SHA-256 of what stands before, so that a library and its checksum are one
-file. The folder holds code that is run: it is the user's alone, or it is not used. Whatever goes wrong (no
-compiler, a folder that cannot be written, a broken file) ends in None and one line of the logger
-``tokenswift``; the callers then run the torch path to the same specification.
+A library that is compiled here lies in a folder of the user's cache under a name made from the sources, the
+flags, the processor and the compiler; it ends with the SHA-256 of what stands before, so that a library and
+its checksum are one file. The folder holds code that is run: it is the user's alone, or it is not used.
+Whatever goes wrong (no compiler, a folder that cannot be written, a broken file) ends in None and one line of
+the logger ``tokenswift``; the callers then run the torch path to the same specification.
 """
 
 from __future__ import annotations
@@ -16,39 +16,22 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from importlib import resources
 from pathlib import Path
 
-SOURCES = (
-    "cpu.c",
-    "cpu_attention.h",
-    "cpu_tile.h",
-    "cpu_team.h",
-    "cpu_choose.h",
-    "cpu_adjust.h",
-    "cpu_low.h",
-    "cpu_int.h",
-    "cpu_int_attention.h",
-    "cpu_merge.h",
-    "cpu_linear.h",
-    "cpu_draft.h",
-)
+from tokenswift.checks import check_choice
+from tokenswift.kernels.cpu.prebuilt import BUILT, FLAGS, SOURCES, Carried, fitting, load, own_sets
+
 COMPILERS = ("cc", "gcc", "clang")
-#: no contraction: what is rounded once is written as such (`fused` in cpu_tile.h), whatever the tuning
-FLAGS = (
-    *("-O3", "-std=gnu11", "-fPIC", "-pthread", "-w"),
-    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
-)
 #: the first set that the compiler takes is used
 TARGETS = (("-march=native",), ("-march=native", "-mno-avx512bf16"), ("-mcpu=native",), ())
-#: sets that may be asked for by name: the compiler's flags, and what a processor that has them names
-INSTRUCTION_SETS = {
-    "x86-64": (("-march=x86-64",), "sse2"),
-    "avx2": (("-march=x86-64-v3",), "avx2 fma f16c bmi2"),
-    "avx512": (("-march=x86-64-v4",), "avx512f avx512bw avx512dq avx512vl"),
-    "avx512-vnni": (("-march=x86-64-v4", "-mavx512vnni"), "avx512f avx512bw avx512dq avx512vl avx512_vnni"),
-}
+#: sets of this architecture that may be asked for by name
+INSTRUCTION_SETS = own_sets()
+NATIVE = "native"  # asks for kernels that are compiled here, tuned for the processor at hand
+#: abilities of arm64: which of Linux' words (AT_HWCAP, AT_HWCAP2) has which bit for them
+ARM_ABILITIES = {"asimddp": (16, 20), "i8mm": (26, 13), "bf16": (26, 14)}
 TIMEOUT = 120  # seconds for one compilation
 _DIGEST = hashlib.sha256().digest_size
 
@@ -94,20 +77,98 @@ def library(
         return _without(" ".join(str(error).split())[:200])
 
 
+def carried(wanted: str) -> Carried | None:
+    """The entries of the library that the package carries, for the best instruction set of the processor;
+    None where it carries none that fits, with a line of the logger where it should have.
+
+    Args:
+        wanted: a value of ``TOKENSWIFT_KERNELS``.
+    """
+    if wanted == NATIVE:
+        return None
+    found = load(wanted if wanted in INSTRUCTION_SETS else "auto", processor(), BUILT)
+    if isinstance(found, str):
+        logger.warning("the CPU kernels that came with tokenswift are not used (%s)", found)
+        return None
+    return found
+
+
+def kernels_wanted() -> str:
+    """``TOKENSWIFT_KERNELS``: "auto", "torch", "native" (compiled here), or the instruction set of the
+    CPU kernels, to find out what is at fault.
+
+    Raises:
+        InputError: another value.
+    """
+    wanted = os.environ.get("TOKENSWIFT_KERNELS") or "auto"
+    check_choice("TOKENSWIFT_KERNELS", wanted, ("auto", "torch", NATIVE, *INSTRUCTION_SETS))
+    return wanted
+
+
+def describe() -> str:
+    """Which CPU kernels are used, and why: "avx2 (built in, the best of this processor)".
+
+    Raises:
+        InputError: see :func:`kernels_wanted`.
+    """
+    wanted = kernels_wanted()
+    asked = "" if wanted == "auto" else f"TOKENSWIFT_KERNELS={wanted}"
+    if wanted == "torch":
+        return f"torch ({asked})"
+    if asked and wanted != NATIVE and targets_of(wanted) is None:
+        return f"none ({asked}, which this processor does not have)"
+    found = None if wanted == NATIVE else load(wanted if asked else "auto", processor(), BUILT)
+    if isinstance(found, Carried):
+        return f"{found.instructions} (built in, {asked or 'the best of this processor'})"
+    if not any(map(shutil.which, COMPILERS)):
+        why = f"no C compiler, and those that came with it: {found}" if found else "no C compiler"
+        return f"those compiled earlier, or torch ({asked or why})"
+    why = asked or (f"those that came with it: {found}" if found else "for this processor")
+    return f"{wanted if asked else NATIVE} (compiled at first use, {why})"
+
+
 def targets_of(instructions: str) -> tuple[tuple[str, ...], ...] | None:
-    """Flags for a set of :data:`INSTRUCTION_SETS`; None where this processor does not have it."""
-    flags, needed = INSTRUCTION_SETS[instructions]
-    return (flags,) if set(needed.split()) <= set(processor().split()) else None
+    """Flags for an instruction set of this architecture; None where this processor does not have it."""
+    if instructions not in fitting(processor()):
+        return None
+    return (INSTRUCTION_SETS[instructions].flags,)
+
+
+#: abilities, as Linux names them, by what a Mac's kernel calls them
+MAC_ABILITIES = {
+    "hw.optional.arm.FEAT_DotProd": "asimddp",
+    "hw.optional.arm.FEAT_I8MM": "i8mm",
+    "hw.optional.arm.FEAT_BF16": "bf16",
+}
+
+
+def _mac_says(name: str) -> bool:
+    """Whether a Mac's kernel says that there is something."""
+    value, size = ctypes.c_int(0), ctypes.c_size_t(4)
+    asked = ctypes.CDLL(None).sysctlbyname
+    return asked(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0) == 0 and value.value == 1
 
 
 def processor() -> str:
     """The processor and its abilities, as far as the system tells: a library is never used on another one."""
+    if sys.platform == "darwin":
+        able = [ability for name, ability in MAC_ABILITIES.items() if _mac_says(name)]
+        return " ".join([platform.machine(), platform.platform(), *able])
+    able = _arm_abilities() if platform.machine() == "aarch64" else []
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n", 1)[0]
         wanted = ("vendor_id", "model", "flags", "Features", "CPU ")
-        return "\n".join(line for line in lines.splitlines() if line.startswith(wanted) and "MHz" not in line)
+        told = [line for line in lines.splitlines() if line.startswith(wanted) and "MHz" not in line]
+        return "\n".join([*told, *able])
     except OSError:
-        return f"{platform.machine()} {platform.processor()} {platform.platform()}"
+        return " ".join([platform.machine(), platform.processor(), platform.platform(), *able])
+
+
+def _arm_abilities() -> list[str]:
+    """What Linux on arm64 tells each process of the processor; emulators answer for what they emulate."""
+    ask = ctypes.CDLL(None).getauxval
+    ask.argtypes, ask.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return [name for name, (kind, bit) in ARM_ABILITIES.items() if ask(kind) >> bit & 1]
 
 
 def _sources() -> list[str]:

@@ -50,6 +50,7 @@ class _Row(ctypes.Structure):
         ("coupled", c_int),
         ("width", c_int),
         ("position", c_long),
+        ("mask", c_void_p),
     ]
 
 
@@ -107,6 +108,9 @@ class NativeRanker:
                 row.path, row.path_size = tokens.buffer_info()
             row.key = position_key(seed, position)
             row.coupled, row.width, row.position = rows.coupled, width, position
+        for row, mask in zip(asked, rows.masks, strict=False):
+            if mask is not None:
+                row.mask = address("a mask", mask, torch.int32, -(-rule.tokens // 32))
         most = min(max(rows.widths), size)
         tokens, values = (c_int32 * (count * most))(), (c_float * (count * most))()
         distribution = (c_float * (count * most))() if rows.shares else None

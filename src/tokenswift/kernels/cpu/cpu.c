@@ -22,14 +22,14 @@ const char ts_build[] = TS_BUILD ", version " __VERSION__;
 
 /* ---- norms, rotary embedding, SwiGLU ----------------------------------------------------------------- */
 
-/* One row: x times 1 / √(mean square + eps), times the weight (NULL: none). */
+/* One row: x times 1 / √(mean square + eps), times the weight (NULL: none); with eps < 0 x as it is. */
 INLINE void norm_row(char *out, int type, const float *x, const float *weight, long width, float eps) {
     V total[NL] = {{0}};
     for (long c = 0; c < width; c += W) {
         V y = width - c < W ? load_part(F32, (const char *)(x + c), (int)(width - c)) : load(F32, (const char *)(x + c));
         total[c / W % NL] = fused(y, y, total[c / W % NL]);
     }
-    const float factor = 1.0f / sqrtf(sum_lanes(total) / width + eps);
+    const float factor = eps < 0 ? 1.0f : 1.0f / sqrtf(sum_lanes(total) / width + eps);
     for (long c = 0; c < width; c += W) {
         const int part = width - c < W ? (int)(width - c) : 0;
         V y = part ? load_part(F32, (const char *)(x + c), part) : load(F32, (const char *)(x + c));
@@ -178,10 +178,12 @@ static int64_t swiglu(char *out, int type, const float *x, long n, long width, i
 
 /* ---- the layers of a model ---------------------------------------------------------------------------- */
 
-typedef struct { /* weights of a layer; query and key norms may be NULL */
+typedef struct { /* weights of a layer; query and key norms may be NULL, and norm where states come normalised */
     Weight qkv, out, gate_up, down;
     const float *norm, *mlp_norm, *query_norm, *key_norm;
     long window;
+    Weight beside;            /* of a drafter's layer: makes more of qkv from the pass's rows beside; else no parts */
+    const float *beside_norm;
 } Layer;
 
 typedef struct {
@@ -208,7 +210,17 @@ typedef struct {
     int threads, keep;
     int64_t waited;         /* out: nanoseconds that the calling thread slept for others */
     int shared;             /* out: threads that the pass had */
+    long taps;              /* layers (the last: what leaves it) whose states come out: */
+    const int32_t *tapped;  /* (taps) */
+    float *features;        /* (taps, n, hidden) */
+    const float *beside;    /* (n, hidden), or NULL where no layer has such weights */
 } Pass;
+
+/* Keep the states that enter a layer, where it is tapped. */
+static void tap(const Pass *p, long layer, long hidden) {
+    for (long i = 0; i < p->taps; i++)
+        if (p->tapped[i] == layer) memcpy(p->features + i * p->n * hidden, p->states, p->n * hidden * 4);
+}
 
 /* Whether the rows of texts, n in all, cannot run: they do not fit their caches, or a parent is no earlier row. */
 static int unfit(const Rows *rows, long count, long n) {
@@ -278,8 +290,13 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
             a->v = a->k + kv;
             a->out = at[4] + first * found;
         }
-        waited += norm(at[2], p->states, w->norm, n, m->hidden, m->eps, type, threads);
+        tap(p, l, m->hidden);
+        waited += norm(at[2], p->states, w->norm, n, m->hidden, w->norm ? m->eps : -1, type, threads);
         waited += linear((float *)at[3], all, at[2], hidden, &w->qkv, n, all, m->hidden, type, 0, threads);
+        if (w->beside.parts) {
+            waited += norm(at[2], p->beside, w->beside_norm, n, m->hidden, m->eps, type, threads);
+            waited += linear((float *)at[3], all, at[2], hidden, &w->beside, n, all, m->hidden, type, 1, threads);
+        }
         waited += append(segments, n, (float *)at[3], p->cos, p->sin, w->query_norm, w->key_norm, m->eps, threads);
         waited += attention(segments, p->count, at[8], threads);
         if (type == I8) waited += quantized(at[7], (float *)at[4], n, whole, threads);
@@ -289,6 +306,7 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
         waited += swiglu(at[6], type, (float *)at[5], n, m->inner, threads);
         waited += linear(p->states, m->hidden, at[6], inner, &w->down, n, m->hidden, m->inner, type, 1, threads);
     }
+    tap(p, m->layers, m->hidden);
     leave_team(threads);
     p->waited = waited;
     return 0;

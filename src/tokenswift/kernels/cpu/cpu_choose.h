@@ -33,7 +33,30 @@ typedef struct {
     uint64_t key;              /* of the position's noise (noise.position_key) */
     int coupled, width;        /* add noise; candidates wanted */
     long position;             /* that the row predicts */
+    const uint32_t *mask;      /* a bit for each token that may come; NULL: any */
 } Row;
+
+/* A row's logits, -inf where its mask does not allow the token, except where it allows none of the candidates. */
+static void take(const Rule *r, const Row *row, const float *logits, float *scores) {
+    enum { BITS = 32 };
+    if (row->mask && r->ids) {
+        uint32_t any = 0;
+        for (long i = 0; i < r->size; i++) {
+            const uint32_t bit = row->mask[r->ids[i] / BITS] >> r->ids[i] % BITS & 1;
+            scores[i] = bit ? logits[i] : -INFINITY;
+            any |= bit;
+        }
+        if (any) return;
+    } else if (row->mask) {
+        long i = 0;
+        for (; i + BITS <= r->size; i += BITS)
+            for (int j = 0; j < BITS; j++)
+                scores[i + j] = row->mask[i / BITS] & (uint32_t)1 << j ? logits[i + j] : -INFINITY;
+        for (; i < r->size; i++) scores[i] = row->mask[i / BITS] & (uint32_t)1 << i % BITS ? logits[i] : -INFINITY;
+        return;
+    }
+    memcpy(scores, logits, (size_t)r->size * 4);
+}
 
 static inline uint64_t mix64(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
@@ -183,7 +206,7 @@ long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int mo
     char *seen = work + r->size * 12;
     for (long x = 0; x < n; x++) {
         const Row *row = rows + x;
-        memcpy(scores, logits + x * r->ld, (size_t)r->size * 4);
+        take(r, row, logits + x * r->ld, scores);
         const Columns columns = {r->place, r->size, numbers, kept};
         if (r->adjust) add_biases(r->adjust, &columns, scores);
         if ((r->theta != 1 && penalty(r, row, scores, seen)) ||

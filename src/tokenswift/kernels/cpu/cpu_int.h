@@ -10,7 +10,7 @@
 /* rows of a tile: as many integer as float sums live in registers; up to half as many take two vectors of columns */
 #if W == 16
 #define INT_ROWS 12
-#elif W == 8 || defined(__aarch64__)
+#elif W == 8 || NEON
 #define INT_ROWS 6
 #else
 #define INT_ROWS 2
@@ -51,6 +51,13 @@ INLINE int32_t whole_bytes(void *out, const V x[NL]) {
     const __m512i whole = _mm512_cvtps_epi32((__m512)x[0]);
     _mm_storeu_si128((__m128i *)out, _mm512_cvtepi32_epi8(whole));
     return _mm512_reduce_add_epi32(whole);
+#elif NEON
+    int32x4_t whole[4];
+    UNROLL for (int h = 0; h < 4; h++) whole[h] = vcvtnq_s32_f32((float32x4_t)x[h]);
+    const int16x8_t low = vcombine_s16(vmovn_s32(whole[0]), vmovn_s32(whole[1]));
+    const int16x8_t high = vcombine_s16(vmovn_s32(whole[2]), vmovn_s32(whole[3]));
+    vst1q_s8(out, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+    return vaddvq_s32(vpadalq_s16(vpaddlq_s16(low), high));
 #else
     I whole[NL];
     int32_t each[16], sum = 0;
@@ -73,6 +80,8 @@ INLINE I greatest_bits(I top, V x) {
     const I bits = (I)(as_u(x) & 0x7fffffff);
 #if W == 16
     return (I)_mm512_max_epi32((__m512i)bits, (__m512i)top);
+#elif NEON
+    return (I)vmaxq_s32((int32x4_t)bits, (int32x4_t)top);
 #else
     const I mask = bits > top;
     return (bits & mask) | (top & ~mask);
@@ -105,7 +114,8 @@ static void quantize(Group *out, long step, const float *x, long K) {
 /* ---- sums of products of four bytes, exact ------------------------------------------------------------------- */
 
 /* whether products take numbers of 8 bits with their sign; otherwise they keep the offset of 128 */
-#if (defined(__AVX512BW__) && !defined(__AVX512VNNI__) && W == 16) || (defined(__AVX2__) && !defined(__AVXVNNI__) && W == 8)
+#if (defined(__AVX512BW__) && !defined(__AVX512VNNI__) && W == 16) || (defined(__AVX2__) && !defined(__AVXVNNI__) && W == 8) || \
+    NEON
 #define SIGNED_DOT 1
 #else
 #define SIGNED_DOT 0
@@ -128,6 +138,12 @@ INLINE I dot_few(I sum, U u, U x) {
     const __m128 even = _mm_shuffle_ps(_mm_castsi128_ps(low), _mm_castsi128_ps(high), 0x88);
     const __m128 odd = _mm_shuffle_ps(_mm_castsi128_ps(low), _mm_castsi128_ps(high), 0xdd);
     return sum + (I)_mm_add_epi32(_mm_castps_si128(even), _mm_castps_si128(odd));
+#elif NEON && defined(__ARM_FEATURE_DOTPROD)
+    return (I)vdotq_s32((int32x4_t)sum, (int8x16_t)u, (int8x16_t)x);
+#elif NEON
+    const int16x8_t low = vmull_s8(vget_low_s8((int8x16_t)u), vget_low_s8((int8x16_t)x));
+    const int16x8_t high = vmull_high_s8((int8x16_t)u, (int8x16_t)x);
+    return sum + (I)vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high));
 #else
     UNROLL for (int b = 0; b < 4; b++) sum += (I)(u >> 8 * b & 255) * ((I)(x << (24 - 8 * b)) >> 24);
     return sum;
@@ -140,6 +156,8 @@ INLINE I dot_all(I sum, U u, U x) {
     const __m512i w = _mm512_xor_si512((__m512i)u, _mm512_set1_epi8(-128));
     const __m512i y = _mm512_mask_sub_epi8((__m512i)x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), (__m512i)x);
     return dot_few(sum, (U)_mm512_abs_epi8(w), (U)y); /* 128 times 127, twice, is still below 2^15 */
+#elif NEON
+    return dot_few(sum, u ^ 0x80808080u, x); /* both sides have signs */
 #elif SIGNED_DOT
     const __m256i w = _mm256_xor_si256((__m256i)u, _mm256_set1_epi8(-128));
     return dot_few(sum, (U)_mm256_abs_epi8(w), (U)_mm256_sign_epi8((__m256i)x, w));
@@ -149,7 +167,7 @@ INLINE I dot_all(I sum, U u, U x) {
 }
 
 /* Without a dot product, products of two bytes are summed in 16 bits first: so many of u < 2^bits that none is cut off. */
-#if SIGNED_DOT
+#if SIGNED_DOT && !NEON
 INLINE int dots_of_16_bits(const int bits) { return bits == 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 0; }
 INLINE U pairs_of(U u, U x) {
 #if W == 16
@@ -185,6 +203,42 @@ INLINE U four_bytes(const int8_t *q) { /* the same four in every lane */
     return (U)(x - (I){0});
 }
 
+#if NEON && defined(__ARM_FEATURE_MATMUL_INT8)
+#define INT_PAIRS 1
+
+/* Sums of the s-th group of 32 positions, for vectors of columns from c0 on: products of two rows by two columns,
+ * eight numbers deep. An odd row is taken alone. */
+INLINE void pair_sums(const Low m, const char *numbers, const int rows, const int cols, int c0, int s, const Group *x,
+                      I sum[INT_ROWS][2]) {
+    UNROLL for (int at = s * m.group / 8; at < (s + 1) * m.group / 8; at++)
+        UNROLL for (int c = 0; c < cols; c++) {
+            const Words u = words(m, numbers, m.bits == 8 ? 2 * at : at, c0 + c);
+            const U more = m.bits == 8 ? words(m, numbers, 2 * at + 1, c0 + c).low : four(m, u, at, 1), off = {0};
+            const uint32x4_t first = (uint32x4_t)(four(m, u, at, 0) ^ (off + (m.bits == 8 ? 0x80808080u : 0)));
+            const uint32x4_t second = (uint32x4_t)(more ^ (off + (m.bits == 8 ? 0x80808080u : 0)));
+            const int8x16_t low = (int8x16_t)vzip1q_u32(first, second), high = (int8x16_t)vzip2q_u32(first, second);
+            UNROLL for (int r = 0; r < rows; r += 2) {
+                if (r + 1 == rows) {
+                    sum[r][c] = dot_few(sum[r][c], (U)first, four_bytes(x[r].q + 8 * at));
+                    sum[r][c] = dot_few(sum[r][c], (U)second, four_bytes(x[r].q + 8 * at + 4));
+                    continue;
+                }
+                const int8x16_t both = vcombine_s8(vld1_s8(x[r].q + 8 * at), vld1_s8(x[r + 1].q + 8 * at));
+                sum[r][c] = (I)vmmlaq_s32((int32x4_t)sum[r][c], both, low);
+                sum[r + 1][c] = (I)vmmlaq_s32((int32x4_t)sum[r + 1][c], both, high);
+            }
+        }
+    UNROLL for (int r = 0; r + 1 < rows; r += 2) UNROLL for (int c = 0; c < cols; c++) {
+        const int64x2_t first = (int64x2_t)sum[r][c], second = (int64x2_t)sum[r + 1][c];
+        sum[r][c] = (I)vtrn1q_s64(first, second), sum[r + 1][c] = (I)vtrn2q_s64(first, second);
+    }
+}
+#else
+#define INT_PAIRS 0
+INLINE void pair_sums(const Low m, const char *numbers, const int rows, const int cols, int c0, int s, const Group *x,
+                      I sum[INT_ROWS][2]) {}
+#endif
+
 /* ---- a tile -------------------------------------------------------------------------------------------------- */
 
 /* out[r][c] = sum over groups of scale * scale of x * (sum over positions of u * x), plus least * sum of x, for `rows`
@@ -204,7 +258,8 @@ INLINE void int_tile(const int format, const int rows, const int cols, int c0, c
             UNROLL for (int s = 0; s < 32 / m.group; s++) {
                 I sum[INT_ROWS][2] = {{{0}}};
                 U pairs[INT_ROWS][2];
-                UNROLL for (int w = s * m.group / per; w < (s + 1) * m.group / per; w++)
+                if (INT_PAIRS && rows > 1) pair_sums(m, numbers, rows, cols, c0, s, x, sum);
+                else UNROLL for (int w = s * m.group / per; w < (s + 1) * m.group / per; w++)
                     UNROLL for (int c = 0; c < cols; c++) {
                         const Words u = words(m, numbers, w, c0 + c);
                         UNROLL for (int other = 0; other < per / 4; other++) {

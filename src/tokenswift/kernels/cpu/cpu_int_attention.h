@@ -17,9 +17,9 @@
 #define LEVELS (PAGE * 4) /* bytes from a page's scales of keys to the logarithms of those of values, and to the inverses */
 #define SCALES (3 * LEVELS) /* where a page's keys begin */
 #define CHUNK_PAGES (CHUNK / PAGE)
-#define SCORE_ROWS (W == 16 ? 12 : MR)
-#define VALUE_ROWS (W == 16 ? 6 : MR)
-#define VALUE_COLS (W == 16 ? 4 : 2) /* vectors of dimensions */
+#define SCORE_ROWS (W == 16 ? 12 : NEON ? 6 : MR)
+#define VALUE_ROWS (W == 16 || NEON ? 6 : MR)
+#define VALUE_COLS (W == 16 || NEON ? 4 : 2) /* vectors of dimensions */
 
 INLINE size_t values_at(long width) { return SCALES + width * PAGE; }
 INLINE size_t page_bytes(long width) { return values_at(width) + up(width, 16) * PAGE; }

@@ -11,15 +11,17 @@
  */
 #pragma once
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <time.h>
-#if defined(__linux__)
+#if defined(__linux__) && !defined(TS_POSIX) /* TS_POSIX: as elsewhere, for tests */
+#define FUTEX 1
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#else
+#define FUTEX 0
 #endif
 
 #define MOST_THREADS 1024
@@ -56,19 +58,46 @@ static inline void relax(void) {
 #endif
 }
 
-/* Sleep while the word holds the value (or return early), and wake all that sleep on it. */
+/* Sleep while the word holds the value (or return early), and wake all that sleep on it: after it was changed. */
+#if FUTEX
 static void sleep_on(_Atomic uint32_t *word, uint32_t value) {
-#if defined(__linux__)
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+
+static void wake(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0); }
 #else
-    if (atomic_load(word) == value) sched_yield();
-#endif
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+} door = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER}; /* of all words: a sleeper looks at its own again */
+
+static void sleep_on(_Atomic uint32_t *word, uint32_t value) {
+    pthread_mutex_lock(&door.lock);
+    if (atomic_load(word) == value) pthread_cond_wait(&door.changed, &door.lock);
+    pthread_mutex_unlock(&door.lock);
 }
 
 static void wake(_Atomic uint32_t *word) {
-#if defined(__linux__)
-    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+    (void)word;
+    pthread_mutex_lock(&door.lock);
+    pthread_cond_broadcast(&door.changed);
+    pthread_mutex_unlock(&door.lock);
+}
 #endif
+
+/* Begins a thread of the team; whether it could not. On a Mac it asks for the cores that the calling thread has:
+ * without a class of its own it might run on slow ones, and every stage waits for its last task. */
+static int begin(void *(*does)(void *), void *with) {
+    pthread_t id;
+    pthread_attr_t how;
+    if (pthread_attr_init(&how)) return 1;
+    pthread_attr_setdetachstate(&how, PTHREAD_CREATE_DETACHED);
+#if defined(__APPLE__)
+    pthread_attr_set_qos_class_np(&how, QOS_CLASS_USER_INITIATED, 0);
+#endif
+    const int failed = pthread_create(&id, &how, does, with);
+    pthread_attr_destroy(&how);
+    return failed;
 }
 
 /* Claims tasks of the published stage and does them, until none is left. A ticket tells all that a claim needs,
@@ -127,12 +156,10 @@ static int take_team(int threads) {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the threads of the program */
     for (int made = atomic_load(&team.made); made < threads - 1; made++) {
-        pthread_t id;
-        if (pthread_create(&id, NULL, member, (void *)(intptr_t)(made + 1))) {
+        if (begin(member, (void *)(intptr_t)(made + 1))) {
             threads = made + 1;
             break;
         }
-        pthread_detach(id);
         atomic_store(&team.made, made + 1);
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);

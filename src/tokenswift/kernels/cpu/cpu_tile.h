@@ -6,9 +6,14 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
-#elif defined(__ARM_NEON)
+#elif defined(__aarch64__) && defined(__ARM_NEON)
 #include <arm_neon.h>
+#define NEON 1
 #endif
+#ifndef NEON
+#define NEON 0
+#endif
+#define NEON_BF16 (NEON && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC))
 
 #if defined(__AVX512F__)
 #define W 16 /* floats in a vector */
@@ -16,7 +21,7 @@
 #elif defined(__AVX__)
 #define W 8
 #define MR 3
-#elif defined(__aarch64__)
+#elif NEON
 #define W 4
 #define MR 3
 #else /* no fused step either: right, and slow */
@@ -59,7 +64,7 @@ INLINE V splat(float x) { return x - (V){0}; }
  * decides by its tuning for a processor: the sources are compiled without contraction, and this is the one place
  * where a fused step is made. Without the instruction the product is exact in double, and the sum is rounded to odd
  * there (Boldo and Melquiond 2008), so that rounding it to float gives the same. */
-#if W == 16 || (W == 8 && defined(__FMA__)) || (defined(__ARM_NEON) && defined(__aarch64__))
+#if W == 16 || (W == 8 && defined(__FMA__)) || NEON
 INLINE V fused(V x, V y, V z) {
 #if W == 16
     return (V)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
@@ -158,6 +163,8 @@ INLINE V from_f16(const uint16_t *p) { /* W numbers */
     return (V)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 #elif defined(__F16C__) && W == 8
     return (V)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#elif NEON
+    return (V)vcvt_f32_f16((float16x4_t)*(const U16m *)p);
 #else
     V x = {0};
     for (int i = 0; i < W; i++) x[i] = half_float(p[i]);
@@ -278,6 +285,9 @@ INLINE void pair_step(V acc[NV], uint32_t x, const U w[NV]) {
     const __m512i both = _mm512_set1_epi32((int32_t)x);
     UNROLL for (int c = 0; c < NV; c++)
         acc[c] = (V)_mm512_dpbf16_ps((__m512)acc[c], (__m512bh)both, (__m512bh)w[c]);
+#elif NEON_BF16
+    const bfloat16x8_t both = (bfloat16x8_t)vdupq_n_u32(x);
+    UNROLL for (int c = 0; c < NV; c++) acc[c] = (V)vbfdotq_f32((float32x4_t)acc[c], both, (bfloat16x8_t)w[c]);
 #else
     uint32_t bits[2] = {x << 16, x & 0xffff0000u};
     float first, second;
@@ -294,11 +304,64 @@ INLINE void prefetch(const char *at) { /* two cache lines, into the second cache
     __builtin_prefetch(at + 64, 0, 2);
 }
 
+#if NEON_BF16
+/* Rows of x and y → their first and their second halves of vectors; twice is nothing. */
+INLINE void halves(V x[NV], V y[NV]) {
+    UNROLL for (int c = 0; c < NV; c++) {
+        const float64x2_t first = (float64x2_t)x[c], second = (float64x2_t)y[c];
+        x[c] = (V)vtrn1q_f64(first, second), y[c] = (V)vtrn2q_f64(first, second);
+    }
+}
+
+/* tile with PAIRS: products of two rows by two columns, four numbers deep; each has the bits of two pair_step's. */
+INLINE void pairs_tile(const int rows, const char *a, size_t lda, const char *b, size_t ldb, const char *soon, size_t ahead,
+                       long k, V acc[MR][NV]) {
+    long i = 0;
+    UNROLL for (int r = 0; r + 1 < rows; r += 2) halves(acc[r], acc[r + 1]);
+    for (; i + 1 < k / 2; i += 2, b += 2 * ldb) {
+        U w[NV], v[NV];
+        prefetch(soon + i * ahead), prefetch(soon + (i + 1) * ahead);
+        UNROLL for (int c = 0; c < NV; c++) w[c] = *(const Um *)(b + c * 4 * W), v[c] = *(const Um *)(b + ldb + c * 4 * W);
+        UNROLL for (int r = 0; r < rows; r += 2) {
+            uint32_t x[4];
+            memcpy(x, a + r * lda + i * 4, 8);
+            if (r + 1 == rows) {
+                pair_step(acc[r], x[0], w), pair_step(acc[r], x[1], v);
+                continue;
+            }
+            memcpy(x + 2, a + (r + 1) * lda + i * 4, 8);
+            const bfloat16x8_t both = (bfloat16x8_t)vld1q_u32(x);
+            UNROLL for (int c = 0; c < NV; c++) {
+                const bfloat16x8_t low = (bfloat16x8_t)vzip1q_u32((uint32x4_t)w[c], (uint32x4_t)v[c]);
+                const bfloat16x8_t high = (bfloat16x8_t)vzip2q_u32((uint32x4_t)w[c], (uint32x4_t)v[c]);
+                acc[r][c] = (V)vbfmmlaq_f32((float32x4_t)acc[r][c], both, low);
+                acc[r + 1][c] = (V)vbfmmlaq_f32((float32x4_t)acc[r + 1][c], both, high);
+            }
+        }
+    }
+    UNROLL for (int r = 0; r + 1 < rows; r += 2) halves(acc[r], acc[r + 1]);
+    if (i == k / 2) return;
+    UNROLL for (int r = 0; r < rows; r++) {
+        U w[NV];
+        uint32_t x;
+        memcpy(&x, a + r * lda + i * 4, 4);
+        UNROLL for (int c = 0; c < NV; c++) w[c] = *(const Um *)(b + c * 4 * W);
+        pair_step(acc[r], x, w);
+    }
+}
+#endif
+
 /* a: rows of float32 (bfloat16 for PAIRS), lda bytes apart. b: k rows of NR columns, ldb bytes apart;
  * for PAIRS k / 2 rows of NR pairs (2 consecutive k of one column side by side). Each step prefetches two cache lines
  * at `soon`, which then moves on by `ahead` bytes: what the next loop reads. A burst of prefetches would stall. */
 INLINE void tile(const int how, const int rows, const char *a, size_t lda, const char *b, size_t ldb, const char *soon,
                  size_t ahead, long k, V acc[MR][NV]) {
+#if NEON_BF16
+    if (how == PAIRS) {
+        pairs_tile(rows, a, lda, b, ldb, soon, ahead, k, acc);
+        return;
+    }
+#endif
     const char *base[(MR + 3) / 4]; /* four rows share a pointer, so that addresses fit into registers */
     UNROLL for (int r = 0; r < rows; r += 4) base[r / 4] = a + r * lda;
     if (how == PAIRS) {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+import sys
 from collections import defaultdict, deque
 from pathlib import Path
 from statistics import median
@@ -17,12 +19,25 @@ HOLD, LONGEST = 32, 2048  # passes from one comparison to the next: after a chan
 
 
 def usable() -> int:
-    """Processors that this process may use: its affinity and its control group's quota, at least 1."""
+    """Processors that this process may use: its affinity and its control group's quota, at least 1; on a Mac
+    those of its fast kind, as a stage of a pass takes as long as its slowest thread."""
+    if sys.platform == "darwin":
+        return performance_cores() or os.cpu_count() or 1
     try:
         count = len(os.sched_getaffinity(0))
     except AttributeError:  # no such call on this system
         count = os.cpu_count() or 1
     return max(1, math.ceil(min(count, quota())))
+
+
+def performance_cores() -> int | None:
+    """Cores of the fast kind, as macOS counts them; None where it does not tell (Macs with one kind)."""
+    found = ctypes.c_int32(0)
+    size = ctypes.c_size_t(ctypes.sizeof(found))
+    ask = ctypes.CDLL(None).sysctlbyname
+    ask.argtypes = [ctypes.c_char_p, *[ctypes.c_void_p] * 3, ctypes.c_size_t]
+    failed = ask(b"hw.perflevel0.physicalcpu", ctypes.byref(found), ctypes.byref(size), None, 0)
+    return None if failed or found.value < 1 else found.value
 
 
 def quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:

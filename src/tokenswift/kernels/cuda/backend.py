@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache, Pass, Segment
-from tokenswift.kernels.base import Backend, Batch, Body
+from tokenswift.kernels.base import Backend, Batch, Body, Taps, part_of
 from tokenswift.kernels.cuda.choose import DeviceRanker
 from tokenswift.kernels.cuda.entries import WIDEST, IntFullCache, IntSparseCache, entry_bytes
 from tokenswift.kernels.cuda.graphs import Graphs
@@ -55,9 +55,14 @@ class CudaBatch(Batch):
         """See :meth:`Batch.over`."""
         return self.of(numbers, self.plan.form, self.segments, self.plan.origin, self.form)
 
-    def passes(self, states: Float[Tensor, "n D"], queries: Float[Tensor, "L H n d"]) -> list[Pass]:
+    def passes(
+        self,
+        states: Float[Tensor, "n D"],
+        queries: Float[Tensor, "L H n d"],
+        features: Float[Tensor, "k n D"] | None = None,
+    ) -> list[Pass]:
         """See :meth:`Batch.passes`."""
-        return [Pass(states[rows], queries[:, :, rows]) for rows in self.rows()]
+        return [Pass(states[rows], queries[:, :, rows], part_of(features, rows)) for rows in self.rows()]
 
 
 class CudaBackend(Backend):
@@ -152,6 +157,8 @@ class CudaBackend(Backend):
         sin: Float[Tensor, "n half"],
         batch: CudaBatch,
         keep: bool = True,
+        taps: Taps | None = None,
+        beside: Float[Tensor, "n D"] | None = None,
     ) -> Float[Tensor, "L H n d"]:
         """See :meth:`Backend.layers`. All segments' rows go through every kernel together."""
         shape, ops, linear = body.shape, self.ops, self._products.parts
@@ -160,8 +167,16 @@ class CudaBackend(Backend):
         kept: list[Tensor] = []
         more = None
         for number, layer in enumerate(body.weights):
-            normed = ops.norm(states, layer.norm, shape.eps, active, more)
+            if layer.norm is None:
+                normed = states.to(active)  # of a single layer: nothing is to be added yet
+            else:
+                normed = ops.norm(states, layer.norm, shape.eps, active, more)
+            if taps is not None:
+                taps.fill(number, states)
             mixed = linear(normed, _packed(layer.qkv), layer.qkv_bias, whole)
+            if layer.beside is not None and layer.beside_norm is not None and beside is not None:
+                normed = ops.norm(beside, layer.beside_norm, shape.eps, active)
+                mixed = (summed(mixed) + summed(linear(normed, _packed(layer.beside), None, whole)))[None]
             norms = (shape.eps, layer.query_norm, layer.key_norm)
             query = ops.append(batch.plan, mixed, cos, sin, number, shape.heads, *norms)
             kept = [*kept, query] if keep else [query]
@@ -172,6 +187,8 @@ class CudaBackend(Backend):
             more = linear(ops.gated(both, active), _packed(layer.down), layer.down_bias, whole)
         if more is not None:
             states += summed(more)
+        if taps is not None:
+            taps.fill(len(body.weights), states)
         return torch.stack(kept).transpose(1, 2)
 
     def replays(self) -> Graphs | None:

@@ -74,7 +74,7 @@ class DeviceRanker:
         size = next((size for size in RECORDED if size >= count), -(-count // TOGETHER) * TOGETHER)
         form, numbers = self._table(rows, size, columns if subset is None else subset.vocab_size)
         coupled, shares, params = rows.coupled and not self.params.greedy, rows.shares, self._unseeded
-        logits = F.pad(rows.logits.float(), (0, 0, 0, size - count))
+        logits = F.pad(rows.masked().float(), (0, 0, 0, size - count))
         table = to_device(numbers, self._device)
         if path and form.window:  # the first row's tokens after the text, the last of them repeated
             after = table[sum(form.sizes[:-1]) :][: form.added]

@@ -42,7 +42,7 @@ class Kernels(ProductKernels):
             check_plain(softcap, sinks)
             return self._attend_whole(plan, query, layer, scale, window)
         rows, heads, width = query.shape
-        kv_heads, padded = plan.segments[0].cache.data.shape[1], triton.next_power_of_2(width)
+        kv_heads, padded = plan.segments[0].cache.data.shape[1], int(triton.next_power_of_2(width))
         cells = plan.form.spans + plan.form.own
         values = query.new_empty(cells, rows, heads, width, dtype=torch.float32)
         stats = query.new_empty(cells, rows, heads, 2, dtype=torch.float32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int32, UInt8
 from torch import Tensor
 
 from tokenswift.kernels.formats.format import Format, Numbers, Stored
@@ -35,27 +35,32 @@ def panels_of(stored: Stored) -> UInt8[Tensor, "P Q"]:
     if numbers.fine_least is not None:
         heads.append(columns(numbers.fine_least, groups))
     parts = [head.contiguous().view(torch.uint8).flatten(2) for head in heads]
-    count = form.block // 32
-    u = columns(numbers.u, form.block).unflatten(2, (count, 32))  # (P, blocks, count, 32 positions, 32)
-    parts.append(torch.cat([piece.flatten(3) for piece in _pieces(form.bits, u)], 3).flatten(2))
+    words = _words(form.bits, numbers.u)
+    words = columns(words, words.shape[1] * form.block // numbers.u.shape[1])
+    parts.append(words.contiguous().view(torch.uint8).flatten(2))
     return torch.cat(parts, 2).flatten(1)
 
 
-def _pieces(bits: int, u: Tensor) -> list[Tensor]:
-    """The words of 32 positions, each (P, blocks, count, words, 32 columns, 4 bytes)."""
+def _words(bits: int, u: UInt8[Tensor, "N K"]) -> Int32[Tensor, "N W"]:
+    """The words of each 32 numbers, four numbers in a word of 8 bits. Those of fewer bits: first four words
+    with two times four low halves each, then what is above them."""
+    quads = u.contiguous().view(torch.int32)  # four positions: the low or the high halves of a word's bytes
     if bits == 8:
-        return [u.unflatten(3, (8, 4)).transpose(4, 5)]
-    quads = u.unflatten(3, (8, 4))  # four positions: the low or the high halves of a word's bytes
-    low = (quads & 15).unflatten(3, (4, 2))
-    made = [(low[..., 0, :, :] | low[..., 1, :, :] << 4).transpose(4, 5)]
+        return quads
+    quads = quads.unflatten(1, (-1, 8))
+    low = (quads & 0x0F0F0F0F).unflatten(2, (4, 2))
+    made = [low[..., 0] | low[..., 1] << 4]
     if bits == 5:
-        shift = torch.arange(8, dtype=torch.uint8)[:, None, None]
-        made.append(((quads >> 4) << shift).sum(3, dtype=torch.uint8)[:, :, :, None].transpose(4, 5))
+        made.append(_joined(quads >> 4 & 0x01010101, 1))
     if bits == 6:
-        shift = 2 * torch.arange(4, dtype=torch.uint8)[:, None, None]
-        high = (quads >> 4).unflatten(3, (2, 4))
-        made.append((high << shift).sum(4, dtype=torch.uint8).transpose(4, 5))
-    return made
+        made.append(_joined((quads >> 4 & 0x03030303).unflatten(2, (2, 4)), 2))
+    return torch.cat(made, 2).flatten(1)
+
+
+def _joined(fields: Tensor, bits: int) -> Tensor:
+    """One word from n, of whose bytes each holds so many bits: (N, G, …, n) → (N, G, words)."""
+    shift = bits * torch.arange(fields.shape[-1], dtype=torch.int32)
+    return (fields << shift).sum(-1, dtype=torch.int32).unflatten(1, (fields.shape[1], -1)).flatten(2)
 
 
 def numbers_of(form: Format, panels: UInt8[Tensor, "P Q"], rows: int) -> Numbers:

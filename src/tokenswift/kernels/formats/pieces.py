@@ -16,7 +16,8 @@ def halves(two: UInt8[Tensor, "N B two"]) -> Float16[Tensor, "N B"]:
 
 def nibbles(packed: UInt8[Tensor, "N B *parts half"]) -> UInt8[Tensor, "N K"]:
     """The 4-bit numbers of each part of a block: low halves of all bytes, then high halves."""
-    return torch.cat((packed & 15, packed >> 4), -1).flatten(1)
+    four = packed.clone(memory_format=torch.contiguous_format).view(torch.int32)  # bytes at a time
+    return torch.cat((four & 0x0F0F0F0F, four >> 4 & 0x0F0F0F0F), -1).view(torch.uint8).flatten(1)
 
 
 def fields(packed: UInt8[Tensor, "N B *parts bytes"], bits: int) -> UInt8[Tensor, "N K"]:

@@ -32,6 +32,9 @@ TEXT, ARRAY = 8, 9  # types of values; the others are numbers:
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 #: types of tensors that torch has
 DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+#: their names, and those of our formats; the package that knows all takes longer to load than a header
+NAMED = {0: "F32", 1: "F16", 30: "BF16"} | {code: form.name.upper() for code, form in BY_CODE.items()}
+INTEGERS = {26: torch.int32, 27: torch.int64}  # no weights: maps of vocabularies
 MOST_DIMS, MOST_DEPTH = 4, 4
 #: more than any model's file has: bytes of a header, tensors, keys, and values of all lists together
 MOST_HEADER, MOST_TENSORS, MOST_KEYS, MOST_VALUES = 1 << 26, 1 << 16, 1 << 16, 1 << 22
@@ -97,8 +100,8 @@ class GgufFile:
         """
         entry = self.tensors[name]
         data = torch.frombuffer(self._mapped(), dtype=torch.uint8, offset=entry.start, count=entry.nbytes)
-        if entry.code in DENSE:
-            return data.view(DENSE[entry.code]).view(entry.shape)
+        if (kind := DENSE.get(entry.code) or INTEGERS.get(entry.code)) is not None:
+            return data.view(kind).view(entry.shape)
         rows = data.view(*entry.shape[:-1], -1)
         if entry.code in BY_CODE and len(entry.shape) == 2:
             return Stored(BY_CODE[entry.code], rows)
@@ -194,6 +197,20 @@ class _Reader:
         self._check_place()
         return self._data[start : self._at].decode("utf-8", errors="replace")
 
+    def _texts(self, count: int) -> list[str]:
+        """As many times :meth:`_text`: a vocabulary is most of a header."""
+        data, end, at, found = self._data, self._end, self._at, []
+        size_of = struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            start = at + 8
+            at = start + size_of(data, at)[0]
+            if at > end:
+                break
+            found.append(data[start:at].decode("utf-8", "replace"))
+        self._at = at
+        self._check_place()
+        return found
+
     def _check_place(self) -> None:
         if self._at > self._end:
             header = "" if self._end == len(self._data) else f" of the {MOST_HEADER >> 20} MB of a header"
@@ -207,6 +224,8 @@ class _Reader:
             self._values += count
             if self._values > MOST_VALUES:
                 raise ValueError(f"lists of {self._values} values, at most {MOST_VALUES}")
+            if kind == TEXT:
+                return self._texts(count)
             if kind not in NUMBERS:
                 return [self._value(kind, depth + 1) for _ in range(count)]
             start = self._at
@@ -263,6 +282,8 @@ def unpacks(code: int) -> bool:
 
 
 def _kind(code: int) -> str:
+    if code in NAMED:
+        return NAMED[code]
     import gguf
 
     return gguf.GGMLQuantizationType(code).name

@@ -76,6 +76,12 @@ def rendered(
     )
 
 
+def prepare() -> None:
+    """Start the process now, beside what else takes time; what is wrong with it the first chat says."""
+    with suppress(RunError):
+        _process.start()
+
+
 def _usual(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message as transformers hands it to templates: no empty fields, reasoning under the usual names."""
     made = {key: value for key, value in message.items() if value is not None}
@@ -133,6 +139,15 @@ class Process:
             if answer is None:
                 return {"limit": _ended(running.returncode)}
             return answer | ({"limit": _LIMITS[answer["limit"]]} if "limit" in answer else {})
+
+    def start(self) -> None:
+        """Start the process unless it runs.
+
+        Raises:
+            RunError: it cannot be started.
+        """
+        with self._lock:
+            self._started()
 
     def close(self) -> None:
         """End the process."""

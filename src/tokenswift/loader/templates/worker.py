@@ -133,7 +133,7 @@ def _answer(lines: list[bytes], memory: int, text: int, seconds: float) -> dict[
     """
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     most = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    _limit_memory(most, hard)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         template, given = map(json.loads, lines)
@@ -146,7 +146,14 @@ def _answer(lines: list[bytes], memory: int, text: int, seconds: float) -> dict[
         return {"error": str(error)[:SHOWN] or type(error).__name__}
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        _limit_memory(hard, hard)
+
+
+def _limit_memory(most: int, hard: int) -> None:
+    """Bound the address space, but for macOS, which has no such bound and may refuse to set one: there what
+    bounds memory is the processor time that filling it takes."""
+    if sys.platform != "darwin":
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
 def main() -> None:

@@ -98,11 +98,17 @@ class Candidates:
         masks = self.sampler.masks
         if masks is None:
             return set()
-        tree, found = self.tree, set[int]()
-        for node in sorted(set(self._told_nodes)):
-            parent = tree.parents[node]
-            if parent in found or not masks.accepts(self.text, self.path(parent), tree.tokens[node]):
-                found.add(node)
+        tree, told, known, found = self.tree, set(self._told_nodes), set[int](), set[int]()
+        for end in sorted(told, reverse=True):  # the last of a path first: one question for all of it
+            if end in known:
+                continue
+            nodes, node = list[int](), end
+            while node > 0:
+                nodes.append(node)
+                node = tree.parents[node]
+            reached = masks.reach(self.text, self.path(end)) - len(self.ahead)
+            known.update(nodes)
+            found.update(told.intersection(nodes[: len(nodes) - max(0, reached)]))
         return found
 
     # ---- what drafters call ---------------------------------------------------------------------

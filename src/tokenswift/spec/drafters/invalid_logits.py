@@ -85,6 +85,11 @@ def pass_source() -> Source:
     return Source("passes over the partial cache")
 
 
+def eagle_source() -> Source:
+    """An EAGLE-3 drafter."""
+    return Source("the EAGLE-3 drafter")
+
+
 def model_source() -> Source:
     """A draft model."""
     return Source("the draft model")

@@ -190,9 +190,10 @@ def build_heads(config: HeadsConfig, tensors: dict[str, Tensor], source: str) ->
         raise InputError(f"heads in {source} have {len(tensors)} tensors, too few for {config.count} heads")
     try:
         with torch.device("meta"):
-            wanted = Heads(config).state_dict()
+            heads = Heads(config)  # without memory, and without the random numbers that modules begin with
     except RuntimeError as error:  # sizes beyond what a tensor's can be
         raise InputError(f"heads in {source} have impossible sizes: {line_of(error)}") from error
+    wanted = heads.state_dict()
     for name, tensor in wanted.items():
         if name not in tensors:
             raise InputError(f"heads in {source} lack tensor {name}")
@@ -200,8 +201,8 @@ def build_heads(config: HeadsConfig, tensors: dict[str, Tensor], source: str) ->
     unknown = sorted(set(tensors) - set(wanted))
     if unknown:
         raise InputError(f"heads in {source} hold an unknown tensor {unknown[0][:MOST_NAME]}")
-    heads = Heads(config)
-    heads.load_state_dict({name: tensors[name].float() for name in wanted})
+    made = {name: tensors[name].to(torch.float32, copy=True) for name in wanted}
+    heads.load_state_dict(made, assign=True)
     return heads.eval().requires_grad_(False)
 
 

@@ -43,19 +43,29 @@ def packaged_kinds(model: Any) -> dict[str, Traversable]:
     """
     identity = host_of(model).base
     found: dict[str, Traversable] = {}
-    for entry in weights(".heads.safetensors"):
+    for entry, header in _of_sizes(identity.hidden_size, identity.vocab_size):
         with resources.as_file(entry) as path, safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
-            config = header.get("heads", {})
-            if (config.get("hidden_size"), config.get("vocab_size")) != (
-                identity.hidden_size,
-                identity.vocab_size,
-            ):
-                continue
             sample = file.get_tensor("base.sample").float()
         base = BaseIdentity(str(header.get("base")), identity.hidden_size, identity.vocab_size, sample)
         if base.distance(identity) <= ROUNDED:
-            found.setdefault(config["kind"], entry)
+            found.setdefault(header["heads"]["kind"], entry)
+    return found
+
+
+def may_have_heads(hidden: int, vocab: int) -> bool:
+    """Whether shipped heads are of a model's sizes, D and V; only headers are read."""
+    return bool(_of_sizes(hidden, vocab))
+
+
+def _of_sizes(hidden: int, vocab: int) -> list[tuple[Traversable, dict[str, Any]]]:
+    """The files of shipped heads for a model of these sizes, and their headers."""
+    found = []
+    for entry in weights(".heads.safetensors"):
+        with resources.as_file(entry) as path, safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
+        config = header.get("heads", {})
+        if (config.get("hidden_size"), config.get("vocab_size")) == (hidden, vocab):
+            found.append((entry, header))
     return found
 
 

@@ -11,6 +11,7 @@ from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.adaptive.candidates import CHAIN
 from tokenswift.spec.adaptive.recipe import ByChance
 from tokenswift.spec.drafters.drafter import Drafter, Setting
+from tokenswift.spec.drafters.eagle import EagleDrafter
 from tokenswift.spec.drafters.grammar import GrammarDrafter
 from tokenswift.spec.drafters.heads import DEPTH, HeadDrafter
 from tokenswift.spec.drafters.lookup import PromptLookup
@@ -57,6 +58,8 @@ class Auto(ByChance):
             small = llm.draft_models.get(options.draft_model)
             own = ModelContext(small, "streaming", MODEL_BUDGET, MODEL_SINKS, CHAIN, llm.frequent())
             drafters.append(ModelDrafter(own, target, ("draft_model", "given")))
+        if llm.eagle is not None:
+            drafters.append(EagleDrafter(llm.eagle))
         drafters += [drafter(Setting(target, sampler, coupled)) for drafter in others()]
         priors = None if heads is None else heads.calibration
         costs = (lambda: llm.costs(low), lambda table: llm.learn_costs(table, low))

@@ -23,6 +23,9 @@ from tokenswift.ranks import Ranks
 from tokenswift.sampling.masks import Grammars
 from tokenswift.spec.adaptive.cost import Table, keep_table, kept_table, measure
 from tokenswift.spec.drafters.heads import level_of
+from tokenswift.spec.eagle.checkpoint import EagleWeights
+from tokenswift.spec.eagle.features import Features
+from tokenswift.spec.eagle.resolve import eagle_of
 from tokenswift.spec.heads.modules import Heads
 from tokenswift.spec.heads.resolve import packaged_kinds, read_packaged, resolve_heads
 from tokenswift.types import OnProgress
@@ -45,16 +48,18 @@ class Resources:
         how: what is computed in.
         on_progress: as of ``LLM``.
         ranks: the processes that compute it together, where there are several.
+        eagle: as of ``LLM``.
 
     Attributes:
         target: the model.
         heads: its draft heads, where it has some.
+        eagle: its EAGLE-3 drafter, where it was given one.
         draft_models: see `models.draft_models`.
         sampling: as the model itself says, or where none is given.
         grammars: those that texts of the model were held to.
         lock: of what is made when first asked for.
     Raises:
-        InputError: heads that are none of this model, or it cannot be computed so.
+        InputError: heads or a drafter that are none of this model, or it cannot be computed so.
     """
 
     target: Target
@@ -67,6 +72,7 @@ class Resources:
         how: LoadConfig,
         on_progress: OnProgress | None = None,
         ranks: Ranks | None = None,
+        eagle: str | Path | EagleWeights | None = None,
     ) -> None:
         self.source, self.name, self.ranks = source, name, ranks
         self.sampling = OwnSampling(name, source.named_sampling)
@@ -80,6 +86,7 @@ class Resources:
         self.lock = Lock()
         self.target = source.target(on_progress)
         self.target.compute_as(how, name)
+        self.eagle = None if eagle is None else eagle_of(eagle, self.target, source.codec, on_progress)
         self.draft_models = DraftModels(self.target, source.codec, is_default=bool(packaged))
         self.grammars = Grammars(source.codec, self.target.vocab_size, source.end_tokens)
 
@@ -96,6 +103,10 @@ class Resources:
                 heads = read_packaged(self._packaged[kind])
                 self._shipped[kind] = heads.to(dtype=self.target.dtype, device=self.target.device)
             return self._shipped.get(kind)
+
+    def features(self) -> Features | None:
+        """What keeps a text's features for :attr:`eagle`; None where there is none."""
+        return None if self.eagle is None else self.eagle.features()
 
     def frequent(self) -> Tensor | None:
         """Token ids that a draft model may draft besides the prompt's, as heads name them; None: all."""

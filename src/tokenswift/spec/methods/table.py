@@ -62,6 +62,8 @@ def drafts_from(llm: Resources, strategy: str, options: Any) -> tuple[Heads | No
         if strategy == "auto":
             if options.draft_model is not None:
                 parts[f"draft model {llm.draft_models.name(options.draft_model)}"] = True
+            if llm.eagle is not None:
+                parts[f"EAGLE-3 drafter {llm.eagle.name}"] = True
             parts |= dict.fromkeys((drafter.mark.title for drafter in others()), True)
         return heads, ", ".join(name for name, there in parts.items() if there) or "none"
     if strategy == "medusa":

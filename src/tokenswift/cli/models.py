@@ -1,0 +1,347 @@
+"""``tokenswift models``: the models in the caches, what one would take, and room made again."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenswift.cli.declare import add_options
+from tokenswift.cli.options import Quiet
+from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
+from tokenswift.cli.roofline import lengths
+from tokenswift.cli.tables import table
+from tokenswift.types import InputError
+from tokenswift.words import counted
+
+logger = logging.getLogger("tokenswift")
+ACTIONS = ("list", "show", "remove")
+GIGA, MEGA = 1e9, 1e6
+ROWS, ACCEPTED = 5, (2.0, 3.0)  # of a step with drafts: tokens that it checks, and that it may yield
+SMALLER = 2  # times as many parameters has a model as one that drafts for it, at least
+COLUMNS = ("model", "cache", "MB", "millions", "family", "stored", "drafts for it")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser(
+        "models",
+        help="list the models in the caches, show what one takes, remove one",
+        description="list: the models in the caches, ours and the hub's, with size, type and what drafts for "
+        "them. show NAME: memory, context and the least time of a token on this machine (see tokenswift "
+        "roofline); the model need not be in a cache, and no weights of the hub are fetched. remove NAME: "
+        "remove a model from its cache, of the hub's a whole repository.",
+        epilog="Exit codes: 0 done, 1 it could not be removed, 2 bad input.",
+    )
+    parser.add_argument(
+        "action", nargs="?", default="list", choices=ACTIONS, metavar="ACTION", help="list, show or remove"
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the model of show or remove")
+    parser.add_argument("--known", action="store_true", help="list good small models, with their licences")
+    parser.add_argument("-y", "--yes", action="store_true", help="remove without asking")
+    add_json_option(parser)
+    add_options(parser, Quiet)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check; list, show or remove."""
+    if (args.name is None) != (args.action == "list"):
+        valid = "list alone" if args.name is not None else f"{args.action} NAME"
+        raise InputError(f"action is {args.action!r} with{'' if args.name else 'out'} a name; valid: {valid}")
+    for name, action in (("known", "list"), ("yes", "remove")):
+        if getattr(args, name) and args.action != action:
+            raise InputError(f"{name} is given with {args.action}; valid: with {action}")
+    record = check_record(args.json)
+    if args.action == "remove":
+        return _remove(args.name, args.yes, record)
+    if args.known:
+        made, text = _known()
+    else:
+        made, text = _show(args.name) if args.action == "show" else _list()
+    if record is not None:
+        write_json(record, made)
+    if record != STDOUT:
+        print(text, flush=True)
+    return 0
+
+
+# ---- list --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class About:
+    """What the files of a cached model say.
+
+    Attributes:
+        parameters: how many.
+        family: the architecture, by transformers' name or the GGUF file's.
+        stored: types or formats of the matrices.
+        native: whether the native decoder runs it.
+        hidden, vocab: D and V.
+        heads: kinds of shipped heads that fit.
+        drafts: cached models that can be its ``draft_model``.
+        problem: why nothing is known; None otherwise.
+    """
+
+    parameters: int = 0
+    family: str = ""
+    stored: str = ""
+    native: bool = False
+    hidden: int = 0
+    vocab: int = 0
+    heads: tuple[str, ...] = ()
+    drafts: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+def _list() -> tuple[dict[str, Any], str]:
+    from tokenswift.loader import cached
+    from tokenswift.loader.find import cache_dir
+
+    logger.info("reading %s and %s", cache_dir(), cached.hub_dir())
+    found, faults = cached.models()
+    said = {one.name: about(one.name, one.path) for one in found}
+    for one in found:
+        said[one.name].drafts = _drafts(one.name, {other.name: other.path for other in found}, said)
+    for fault in faults:
+        logger.warning("%s", fault)
+    beside = cached.beside()
+    caches = {cached.OWN: str(cache_dir()), cached.HUB: str(cached.hub_dir())}
+    records = [asdict(one) | {"path": str(one.path)} | asdict(said[one.name]) for one in found]
+    lines = [
+        (
+            one.name,
+            one.cache,
+            f"{one.nbytes / MEGA:,.1f}",
+            f"{info.parameters / MEGA:,.0f}" if info.parameters else "",
+            f"{info.family}{'' if info.native else ' (transformers)'}" if info.family else "",
+            info.problem or info.stored,
+            ", ".join([*(f"{kind} heads" for kind in info.heads), *info.drafts]),
+        )
+        for one in found
+        for info in [said[one.name]]
+    ]
+    rest = ", ".join(f"{cached.BESIDE[name]} {size / MEGA:,.1f} MB" for name, size in beside.items())
+    text = [
+        table(lines, COLUMNS, right=(2, 3)) if lines else "no models in the caches",
+        "",
+        *([f"besides in {cache_dir()}: {rest}"] if rest else []),
+        "good small models by name: tokenswift models list --known",
+    ]
+    return {"caches": caches, "models": records, "beside": beside}, "\n".join(text)
+
+
+def about(name: str, path: Path) -> About:
+    """What a cached model's files say; what is wrong with them is part of it.
+
+    Args:
+        name, path: see `loader.cached.Cached`.
+    """
+    try:
+        made = _gguf(path) if path.is_file() or _only_gguf(path) else _folder(name, path)
+        if made.native:
+            made.heads = _heads(name, path, made)
+        return made
+    except InputError as error:
+        return About(problem=str(error))
+
+
+def _only_gguf(folder: Path) -> bool:
+    from tokenswift.loader.gguf import gguf_in
+
+    return gguf_in(folder) is not None
+
+
+def _gguf(path: Path) -> About:
+    from tokenswift.loader.checkpoint import EMBEDDING
+    from tokenswift.loader.gguf import gguf_in
+    from tokenswift.loader.gguf.file import GgufFile
+    from tokenswift.loader.gguf.model import architecture, formats, gguf_name, is_native
+
+    file = GgufFile(gguf_in(path) or path)
+    count = sum(math.prod(entry.shape) for entry in file.tensors.values())
+    embedding = file.tensors.get(gguf_name(EMBEDDING))
+    vocab, hidden = embedding.shape if embedding is not None and len(embedding.shape) == 2 else (0, 0)
+    return About(count, architecture(file), formats(file), is_native(file), hidden, vocab)
+
+
+def _folder(name: str, path: Path) -> About:
+    from tokenswift.loader.checkpoint import FAMILIES, headers
+    from tokenswift.loader.folder_checks import check_said
+
+    said = check_said(name, path / "config.json", FAMILIES)
+    shapes = headers(path)
+    count = sum(math.prod(shape) for shape, _ in shapes.values())
+    stored = "+".join(sorted({kind.lower() for shape, kind in shapes.values() if len(shape) > 1}))
+    sizes = [said.get(field) for field in ("hidden_size", "vocab_size")]
+    hidden, vocab = (size if isinstance(size, int) else 0 for size in sizes)
+    family = said.get("model_type")
+    return About(count, str(family), stored, family in FAMILIES, hidden, vocab)
+
+
+def _heads(name: str, path: Path, made: About) -> tuple[str, ...]:
+    """Kinds of shipped heads that fit; weights are looked at only where sizes are right."""
+    from tokenswift.spec.heads.resolve import may_have_heads
+
+    if not may_have_heads(made.hidden, made.vocab):
+        return ()
+    import torch
+
+    from tokenswift.load_config import LoadConfig
+    from tokenswift.loader.identity import base_of_weights
+    from tokenswift.loader.opened import open_files
+    from tokenswift.spec.heads.checkpoint import HeadsHost
+    from tokenswift.spec.heads.resolve import packaged_kinds
+
+    opened = open_files(name, path, LoadConfig(), "cpu", lambda *_: True)
+    if opened is None:
+        return ()
+    base = base_of_weights(opened.weights.get, opened.layout.num_hidden_layers, name)
+    return tuple(packaged_kinds(HeadsHost(base, torch.float32, torch.device("cpu"), "")))
+
+
+def _drafts(name: str, paths: dict[str, Path], said: dict[str, About]) -> tuple[str, ...]:
+    """Cached models of a model's vocabulary with at most half of its parameters."""
+    own = said[name]
+    small = [
+        other
+        for other, info in said.items()
+        if info.native and info.vocab == own.vocab and SMALLER * info.parameters <= own.parameters
+    ]
+    words = _vocabulary(name, paths[name], own) if small and own.native else None
+    if words is None:
+        return ()
+    return tuple(other for other in small if _vocabulary(other, paths[other], said[other]) == words)
+
+
+def _vocabulary(name: str, path: Path, info: About) -> dict[str, int] | None:
+    """The tokens of a model by their texts; None where only transformers knows them."""
+    from tokenswift.loader import plain_tokenizer
+    from tokenswift.loader.folder_checks import check_tokenizer_files
+    from tokenswift.loader.gguf import gguf_in
+    from tokenswift.loader.gguf import tokenizer as gguf_tokenizer
+    from tokenswift.loader.gguf.file import GgufFile
+
+    try:
+        if (file := gguf_in(path)) is not None:
+            return gguf_tokenizer.plain(GgufFile(file).metadata, file).get_vocab()
+        check_tokenizer_files(name, path)
+        made = plain_tokenizer.read(path, info.family)
+    except InputError as error:
+        logger.warning("%s", error)
+        return None
+    return None if made is None else made.get_vocab()
+
+
+def _known() -> tuple[dict[str, Any], str]:
+    from tokenswift.loader.known import KNOWN
+
+    lines = [
+        (
+            one.name,
+            f"{one.parameters:,}",
+            one.licence,
+            ", ".join([*(f"{k} heads" for k in one.heads), one.draft or ""]),
+        )
+        for one in KNOWN
+    ]
+    shown = table(lines, ("model", "millions", "licence", "drafts for it"), right=(1,))
+    note = "repeats of the text, and the model itself over part of it, draft for every model"
+    return {"known": [asdict(one) for one in KNOWN]}, f"{shown}\n\n{note}"
+
+
+# ---- show --------------------------------------------------------------------------------------------------
+
+
+def _show(name: str) -> tuple[dict[str, Any], str]:
+    from tokenswift.loader.find import check_name
+
+    check_name(name)
+    logger.info("reading %s", name)
+    from tokenswift.load_config import LoadConfig
+    from tokenswift.loader.known import KNOWN
+    from tokenswift.loader.load import check_place
+    from tokenswift.memory import host_memory
+    from tokenswift.roofline.machine import machine_at
+    from tokenswift.roofline.passes import steps
+    from tokenswift.roofline.sizes import sizes_of
+    from tokenswift.spec.methods.auto import BUDGET
+
+    machine = machine_at(check_place(LoadConfig()))
+    sizes = sizes_of(name, machine=machine)
+    low = not sizes.whole and machine.keeps("q8_0", sizes.dtype)
+    drafts = sizes.in_few_bits("q8_0") if low else sizes
+    lines = [steps(sizes, drafts, machine, at, ROWS, BUDGET, ACCEPTED) for at in lengths(None, sizes.limit)]
+    known = next((one for one in KNOWN if one.name == name), None)
+    made = {
+        "model": name,
+        "known": None if known is None else asdict(known),
+        "sizes": asdict(sizes) | {"weight_bytes": sizes.weight_bytes, "token_bytes": sizes.token_bytes},
+        "machine": {"name": machine.name, "source": machine.source, "bandwidth": machine.bandwidth},
+        "contexts": [
+            {
+                "context": line.context,
+                "nbytes": sizes.weight_bytes + line.context * sizes.token_bytes,
+                "plain": 1 / line.plain.seconds,
+                "drafted": {f"{a:g}": most / line.plain.seconds for a, (_, most) in line.speedups.items()},
+            }
+            for line in lines
+        ],
+    }
+    rows = [
+        (
+            f"{one['context']:,}",
+            f"{one['nbytes'] / GIGA:.2f}",
+            f"{one['plain']:,.1f}",
+            *(f"{rate:,.1f}" for rate in one["drafted"].values()),
+        )
+        for one in made["contexts"]
+    ]
+    most = "no limit" if sizes.limit is None else counted(sizes.limit, "token")
+    text = [
+        f"{name}: {sizes.weight_bytes / GIGA:.3f} GB of weights that a pass reads "
+        f"({', '.join(sizes.weights)}), {sizes.token_bytes / 1e3:.1f} KB of keys and values a token; "
+        f"context: {most}",
+        *([f"licence: {known.licence}"] if known is not None else []),
+        f"at most on {machine.name} ({machine.bandwidth / GIGA:,.1f} GB/s of memory, {machine.source}), and "
+        "with drafts that cost nothing and bring so many tokens a step:",
+        "",
+        table(rows, ("context", "GB", "tokens/s", *(f"{a:g} a step" for a in ACCEPTED)), right=range(9)),
+        "",
+        f"{host_memory().free / GIGA:.1f} GB of memory can be had now; tokenswift plan measures a run",
+    ]
+    return made, "\n".join(text)
+
+
+# ---- remove ------------------------------------------------------------------------------------------------
+
+
+def _remove(name: str, yes: bool, record: Path | None) -> int:
+    from tokenswift.loader import cached
+
+    cached.check_removable(name)
+    if not yes and not _agreed(name):
+        print("nothing was removed", file=sys.stderr, flush=True)
+        return 0
+    freed = cached.remove(name)
+    if record is not None:
+        write_json(record, {"removed": name, "freed": freed})
+    if record != STDOUT:
+        print(f"{name} removed, {freed / MEGA:,.1f} MB freed", flush=True)
+    return 0
+
+
+def _agreed(name: str) -> bool:
+    """Whether the user says yes to the question.
+
+    Raises:
+        InputError: nobody is there who could.
+    """
+    if not sys.stdin.isatty():
+        raise InputError("remove asks, and standard input is no terminal; valid: with --yes")
+    print(f"remove {name}? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,0 +1,127 @@
+"""An EAGLE-3 drafter (Li et al. 2025): one layer that reads features of the target's verify passes.
+
+A row of it stands at a position t: it reads the target's feature of the token there and the embedding of the
+token behind it, and predicts the one after that. Where no feature is known yet, behind the newest token, what
+the drafter itself made of the row before takes its place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenswift.interfaces import TokenSequence
+from tokenswift.kv.full import FullCache
+from tokenswift.memory import Need
+from tokenswift.spec.adaptive.cost import Costs
+from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
+from tokenswift.spec.drafters.candidates import Candidates
+from tokenswift.spec.drafters.invalid_logits import eagle_source
+from tokenswift.spec.drafters.registry import EAGLE
+from tokenswift.spec.eagle.packed import CHUNK, SCRATCH, EagleModel
+
+_LAG = 32  # rows read before a draft, from which on that is no price of a step
+
+
+class EagleDrafter:
+    """A chain by the drafter's own rows, behind those that it has read.
+
+    Args:
+        model: the drafter.
+
+    Attributes:
+        refusals: whether its rows can be chosen from; once it is left out, nothing is drafted.
+    """
+
+    name, mark = EAGLE.name, EAGLE
+
+    def __init__(self, model: EagleModel) -> None:
+        self.model, self.refusals = model, eagle_source()
+        self._cache: FullCache | None = None
+        self._next = 0  # position of the next row to read
+        self._newest: Tensor | None = None  # what the last row that was read made, (1, H)
+        self._drafted: list[int] = []  # tokens that it drafted for the place behind the text
+
+    def begin(self, sequence: TokenSequence) -> None:
+        """Read what of the prompt is in the window."""
+        if sequence.features is not None:
+            self._cache = self.model.new_cache()
+            self._read(sequence)
+
+    def needs(self, text: int, row: int) -> list[Need]:
+        """Its cache, and features."""
+        return [Need("eagle", self.model.name, self.model.nbytes)]
+
+    def offer(self, costs: Costs) -> CostEstimate | None:
+        """A chain of two, at the target's price by the byte of weights; None without features."""
+        if self._cache is None:
+            return None
+        pass_ms = costs.verify(1, 0) * self.model.weight_bytes / self.model.target.weight_bytes
+        return CostEstimate(
+            "the EAGLE-3 drafter",
+            "the EAGLE-3 drafter",
+            tokens=1.9,
+            rows=3,
+            price=2 * pass_ms,
+            pass_ms=pass_ms,
+            lead=0.6,
+            given=True,
+        )
+
+    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
+        """A chain."""
+        self._drafted = []
+        if self.refusals.dropped:
+            return
+        candidates.loaded |= self._read(sequence) > _LAG
+        cache, model, newest = self._cache, self.model, len(sequence.tokens) - 2
+        if cache is None or self._newest is None or self._next != newest + 1:
+            return
+        read, made, first = cache.length, [self._newest], len(candidates.tree)
+
+        def run(path: list[Any]) -> Tensor:
+            while len(made) <= len(path):
+                at = newest + len(made)
+                state = model.fed_back(made[-1])
+                made.append(model.run([path[len(made) - 1]], state, at, cache))
+                cache.commit((0,))
+            return model.logits(made[len(path)])
+
+        candidates.chain(run, model.subset, most=SCRATCH)
+        cache.rewind(read)
+        tree = candidates.tree
+        if first == 1:  # what others proposed before might be right as well
+            self._drafted = [t for t, parent in zip(tree.tokens, tree.parents, strict=True) if parent == 0]
+
+    def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
+        """See whether what it drafted was right."""
+        if self._drafted:
+            self.model.judge(len(self._drafted), outcome.tokens[0] in self._drafted)
+            self._drafted = []
+
+    @torch.inference_mode()
+    def _read(self, sequence: TokenSequence) -> int:
+        """Run the rows whose features came since the last time, behind those that the window still needs;
+        returns how many. Rows before a gap are forgotten."""
+        cache, model = self._cache, self.model
+        found = None if sequence.features is None else sequence.features.drain()
+        if cache is None or found is None:
+            return 0
+        at, features = found
+        if at != self._next:
+            cache.rewind(0)
+        count = features.shape[1]
+        for start in range(0, count, CHUNK):
+            rows = slice(start, min(start + CHUNK, count))
+            size = rows.stop - rows.start
+            if cache.length + size + SCRATCH > cache.capacity:
+                cache.slide(model.window)
+            tokens = sequence.tokens[at + rows.start + 1 : at + rows.stop + 1]
+            made = model.run(tokens, model.fuse(features[:, rows]), at + rows.start, cache)
+            cache.commit(tuple(range(size)))
+            self._newest = made[-1:]
+            sequence.check()
+        self._next = at + count
+        return count

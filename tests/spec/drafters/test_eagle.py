@@ -1,0 +1,430 @@
+"""EAGLE-3 drafters: they never change the text, and draft what the reference drafts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests import eagles
+from tests.conftest import tiny_tokenizer
+from tests.models.test_families import family_model
+from tests.spec.drafters.scripted import prompt, scripted_model
+from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT
+from tests.spec.drafters.test_auto import FREE, _always
+from tests.spec.eagle_drafters import SIZES, random_eagle, scripted_eagle
+from tests.tiny import VOCAB, byte_model, tiny_model
+from tokenswift import LLM, Grammar, InputError, SamplingParams, resume
+from tokenswift.interfaces import Segment, TokenSequence
+from tokenswift.kernels.base import Backend
+from tokenswift.kernels.cuda.backend import CudaBackend
+from tokenswift.kernels.formats.format import Stored
+from tokenswift.kernels.formats.q8_0 import Q8_0
+from tokenswift.kernels.torch import TorchBackend
+from tokenswift.loader.checkpoint import unstored
+from tokenswift.loader.rope import rotary_of
+from tokenswift.models.decoder import NativeTarget
+from tokenswift.models.generic import GenericTarget
+from tokenswift.models.target import backend_for
+from tokenswift.spec.adaptive.controller import PLAIN, Control
+from tokenswift.spec.adaptive.cost import Costs
+from tokenswift.spec.drafters.eagle import EagleDrafter
+from tokenswift.spec.eagle import packed
+from tokenswift.spec.eagle.checkpoint import EagleWeights
+from tokenswift.spec.eagle.features import Features
+from tokenswift.spec.eagle.packed import EagleModel
+from tokenswift.spec.eagle.reference import EagleCache, EagleReference
+from tokenswift.spec.methods.resources import Resources
+
+TEXT = torch.randint(2, VOCAB, (60,), generator=torch.Generator().manual_seed(6)).tolist()
+SAMPLINGS = {"greedy": SamplingParams(greedy=True, repetition_penalty=1.0), "noisy": SamplingParams(seed=4)}
+#: drafters in every form
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "names": {"names": 41, "norm_before_residual": True},
+    "shared": {"own": False, "names": 41, "qk_norm": True},
+    "biased": {"own": False, "qkv_bias": True, "o_bias": True, "mlp_bias": True, "fc_norm": True},
+    "3.1": {"norm_before_fc": True, "norm_output": True, "head_dim": 8},
+}
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drafter drafts in every step, as far as it may."""
+    monkeypatch.setattr(Resources, "costs", lambda self, low=None: FREE)
+    monkeypatch.setattr(Costs, "observe", lambda *args: None)
+    monkeypatch.setattr(Control, "mode", _always("eagle"))
+
+
+# ---- what must be right -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("greedy", "names"), [(True, False), (False, True)])
+def test_a_scripted_drafter_is_accepted_in_full(
+    free: None, monkeypatch: pytest.MonkeyPatch, greedy: bool, names: bool
+) -> None:
+    """Also where it drafts again after steps without it, the prompt is longer than its window, and its tokens
+    have numbers of their own."""
+
+    def in_turn(self: Control, context: int) -> str:
+        drafts = context - PROMPT < 90 or context % 5 == 0
+        return _always("eagle" if drafts else PLAIN)(self, context)
+
+    monkeypatch.setattr(Control, "mode", in_turn)
+    monkeypatch.setattr(packed, "CHUNK", 16)
+    params = GREEDY if greedy else NOISY
+    llm = LLM.from_model(scripted_model(greedy), heads=None, eagle=scripted_eagle(names, window=12))
+    given = {"ngrams": 0, "draft": "hidden"}
+    steps = list(llm.stream(prompt(PROMPT), 300, strategy_options=given, sampling=params))
+    drafted = [step for step in steps if step.drafted][:-1]
+    assert len(drafted) > 20
+    assert all(step.accepted == step.gamma for step in drafted)
+    assert sum(step.gamma for step in drafted) > 4 * len(drafted)
+    assert {source for step in steps for source in step.sources} == {"eagle", "target"}
+    plain = llm.generate(prompt(PROMPT), 300, "autoregressive", sampling=params)
+    assert [token for step in steps for token in step.token_ids] == plain.token_ids
+
+
+def reference_of(weights: EagleWeights, model: Any) -> EagleReference:
+    given = (model.model.embed_tokens.weight.detach(), model.lm_head.weight.detach())
+    return EagleReference(weights, *given, window=weights.config.default_window)
+
+
+def backends() -> list[Backend]:
+    """The kernels, the reference in torch, and the CUDA backend with its reference in the kernels' place."""
+    card = CudaBackend("cpu")
+    return [backend_for(), TorchBackend(), card]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("backend", backends(), ids=["kernels", "torch", "cuda"])
+def test_kernels_give_the_references_rows(form: str, backend: Backend) -> None:
+    """A text in three passes, then four depths behind it, over keys that lie before the window, too."""
+    weights, model = random_eagle(window=9, std=0.1, **FORMS[form]), tiny_model("llama")
+    target = NativeTarget(model, backend, rotary_of(model))
+    made = EagleModel(weights, target)
+    reference = reference_of(weights, model)
+    features = torch.randn(3, 40, 48, generator=torch.Generator().manual_seed(1))
+    rows, keys = reference.fuse(features.transpose(0, 1).flatten(1)), EagleCache()
+    hidden, logits = reference.step(torch.tensor(TEXT[1:41]), rows, torch.arange(40), keys)
+    cache, found = made.new_cache(), []
+    for start, end in ((0, 1), (1, 30), (30, 40)):
+        fused = made.fuse(features[:, start:end])
+        found.append(made.run(TEXT[start + 1 : end + 1], fused, start, cache))
+        cache.commit(tuple(range(end - start)))
+    state, last = torch.cat(found), hidden[-1:]
+    close: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(made.fed_back(state), hidden, **close)
+    torch.testing.assert_close(made.logits(state), logits, **close)
+    state = state[-1:]
+    for depth, token in enumerate((5, 3, 90, 41)):
+        last, logits = reference.step(torch.tensor([token]), last, torch.tensor([40 + depth]), keys)
+        state = made.run([token], made.fed_back(state), 40 + depth, cache)
+        cache.commit((0,))
+        torch.testing.assert_close(made.fed_back(state), last, **close)
+        torch.testing.assert_close(made.logits(state), logits, **close)
+
+
+class Noted:
+    """What drafters drafted from in a run: the text, and each path's tokens with its logits."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.drafts: list[tuple[list[int], list[tuple[list[int], Tensor]]]] = []
+        propose, logits = EagleDrafter.propose, EagleModel.logits
+        paths: list[list[int]] = []
+        noted = self
+
+        def proposed(self: EagleDrafter, sequence: TokenSequence, candidates: Any) -> None:
+            chain = candidates.chain
+            noted.drafts.append((list(sequence.tokens), []))
+
+            def chained(run: Any, *args: Any, **more: Any) -> Any:
+                return chain(lambda path: paths.append(list(path)) or run(path), *args, **more)
+
+            candidates.chain = chained
+            propose(self, sequence, candidates)
+
+        def scored(self: EagleModel, made: Tensor) -> Tensor:
+            found = logits(self, made)
+            noted.drafts[-1][1].append((paths[-1], found))
+            return found
+
+        monkeypatch.setattr(EagleDrafter, "propose", proposed)
+        monkeypatch.setattr(EagleModel, "logits", scored)
+
+
+@torch.no_grad()
+def expected(
+    reference: EagleReference, features: Tensor, text: list[int], paths: list[list[int]]
+) -> Iterator[Tensor]:
+    """By the reference, over the whole text: logits behind each path, whose last token the next one has."""
+    keys, count = EagleCache(), len(text) - 1
+    rows = reference.fuse(features[:count])
+    hidden, logits = reference.step(torch.tensor(text[1:]), rows, torch.arange(count), keys)
+    hidden, logits = hidden[-1:], logits[-1:]
+    for depth, path in enumerate(paths):
+        if path:
+            place = torch.tensor([count - 1 + depth])
+            hidden, logits = reference.step(torch.tensor(path[-1:]), hidden, place, keys)
+        yield logits
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_run_drafts_what_the_reference_drafts(
+    free: None, monkeypatch: pytest.MonkeyPatch, kernels: bool
+) -> None:
+    """Step after step, with drafts that are wrong at every depth: features of the right tokens, keys of the
+    window and no others. The cache is small, so that its window moves; now and then others draft for longer
+    than it reaches."""
+
+    def in_turn(self: Control, context: int) -> str:
+        return _always("eagle" if context % 60 < 30 else PLAIN)(self, context)
+
+    monkeypatch.setattr(Control, "mode", in_turn)
+    monkeypatch.setattr(packed, "CHUNK", 16)
+    model = tiny_model("llama")
+    weights = random_eagle(names=41, window=11)
+    llm = LLM.from_model(model, heads=None, eagle=weights, backend="auto" if kernels else "torch")
+    noted = Noted(monkeypatch)
+    out = llm.generate(
+        TEXT[:30],
+        190,
+        strategy_options={"ngrams": 0, "draft": "hidden"},
+        sampling=SAMPLINGS["noisy"],
+        ignore_eos=True,
+    )
+    assert len({len(paths) for _, paths in noted.drafts}) > 1 and out.metrics.mean_acceptance_length > 1.02
+    reference = reference_of(weights, model)
+    with torch.no_grad():
+        given = torch.tensor([TEXT[:30] + out.token_ids])
+        states = model(given, output_hidden_states=True).hidden_states
+    features = torch.cat([states[layer][0] for layer in weights.config.feature_layers], dim=-1)
+    seen = 0
+    for text, drafted in noted.drafts:
+        paths = [path for path, _ in drafted]
+        assert [len(path) for path in paths] == list(range(len(paths)))
+        wanted = expected(reference, features, text, paths)
+        for (_, found), logits in zip(drafted, wanted, strict=True):
+            torch.testing.assert_close(found, logits, rtol=1e-3, atol=1e-3)
+            seen += 1
+    assert seen > 150
+
+
+# ---- the text -----------------------------------------------------------------------------------
+
+
+def at_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modes and prices at random."""
+    rnd = random.Random(3)
+
+    def mode(self: Control, context: int) -> str:
+        self.reprice(context)
+        self.rate = rnd.choice([0.0, 0.1, 1.0])
+        self.current = rnd.choice(["eagle", "eagle", PLAIN])
+        return self.current
+
+    monkeypatch.setattr(Resources, "costs", lambda self, low=None: FREE)
+    monkeypatch.setattr(Control, "mode", mode)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("family", "sampling"), [("llama", "greedy"), ("qwen2-sliding", "noisy"), ("granite", "noisy")]
+)
+def test_the_text_is_plain_decodings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, sampling: str
+) -> None:
+    """Alone, in batches that share a beginning, from forks and resumed; also of a model that runs through
+    transformers' own forward."""
+    at_random(monkeypatch)
+    model = family_model(family) if family == "granite" else tiny_model(family)
+    eagle = random_eagle(names=41, own=family != "llama", feature_layers=(1, 0, 2), window=20)
+    llm, params = LLM.from_model(model, heads=None, eagle=eagle), SAMPLINGS[sampling]
+    options: dict[str, Any] = {"ngrams": 0, "draft": "hidden"}
+    texts = [TEXT[:45], TEXT[:40] + TEXT[:5], TEXT[:1], TEXT[:2]]
+    given: dict[str, Any] = {"sampling": params, "ignore_eos": True}
+    plain = [llm.generate(text, 60, "autoregressive", **given).token_ids for text in texts]
+    alone = [llm.generate(text, 60, "auto", options, **given) for text in texts]
+    assert [out.token_ids for out in alone] == plain
+    assert any("eagle" in out.token_sources for out in alone) or sampling == "greedy"
+    for _ in range(2):
+        beside = llm.generate_many(texts, 60, "auto", options, at_once=3, **given)
+        assert [out.token_ids for out in beside] == plain
+    fork = llm.prefill(texts[0])
+    assert [fork.generate(60, "auto", options, **given).token_ids for _ in range(2)] == plain[:1] * 2
+    llm.generate(texts[0], 23, "auto", options, run_dir=tmp_path / "run", **given)
+    assert resume(tmp_path / "run", max_new_tokens=60, llm=llm).token_ids == plain[0]
+
+
+def test_the_text_keeps_to_its_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_random(monkeypatch)
+    eagle = random_eagle(target_hidden=32, vocab=260)
+    llm = LLM.from_model(byte_model(), tiny_tokenizer(), heads=None, eagle=eagle)
+    for seed in range(3):
+        params = SamplingParams(seed=seed, grammar=Grammar.regex("[ab]{1,9}( [cd]{3,20})*"))
+        plain = llm.generate("abc", 60, "autoregressive", sampling=params)
+        assert llm.generate("abc", 60, sampling=params).token_ids == plain.token_ids
+
+
+WIDE = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
+
+
+@pytest.mark.parametrize("how", [{"dtype": "bfloat16"}, {"weights": "q8_0", "dtype": "int8"}], ids=str)
+@pytest.mark.parametrize("stored", [False, True])
+def test_in_other_types(
+    monkeypatch: pytest.MonkeyPatch, tiny_folder: Callable[..., Path], how: dict[str, Any], stored: bool
+) -> None:
+    """What a drafter that must be right drafts in bfloat16 and in int8, and as a file stores it, is near what
+    it drafts in float32."""
+    at_random(monkeypatch)
+    if not backend_for().formats and (stored or "weights" in how):
+        pytest.skip("no compiled kernels here")
+    weights = random_eagle(hidden=64, target_hidden=64, head_dim=16, intermediate=96, vocab=260)
+    dense = {name: unstored(tensor, torch.float32) for name, tensor in weights.tensors.items()}
+    encode = Q8_0.encode
+    if stored and encode is not None:
+        wide = {name: Stored(Q8_0, encode(t)) for name, t in dense.items() if t.dim() > 1}
+        weights = replace(weights, tensors=dense | wide)
+        dense = {name: unstored(tensor, torch.float32) for name, tensor in weights.tensors.items()}
+    llm = LLM(tiny_folder("llama", **WIDE), heads="none", eagle=weights, device="cpu", **how)
+    plain = llm.generate(TEXT, 60, "autoregressive", ignore_eos=True)
+    assert llm.generate(TEXT, 60, ignore_eos=True).token_ids == plain.token_ids
+    made = llm.resources.eagle
+    assert made is not None
+    reference = EagleReference(replace(weights, tensors=dense), dense["embed"], dense["lm_head"])
+    features = torch.randn(3, 20, 64, generator=torch.Generator().manual_seed(1))
+    rows = reference.fuse(features.transpose(0, 1).flatten(1))
+    _, logits = reference.step(torch.tensor(TEXT[1:21]), rows, torch.arange(20), EagleCache())
+    found = made.logits(made.run(TEXT[1:21], made.fuse(features), 0, made.new_cache()))
+    assert float((found - logits).norm() / logits.norm()) < 0.05
+
+
+# ---- features -----------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["kernels", "torch", "cuda", "transformers"])
+def test_features_are_the_states_between_layers(kind: str) -> None:
+    """Of prompts in chunks, trees and rows beside others'; where nobody asks there are none."""
+    model = tiny_model("llama") if kind != "transformers" else family_model("granite")
+    if kind == "transformers":
+        target: Any = GenericTarget(model, backend_for(), rotary_of(model))
+    else:
+        backend = {"kernels": backend_for(), "torch": TorchBackend(), "cuda": CudaBackend("cpu")}[kind]
+        target = NativeTarget(model, backend, rotary_of(model))
+    cache, other = target.new_cache(80), target.new_cache(80)
+    assert target.prefill(TEXT[:7], other).features is None
+    count = model.config.num_hidden_layers
+    target.taps, target.prefill_chunk = (1, 0, count), 9
+    store = Features(1000)
+    target.prefill(TEXT[:30], cache, features=store)
+    at, found = store.drain() or (-1, torch.zeros(0))
+    with torch.no_grad():
+        states = model(torch.tensor([TEXT[:33]]), output_hidden_states=True).hidden_states
+        # what leaves the last layer is normed there; what enters the others is not
+        wanted = torch.stack([states[1][0], states[0][0]])
+    close: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
+    assert at == 0
+    torch.testing.assert_close(found[:2], wanted[:, :30], **close)
+    tree = Segment(
+        torch.tensor([*TEXT[30:32], 5, TEXT[32]]), torch.tensor([30, 31, 31, 32]), cache, (-1, 0, 0, 1)
+    )
+    beside = Segment(torch.tensor([3]), torch.tensor([7]), other)
+    passes = target.forward_all([beside, tree])
+    given = passes[1].features
+    assert given is not None and passes[0].features is not None
+    torch.testing.assert_close(given[:2, [0, 1, 3]], wanted[:, 30:], **close)
+    for each in passes:
+        assert each.features is not None
+        torch.testing.assert_close(each.features[2], each.hidden.float())
+
+
+def test_features_are_kept_for_the_newest_tokens() -> None:
+    store = Features(5)
+    for at, count in ((0, 3), (3, 1), (4, 4), (8, 2)):
+        store.take(at, torch.arange(at, at + count).float().view(1, -1, 1))
+    copied = store.copy()
+    for one in (store, copied):
+        assert len(one) <= 5 + 3
+        at, found = one.drain() or (0, torch.zeros(0))
+        assert found.flatten().tolist() == list(range(at, 10)) and at <= 5
+        assert one.drain() is None
+    store.take(10, torch.zeros(1, 1, 1))
+    store.take(20, torch.ones(1, 2, 1))  # a gap
+    at, found = store.drain() or (0, torch.zeros(0))
+    assert (at, found.shape[1]) == (20, 2)
+
+
+# ---- what is said -------------------------------------------------------------------------------
+
+
+def test_a_drafter_of_another_model_is_reported_once(
+    free: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one that is right now and then."""
+    monkeypatch.setattr(packed, "JUDGED", 30)
+    params = SamplingParams(greedy=True, repetition_penalty=1.0)
+    for wrong in (False, True):
+        eagle = scripted_eagle()
+        if wrong:  # its tokens are those of the other cycle of classes
+            turned = unstored(eagle.tensors["o"], torch.float32).roll(5, 0)
+            eagle = replace(eagle, tensors={**eagle.tensors, "o": turned})
+        llm = LLM.from_model(scripted_model(), heads=None, eagle=eagle)
+        for _ in range(2):
+            llm.generate(prompt(PROMPT), 100, strategy_options={"ngrams": 0}, sampling=params)
+        for _ in range(30):
+            assert llm.resources.eagle is not None
+            llm.resources.eagle.judge(4, False)
+        said = [record.message for record in caplog.records if "EAGLE-3" in record.message]
+        assert len(said) == wrong and all("tokens that it drafted were all wrong" in line for line in said), (
+            said
+        )
+
+
+def test_a_run_tells_what_it_drafts_from(free: None) -> None:
+    llm = LLM.from_model(tiny_model("llama"), heads=None, eagle=random_eagle())
+    options = {"ngrams": 0, "draft": "hidden"}
+    out = llm.generate(TEXT, 30, strategy_options=options, ignore_eos=True)
+    assert out.draft_source == "EAGLE-3 drafter random" and out.lossless
+    assert out.drafting is not None and out.drafting["modes"]["eagle"]["steps"] > 20
+    plain = llm.generate(TEXT, 30, "autoregressive", ignore_eos=True)
+    assert plain.draft_source == "none" and plain.token_ids == out.token_ids
+
+
+def test_a_checkpoint_by_name(
+    free: None, tiny_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder, a run of it that is resumed, also without the folder; what is no drafter of the model."""
+    folder, options = tiny_folder("llama"), {"ngrams": 0, "draft": "hidden"}
+    config = replace(SIZES, hidden=32, target_hidden=32, head_dim=8, vocab=260, draft_vocab=50)
+    named = eagles.write(
+        tmp_path / "drafter",
+        config,
+        eagles.tensors(config),
+        {"d2t": eagles.ids(config) - torch.arange(50)},
+        eagle_config={"eagle_aux_hidden_state_layer_ids": config.feature_layers},
+    )
+    llm = LLM(folder, heads="none", eagle=named, device="cpu", dtype="float32")
+    plain = llm.generate(TEXT, 60, "autoregressive", ignore_eos=True)
+    given: dict[str, Any] = {"run_dir": tmp_path / "run", "ignore_eos": True, "strategy_options": options}
+    half = llm.generate(TEXT, 30, **given)
+    assert half.drafting is not None and "eagle" in half.drafting["modes"]
+    whole = resume(tmp_path / "run", max_new_tokens=50)
+    assert whole.draft_source.startswith("EAGLE-3 drafter ") and whole.token_ids == plain.token_ids[:50]
+    named.rename(tmp_path / "elsewhere")
+    monkeypatch.undo()  # the mode is no longer there
+    assert resume(tmp_path / "run", max_new_tokens=60).token_ids == plain.token_ids
+    for wrong, line in {
+        "no/where/at/all": r"eagle is 'no/where/at/all': no such folder or file; valid: ",
+        str(folder): "no drafter|no tensor fc|not an EAGLE",
+    }.items():
+        with pytest.raises(InputError, match=line):
+            LLM(folder, heads="none", eagle=wrong, device="cpu")
+    with pytest.raises(InputError, match="eagle is 3; valid: "):
+        LLM(folder, heads="none", eagle=3, device="cpu")  # type: ignore[arg-type]

@@ -1,0 +1,211 @@
+"""Training of EAGLE-3 drafters: features, training-time test against drafting itself, and the whole way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests import eagles
+from tests.conftest import tiny_tokenizer
+from tests.tiny import byte_model
+from tokenswift.config import SamplingParams
+from tokenswift.spec.eagle.checkpoint import EagleWeights, load_eagle
+from tokenswift.spec.eagle.reference import EagleCache, EagleReference
+from tokenswift.train.eagle import EagleStudent, eagle_config, started, train_eagle
+from tokenswift.train.evaluate import eagle_rates
+from tokenswift.train.features import check_room, features_of, gathered
+from tokenswift.train.loss import FrozenBase
+from tokenswift.train.options import DataOptions, Job, TrainingOptions
+from tokenswift.train.selftext import Backbone
+from tokenswift.train.store import HiddenStore
+from tokenswift.types import InputError
+
+WORDS = ("the ", "whale ", "sea ", "and ", "captain ", "rose ", "against ", "wind ")
+
+
+def model(**changes: Any) -> Any:
+    return byte_model(num_hidden_layers=7, tie_word_embeddings=False, **changes)
+
+
+def filled(folder: Path, base: Any) -> HiddenStore:
+    store = HiddenStore(folder, 32, {"a": 1})
+    torch.manual_seed(5)
+    for rows, length, learn in ((3, 40, 0), (2, 40, 8), (1, 30, 0)):
+        tokens = torch.randint(0, 256, (rows, length))
+        store.append(tokens, Backbone(base).hidden(tokens), learn)
+    store.finish()
+    return store
+
+
+@torch.no_grad()
+def test_features_are_what_enters_the_layers(tmp_path: Path) -> None:
+    base = model()
+    store = filled(tmp_path / "a", base)
+    layers = (2, 3, 7)
+    made = gathered(base, store, layers, tmp_path / "b", lambda *_: None)
+    assert made.complete and made.blocks == store.blocks
+    tokens, bits = made.arrays()
+    rows = torch.from_numpy(bits.copy()).view(torch.bfloat16)
+    for block in store.blocks:
+        here = slice(block.start, block.start + block.length)
+        text = torch.from_numpy(tokens[here].astype("int64"))[None]
+        known = base(text, output_hidden_states=True).hidden_states
+        want = torch.cat((known[2], known[3], Backbone(base).hidden(text)), dim=-1)[0]
+        torch.testing.assert_close(rows[here].float(), want.bfloat16().float(), atol=0.02, rtol=0.02)
+    part = HiddenStore(tmp_path / "c", 96, made.made_from)  # killed behind the first batch
+    part.append(torch.zeros(3, 40, dtype=torch.long), torch.ones(3, 40, 96))
+    again = gathered(base, store, layers, tmp_path / "c", lambda *_: None)
+    assert again.blocks == store.blocks and (again.arrays()[1][120:] == bits[120:]).all()
+    with pytest.raises(InputError, match="another training .layers differ."):
+        gathered(base, store, (1, 3, 7), tmp_path / "b", lambda *_: None)
+    with pytest.raises(InputError, match="GB for features, the disk has"):
+        check_room([store], 1 << 50, tmp_path / "d" / "e")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("window", [None, 5])
+def test_training_sees_what_drafting_sees(window: int | None) -> None:
+    """Each depth of each position, against a chain from there with a cache."""
+    base = model()
+    config = eagles.config(
+        base.config, feature_layers=(2, 3, 4), draft_vocab=260, fc_norm=True, window=window
+    )
+    found = eagles.tensors(config)
+    del found["embed"], found["lm_head"]
+    frozen = FrozenBase(base, torch.arange(260))
+    student, depths, m = EagleStudent(config, found, 4), 4, 11
+    tokens, features = torch.randint(0, 256, (2, m + 5)), torch.randn(2, m + student.extra, 96)
+    embedding, head = (part.weight for part in (base.get_input_embeddings(), base.get_output_embeddings()))
+    got = [(rows @ head.T).view(2, m, -1) for rows in student(tokens, features, frozen)]
+    reference = EagleReference(EagleWeights(config, found, None, ""), embedding, head)
+    for row in range(2):
+        whole = EagleCache()
+        text, at = tokens[row], torch.arange(m)
+        states, logits = reference.step(text[1 : m + 1], reference.fuse(features[row, :m]), at, whole)
+        torch.testing.assert_close(got[0][row], logits, atol=1e-4, rtol=1e-4)
+        for t in range(m):
+            chain, state = EagleCache(whole.keys, whole.values, whole.positions), states[t : t + 1]
+            chain.cut(t + 1)
+            for i in range(1, depths):
+                place = torch.tensor([t + i])
+                state, logits = reference.step(text[place + 1], state, place, chain)
+                torch.testing.assert_close(got[i][row, t], logits[0], atol=1e-4, rtol=1e-4)
+
+
+def job(folder: Path, data: Path, **options: Any) -> Job:
+    torch.manual_seed(3)
+    (data / "a.txt").write_text("".join(WORDS[int(i)] for i in torch.randint(8, (900,))))
+    training: dict[str, Any] = {"window": 32, "batch": 4, "epochs": 4, "loss_vocabulary": 64, "held_out": 0.1}
+    training |= {"save_every": 5, "bf16": False}
+    source = DataOptions(data=str(data), tokens=3000, sequence_length=96)
+    return Job(
+        source,
+        TrainingOptions(**{**training, **options}),
+        folder / "out",
+        folder / "work",
+        "tiny",
+        SamplingParams(temperature=1.0, min_p=0.0, repetition_penalty=1.0),
+    )
+
+
+def test_the_whole_way(tmp_path: Path) -> None:
+    """A drafter learns, is written, read again as it was, and a resumed training equals an unbroken one."""
+    data = tmp_path / "data"
+    data.mkdir()
+    base, tokenizer = model(initializer_range=0.2), tiny_tokenizer()
+    lines: list[str] = []
+    whole = job(tmp_path / "a", data)
+    notes = train_eagle(base, tokenizer, whole, lines.append, lambda *_: None, depths=3)
+    first = train_eagle(
+        base, tokenizer, job(tmp_path / "c", data, epochs=0), lines.append, lambda *_: None, depths=3
+    )
+    assert notes["held_out_loss"] < first["held_out_loss"] - 0.1
+    assert any("GB on the disk" in line for line in lines)
+    loaded = load_eagle(whole.out, base.config)
+    assert loaded.config == replace(eagle_config(base, 64, 32), vocab=260)
+    assert loaded.d2t is not None and len(loaded.d2t) == 64
+    head = base.get_output_embeddings().weight.detach()
+    torch.testing.assert_close(loaded.tensors["lm_head"], head[loaded.d2t].bfloat16(), atol=0, rtol=0)
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage == "train" and done == 7:
+            raise KeyboardInterrupt
+
+    parted = job(tmp_path / "b", data)
+    with pytest.raises(KeyboardInterrupt):
+        train_eagle(base, tokenizer, parted, lines.append, stop, depths=3)
+    train_eagle(base, tokenizer, parted, lines.append, lambda *_: None, depths=3)
+    again = load_eagle(parted.out, base.config)
+    for name, tensor in loaded.tensors.items():
+        assert torch.equal(torch.as_tensor(again.tensors[name]), torch.as_tensor(tensor)), name
+    with pytest.raises(InputError, match="belongs to another training .eagle differ."):
+        train_eagle(base, tokenizer, parted, lines.append, lambda *_: None, depths=2)
+
+
+@torch.no_grad()
+def test_what_is_written_drafts_as_what_was_trained(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    base = model()
+    here = job(tmp_path, data, epochs=0)
+    with torch.enable_grad():
+        train_eagle(base, tiny_tokenizer(), here, lambda line: None, lambda *_: None)
+    embedding, head = (part.weight for part in (base.get_input_embeddings(), base.get_output_embeddings()))
+    reference = EagleReference(load_eagle(here.out, base.config), embedding, head)
+    drafted = reference.d2t
+    assert drafted is not None
+    config, tokens = reference.config, torch.randint(0, 256, (1, 20))
+    features = features_of(Backbone(base), config.feature_layers, tokens)
+    start = started(config, base, float(reference.layer.tensors["fc_norm.2"][0]), 0)
+    rows = EagleStudent(config, start, 1)(tokens, features, FrozenBase(base, drafted))[0]
+    at = torch.arange(19)
+    _, logits = reference.step(tokens[0, 1:], reference.fuse(features[0, :19]), at, EagleCache())
+    torch.testing.assert_close(logits, rows[:19] @ head[drafted].T, atol=0.05, rtol=0.05)  # bfloat16
+
+
+def test_what_cannot_be_trained(tmp_path: Path) -> None:
+    here = job(tmp_path, tmp_path)
+    shallow = byte_model(num_hidden_layers=6)
+    with pytest.raises(InputError, match="the model has 6 layers; valid: 7 or more"):
+        train_eagle(shallow, tiny_tokenizer(), here, lambda line: None, lambda *_: None)
+    here.out.mkdir()
+    (here.out / "letter.txt").write_text("mine")
+    with pytest.raises(InputError, match="is no drafter of train-eagle; valid: a new or empty folder"):
+        train_eagle(model(), tiny_tokenizer(), here, lambda line: None, lambda *_: None)
+
+
+@torch.no_grad()
+def test_rates_of_a_drafter() -> None:
+    """Depth by depth, of the tokens that it can name: what the reference says at each place of a text."""
+    base = model(initializer_range=0.2)
+    config = eagles.config(base.config, feature_layers=(2, 3, 4), draft_vocab=200, trained=6)
+    weights, backbone = eagles.weights(config, shared=True), Backbone(base)
+    sampling = SamplingParams(greedy=True, min_p=0.0, repetition_penalty=1.0)
+    embedding, head = (part.weight for part in (base.get_input_embeddings(), base.get_output_embeddings()))
+    reference, drafted = EagleReference(weights, embedding, head, 6), weights.d2t
+    assert drafted is not None
+    tokens = torch.randint(0, 256, (22,))
+    for t in range(20, 28):  # from here on the text is what the first depth says
+        features = reference.fuse(features_of(backbone, config.feature_layers, tokens[None])[0, : t + 1])
+        _, logits = reference.step(tokens[1 : t + 2], features, torch.arange(t + 1), EagleCache())
+        tokens = torch.cat((tokens, drafted[logits[-1:].argmax(-1)]))
+    rates = eagle_rates(backbone, weights, 2, [tokens.tolist()], sampling, learn=20)
+    features = reference.fuse(features_of(backbone, config.feature_layers, tokens[None])[0])
+    hits = torch.zeros(2)
+    places = range(20, 27)
+    for t in places:
+        cache, at = EagleCache(), torch.arange(t + 1)
+        state, logits = reference.step(tokens[1 : t + 2], features[: t + 1], at, cache)
+        state, logits = state[-1:], logits[-1:]
+        for i in range(2):
+            if i:
+                state, logits = reference.step(tokens[t + 2 : t + 3], state, torch.tensor([t + 1]), cache)
+            named = int(drafted[logits.argmax()])
+            hits[i] += named == int(tokens[t + 2 + i])
+    for i, row in enumerate(rates):
+        assert row["positions"] == len(places) and row["top1"] == pytest.approx(float(hits[i]) / len(places))
+    assert hits[0] == len(places) > hits[1]
