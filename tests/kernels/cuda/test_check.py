@@ -11,12 +11,17 @@ import torch
 from torch import Tensor
 
 from tests.kernels.cuda.cases import CPU
+from tests.kernels.cuda.test_backend import Unstarted
+from tests.tiny import tiny_model
 from tokenswift import SamplingParams
+from tokenswift.interfaces import Segment
 from tokenswift.kernels.cuda import check
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.graphs import Graphs
 from tokenswift.kernels.cuda.plan import Plan
 from tokenswift.kernels.cuda.reference import Reference
+from tokenswift.loader.rope import rotary_of
+from tokenswift.models.decoder import NativeTarget
 
 
 def test_kernels_are_compiled_together_before_they_are_checked(caplog: pytest.LogCaptureFixture) -> None:
@@ -65,3 +70,16 @@ def test_rankings_are_recorded_once_a_backend_and_few_are_kept(monkeypatch: pyte
     for key in ("a", "b", "a", "c"):
         graphs.run(key, torch.neg, torch.ones(1))
     assert [key[0] for key in graphs._kept] == ["a", "c"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_a_layer_is_ten_launches(rows: int) -> None:
+    """A device without memory stands for the card: kernels alone, none that copies, adds up or fills up."""
+    meta, ops = torch.device("meta"), Unstarted()
+    model = tiny_model("llama").to(meta, torch.bfloat16)
+    target = NativeTarget(model, CudaBackend(meta, ops), rotary_of(model))
+    cache, numbers = target.new_cache(60), torch.arange(rows)
+    target.run([Segment(numbers, numbers, cache)], False, target.body)
+    block = ["product", "turn_append", "attend_chunks", "attend_merge", "product"]
+    layer = ["add_norm", *block, "add_norm", "product", "gated", "product"]
+    assert len(layer) == 10 and ops.started == layer * target.layers
