@@ -140,8 +140,8 @@ def test_queries_are_turned_and_keys_and_values_appended(norms: bool, width: int
             found.append(Segment(numbers, numbers, cache, parents))
     mixed, angles = random(2, 6, (heads + 2 * kv_heads) * width), random(6, width // 2, seed=1)
     mixed *= 10 ** random(6, 1, seed=3)
-    mixed[1, (heads + kv_heads) * width :] = 0  # values of nothing but zeros
-    mixed[2, heads * width] = mixed[3, (heads + kv_heads) * width] = torch.nan
+    mixed[:, 1, (heads + kv_heads) * width :] = 0  # values of nothing but zeros
+    mixed[:, 2, heads * width] = mixed[0, 3, (heads + kv_heads) * width] = torch.nan
     given = (mixed, angles.cos(), angles.sin(), layer, heads, 1e-5)
     weights = (random(width, seed=4), random(width, seed=5)) if norms else (None, None)
     query = Kernels().append(plan(texts[0], heads), *given, *weights)

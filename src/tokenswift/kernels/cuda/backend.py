@@ -87,7 +87,7 @@ class CudaBackend(Backend):
         self, device: torch.device | str = "cuda", ops: Any = None, library: Product | None = None
     ) -> None:
         super().__init__(device)
-        self.ops = Reference() if ops is None else ops
+        self.ops: Any = Reference() if ops is None else ops
         self._products = Products(self.ops, library)
         self._origin = torch.empty(64, dtype=torch.uint8, device=self.device)
         self.graphs = self.int8_keys = True
