@@ -27,7 +27,10 @@ from tokenswift.loader.find import cache_dir
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # infinite, as on a card
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp"),  # infinite, as on a card
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim"),  # by Triton 3.6 itself
+]
 
 Option = tuple[int, int, int | None, int, float | None, bool]
 SPANNED = SPAN * CHUNK
