@@ -133,4 +133,4 @@ def test_lines_of_several_commits_are_said_to_be() -> None:
             if len(cells | set(re.findall(r"commit ([0-9a-f]{7}\+?)", text))) > 1:
                 several.append(name)
                 assert tables.APART in text, name
-    assert "ablation" in several
+    assert len(several) > 1

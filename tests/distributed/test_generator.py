@@ -124,7 +124,7 @@ def test_a_row_that_is_wrong_fails_alone(make: Callable[..., Generator], tmp_pat
         ROWS[1],
     ]
     made = make(tmp_path / "out")(table(rows)).to_pylist()
-    words = ["a row has no id", "id is '../x'", "not one of prompt and messages", "temperature is -1.0"]
+    words = ["a row has no id", "id is '../x'", "neither prompt nor messages, or both", "temperature is -1.0"]
     for row, word in zip(made, [*words, "prompt and new tokens are"], strict=False):
         assert word in row["error"] and row["text"] is None, row
     assert made[-1]["error"] is None and made[-1]["new_tokens"] == 5

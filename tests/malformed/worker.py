@@ -108,7 +108,7 @@ def _child(argv: list[str], out: int, err: int, tell: int) -> None:
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
     try:
         if argv[0] == "planted":
-            code = command.main(argv, ENDS[argv[1]])  # type: ignore[arg-type]
+            code = command.main(argv, lambda _: ENDS[argv[1]]())  # type: ignore[arg-type,return-value]
         else:
             code = command.main(argv)
     except BaseException:

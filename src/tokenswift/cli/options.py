@@ -77,7 +77,7 @@ class Model:
     dtype: str = option("auto", "T")
     device: str = option("auto", "D")
     heads: str = option("auto", "PATH")
-    eagle: str | None = option(None, "PATH")
+    eagle: str | None = option(None, "PATH", level=RARE)
     threads: int | None = option(None, level=RARE)
     weights: str = option("stored", "W", level=RARE)
     activations: str = option("float", "T", level=HIDDEN)  # --dtype int8 has taken its place
