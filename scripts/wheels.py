@@ -101,7 +101,17 @@ def tried(made: Path, work: Path) -> str:
     """What the installed command says of itself, after it has written and audited without a compiler."""
     run(sys.executable, "-m", "venv", work / "venv")
     python = work / "venv/bin/python"
-    run(python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", made)
+    run(
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--constraint",
+        ROOT / "constraints.txt",
+        made,
+        PYTHONPATH="",
+    )
     command = work / "venv/bin/tokenswift"
     # no compiler is in the environment's own folder, and nothing else is in reach
     alone = {"PATH": str(command.parent), "PYTHONPATH": "", "TOKENSWIFT_CACHE": str(work / "cache")}
