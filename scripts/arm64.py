@@ -28,7 +28,7 @@ LEFT_OUT = ("torch", "pip", "accelerate")  # of the dependencies
 ITS_OWN = ("sympy", "networkx", "typing-extensions", "fsspec", "setuptools")  # what torch asks for
 PREBUILT, KERNELS = ROOT / "src/tokenswift/kernels/cpu/prebuilt.py", "linux-aarch64"
 MODEL = "smollm2-135m"
-RUNS = ("autoregressive", "medusa")
+RUNS = ("autoregressive", "tokenswift")
 
 
 def run(*words: str | Path, **more: str) -> None:
