@@ -366,6 +366,11 @@ def test_grammars_that_nothing_stops_are_stopped(monkeypatch: pytest.MonkeyPatch
             masks_of(grammar)
 
 
+def test_a_choice_of_thousands(llm: LLM) -> None:
+    texts = [f"option {number}" for number in range(3000)]
+    assert llm.generate("abc", 20, grammar=Grammar.choice(texts), seed=2).text in texts
+
+
 def test_what_does_not_go_with_a_grammar(llm: LLM) -> None:
     regex, published = Grammar.regex("a+"), {"tree": (1, 2), "acceptance": "published"}
     for call, says in (

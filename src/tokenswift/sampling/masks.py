@@ -20,7 +20,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tokenswift.grammar import TITLES, Grammar
-from tokenswift.sampling.trial import LIMITS, trial
+from tokenswift.sampling.trial import LIMITS, TrialError, trial
 from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
@@ -265,7 +265,7 @@ def _source(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == "choice":
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(grammar.text))
-        return LLMatcher.grammar_from_lark(f"start: {texts}")
+        return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")  # a rule could not have thousands
     return LLMatcher.grammar_from_lark(any_to_lark(grammar.text) if grammar.kind == "gbnf" else grammar.text)
 
 
@@ -279,9 +279,10 @@ def _tried(grammar: Grammar) -> str:
         text = _source(grammar)
     except Exception as error:  # what converts GBNF raises plain ones
         raise _refused(grammar, _line(error)) from error
-    wrong = trial(text)
-    if wrong:
-        raise _refused(grammar, wrong)
+    try:
+        trial(text)
+    except TrialError as error:
+        raise _refused(grammar, str(error)) from error
     return text
 
 

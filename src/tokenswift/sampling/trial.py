@@ -25,14 +25,18 @@ LLMatcher(LLTokenizer("byte"), text, log_level=0, limits=LLParserLimits(**{LIMIT
 """
 
 
-@lru_cache(maxsize=64)
-def trial(text: str) -> str:
-    """Compile a grammar and make its first mask, over bytes and elsewhere.
+class TrialError(Exception):
+    """A grammar must not be compiled in this process; in a line."""
+
+
+@lru_cache(maxsize=64)  # of those that may: another failure may come of a busy machine
+def trial(text: str) -> None:
+    """Compile a grammar and make its first mask, over bytes and in another process.
 
     Args:
         text: as llguidance takes it.
-    Returns:
-        Why it must not be compiled here; "" if it may be. An error that llguidance tells of is none.
+    Raises:
+        TrialError: it must not be compiled here. An error that llguidance tells of is none.
     """
     import llguidance
 
@@ -40,10 +44,11 @@ def trial(text: str) -> str:
     try:
         done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        return f"its compilation takes more than {SECONDS} seconds"
+        raise TrialError(f"its compilation takes more than {SECONDS} seconds") from None
     except OSError as error:
-        return f"no process can be started to try it: {error}"
+        raise TrialError(f"no process can be started to try it: {error}") from error
     if done.returncode < 0:
-        return "llguidance crashes on it"
-    said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    return f"it cannot be tried: {said}" if done.returncode else ""
+        raise TrialError("llguidance crashes on it")
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise TrialError(f"it cannot be tried: {said}")
