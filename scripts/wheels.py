@@ -1,9 +1,9 @@
 """Builds the sdist and a wheel of each platform, and tries those that this machine can run: ``make wheels``.
 
 Each wheel is built from the sdist, with kernels that stay in build/kernels while their sources do. Linux
-wheels are checked by auditwheel against the glibc of their tag. A wheel is tried in a new environment, with
-nothing but it and what it asks for, and no compiler in reach: the default model writes 20 tokens, and
-``tokenswift audit`` has to find nothing.
+wheels are checked by auditwheel against the glibc of their tag, the library for macOS by what a Mac's loader
+would read of it. A wheel is tried in a new environment, with nothing but it and what it asks for, and no
+compiler in reach: the default model writes 20 tokens, and ``tokenswift audit --quick`` has to find nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tokenswift.kernels.cpu import prebuilt
 
@@ -27,6 +29,11 @@ HERE = {
     "linux-aarch64": ("linux", "arm64"),
     "macos-arm64": ("darwin", "arm64"),
 }
+PAGE = 1 << 14  # bytes of a page of memory of Apple silicon
+#: which the linker adds to what is exported
+ADDED = {"__mh_dylib_header", "___dso_handle"}
+#: functions that macOS lacks
+LACKING = ("barrier", "affinity", "futex", "sched_", "getauxval")
 
 
 def run(*command: str | Path, **environment: str) -> str:
@@ -84,7 +91,59 @@ def wheel(source: Path, platform: str, out: Path) -> Path:
         told = prebuilt.about(Path(work) / "tokenswift/kernels/cpu/built")
         if not isinstance(told, dict):
             sys.exit(f"error: {found.name}: its kernels cannot be used ({told or 'there are none'})")
+        library = Path(work) / "tokenswift/kernels/cpu/built" / prebuilt.LIBRARY
+        if platform.startswith("macos") and (fault := fault_for_mac(library, told)):
+            sys.exit(f"error: {found.name}: {fault}")
     return found
+
+
+def fault_for_mac(library: Path, sets: Iterable[str]) -> str | None:
+    """What a Mac would not load, or should not find, in a library for macOS; None: nothing.
+
+    Read with macholib: processor, load commands and symbols.
+
+    Args:
+        sets: names of the instruction sets that it should have the entries of.
+    """
+    from macholib import mach_o
+    from macholib.MachO import MachO
+    from macholib.SymbolTable import SymbolTable
+
+    read = MachO(str(library))
+    header = read.headers[0]
+    kinds = (mach_o.CPU_TYPE_NAMES.get(int(header.header.cputype)), int(header.header.filetype))
+    if len(read.headers) > 1 or kinds != ("ARM64", mach_o.MH_DYLIB):
+        return "it is no library for arm64 alone"
+    found: dict[int, list[Any]] = {}
+    for load, command, content in header.commands:
+        found.setdefault(int(load.cmd), []).append((command, content))
+    if mach_o.LC_CODE_SIGNATURE not in found:
+        return "it is not signed, which Apple silicon asks of all code"
+    least = [(int(each.platform), int(each.minos)) for each, _ in found.get(mach_o.LC_BUILD_VERSION, [])]
+    major = int(prebuilt.PLATFORMS["macos-arm64"].tag.split("_")[1])
+    if least != [(mach_o.PLATFORM_MACOS, major << 16)]:
+        return f"platform and least version are {least}; they should be macOS and {major}.0"
+    if any(each.vmaddr % PAGE or each.fileoff % PAGE for each, _ in found[mach_o.LC_SEGMENT_64]):
+        return f"a segment does not begin on a page of {PAGE:,} bytes"
+    named = [content.rstrip(b"\0").decode() for _, content in found[mach_o.LC_ID_DYLIB]]
+    if named != [f"@rpath/{prebuilt.LIBRARY}"]:
+        return f"it calls itself {named[0]}"
+    kept = {mach_o.LC_LOAD_DYLIB, mach_o.LC_LOAD_WEAK_DYLIB, mach_o.LC_REEXPORT_DYLIB, mach_o.LC_RPATH}
+    linked = [content.rstrip(b"\0").decode() for kind in kept for _, content in found.get(kind, [])]
+    if linked != ["/usr/lib/libSystem.B.dylib"]:
+        return f"it asks for {', '.join(linked) or 'no library'}; it should ask for the system's alone"
+    external = [
+        (name.decode(), each.n_sect)
+        for each, name in SymbolTable(read, header).nlists
+        if each.n_type & mach_o.N_EXT
+    ]
+    given = {name for name, section in external if section} - ADDED
+    entries = {f"_{entry}{prebuilt.suffix(name)}" for name in sets for entry in prebuilt.entries()}
+    if given != entries:
+        return f"it exports others than its entries: {', '.join(sorted(given ^ entries)[:4])}"
+    if lacking := [name for name, section in external if not section and any(map(name.count, LACKING))]:
+        return f"it calls {lacking[0]}, which macOS does not have"
+    return None
 
 
 def tried(made: Path, work: Path) -> str:
@@ -109,7 +168,7 @@ def tried(made: Path, work: Path) -> str:
     if "built in" not in said:
         sys.exit(f"error: {made.name} does not use its kernels: {said}")
     run(command, "generate", "--continue", "The lamp", "--max-new-tokens", "20", "--ignore-eos", **alone)
-    run(command, "audit", "--max-new-tokens", "16", **alone)
+    run(command, "audit", "--quick", **alone)
     if list((work / "cache").glob("kernels/*.so")):
         sys.exit(f"error: {made.name} compiled kernels")
     return said.strip()

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import importlib.util
 import json
 import os
+import re
 import resource
 import struct
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tokenswift import files
+from scripts import wheels
+from tests.conftest import tiny_model, tiny_tokenizer
+from tokenswift import LLM, InputError, files, resume
 from tokenswift.cli import version
-from tokenswift.kernels.cpu import build, threads
+from tokenswift.kernels.cpu import build, prebuilt, threads
 from tokenswift.kv import pages
 from tokenswift.loader import load
 from tokenswift.loader.templates import worker
+from tokenswift.spec.adaptive import cost
 
 
 @pytest.fixture
@@ -93,6 +96,37 @@ def test_a_template_runs_where_memory_has_no_limit(monkeypatch: pytest.MonkeyPat
     }
 
 
+def test_a_run_without_what_only_linux_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    llm = LLM.from_model(tiny_model("llama"), tiny_tokenizer())
+    expected = llm.generate("hello", 12, "tokenswift", ignore_eos=True).token_ids
+    asked: list[str] = []
+
+    def without(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any, *words: Any, **named: Any) -> Any:
+            if str(path).startswith(("/proc", "/sys")):
+                asked.append(str(path))
+                raise FileNotFoundError(2, "No such file or directory", str(path))
+            return real(path, *words, **named)
+
+        return call
+
+    for owner, name in ((Path, "open"), (Path, "read_text"), (os, "listdir")):
+        monkeypatch.setattr(owner, name, without(getattr(owner, name)))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(threads, "performance_cores", lambda: 2)
+    monkeypatch.setattr(build, "_mac_says", lambda name: False)
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)  # which Linux refuses
+    folder = tmp_path / "run"
+    stream = llm.stream("hello", 12, "tokenswift", ignore_eos=True, run_dir=folder)
+    next(stream)
+    with pytest.raises(InputError, match=f"is being written by process {os.getpid()}"):
+        llm.generate("hello", 12, ignore_eos=True, run_dir=folder)
+    stream.close()
+    assert resume(folder, llm=llm).token_ids == expected
+    assert cost._ran_and_waited() is None and asked
+
+
 def test_a_processor_of_arm64_may_have_bfloat16(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told = tmp_path / "cpuinfo"
     monkeypatch.setattr(load, "Path", lambda name: told)
@@ -111,55 +145,56 @@ def test_a_processor_of_arm64_may_have_bfloat16(monkeypatch: pytest.MonkeyPatch,
 
 # ---- the library -----------------------------------------------------------------------------------
 
-ARM64, DYLIB = 0x0100000C, 6
-SYMTAB, LOAD_DYLIB, SIGNATURE, BUILD_VERSION = 0x2, 0xC, 0x1D, 0x32
+SETS = ("neon", "neon-bf16")
 
 
-def commands(data: bytes) -> list[tuple[int, bytes]]:
-    """Kind and content of the load commands of a library for arm64."""
-    magic, processor, _, kind, count, *_ = struct.unpack_from("<8I", data)
-    assert (magic, processor, kind) == (0xFEEDFACF, ARM64, DYLIB)
-    at, found = 32, []
-    for _ in range(count):
-        command, size = struct.unpack_from("<2I", data, at)
-        found.append((command, data[at : at + size]))
-        at += size
-    return found
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The library of a wheel, with two of its instruction sets."""
+    for needed in ("ziglang", "macholib"):
+        pytest.importorskip(needed, reason="what builds wheels is not installed: the extra wheels")
+    made = tmp_path_factory.mktemp("mac")
+    with pytest.MonkeyPatch.context() as patch:
+        for cache in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"):
+            patch.setenv(cache, str(made / cache))
+        return prebuilt.make("macos-arm64", made / "built", sets=SETS).read_bytes()
 
 
-def symbols(data: bytes, table: bytes) -> tuple[set[str], set[str]]:
-    """Names that a library has for others, and those that it takes from others."""
-    start, count, strings, _ = struct.unpack_from("<4I", table, 8)
-    given, taken = set(), set()
-    for i in range(count):
-        name, kind, section = struct.unpack_from("<IBB", data, start + 16 * i)
-        text = data[strings + name : data.index(b"\0", strings + name)].decode()
-        if kind & 1:  # external
-            (given if section else taken).add(text)
-    return given, taken
+def version_word(major: int) -> bytes:
+    """Platform macOS, and its least version, in a load command."""
+    return struct.pack("<2I", 1, major << 16)
+
+
+#: what is changed in the library, into what, and what is found
+FAULTS = {
+    "another processor": (
+        struct.pack("<I", 0x0100000C),
+        struct.pack("<I", 0x01000007),
+        "no library for arm64",
+    ),
+    "no signature": (struct.pack("<2I", 0x1D, 16), struct.pack("<2I", 0x2B, 16), "not signed"),
+    "a later system": (version_word(14), version_word(15), r"\[\(1, 983040\)\].*macOS and 14"),
+    "a name": (b"@rpath/kernels.so", b"/home/kernels.so\0", "calls itself /home/kernels.so"),
+    "a library": (b"libSystem.B.dylib", b"libzzzzzz.B.dylib", "asks for /usr/lib/libzzzzzz.B.dylib"),
+    "an entry": (b"\0_ts_norm__neon\0", b"\0_my_norm__neon\0", "_my_norm__neon, _ts_norm__neon"),
+    "a barrier": (b"\0_pthread_cond_wait\0", b"\0_pthread_barrier_t\0", "calls _pthread_barrier_t"),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("ziglang") is None, reason="no ziglang, which compiles for macOS"
-)
-@pytest.mark.parametrize("processor", ["apple_m1", "apple_m2"])
-def test_the_library_for_macos(processor: str, tmp_path: Path) -> None:
-    path, source = tmp_path / "kernels.dylib", Path(build.__file__).with_name("cpu.c")
-    target = ("-target", "aarch64-macos.11.0", f"-mcpu={processor}")
-    words = [sys.executable, "-m", "ziglang", "cc", *target, *build.FLAGS, "-shared", str(source)]
-    caches = {name: str(tmp_path / name) for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
-    subprocess.run([*words, "-o", str(path), "-lm"], check=True, timeout=600, env={**os.environ, **caches})
-    data = path.read_bytes()
-    found = commands(data)
-    kinds = [kind for kind, _ in found]
-    assert SIGNATURE in kinds, "without one no Mac with this processor loads it"
-    libraries = [content[24:].split(b"\0")[0] for kind, content in found if kind == LOAD_DYLIB]
-    assert libraries == [b"/usr/lib/libSystem.B.dylib"]
-    platform, least = struct.unpack_from("<2I", dict(found)[BUILD_VERSION], 8)
-    assert (platform, least >> 16) == (1, 11)
-    given, taken = symbols(data, dict(found)[SYMTAB])
-    entries = ("attend", "build", "copy", "draft", "layers", "linear", "norm", "rank", "take")
-    assert {name for name in given if name.startswith("_ts_")} == {f"_ts_{name}" for name in entries}
-    assert {"_pthread_attr_set_qos_class_np", "_pthread_cond_wait", "_pthread_atfork"} <= taken
-    assert not [name for name in taken if "barrier" in name or "affinity" in name or "futex" in name]
+def test_the_library_for_macos(library: bytes, tmp_path: Path) -> None:
+    path = tmp_path / prebuilt.LIBRARY
+    path.write_bytes(library)
+    assert wheels.fault_for_mac(path, SETS) is None
+    assert "_ts_attend__neon_i8mm" in str(wheels.fault_for_mac(path, [*SETS, "neon-i8mm"]))
+    assert {b"_pthread_attr_set_qos_class_np", b"_pthread_atfork"} <= set(library.split(b"\0"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", FAULTS)
+def test_a_fault_of_the_library_for_macos_is_found(library: bytes, tmp_path: Path, changed: str) -> None:
+    before, after, found = FAULTS[changed]
+    assert len(before) == len(after) and before in library
+    path = tmp_path / prebuilt.LIBRARY
+    path.write_bytes(library.replace(before, after))
+    assert re.search(found, wheels.fault_for_mac(path, SETS) or "nothing")

@@ -52,6 +52,15 @@ def test_a_text_as_an_argument(cli: Call, tiny: Path) -> None:
     assert rows and {row["prompt"] for row in rows} == {1}
 
 
+def test_quickly(cli: Call, tiny: Path, prompts: Path) -> None:
+    quick = ("audit", "--quick", "--model", tiny, "--prompts", prompts, "--strategy", "tokenswift")
+    for given, length in (((), 8), (("-n", "3"), 3)):
+        done = cli(*quick, *given, "--json", "a.json")
+        assert done.code == 0 and "Verdict: exact" in done.out and "prompt 1 of 1" in done.err, done
+        rows = json.loads(Path("a.json").read_text(encoding="utf-8"))["comparisons"]
+        assert {(row["prompt"], row["tokens"]) for row in rows} == {(1, length)}
+
+
 def test_the_distribution_where_asked(cli: Call, tiny: Path, prompts: Path) -> None:
     arguments = ("--tokens", "4", "--strategy", "magicdec", "--distribution", "100", "--json", "a.json")
     done = cli("audit", "--model", tiny, "--prompts", prompts, "--top-k", "4", *arguments)

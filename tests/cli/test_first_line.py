@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,22 @@ def test_help_and_version_need_nothing_heavy(folder: Path) -> None:
     assert shown["heavy"] == "" and shown["out"].startswith("tokenswift 0.1.0 (torch ")
     assert "transformers " in shown["out"] and "; device " in shown["out"]
     assert first(folder, "--help")["heavy"] == ""
+
+
+def test_unknown_kernels_are_one_line(folder: Path) -> None:
+    for argv in (("--version",), ("generate", "hi", "--model", "model", "--quiet")):
+        done = subprocess.run(
+            [sys.executable, "-m", "tokenswift", *argv],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=os.environ | {"TOKENSWIFT_KERNELS": "sse9"},
+        )
+        assert done.returncode == 2 and done.stdout == ""
+        assert re.fullmatch(
+            r"error: TOKENSWIFT_KERNELS is 'sse9'; valid: auto, torch, native, .*\n", done.stderr
+        )
 
 
 def test_python_m(folder: Path) -> None:

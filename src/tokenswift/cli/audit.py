@@ -18,6 +18,8 @@ from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
 
+TOKENS, QUICK = 32, 8  # new tokens per text: usually, with --quick
+
 
 def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
@@ -37,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
         help="a text to go on from in every way; default: those of --prompts",
     )
     for name, default, text in (
-        ("max-new-tokens", 32, "new tokens per text, at least 1"),
+        ("max-new-tokens", None, f"new tokens per text, at least 1; default: {TOKENS}"),
         ("seeds", 1, "texts per prompt with sampling, at least 1, from --seed on"),
         (
             "distribution",
@@ -53,8 +55,14 @@ def add_parser(subparsers: Any) -> None:
             type=integer,
             default=default,
             metavar="N",
-            help=f"{text}; default: %(default)s",
+            help=text if default is None else f"{text}; default: %(default)s",
         )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"the first prompt alone, and {QUICK} new tokens per text where --max-new-tokens is not given: "
+        "whether an installation is sound, in seconds",
+    )
     parser.add_argument("--tokens", type=integer, dest="max_new_tokens", help=argparse.SUPPRESS)
     parser.add_argument(
         "--prompts",
@@ -76,6 +84,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Audit; cheap checks come before the model is loaded."""
+    if args.max_new_tokens is None:
+        args.max_new_tokens = QUICK if args.quick else TOKENS
     check_integer("max_new_tokens", args.max_new_tokens, 1)
     check_integer("seeds", args.seeds, 1)
     if args.distribution and not 100 <= args.distribution <= 10_000:
@@ -102,6 +112,8 @@ def run(args: argparse.Namespace) -> int:
         prompts = [args.prompt]
     else:
         prompts = shipped_prompts() if text is None else split_prompts(text)
+    if args.quick:
+        del prompts[1:]
     llm = options.load_model(args)
     logger.info("%s, %s on %s", llm.name, llm.dtype, llm.device)
     sampling = options.model_sampling(args, sampling, llm)

@@ -114,7 +114,6 @@ def job_of(args: argparse.Namespace, recipe: dict[str, Any]) -> tuple[Job, str, 
     """
     from tokenswift.load_config import LoadConfig
     from tokenswift.loader.find import check_name
-    from tokenswift.loader.load import check_place, native_bfloat16
     from tokenswift.train.data import check_source
 
     if (args.data is None) == (not args.states):
@@ -141,6 +140,7 @@ def job_of(args: argparse.Namespace, recipe: dict[str, Any]) -> tuple[Job, str, 
 
     job({}, False)  # ranges show before anything heavy is imported
     logger.info("loading %s", args.model)
+    from tokenswift.loader.load import check_place, native_bfloat16
     from tokenswift.train.work import local_device
 
     device = local_device(check_place(how))

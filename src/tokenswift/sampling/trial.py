@@ -14,8 +14,8 @@ _CODE = f"""
 import sys
 try:
     from resource import RLIMIT_AS, RLIMIT_CORE, setrlimit
-    setrlimit(RLIMIT_AS, (1 << 32, 1 << 32))
     setrlimit(RLIMIT_CORE, (0, 0))
+    setrlimit(RLIMIT_AS, (1 << 32, 1 << 32))
 except (ImportError, ValueError, OSError):  # Windows has none, others have lower ones or another form
     pass
 sys.path.append(sys.argv[1])

@@ -84,13 +84,15 @@ SETS: dict[str, dict[str, InstructionSet]] = {
 
 
 class Platform(NamedTuple):
-    """What a wheel is built for: architecture, target of ``zig cc``, tag of the wheel, and the compiler if it
-    is not ``zig cc``, which links in any case: against an early glibc, whatever this machine has."""
+    """What a wheel is built for: architecture, target of ``zig cc``, tag of the wheel, the compiler if it
+    is not ``zig cc``, which links in any case: against an early glibc, whatever this machine has, and the
+    linker's own flags."""
 
     architecture: str
     target: str
     tag: str
     compiler: str = ""
+    link: tuple[str, ...] = ()
 
 
 PLATFORMS = {
@@ -98,7 +100,9 @@ PLATFORMS = {
     "linux-aarch64": Platform(
         "arm64", "aarch64-linux-gnu.2.28", "manylinux_2_28_aarch64", "aarch64-linux-gnu-gcc"
     ),
-    "macos-arm64": Platform("arm64", "aarch64-macos.14.0", "macosx_14_0_arm64"),
+    "macos-arm64": Platform(  # a library's own name there is else where it was linked
+        "arm64", "aarch64-macos.14.0", "macosx_14_0_arm64", link=(f"-Wl,-install_name,@rpath/{LIBRARY}",)
+    ),
 }
 
 
@@ -315,6 +319,7 @@ def make(
                 "-shared",
                 "-pthread",
                 "-s",
+                *wanted.link,
                 *map(str, objects),
                 "-o",
                 str(library),
