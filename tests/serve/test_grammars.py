@@ -100,3 +100,57 @@ def test_a_text_that_is_cut_is_said_to_be(server: Running) -> None:
         assert reason in (("stop", "length") if whole else ("length",)), (new, text)
         ended[reason == "stop"] += 1
     assert ended[True] and ended[False] >= 4
+
+
+ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+DEEP = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}, "required": ["a"]} for i in range(3000)}
+WORDS = "start: " + " | ".join(f'"w{i}"' for i in range(3000))
+#: fields of a request, and why it is refused
+HOSTILE: list[tuple[dict[str, Any], str]] = [
+    ({"guided_json": ENDLESS}, "75,003 bytes have to come in a row, of at most 16,384"),
+    ({"guided_json": {"$defs": DEEP, "$ref": "#/$defs/d0"}}, "llguidance crashes on it"),
+    ({"guided_json": {"$ref": "#"}}, "no text is possible"),
+    ({"guided_json": {"enum": [f"{i}" for i in range(50_000)]}}, "more than 20,000 values"),
+    ({"guided_choice": ["a" * 50_000]}, "50,000 bytes have to come in a row"),
+    ({"guided_grammar": WORDS}, "row has 3001 items; max is 2000"),
+    ({"guided_grammar": 'start: "q" A\nA: /a/ & /b/'}, "no text is possible"),
+]
+
+
+def test_hostile_grammars(server: Running) -> None:
+    """They are refused with their reason, and others are served meanwhile."""
+    free = {"prompt": "a", "max_tokens": 9, "seed": 1}
+    with ThreadPoolExecutor(len(HOSTILE) + 1) as pool:
+        made = [pool.submit(server.post, "/v1/completions", {**free, **fields}) for fields, _ in HOSTILE]
+        assert server.post("/v1/completions", free).status_code == 200
+    for (_, says), reply in zip(HOSTILE, (one.result() for one in made), strict=True):
+        error = reply.json()["error"]
+        assert reply.status_code == 400 and error["type"] == "invalid_request_error", says
+        assert says in error["message"] and "\n" not in error["message"] and len(error["message"]) < 500
+    large = {"guided_json": {"enum": [f"option {i}" for i in range(3000)]}, "max_tokens": 20}
+    ((text, reason),) = written(server, "/v1/completions", {**free, **large}, False)
+    assert re.fullmatch('"option [0-9]{1,4}"', text) and reason == "stop"
+
+
+#: too many ways to read a text for llguidance, from about 30 letters on
+GROWING = "(([ab]{1,1000}){1,1000}){60,1000}"
+
+
+def test_a_grammar_that_fails_midway(server: Running, llm: LLM) -> None:
+    """The answer is an error, and one that clients do not take for the server's; texts beside it go on."""
+    body = {"prompt": "a", "max_tokens": 60, "seed": 1, "guided_regex": GROWING}
+    says, free = "the grammar gives no mask for position ", {"prompt": "b", "max_tokens": 60, "seed": 2}
+    with ThreadPoolExecutor(2) as pool:
+        beside = pool.submit(written, server, "/v1/completions", free, False)
+        *chunks, last = streamed(server, "/v1/completions", body)
+        assert beside.result()[0][0] == alone(llm, "b", 2, max_new_tokens=60).text
+    text = "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks)
+    assert re.fullmatch("[ab]+", text) and all('finish_reason":null' in chunk for chunk in chunks)
+    reply = server.post("/v1/completions", {**body, "n": 2})
+    assert reply.status_code == 400
+    for error in (json.loads(last)["error"], reply.json()["error"]):
+        assert says in error["message"] and error["type"] == "invalid_request_error"
+    asked = {"input": "a", "max_output_tokens": 60, "seed": 1, "structured_outputs": {"regex": GROWING}}
+    failed = server.post("/v1/responses", asked).json()
+    assert failed["status"] == "failed" and failed["error"]["code"] == "invalid_prompt"
+    assert says in failed["error"]["message"]
