@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenswift.chat.families import family_of, knows_tools, special_tokens
+from tokenswift.chat.families import family_of, knows_tools
 from tokenswift.chat.family import Family
 from tokenswift.chat.messages import for_template
 from tokenswift.chat.parser import Parser
 from tokenswift.chat.plain import in_words
 from tokenswift.chat.reply import Said, gathered
 from tokenswift.chat.tools import Tools
+from tokenswift.sampling.masks import special_tokens
 
 
 @dataclass(frozen=True, slots=True)

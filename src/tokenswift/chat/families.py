@@ -31,10 +31,3 @@ def family_of(tokenizer: Any) -> Family:
     if "tools" in template and ("ipython" in template or LLAMA3.begins in template):
         return LLAMA3
     return PLAIN
-
-
-def special_tokens(tokenizer: Any) -> list[str]:
-    """Names of tokens that no text is made of."""
-    made = getattr(tokenizer, "backend_tokenizer", None)
-    added = {} if made is None else made.get_added_tokens_decoder()
-    return [token.content for token in added.values() if token.special]

@@ -64,12 +64,12 @@ class Grammars:
         """
         ends = tuple(sorted(self._ends()))
         key = (grammar, ends)
-        text = "" if key in self._matchers else _tried(grammar)  # others need not wait for it
+        text = None if key in self._matchers else self._tried(grammar)  # others need not wait for it
         with self._lock:
             matcher = self._matchers.get(key)
             if matcher is None:
-                tokenizer = self._tokenizer(ends)
-                matcher = self._matchers[key] = self._compiled(grammar, text or _tried(grammar), tokenizer)
+                text, tokenizer = text or self._tried(grammar), self._tokenizer(ends)
+                matcher = self._matchers[key] = self._compiled(grammar, text, tokenizer)
                 if len(self._matchers) > _KEPT:
                     self._matchers.popitem(last=False)
             self._matchers.move_to_end(key)
@@ -101,6 +101,22 @@ class Grammars:
             ) from error
         self._tokenizers = {ends: made}
         return made
+
+    def _tried(self, grammar: Grammar) -> str:
+        """A grammar as llguidance takes it, and as it can be compiled.
+
+        Raises:
+            InputError: it cannot.
+        """
+        try:
+            text = _source(grammar)
+        except Exception as error:  # what converts GBNF raises plain ones
+            raise _refused(grammar, _line(error)) from error
+        try:
+            trial(text, tuple(special_tokens(self._codec)), self._vocab_size)
+        except TrialError as error:
+            raise _refused(grammar, _line(error)) from error
+        return text
 
     def _compiled(self, grammar: Grammar, text: str, tokenizer: Any) -> Any:
         from llguidance import LLMatcher, LLParserLimits
@@ -254,6 +270,13 @@ class Masks:
         return found
 
 
+def special_tokens(tokenizer: Any) -> list[str]:
+    """Names of tokens that no text is made of."""
+    made = getattr(tokenizer, "backend_tokenizer", None)
+    added = {} if made is None else made.get_added_tokens_decoder()
+    return [token.content for token in added.values() if token.special]
+
+
 def _source(grammar: Grammar) -> str:
     """A grammar as llguidance takes it."""
     from llguidance import LLMatcher
@@ -269,28 +292,12 @@ def _source(grammar: Grammar) -> str:
     return LLMatcher.grammar_from_lark(any_to_lark(grammar.text) if grammar.kind == "gbnf" else grammar.text)
 
 
-def _tried(grammar: Grammar) -> str:
-    """A grammar as llguidance takes it, and as it can be compiled.
-
-    Raises:
-        InputError: it cannot.
-    """
-    try:
-        text = _source(grammar)
-    except Exception as error:  # what converts GBNF raises plain ones
-        raise _refused(grammar, _line(error)) from error
-    try:
-        trial(text)
-    except TrialError as error:
-        raise _refused(grammar, str(error)) from error
-    return text
-
-
 def _refused(grammar: Grammar, reason: str) -> InputError:
     return InputError(f"the {TITLES[grammar.kind]} cannot be compiled ({reason}); valid: {_VALID}", "grammar")
 
 
 def _line(said: object) -> str:
     """The first lines of what a library says, as a piece of a line."""
-    text = " ".join(str(said).partition("\n<state>")[0].split()) or type(said).__name__
+    text = str(said).partition("\n<state>")[0].replace("<non-verbose/>", "")
+    text = " ".join(text.split()).replace("NoExtensionBias", "no text is possible") or type(said).__name__
     return text if len(text) <= 240 else f"{text[:239]}…"

@@ -96,6 +96,7 @@ class Answer:
         kept: it has a folder: what is stopped by the server's end goes on with the next one.
         stopped: why it was stopped, "" where it goes on or has ended.
         failure: what went wrong, "" where nothing did.
+        status: of HTTP, of that: 400 where another try would fail as well.
         over_at: when it became whole, Unix time.
         calls: the tools that it may call; None: none.
         spell: gives the bytes of tokens.
@@ -107,7 +108,7 @@ class Answer:
         self.readers = 0
         self.requests: list[Request] | None = None  # of a new one, until they are handed on
         self.begun = self.running = False
-        self.failure = ""
+        self.failure, self.status = "", 500
         self.over_at: float | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.stopped, self.kept = "", False

@@ -14,7 +14,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ import msgspec
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import QueueFull
 from tokenswift.runs.state import RunState
+from tokenswift.sampling.masks import NoMask
 from tokenswift.serve.answer import Answer, Part
 from tokenswift.serve.echo import echoes
 from tokenswift.serve.errors import Refused
@@ -36,6 +37,9 @@ from tokenswift.types import InputError, RunError, Step
 from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")
+BOUND = (
+    2  # requests with a grammar that are looked at concurrently: one may take a core for seconds, and 4 GB
+)
 AGAIN = 0.5  # seconds until a full queue is tried again
 #: why an answer was stopped
 GONE, CANCELLED, ENDS = "its client is gone", "it was cancelled", "the server ends"
@@ -62,6 +66,7 @@ class Answers:
         self.closing = False
         self.shelf = Shelf(store, llm.source.codec)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._bound = asyncio.Semaphore(BOUND)
 
     # ---- which one ------------------------------------------------------------------------------
 
@@ -118,7 +123,8 @@ class Answers:
             self.shelf.add(answer)
             async with answer.lock:
                 record.before = await self._before(body, record.client)
-                requests = await asyncio.to_thread(self._requests, record, body)
+                async with self._bound if body.is_bound else nullcontext():  # others do not wait for them
+                    requests = await asyncio.to_thread(self._requests, record, body)
                 record.prompt_tokens = [len(request.prompt) for request in requests]
                 found = await asyncio.to_thread(echoes, body, requests, self.llm.source.codec)
                 answer.parts = [Part(i, record.prompt_tokens[i], echo) for i, echo in enumerate(found)]
@@ -323,6 +329,8 @@ class Answers:
         elif not answer.stopped:
             if not isinstance(error, InputError | RunError):
                 logger.error("%s failed", brief(answer.id), exc_info=error)
+            if isinstance(error, NoMask):
+                answer.status = 400
             answer.failure = answer.failure or " ".join(str(error).split()) or type(error).__name__
         part.over, part.ticket = True, None
         if answer.over:

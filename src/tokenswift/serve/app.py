@@ -97,7 +97,7 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
         if kind == "response":
             return JSONResponse(of_responses.response(answer, model))
         if not all(part.reason for part in answer.parts):
-            raise Refused(503 if answer.stopped == ENDS else 500, wire.unfinished(answer))
+            raise Refused(503 if answer.stopped == ENDS else answer.status, wire.unfinished(answer))
         return JSONResponse(wire.whole(answer, model))
 
     async def known(name: str, request: Request) -> Answer:

@@ -52,6 +52,12 @@ class Formed(BaseModel):
     guided_choice: Any = None
     guided_grammar: Any = None
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether there may be a grammar, of tools or of the text, so that one is to be compiled."""
+        names = (*Formed.model_fields, "tools")
+        return any(getattr(self, name, None) is not None for name in names)
+
     def grammar(self) -> Grammar | None:
         """The grammar that is asked for; None: any text.
 

@@ -113,6 +113,7 @@ def response(answer: Answer, model: str, state: str | None = None) -> dict[str, 
     counts = usage(answer)
     cut = now == "incomplete" and answer.record.state == "done"
     failed = answer.record.state == "failed" and state is None
+    code = "server_error" if answer.status >= 500 else "invalid_prompt"
     return {
         "id": answer.id,
         "object": "response",
@@ -120,7 +121,7 @@ def response(answer: Answer, model: str, state: str | None = None) -> dict[str, 
         "completed_at": answer.over_at if now == "completed" else None,
         "status": now,
         "background": answer.background,
-        "error": {"code": "server_error", "message": answer.record.error} if failed else None,
+        "error": {"code": code, "message": answer.record.error} if failed else None,
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,

@@ -242,7 +242,7 @@ async def chunks(answer: Answer, model: str, ping: float) -> AsyncIterator[bytes
         for i, said in enumerate(found):  # what is told of the tokens stands with the first
             yield chunk(part, said if i else {**said, "logprobs": likely_ones}, None, **({} if i else more))
     if not all(part.reason for part in answer.parts):
-        yield data(error_body(unfinished(answer), 500, code="stopped"))
+        yield data(error_body(unfinished(answer), answer.status, code="stopped"))
         return
     for part in answer.parts:
         for value in echo(part):

@@ -1,0 +1,98 @@
+"""Grammars that are refused, each in one line before anything is decoded, and how they are tried."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conftest import tiny_tokenizer
+from tests.lossless.test_grammar import masks_of
+from tests.tiny import byte_model
+from tokenswift import LLM, Grammar, InputError
+from tokenswift.sampling import trial as tried
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM.from_model(byte_model(), tiny_tokenizer(), heads=None) as made:
+        yield made
+
+
+DEEP = json.loads("{}")
+for _ in range(70):
+    DEEP = {"items": DEEP}
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Grammar.json_schema({"type": "foo"}), "the JSON schema cannot be compiled (Invalid"),
+        (lambda: Grammar.json_schema({"not": {"type": "null"}}), 'Unimplemented keys: ["not"]'),
+        (lambda: Grammar.json_schema({"$ref": "http://example.org/x"}), "cannot be compiled"),
+        (lambda: Grammar.json_schema(DEEP), "it is more than 64 objects and lists deep; valid: up to 64"),
+        (lambda: Grammar.json_schema({"enum": ["a"] * 20_000}), "more than 20,000 values"),
+        (lambda: Grammar.json_schema("{"), "is no JSON"),
+        (lambda: Grammar.json_schema("[" * 100_000), "it is nested too deeply"),
+        (lambda: Grammar.json_schema("[]"), "is []; valid: a JSON object"),
+        (lambda: Grammar.json_schema({"const": object()}), "cannot be written as JSON"),
+        (lambda: Grammar.regex("(a"), "unclosed group"),
+        (lambda: Grammar.regex("(?=a)b"), "look-around"),
+        (lambda: Grammar.regex("a" * 600_000), "it has 600,000 characters; valid: up to 524,288"),
+        (lambda: Grammar.regex(""), "is ''; valid: text"),
+        (lambda: Grammar.choice([]), "is []; valid: a JSON list of texts, none of them empty"),
+        (lambda: Grammar.choice(["a", ""]), "none of them empty"),
+        (lambda: Grammar.lark("start: other"), 'unknown name: "other"'),
+        (lambda: Grammar.lark("start: " + "(" * 9000 + '"a"' + ")" * 9000), "too deeply nested"),
+        (lambda: Grammar.lark("start: start"), "cannot be compiled"),
+        (lambda: Grammar.gbnf("root ::= " + "(" * 9000 + '"a"' + ")" * 9000), "cannot be compiled"),
+        (lambda: Grammar("yaml", "x"), "grammar.kind is 'yaml'; valid: json_schema, "),
+        (lambda: {"kind": "regex"}, "grammar is {'kind': 'regex'}; valid: a Grammar, or"),
+    ],
+)
+def test_grammars_that_are_refused(llm: LLM, make: Any, says: str) -> None:
+    """One line each, before anything is decoded."""
+    with pytest.raises(InputError) as caught:
+        llm.generate("abc", 5, grammar=make())
+    line = str(caught.value)
+    assert says in line and "valid: " in line and "\n" not in line and len(line) < 420, line
+    assert caught.value.field in ("grammar", "grammar.kind")
+
+
+def test_grammars_that_nothing_stops_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of automata that llguidance does not bound, and rules that overflow its stack."""
+    monkeypatch.setattr(tried, "SECONDS", 2)
+    rules = "\n".join(f'r{i}: r{i + 1} r{i + 1} | "x"' for i in range(5000))
+    for grammar, says in (
+        (Grammar.json_schema({"type": "integer", "multipleOf": 999_983}), "takes more than 2 seconds"),
+        (Grammar.lark(f'start: r0\n{rules}\nr5000: "y"'), "llguidance crashes on it"),
+    ):
+        with pytest.raises(InputError, match=f"cannot be compiled .*{says}"):
+            masks_of(grammar)
+
+
+def test_a_choice_of_thousands(llm: LLM) -> None:
+    texts = [f"option {number}" for number in range(3000)]
+    assert llm.generate("abc", 20, grammar=Grammar.choice(texts), seed=2).text in texts
+
+
+def test_what_does_not_go_with_a_grammar(llm: LLM) -> None:
+    regex, published = Grammar.regex("a+"), {"tree": (1, 2), "acceptance": "published"}
+    for call, says in (
+        (lambda: llm.generate("a", 5, "tokenswift", published, grammar=regex), "acceptance is published"),
+        (lambda: llm.generate("a", 5, grammar=regex, ignore_eos=True), "ignore_eos is True beside a grammar"),
+        (lambda: llm.generate("a", 5, grammar=regex, min_tokens=2), "min_tokens is 2 beside a grammar"),
+        (
+            lambda: llm.generate("a", 5, grammar=regex, response_format={"type": "json_object"}),
+            "given beside",
+        ),
+        (lambda: llm.generate("a", 5, response_format={"type": "xml"}), "response_format is {'type': 'xml'}"),
+        (lambda: llm.generate("a", 5, response_format={"type": "json_schema"}), "the schema of response_fo"),
+    ):
+        with pytest.raises(InputError, match=re.escape(says)):
+            call()
+    with LLM.from_model(byte_model(), None, heads=None) as bare, pytest.raises(InputError, match="tokenizer"):
+        bare.generate([5], 5, grammar=regex)
