@@ -35,6 +35,7 @@ class Sizes:
         dtype: of what is not in int8: one of :data:`ITEM`.
         whole: whether products take activations in int8.
         keys: of keys and values: one of :data:`ITEM`, or "int8"; "" is as ``dtype``.
+        inner: I, of the native decoder's gated block; 0: the model runs through another forward.
         limit: positions that may be used; None: no limit.
     """
 
@@ -48,6 +49,7 @@ class Sizes:
     whole: bool = False
     limit: int | None = None
     keys: str = ""
+    inner: int = 0
 
     @property
     def weight_bytes(self) -> int:
