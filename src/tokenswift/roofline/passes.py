@@ -20,7 +20,7 @@ from typing import Protocol
 from tokenswift.kernels.formats.registry import FORMATS
 
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
-READ = 512  # rows of a pass that reads a prompt
+READ = {"cpu": 512, "cuda": 2048}  # rows of a pass that reads a prompt, by device
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def floor(sizes: Sizes, machine: Machine, rows: int, context: int) -> Floor:
 
 def read_seconds(sizes: Sizes, machine: Machine, prompt: int) -> float:
     """The floor of the prefill of some tokens, in passes of at most :data:`READ` rows."""
-    rows = min(prompt, READ)
+    rows = min(prompt, READ[machine.device])
     return prompt / rows * floor(sizes, machine, rows, prompt // 2).seconds
 
 
