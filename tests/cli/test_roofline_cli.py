@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from tests.cli.conftest import Call
 from tokenswift import LLM
 from tokenswift.cli import roofline
 from tokenswift.roofline import machine, timer
+from tokenswift.roofline import reckoned as rows
 from tokenswift.roofline.cards import CARDS
 from tokenswift.roofline.passes import floor, steps
+from tokenswift.roofline.reckoned import reckoned
 from tokenswift.roofline.sizes import sizes_of
 
 SIZES: dict[str, Any] = {
@@ -39,7 +42,7 @@ def test_the_record(cli: Call, config: Path) -> None:
     card = CARDS["h200"]
     sizes = sizes_of(str(config), machine=card)
     drafts = sizes.in_few_bits("q8_0")
-    assert list(made) == ["model", "sizes", "drafts", "rows", "budget", "machine", "steps"]
+    assert list(made) == ["model", "sizes", "drafts", "rows", "budget", "machine", "steps", "cuda"]
     assert made["model"] == str(config) and (made["rows"], made["budget"]) == (5, 1024)
     assert made["drafts"]["weights"] == dict(drafts.weights) == {"q8_0": sizes.weights["bfloat16"]}
     assert made["sizes"]["weights"] == dict(sizes.weights)
@@ -68,6 +71,31 @@ def test_the_record(cli: Call, config: Path) -> None:
             }
         assert [tuple(s.values()) for s in line["speedups"]] == [(a, *s) for a, s in found.speedups.items()]
         assert list(line["speedups"][0]) == ["accepted", "drafts_by_passes", "drafts_for_nothing"]
+    assert [(line["weights"], line["rows"]) for line in made["cuda"]] == [
+        (weights, rows) for weights in ("bfloat16", "q8_0", "q4_0") for rows in (1, 8, 16, 64)
+    ]
+    line, found = made["cuda"][1], reckoned(sizes, card, 8, 4096)
+    assert found is not None and line["context"] == 4096 and line["measured"] is None
+    assert line["floor"] == floor(sizes, card, 8, 4096).seconds and line["reckoned"] == asdict(found)
+
+
+def test_a_measurement_beside_what_is_reckoned(
+    cli: Call, config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Floor, reckoning and measurement are columns of one table, for 1, 8, 16 and 64 rows."""
+    sizes = sizes_of(str(config), machine=CARDS["h100"])
+    row = {"what": "pass", "graphs": True, "context": 4096, "rows": 8, "ms": 12.34}
+    row |= {"weight_bytes": sizes.weight_bytes, "token_bytes": sizes.token_bytes}
+    monkeypatch.setattr(rows, "RESULTS", tmp_path)
+    (tmp_path / "h100").mkdir()
+    (tmp_path / "h100" / "card.jsonl").write_text(json.dumps(row))
+    lines = cli("roofline", "--model", config, "--gpu", "h100").out.splitlines()
+    head = next(line for line in lines if line.startswith("weights"))
+    assert head.split()[:5] == ["weights", "context", "rows", "floor", "reckoned"]
+    assert head.endswith("measured")
+    found = [line.split() for line in lines if line.startswith(("bfloat16  ", "q8_0  ", "q4_0  "))][-12:]
+    assert [line[2] for line in found] == ["1", "8", "16", "64"] * 3
+    assert [line[-1] for line in found] == ["measured", "12.3", *["measured"] * 10]
 
 
 def test_the_text(cli: Call, config: Path) -> None:
@@ -76,7 +104,12 @@ def test_the_text(cli: Call, config: Path) -> None:
     assert done.code == 0 and done.err == f"reading {config}\n" and done.files == ["r.json"]
     assert "NVIDIA A100 SXM 80 GB, published by NVIDIA: A100 data sheet: 2,039.0 GB/s of memory" in done.out
     assert "drafts by 2 passes over 99 tokens" in done.out and "float32" not in done.out
-    *_, head, _, first, last = done.out.splitlines()
+    head, _, first, last = next(
+        lines[at : at + 4]
+        for lines in [done.out.splitlines()]
+        for at, line in enumerate(lines)
+        if line.startswith("context")
+    )
     assert head.split() == ["context", "1", "row", "3", "rows", "draft", "tokens/s", "1.5", "tokens"]
     assert first.split()[0] == "1,000" and last.split()[0] == "8,192"
     plain = floor(sizes_of(str(config), machine=CARDS["a100"]), CARDS["a100"], 1, 8192)

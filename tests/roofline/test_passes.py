@@ -96,5 +96,9 @@ def test_speedups_by_hand() -> None:
 
 def test_reading_a_prompt() -> None:
     """Passes of 512 rows, behind half of the prompt on average: for 1,000 tokens 1000 / 512 of them."""
-    assert read_seconds(DENSE, SLOW, 1000) == pytest.approx(1000 / 512 * floor(DENSE, SLOW, 512, 500).seconds)
+    on_cpu = replace(SLOW, device="cpu")
+    found = read_seconds(DENSE, on_cpu, 1000)
+    assert found == pytest.approx(1000 / 512 * floor(DENSE, SLOW, 512, 500).seconds)
+    found = read_seconds(DENSE, SLOW, 3000)
+    assert found == pytest.approx(3000 / 2048 * floor(DENSE, SLOW, 2048, 1500).seconds)
     assert read_seconds(DENSE, SLOW, 7) == floor(DENSE, SLOW, 7, 3).seconds

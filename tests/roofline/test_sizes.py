@@ -66,7 +66,7 @@ def test_by_hand(tmp_path: Path) -> None:
         max_position_embeddings=64,
     )
     weights = {"float32": 2 * (4096 + 2048 + 4608) + 3200}
-    assert sizes_of(str(folder)) == Sizes(32, 4, 2, 16, (0, 0), weights, "float32", limit=64)
+    assert sizes_of(str(folder)) == Sizes(32, 4, 2, 16, (0, 0), weights, "float32", limit=64, inner=48)
 
 
 def test_a_family_that_runs_through_transformers(tmp_path: Path) -> None:

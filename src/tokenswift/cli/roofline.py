@@ -124,6 +124,8 @@ def run(args: argparse.Namespace) -> int:
             for context in contexts
         ],
     }
+    if args.gpu is not None:
+        made["cuda"] = cuda_passes(sizes, card_named(args.gpu), args.gpu)
     if args.measure:
         with options.load_model(args, args.rope_scaling) as llm:
             for line in made["steps"]:
@@ -179,6 +181,62 @@ def record_of(line: Any) -> dict[str, Any]:
         for accepted, (least, most) in line.speedups.items()
     ]
     return {"context": line.context, **passes, "speedups": speedups}
+
+
+def cuda_passes(sizes: Any, card: Any, name: str) -> list[dict[str, Any]]:
+    """Passes of the CUDA backend on a card by weights, length and rows: their floor, what they are reckoned
+    to take, and the seconds that were measured (None: nothing was)."""
+    from tokenswift.roofline import reckoned
+    from tokenswift.roofline.passes import floor
+
+    taken, made = reckoned.measured(reckoned.RESULTS / name), []
+    contexts = [n for n in reckoned.CONTEXTS if sizes.limit is None or n <= sizes.limit]
+    for stored, own in reckoned.low_bits(sizes).items():
+        for context, rows in ((context, rows) for context in contexts for rows in reckoned.ROWS):
+            found = reckoned.reckoned(own, card, rows, context)
+            line = {"weights": stored, "context": context, "rows": rows}
+            line["floor"] = floor(own, card, rows, context).seconds
+            line["reckoned"] = None if found is None else asdict(found)
+            line["measured"] = taken.get((own.weight_bytes, own.token_bytes, context, rows))
+            made.append(line)
+    return made
+
+
+def cuda_text(lines: list[dict[str, Any]]) -> list[str]:
+    """`cuda_passes` as text; nothing where nothing is reckoned."""
+    if not lines or lines[0]["reckoned"] is None:
+        return []
+    plain, cells = 0.0, []
+    for line in lines:
+        found, taken = line["reckoned"], line["measured"]
+        plain = found["seconds"] if line["rows"] == 1 else plain
+        cells.append(
+            [
+                line["weights"],
+                f"{line['context']:,}",
+                str(line["rows"]),
+                milliseconds(line["floor"]),
+                f"{milliseconds(found['seconds'])} ({found['seconds'] / plain:.2f})",
+                *(milliseconds(found[part]) for part in ("starts", "products", "attention")),
+                f"{found['launches']:,}",
+                f"{found['programs']:,}",
+                f"{found['in_flight'] / 1e6:.1f}",
+                "not measured" if taken is None else milliseconds(taken),
+            ]
+        )
+    heads = ("weights", "context", "rows", "floor", "reckoned (of 1 row)", "starts", "products", "attention")
+    return [
+        "",
+        "Passes of the CUDA backend in ms: the least, what they are reckoned to take by counts of its",
+        "kernels (starts, products, attention; the rest is norms, gates, positions), and what was measured;",
+        "kernels of a pass, programs of a layer's attention, and MB that these have on their way at once.",
+        "",
+        table(
+            cells,
+            (*heads, "kernels", "programs", "MB on their way", "measured"),
+            right=range(1, len(cells[0])),
+        ),
+    ]
 
 
 def rates(sizes: Any, drafts: Any, machine: Any, rows: int) -> list[dict[str, Any]]:
@@ -247,5 +305,6 @@ def text_of(made: dict[str, Any], sizes: Any) -> str:
             table(
                 lines, ("context", "1 row", of, "draft", *heads, "tokens/s", *accepted), right=range(0, 99)
             ),
+            *cuda_text(made.get("cuda", [])),
         ]
     )

@@ -144,6 +144,7 @@ class Backend(ABC):
         fused: whether products and norms are kernels of its own, which draft heads are packed for, too.
         formats: quantized formats that products read as they are stored, with activations of 8 bits, too.
         prefers_int8: whether models of such weights are computed in int8 where nothing else is asked for.
+        prefill_rows: of a pass that reads a prompt; None: as many as models have by themselves.
         graphs: whether passes may be captured as graphs of the device and replayed.
         kind: of the device, "cpu" or "cuda".
         on_host: whether tensors are in the host's memory, where looking at one waits for nobody.
@@ -159,6 +160,7 @@ class Backend(ABC):
     fused = False
     formats: tuple[str, ...] = ()
     prefers_int8 = False
+    prefill_rows: int | None = None
     graphs = False
 
     def __init__(self, device: torch.device | str = "cpu") -> None:

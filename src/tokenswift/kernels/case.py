@@ -22,7 +22,7 @@ WINDOW = 300  # of the second layer
 
 
 @dataclass
-class _Keys:
+class Keys:
     """What the kernels need of a cache."""
 
     data: Tensor
@@ -77,7 +77,7 @@ class Case:
             for layer in range(LAYERS)
         ]
         self.head = weight(70, HIDDEN)
-        self.keys = _Keys(random(2 * LAYERS, KV_HEADS, BEFORE + 2 * TAIL, width).to(dtype))
+        self.keys = Keys(random(2 * LAYERS, KV_HEADS, BEFORE + 2 * TAIL, width).to(dtype))
         self.states, self.wrong = random(TAIL, HIDDEN), random(TAIL, HIDDEN)
         angles = random(TAIL, width // 2)
         self.cos, self.sin = angles.cos(), angles.sin()
@@ -129,7 +129,7 @@ class Case:
             places += [step, step]
             last = len(parents) - 1
         self.keys.length = BEFORE
-        other = _Keys(self.keys.data.clone())
+        other = Keys(self.keys.data.clone())
         at, count = [*places, *range(steps)], len(parents)
         made = self._layers(
             backend,
@@ -148,7 +148,7 @@ class Case:
         return states
 
 
-def _segment(rows: int, keys: _Keys, parents: Sequence[int] | None = None) -> Segment:
+def _segment(rows: int, keys: Keys, parents: Sequence[int] | None = None) -> Segment:
     """Rows of a text; the kernels do not look at tokens and positions."""
     numbers = torch.arange(rows)
     return Segment(numbers, numbers, cast(KVCache, keys), parents)

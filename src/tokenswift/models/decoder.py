@@ -134,6 +134,7 @@ class NativeTarget(BaseTarget):
             if on_progress is not None:
                 on_progress("pack", len(weights), layout.num_hidden_layers)
         self.windows = [w.window or None for w in weights]
+        self.prefill_chunk = backend.prefill_rows or self.prefill_chunk
         self._embedding: Tensor | Packed | None = None
         if not layout.tied:
             embedding = self._weight(EMBEDDING)

@@ -20,7 +20,7 @@ from typing import Protocol
 from tokenswift.kernels.formats.registry import FORMATS
 
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
-READ = 512  # rows of a pass that reads a prompt
+READ = {"cpu": 512, "cuda": 2048}  # rows of a pass that reads a prompt, by device
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class Sizes:
         dtype: of what is not in int8: one of :data:`ITEM`.
         whole: whether products take activations in int8.
         keys: of keys and values: one of :data:`ITEM`, or "int8"; "" is as ``dtype``.
+        inner: I, of the native decoder's gated block; 0: the model runs through another forward.
         limit: positions that may be used; None: no limit.
     """
 
@@ -48,6 +49,7 @@ class Sizes:
     whole: bool = False
     limit: int | None = None
     keys: str = ""
+    inner: int = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -158,7 +160,7 @@ def floor(sizes: Sizes, machine: Machine, rows: int, context: int) -> Floor:
 
 def read_seconds(sizes: Sizes, machine: Machine, prompt: int) -> float:
     """The floor of the prefill of some tokens, in passes of at most :data:`READ` rows."""
-    rows = min(prompt, READ)
+    rows = min(prompt, READ[machine.device])
     return prompt / rows * floor(sizes, machine, rows, prompt // 2).seconds
 
 

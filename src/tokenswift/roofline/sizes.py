@@ -108,6 +108,7 @@ def sizes_of(
         whole=whole,
         limit=context_limit(scaled_config(config, scaling)),
         keys="" if kv_cache_dtype in ("auto", own) else kv_cache_dtype,
+        inner=config.intermediate_size if config.model_type in FAMILIES else 0,
     )
 
 
@@ -133,6 +134,7 @@ def sizes_of_target(target: Any) -> Sizes:
         whole=target.whole,
         limit=target.rotary.limit,
         keys="" if target.keys == target.dtype else _name(target.keys),
+        inner=0 if target.layout is None else target.layout.intermediate_size,
     )
 
 

@@ -143,6 +143,42 @@ def test_a_long_chains_rows_have_the_bits_of_single_ones() -> None:
         assert torch.equal(alone[0], together[row])
 
 
+@pytest.mark.parametrize(
+    "before,window,cap,sinks",
+    [
+        (0, 0, None, False),
+        (SPANNED - 40, 0, 3.0, True),
+        (2 * SPANNED + 10, 700, None, True),
+    ],
+)
+def test_rows_that_go_over_all_keys_have_the_bits_of_those_that_share_spans(
+    before: int, window: int, cap: float | None, sinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long chains of two texts, over the ends of chunks and spans: one program a block, and one a span. With
+    the first, chunks' sums are kept nowhere."""
+    texts = [segment(before, ALONE + 9, None, 1, 16), segment(20, ALONE + 1, None, 1, 16, seed=3)]
+    query, given = (
+        random(2 * ALONE + 10, 2, 16, seed=1),
+        (0, 0.25, window, cap, random(2, seed=9) if sinks else None),
+    )
+    started: list[str] = []
+
+    class Noted(Kernels):
+        def run(self, kernel: Any, *rest: Any, **more: Any) -> None:
+            started.append(kernel.fn.__name__)
+            super().run(kernel, *rest, **more)
+
+    expected = Noted().attend(plan(texts, 2), query, *given)
+    monkeypatch.setattr(Kernels, "enough", 1)
+    found = Noted().attend(plan(texts, 2), query, *given)
+    assert started == ["attend_chunks", "attend_merge", "attend_rows"]
+    assert torch.equal(found, expected) and found.isfinite().all()
+    torch.testing.assert_close(found, Reference().attend(plan(texts, 2), query, *given), rtol=2e-5, atol=2e-6)
+    short = [segment(20, 2, None, 1, 16), texts[1]]
+    Noted().attend(plan(short, 2), query[: ALONE + 3], *given)
+    assert started[-1] == "attend_merge"  # rows of a short chain are units of their own
+
+
 def test_nan_in_another_branch_or_in_unused_room_reaches_no_row() -> None:
     parents, query = [-1, 0, 0, 1, 2], random(5, 2, 16, seed=1)
     text = segment(40, 5, parents, 1, 16)

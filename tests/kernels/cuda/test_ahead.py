@@ -45,6 +45,21 @@ def test_attention(card: int) -> None:
         assert "fma.rn.f32" not in kernel.asm["ptx"]
 
 
+@pytest.mark.parametrize("card", CARDS)
+def test_rows_of_a_prompt(card: int, tmp_path: Path) -> None:
+    """The loop over tiles is that of spans: asynchronous fetches, and the card's products; little is spilled,
+    and that once a span (sm_90's machine code was looked at)."""
+    ahead, text = Ahead(card), segment(300, 300, None, 8, 128, torch.bfloat16)
+    ahead.attend(plan([text], 32), torch.empty(300, 32, 128, dtype=torch.bfloat16), 0, 0.1)
+    assert list(ahead.made) == ["attend_rows"]
+    (rows,) = ahead.made["attend_rows"]
+    spans = attention(card, 128, torch.bfloat16)["attend_chunks"][0].asm["ptx"]
+    for what in ("cp.async.cg", "wgmma.mma_async", "mma.sync"):
+        assert rows.asm["ptx"].count(what) == spans.count(what)
+    assert "fma.rn.f32" not in rows.asm["ptx"] and rows.metadata.shared <= ROOM[card] << 10
+    assert registers(rows, card, tmp_path)[1] <= 256
+
+
 @pytest.mark.parametrize("card", [80, 90])
 def test_a_processor_has_room_for_several_programs(card: int, tmp_path: Path) -> None:
     """What one waits for another hides: of its 65,536 registers, and of shared memory; little is spilled."""

@@ -302,6 +302,33 @@ class Waits(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+def test_a_prompt_is_read_in_long_passes_whose_room_does_not_grow_with_it() -> None:
+    """2,048 rows a pass; sums of chunks are kept of the few rows behind them alone."""
+
+    class Rooms(Unstarted):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[tuple[str, int, int]] = []
+
+        def run(self, kernel: Any, grid: tuple[int, ...], warps: int, stages: int, **given: Any) -> None:
+            super().run(kernel, grid, warps, stages, **given)
+            if "query" in given and "values" in given:
+                self.seen.append((kernel.__name__, len(given["query"]), given["values"].numel()))
+
+    meta, ops = torch.device("meta"), Rooms()
+    model = tiny_model("llama", num_hidden_layers=1).to(meta, torch.bfloat16)  # six heads of 8, two of keys
+    target = NativeTarget(model, CudaBackend(meta, ops), rotary_of(model))
+    target.prefill([5] * 4200, target.new_cache(4200))
+    room = -(-2048 // 21) * 2 * 64 * 8
+    cells = 4 + 1  # spans before the last long pass ends, and the chunk of its rows
+    assert ops.seen == [
+        ("attend_rows", 2048, room),
+        ("attend_rows", 2048, room),
+        ("attend_chunks", 72, cells * 72 * 48),
+        ("attend_chunks", 64, (8 + 2) * 64 * 48),
+    ]
+
+
 @pytest.mark.parametrize(
     "strategy,waits",
     [("autoregressive", [1, 1, 1]), ("medusa", [4, 4, 4]), ("magicdec", [2, 2, 2])],

@@ -29,7 +29,7 @@ def test_kernels_are_compiled_together_before_they_are_checked(caplog: pytest.Lo
 
     class Compiled(Reference):
         widths: set[int] = set()
-        fails = False
+        fails, enough = False, 5
 
         @contextmanager
         def compiling(self) -> Iterator[None]:
@@ -43,7 +43,7 @@ def test_kernels_are_compiled_together_before_they_are_checked(caplog: pytest.Lo
 
     ops = Compiled()
     check.compile_all(CudaBackend("cpu", ops))
-    assert ops.widths == {40, 128} and not caplog.messages
+    assert ops.widths == {40, 128} and ops.enough == 5 and not caplog.messages
     ops.fails = True
     check.compile_all(CudaBackend("cpu", ops))
     assert caplog.messages == ["kernels are compiled one after the other here (no thread left)"]
@@ -59,6 +59,22 @@ def test_larger_blocks_are_left_where_they_have_other_bits(
             return (made + 1e-6 * (len(states) > 64 and not same))[None]
 
     assert check.same_blocks(CudaBackend("cpu", Blocks())) is same
+    assert len(caplog.messages) == (not same)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_spans_are_kept_where_long_chains_have_other_bits(
+    same: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Rows(Reference):
+        enough, seen = 5, set[tuple[int, int]]()
+
+        def attend(self, plan: Plan, query: Tensor, *rest: Any) -> Tensor:
+            self.seen.add((len(query), self.enough))
+            return query + (plan.long and not same)
+
+    assert check.same_rows(CudaBackend("cpu", ops := Rows())) is same
+    assert ops.seen == {(80, 1), (1, 1)} and ops.enough == 5
     assert len(caplog.messages) == (not same)
 
 

@@ -137,6 +137,89 @@ def chunks_of(places, row, window, CHUNK: tl.constexpr):
     return before // CHUNK, here // CHUNK, oldest // CHUNK
 
 
+@triton.jit
+def asked(
+    query,
+    data,
+    row,
+    m,
+    valid,
+    head,  # of keys and values
+    offset,
+    capacity,
+    layer,
+    H: tl.constexpr,
+    KV: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+):
+    """The queries (M, d) of a program, where a layer's keys of its head are, and how far behind them the
+    values."""
+    group: tl.constexpr = H // KV
+    d = tl.arange(0, DP)
+    at = (row * H + head * group + m % group) * D
+    q = tl.load(query + at[:, None] + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0)
+    plane = capacity * KV * D
+    return q, data + offset + 2 * layer.to(tl.int64) * plane + head * capacity * D, plane
+
+
+@triton.jit
+def span_of(
+    q,
+    keys,
+    plane,
+    paths,
+    low,
+    high,
+    before,
+    end,
+    path,
+    deepest,
+    oldest,
+    here,
+    scale,
+    softcap,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
+    CAP: tl.constexpr,
+):
+    """What `merged` takes of M queries and the chunks from ``low`` to ``high``, which are of one span."""
+    tiles: tl.constexpr = CHUNK // TILE
+    d, j = tl.arange(0, DP), tl.arange(0, TILE)
+    inside = d < D
+    total, top, whole = no_keys(M, DP)
+    acc, peak, sums = no_keys(M, DP)
+    for tile in range(low * tiles, high * tiles):
+        place = tile * TILE + j
+        there = place < end
+        turned = (path >= 0) & (place >= before)
+        node = tl.load(paths + path * deepest + place - before, mask=turned & there, other=0)
+        slot = tl.where(turned, before + node, place)
+        k = tl.load(keys + slot[None, :] * D + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
+        s = tl.dot(q, k, input_precision="ieee") * scale
+        if CAP:
+            s = capped(s, softcap)
+        seen = (there[None, :] & (place[None, :] <= here[:, None])) & (place[None, :] >= oldest[:, None])
+        s = tl.where(seen, s, -float("inf"))
+        best = tl.maximum(peak, tl.max(s, 1))
+        safe = tl.where(best == -float("inf"), 0.0, best)
+        p = tl.exp(s - safe[:, None])
+        old = tl.exp(peak - safe)
+        v = tl.load(
+            keys + plane + slot[:, None] * D + d[None, :], mask=there[:, None] & inside[None, :], other=0.0
+        )
+        acc = tl.dot(p.to(v.dtype), v, acc * old[:, None], input_precision="ieee")
+        sums = sums * old + tl.sum(p, 1)
+        peak = best
+        if tile % tiles == tiles - 1:  # the chunk is complete
+            total, top, whole = merged(total, top, whole, acc, peak, sums)
+            acc, peak, sums = no_keys(M, DP)
+    return total, top, whole
+
+
 @triton.jit(
     do_not_specialize=[
         "blocks_count",
@@ -180,50 +263,80 @@ def attend_chunks(
 ):
     """Attention over the chunks of one span, or over one own chunk, of a block of rows and a KV head."""
     group: tl.constexpr = H // KV
-    tiles: tl.constexpr = CHUNK // TILE
     head = tl.program_id(1)
     offset, capacity, before, path, cell, low, high, end, m, row, valid, here, oldest = task_of(
         blocks, units, places, blocks_count, spans, own, SPAN, window, group, M, CHUNK
     )
-
-    d = tl.arange(0, DP)
-    inside = d < D
-    at = (row * H + head * group + m % group) * D
-    q = tl.load(query + at[:, None] + d[None, :], mask=valid[:, None] & inside[None, :], other=0.0)
-    plane = capacity * KV * D
-    keys = data + offset + 2 * layer.to(tl.int64) * plane + head * capacity * D
-    j = tl.arange(0, TILE)
-
-    total, top, whole = no_keys(M, DP)
-    acc, peak, sums = no_keys(M, DP)
-    for tile in range(low * tiles, high * tiles):
-        place = tile * TILE + j
-        there = place < end
-        turned = (path >= 0) & (place >= before)
-        node = tl.load(paths + path * deepest + place - before, mask=turned & there, other=0)
-        slot = tl.where(turned, before + node, place)
-        k = tl.load(keys + slot[None, :] * D + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
-        s = tl.dot(q, k, input_precision="ieee") * scale
-        if CAP:
-            s = capped(s, softcap)
-        seen = (there[None, :] & (place[None, :] <= here[:, None])) & (place[None, :] >= oldest[:, None])
-        s = tl.where(seen, s, -float("inf"))
-        best = tl.maximum(peak, tl.max(s, 1))
-        safe = tl.where(best == -float("inf"), 0.0, best)
-        p = tl.exp(s - safe[:, None])
-        old = tl.exp(peak - safe)
-        v = tl.load(
-            keys + plane + slot[:, None] * D + d[None, :], mask=there[:, None] & inside[None, :], other=0.0
-        )
-        acc = tl.dot(p.to(v.dtype), v, acc * old[:, None], input_precision="ieee")
-        sums = sums * old + tl.sum(p, 1)
-        peak = best
-        if tile % tiles == tiles - 1:  # the chunk is complete
-            total, top, whole = merged(total, top, whole, acc, peak, sums)
-            acc, peak, sums = no_keys(M, DP)
+    q, keys, plane = asked(query, data, row, m, valid, head, offset, capacity, layer, H, KV, D, DP)
+    total, top, whole = span_of(
+        q, keys, plane, paths, low, high, before, end, path, deepest, oldest, here, scale, softcap,
+        M, D, DP, CHUNK, TILE, CAP,
+    )  # fmt: skip
     if low < high:
         to = (cell * rows + row) * H + head * group + m % group
         keep_part(values, stats, to, valid, total, top, whole, D, DP)
+
+
+@triton.jit(do_not_specialize=["layer", "window", "scale", "softcap"])
+def attend_rows(
+    query,  # (n, H, D)
+    data,  # of the first text's cache, from which others count
+    values,  # (programs, M, DP) float32, a program's own room
+    out,  # (n, H, D)
+    blocks,
+    places,
+    sinks,  # (H) float32
+    layer,
+    window,
+    scale,
+    softcap,
+    H: tl.constexpr,
+    KV: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    M: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
+    SPAN: tl.constexpr,
+    CAP: tl.constexpr,
+    SINKS: tl.constexpr,
+):
+    """Attention of a block of rows of a long chain and a KV head over all keys, by one program: the sums of
+    `attend_chunks` in the order of `attend_merge`. What the spans so far have given waits in memory, as
+    registers hold the sums of a chunk and of a span."""
+    group: tl.constexpr = H // KV
+    head = tl.program_id(1)
+    # one cell that all closed chunks are in; the block's own come behind them
+    offset, capacity, before, path, _, low, _, _, m, row, valid, here, oldest = task_of(
+        blocks, blocks, places, tl.num_programs(0), 1, 1, 1 << 30, window, group, M, CHUNK
+    )
+    last = tl.max(tl.where(valid, here, 0), 0)
+    high = last // CHUNK + 1
+    q, keys, plane = asked(query, data, row, m, valid, head, offset, capacity, layer, H, KV, D, DP)
+    d = tl.arange(0, DP)[None, :]
+    program = (tl.program_id(2) * tl.num_programs(1) + head).to(tl.int64) * tl.num_programs(
+        0
+    ) + tl.program_id(0)
+    room = values + program * (M * DP) + tl.arange(0, M)[:, None] * DP + d
+    total, top, whole = no_keys(M, DP)
+    tl.store(room, total)
+    for span in range(low // SPAN, (high + SPAN - 1) // SPAN):
+        first, after = tl.maximum(low, span * SPAN), tl.minimum(high, (span + 1) * SPAN)
+        more, peak, sums = span_of(
+            q, keys, plane, places, first, after, before, last + 1, path, 0, oldest, here, scale, softcap,
+            M, D, DP, CHUNK, TILE, CAP,
+        )  # fmt: skip
+        tl.debug_barrier()  # threads may read what others have written
+        total, top, whole = merged(tl.load(room), top, whole, more, peak, sums)
+        tl.store(room, total)
+    tl.debug_barrier()
+    total = tl.load(room)
+    if SINKS:
+        sink = tl.load(sinks + head * group + m % group)
+        total, top, whole = merged(total, top, whole, total * 0.0, sink, sink * 0.0 + 1.0)
+    to = out + (row * H + head * group + m % group)[:, None] * D + d
+    mask = valid[:, None] & (d < D)
+    tl.store(to, (total / whole[:, None]).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["spans", "rows", "window"])

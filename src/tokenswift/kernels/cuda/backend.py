@@ -82,6 +82,7 @@ class CudaBackend(Backend):
     name = "cuda"
     fused = True
     formats = KEPT
+    prefill_rows = 2048
 
     def __init__(
         self, device: torch.device | str = "cuda", ops: Any = None, library: Product | None = None

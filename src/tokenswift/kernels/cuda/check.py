@@ -11,12 +11,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from itertools import pairwise
+from typing import cast
 
 import torch
+from torch import Tensor
 
-from tokenswift.kernels.case import BEFORE, LOOKED_AT, TAIL, WIDTH, Case
+from tokenswift.interfaces import KVCache, Segment
+from tokenswift.kernels.case import BEFORE, LOOKED_AT, TAIL, WIDTH, Case, Keys
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.int_reference import entries_of
+from tokenswift.kernels.cuda.plan import ALONE, CHUNK, SPAN, plan_of
 from tokenswift.kernels.cuda.reference import summed
 from tokenswift.kernels.formats.format import Format
 from tokenswift.kernels.formats.q4_1 import Q4_1
@@ -32,6 +36,7 @@ KINDS: tuple[Kind, ...] = (
     (torch.float32, Q8_0, torch.int8),
 )
 USUAL = 128  # width of most models' heads, for which kernels have forms of their own
+NEVER = 1 << 30  # programs of which there are never as many
 LONG, DEEP = 200, 2112  # rows and inner size of products that are compared: several blocks, several parts
 WHOLE: Kind = (torch.float32, Q8_0, torch.int8)  # that keys and values in int8 are looked at with
 #: greatest relative distance of states from the reference's, by type of keys
@@ -49,6 +54,8 @@ def started(device: torch.device, graphs: bool = True) -> CudaBackend | str:
         backend.graphs = graphs
         compile_all(backend)
         backend.ops.wide = same_blocks(backend)
+        if not same_rows(backend):
+            backend.ops.enough = NEVER
         found = fault(backend) or fault(backend, [(torch.bfloat16, None, None)], (TAIL,), width=USUAL)
     except Exception as error:  # Triton, its compiler, the driver and torch each raise their own here
         return " ".join(str(error).split())[:160] or type(error).__name__
@@ -66,6 +73,37 @@ def started(device: torch.device, graphs: bool = True) -> CudaBackend | str:
 
 
 @torch.inference_mode()
+def same_rows(backend: CudaBackend) -> bool:
+    """Whether attention of a long chain, whose blocks go over all keys by themselves, has the bits that its
+    rows have alone."""
+    found, expected = (attended(backend, alone) for alone in (False, True))
+    if torch.equal(found, expected):
+        return True
+    logger.warning("attention of many rows has other bits over all keys at once here; it is cut into spans")
+    return False
+
+
+def attended(backend: CudaBackend, alone: bool, first: int = SPAN * CHUNK - 40) -> Tensor:
+    """Attention of a long chain's last rows, (3, H, d), over the end of a span: with all others, or alone."""
+    made, dtype = torch.Generator().manual_seed(2), torch.bfloat16
+    heads, kv_heads, rows = 8, 2, ALONE + 16
+    query, data = (
+        torch.randn(shape, generator=made, dtype=torch.float32).to(backend.device, dtype)
+        for shape in ((rows, heads, USUAL), (2, kv_heads, first + rows, USUAL))
+    )
+    enough, backend.ops.enough = backend.ops.enough, 1
+    try:
+        found: list[Tensor] = []
+        for start in range(rows - 3, rows) if alone else (0,):
+            numbers, keys = torch.arange(1 if alone else rows), cast(KVCache, Keys(data, first + start))
+            plan = plan_of([Segment(numbers, numbers, keys)], heads, backend.device)
+            found.append(backend.ops.attend(plan, query[start : start + len(numbers)], 0, USUAL**-0.5))
+        return torch.cat(found)[-3:]
+    finally:
+        backend.ops.enough = enough
+
+
+@torch.inference_mode()
 def compile_all(backend: CudaBackend) -> None:
     """Compile the check's kernels several at a time, so that it does not wait for one after the other."""
     try:
@@ -74,6 +112,8 @@ def compile_all(backend: CudaBackend) -> None:
                 case = Case(backend, *kind, width=width)
                 case.run(backend, [list(range(TAIL))])
                 case.replayed(backend, None)
+            for alone in (False, True):
+                attended(backend, alone)
     except Exception as error:  # of Triton or its compiler; what is really wrong the check finds out
         said = " ".join(str(error).split())[:160] or type(error).__name__
         logger.warning("kernels are compiled one after the other here (%s)", said)

@@ -25,7 +25,13 @@ from tokenswift.kv.pages import to_device
 
 
 class Kernels(ProductKernels):
-    """The kernels on a device; `reference.Reference` says what they do."""
+    """The kernels on a device; `reference.Reference` says what they do.
+
+    Attributes:
+        enough: programs that fill a card: of so many each goes over all keys, of fewer over a span of them.
+    """
+
+    enough = 128
 
     def attend(
         self,
@@ -43,39 +49,38 @@ class Kernels(ProductKernels):
             return self._attend_whole(plan, query, layer, scale, window)
         rows, heads, width = query.shape
         kv_heads, padded = plan.segments[0].cache.data.shape[1], int(triton.next_power_of_2(width))
+        queries, out = queries_of(width, query.element_size()), torch.empty_like(query)
+        more = kv_heads, -(-heads // kv_heads // queries)
+        how = self.warps(padded, query.element_size()), self.stages(padded, query.element_size())
+        sizes = {"H": heads, "D": width, "DP": padded, "CHUNK": CHUNK, "SPAN": SPAN}
+        given = {"query": query, "data": plan.origin, "blocks": plan.blocks, "places": plan.places}
+        given |= {"layer": layer, "window": window, "scale": scale, "softcap": softcap or 1.0}
+        given |= {"KV": kv_heads, "M": queries, "TILE": TILE, "CAP": softcap is not None}
+        scores = out if sinks is None else sinks.float().contiguous()
+        if plan.long and len(plan.blocks) * more[0] * more[1] >= self.enough:
+            programs = len(plan.blocks) * more[0] * more[1]
+            values = query.new_empty(programs, queries, padded, dtype=torch.float32)
+            given |= {"values": values, "out": out, "sinks": scores, "SINKS": sinks is not None}
+            self.run(attention_kernels.attend_rows, (len(plan.blocks), *more), *how, **given, **sizes)
+            return out
         cells = plan.form.spans + plan.form.own
         values = query.new_empty(cells, rows, heads, width, dtype=torch.float32)
         stats = query.new_empty(cells, rows, heads, 2, dtype=torch.float32)
-        out = torch.empty_like(query)
-        sizes = {"H": heads, "D": width, "DP": padded, "CHUNK": CHUNK, "SPAN": SPAN}
-        queries = queries_of(width, query.element_size())
         programs = len(plan.blocks) * plan.form.spans + len(plan.units) * plan.form.own
         self.run(
             attention_kernels.attend_chunks,
-            (programs, kv_heads, -(-heads // kv_heads // queries)),
-            self.warps(padded, query.element_size()),
-            self.stages(padded, query.element_size()),
-            query=query,
-            data=plan.origin,
+            (programs, *more),
+            *how,
             values=values,
             stats=stats,
-            blocks=plan.blocks,
             units=plan.units,
-            places=plan.places,
             paths=plan.paths,
             blocks_count=len(plan.blocks),
             spans=plan.form.spans,
             own=plan.form.own,
             rows=rows,
             deepest=plan.form.deepest,
-            layer=layer,
-            window=window,
-            scale=scale,
-            softcap=softcap or 1.0,
-            KV=kv_heads,
-            M=queries,
-            TILE=TILE,
-            CAP=softcap is not None,
+            **given,
             **sizes,
         )
         self.run(
@@ -86,7 +91,7 @@ class Kernels(ProductKernels):
             values=values,
             stats=stats,
             places=plan.places,
-            sinks=stats if sinks is None else sinks.float().contiguous(),
+            sinks=scores,
             out=out,
             spans=plan.form.spans,
             rows=rows,

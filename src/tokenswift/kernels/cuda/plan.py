@@ -4,8 +4,9 @@ Keys are taken in chunks that end at multiples of :data:`CHUNK` positions, and w
 :data:`TILE`. The chunks before a pass's first own position are shared by its rows: blocks of rows read them
 together, :data:`SPAN` chunks a program. The chunks from there on hold the pass's own keys, and in a tree each
 row has its own path through them: such a row is a unit of its own, whose keys are gathered at the places
-where they would stand if its path were committed. Both give the same sums in the same order, so that neither
-the split nor the other rows can be seen in a row's bits.
+where they would stand if its path were committed. Blocks of a long chain's rows that fill a card go over all
+keys by themselves. All give the same sums in the same order, so that neither the split nor the other rows can
+be seen in a row's bits.
 """
 
 from __future__ import annotations
@@ -96,6 +97,11 @@ class Plan:
     def whole(self) -> bool:
         """Whether keys and values are int8."""
         return self.origin.dtype == torch.int8
+
+    @property
+    def long(self) -> bool:
+        """Whether all rows are those of long chains, whose blocks are their units."""
+        return all(segment.parents is None and len(segment.tokens) > ALONE for segment in self.segments)
 
     @classmethod
     def over(
