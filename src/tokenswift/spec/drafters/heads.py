@@ -169,7 +169,8 @@ class HeadDrafter:
         if self.heads.conditioned:
             states = states.expand(len(nodes), -1)
         while head < self.depth and nodes and not self.refusals.dropped:
-            states, logits = levels.level(head, states, candidates.tokens(nodes[: len(states)]))
+            last = candidates.tokens(nodes[: len(states)])
+            states, logits = levels.level(head, states, last)
             below = candidates.rank(nodes, logits, head, levels.subset, kind, self.refusals, later=True)
             nodes, rows = candidates.go_on(below, head)
             if self.heads.conditioned:
