@@ -5,6 +5,7 @@ from __future__ import annotations
 from defects.defect import Defect
 
 BACKEND, CHOOSE = "tests/kernels/cuda/test_backend.py", "tests/kernels/cuda/test_choose.py"
+DRAFTS = f"{BACKEND}::test_drafts_that_are_waited_for_together_are_those_of_single_waits"
 INTERPRETER = "tests/kernels/cuda/test_interpreter.py"
 
 CUDA = [
@@ -56,5 +57,40 @@ CUDA = [
         "[which]",
         "[which * 0]",
         (CHOOSE,),
+    ),
+    Defect(
+        "CUDA: rows of a ranking are added up as many together as there are",
+        "kernels/cuda/choose.py",
+        "for part in scores.split(TOGETHER)])\n    parts",
+        "for part in scores.split(len(scores))])\n    parts",
+        (CHOOSE,),
+    ),
+    Defect(
+        "CUDA: tokens that are still on the card are unknown to the penalty",
+        "kernels/cuda/choose.py",
+        "after.copy_(filled(after, later))",
+        "after.clamp_(min=0)",
+        (DRAFTS,),
+    ),
+    Defect(
+        "CUDA: the entries of drafted tokens are those of the tree, not of the pass's rows",
+        "engine/step.py",
+        "kept = tuple(row_of[node] for node in nodes)",
+        "kept = nodes",
+        (DRAFTS,),
+    ),
+    Defect(
+        "CUDA: a refused row on the way is chosen from",
+        "spec/accept.py",
+        "            raise found\n",
+        "            return 0\n",
+        (CHOOSE,),
+    ),
+    Defect(
+        "CUDA: a level of heads is waited for by itself",
+        "spec/drafters/heads.py",
+        "self.refusals, later=True)",
+        "self.refusals)",
+        (f"{BACKEND}::test_a_step_waits_for_the_device_once",),
     ),
 ]

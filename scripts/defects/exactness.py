@@ -204,8 +204,8 @@ EXACTNESS = [
     Defect(
         "wrong position of a node",
         "engine/step.py",
-        "tokens, positions = torch.tensor(tree.tokens), torch.tensor(tree.depths) + root_position",
-        "tokens, positions = torch.tensor(tree.tokens), torch.arange(len(tree)) + root_position",
+        "tokens, positions = torch.tensor(places.tokens), torch.tensor(places.depths) + root_position",
+        "tokens, positions = torch.tensor(places.tokens), torch.arange(len(tree)) + root_position",
         (TOKENS,),
     ),
     Defect(
@@ -232,16 +232,16 @@ EXACTNESS = [
     Defect(
         "draft branch accepted without verification",
         "spec/accept.py",
-        "        child = below[node].get(token)\n",
-        "        child = below[node].get(token) or next(iter(below[node].values()), None)\n",
+        "        child = below[nodes[-1]].get(token)\n",
+        "        child = below[nodes[-1]].get(token) or next(iter(below[nodes[-1]].values()), None)\n",
         ("tests/spec/test_accept.py", DISTRIBUTION),
     ),
     Defect(
         "n-gram branch accepted without verification",
         "spec/accept.py",
-        "        child = below[node].get(token)\n",
-        "        grams = [c for c in below[node].values() if tree.sources[c] == 'ngram']\n"
-        "        child = below[node].get(token) or (grams[0] if grams else None)\n",
+        "        child = below[nodes[-1]].get(token)\n",
+        "        grams = [c for c in below[nodes[-1]].values() if tree.sources[c] == 'ngram']\n"
+        "        child = below[nodes[-1]].get(token) or (grams[0] if grams else None)\n",
         ("tests/spec/test_accept.py", TOKENS),
     ),
     Defect(
@@ -298,8 +298,8 @@ EXACTNESS = [
     Defect(
         "a rejected branch that cannot be chosen from ends the run",
         "spec/accept.py",
-        "            choices = None\n    nodes = [0]",
-        "            raise\n    nodes = [0]",
+        "            choices = None\n\n    def",
+        "            raise\n\n    def",
         ("tests/spec/test_accept.py",),
     ),
     Defect(

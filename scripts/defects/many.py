@@ -10,8 +10,8 @@ MANY = (
     Defect(
         "many: a text's rows see another's cache",
         "engine/step.py",
-        "segments.append(Segment(tokens, positions, sequence.cache, tree.parents))",
-        "segments.append(Segment(tokens, positions, texts[0].sequence.cache, tree.parents))",
+        "segments.append(Segment(tokens, positions, sequence.cache, places.parents))",
+        "segments.append(Segment(tokens, positions, texts[0].sequence.cache, places.parents))",
         (SCHEDULER,),
     ),
     Defect(

@@ -88,8 +88,8 @@ SERVING = (
     Defect(
         "log-probabilities: of the tree's first rows",
         "engine/step.py",
-        "rows = (logits[[*nodes]]",
-        "rows = (logits[: len(nodes)]",
+        "rows = (logits[[*kept]]",
+        "rows = (logits[: len(kept)]",
         ("tests/sampling/test_logprobs.py::test_logprobs",),
     ),
     Defect(

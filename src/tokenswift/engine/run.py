@@ -77,7 +77,8 @@ class Run:
         self.sampler = self.target.sampler(request.sampling, rules)
         if grammar is not None:
             self.sampler.masks = llm.resources.grammars.masks(grammar, len(self.prompt))
-            self.sampler.later = None  # a mask needs the tokens before it
+        if grammar is not None or self.ranks is not None:
+            self.sampler.later = None  # a mask needs the tokens before it, and ranks compare what they draft
         self.strategy = STRATEGIES[request.strategy].build(llm.resources, options, self.sampler)
         self.heads, self.draft_source = drafts_from(llm.resources, request.strategy, options)
         low = llm.resources.low_bit(options.draft_weights) if request.strategy == "auto" else None

@@ -19,12 +19,23 @@ import torch
 from torch import Tensor
 
 from tokenswift.inference import inference
-from tokenswift.interfaces import ALONE, BatchLoad, Calibrated, Pass, Segment, Strategy, TokenSequence
+from tokenswift.interfaces import (
+    ALONE,
+    BatchLoad,
+    Calibrated,
+    LaterTree,
+    Pass,
+    Segment,
+    Strategy,
+    TokenSequence,
+)
+from tokenswift.kv.pages import to_device
 from tokenswift.kv.select import OBSERVED
 from tokenswift.metrics import CALIBRATION, PREFILL, Meter
 from tokenswift.ranks import Ranks
 from tokenswift.sampling.choice import Sampler
-from tokenswift.spec.accept import accept_exact, accept_published
+from tokenswift.sampling.ranking import filled
+from tokenswift.spec.accept import accept_exact, accept_later, accept_published
 from tokenswift.types import Accepted, DraftTree, OnProgress, Step
 
 logger = logging.getLogger("tokenswift")
@@ -193,7 +204,7 @@ def advance(texts: Sequence[RunningSequence], reading: PrefillChunk | None = Non
     The times of a step are its text's own; those of the pass count for every text in it.
     """
     made: list[Step | Exception | None] = [None] * len(texts)
-    trees: dict[int, DraftTree] = {}
+    trees: dict[int, DraftTree | LaterTree] = {}
     alone, rows = len(texts) == 1 and reading is None, sum(text.rows for text in texts)
     context = sum(text.sequence.cache.length for text in texts)
     if reading is not None:
@@ -224,7 +235,7 @@ def advance(texts: Sequence[RunningSequence], reading: PrefillChunk | None = Non
 
 
 def _verified(
-    texts: Sequence[RunningSequence], trees: Sequence[DraftTree], reading: PrefillChunk | None
+    texts: Sequence[RunningSequence], trees: Sequence[DraftTree | LaterTree], reading: PrefillChunk | None
 ) -> list[tuple[Pass, Tensor] | Exception]:
     """The pass over the nodes of each tree, and their logits (n, V)."""
     together = len(texts) + (reading is not None)
@@ -248,7 +259,9 @@ def _verified(
 
 
 def _pass(
-    texts: Sequence[RunningSequence], trees: Sequence[DraftTree], reading: PrefillChunk | None = None
+    texts: Sequence[RunningSequence],
+    trees: Sequence[DraftTree | LaterTree],
+    reading: PrefillChunk | None = None,
 ) -> list[tuple[Pass, Tensor]]:
     """One pass for all of the texts, and for a part of another one's prompt, which is committed."""
     model = (reading or texts[0]).sequence.model
@@ -258,10 +271,14 @@ def _pass(
             phases.enter_context(text.meter.phase("verify"))
             sequence = text.sequence
             root_position = len(sequence.tokens) - 1
+            later = isinstance(tree, LaterTree)
+            places = tree.tree if later else tree
             if text.ranks is not None:
-                text.ranks.agree("what to draft", (root_position, *tree.tokens, *tree.parents))
-            tokens, positions = torch.tensor(tree.tokens), torch.tensor(tree.depths) + root_position
-            segments.append(Segment(tokens, positions, sequence.cache, tree.parents))
+                text.ranks.agree("what to draft", (root_position, *places.tokens, *places.parents))
+            tokens, positions = torch.tensor(places.tokens), torch.tensor(places.depths) + root_position
+            if later:
+                tokens = filled(to_device(places.tokens, tree.later.device), tree.later)
+            segments.append(Segment(tokens, positions, sequence.cache, places.parents))
         if reading is not None:
             phases.enter_context(reading.meter.phase(PREFILL))
             segments.append(reading.segment())
@@ -281,11 +298,14 @@ def _pass(
     return list(zip(passes, logits.split([len(tree) for tree in trees]), strict=True))
 
 
-def _finished(text: RunningSequence, tree: DraftTree, result: Pass, logits: Tensor) -> Step:
+def _finished(text: RunningSequence, drafted: DraftTree | LaterTree, result: Pass, logits: Tensor) -> Step:
     """Choose, commit and observe."""
     sequence, strategy, sampler, meter = text.sequence, text.strategy, text.sampler, text.meter
     with meter.phase("choose"):
-        if strategy.acceptance == "published":
+        tree, row_of = drafted, range(len(drafted))
+        if isinstance(tree, LaterTree):
+            tree, accepted, row_of = accept_later(tree, logits, sequence.tokens, sampler)
+        elif strategy.acceptance == "published":
             accepted = accept_published(tree, logits, sequence.tokens, sampler)
         else:
             accepted = accept_exact(tree, logits, sequence.tokens, sampler, all_rows=not sampler.walks)
@@ -293,17 +313,19 @@ def _finished(text: RunningSequence, tree: DraftTree, result: Pass, logits: Tens
         if text.ranks is not None:
             text.ranks.agree("the tokens of a step", new)
         nodes = accepted.nodes[: len(new)]  # the last new token is the next root, not cached yet
+        kept = tuple(row_of[node] for node in nodes)
         logprobs = ()
         if text.logprobs is not None:
             paths = [new[:depth] for depth in range(len(new))]
-            rows = (logits[[*nodes]], sequence.tokens, paths, new)
+            rows = (logits[[*kept]], sequence.tokens, paths, new)
             logprobs = sampler.logprobs(*rows, text.logprobs, text.raw)
     with meter.phase("commit"):
         if sequence.features is not None and result.features is not None:
-            sequence.features.take(sequence.cache.length, result.features[:, [*nodes]])
-        sequence.cache.commit(nodes)
+            features = result.features.index_select(1, to_device(kept, result.features.device))
+            sequence.features.take(sequence.cache.length, features)
+        sequence.cache.commit(kept)
         sequence.tokens.extend(new)
-        sequence.newest, sequence.newest_row = result, nodes[-1]
+        sequence.newest, sequence.newest_row = result, kept[-1]
         text.room -= len(new)
     taken = accepted.nodes[1 : len(new) + 1]
     step = Step(

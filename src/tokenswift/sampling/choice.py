@@ -320,8 +320,8 @@ class Sampler:
             ranked.append(Ranked(ids[:kept], row[:kept], share[:kept] if rows.shares else []))
         return ranked
 
-    def answers(self, asked: Sequence[Asked]) -> list[list[Ranked] | RefusedRow]:
-        """Rankings that :attr:`later` was asked for, with one wait; where a row is refused, why.
+    def answers(self, asked: Sequence[Asked]) -> list[list[Ranked | RefusedRow]]:
+        """Rankings that :attr:`later` was asked for, row by row, with one wait; where one is refused, why.
 
         Raises:
             ValueError: answers cannot be waited for here.
@@ -329,7 +329,10 @@ class Sampler:
         if self.later is None:
             raise ValueError("rankings are not made on a device here")
         return [
-            _refused(one.rows.logits[found], one.rows.positions[found]) if isinstance(found, int) else found
+            [
+                _refused(one.rows.logits[row], one.rows.positions[row]) if ranked is None else ranked
+                for row, ranked in enumerate(found)
+            ]
             for one, found in zip(asked, self.later.answer(asked), strict=True)
         ]
 

@@ -131,30 +131,36 @@ class Asked(NamedTuple):
     Attributes:
         rows: what is ranked.
         made: the candidates, in the ranker's own form.
-        best: the first row's best token, (1,).
+        best: each row's best tokens, best first, as many as the widest row has.
     """
 
     rows: LogitRows
     made: Tensor
-    best: Int[Tensor, 1]
+    best: Int[Tensor, "n w"]
 
 
 @runtime_checkable
 class LaterRanker(Ranker, Protocol):
     """A ranker on a device whose answers can be waited for together; see `kernels.cuda.choose`."""
 
-    def ask(self, rows: LogitRows, path: Sequence[Tensor] = ()) -> Asked:
+    def ask(self, rows: LogitRows, later: Int[Tensor, " m"] | None = None) -> Asked:
         """Rank without waiting.
 
         Args:
-            path: the first row's path where its tokens are still on the device, (1,) each; those in ``rows``
-                then only hold its places.
+            later: tokens that are still on the device, for which -1, -2, … stand in the rows' paths (see
+                :func:`filled`).
         """
         ...
 
-    def answer(self, asked: Sequence[Asked]) -> list[list[Ranked] | int]:
-        """What :meth:`rank` would have said to each; one wait."""
+    def answer(self, asked: Sequence[Asked]) -> list[list[Ranked | None]]:
+        """The rows' candidates, for each that was asked; None for a row whose logits hold NaN or no finite
+        maximum. One wait."""
         ...
+
+
+def filled(numbers: Int[Tensor, " *s"], later: Int[Tensor, " m"]) -> Int[Tensor, " *s"]:
+    """Token ids with ``later[i]`` wherever -1 - i stands."""
+    return torch.where(numbers < 0, later[(-1 - numbers).clamp(min=0)], numbers)
 
 
 def window_ids(

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.kernels.cuda.cases import CPU, random, segment
 from tests.kernels.test_segments import TEXTS, Layers
-from tests.lossless.test_strategies import PAPER, PROMPT, runs
+from tests.lossless.test_strategies import PAPER, PROMPT, SMALL, runs
 from tests.lossless.test_tokens import random_heads
 from tests.tiny import FAMILIES, VOCAB, byte_model, tiny_model
 from tokenswift import LLM, SamplingParams
@@ -32,8 +32,11 @@ from tokenswift.models import target as targets
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.low_bit import LowBitTarget, low_bit
 from tokenswift.sampling.choice import Sampler
+from tokenswift.spec.adaptive.cost import Table
+from tokenswift.spec.adaptive.recipe import ByChance
 from tokenswift.spec.drafters.candidates import Candidates
 from tokenswift.spec.drafters.heads import HeadDrafter
+from tokenswift.spec.drafters.lookup import Ngrams, PromptLookup
 from tokenswift.spec.drafters.partial import PartialDrafter, SparseContext
 from tokenswift.spec.drafters.recipe import FixedWidths
 from tokenswift.spec.methods.autoregressive import Autoregressive
@@ -232,14 +235,23 @@ def test_a_pass_leaves_nothing_on_the_host(dtype: torch.dtype, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    "strategy,options",
-    [("tokenswift", {"tree": (1, 3), "ngrams": 0, "draft": "partial"}), ("magicdec", {"gamma": 4})],
+    "strategy,options,kind",
+    [
+        ("tokenswift", {"tree": (1, 3), "ngrams": 0, "draft": "partial", **SMALL}, "conditioned"),
+        ("tokenswift", {"tree": (3, 2, 2), "ngrams": 2, "draft": "hidden", **SMALL}, "conditioned"),
+        ("magicdec", {"gamma": 4, **SMALL}, "conditioned"),
+        ("medusa", {"tree": (3, 2, 2)}, "medusa"),  # the second head's rows are refused
+    ],
 )
 def test_drafts_that_are_waited_for_together_are_those_of_single_waits(
-    strategy: str, options: dict[str, Any], backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+    strategy: str, options: dict[str, Any], kind: str, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokens that stay on the device from pass to pass, in pass, window and noise: the same trees."""
-    llm = LLM.from_model(tiny_model("llama"), heads=random_heads("conditioned", 48, VOCAB))
+    """Tokens that stay on the device from pass to pass and level to level, in pass, window and noise: the
+    same trees, also where fewer tokens than places are left, or none."""
+    heads = random_heads(kind, 48, VOCAB)
+    if kind == "medusa":
+        torch.nn.init.constant_(next(heads.layers[1].parameters()), torch.nan)
+    llm = LLM.from_model(tiny_model("llama"), heads=heads)
     trees: list[list[Any]] = [[], []]
     build = CandidateTree.build
 
@@ -253,9 +265,10 @@ def test_drafts_that_are_waited_for_together_are_those_of_single_waits(
             none = property(lambda self: None, lambda self, ranker: None)
             monkeypatch.setattr(Sampler, "later", none, raising=False)
         params = SamplingParams(seed=4, **PAPER)
-        small = {"budget": 24, "sinks": 3}
-        llm.generate(PROMPT, 40, strategy, options | small, params, ignore_eos=True)
-    assert trees[0] == trees[1] and max(len(tree) for tree in trees[0]) > 3
+        llm.generate(PROMPT, 40, strategy, options, params, ignore_eos=True)
+    known = [tree for tree in trees[1] if min(tree.tokens) >= 0]
+    assert trees[0] == known and max(len(tree) for tree in known) > 3
+    assert (len(known) < len(trees[1])) != bool(options.get("ngrams"))
 
 
 def test_heads_go_on_from_the_pass_that_they_follow(backend: CudaBackend) -> None:
@@ -331,14 +344,21 @@ def test_a_prompt_is_read_in_long_passes_whose_room_does_not_grow_with_it() -> N
 
 @pytest.mark.parametrize(
     "strategy,waits",
-    [("autoregressive", [1, 1, 1]), ("medusa", [4, 4, 4]), ("magicdec", [2, 2, 2])],
+    [
+        ("autoregressive", [1, 1, 1]),
+        ("medusa", [1, 1, 1]),
+        ("magicdec", [1, 1, 1]),
+        ("partial", [1, 1, 1]),
+        ("auto", [1, 1, 1]),
+        ("ngrams", [2, 2, 2]),
+    ],
 )
-def test_a_step_waits_for_the_device_once_a_ranking(
+def test_a_step_waits_for_the_device_once(
     strategy: str, waits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device without memory stands for the card: whatever looks at a value is an error, but for what brings
-    a ranking back. Plain decoding ranks once a step, a tree of three levels of heads four times; the passes
-    of a chain are waited for together."""
+    rankings back: those of all levels of heads and of all passes of a chain with the choices. N-grams go on
+    behind a drafted token, so they wait for it."""
     meta, ops = torch.device("meta"), Unstarted()
     backend = CudaBackend(
         meta, ops, lambda states, weight: torch.empty(len(states), len(weight), device=meta)
@@ -361,15 +381,19 @@ def test_a_step_waits_for_the_device_once_a_ranking(
     target = NativeTarget(model, backend, rotary_of(model))
     params = SamplingParams(seed=1, **PAPER)
     sampler = target.sampler(params)
-    if strategy == "medusa":
-        heads = random_heads("medusa", 48, VOCAB).to(meta)
-        drafter: Any = FixedWidths(
-            [HeadDrafter(target, heads, False)], sampler, True, (2, 2, 1), ("tree", (2, 2, 1))
-        )
-    elif strategy == "magicdec":
+    levels = HeadDrafter(target, random_heads("medusa", 48, VOCAB).to(meta), False)
+    if strategy in ("medusa", "ngrams"):
+        ngrams = [Ngrams(2, 1, sampler, True)] if strategy == "ngrams" else []
+        drafter: Any = FixedWidths([levels, *ngrams], sampler, True, (2, 2, 1), ("tree", (2, 2, 1)))
+    elif strategy == "auto":
+        free = Table((1, 32), (1.0, 1.001), (0.0, 0.0), 1e-3)  # whatever may come is drafted
+        drafter = ByChance([PromptLookup(True), levels], sampler, True, lambda: free)
+    elif strategy in ("magicdec", "partial"):
         context = SparseContext(target, "important", 24, 3, 5)
-        chain = PartialDrafter(target, context)
-        drafter = FixedWidths([chain], sampler, True, (1, 1, 1), ("gamma", 3))
+        heads = HeadDrafter(target, random_heads("conditioned", 48, VOCAB).to(meta), False)
+        chain = PartialDrafter(target, context, heads if strategy == "partial" else None)
+        widths, most = ((1, 1, 1), 3) if strategy == "magicdec" else ((2, 2, 1), 1)
+        drafter = FixedWidths([chain], sampler, True, widths, ("gamma", 3), most=most)
     else:
         drafter = Autoregressive(None, None, sampler)
     sequence = TokenSequence(list(PROMPT), len(PROMPT), target.new_cache(200), target, sampler)
@@ -385,4 +409,5 @@ def test_a_step_waits_for_the_device_once_a_ranking(
             assert not isinstance(made, Exception), made
             counts.append(len(found) - before)
         monkeypatch.undo()
-    assert counts == waits and not mode.seen
+        drafted = len(drafter.draft(sequence))
+    assert counts == waits and not mode.seen and (drafted > 3) == (strategy != "autoregressive")

@@ -22,7 +22,7 @@ from tokenswift.kernels.cuda.plan import RECORDED, power
 from tokenswift.kv.pages import to_device
 from tokenswift.sampling.choice import processed, repetition_penalty
 from tokenswift.sampling.noise import gumbel_rows, signed_key
-from tokenswift.sampling.ranking import Asked, LogitRows, Ranked
+from tokenswift.sampling.ranking import Asked, LogitRows, Ranked, filled
 
 TOGETHER = RECORDED[0]  # rows whose sums are made at once
 
@@ -65,21 +65,23 @@ class DeviceRanker:
 
     def rank(self, rows: LogitRows) -> list[Ranked] | int:
         """See ``sampling.ranking.Ranker.rank``."""
-        return self.answer([self.ask(rows)])[0]
+        found = self.answer([self.ask(rows)])[0]
+        ranked = [one for one in found if one is not None]
+        return ranked if len(ranked) == len(found) else found.index(None)
 
     @torch.inference_mode()
-    def ask(self, rows: LogitRows, path: Sequence[Tensor] = ()) -> Asked:
+    def ask(self, rows: LogitRows, later: Int[Tensor, " m"] | None = None) -> Asked:
         """See ``sampling.ranking.LaterRanker.ask``."""
         subset, (count, columns) = rows.subset, rows.logits.shape
         size = next((size for size in RECORDED if size >= count), -(-count // TOGETHER) * TOGETHER)
-        form, numbers = self._table(rows, size, columns if subset is None else subset.vocab_size)
+        vocab_size = columns if subset is None else subset.vocab_size
+        form, numbers = self._table(rows, size, vocab_size, 0 if later is None else len(later))
         coupled, shares, params = rows.coupled and not self.params.greedy, rows.shares, self._unseeded
         logits = F.pad(rows.masked().float(), (0, 0, 0, size - count))
         table = to_device(numbers, self._device)
-        if path and form.window:  # the first row's tokens after the text, the last of them repeated
-            after = table[sum(form.sizes[:-1]) :][: form.added]
-            known = torch.cat(list(path))[-form.window :]
-            after[: len(known)], after[len(known) :] = known, known[-1]
+        if later is not None and form.window:
+            after = table[sum(form.sizes[:-1]) :]
+            after.copy_(filled(after, later))
         given = [logits, table]
         if subset is not None:
             given.append(subset.ids)
@@ -91,23 +93,23 @@ class DeviceRanker:
             made = self._replays.run((params, form, coupled, shares), work, *given)
         else:
             made = work(*given)
-        return Asked(rows, made[:count], made[0, 0, :1].long())
+        return Asked(rows, made[:count], made[:count, : max(rows.widths), 0].long())
 
-    def answer(self, asked: Sequence[Asked]) -> list[list[Ranked] | int]:
+    def answer(self, asked: Sequence[Asked]) -> list[list[Ranked | None]]:
         """See ``sampling.ranking.LaterRanker.answer``."""
         widest = max(one.made.shape[1] for one in asked)
         parts = [F.pad(one.made, (0, 0, 0, widest - one.made.shape[1])) for one in asked]
         found = iter(self._fetch(torch.cat(parts)))
         return [_read(one.rows, [next(found) for _ in one.rows.paths]) for one in asked]
 
-    def _table(self, rows: LogitRows, size: int, vocab_size: int) -> tuple[_Form, list[int]]:
-        """What the work has to know of the rows' places and contexts."""
+    def _table(self, rows: LogitRows, size: int, vocab_size: int, later: int) -> tuple[_Form, list[int]]:
+        """What the work has to know of the rows' places and contexts, so many tokens of which come later."""
         window, deepest = self.params.window, max(map(len, rows.paths))
         added = power(deepest) + 1 if deepest else 1
         tail = rows.history[-window:] if window else []
         if window:
             for tokens in (tail, *rows.paths):
-                check_tokens(tokens, vocab_size)
+                check_tokens([token for token in tokens if not -later <= token < 0], vocab_size)
         drops: list[int] = []
         empty: list[int] = []
         extras: list[int] = []
@@ -130,12 +132,13 @@ class DeviceRanker:
         return form, numbers
 
 
-def _read(rows: LogitRows, found: list[list[list[float]]]) -> list[Ranked] | int:
+def _read(rows: LogitRows, found: list[list[list[float]]]) -> list[Ranked | None]:
     """Rankings of rows, from the token, value and share of each candidate."""
-    ranked: list[Ranked] = []
-    for row, (best, width) in enumerate(zip(found, rows.widths, strict=True)):
+    ranked: list[Ranked | None] = []
+    for best, width in zip(found, rows.widths, strict=True):
         if not math.isfinite(best[0][1]):
-            return row
+            ranked.append(None)
+            continue
         kept = [one for one in best[:width] if one[1] > -math.inf]
         tokens, values, shares = (list(part) for part in zip(*kept, strict=True))
         ranked.append(Ranked([int(token) for token in tokens], values, shares if rows.shares else []))

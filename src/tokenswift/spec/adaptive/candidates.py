@@ -80,20 +80,20 @@ class PricedCandidates(Candidates):
         subset: Subset | None = None,
         kind: str | None = None,
         refusals: Source | None = None,
+        later: bool = False,
+        chained: bool = False,
     ) -> list[Below]:
         """`Candidates.rank`, but every node is ranked by its own path, whoever shares the logits."""
         if len(logits) < len(nodes):
             logits = logits.expand(len(nodes), -1)
-        found = self._rankings(nodes, logits, subset, refusals)
-        return [self.offer(node, row, level, kind) for node, row in zip(nodes, found, strict=True)]
+        return super().rank(nodes, logits, level, subset, kind, refusals, later, chained)
 
     def go_on(self, below: list[Below], level: int) -> tuple[list[int], list[int]]:
         """The likeliest candidates of a level, where the next level promises more than it costs."""
         self.levels += 1
         control = self.control
-        firsts = [self.tree.given[children[0][0]] for children in below if children]
-        if firsts:
-            control.led(level, sum(firsts) / len(firsts))
+        if not self.deferred:
+            self._led(below, level, False)
         spread = [(chance, node, row) for row, children in enumerate(below) for node, chance in children]
         spread.sort(reverse=True)
         ahead = control.lead(level + 1)
@@ -120,7 +120,8 @@ class PricedCandidates(Candidates):
             if not below:
                 return []
             node, chance = below[0]
-            known.led(self.tree.given[node])
+            if not self.deferred:
+                self._led([below], 0, True)
             if chance * known.lead < control.rate * (known.ms + control.row_ms):
                 break
         return [node] if chance * control.lead(0) > control.rate * (control.level_ms + control.row_ms) else []
@@ -146,9 +147,15 @@ class PricedCandidates(Candidates):
     def _width_at(self, depth: int) -> int:
         return WIDTH
 
-    def _promising(self, limit: int) -> int:
-        control, known = self.control, self.control.passes[self.drafter.name]
-        least, count = control.rate * (known.ms + control.row_ms), 1
-        while count < limit and known.lead ** (count + 1) >= least:
-            count += 1
-        return count
+    def _expected(self, level: int, count: int, chained: bool) -> list[float]:
+        """The best candidate's as it was of late; each further one is half as likely as the one before."""
+        control = self.control
+        best = control.passes[self.drafter.name].lead if chained else control.lead(level)
+        return [best, *((1 - best) / 2**rank for rank in range(1, count))]
+
+    def _led(self, below: list[Below], level: int, chained: bool) -> None:
+        firsts = [self.tree.given[children[0][0]] for children in below if children]
+        if firsts and chained:
+            self.control.passes[self.drafter.name].led(firsts[0])
+        elif firsts:
+            self.control.led(level, sum(firsts) / len(firsts))

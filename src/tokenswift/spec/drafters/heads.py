@@ -69,12 +69,12 @@ class HeadLevels:
         self._base = base
         return base
 
-    def level(self, head: int, states: Tensor, last: list[int]) -> tuple[Tensor, Tensor]:
+    def level(self, head: int, states: Tensor, last: list[int] | Tensor) -> tuple[Tensor, Tensor]:
         """States (m, D) and logits (m, S) of a head, from those of the head before it.
 
         Args:
             head: counted from 0.
-            last: the token before the one that the head predicts, for each row.
+            last: the token before the one that the head predicts, for each row; where the model is, or here.
         """
         heads = self.heads
         if self._steps is None:
@@ -88,8 +88,9 @@ class HeadLevels:
         states, logits = step.level(states, self._base, self._embeds(last), head == 0, rows)
         return states, logits if rows else self.vocabulary.project(states)
 
-    def _embeds(self, tokens: list[int]) -> Tensor:
-        return self.model.embed(to_device(tokens, self.model.device))
+    def _embeds(self, tokens: list[int] | Tensor) -> Tensor:
+        known = isinstance(tokens, list)
+        return self.model.embed(to_device(tokens, self.model.device) if known else tokens)
 
 
 def level_of(model: DraftModel, heads: Heads | None) -> Callable[[], object] | None:
@@ -168,9 +169,9 @@ class HeadDrafter:
         if self.heads.conditioned:
             states = states.expand(len(nodes), -1)
         while head < self.depth and nodes and not self.refusals.dropped:
-            last = [candidates.tree.tokens[node] for node in nodes[: len(states)]]
+            last = candidates.tokens(nodes[: len(states)])
             states, logits = levels.level(head, states, last)
-            below = candidates.rank(nodes, logits, head, levels.subset, kind, self.refusals)
+            below = candidates.rank(nodes, logits, head, levels.subset, kind, self.refusals, later=True)
             nodes, rows = candidates.go_on(below, head)
             if self.heads.conditioned:
                 states = states[to_device(rows, states.device)]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tokenswift.sampling.choice import RefusedRow, Sampler
 from tokenswift.sampling.masks import NoMask
-from tokenswift.sampling.ranking import Asked, LogitRows, Ranked
+from tokenswift.sampling.ranking import LogitRows, Ranked
 
 MOST = 3  # calls with a refused row, and the source is left out
 
@@ -52,15 +52,12 @@ class Source:
                 found.append(Ranked([], [], []))
         return found
 
-    def answers(self, sampler: Sampler, asked: Sequence[Asked]) -> list[Ranked]:
-        """The first row of each ranking that a sampler's ``later`` was asked for; refused rows have no
-        candidates."""
-        made: list[Ranked] = []
-        for found in sampler.answers(asked):
-            if isinstance(found, RefusedRow):
-                self.note(found)
-            made.append(Ranked([], [], []) if isinstance(found, RefusedRow) else found[0])
-        return made
+    def taken(self, found: Sequence[Ranked | RefusedRow]) -> list[Ranked]:
+        """Rows of a ranking that a sampler's ``later`` was asked for; refused ones have no candidates."""
+        refused = [one for one in found if isinstance(one, RefusedRow)]
+        if refused:
+            self.note(refused[0])
+        return [Ranked([], [], []) if isinstance(one, RefusedRow) else one for one in found]
 
     def note(self, error: RefusedRow) -> None:
         """Take in that a row was refused; the first one is said on the logger ``tokenswift``."""

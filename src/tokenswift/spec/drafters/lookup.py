@@ -32,10 +32,12 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 
+import torch
+
 from tokenswift.interfaces import TokenSequence
-from tokenswift.kv.pages import to_device
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
+from tokenswift.sampling.noise import Noise
 from tokenswift.spec.adaptive.acceptance import Regression
 from tokenswift.spec.adaptive.cost import Costs
 from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
@@ -273,6 +275,8 @@ class Ngrams:
         self.count, self.least, self.sampler = count, least, sampler
         # coupled branches are chosen by the noise, from more than are drafted
         self.pool = count * (4 if coupled and not sampler.params.greedy else 1)
+        # looked at here, so it is made here
+        self.noise = Noise(sampler.params.seed, sampler.vocab_size) if sampler.later else sampler.noise
         self.table = NgramTable(delay=sampler.params.window, most=self.pool)
         self.refusals = Source("n-grams of the text")
 
@@ -301,11 +305,10 @@ class Ngrams:
         found = [entry for entry in self.table.lookup(start, self.pool) if entry[1] >= self.least]
         if len(found) <= self.count:
             return [followers for followers, _ in found]
-        device = self.sampler.device
-        grams = to_device([followers for followers, _ in found], device)
-        score = to_device([math.log(count) for _, count in found], device)
+        grams = torch.tensor([followers for followers, _ in found])
+        score = torch.tensor([math.log(count) for _, count in found])
         for i in range(grams.shape[1]):
-            score = score + self.sampler.noise.gather(len(sequence.tokens) + depth + i, grams[:, i])
+            score = score + self.noise.gather(len(sequence.tokens) + depth + i, grams[:, i])
         best = score.topk(self.count).indices.tolist()
         return [found[i][0] for i in best]
 
