@@ -17,6 +17,7 @@ from torch import Tensor
 from tokenswift.inference import inference
 from tokenswift.interfaces import DraftModel, KVCache, Segment
 from tokenswift.kernels.formats.format import Stored
+from tokenswift.kernels.torch import row_paths
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.full import FullCache
 from tokenswift.loader.checkpoint import unstored
@@ -179,11 +180,19 @@ class EagleModel:
         states: Float[Tensor, "n H"],
         at: int,
         cache: FullCache,
+        parents: Sequence[int] | None = None,
     ) -> Float[Tensor, "n H"]:
         """A pass over rows at the positions ``at`` and on, each of a state and the token *behind* its
-        position: the states behind the layer. Its keys and values go to the cache's scratch."""
+        position: the states behind the layer. Its keys and values go to the cache's scratch.
+
+        Args:
+            parents: of a tree, the row that each row follows (-1: none of them, so that it stands at ``at``).
+        """
         ids, count = torch.tensor(tokens), len(tokens)
-        segment = Segment(ids, torch.arange(at, at + count), cast(KVCache, cache))
+        positions = torch.arange(at, at + count)
+        if parents is not None:
+            positions = torch.tensor([at - 1 + len(path) for path in row_paths(count, parents)])
+        segment = Segment(ids, positions, cast(KVCache, cache), parents)
         batch = self.backend.batch([segment], self.shape)
         beside = self._embed(batch.tokens)
         if self.config.norm_before_residual:
