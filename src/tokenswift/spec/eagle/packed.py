@@ -43,6 +43,11 @@ def _halves(weight: Tensor | Stored, width: int) -> tuple[Tensor | Stored, Tenso
     return Stored(weight.format, one.contiguous()), Stored(weight.format, other.contiguous())
 
 
+def _nbytes(weights: Any) -> int:
+    """Bytes of packed weights or a tensor; 0 of anything else."""
+    return weights.nbytes if isinstance(weights, Packed | Tensor) else 0
+
+
 class EagleModel:
     """A drafter, packed for a target. Threads may share it.
 
@@ -54,7 +59,9 @@ class EagleModel:
         name: of the checkpoint.
         window: newest keys that a token sees, itself included.
         subset: tokens that the columns of logits stand for; None: token ids.
-        weight_bytes: bytes of weights that one pass reads.
+        weight_bytes: bytes of weights that a pass over features reads.
+        level_bytes: bytes that a pass over drafted rows reads, those of a head of the target's included.
+        held_bytes: bytes of weights that it holds beside the target's.
     """
 
     def __init__(self, weights: EagleWeights, target: DraftModel) -> None:
@@ -111,6 +118,9 @@ class EagleModel:
         )
         self._body = self.backend.body(self.shape, [layer])
         self.weight_bytes = sum(weight.nbytes for weight in packed)
+        whole = getattr(target, "head", None) if self._head is None and self._rows is None else None
+        self.level_bytes = self.weight_bytes - self._fc.nbytes + _nbytes(self._rows) + _nbytes(whole)
+        self.held_bytes = self.weight_bytes + _nbytes(self._embedding) + _nbytes(self._rows)
         self._wrong, self._said = 0, False
         del self._given
 
