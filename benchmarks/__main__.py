@@ -220,7 +220,7 @@ def check_jobs(jobs: list[Job]) -> None:
     """
     from benchmarks.prompts import check_source
     from tokenswift.load_config import LoadConfig
-    from tokenswift.loader.find import locate
+    from tokenswift.loader.find import check_eagle, locate
     from tokenswift.loader.load import check_place
 
     for place in sorted({(job.config["dtype"], job.config["device"]) for job in jobs}):
@@ -229,6 +229,8 @@ def check_jobs(jobs: list[Job]) -> None:
         LoadConfig(**{key: job.config.get(key, DEFAULTS[key]) for key in LATER})
     for heads in sorted({str(job.config["heads"]) for job in jobs}):
         options.check_heads(heads)
+    for eagle in sorted({job.config["eagle"] for job in jobs if "eagle" in job.config}):
+        check_eagle(eagle)
     for source in sorted({job.config["prompts"] for job in jobs if job.kind in KINDS[:3]}):
         check_source(source)
     for model in sorted({job.config["model"] for job in jobs if job.kind != "ngram"}):

@@ -1,4 +1,5 @@
-"""What rows need beside their model: heads and draft models, where they are, and the command that gets them.
+"""What rows need beside their model: heads, EAGLE-3 drafters and draft models, where they are, and the
+command that gets them.
 
 Light: no torch in here. Heads that a configuration names by kind are the shipped ones of the default model,
 and of any other model a file of that kind in the working folder, ``NAME.KIND.heads.safetensors``.
@@ -29,7 +30,7 @@ METHODS, MODELS = _read("methods.toml"), _read("models.toml")
 
 
 class Need(NamedTuple):
-    """Heads or a draft model.
+    """Heads, an EAGLE-3 drafter or a draft model.
 
     Attributes:
         what: in words.
@@ -57,6 +58,8 @@ def of_model(model: str, strategy: str, settings: Mapping[str, Any], named: bool
         made = {"sampler": known["sampler"], **made} if "sampler" in known else made
         if made.get("heads", "auto") == "auto" and strategy in HEADS_OF:
             made["heads"] = HEADS_OF[strategy]
+    if made.get("eagle") == "own":
+        made["eagle"] = f"{Path(model).name}.eagle"
     if made.get("draft_model") == "standalone":
         made["draft_model"] = known.get("standalone", draft.NAME)
     elif strategy == "triforce" and known:
@@ -82,6 +85,10 @@ def needs(config: Mapping[str, Any]) -> list[Need]:
         shipped = place in HEAD_KINDS or (place == "auto" and model == embedded.NAME)
         command = _heads_command(model, kind, place) if missing else ""
         found.append(Need(what, "shipped" if shipped else place, command))
+    if (eagle := config.get("eagle")) is not None:
+        missing = eagle == f"{Path(model).name}.eagle" and not Path(eagle).exists()
+        command = f"tokenswift train-eagle {_text(model)} --out {shlex.quote(eagle)}" if missing else ""
+        found.append(Need("EAGLE-3 drafter", eagle, command))
     small = config["options"].get("draft_model")
     if small is not None or strategy == "triforce":
         own = f"{Path(model).name}.draft"

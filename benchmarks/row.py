@@ -27,6 +27,7 @@ from tokenswift.loader.made import RECORD
 from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.method_options import HEAD_KINDS, OPTIONS, build_options
 from tokenswift.roofline.sizes import sizes_of_target
+from tokenswift.spec.eagle.resolve import place_of
 from tokenswift.spec.methods.table import drafts_from
 from tokenswift.types import InputError
 
@@ -90,7 +91,7 @@ def _loaded(config: dict[str, Any], scaling: str | None) -> LLM:
     heads = heads_place(config)
     place = {name: config[name] for name in ("dtype", "device", *LATER) if name in config}
     try:
-        return LLM(config["model"], heads=heads, rope_scaling=scaling, **place)
+        return LLM(config["model"], heads=heads, eagle=config.get("eagle"), rope_scaling=scaling, **place)
     except InputError as error:
         if heads not in HEAD_KINDS or error.field != "heads":
             raise
@@ -105,8 +106,8 @@ def stored_as(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def used(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
-    """The heads and the draft model that this configuration's strategy uses, with their files and training,
-    and what it drafts from."""
+    """The heads, the EAGLE-3 drafter and the draft model that this configuration's strategy uses, with their
+    files and training, and what it drafts from."""
     options = build_options(OPTIONS[config["strategy"]], config["strategy"], options_of(config))
     heads, source = drafts_from(llm.resources, config["strategy"], options)
     of_heads = None
@@ -115,9 +116,13 @@ def used(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
         of_heads = {"kind": heads.kind, "count": heads.count, "weights": weights}
         of_heads |= {"file": Path(heads.source).name, **_training(heads.notes)}
     made = {"heads": of_heads, "drafts": source}
+    if "eagle" in config:
+        made["eagle"] = _drafter(config["eagle"], place_of(config["eagle"]))
+        made["drafts"] = source.replace(config["eagle"], made["eagle"]["name"])  # no folder of this machine
     small = config["options"].get("draft_model")
     if small is not None or config["strategy"] == "triforce":
-        made["draft_model"] = _draft_model(llm.resources.draft_models.name(small))
+        name = llm.resources.draft_models.name(small)
+        made["draft_model"] = _drafter(name, Path(locate(name)[0]))
     return made
 
 
@@ -126,10 +131,9 @@ def _training(notes: dict[str, Any]) -> dict[str, Any]:
     return {name: int(notes[name]) for name in ("tokens", "steps") if name in notes}
 
 
-def _draft_model(name: str) -> dict[str, Any]:
-    """Where a draft model comes from."""
-    folder = Path(locate(name)[0])
-    record, weights = folder / RECORD, folder / "model.safetensors"
+def _drafter(name: str, place: Path) -> dict[str, Any]:
+    """Where a draft model or an EAGLE-3 drafter comes from; ``place``: its folder or file."""
+    record, weights = place / RECORD, place if place.is_file() else place / "model.safetensors"
     notes = json.loads(record.read_text(encoding="utf-8")).get("notes", {}) if record.is_file() else {}
     digest = file_digest(weights)[:32] if weights.is_file() else None
     return {"name": Path(name).name, "weights": digest, **_training(notes)}

@@ -120,6 +120,7 @@ def resolve(
         "options": {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()},
         **{k: merged[k] for k in named},
         **{k: merged[k] for k in LATER if merged[k] != DEFAULTS[k]},
+        **({"eagle": merged["eagle"]} if merged["strategy"] == "auto" and merged["eagle"] != "none" else {}),
         "sampling": settings_of(params),
         "points": list(points),
         "reach": merged["reach"],
@@ -153,7 +154,7 @@ def _tree(text: Any) -> tuple[int, ...]:
 
 
 #: settings that may name a file or folder
-_PLACES = ("model", "heads", "prompts", "draft_model", "gguf", "llama_bench")
+_PLACES = ("model", "heads", "eagle", "prompts", "draft_model", "gguf", "llama_bench")
 
 
 def public(config: Mapping[str, Any]) -> dict[str, Any]:

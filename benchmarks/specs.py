@@ -69,6 +69,11 @@ class Spec:
         return [*({"name": name} for name in self.data.get("methods", ())), *self.data.get("variants", ())]
 
     @property
+    def with_eagle(self) -> list[str]:
+        """Names of variants that are about an EAGLE-3 drafter; tables say where they were not measured."""
+        return [variant["name"] for variant in self.variants if "eagle" in variant]
+
+    @property
     def by(self) -> list[str]:
         """The settings that tell its lines apart, the length aside."""
         return list(self.data.get("table", {}).get("by", ["variant"]))
@@ -141,6 +146,8 @@ class Spec:
             over = {key: value for key, value in over.items() if key not in WITHOUT.get(self.kind, ())}
             if "prompts" in mine:  # a kind of text that is what the line is about
                 over["prompts"] = mine["prompts"]
+            if self.with_eagle and name not in self.with_eagle:  # the drafter is for those lines alone
+                over.pop("eagle", None)
             made += self._rows_of(name, {**method, **over}, preset)
         return made
 

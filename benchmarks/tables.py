@@ -24,7 +24,7 @@ from benchmarks.settings import value_of
 from benchmarks.specs import Spec
 from benchmarks.words import NAMES, Row, about, drafter_words, head_of, model_words, number, shown
 
-MISSING = "–"
+MISSING, UNMEASURED = "–", "not measured"
 APART = "Its lines are of several commits, measured at different times."
 WITHOUT_MODEL = ("ngram",)  # kinds that measure no model
 
@@ -258,7 +258,16 @@ def of_group(spec: Spec, group: Group) -> Table:
     for entry in spec.published if spec.kind == "machine" else ():  # below ours instead of beside
         figures = (number(key, entry[key]) if key in entry else MISSING for key in spec.figures)
         body.append(["published", shown(entry["point"]), *figures])
-    return Table(head(spec), body)
+    heads = head(spec)
+    return Table(heads, [*body, *_unmeasured(spec, group.rows, len(heads))])
+
+
+def _unmeasured(spec: Spec, rows: Iterable[Row], cells: int) -> list[list[str]]:
+    """A line of so many cells for each EAGLE-3 variant of a spec that has no rows among these."""
+    there = {row["config"]["variant"] for row in rows}
+    return [
+        [shown(name), UNMEASURED, *[MISSING] * (cells - 2)] for name in spec.with_eagle if name not in there
+    ]
 
 
 # ---- tables of our own ------------------------------------------------------------------------------
@@ -324,13 +333,15 @@ def views(spec: Spec, rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 def table(spec: Spec, rows: Iterable[Row]) -> Table:
     """A spec's table; what all its lines share of where they come from stands below, once."""
-    wanted = spec.data["table"]
+    wanted, rows = spec.data["table"], list(rows)
     lines = views(spec, rows)
     heads = [name for name, _ in wanted["columns"]]
     body = [[_cell(template, line) for _, template in wanted["columns"]] for line in lines]
     names = wanted.get("from", ())
     sources = [[f"commit {line[n]}" if n == "commit" else str(line[n]) for n in names] for line in lines]
     made = _with_sources(heads, body, sources) if body and names else Table(heads, body)
+    if body:
+        made = replace(made, body=[*made.body, *_unmeasured(spec, mine(spec, rows), len(made.head))])
     models = sorted({line["model"] for line in lines}) if spec.kind not in WITHOUT_MODEL else []
     if models:
         words = " and ".join(model_words(model, []) for model in models)

@@ -75,13 +75,16 @@ def model_words(model: str, rows: Sequence[Row]) -> str:
 
 
 def drafter_words(row: Row) -> str:
-    """The heads or the draft model that a row used, with what they were trained on; "" where it had none."""
+    """The heads, the EAGLE-3 drafter or the draft model that a row used, with what they were trained on; ""
+    where it had none."""
     heads, small = row.get("heads"), row.get("draft_model")
     wanted = value_of(row["config"], "draft_model")
     if small is None and (wanted or row["config"].get("strategy") == "triforce"):  # of earlier versions
         small = {"name": wanted or draft.NAME}
     if small is not None:
         words, trained = f"draft model {small['name']}", small
+    elif row.get("eagle"):
+        words, trained = f"EAGLE-3 drafter {row['eagle']['name']}", row["eagle"]
     elif heads:
         words, trained = f"{heads['count']} {heads['kind']} heads", heads
     else:

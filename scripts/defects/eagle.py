@@ -6,8 +6,9 @@ from defects.defect import Defect
 
 _EAGLE = "tests/spec/drafters/test_eagle.py::"
 SCRIPTED = _EAGLE + "test_a_scripted_drafter_is_accepted_in_full"
-ROWS = _EAGLE + "test_kernels_give_the_references_rows[kernels-{}]"
-RUNS = _EAGLE + "test_a_run_drafts_what_the_reference_drafts[True]"
+_ROWS = "tests/spec/drafters/test_eagle_rows.py::"
+ROWS = _ROWS + "test_kernels_give_the_references_rows[kernels-{}]"
+RUNS = _ROWS + "test_a_run_drafts_what_the_reference_drafts[True]"
 FEATURES = _EAGLE + "test_features_are_the_states_between_layers[kernels]"
 DRAFTER, MODEL = "spec/drafters/eagle.py", "spec/eagle/packed.py"
 
@@ -29,8 +30,8 @@ EAGLE = [
     Defect(
         "EAGLE-3: a drafted row has the embedding of the token before",
         DRAFTER,
-        "[path[len(made) - 1]]",
-        "[path[max(0, len(made) - 2)]]",
+        "model.run([tree.tokens[node] for node in rows]",
+        "model.run([tree.tokens[tree.parents[node]] for node in rows]",
         (SCRIPTED,),
     ),
     Defect(
@@ -69,25 +70,53 @@ EAGLE = [
         (RUNS,),
     ),
     Defect(
+        "EAGLE-3: keys of branches that end stay while others go on",
+        DRAFTER,
+        "self.cache.commit(tuple(self._rows.index(node) for node in stays))",
+        "self.cache.commit(tuple(range(len(self._rows) if stays else 0)))",
+        (ROWS.format("plain"),),
+    ),
+    Defect(
+        "EAGLE-3: branches see each other's keys",
+        DRAFTER,
+        "parents = [place.get(node, -1) for node in above]",
+        "parents = [row - 1 for row in range(len(rows))]",
+        (RUNS,),
+    ),
+    Defect(
+        "EAGLE-3: all branches go on from the first one's state",
+        DRAFTER,
+        "torch.cat([made[node] for node in above])",
+        "torch.cat([made[above[0]] for node in above])",
+        (ROWS.format("plain"),),
+    ),
+    Defect(
         "EAGLE-3: drafted rows are a position late",
         DRAFTER,
-        "at = newest + len(made)",
-        "at = newest + len(made) + 1",
+        "at = self.at + tree.depths[self._trunk] + 1",
+        "at = self.at + tree.depths[self._trunk] + 2",
         (RUNS,),
     ),
     Defect(
         "EAGLE-3: all drafted rows start from the last feature",
         DRAFTER,
-        "model.fed_back(made[-1])",
-        "model.fed_back(made[0])",
+        "above = [tree.parents[node] for node in rows]",
+        "above = [0 for node in rows]",
         (SCRIPTED,),
     ),
     Defect(
         "EAGLE-3: columns of the drafter's vocabulary are read as token ids",
         DRAFTER,
-        "candidates.chain(run, model.subset,",
-        "candidates.chain(run, None,",
+        "candidates.spread(branches.logits, self.model.subset,",
+        "candidates.spread(branches.logits, None,",
         (SCRIPTED,),
+    ),
+    Defect(
+        "EAGLE-3: only the best branch goes on",
+        "spec/adaptive/candidates.py",
+        "other for other in others if other[0] * known.lead > least",
+        "other for other in others[:0]",
+        (_EAGLE + "test_trees_accept_more_than_chains",),
     ),
     Defect(
         "EAGLE-3: what is fed back is never normed",

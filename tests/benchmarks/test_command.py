@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from benchmarks import specs, tables
+from benchmarks.runner import read_rows
+from tests import eagles
 from tests.cli.conftest import Call
 
 RUN = ("run", "table5")
@@ -96,7 +101,29 @@ def test_what_does_not_fit_is_left_out(bench: Call, tiny_folder: Callable[..., P
     assert (
         ".linear.heads.safetensors is missing, run: tokenswift train-heads --kind linear --model" in done.err
     )
-    assert "0 rows measured, 0 were there, 9 left out" in done.err
+    assert "0 rows measured, 0 were there, 10 left out" in done.err
+
+
+def test_a_row_of_an_eagle_drafter(bench: Call, tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
+    """Measured with the drafter that is given, and named after it; one that is not there is refused."""
+    made = eagles.config(vocab=260, feature_layers=(0, 1, 2))
+    layers: Any = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": made.feature_layers}}
+    maps = {"d2t": eagles.ids(made) - torch.arange(40)}
+    folder = eagles.write(tmp_path / "eagle", made, eagles.tensors(made), maps, **layers)
+    words = ("run", "table3", "--model", tiny_folder(), "--variant", "auto, EAGLE-3")
+    words = (*words, "--set", "points=8", "--set", "prefill=20")
+    missing = bench(*words)
+    assert missing.code == 0 and ".eagle is missing, run: tokenswift train-eagle --model" in missing.err
+    done = bench(*words, "--set", f"eagle={folder}")
+    assert done.code == 0, done.err
+    (row,) = read_rows(Path("bench-results"))
+    assert row["eagle"]["name"] == "eagle" and len(row["eagle"]["weights"]) == 32 and row["identical"]
+    assert row["config"]["eagle"].startswith("eagle (") and row["heads"] is None
+    assert row["drafts"].endswith("EAGLE-3 drafter eagle")
+    (group,) = tables.groups(specs.load("table3"), [row])
+    assert tables.of_group(specs.load("table3"), group).body[0][-1] == "EAGLE-3 drafter eagle"
+    refused = bench(*words, "--set", "eagle=no/such/place")
+    assert refused.code == 2 and "eagle is 'no/such/place': no such folder or file" in refused.error
 
 
 def test_ahead_of_a_card(bench: Call) -> None:
@@ -106,10 +133,10 @@ def test_ahead_of_a_card(bench: Call) -> None:
     (Path.cwd() / "Llama-3.1-8B.linear.heads.safetensors").touch()
     done = bench(*words)
     lines = done.out.splitlines()
-    assert done.code == 0 and len(lines) == 9 * 2 * 3 + 4 * 3, done.err
+    assert done.code == 0 and len(lines) == 10 * 2 * 3 + 4 * 3, done.err
     for line in lines:
         drafts = "MagicDec" not in line or "standalone" in line
-        assert not drafts or "heads: " in line or "draft model: " in line, line
+        assert not drafts or "heads: " in line or "draft model: " in line or "EAGLE-3 drafter: " in line, line
         assert ("unfit" in line) is ("is missing, run: tokenswift " in line) and " GB and " in line, line
         assert " hours on NVIDIA A100 SXM 80 GB  {" in line
     llama = [

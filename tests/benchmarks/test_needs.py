@@ -69,6 +69,7 @@ def test_no_row_on_a_card_runs_without_its_heads() -> None:
         *((name, "linear") for name in METHOD[:2]),
         *((name, "conditioned") for name in METHOD[2:]),
         ("Medusa", "medusa"),
+        ("auto, EAGLE-3", "none"),
     }
     yarn = [row for row in rows if "Yarn" in row["model"]]
     assert len(yarn) == len(rows) / 2 and {row["sampler"] for row in yarn} == {"yarn-llama2-7b-128k"}
@@ -107,6 +108,12 @@ def test_what_is_missing_has_a_command(tmp_path: Path, monkeypatch: pytest.Monke
     assert draft.command == (
         f"tokenswift train-draft --model {LLAMA} --data pg19 --continued --layers 2 --out Llama-3.1-8B.draft"
     )
+    eagle = config("none") | {"eagle": "Llama-3.1-8B.eagle"}
+    (drafter,) = needs(eagle)
+    assert drafter.command == (
+        f"tokenswift train-eagle --model {LLAMA} --data pg19 --continued --out Llama-3.1-8B.eagle"
+    )
+    assert needs(eagle | {"eagle": "yuhuili/an-eagle"}) == [Need("EAGLE-3 drafter", "yuhuili/an-eagle", "")]
     assert needs(config("auto", strategy="magicdec")) == needs(config("none")) == []
     assert needs(config(model="smollm2-135m")) == [Need("linear heads", "shipped", "")]
     assert heads_place(config(model="smollm2-135m")) == "linear"

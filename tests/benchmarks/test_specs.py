@@ -107,6 +107,20 @@ def test_settings_of_a_kind_of_measurement() -> None:
     assert (nodes["texts"], nodes["seeds"]) == (2, 2)  # one row of all of them
 
 
+@pytest.mark.parametrize("name", ["table3", "rivals"])
+def test_a_line_for_an_eagle_drafter(name: str) -> None:
+    """That line alone has it, by default from the working folder; rows of the others keep their names."""
+    spec = specs.load(name)
+    usual, given = spec.rows("cpu", {}), spec.rows("cpu", {"eagle": "some/drafter"})
+    assert {row["eagle"] for row in usual if "eagle" in row} == {"smollm2-135m.eagle"}
+    assert {row["eagle"] for row in given if "eagle" in row} == {"some/drafter"}
+    for one, other in zip(usual, given, strict=True):
+        assert ("eagle" in one) is ("eagle" in other) is (one["variant"] == "auto, EAGLE-3")
+        assert (key_of(name, one) == key_of(name, other)) is ("eagle" not in one)
+    others = specs.load("speed").rows("smoke", {"eagle": "some/drafter"})
+    assert {row["strategy"] for row in others if "eagle" in row} == {"auto"}
+
+
 def test_figures_of_the_paper_as_published() -> None:
     """Numbers picked from the tables by hand."""
 

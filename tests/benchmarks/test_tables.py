@@ -37,6 +37,19 @@ def test_a_range_over_all_rows_of_the_conditions() -> None:
     assert tables.table(spec(), rows).body[0] == ["a", "4.0 2.0–8.0"]
 
 
+def test_an_eagle_drafter_without_rows_is_said_to_be_unmeasured() -> None:
+    """In tables of our own and of the paper, below what was measured; nothing where nothing was."""
+    kinds = {"variants": [{"name": "a"}, {"name": "b", "eagle": "own"}]}
+    own = Spec("mine", {**spec().data, **kinds})
+    assert tables.table(own, [row("a", speedup=1.0)]).body[1:] == [["b", "not measured"]]
+    assert len(tables.table(own, [row("a"), row("b")]).body) == 2 and tables.table(own, []).body == []
+    paper = Spec("mine", {"title": "A test", **kinds})
+    (group,) = tables.groups(paper, [row("a")])
+    made = tables.of_group(paper, group)
+    assert made.body[-1] == ["b", "not measured", *["–"] * (len(made.head) - 2)]
+    assert all(len(line) == len(made.head) for line in made.body)
+
+
 def test_rows_of_many_runs_say_their_least_and_most() -> None:
     many = row("a")
     many["figures"] = {"100": {"speedup": 1.5, "least": 1.25, "most": 1.75}}

@@ -175,6 +175,7 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--gpu v100", "--gpu is 'v100'; valid: h100, h200, a100, 4090, l40s"),
         ("--gpu h100 --device cpu", "--gpu is 'h100' … 'cpu'"),
         ("--gpu h100 --measure", "--gpu is 'h100' … measure"),
+        ("--eagle no/such/place", "--eagle is 'no/such/place': no such folder or file; valid: "),
         ("--rows 0", "--rows is 0"),
         ("--rows 4 --accepted 2,4.5", "--accepted is 4.5; valid: 1 to 4, the rows of a step"),
         ("--accepted nan", "--accepted is nan; valid: 1 to 5, the rows"),

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig
 
+from tests import eagles
 from tests.cli.conftest import Call
 from tokenswift import LLM
 from tokenswift.cli import roofline
@@ -116,6 +118,40 @@ def test_the_text(cli: Call, config: Path) -> None:
     assert last.split()[1] == f"{1000 * plain.seconds:.2f}"
     assert last.split()[4] == f"{1 / plain.seconds:,.1f}"
     assert "to" in last.split()
+
+
+def test_an_eagle_drafters_passes(cli: Call, tmp_path: Path) -> None:
+    """By hand: the layer and the head of 40 tokens in a level, in a step's first pass the features' product
+    too, over the drafter's window. Of the files nothing but headers is read."""
+    many = {**SIZES, "vocab_size": 90, "hidden_size": 32, "num_hidden_layers": 8}
+    AutoConfig.for_model("llama", **many).save_pretrained(tmp_path / "many")
+    made = eagles.config(window=64)
+    nan = {name: torch.full_like(value, torch.nan) for name, value in eagles.tensors(made).items()}
+    maps = {"d2t": eagles.ids(made) - torch.arange(40)}
+    folder = eagles.write(tmp_path / "eagle", made, nan, maps, speculators=True)
+    argv = ("roofline", "--model", tmp_path / "many", "--gpu", "h100", "--length", "50,4000", "--eagle")
+    found = json.loads(cli(*argv, folder, "--json").out)
+    layer = 64 * (32 + 2 * 16) + 32 * 32 + 3 * 48 * 32
+    assert found["drafts"]["weights"] == {"bfloat16": layer + 40 * 32} and found["budget"] == 64
+    assert found["drafts"] == found["eagle"]["level"] and found["drafts"]["windows"] == [64]
+    assert found["eagle"]["first"]["weights"] == {"bfloat16": layer + 40 * 32 + 32 * 96}
+    assert found["eagle"]["cache_bytes"] == (64 + 512 + 32) * 2 * 2 * 8 * 2 + 64 * 96 * 4
+    short, long = found["steps"]
+    assert short["draft"]["nbytes"] == 2 * (layer + 40 * 32) + 50 * 64
+    assert long["draft"]["nbytes"] == 2 * (layer + 40 * 32) + 64 * 64
+    first = long["draft"]["seconds"] + 2 * 32 * 96 / CARDS["h100"].bandwidth
+    whole = long["verify"]["seconds"] + first + 3 * long["draft"]["seconds"]
+    speedup = long["speedups"][0]
+    assert speedup["drafts_by_passes"] == pytest.approx(2 * long["plain"]["seconds"] / whole)
+    file = eagles.write_gguf(tmp_path / "eagle.gguf", made, eagles.tensors(made), eagles.ids(made))
+    out = cli(*argv, file).out
+    assert f"{file}: a pass of it reads 0.000 GB of weights (bfloat16), and a text holds 0.1 MB for it" in out
+    refused = cli(*argv, folder, "--budget", "99")
+    assert refused.code == 2 and refused.error.startswith("--eagle is '")
+    assert refused.error.endswith("and budget 99 is for drafts of the model itself; valid: one of them")
+    AutoConfig.for_model("llama", **{**many, "hidden_size": 64}).save_pretrained(tmp_path / "many")
+    refused = cli(*argv, folder)
+    assert refused.code == 2 and "hidden size 32, the model has 64" in refused.error
 
 
 def test_on_this_machine(cli: Call, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import tiny_model, tiny_tokenizer
+from tests.spec.eagle_drafters import random_eagle
+from tests.tiny import tiny_model as wide_model
 from tokenswift import LLM, InputError, memory
 from tokenswift.engine.request import Request
 from tokenswift.engine.run import Run
@@ -70,6 +72,30 @@ def test_the_parts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.seconds is None and found.most is not None and found.most > 500 and found.floor is None
     short = {part.name for part in plan(run_of(llm, 5), None).parts}
     assert "partial cache (budget 60)" not in short  # the text never gets that long
+
+
+def test_an_eagle_drafters_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights, of which those that the model lends are none, its cache, and what a level takes."""
+    monkeypatch.setattr(memory, "resident", lambda: 50_000_000)
+    eagle = random_eagle(names=41, own=False, window=20)
+    llm = LLM.from_model(wide_model("llama"), heads=None, eagle=eagle)
+    request = Request([1, 2, 3], 500, "auto", {"draft": "hidden"}, ignore_eos=True)
+    run = Run(llm, request)
+    card = Card("slow", "made up", 1000.0, {"float32": 1e9})
+    found = plan(run, None, card)
+    parts = {part.name: part.nbytes for part in found.parts}
+    layer = 4 * (48 * 96 + 2 * 24 * 96 + 48 * 48 + 3 * 80 * 48)
+    drafter, fc = llm.resources.eagle, 4 * 48 * 144
+    assert drafter is not None and eagle.d2t is not None
+    rows = llm.target.head_rows(eagle.d2t).nbytes
+    assert drafter.level_bytes >= layer + rows > drafter.level_bytes * 0.8  # panels
+    assert parts["weights of the EAGLE-3 drafter"] == drafter.held_bytes >= layer + rows + fc
+    assert parts["cache of the EAGLE-3 drafter"] == (20 + 512 + 32) * 2 * 2 * 12 * 4 + 20 * 3 * 48 * 4
+    assert found.peak == sum(parts.values()) and found.level == drafter.level_bytes / 1000.0
+    measured = plan(run, lambda new: Run(llm, replace(request, max_new_tokens=new)))
+    assert measured.level is not None and measured.floor is None
+    plain = plan(Run(llm, replace(request, strategy="autoregressive", strategy_options={})), None)
+    assert "cache of the EAGLE-3 drafter" not in {part.name for part in plain.parts}
 
 
 def test_the_expected_time() -> None:

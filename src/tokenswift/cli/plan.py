@@ -223,4 +223,7 @@ def text_of(found: Any, prompt: int, new: int) -> str:
             f"plain decoding takes at least {duration(found.floor)}, {new / found.floor:.1f} tokens/s, by "
             "this machine's bandwidth and arithmetic (see tokenswift roofline)",
         ]
+    if found.level is not None:
+        least = "at least " if found.seconds is None else ""
+        lines.append(f"a draft level of the EAGLE-3 drafter takes {least}{1000 * found.level:.2f} ms")
     return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -62,10 +63,11 @@ def add_parser(subparsers: Any) -> None:
         help="compute the least time of a step, and whether drafting pays",
         description="Compute the least time of a model's steps, from the bytes they read and the operations "
         "they do, and the speed-up of drafting. It needs the model's config.json or the header of its GGUF "
-        "file; no weights are downloaded.",
+        "file; no weights of the model are downloaded. With --eagle drafts are those of the drafter, whose "
+        "files are fetched as generate does.",
         epilog="Exit codes: 0 done, 2 bad input.",
     )
-    model = ("model", "dtype", "weights", "activations", "kv_cache_dtype", "device", "threads")
+    model = ("model", "dtype", "eagle", "weights", "activations", "kv_cache_dtype", "device", "threads")
     group = parser.add_argument_group("model")
     add_options(group, options.Model, only=model)
     add_options(group, Length, only=("rope_scaling",))
@@ -84,15 +86,16 @@ def run(args: argparse.Namespace) -> int:
     given = {name: getattr(args, name) for name in ("budget", "draft_weights")}
     chosen = build_options(AutoOptions, "auto", {k: v for k, v in given.items() if v is not None})
     scaling = parse_rope_scaling(args.rope_scaling)
-    check(args)
+    check(args, given)
     record = check_record(args.json)
     logger.info("reading %s", args.model)
     import torch
 
     from tokenswift.loader.load import check_place
+    from tokenswift.roofline.eagle import eagle_sizes
     from tokenswift.roofline.machine import machine_at
     from tokenswift.roofline.passes import steps
-    from tokenswift.roofline.sizes import sizes_of
+    from tokenswift.roofline.sizes import config_at, sizes_of
     from tokenswift.roofline.timer import median, pass_times
     from tokenswift.spec.methods.auto import BUDGET
 
@@ -105,7 +108,11 @@ def run(args: argparse.Namespace) -> int:
     contexts = lengths(args.length, sizes.limit)
     form = "q8_0" if chosen.draft_weights == "auto" else chosen.draft_weights
     low = not sizes.whole and form != "none" and machine.keeps(form, sizes.dtype)
-    drafts, budget = sizes.in_few_bits(form) if low else sizes, chosen.budget or BUDGET
+    drafts, budget, first = sizes.in_few_bits(form) if low else sizes, chosen.budget or BUDGET, None
+    eagle = None
+    if args.eagle is not None:
+        eagle = eagle_sizes(args.eagle, config_at(args.model), sizes, machine)
+        drafts, budget, first = eagle.level, eagle.window, eagle.first
     accepted = args.accepted or [a for a in ACCEPTED if a <= args.rows] or [float(args.rows)]
     made = {
         "model": args.model,
@@ -113,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
         "drafts": asdict(drafts),
         "rows": args.rows,
         "budget": budget,
+        **({} if eagle is None else {"eagle": {"name": args.eagle, **asdict(eagle)}}),
         "machine": {
             "name": machine.name,
             "source": machine.source,
@@ -120,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
             "arithmetic": rates(sizes, drafts, machine, args.rows),
         },
         "steps": [
-            record_of(steps(sizes, drafts, machine, context, args.rows, budget, accepted))
+            record_of(steps(sizes, drafts, machine, context, args.rows, budget, accepted, first))
             for context in contexts
         ],
     }
@@ -134,12 +142,16 @@ def run(args: argparse.Namespace) -> int:
     if record is not None:
         write_json(record, made)
     if record != STDOUT:
-        print(text_of(made, sizes), flush=True)
+        print(text_of(made, sizes, drafts), flush=True)
     return 0
 
 
-def check(args: argparse.Namespace) -> None:
-    """What can be checked without a model."""
+def check(args: argparse.Namespace, drafts: Mapping[str, Any]) -> None:
+    """What can be checked without a model; ``drafts``: options of passes that the model drafts with."""
+    for name, value in drafts.items():
+        if args.eagle is not None and value is not None:
+            other = f"and {name} {value} is for drafts of the model itself"
+            raise InputError(f"eagle is {args.eagle!r}, {other}; valid: one of them")
     args.heads, args.backend, args.cuda_graphs = "none", "auto", "auto"
     options.check_model_options(args)
     check_options(args, Reckoned)
@@ -256,13 +268,23 @@ def measured(rows: int) -> list[tuple[str, int]]:
     return [("plain", 1), ("verify", rows)]
 
 
+def eagle_text(said: dict[str, Any] | None, drafts: Any) -> list[str]:
+    """A line on the drafter, where there is one."""
+    if said is None:
+        return []
+    return [
+        f"{said['name']}: a pass of it reads {drafts.weight_bytes / GIGA:.3f} GB of weights "
+        f"({', '.join(drafts.weights)}), and a text holds {said['cache_bytes'] / 1e6:.1f} MB for it"
+    ]
+
+
 def milliseconds(seconds: float) -> str:
     """A time, with three digits or more."""
     value = 1000 * seconds
     return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
-def text_of(made: dict[str, Any], sizes: Any) -> str:
+def text_of(made: dict[str, Any], sizes: Any, drafts: Any) -> str:
     """A record as text."""
     machine, rows, of = made["machine"], made["rows"], f"{made['rows']} rows"
     stored = ", ".join(sizes.weights)
@@ -295,6 +317,7 @@ def text_of(made: dict[str, Any], sizes: Any) -> str:
             f"{made['model']}: a pass reads {sizes.weight_bytes / GIGA:.3f} GB of weights ({stored}), and "
             f"{sizes.token_bytes / 1e3:.1f} KB of keys and values a token; products in {sizes.dtype}",
             f"{machine['name']}, {machine['source']}: {machine['bandwidth'] / GIGA:,.1f} GB/s of memory, and",
+            *eagle_text(made.get("eagle"), drafts),
             "",
             table(speeds, ("GFLOP/s", "1 row", of, "draft"), right=range(1, 4)),
             "",

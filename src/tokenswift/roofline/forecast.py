@@ -22,7 +22,7 @@ from tokenswift.memory import Memory, largest, needs_of
 from tokenswift.metrics import BEFORE
 from tokenswift.roofline.passes import Machine, floor, read_seconds
 from tokenswift.roofline.sizes import sizes_of_target
-from tokenswift.roofline.timer import times
+from tokenswift.roofline.timer import level_times, times
 from tokenswift.types import Step
 
 TABLES = 500  # bytes a token takes in lists, text and the n-gram table
@@ -75,6 +75,8 @@ class Plan:
         range: least and most seconds.
         speed: what the expectation comes from.
         floor: where nothing was measured, the least seconds of prefill and plain decoding; None otherwise.
+        level: seconds of a pass of the EAGLE-3 drafter over one row, where there is one: measured, or where
+            nothing was measured the least.
     """
 
     parts: list[Part]
@@ -85,26 +87,32 @@ class Plan:
     range: tuple[float, float] | None
     speed: Speed | None
     floor: float | None = None
+    level: float | None = None
 
 
-def memory_parts(target: Any, strategy: Any, prompt: int, new: int) -> list[Part]:
+def memory_parts(target: Any, strategy: Any, prompt: int, new: int, eagle: Any = None) -> list[Part]:
     """The parts of a run's memory, biggest of the process first.
 
     Args:
         target, strategy: of the run.
         prompt, new: tokens.
+        eagle: the EAGLE-3 drafter that the process holds, if any.
     """
-    held = target.backend.held()
-    nodes = strategy.max_nodes
+    weights = [Part("weights", target.weight_bytes + target.copied_bytes)]
+    if eagle is not None:
+        weights.append(Part("weights of the EAGLE-3 drafter", eagle.held_bytes))
+    nodes, rest = strategy.max_nodes, target.backend.held() - sum(part.nbytes for part in weights)
     parts = [
-        Part("weights", target.weight_bytes + target.copied_bytes),
-        Part("program, libraries, work space", max(0, held - target.weight_bytes - target.copied_bytes)),
+        *weights,
+        Part("program, libraries, work space", max(0, rest)),
         Part("full cache", (prompt + new + nodes) * target.kv_bytes),
     ]
     for need in needs_of(target, strategy, prompt, new)[2:]:
         if need.name in ("tree", "ngrams", "gamma", "inner_gamma"):
             continue  # their cache rows are in the full cache, their logits below
-        if need.sure:
+        if need.name == "eagle":
+            parts.append(Part("cache of the EAGLE-3 drafter", need.nbytes))
+        elif need.sure:
             parts.append(Part(f"partial cache ({need.name} {shown(need.value)})", need.nbytes))
     parts.append(Part("logits of a step", 3 * nodes * target.vocab_size * 4))
     parts.append(Part("lists and n-grams", (prompt + new) * TABLES))
@@ -177,18 +185,21 @@ def plan(run: Any, again: Callable[[int], Any] | None, machine: Machine | None =
     """
     target, prompt, new = run.target, len(run.prompt), run.max_new_tokens
     speed = None if again is None else measure(again, target, prompt + new)
-    parts = memory_parts(target, run.strategy, prompt, new)
+    eagle = run.llm.resources.eagle
+    parts = memory_parts(target, run.strategy, prompt, new, eagle)
     memory, limit = target.backend.memory(), target.rotary.limit
     most = None if memory is None else largest(target, run.strategy, prompt, memory.free)
     if limit is not None and most is not None:
         most = min(most, limit - prompt)
-    seconds = span = least = None
+    seconds = span = least = level = None
     if speed is not None:
         seconds = expected(speed, prompt, new)
         span = _around(seconds, speed)
+        level = None if eagle is None else median(level_times(eagle, REPEATS)) / 1e3
     elif machine is not None:
         least = floor_of(target, machine, prompt, new)
-    return Plan(parts, sum(part.nbytes for part in parts), memory, most, seconds, span, speed, least)
+        level = None if eagle is None else eagle.level_bytes / machine.bandwidth
+    return Plan(parts, sum(part.nbytes for part in parts), memory, most, seconds, span, speed, least, level)
 
 
 def _around(seconds: float, speed: Speed) -> tuple[float, float]:

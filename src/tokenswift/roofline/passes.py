@@ -192,6 +192,7 @@ def steps(
     rows: int,
     budget: int,
     accepted: Sequence[float],
+    first: Sizes | None = None,
 ) -> Steps:
     """Floors of steps, and the speed-ups to expect.
 
@@ -200,9 +201,12 @@ def steps(
         rows: that a step checks, the root included.
         budget: tokens of the partial cache that is drafted over.
         accepted: tokens that a step yields, its own included.
+        first: sizes of the first pass of a step that drafts, where it is not like the others.
     """
     plain, verify = floor(sizes, machine, 1, context), floor(sizes, machine, rows, context)
     draft = floor(drafts, machine, 1, min(context, budget))
     whole = verify.seconds + (rows - 1) * draft.seconds
+    if first is not None and rows > 1:
+        whole += floor(first, machine, 1, min(context, budget)).seconds - draft.seconds
     found = {a: (a * plain.seconds / whole, a * plain.seconds / verify.seconds) for a in accepted}
     return Steps(context, plain, verify, draft, found)

@@ -69,15 +69,7 @@ def sizes_of(
                 )
             own, stored = _own_dtype(name, config) if dtype == "auto" else dtype, {"": _weights(name, config)}
         else:
-            file = GgufFile(path, whole=False)
-            if not is_native(file):
-                raise InputError(
-                    f"model {name}: the architecture is {architecture(file)!r}, or has parts that are not "
-                    f"known here; valid: {', '.join(ARCHITECTURES)}, or a transformers checkpoint"
-                )
-            factors = file.tensors.get(FACTORS)
-            if factors is not None and factors.start + factors.nbytes > path.stat().st_size:
-                del file.tensors[FACTORS]  # cut off: positions are not what sizes depend on
+            file = _header(path, name)
             config, own, stored = (
                 config_of(file),
                 own_dtype(file, "cpu" if machine is None else machine.device) if dtype == "auto" else dtype,
@@ -110,6 +102,31 @@ def sizes_of(
         keys="" if kv_cache_dtype in ("auto", own) else kv_cache_dtype,
         inner=config.intermediate_size if config.model_type in FAMILIES else 0,
     )
+
+
+def config_at(name: str) -> Any:
+    """A model's config, from its config.json or the header of its GGUF file.
+
+    Raises:
+        InputError: there is no such model, or its header makes none.
+    """
+    with header_of(name) as (source, local):
+        path = gguf_in(Path(source))
+        return load_config(name, source, local) if path is None else config_of(_header(path, name))
+
+
+def _header(path: Path, name: str) -> GgufFile:
+    """The header of a model's GGUF file, which may be cut off behind it."""
+    file = GgufFile(path, whole=False)
+    if not is_native(file):
+        raise InputError(
+            f"model {name}: the architecture is {architecture(file)!r}, or has parts that are not "
+            f"known here; valid: {', '.join(ARCHITECTURES)}, or a transformers checkpoint"
+        )
+    factors = file.tensors.get(FACTORS)
+    if factors is not None and factors.start + factors.nbytes > path.stat().st_size:
+        del file.tensors[FACTORS]  # cut off: positions are not what sizes depend on
+    return file
 
 
 def sizes_of_target(target: Any) -> Sizes:

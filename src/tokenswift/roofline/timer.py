@@ -47,3 +47,16 @@ def pass_times(target: Any, context: int, rows: int, runs: int) -> list[float]:
     positions = torch.arange(context, context + rows, device=target.device)
     parents = None if rows == 1 else list(range(-1, rows - 1))
     return times(lambda: target.logits(target.forward(tokens, positions, cache, parents).hidden), runs)
+
+
+def level_times(eagle: Any, runs: int) -> list[float]:
+    """Milliseconds of a pass of one drafted row of an EAGLE-3 drafter with its logits, over a whole window.
+
+    Args:
+        eagle: the drafter (`spec.eagle.packed.EagleModel`).
+    """
+    cache = eagle.new_cache()
+    cache.fill_random()
+    cache.commit(tuple(range(eagle.window)))
+    state = torch.zeros(1, eagle.config.hidden, dtype=torch.float32, device=eagle.target.device)
+    return times(lambda: eagle.logits(eagle.run([0], state, eagle.window, cache)), runs)

@@ -57,7 +57,7 @@ def _advance() -> Tensor:
     return step
 
 
-def _lm_head(sure: bool) -> Tensor:
+def lm_head(sure: bool) -> Tensor:
     """Rows (V, D): the class from the second half, the variant from the first."""
     rows = torch.zeros(VOCAB, WIDTH)
     for c in range(CLASSES):
@@ -91,7 +91,7 @@ def scripted_model(sure: bool = True) -> Any:
         parameter.fill_(1.0 if "norm" in name else 0.0)
     for token in range(VOCAB):
         model.model.embed_tokens.weight[token, token // VARIANTS] = 1.0
-    model.lm_head.weight.copy_(_lm_head(sure))
+    model.lm_head.weight.copy_(lm_head(sure))
     attention = model.model.layers[1].self_attn
     width = attention.head_dim
     angles = 8.0 ** (-torch.arange(0, width, 2) / width)
@@ -170,5 +170,5 @@ def _medusa_own(count: int, sure: bool) -> dict[str, Tensor]:
         found[f"layers.{i}.final_norm.weight"] = torch.ones(WIDTH)
         found[f"layers.{i}.blocks.0.weight"] = torch.zeros(WIDTH, WIDTH)
         found[f"layers.{i}.blocks.0.bias"] = torch.zeros(WIDTH)
-        found[f"layers.{i}.lm_head.weight"] = _lm_head(sure) @ step
+        found[f"layers.{i}.lm_head.weight"] = lm_head(sure) @ step
     return found

@@ -16,7 +16,7 @@ from tokenswift.spec.drafters.candidates import Below, Candidates
 from tokenswift.spec.drafters.invalid_logits import Source
 
 WIDTH = 4  # candidates of a place
-ROWS = 4  # places that one level continues
+ROWS = 4  # places that one level, or one pass over several places, continues
 CHAIN = 6  # passes in one step that only draft
 
 
@@ -94,10 +94,8 @@ class PricedCandidates(Candidates):
         control = self.control
         if not self.deferred:
             self._led(below, level, False)
-        spread = [(chance, node, row) for row, children in enumerate(below) for node, chance in children]
-        spread.sort(reverse=True)
         ahead = control.lead(level + 1)
-        kept = [one for one in spread[:ROWS] if one[0] * ahead > control.rate * control.row_ms]
+        kept = [one for one in _likeliest(below) if one[0] * ahead > control.rate * control.row_ms]
         gain = ahead * sum(chance for chance, _, _ in kept)
         if gain < control.rate * (control.level_ms + control.row_ms * len(kept)):
             return [], []
@@ -159,3 +157,26 @@ class PricedCandidates(Candidates):
             self.control.passes[self.drafter.name].led(firsts[0])
         elif firsts:
             self.control.led(level, sum(firsts) / len(firsts))
+
+    def _worth_passes(self, below: list[Below]) -> list[int]:
+        """Where the next pass promises more than it costs: the likeliest place, and others whose candidates
+        are worth a row of that pass and one of the verify pass."""
+        control, known = self.control, self.control.passes[self.drafter.name]
+        firsts = [self.tree.given[children[0][0]] for children in below if children]
+        if not firsts:
+            return []
+        known.led(sum(firsts) / len(firsts))
+        one, six = (control.costs.verify(rows, 0) for rows in (1, 6))
+        row_ms = known.ms * max(0.0, six / one - 1) / 5  # of a pass what a row is of the target's
+        least = control.rate * (row_ms + control.row_ms)
+        best, *others = _likeliest(below)
+        kept = [best, *(other for other in others if other[0] * known.lead > least)]
+        gain = known.lead * sum(chance for chance, _, _ in kept)
+        price = known.ms + control.row_ms * len(kept) + row_ms * (len(kept) - 1)
+        return [] if gain < control.rate * price else [node for _, node, _ in kept]
+
+
+def _likeliest(below: list[Below]) -> list[tuple[float, int, int]]:
+    """Chance, node and row of the candidates that may be continued, the likeliest first."""
+    spread = [(chance, node, row) for row, children in enumerate(below) for node, chance in children]
+    return sorted(spread, reverse=True)[:ROWS]

@@ -236,6 +236,31 @@ class Candidates:
             self.copies_from = self.copies_from or nodes[0]
         return nodes if self.tree.depths[nodes[0]] < len(self.widths) else []
 
+    def spread(
+        self,
+        run: Callable[[list[int]], Tensor],
+        subset: Subset | None = None,
+        kind: str | None = None,
+        most: int | None = None,
+    ) -> None:
+        """Candidates by one pass after another, each over all places of a depth that are worth going on at.
+
+        Args:
+            run: nodes of one depth → logits (n, S) of what follows each; the first are the root alone, each
+                later one a child of one before.
+            most: nodes below the root at most, in all calls of ``run`` together.
+        """
+        nodes, left = [0], most
+        for level in range(self.most):
+            if level and self.sequence.has_enough:
+                return
+            self.sequence.check()
+            self.passes += 1
+            nodes = self._worth_passes(self.rank(nodes, run(nodes), level, subset, kind))[:left]
+            if not nodes:
+                return
+            left = None if left is None else left - len(nodes)
+
     def _follow(
         self,
         run: Callable[[list[Any]], Tensor],
@@ -368,6 +393,11 @@ class Candidates:
 
     def _led(self, below: list[Below], level: int, chained: bool) -> None:
         """These are the candidates of a level, or of a pass of a chain."""
+
+    def _worth_passes(self, below: list[Below]) -> list[int]:
+        """Which candidates of a pass the next one goes on at, the likeliest first."""
+        nodes = [node for children in below for node, _ in children]
+        return nodes if nodes and self.tree.depths[nodes[0]] < len(self.widths) else []
 
     def _rows(self, nodes: list[int], logits: Tensor, subset: Subset | None) -> LogitRows:
         """Rows of logits, one a node."""

@@ -7,8 +7,6 @@ the drafter itself made of the row before takes its place.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -21,12 +19,62 @@ from tokenswift.spec.drafters.candidates import Candidates
 from tokenswift.spec.drafters.invalid_logits import eagle_source
 from tokenswift.spec.drafters.registry import EAGLE
 from tokenswift.spec.eagle.packed import CHUNK, SCRATCH, EagleModel
+from tokenswift.tree import CandidateTree
 
 _LAG = 32  # rows read before a draft, from which on that is no price of a step
 
 
+class Branches:
+    """The rows that a step drafts, behind those that were read. What all branches that go on have in common
+    stays in the cache, the rest of them is in every pass: one over all places of a depth.
+
+    Args:
+        tree: the step's candidates.
+        at: position of the newest row that was read.
+        newest: what that row made, (1, H).
+    """
+
+    def __init__(
+        self, model: EagleModel, cache: FullCache, tree: CandidateTree, at: int, newest: Tensor
+    ) -> None:
+        self.model, self.cache, self.tree, self.at = model, cache, tree, at
+        self._made = {0: newest}  # by node
+        self._trunk = 0  # the last node whose row stays in the cache
+        self._rows: list[int] = []  # nodes of the last pass
+
+    def logits(self, nodes: list[int]) -> Tensor:
+        """Logits (n, S) of what follows nodes of one depth."""
+        if nodes != [0]:
+            self._run(nodes)
+        return self.model.logits(torch.cat([self._made[node] for node in nodes]))
+
+    def _run(self, nodes: list[int]) -> None:
+        """One pass over these nodes, and what of their paths is not in the cache."""
+        tree, made, model = self.tree, self._made, self.model
+        paths = [self._above(node) for node in nodes]
+        stays = [shared[0] for shared in zip(*paths, strict=True) if len({*shared}) == 1]
+        self.cache.commit(tuple(self._rows.index(node) for node in stays))
+        self._trunk = stays[-1] if stays else self._trunk
+        rows = sorted({*nodes}.union(*paths) - {*stays})  # parents before their children
+        place = {node: row for row, node in enumerate(rows)}
+        above = [tree.parents[node] for node in rows]
+        states = model.fed_back(torch.cat([made[node] for node in above]))
+        parents = [place.get(node, -1) for node in above]
+        at = self.at + tree.depths[self._trunk] + 1
+        found = model.run([tree.tokens[node] for node in rows], states, at, self.cache, parents)
+        made |= {node: found[row : row + 1] for node, row in place.items()}
+        self._rows = rows
+
+    def _above(self, node: int) -> list[int]:
+        """Nodes from below the trunk down to a node's parent."""
+        found = list[int]()
+        while (node := self.tree.parents[node]) != self._trunk:
+            found.append(node)
+        return found[::-1]
+
+
 class EagleDrafter:
-    """A chain by the drafter's own rows, behind those that it has read.
+    """A tree by the drafter's own rows, behind those that it has read.
 
     Args:
         model: the drafter.
@@ -55,7 +103,7 @@ class EagleDrafter:
         return [Need("eagle", self.model.name, self.model.nbytes)]
 
     def offer(self, costs: Costs) -> CostEstimate | None:
-        """A chain of two, at the target's price by the byte of weights; None without features."""
+        """Two passes, at the target's price by the byte of weights; None without features."""
         if self._cache is None:
             return None
         pass_ms = costs.verify(1, 0) * self.model.weight_bytes / self.model.target.weight_bytes
@@ -71,27 +119,18 @@ class EagleDrafter:
         )
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
-        """A chain."""
+        """A tree, as far as its branches are worth a pass."""
         self._drafted = []
         if self.refusals.dropped:
             return
         candidates.loaded |= self._read(sequence) > _LAG
-        cache, model, newest = self._cache, self.model, len(sequence.tokens) - 2
-        if cache is None or self._newest is None or self._next != newest + 1:
+        cache, tree, newest = self._cache, candidates.tree, len(sequence.tokens) - 2
+        if cache is None or self._newest is None or self._next != newest + 1 or candidates.ahead:
             return
-        read, made, first = cache.length, [self._newest], len(candidates.tree)
-
-        def run(path: list[Any]) -> Tensor:
-            while len(made) <= len(path):
-                at = newest + len(made)
-                state = model.fed_back(made[-1])
-                made.append(model.run([path[len(made) - 1]], state, at, cache))
-                cache.commit((0,))
-            return model.logits(made[len(path)])
-
-        candidates.chain(run, model.subset, most=SCRATCH)
+        read, first = cache.length, len(tree)
+        branches = Branches(self.model, cache, tree, newest, self._newest)
+        candidates.spread(branches.logits, self.model.subset, most=SCRATCH)
         cache.rewind(read)
-        tree = candidates.tree
         if first == 1:  # what others proposed before might be right as well
             self._drafted = [t for t, parent in zip(tree.tokens, tree.parents, strict=True) if parent == 0]
 

@@ -58,12 +58,7 @@ def load_eagle(path: str | Path, target: Any, tokens: Sequence[str] | None = Non
     Raises:
         InputError: the files cannot be read, are none of an EAGLE-3 drafter, or do not fit the target.
     """
-    _check_target(target)
-    files = open_files(Path(path).expanduser())
-    _check_kind(files)
-    config = files.config(target)
-    _check_fit(files, config, target, tokens)
-    _check_table(files, config)
+    files, config = open_eagle(path, target, tokens)
     d2t = _vocabulary(files, config)
     read = {name: files.get(name) for name in config.shapes() if name in files.found}
     for name, tensor in read.items():
@@ -74,6 +69,23 @@ def load_eagle(path: str | Path, target: Any, tokens: Sequence[str] | None = Non
             head = read["lm_head"]
             read["lm_head"] = head.take(order) if isinstance(head, Stored) else head[order]
     return EagleWeights(config, read, d2t, str(path))
+
+
+def open_eagle(
+    path: str | Path, target: Any, tokens: Sequence[str] | None = None
+) -> tuple[Files, EagleConfig]:
+    """A drafter's files, and its config as their headers have it; see :func:`load_eagle`. No weight is read.
+
+    Raises:
+        InputError: as there, but for what the weights hold.
+    """
+    _check_target(target)
+    files = open_files(Path(path).expanduser())
+    _check_kind(files)
+    config = files.config(target)
+    _check_fit(files, config, target, tokens)
+    _check_table(files, config)
+    return files, config
 
 
 def _check_target(target: Any) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tokenswift.json_files import MOST_CONFIG, line_of, object_in
 from tokenswift.kernels.formats.format import Stored
+from tokenswift.kernels.formats.registry import BY_CODE
 from tokenswift.loader.checkpoint import weight_files
 from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.gguf.file import GgufFile
@@ -90,6 +91,7 @@ class Files:
         config: of the drafter, for a target's config.
         tokens: of the tokenizer that the file holds, if any.
         absolute: whether d2t is rather ids than offsets.
+        stored: formats of quantized weights, by canonical names.
     """
 
     where: str
@@ -99,6 +101,7 @@ class Files:
     config: Callable[[Any], EagleConfig]
     tokens: list[str] | None
     absolute: bool
+    stored: Mapping[str, str] = field(default_factory=dict)
 
 
 def open_files(path: Path) -> Files:
@@ -219,7 +222,9 @@ def _gguf(file: GgufFile) -> Files:
         return _gguf_config(file, found, target, where)
 
     tokens = file.metadata.get("tokenizer.ggml.tokens")
-    return Files(where, found, names, get, config, tokens if isinstance(tokens, list) else None, True)
+    formats = {ours: BY_CODE.get(file.tensors[name].code) for ours, name in names.items()}
+    stored = {ours: form.name for ours, form in formats.items() if form is not None}
+    return Files(where, found, names, get, config, tokens if isinstance(tokens, list) else None, True, stored)
 
 
 def _gguf_config(file: GgufFile, found: dict[str, Any], target: Any, where: str) -> EagleConfig:

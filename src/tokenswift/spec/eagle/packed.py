@@ -17,6 +17,7 @@ from torch import Tensor
 from tokenswift.inference import inference
 from tokenswift.interfaces import DraftModel, KVCache, Segment
 from tokenswift.kernels.formats.format import Stored
+from tokenswift.kernels.torch import row_paths
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.full import FullCache
 from tokenswift.loader.checkpoint import unstored
@@ -42,6 +43,11 @@ def _halves(weight: Tensor | Stored, width: int) -> tuple[Tensor | Stored, Tenso
     return Stored(weight.format, one.contiguous()), Stored(weight.format, other.contiguous())
 
 
+def _nbytes(weights: Any) -> int:
+    """Bytes of packed weights or a tensor; 0 of anything else."""
+    return weights.nbytes if isinstance(weights, Packed | Tensor) else 0
+
+
 class EagleModel:
     """A drafter, packed for a target. Threads may share it.
 
@@ -53,7 +59,9 @@ class EagleModel:
         name: of the checkpoint.
         window: newest keys that a token sees, itself included.
         subset: tokens that the columns of logits stand for; None: token ids.
-        weight_bytes: bytes of weights that one pass reads.
+        weight_bytes: bytes of weights that a pass over features reads.
+        level_bytes: bytes that a pass over drafted rows reads, those of a head of the target's included.
+        held_bytes: bytes of weights that it holds beside the target's.
     """
 
     def __init__(self, weights: EagleWeights, target: DraftModel) -> None:
@@ -110,6 +118,9 @@ class EagleModel:
         )
         self._body = self.backend.body(self.shape, [layer])
         self.weight_bytes = sum(weight.nbytes for weight in packed)
+        whole = getattr(target, "head", None) if self._head is None and self._rows is None else None
+        self.level_bytes = self.weight_bytes - self._fc.nbytes + _nbytes(self._rows) + _nbytes(whole)
+        self.held_bytes = self.weight_bytes + _nbytes(self._embedding) + _nbytes(self._rows)
         self._wrong, self._said = 0, False
         del self._given
 
@@ -179,11 +190,19 @@ class EagleModel:
         states: Float[Tensor, "n H"],
         at: int,
         cache: FullCache,
+        parents: Sequence[int] | None = None,
     ) -> Float[Tensor, "n H"]:
         """A pass over rows at the positions ``at`` and on, each of a state and the token *behind* its
-        position: the states behind the layer. Its keys and values go to the cache's scratch."""
+        position: the states behind the layer. Its keys and values go to the cache's scratch.
+
+        Args:
+            parents: of a tree, the row that each row follows (-1: none of them, so that it stands at ``at``).
+        """
         ids, count = torch.tensor(tokens), len(tokens)
-        segment = Segment(ids, torch.arange(at, at + count), cast(KVCache, cache))
+        positions = torch.arange(at, at + count)
+        if parents is not None:
+            positions = torch.tensor([at - 1 + len(path) for path in row_paths(count, parents)])
+        segment = Segment(ids, positions, cast(KVCache, cache), parents)
         batch = self.backend.batch([segment], self.shape)
         beside = self._embed(batch.tokens)
         if self.config.norm_before_residual:

@@ -30,7 +30,7 @@ def eagle_of(
     if isinstance(wanted, EagleWeights):
         weights = wanted
     elif isinstance(wanted, str | Path):
-        weights = load_eagle(_place(str(wanted), on_progress), target.config, _tokens(codec))
+        weights = load_eagle(place_of(str(wanted), on_progress), target.config, _tokens(codec))
     else:
         raise InputError(f"eagle is {shown(wanted)}; valid: a folder, a GGUF file or a hub id", "eagle")
     made = EagleModel(weights, target)
@@ -38,8 +38,12 @@ def eagle_of(
     return made
 
 
-def _place(name: str, on_progress: OnProgress | None) -> Path:
-    """A checkpoint's folder or file, fetched where it is the hub's."""
+def place_of(name: str, on_progress: OnProgress | None = None) -> Path:
+    """A checkpoint's folder or file, fetched where it is the hub's.
+
+    Raises:
+        InputError: there is none of that name.
+    """
     check_eagle(name)
     path = Path(name).expanduser()
     if path.exists():

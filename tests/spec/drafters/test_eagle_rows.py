@@ -1,0 +1,181 @@
+"""What an EAGLE-3 drafter computes, row by row, against its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.spec.drafters.test_auto import FREE, _always
+from tests.spec.eagle_drafters import random_eagle
+from tests.tiny import VOCAB, tiny_model
+from tokenswift import LLM, SamplingParams
+from tokenswift.interfaces import TokenSequence
+from tokenswift.kernels.base import Backend
+from tokenswift.kernels.cuda.backend import CudaBackend
+from tokenswift.kernels.torch import TorchBackend
+from tokenswift.loader.rope import rotary_of
+from tokenswift.models.decoder import NativeTarget
+from tokenswift.models.target import backend_for
+from tokenswift.spec.adaptive.controller import PLAIN, Control
+from tokenswift.spec.adaptive.cost import Costs
+from tokenswift.spec.drafters.eagle import Branches, EagleDrafter
+from tokenswift.spec.eagle import packed
+from tokenswift.spec.eagle.checkpoint import EagleWeights
+from tokenswift.spec.eagle.packed import EagleModel
+from tokenswift.spec.eagle.reference import EagleCache, EagleReference
+from tokenswift.spec.methods.resources import Resources
+from tokenswift.tree import CandidateTree
+
+TEXT = torch.randint(2, VOCAB, (60,), generator=torch.Generator().manual_seed(6)).tolist()
+SAMPLINGS = {"greedy": SamplingParams(greedy=True, repetition_penalty=1.0), "noisy": SamplingParams(seed=4)}
+#: drafters in every form
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "names": {"names": 41, "norm_before_residual": True},
+    "shared": {"own": False, "names": 41, "qk_norm": True},
+    "biased": {"own": False, "qkv_bias": True, "o_bias": True, "mlp_bias": True, "fc_norm": True},
+    "3.1": {"norm_before_fc": True, "norm_output": True, "head_dim": 8},
+}
+
+
+def drafts_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drafter drafts in every step, as far as it may, at no cost."""
+    monkeypatch.setattr(Resources, "costs", lambda self, low=None: FREE)
+    monkeypatch.setattr(Costs, "observe", lambda *args: None)
+    monkeypatch.setattr(Control, "_price", lambda *args: None)
+    monkeypatch.setattr(Control, "mode", _always("eagle"))
+
+
+def reference_of(weights: EagleWeights, model: Any) -> EagleReference:
+    given = (model.model.embed_tokens.weight.detach(), model.lm_head.weight.detach())
+    return EagleReference(weights, *given, window=weights.config.default_window)
+
+
+def backends() -> list[Backend]:
+    """The kernels, the reference in torch, and the CUDA backend with its reference in the kernels' place."""
+    card = CudaBackend("cpu")
+    return [backend_for(), TorchBackend(), card]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("backend", backends(), ids=["kernels", "torch", "cuda"])
+def test_kernels_give_the_references_rows(form: str, backend: Backend) -> None:
+    """A text in three passes, then a tree behind it, depth by depth; over keys that lie before the window."""
+    weights, model = random_eagle(window=9, std=0.1, **FORMS[form]), tiny_model("llama")
+    target = NativeTarget(model, backend, rotary_of(model))
+    made = EagleModel(weights, target)
+    reference = reference_of(weights, model)
+    features = torch.randn(3, 40, 48, generator=torch.Generator().manual_seed(1))
+    rows, keys = reference.fuse(features.transpose(0, 1).flatten(1)), EagleCache()
+    hidden, logits = reference.step(torch.tensor(TEXT[1:41]), rows, torch.arange(40), keys)
+    cache, found = made.new_cache(), []
+    for start, end in ((0, 1), (1, 30), (30, 40)):
+        fused = made.fuse(features[:, start:end])
+        found.append(made.run(TEXT[start + 1 : end + 1], fused, start, cache))
+        cache.commit(tuple(range(end - start)))
+    state = torch.cat(found)
+    close: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(made.fed_back(state), hidden, **close)
+    torch.testing.assert_close(made.logits(state), logits, **close)
+    tree = CandidateTree(TEXT[40])
+    branches = Branches(made, cache, tree, 39, state[-1:])
+    torch.testing.assert_close(branches.logits([0]), logits[-1:], **close)
+    # both at first, then those below the first alone, and one of these
+    for parents in ((0, 0), (1, 1, 2), (3, 4), (6, 6), (8,)):
+        nodes = [tree.add(parent, token) for token, parent in enumerate(parents, 5 * len(tree))]
+        found = branches.logits(nodes)
+        for node, row in zip(nodes, found.split(1), strict=True):
+            keys.cut(40)
+            last = hidden[-1:]
+            for depth, token in enumerate(tree.path(node)):
+                last, logits = reference.step(torch.tensor([token]), last, torch.tensor([40 + depth]), keys)
+            torch.testing.assert_close(row, logits, **close)
+    assert cache.length == 40 + 4  # the path that all of the last pass have in common
+
+
+class Noted:
+    """What drafters drafted from in a run: the text, and each path's tokens with the logits behind it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.drafts: list[tuple[list[int], list[tuple[list[int], Tensor]]]] = []
+        propose, noted = EagleDrafter.propose, self
+
+        def proposed(self: EagleDrafter, sequence: TokenSequence, candidates: Any) -> None:
+            spread, drafted = candidates.spread, list[tuple[list[int], Tensor]]()
+            noted.drafts.append((list(sequence.tokens), drafted))
+
+            def spreading(run: Any, *args: Any, **more: Any) -> None:
+                def ran(nodes: list[int]) -> Tensor:
+                    logits = run(nodes)
+                    rows = zip(nodes, logits.split(1), strict=True)
+                    drafted.extend((candidates.tree.path(node), row) for node, row in rows)
+                    return logits
+
+                spread(ran, *args, **more)
+
+            candidates.spread = spreading
+            propose(self, sequence, candidates)
+
+        monkeypatch.setattr(EagleDrafter, "propose", proposed)
+
+
+@torch.no_grad()
+def expected(
+    reference: EagleReference, features: Tensor, text: list[int], paths: list[list[int]]
+) -> Iterator[Tensor]:
+    """By the reference, over the whole text: logits behind each path, which runs alone."""
+    keys, count = EagleCache(), len(text) - 1
+    rows = reference.fuse(features[:count])
+    hidden, logits = reference.step(torch.tensor(text[1:]), rows, torch.arange(count), keys)
+    for path in paths:
+        keys.cut(count)
+        state, found = hidden[-1:], logits[-1:]
+        for depth, token in enumerate(path):
+            place = torch.tensor([count + depth])
+            state, found = reference.step(torch.tensor([token]), state, place, keys)
+        yield found
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_run_drafts_what_the_reference_drafts(monkeypatch: pytest.MonkeyPatch, kernels: bool) -> None:
+    """Step after step, with drafts that are wrong at every depth: features of the right tokens, keys of the
+    window and no others. The cache is small, so that its window moves; now and then others draft for longer
+    than it reaches."""
+
+    drafts_always(monkeypatch)
+
+    def in_turn(self: Control, context: int) -> str:
+        return _always("eagle" if context % 60 < 30 else PLAIN)(self, context)
+
+    monkeypatch.setattr(Control, "mode", in_turn)
+    monkeypatch.setattr(packed, "CHUNK", 16)
+    model = tiny_model("llama")
+    weights = random_eagle(names=41, window=11)
+    llm = LLM.from_model(model, heads=None, eagle=weights, backend="auto" if kernels else "torch")
+    noted = Noted(monkeypatch)
+    out = llm.generate(
+        TEXT[:30],
+        190,
+        strategy_options={"ngrams": 0, "draft": "hidden"},
+        sampling=SAMPLINGS["noisy"],
+        ignore_eos=True,
+    )
+    assert len({len(paths) for _, paths in noted.drafts}) > 1 and out.metrics.mean_acceptance_length > 1.02
+    reference = reference_of(weights, model)
+    with torch.no_grad():
+        given = torch.tensor([TEXT[:30] + out.token_ids])
+        states = model(given, output_hidden_states=True).hidden_states
+    features = torch.cat([states[layer][0] for layer in weights.config.feature_layers], dim=-1)
+    seen = branched = 0
+    for text, drafted in noted.drafts:
+        paths = [path for path, _ in drafted]
+        branched += len(paths) > 1 + max(map(len, paths))
+        wanted = expected(reference, features, text, paths)
+        for (_, found), logits in zip(drafted, wanted, strict=True):
+            torch.testing.assert_close(found, logits, rtol=1e-3, atol=1e-3)
+            seen += 1
+    assert seen > 150 and branched > 20
