@@ -1,9 +1,9 @@
 """The whole package on arm64, emulated: ``make test-arm64``.
 
-Debian's Python for arm64 and the dependencies' wheels are fetched into a folder, the package is installed
-there with its kernels for arm64, and ``qemu-user`` runs the default model in int8: its tokens have to be
-those of ``tests/data/frozen.json``, which x86-64 writes. Needs Debian with qemu-user-static,
-gcc-aarch64-linux-gnu and apt; some minutes, and 1.5 GB of disk.
+Debian's Python for arm64 and the dependencies' wheels are fetched into a folder, the wheel for arm64 is built
+and installed there, with the kernels of ``make wheels`` where that has been run, and ``qemu-user`` runs the
+default model in int8: its tokens have to be those of ``tests/data/frozen.json``, which x86-64 writes. Needs
+Debian with qemu-user-static, gcc-aarch64-linux-gnu and apt; some minutes, and 1.5 GB of disk.
 
 The torch of this environment is the last one for arm64 on PyPI that brings no CUDA (2.5 GB); the tokens are
 those of the compiled kernels.
@@ -26,7 +26,7 @@ PACKAGES = ("python3-minimal", "python3", "libstdc++6", "libgomp1")
 TORCH = "torch==2.10.0"
 LEFT_OUT = ("torch", "pip", "accelerate")  # of the dependencies
 ITS_OWN = ("sympy", "networkx", "typing-extensions", "fsspec", "setuptools")  # what torch asks for
-PREBUILT, KERNELS = ROOT / "src/tokenswift/kernels/cpu/prebuilt.py", "linux-aarch64"
+KERNELS = "linux-aarch64"
 MODEL = "smollm2-135m"
 RUNS = ("autoregressive", "tokenswift")
 
@@ -85,11 +85,22 @@ def install(folder: Path, root: Path) -> Path:
     wheels = folder / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, "."]
-    run(*build)
+    run(*build, TOKENSWIFT_WHEEL=KERNELS, TOKENSWIFT_WHEEL_KERNELS=str(kernels_in(folder)))
     run(*pip, "--no-deps", *wheels.glob("*.whl"))
-    built = packages / "tokenswift/kernels/cpu/built"
-    run(sys.executable, PREBUILT, KERNELS, built, "--compiler", "aarch64-linux-gnu-gcc")
     return python
+
+
+def kernels_in(folder: Path) -> Path:
+    """The folder of the kernels for arm64: those of ``make wheels``, or compiled into this folder."""
+    from tokenswift.kernels.cpu import prebuilt
+
+    of_wheels, own = ROOT / "build" / "kernels" / KERNELS, folder / "kernels"
+    for made in (of_wheels, own):
+        if isinstance(prebuilt.about(made), dict):
+            print(f"kernels: {made}", flush=True)
+            return made
+    prebuilt.make(KERNELS, own, ["aarch64-linux-gnu-gcc"])
+    return own
 
 
 def cache_with_model(folder: Path) -> Path:

@@ -51,6 +51,27 @@ def test_compiled_kernels_pass(kernels: CpuBackend) -> None:
     assert check.fault(kernels._lib) is None
 
 
+def test_a_sound_library_is_asked_once(
+    kernels: CpuBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+    monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path))
+    made = CpuBackend(kernels._lib)
+    for key, build_text, finds, found in (
+        ("kernels-1", "gcc", "rows", "rows"),  # which is not kept
+        ("kernels-1", "gcc", None, None),
+        ("kernels-1", "gcc", "never asked", None),
+        ("kernels-2", "gcc", "another processor", "another processor"),
+        ("kernels-1", "clang", "another compiler", "another compiler"),
+        (None, "gcc", None, None),  # a library that is not kept
+        (None, "gcc", "rows", "rows"),
+    ):
+        monkeypatch.setattr(targets, "fault", lambda library, finds=finds: (asked.append(finds), finds)[1])
+        made.key, made.build = key, build_text
+        assert targets._fault(kernels._lib, made) == found
+    assert "never asked" not in asked and len(asked) == 6
+
+
 FIRST = "a product that depends on the number of rows"
 
 

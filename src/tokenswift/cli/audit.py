@@ -61,7 +61,7 @@ def add_parser(subparsers: Any) -> None:
         "--quick",
         action="store_true",
         help=f"the first prompt alone, and {QUICK} new tokens per text where --max-new-tokens is not given: "
-        "whether an installation is sound, in seconds",
+        "whether an installation is sound",
     )
     parser.add_argument("--tokens", type=integer, dest="max_new_tokens", help=argparse.SUPPRESS)
     parser.add_argument(

@@ -1,9 +1,10 @@
-"""Which model files passed the checks of a load on this machine, so that the next load need not repeat them.
+"""What passed the checks of a load on this machine, so that the next load need not repeat them.
 
-The checks: that the native decoder's logits are the reference's, and that ``tokenizer.json`` can be loaded
-within bounds. What is kept of them is one number, how far the logits were, under a name that stands for the
-very files (names, sizes, times, content: large ones in samples), versions, sources and kernels, and for what
-was asked for.
+The checks of model files: that the native decoder's logits are the reference's, and that ``tokenizer.json``
+can be loaded within bounds. What is kept of them is one number, how far the logits were, under a name that
+stands for the very files (names, sizes, times, content: large ones in samples), versions, sources, kernels,
+and what was asked for. The check of compiled kernels: that the bits of a row are its own affair. Its name
+stands for library, compiler, processor, versions and sources.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from importlib import metadata, resources
 from pathlib import Path
+from typing import Any
 
 from tokenswift.files import read_small, replacing
 from tokenswift.version import __version__
@@ -36,14 +39,28 @@ def key_of(folder: Path, *wishes: object) -> str:
     Raises:
         OSError: a file cannot be read.
     """
-    versions = [f"{name} {metadata.version(name)}" for name in PACKAGES]
-    made = hashlib.sha256(repr((__version__, versions, _sources(), wishes)).encode())
+    made = _begun(wishes)
     for path in sorted(folder.iterdir()) if folder.is_dir() else [folder]:
         about = path.stat()
         made.update(repr((path.name, path.is_file(), about.st_size, about.st_mtime_ns)).encode())
         if path.is_file():
             _content(path, about.st_size, made.update)
     return made.hexdigest()[:32]
+
+
+def key_of_kernels(*about: str) -> str:
+    """The name for a compiled library.
+
+    Args:
+        about: what stands for its code and the processor.
+    """
+    return _begun(about).hexdigest()[:32]
+
+
+def _begun(wishes: tuple[object, ...]) -> Any:
+    """A hash of versions, of our sources, and of what else decides."""
+    versions = [f"{name} {metadata.version(name)}" for name in PACKAGES]
+    return hashlib.sha256(repr((__version__, versions, _sources(), wishes)).encode())
 
 
 def _content(path: Path, size: int, take: Callable[[bytes], object]) -> None:
@@ -57,6 +74,7 @@ def _content(path: Path, size: int, take: Callable[[bytes], object]) -> None:
             take(file.read(BLOCK))
 
 
+@cache
 def _sources() -> str:
     made, package = hashlib.sha256(), resources.files("tokenswift")
     for name in SOURCES:

@@ -6,6 +6,7 @@ over a few dozen tokens must give its logits. What fails the check is not used.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 from pathlib import Path
@@ -29,7 +30,7 @@ from tokenswift.kernels.cpu.prebuilt import Carried
 from tokenswift.kernels.cpu.threads import usable
 from tokenswift.kernels.several import SeveralBackend
 from tokenswift.kernels.torch import TorchBackend
-from tokenswift.loader import placed
+from tokenswift.loader import passed, placed
 from tokenswift.loader.checkpoint import Weights
 from tokenswift.loader.find import cache_dir
 from tokenswift.loader.load import usual_backend
@@ -117,14 +118,27 @@ def _made(device: torch.device, wanted: str, graphs: bool) -> Backend | str:
     compiled = carried(instructions) or library(cache_dir() / "kernels", targets)
     if compiled is None:  # a line has said why
         return TorchBackend() if wanted == "auto" else "the CPU kernels cannot be compiled here"
-    if (wrong := fault(compiled)) is not None:
-        return f"the compiled CPU kernels give rows other bits than they have alone ({wrong})"
     made = CpuBackend(compiled)
     name = compiled.key if isinstance(compiled, Carried) else Path(compiled._name).stem
     made.key = (
         name if name.startswith("kernels-") else None
     )  # where it is kept nowhere, nothing is kept of it
+    if (wrong := _fault(compiled, made)) is not None:
+        return f"the compiled CPU kernels give rows other bits than they have alone ({wrong})"
     return made
+
+
+def _fault(compiled: ctypes.CDLL, backend: CpuBackend) -> str | None:
+    """What :func:`fault` finds; a library in which it found nothing on this machine is not asked again."""
+    if backend.key is None:
+        return fault(compiled)
+    marks, key = cache_dir() / "kernels" / "checked", passed.key_of_kernels(backend.key, backend.build)
+    if passed.read(marks, key) is not None:
+        return None
+    wrong = fault(compiled)
+    if wrong is None:
+        passed.write(marks, key, 0.0)
+    return wrong
 
 
 def check_model(model: Any) -> None:
