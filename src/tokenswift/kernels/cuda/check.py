@@ -71,6 +71,7 @@ def started(device: torch.device, graphs: bool = True) -> CudaBackend | str:
     if (found := int8_fault(backend)) is not None:
         logger.warning("keys and values in int8 do not work here (%s); other types do", found)
         backend.int8_keys = False
+    backend.prepares = True
     backend.equal_bits, backend.build = True, f"triton {version('triton')}"
     backend.key = f"{backend.build}, {backend.processor()}"
     return backend
