@@ -138,7 +138,7 @@ def backend_of(device: torch.device, graphs: bool = True, library: Any = None, t
 
     settle()
     made = CudaBackend(device, Kernels(device) if tuning is None else Kernels(device, tuning), library)
-    made.graphs = graphs
+    made.graphs, made.prepares = graphs, True
     return made
 
 

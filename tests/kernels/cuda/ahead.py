@@ -46,24 +46,35 @@ class Ahead(Kernels):
         return self.card // 10
 
     def run(self, kernel: Any, grid: tuple[int, ...], warps: int, stages: int, **given: Any) -> None:
-        signature: dict[str, str] = {}
-        constants: dict[str, Any] = {}
-        aligned: dict[tuple[int, ...], list[list[object]]] = {}
-        for at, parameter in enumerate(kernel.params):
-            value = given[parameter.name]
-            if parameter.is_constexpr:
-                signature[parameter.name], constants[parameter.name] = "constexpr", value
-            elif isinstance(value, Tensor):
-                signature[parameter.name] = NAMES[value.dtype]
-                aligned[(at,)] = [["tt.divisibility", 16]]
-            else:
-                signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
-                if isinstance(value, int) and value % 16 == 0 and not parameter.do_not_specialize:
-                    aligned[(at,)] = [["tt.divisibility", 16]]
-        source = ASTSource(kernel, signature, constants, aligned)
+        source = ASTSource(kernel, *taken(kernel, given))
         options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
         found = triton.compile(source, target=self.target, options=options)
         self.made.setdefault(kernel.__name__, []).append(found)
+
+
+def taken(
+    kernel: Any, given: dict[str, Any]
+) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int, ...], list[list[object]]]]:
+    """What Triton compiles a kernel for, and so anew for each other: types, constants, and which numbers and
+    addresses are multiples of 16."""
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    aligned: dict[tuple[int, ...], list[list[object]]] = {}
+    for at, parameter in enumerate(kernel.params):
+        value = given[parameter.name]
+        if parameter.is_constexpr:
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        elif isinstance(value, Tensor):
+            signature[parameter.name] = NAMES[value.dtype]
+            aligned[(at,)] = [["tt.divisibility", 16]]
+        else:
+            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+            if isinstance(value, int) and not parameter.do_not_specialize:
+                if value == 1:
+                    signature[parameter.name], constants[parameter.name] = "constexpr", 1
+                elif value % 16 == 0:
+                    aligned[(at,)] = [["tt.divisibility", 16]]
+    return signature, constants, aligned
 
 
 def registers(kernel: Any, card: int, folder: Path) -> tuple[int, int]:

@@ -148,7 +148,7 @@ def test_a_long_chains_rows_have_the_bits_of_single_ones() -> None:
     [
         (0, 0, None, False),
         (SPANNED - 40, 0, 3.0, True),
-        (2 * SPANNED + 10, 700, None, True),
+        (3 * SPANNED + 10, 3000, None, True),
     ],
 )
 def test_rows_that_go_over_all_keys_have_the_bits_of_those_that_share_spans(

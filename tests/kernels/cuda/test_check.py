@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,13 +16,16 @@ from tests.kernels.cuda.test_backend import Unstarted
 from tests.tiny import tiny_model
 from tokenswift import SamplingParams
 from tokenswift.interfaces import Segment
-from tokenswift.kernels.cuda import check
+from tokenswift.kernels.cuda import check, products
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.graphs import Graphs
 from tokenswift.kernels.cuda.plan import Plan
 from tokenswift.kernels.cuda.reference import Reference
+from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader.rope import rotary_of
+from tokenswift.models import target as targets
 from tokenswift.models.decoder import NativeTarget
+from tokenswift.types import InputError
 
 
 def test_kernels_are_compiled_together_before_they_are_checked(caplog: pytest.LogCaptureFixture) -> None:
@@ -47,6 +51,50 @@ def test_kernels_are_compiled_together_before_they_are_checked(caplog: pytest.Lo
     ops.fails = True
     check.compile_all(CudaBackend("cpu", ops))
     assert caplog.messages == ["kernels are compiled one after the other here (no thread left)"]
+
+
+@pytest.mark.parametrize(
+    "version,here,capability,said",
+    [
+        ("3.5.1", True, (9, 0), "Triton is 3.5.1; valid: 3.6 and newer"),
+        ("2.12.0+git12", True, (9, 0), "Triton is 2.12.0+git12; valid: 3.6 and newer"),
+        (None, True, (9, 0), "Triton cannot be imported: import of triton halted; None in sys.modules"),
+        ("3.6.0", False, (9, 0), "torch finds no CUDA device"),
+        ("3.7.1", True, (7, 5), "Some Card has compute capability 7.5; valid: 8.0 and newer"),
+        ("3.10.0", True, (8, 0), "no driver that could be loaded"),
+        ("4.0", True, (12, 0), "no driver that could be loaded"),
+    ],
+)
+def test_torch_takes_over_where_kernels_cannot_be_tried(
+    version: str | None,
+    here: bool,
+    capability: tuple[int, int],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One line, and the torch path; with the backend asked for, an error. What can be tried is started."""
+
+    def load(*_: Any) -> None:
+        raise RuntimeError("no driver that\ncould be loaded")
+
+    triton = pytest.importorskip("triton")
+    if version is None:
+        monkeypatch.setitem(sys.modules, "triton", None)
+    else:
+        monkeypatch.setattr(triton, "__version__", version)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: here)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some Card")
+    monkeypatch.setattr(products, "settle", load)
+    monkeypatch.setattr(targets, "_backends", {})
+    made = targets.backend_for("cuda:0")
+    assert isinstance(made, TorchBackend) and not made.equal_bits
+    assert caplog.messages == [f"the CUDA kernels do not work here ({said}); the slower torch path is used"]
+    with pytest.raises(InputError) as refused:
+        targets.backend_for("cuda:0", "cuda")
+    line = f"backend is 'cuda', but the CUDA kernels do not work here ({said}); valid: auto, torch"
+    assert str(refused.value) == line
 
 
 @pytest.mark.parametrize("same", [True, False])

@@ -19,7 +19,7 @@ def test_kernels_in_the_interpreter(which: str, name: str) -> None:
     pytest.importorskip("triton")
     tests = str(Path(__file__).with_name(f"{name}.py"))
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", which, tests],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", "-m", which, tests],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

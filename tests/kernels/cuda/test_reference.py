@@ -54,7 +54,10 @@ def test_a_long_chains_blocks_have_the_rows_before_them_as_context() -> None:
     assert torch.equal(plan.blocks, plan.units)
     assert plan.blocks[:, 2].tolist() == [CHUNK - 40 + 64 * block for block in range(4)]
     assert plan.places[:, 5].tolist() == list(range(CHUNK - 40, CHUNK - 40 + rows))
-    assert plan.form.own == 2
+    assert plan.form.own == 2 and plan.long
+    short, branched = segment(9, ALONE, None, 1, 16), segment(9, ALONE + 1, tree(ALONE + 1, 3), 1, 16)
+    for text in (short, branched):
+        assert not plan_of([segment(CHUNK - 40, rows, None, 1, 16), text], 1, CPU).long
 
 
 @pytest.mark.parametrize("parents", [[-1, 1, 0], [-1, 0], [-2, 0, 0]])

@@ -20,6 +20,7 @@ from tokenswift.kernels.cuda.choose import DeviceRanker
 from tokenswift.kernels.cuda.entries import WIDEST, IntFullCache, IntSparseCache, entry_bytes
 from tokenswift.kernels.cuda.graphs import Graphs
 from tokenswift.kernels.cuda.plan import RECORDED, Form, Plan, Tables, plan_of
+from tokenswift.kernels.cuda.prepare import prepare
 from tokenswift.kernels.cuda.products import Product, Products
 from tokenswift.kernels.cuda.reference import Reference, summed
 from tokenswift.kernels.cuda.weights import KEPT, CudaPacked
@@ -77,6 +78,7 @@ class CudaBackend(Backend):
         graphs: record passes of few rows and replay them. On a CPU their buffers are used, and nothing is
             recorded.
         int8_keys: whether keys and values may be int8.
+        prepares: compile the kernels of each model when it is loaded.
     """
 
     name = "cuda"
@@ -92,6 +94,7 @@ class CudaBackend(Backend):
         self._products = Products(self.ops, library)
         self._origin = torch.empty(64, dtype=torch.uint8, device=self.device)
         self.graphs = self.int8_keys = True
+        self.prepares = False
         self._rankings: Graphs | None = None
 
     def pack(
@@ -127,7 +130,10 @@ class CudaBackend(Backend):
 
     def body(self, shape: Shape, weights: list[LayerWeights]) -> Body:
         """See :meth:`Backend.body`."""
-        return Body(shape, weights)
+        made = Body(shape, weights)
+        if self.prepares:
+            prepare(self, made)
+        return made
 
     def batch(self, segments: Sequence[Segment], shape: Shape) -> CudaBatch:
         """See :meth:`Backend.batch`. Passes of few rows may be recorded, and replayed as a text grows."""

@@ -7,6 +7,7 @@ text's: they have to be near what torch makes of them, and equal to each other b
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -35,6 +36,7 @@ KINDS: tuple[Kind, ...] = (
     (torch.bfloat16, Q4_1, None),
     (torch.float32, Q8_0, torch.int8),
 )
+OLDEST, CAPABLE = (3, 6), (8, 0)  # Triton, and a card's compute capability
 USUAL = 128  # width of most models' heads, for which kernels have forms of their own
 NEVER = 1 << 30  # programs of which there are never as many
 LONG, DEEP = 200, 2112  # rows and inner size of products that are compared: several blocks, several parts
@@ -46,6 +48,8 @@ NEAR = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 def started(device: torch.device, graphs: bool = True) -> CudaBackend | str:
     """The backend of a device; or in one line why it does not work there. ``graphs``: see `Backend`."""
     try:
+        if (found := unfit(device)) is not None:
+            return found
         from tokenswift.kernels.cuda.launch import Kernels
         from tokenswift.kernels.cuda.products import settle
 
@@ -58,7 +62,7 @@ def started(device: torch.device, graphs: bool = True) -> CudaBackend | str:
             backend.ops.enough = NEVER
         found = fault(backend) or fault(backend, [(torch.bfloat16, None, None)], (TAIL,), width=USUAL)
     except Exception as error:  # Triton, its compiler, the driver and torch each raise their own here
-        return " ".join(str(error).split())[:160] or type(error).__name__
+        return line_of(error)
     if found is not None:
         return found
     if graphs and (found := unrecorded(backend)) is not None:
@@ -67,9 +71,34 @@ def started(device: torch.device, graphs: bool = True) -> CudaBackend | str:
     if (found := int8_fault(backend)) is not None:
         logger.warning("keys and values in int8 do not work here (%s); other types do", found)
         backend.int8_keys = False
+    backend.prepares = True
     backend.equal_bits, backend.build = True, f"triton {version('triton')}"
     backend.key = f"{backend.build}, {backend.processor()}"
     return backend
+
+
+def line_of(error: Exception) -> str:
+    """What an error says, in one line."""
+    return " ".join(str(error).split())[:160] or type(error).__name__
+
+
+def unfit(device: torch.device) -> str | None:
+    """Why kernels cannot even be tried on a device, in one line: a compiler that does not know a card, or its
+    types, may end the process; None where they can. Newer Tritons are tried, and the check decides."""
+    try:
+        import triton
+    except ImportError as error:
+        return f"Triton cannot be imported: {line_of(error)}"
+    numbers = tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:2])
+    if numbers < OLDEST:
+        return f"Triton is {triton.__version__}; valid: 3.6 and newer"
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA device"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < CAPABLE:
+        name, has = torch.cuda.get_device_name(device), ".".join(map(str, capability))
+        return f"{name} has compute capability {has}; valid: 8.0 and newer"
+    return None
 
 
 @torch.inference_mode()
@@ -115,8 +144,7 @@ def compile_all(backend: CudaBackend) -> None:
             for alone in (False, True):
                 attended(backend, alone)
     except Exception as error:  # of Triton or its compiler; what is really wrong the check finds out
-        said = " ".join(str(error).split())[:160] or type(error).__name__
-        logger.warning("kernels are compiled one after the other here (%s)", said)
+        logger.warning("kernels are compiled one after the other here (%s)", line_of(error))
 
 
 @torch.inference_mode()
@@ -140,7 +168,7 @@ def int8_fault(backend: CudaBackend, kind: Kind = WHOLE, steps: Sequence[int] = 
     try:
         return fault(backend, [kind], steps, torch.int8)
     except Exception as error:  # as in `started`
-        return " ".join(str(error).split())[:160] or type(error).__name__
+        return line_of(error)
 
 
 @torch.inference_mode()
@@ -152,7 +180,7 @@ def unrecorded(backend: CudaBackend) -> str | None:
     try:
         found = case.replayed(backend, backend.replays(), (BEFORE, BEFORE + TAIL, BEFORE))
     except RuntimeError as error:  # torch, the driver and Triton's launcher
-        return " ".join(str(error).split())[:160] or type(error).__name__
+        return line_of(error)
     return None if torch.equal(found, expected) else "replays have other bits"
 
 

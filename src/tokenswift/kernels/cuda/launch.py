@@ -233,7 +233,7 @@ class Kernels(ProductKernels):
             count=len(nodes),
             D=width,
             DP=triton.next_power_of_2(width),
-            ROWS=max(16, triton.next_power_of_2(len(nodes))),
+            ROWS=max(ALONE, triton.next_power_of_2(len(nodes))),  # of one form, however many are moved
         )
 
     def norm(
