@@ -1,42 +1,57 @@
 """How often heads and an EAGLE-3 drafter for one model are right, depth by depth, at the same places.
 
-python scripts/drafter_rates.py MODEL HEADS EAGLE TEXTS [PLACES]
+python scripts/drafter_rates.py MODEL HEADS EAGLE TEXTS [--temperature T] [--greedy] [--context N] ...
 
 HEADS is a heads file, EAGLE a drafter's folder or GGUF file, TEXTS a text or a folder of texts that neither
-was trained on. The measures are those of `tokenswift eval-heads`: match is how often the first candidate,
-ranked with the model's own noise, is what the model chooses. The sampling is the paper's, with the seed 5.
+was trained on. The model goes on from passages of CONTEXT tokens, and its own tokens are the places looked
+at. The measures are those of `tokenswift eval-heads`: match is how often the first candidate, ranked with
+the model's own noise, is what the model chooses, and chain how often all up to this depth are. The sampling
+is the paper's, with the seed 5. A last row for each drafter has the tokens of a step that drafts a chain of
+two.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 from tokenswift.config import SamplingParams
 from tokenswift.loader.load import load
 from tokenswift.spec.eagle.checkpoint import load_eagle
 from tokenswift.spec.heads.checkpoint import load_heads
 from tokenswift.train.data import passages, prefix_of
-from tokenswift.train.evaluate import eagle_rates, head_rates
+from tokenswift.train.evaluate import eagle_rates, head_rates, own_text
 from tokenswift.train.selftext import Backbone
 
-SEED, TEXTS, LENGTH, FIRST = 5, 8, 384, 64  # passages, tokens of each, and the first place that counts
+SEED = 5
 
 
-def main(model: str, heads: str, eagle: str, texts: str, places: str = "1000") -> None:
-    """Print a row for each depth of each drafter."""
-    loaded = load(model, dtype="float32", device="cpu")
-    backbone, sampling, count = Backbone(loaded.model), SamplingParams(seed=SEED), int(places)
-    read = passages(texts, loaded.tokenizer, [LENGTH] * TEXTS, prefix_of(loaded.tokenizer), SEED)
-    made = load_heads(heads, loaded.model)
-    weights = load_eagle(eagle, loaded.model.config)
+def main() -> None:
+    """Print a row for each depth of each drafter, and for its chains of two."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    for name in ("model", "heads", "eagle", "texts"):
+        parser.add_argument(name)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--greedy", action="store_true")
+    for name, value in (("context", 1024), ("passages", 6), ("written", 128), ("places", 1000)):
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"(default {value})")
+    args = parser.parse_args()
+    sampling = SamplingParams(seed=SEED, temperature=args.temperature, greedy=args.greedy)
+    loaded = load(args.model, dtype="float32", device="cpu")
+    backbone = Backbone(loaded.model)
+    lengths = [args.context] * args.passages
+    read = passages(args.texts, loaded.tokenizer, lengths, prefix_of(loaded.tokenizer), SEED)
+    texts = own_text(backbone, read, args.written, sampling, lambda done, total: None)
+    heads, eagle = load_heads(args.heads, loaded.model), load_eagle(args.eagle, loaded.model.config)
+    places = (texts, sampling, args.context, args.places)
     found = {
-        "heads": head_rates(backbone, made, read, sampling, FIRST, count),
-        "eagle": eagle_rates(backbone, weights, made.count, read, sampling, FIRST, count),
+        "heads": head_rates(backbone, heads, *places),
+        "eagle": eagle_rates(backbone, eagle, heads.count, *places),
     }
     for name, rows in found.items():
         for depth, row in enumerate(rows, 1):
-            print(name, depth, *(f"{key} {value:.3f}" for key, value in row.items()))
+            print(name, depth, *(f"{key} {value:.3f}" for key, value in row.items()), flush=True)
+        print(name, f"tokens a step {1 + sum(row['chain'] for row in rows[:2]):.3f}")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -51,5 +51,5 @@ def run(args: argparse.Namespace) -> int:
 
         return train_eagle(*given, depths=args.depths)
 
-    trained(args, {"window": 256, "batch": 2}, train)
+    trained(args, {"window": 256, "batch": 2, "lr": 1e-4}, train)
     return 0

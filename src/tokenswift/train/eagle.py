@@ -1,12 +1,7 @@
-"""EAGLE-3 drafters: where they start, and their training by the recipe, with training-time test.
+"""EAGLE-3 drafters: their sizes, and their training by the recipe, with training-time test.
 
-Training-time test (Li et al. 2025): what the layer makes of a position is its feature at the next depth, as
-in drafting. There a row of depth i, drafted from position t, sees the rows of depth 0 up to t, and of its
-own chain one row of each depth; so it is here, for all positions of a window at once.
-
-The layer starts as the base model's last one, which reads the features alone: at first the drafter says about
-what the base model says of the token before. The LM head stays the base model's, its rows those of the tokens
-in the loss, which are the tokens that the drafter can name.
+The LM head stays the base model's, its rows those of the tokens in the loss, which are the tokens that the
+drafter can name.
 """
 
 from __future__ import annotations
@@ -18,94 +13,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
 from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.utils.data import ConcatDataset
 
 from tokenswift.files import replacing
 from tokenswift.json_files import line_of
 from tokenswift.loader.checkpoint import head_width
 from tokenswift.loader.made import RECORD
-from tokenswift.spec.eagle.config import FEATURES, SHARED, EagleConfig, default_layers
+from tokenswift.spec.eagle.config import FEATURES, EagleConfig, default_layers
 from tokenswift.spec.eagle.files import INNER, OUTER
-from tokenswift.spec.eagle.reference import EagleLayer
 from tokenswift.train.collect import Report
+from tokenswift.train.eagle_start import started
+from tokenswift.train.eagle_student import EagleStudent
 from tokenswift.train.features import check_room, gathered
-from tokenswift.train.loss import FrozenBase, Student
+from tokenswift.train.loss import FrozenBase
 from tokenswift.train.options import Job, check_eagle_out
 from tokenswift.train.recipe import Recipe
-from tokenswift.train.store import HiddenStore
+from tokenswift.train.store import HiddenStore, PairedWindows, Windows, held_out
 from tokenswift.train.work import first_process, once
 from tokenswift.types import InputError, OnProgress, RunError
-
-SCALED = 4096  # rows of features whose scale is looked at
-#: tensors of the layer by their names in the base model's last one
-LAST = {ours: theirs for theirs, ours in INNER.items() if theirs.endswith("weight")}
-
-
-class EagleStudent(Student):
-    """A drafter's layer, fed the text's own tokens, and from the second depth on what it made itself."""
-
-    ahead = 1
-
-    def __init__(self, config: EagleConfig, tensors: dict[str, Tensor], depths: int) -> None:
-        super().__init__()
-        self.config, self.levels, self.rotary = config, depths, config.rotary()
-        self.weights = nn.ParameterDict({name.replace(".", "_"): value for name, value in tensors.items()})
-        self.names = list(tensors)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The weights by canonical names."""
-        return {name: self.weights[name.replace(".", "_")] for name in self.names}
-
-    def forward(
-        self, tokens: Int[Tensor, "b L"], hidden: Float[Tensor, "b n F"], base: FrozenBase
-    ) -> list[Float[Tensor, "r D"]]:
-        """See :class:`Student`; ``hidden`` are features."""
-        m = hidden.shape[1] - self.extra
-        layer = EagleLayer(self.config, self.tensors())
-        rotary, positions = self.rotary.to(hidden.device), torch.arange(m, device=hidden.device)
-        state = layer.fuse(hidden[:, :m].float())
-        keys, values, made = [], [], []
-        for i in range(self.levels):
-            embeds = base.embed(tokens[:, 1 + i : 1 + i + m]).float()
-            q, k, v, residual = layer.enter(embeds, state, rotary, positions + i)
-            keys.append(k)
-            values.append(v)
-            state, read = layer.leave(attended(q, keys, values, self.config.window), residual)
-            made.append(read.flatten(0, 1))
-        return made
-
-
-def attended(
-    q: Float[Tensor, "b m h d"],
-    keys: Sequence[Float[Tensor, "b m k d"]],
-    values: Sequence[Float[Tensor, "b m k d"]],
-    window: int | None,
-) -> Float[Tensor, "b m h d"]:
-    """Attention of the newest depth: over all positions' rows of depth 0, and its own position's rows of
-    deeper ones.
-
-    Args:
-        keys, values: by depth, the newest last.
-        window: newest positions that are seen; None: all.
-    """
-    m, depth = q.shape[1], len(keys) - 1
-    q = q.unflatten(2, (keys[0].shape[2], -1))
-    scale = q.shape[-1] ** -0.5
-    behind = torch.arange(m, device=q.device)[:, None] - torch.arange(m, device=q.device)
-    seen = behind >= 0
-    if window is not None:
-        seen &= behind + depth < window
-    first = torch.einsum("bnkgd,bmkd->bnkgm", q, keys[0]).float() * scale
-    scores = [first.masked_fill(~seen[:, None, None], -torch.inf)]
-    scores += [(q * row[:, :, :, None]).sum(-1, keepdim=True).float() * scale for row in keys[1:]]
-    shares = torch.cat(scores, dim=-1).softmax(-1)
-    out = torch.einsum("bnkgm,bmkd->bnkgd", shares[..., :m], values[0])
-    for number, row in enumerate(values[1:]):
-        out = out + shares[..., m + number, None] * row[:, :, :, None]
-    return out.flatten(2, 3)
 
 
 def eagle_config(model: Any, drafted: int, window: int) -> EagleConfig:
@@ -141,47 +69,6 @@ def eagle_config(model: Any, drafted: int, window: int) -> EagleConfig:
         trained=window,
         fc_norm=True,
     )
-
-
-@torch.no_grad()
-def started(config: EagleConfig, model: Any, scale: float, seed: int) -> dict[str, Tensor]:
-    """The weights that training starts from, float32.
-
-    Args:
-        scale: of the features of the last of the three layers, which its norm gives back.
-    """
-    made = torch.Generator().manual_seed(seed)
-    found: dict[str, Tensor] = {}
-    there = model.base_model.layers[-1].state_dict() | {"norm.weight": model.base_model.norm.weight}
-    for name, shape in config.shapes().items():
-        if name in SHARED:
-            continue
-        std = 0.02 / (2 if name in ("o", "down") else 1)
-        value = torch.ones(shape, dtype=torch.float32)
-        if len(shape) > 1:
-            value = torch.randn(shape, generator=made, dtype=torch.float32) * std
-        last = there.get(LAST.get(name, f"{name}.weight"))
-        if last is not None and last.shape == shape:
-            value = last.float().cpu().clone()
-        elif last is not None and name in ("q", "k", "v"):  # its columns are those of the features
-            value[:, config.hidden :] = last.float().cpu()
-        found[name] = value
-    third = found["fc"][:, -config.hidden :]
-    third += torch.eye(*third.shape, dtype=torch.float32)
-    if "self_attn.q_norm.weight" in there:  # without these norms its queries and keys mean nothing
-        for name in ("q", "k"):
-            found[name] = torch.randn(found[name].shape, generator=made, dtype=torch.float32) * 0.02
-    found["hidden_norm"] = there["input_layernorm.weight"].float().cpu().clone()
-    found["input_norm"] = torch.ones(config.hidden, dtype=torch.float32)
-    found[f"fc_norm.{FEATURES - 1}"].fill_(scale)
-    return found
-
-
-def scale_of(features: HiddenStore) -> float:
-    """The median length of the last layer's features in a store, by the number."""
-    _, bits = features.arrays()
-    rows = torch.from_numpy(bits[:SCALED].copy()).view(torch.bfloat16).float()
-    return float(rows.chunk(FEATURES, dim=-1)[-1].pow(2).mean(-1).sqrt().median())
 
 
 def train_eagle(
@@ -221,13 +108,31 @@ def train_eagle(
 
         once(partial(_is_whole, place), gather)
         features.append(gather())
-    start = started(config, model, scale_of(features[0]), job.training.seed)
-    student = EagleStudent(config, start, depths).to(recipe.frozen.device)
+    student = EagleStudent(config, _start(config, recipe, features, depths), depths)
     notes = {"kind": "eagle3", "depths": depths, "drafted": config.draft_vocab}
     notes |= recipe.distil(student, features)
     if first_process():
         save_eagle(student, model, recipe.frozen, job, notes)
     return notes
+
+
+def _start(
+    config: EagleConfig, recipe: Recipe, features: Sequence[HiddenStore], depths: int
+) -> dict[str, Tensor]:
+    """Where training starts, on the base's device: made once, then read from the work folder."""
+    path, training = recipe.job.work / "start.safetensors", recipe.job.training
+
+    def make() -> None:
+        items = []
+        for pair in zip(recipe.stores, features, strict=True):
+            blocks, _ = held_out(pair[0], training.held_out)
+            items.append(PairedWindows(*(Windows(one, depths, training.window, 0, blocks) for one in pair)))
+        made = started(config, recipe.frozen, ConcatDataset(items), depths, training.seed)
+        with replacing(path) as part:
+            save_file({name: value.cpu().contiguous() for name, value in made.items()}, part)
+
+    once(path.exists, make)
+    return {name: value.to(recipe.frozen.device) for name, value in load_file(path).items()}
 
 
 def _is_whole(folder: Path) -> bool:

@@ -3,7 +3,8 @@
 - *top-1, top-3*: the text's next token is among the head's likeliest (no processing).
 - *match, match-3*: the head's candidates under the target's own noise hold the token that the target
   chooses with that noise, both distributions processed as in decoding. What acceptance is made of.
-Each head is given the text's true tokens before the one it predicts.
+- *chain*: so do the first candidates of all depths up to this one.
+Each head is given the text's true tokens before the one it predicts, in a chain as well.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from tokenswift.train.selftext import Backbone, continuations
 
 Tell = Callable[[int, int], object]  #: how much is done, and how much there is
 Drafts = Callable[[int], Iterator[Tensor]]  #: logits of each level, from a position on
-MEASURES = ("top1", "top3", "match", "match3")
+MEASURES = ("top1", "top3", "match", "match3", "chain")
+MATCH = MEASURES.index("match")
 
 
 def own_text(
@@ -93,10 +95,11 @@ def eagle_rates(
     eagle = EagleReference(weights, *parts, window)
 
     def drafts(tokens: Tensor, hidden: Tensor) -> Drafts:
-        features = features_of(backbone, weights.config.feature_layers, tokens[None])[0, :-1]
-        at, cache = torch.arange(len(features), device=tokens.device), EagleCache()
-        states, logits = eagle.step(tokens[1:], eagle.fuse(features), at, cache)
-        return lambda t: _chain(eagle, cache, states, logits, tokens, t, depths)
+        first = max(0, learn + 1 - window)  # rows before this one are seen from no place that counts
+        features = features_of(backbone, weights.config.feature_layers, tokens[None])[0, first:-1]
+        at, cache = torch.arange(first, len(tokens) - 1, device=tokens.device), EagleCache()
+        states, logits = eagle.step(tokens[first + 1 :], eagle.fuse(features), at, cache)
+        return lambda t: _chain(eagle, cache, states, logits, tokens, t, first, depths)
 
     return _rates(backbone, depths, drafts, texts, sampling, learn, positions, tell)
 
@@ -108,16 +111,17 @@ def _chain(
     logits: Tensor,
     tokens: Tensor,
     t: int,
+    first: int,
     depths: int,
 ) -> Iterator[Float[Tensor, "1 V"]]:
     """A drafter's logits from the state of position t, with the text's tokens in between.
 
     Args:
-        cache, states, logits: of the first depth, of the whole text.
+        cache, states, logits: of the first depth, of the text from position ``first`` on.
     """
-    chain = EagleCache(cache.keys, cache.values, cache.positions)
-    chain.cut(t + 1)
-    state, said = states[t : t + 1], logits[t : t + 1]
+    chain, row = EagleCache(cache.keys, cache.values, cache.positions), t - first
+    chain.cut(row + 1)
+    state, said = states[row : row + 1], logits[row : row + 1]
     for i in range(depths):
         if i:
             at = torch.tensor([t + i], device=tokens.device)
@@ -143,7 +147,7 @@ def _rates(
     """The measures of ``count`` levels of any drafter, which ``drafts`` makes for a text and its states."""
     model = backbone.model
     noise = Noise(sampling.seed, model.get_input_embeddings().weight.shape[0], model.device)
-    sums = torch.zeros(count, len(MEASURES), dtype=torch.float32)
+    sums, chain = torch.zeros(count, len(MEASURES), dtype=torch.float32), torch.ones(())
     seen = 0
     ends = [len(text) - 1 - count for text in texts]
     places = [range(learn, end, max(1, (end - learn) * len(texts) // positions)) for end in ends]
@@ -154,7 +158,9 @@ def _rates(
         said = drafts(tokens, hidden)
         for t in here:
             for i, logits in enumerate(said(t)):
-                sums[i] += _measure(backbone, logits, tokens, hidden, t + 1 + i, sampling, noise)
+                found = _measure(backbone, logits, tokens, hidden, t + 1 + i, sampling, noise)
+                chain = found[MATCH] * chain if i else found[MATCH]
+                sums[i] += torch.stack((*found, chain))
             seen += 1
             tell(seen, total)
     rates = (sums / max(seen, 1)).tolist()

@@ -131,12 +131,12 @@ def start(heads: Heads, stores: Sequence[HiddenStore], base: FrozenBase) -> None
             continue
         for name, parameter in head.named_parameters():
             if name in ("final_norm.weight", "post_layernorm.weight"):
-                parameter.copy_(_norm_weight(base))
+                parameter.copy_(norm_weight(base))
             elif "norm" not in name:
                 parameter.zero_()
 
 
-def _norm_weight(base: FrozenBase) -> Float[Tensor, " D"]:
+def norm_weight(base: FrozenBase) -> Float[Tensor, " D"]:
     """The final norm's factors, seen from outside (some families store them less one)."""
     probe = torch.linspace(-1, 2, base.rows.shape[1], dtype=torch.float32, device=base.device)
     weight = base.normed(torch.ones_like(probe)).float()

@@ -22,14 +22,14 @@ def expected_rates(model: Any, heads: Any, texts: list[list[int]], learn: int) -
     """The measures at every place that has a state, one after the other."""
     rule = reference.ChoiceRule(SAMPLING, VOCAB, coupled=True)
     states = reference.HeadStates(heads, model)
-    hits = [dict.fromkeys(("top1", "top3", "match", "match3"), 0) for _ in range(heads.count)]
+    hits = [dict.fromkeys(("top1", "top3", "match", "match3", "chain"), 0) for _ in range(heads.count)]
     seen = 0
     for tokens in texts:
         text = Text(model)
         text.extend(tokens)
         for t in range(learn, len(tokens) - 1 - heads.count):
             base = state = text.rows[t].hidden
-            seen += 1
+            seen, right = seen + 1, True
             for i, hit in enumerate(hits):
                 before = tokens[: t + 2 + i]  # all but the token that head i predicts
                 state = states.advance(i, state, base, before[-1])
@@ -41,6 +41,8 @@ def expected_rates(model: Any, heads: Any, texts: list[list[int]], learn: int) -
                 hit["top3"] += tokens[t + 2 + i] in best
                 hit["match"] += ranked[0] == target
                 hit["match3"] += target in ranked
+                right = right and ranked[0] == target
+                hit["chain"] += right
     return [{name: count / seen for name, count in hit.items()} | {"positions": seen} for hit in hits]
 
 
