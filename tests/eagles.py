@@ -153,10 +153,15 @@ def write(
 
 
 def write_gguf(
-    path: Path, of: EagleConfig, found: Mapping[str, Tensor], d2t: Tensor | None, **said: Any
+    path: Path,
+    of: EagleConfig,
+    found: Mapping[str, Tensor],
+    d2t: Tensor | None,
+    kind: str = "eagle3",
+    **said: Any,
 ) -> Path:
-    """A GGUF file; queries and keys paired as Llama's converter does."""
-    writer = gguf.GGUFWriter(path, "eagle3")
+    """A GGUF file of an architecture; queries and keys paired as Llama's converter does."""
+    writer = gguf.GGUFWriter(path, kind)
     for name, value in {
         "context_length": of.trained,
         "embedding_length": of.hidden,

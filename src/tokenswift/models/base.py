@@ -71,6 +71,14 @@ class BaseTarget(ABC):
         self._rows: tuple[Tensor, Any] | None = None
         self._taken: list[tuple[nn.Module, Callable[[], Tensor]]] = []  # modules, what makes their weights
 
+    def tap(self, layers: tuple[int, ...]) -> None:
+        """Have passes give the states that enter these layers from now on; see :attr:`taps`.
+
+        Raises:
+            InputError: the model's forward does not give them.
+        """
+        self.taps = layers
+
     @abstractmethod
     def compute_as(self, how: LoadConfig, name: str) -> None:
         """Compute in int8, and keep keys and values, as is asked for; called once, before the first pass

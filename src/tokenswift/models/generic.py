@@ -110,8 +110,7 @@ class GenericTarget(BaseTarget):
         setattr(self.body, norm, nn.Identity())  # a pass ends with the states before the final norm
         weights = (*self.body.layers.parameters(), self.lm_head.weight)
         self.weight_bytes = sum(map(placed.local_bytes, weights))
-        first = torch.zeros(1, dtype=torch.long, device=self.device)
-        self.windows = self._pass(Segment(first, first, self.new_cache(1)))[1].windows
+        self.windows = self._pass(self._one_row())[1].windows
 
     def compute_as(self, how: LoadConfig, name: str) -> None:
         """See :meth:`BaseTarget.compute_as`: transformers' own model computes in floats alone."""
@@ -126,6 +125,15 @@ class GenericTarget(BaseTarget):
                     f"valid: {valid}",
                     option,
                 )
+
+    def tap(self, layers: tuple[int, ...]) -> None:
+        """See :meth:`BaseTarget.tap`; tried out on one row."""
+        super().tap(layers)
+        self._pass(self._one_row())
+
+    def _one_row(self) -> Segment:
+        first = torch.zeros(1, dtype=torch.long, device=self.device)
+        return Segment(first, first, self.new_cache(1))
 
     @torch.inference_mode()
     def _pass(self, segment: Segment) -> tuple[Tensor, PassContext, Tensor | None]:
@@ -142,6 +150,13 @@ class GenericTarget(BaseTarget):
             )
         features = None
         if self.taps:
+            if len(made.hidden_states or ()) != self.layers + 1:
+                kind = self.config.model_type
+                raise InputError(
+                    f"eagle is given, but the layers of a model of the kind {kind} cannot be tapped: its "
+                    "forward in transformers does not give their states; valid: without eagle",
+                    "eagle",
+                )
             found = [made.hidden_states[layer][0].to(self.device).float() for layer in self.taps]
             features = torch.stack(found)
         return made.last_hidden_state[0].to(self.device), context, features

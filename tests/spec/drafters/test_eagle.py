@@ -13,7 +13,7 @@ import torch
 
 from tests import eagles
 from tests.conftest import tiny_tokenizer
-from tests.models.test_families import family_model
+from tests.models.test_families import FAMILIES, family_model
 from tests.spec.drafters.scripted import CLASSES, lm_head, prompt, scripted_model
 from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT
 from tests.spec.drafters.test_auto import FREE, _always
@@ -119,15 +119,16 @@ def at_random(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("family", "sampling"), [("llama", "greedy"), ("qwen2-sliding", "noisy"), ("granite", "noisy")]
+    ("family", "sampling"), [("llama", "greedy"), ("qwen2-sliding", "noisy"), ("qwen3_moe", "noisy")]
 )
 def test_the_text_is_plain_decodings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, sampling: str
 ) -> None:
     """Alone, in batches that share a beginning, from forks and resumed; also of a model that runs through
-    transformers' own forward."""
+    transformers' own forward, of experts."""
     at_random(monkeypatch)
-    model = family_model(family) if family == "granite" else tiny_model(family)
+    experts = family == "qwen3_moe"
+    model = family_model(family, **FAMILIES[family]) if experts else tiny_model(family)
     eagle = random_eagle(names=41, own=family != "llama", feature_layers=(1, 0, 2), window=20)
     llm, params = LLM.from_model(model, heads=None, eagle=eagle), SAMPLINGS[sampling]
     options: dict[str, Any] = {"ngrams": 0, "draft": "hidden"}
@@ -243,6 +244,24 @@ def test_features_are_kept_for_the_newest_tokens() -> None:
     store.take(20, torch.ones(1, 2, 1))  # a gap
     at, found = store.drain() or (0, torch.zeros(0))
     assert (at, found.shape[1]) == (20, 2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_layers_that_cannot_be_tapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose own forward gives no states of its layers is refused with a drafter, before any text."""
+    model = family_model("granite")
+    forward = type(model.model).forward
+
+    def without(*args: Any, **given: Any) -> Any:
+        made = forward(*args, **given)
+        made.hidden_states = None
+        return made
+
+    monkeypatch.setattr(type(model.model), "forward", without)
+    assert LLM.from_model(model, heads=None).generate([3], 3, ignore_eos=True).token_ids
+    line = "^eagle is given, but the layers of a model of the kind granite cannot be tapped: .*; valid: "
+    with pytest.raises(InputError, match=line):
+        LLM.from_model(model, heads=None, eagle=random_eagle())
 
 
 # ---- what is said -------------------------------------------------------------------------------

@@ -158,6 +158,10 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] =
         {},
         "is an EAGLE-1 or EAGLE-2 checkpoint, which is not supported; valid: an EAGLE-3 drafter of one layer",
     ),
+    "eagle-1 by name": ({"speculators_model_type": "eagle"}, {}, {}, "is an EAGLE-1 or EAGLE-2 checkpoint"),
+    "p-eagle by a flag": ({"parallel_drafting": True}, {}, {}, "is a P-EAGLE checkpoint"),
+    "dflash by its part": ({"dflash_config": {}}, {"embed": FOUND["embed"]}, {}, "is a DFlash checkpoint"),
+    "medusa": ({"architectures": ["MedusaModel"]}, {"embed": FOUND["embed"]}, {}, "is a Medusa checkpoint"),
     "model": ({}, {"embed": FOUND["embed"]}, {}, "has no tensor fc.weight, so it is no drafter"),
     "p-eagle": (
         {"speculators_model_type": "peagle"},
@@ -222,6 +226,13 @@ def test_broken_files(tmp_path: Path) -> None:
         load_eagle(folder, target)
 
 
+OTHER_KINDS = {
+    "eagle": "is an EAGLE-1 or EAGLE-2 checkpoint, which is not supported",
+    "dflash": "is a DFlash checkpoint, which is not supported",
+    "llama": "has the architecture 'llama'; valid: eagle3",
+}
+
+
 def test_broken_gguf_files(tmp_path: Path) -> None:
     target, file = eagles.target(), tmp_path / "drafter.gguf"
     eagles.write_gguf(file, CONFIG, FOUND, IDS, block_count=2)
@@ -233,6 +244,12 @@ def test_broken_gguf_files(tmp_path: Path) -> None:
     eagles.write_gguf(file, CONFIG, FOUND, IDS, embedding_length=1 << 30)
     with pytest.raises(InputError, match="eagle3.embedding_length is 1073741824"):
         load_eagle(file, target)
+    nan = FOUND | {"down": NAN}
+    with pytest.raises(InputError, match="ffn_down.weight holds values that are not finite"):
+        load_eagle(eagles.write_gguf(tmp_path / "nan.gguf", CONFIG, nan, IDS), target)
+    for kind, line in OTHER_KINDS.items():
+        with pytest.raises(InputError, match=line):
+            load_eagle(eagles.write_gguf(tmp_path / f"{kind}.gguf", CONFIG, FOUND, IDS, kind), target)
     file.write_bytes(file.read_bytes()[:-99])
     with pytest.raises(InputError, match="ends before the end of tensor"):
         load_eagle(file, target)

@@ -22,7 +22,7 @@ from tokenswift.loader.gguf.stated import architecture, called, number_of, posit
 from tokenswift.loader.numbers import check_numbers
 from tokenswift.loader.safetensors import open_weights
 from tokenswift.spec.eagle.config import EagleConfig
-from tokenswift.spec.eagle.said import OTHERS, biases_of, config_of, layers_of, unsupported
+from tokenswift.spec.eagle.said import OTHERS, biases_of, check_kind, config_of, layers_of, unsupported
 from tokenswift.types import InputError
 
 #: maps of vocabularies, which are no weights
@@ -116,6 +116,7 @@ def open_files(path: Path) -> Files:
     if not path.is_dir() or not (path / "config.json").is_file():
         raise InputError(f"{where} has no config.json and is no GGUF file; valid: a drafter's folder or file")
     said = object_in(path / "config.json", MOST_CONFIG, where)
+    check_kind(said, where)  # what another kind says of itself is clearer than what its tensors lack
     read: dict[str, tuple[str, Callable[[], Tensor]]] = {}
     found: dict[str, tuple[tuple[int, ...], str]] = {}
     for name, shape, kind, get in _tensors(path, where):

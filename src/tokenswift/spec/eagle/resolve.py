@@ -34,7 +34,7 @@ def eagle_of(
     else:
         raise InputError(f"eagle is {shown(wanted)}; valid: a folder, a GGUF file or a hub id", "eagle")
     made = EagleModel(weights, target)
-    target.taps = weights.config.feature_layers
+    target.tap(weights.config.feature_layers)
     return made
 
 

@@ -67,16 +67,15 @@ def check_kind(said: Mapping[str, Any], where: str) -> None:
 
 
 def config_of(said: Mapping[str, Any], there: Found, target: Any, where: str) -> EagleConfig:
-    """The drafter of a config.json.
+    """The drafter of a config.json that passed :func:`check_kind`.
 
     Args:
         there: shapes and types of the tensors in its files, by canonical names.
         target: the target's config.
         where: the checkpoint, for messages.
     Raises:
-        InputError: another kind of drafter, or numbers that no drafter has.
+        InputError: numbers that no drafter has.
     """
-    check_kind(said, where)
     layer: Any = said.get("transformer_layer_config") if "speculators_model_type" in said else said
     if not isinstance(layer, Mapping):
         raise refusal(where, "transformer_layer_config", layer, "an object")
