@@ -7,6 +7,7 @@ from defects.defect import Defect
 BACKEND, CHOOSE = "tests/kernels/cuda/test_backend.py", "tests/kernels/cuda/test_choose.py"
 DRAFTS = f"{BACKEND}::test_drafts_that_are_waited_for_together_are_those_of_single_waits"
 INTERPRETER = "tests/kernels/cuda/test_interpreter.py"
+FUSED = f"{INTERPRETER}::test_layers_in_few_launches_in_the_interpreter"
 
 CUDA = [
     Defect(
@@ -150,5 +151,33 @@ CUDA = [
         "self.refusals, later=True)",
         "self.refusals)",
         (f"{BACKEND}::test_a_step_waits_for_the_device_once",),
+    ),
+    Defect(
+        "CUDA: a layer in few launches: sums of parts without the last one's",
+        "kernels/cuda/fused_kernels.py",
+        "for part in range(tl.num_programs(2)):",
+        "for part in range(tl.num_programs(2) - 1):",
+        (FUSED,),
+    ),
+    Defect(
+        "CUDA: a layer in few launches: counts are left as they are",
+        "kernels/cuda/fused_kernels.py",
+        "            tl.store(count, 0)  # for the next product\n",
+        "",
+        (FUSED,),
+    ),
+    Defect(
+        "CUDA: a layer in few launches: squares of the rows before the product",
+        "kernels/cuda/fused_kernels.py",
+        "        x = tl.where(inside, x, 0.0)\n",
+        "        x = tl.load(into + 0 * m[:, None] + n[None, :], mask=inside, other=0.0)\n",
+        (FUSED,),
+    ),
+    Defect(
+        "CUDA: a layer in few launches that has other bits is used",
+        "kernels/cuda/check.py",
+        'else "they have other bits"',
+        'else ""',
+        ("tests/kernels/cuda/test_check.py",),
     ),
 ]

@@ -22,6 +22,7 @@ NAMES = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
     torch.int64: "*i64",
+    torch.int32: "*i32",
     torch.int8: "*i8",
     torch.uint8: "*u8",
 }

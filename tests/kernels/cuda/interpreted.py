@@ -16,12 +16,15 @@ from tokenswift.kernels.cpu import build
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.check import fault
+from tokenswift.kernels.cuda.fused_reference import FusedReference
 from tokenswift.kernels.cuda.graphs import Graphs
 from tokenswift.kernels.cuda.launch import Kernels
+from tokenswift.kernels.cuda.launch_fused import FusedKernels
 from tokenswift.kernels.cuda.launch_products import Tuning
 from tokenswift.kernels.cuda.plan import ALONE, CHUNK, SPAN
 from tokenswift.kernels.cuda.reference import Reference, summed
 from tokenswift.kernels.cuda.weights import Planes
+from tokenswift.kernels.weights import LayerWeights, Shape
 from tokenswift.kv.full import FullCache
 from tokenswift.loader.find import cache_dir
 from tokenswift.loader.rope import rotary_of
@@ -352,3 +355,47 @@ def test_recorded_passes_serve_a_growing_text_and_others() -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     replays = targets[0].replays
     assert isinstance(replays, Replayed) and len(replays.recorded) == 3  # a row, a tree, both
+
+
+def layer_of(heads: int, kv_heads: int, width: int, hidden: int, inner: int, rich: bool) -> LayerWeights:
+    """A random layer; ``rich``: with biases, and norms of heads."""
+    backend, sizes = CudaBackend("cpu"), ((heads + 2 * kv_heads) * width, hidden, 2 * inner, hidden)
+    pairs = zip(sizes, (hidden, heads * width, hidden, inner), strict=True)
+    packed = [backend.pack(random(n, k, seed=n) / k**0.5) for n, k in pairs]
+    biases = [random(size, seed=7) if rich else None for size in sizes]
+    norms = [random(width, seed=n) if rich else None for n in (8, 9)]
+    given: Any = (*packed, random(hidden, seed=5), random(hidden, seed=6), *biases, *norms)
+    return LayerWeights(*given)
+
+
+@pytest.mark.parametrize("rich,split", [(True, 64), (False, 1 << 20)])
+def test_a_layer_in_few_launches_has_the_bits_of_one_in_many(rich: bool, split: int) -> None:
+    """With sums in several parts and in one, in a tree and beside another text; and the references'."""
+    heads, kv_heads, width, hidden, inner = 3, 1, 16, 130, 100
+    layer = layer_of(heads, kv_heads, width, hidden, inner, rich)
+    floats = torch.float32, torch.float32, torch.float32
+    shape = Shape(1, hidden, inner, heads, kv_heads, width, *floats, 1e-5, 0.25)
+    kernels, angles = Kernels(None, Tuning(split=split)), random(7, width // 2, seed=1)
+    turns, states = (angles.cos(), angles.sin()), 3 * random(7, hidden, seed=4)
+    assert kernels.fuses(shape, 7) and not kernels.fuses(shape, ALONE + 1)
+
+    def run(ops: Any, kind: Any) -> list[Tensor]:
+        """By the kernels in few launches, or by those apart."""
+        made, given = layer.gate_up.data, states.clone()
+        texts = [
+            segment(9, 3, None, kv_heads, width),
+            segment(3, 4, [-1, 0, 0, 1], kv_heads, width, seed=3),
+        ]
+        squares = kind.squares(ops, given)
+        query = kind.turn_product(ops, plan(texts, heads), given, squares, layer, *turns, 0, shape)
+        kind.add_product(ops, given, squares, query.flatten(1), layer.out.data, layer.out_bias)
+        gated = kind.gate_product(ops, given, squares, layer.mlp_norm, 1e-5, made, layer.gate_up_bias)
+        kind.add_product(ops, given, squares, gated, layer.down.data, layer.down_bias)
+        return [query, gated, given, squares, *(text.cache.data for text in texts)]
+
+    fused, apart = run(kernels, FusedKernels), run(kernels, FusedReference)
+    expected = run(Reference(), FusedReference)
+    assert kernels._counts is not None and not kernels._counts.any()
+    for one, other, reference in zip(fused, apart, expected, strict=True):
+        assert torch.equal(one, other)
+        torch.testing.assert_close(one, reference, rtol=1e-4, atol=1e-4)

@@ -17,7 +17,8 @@ from tests.kernels.cuda.ahead import CARDS, ROOM, Ahead, registers  # noqa: E402
 from tests.kernels.cuda.cases import CPU, low, plan, segment, tree  # noqa: E402
 from tokenswift.interfaces import Segment  # noqa: E402
 from tokenswift.kernels.cuda.entries import IntFullCache  # noqa: E402
-from tokenswift.kernels.cuda.weights import Planes  # noqa: E402
+from tokenswift.kernels.cuda.weights import CudaPacked, Planes  # noqa: E402
+from tokenswift.kernels.weights import LayerWeights, Shape  # noqa: E402
 
 HALF = (torch.bfloat16, torch.float16)
 WIDTHS = (64, 80, 96, 128, 256)
@@ -105,6 +106,55 @@ def test_rows_of_states(card: int) -> None:
     }
     for found in ahead.made.values():
         assert all("fma.rn.f32" not in kernel.asm["ptx"] for kernel in found)
+
+
+def fused_layer(card: int, dtype: torch.dtype, parts: bool, rich: bool = True) -> Any:
+    """The kernels of a layer in few launches, its sums in parts or in one."""
+    ahead, (rows, heads, kv_heads, width, hidden, inner) = Ahead(card), (5, 2, 1, 128, 2048, 1280)
+    ahead.split = 1024 if parts else 1 << 20
+    sizes = ((heads + 2 * kv_heads) * width, hidden, 2 * inner, hidden)
+    pairs = zip(sizes, (hidden, heads * width, hidden, inner), strict=True)
+    packed = [CudaPacked(torch.zeros(n, k, dtype=dtype), None, CPU) for n, k in pairs]
+    biases = [torch.zeros(size) if rich else None for size in sizes]
+    norms = [torch.ones(width) if rich else None] * 2
+    given: Any = (*packed, torch.ones(hidden), torch.ones(hidden), *biases, *norms)
+    layer = LayerWeights(*given)
+    shape = Shape(1, hidden, inner, heads, kv_heads, width, dtype, dtype, dtype, 1e-5, 0.1)
+    states, turns = torch.zeros(rows, hidden), torch.zeros(rows, width // 2)
+    squares = ahead.squares(states)
+    made = plan([segment(3, rows, tree(rows, 2), kv_heads, width, dtype)], heads)
+    query = ahead.turn_product(made, states, squares, layer, turns, turns, 0, shape)
+    ahead.add_product(states, squares, query.flatten(1), layer.out.data, layer.out_bias)
+    gated = ahead.gate_product(states, squares, layer.mlp_norm, 1e-5, layer.gate_up.data, layer.gate_up_bias)
+    ahead.add_product(states, squares, gated, layer.down.data, layer.down_bias)
+    return ahead.made
+
+
+@pytest.mark.parametrize(
+    "card,parts",
+    [
+        (90, True),
+        *(pytest.param(card, parts, marks=pytest.mark.slow) for card in CARDS for parts in (True, False)),
+    ],
+)
+def test_a_layer_in_few_launches(card: int, parts: bool, tmp_path: Path) -> None:
+    """Who ends last sees what the others wrote; nothing is contracted, and little spilled."""
+    made = fused_layer(card, torch.bfloat16, parts)
+    assert {name: len(found) for name, found in made.items()} == {
+        "row_squares": 1,
+        "turn_product": 1,
+        "add_product": 2,
+        "gate_product": 1,
+    }
+    for found in made.values():
+        for kernel in found:
+            code = kernel.asm["ptx"]
+            assert "fma.rn.f32" not in code and kernel.metadata.shared <= ROOM[card] << 10
+            assert registers(kernel, card, tmp_path)[1] <= 96
+            if found is not made["row_squares"]:
+                assert ("wgmma" if card == 90 else "mma.sync") in code
+                counted = parts and kernel is not made["add_product"][0]
+                assert ("atom.global.gpu.acq_rel.add" in code) == counted
 
 
 def compiled_products(card: int, dtypes: tuple[torch.dtype, ...], forms: tuple[str, ...]) -> Ahead:

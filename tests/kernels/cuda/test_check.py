@@ -136,14 +136,50 @@ def test_rankings_are_recorded_once_a_backend_and_few_are_kept(monkeypatch: pyte
     assert [key[0] for key in graphs._kept] == ["a", "c"]  # type: ignore[index]
 
 
-@pytest.mark.parametrize("rows", [1, 16])
-def test_a_layer_is_ten_launches(rows: int) -> None:
-    """A device without memory stands for the card: kernels alone, none that copies, adds up or fills up."""
+@pytest.mark.parametrize("defect", [None, "bits", "none"])
+def test_layers_take_more_launches_where_few_do_not_work(
+    defect: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Layers(Reference):
+        def gate_product(self, states: Tensor, *rest: Any) -> Tensor:
+            if defect == "none":
+                raise RuntimeError("no such\nkernel")
+            made = super().gate_product(states, *rest)
+            return made * (1 + 2**-7) if defect else made
+
+    backend = CudaBackend("cpu", Layers())
+    assert check.same_layers(backend) is (defect is None) and backend.ops.fused
+    said = {"bits": ["they have other bits"], "none": ["no such kernel"]}.get(defect or "", [])
+    assert caplog.messages == [
+        f"layers in few launches do not work here ({why}); they take more" for why in said
+    ]
+
+
+@pytest.mark.parametrize("rows,fused", [(1, True), (16, True), (64, True), (1, False), (16, False)])
+def test_a_layer_is_six_launches_or_ten(rows: int, fused: bool) -> None:
+    """A device without memory stands for the card: kernels alone, none that copies, adds up or fills up. A
+    pass has one more, before the first layer."""
     meta, ops = torch.device("meta"), Unstarted()
+    ops.fused = fused
     model = tiny_model("llama").to(meta, torch.bfloat16)
     target = NativeTarget(model, CudaBackend(meta, ops), rotary_of(model))
-    cache, numbers = target.new_cache(60), torch.arange(rows)
+    cache, numbers = target.new_cache(80), torch.arange(rows)
     target.run([Segment(numbers, numbers, cache)], False, target.body)
+    if fused:
+        layer = [
+            "turn_product",
+            "attend_chunks",
+            "attend_merge",
+            "add_product",
+            "gate_product",
+            "add_product",
+        ]
+        assert len(layer) == 6 and ops.started == ["row_squares", *layer * target.layers]
+        return
     block = ["product", "turn_append", "attend_chunks", "attend_merge", "product"]
     layer = ["add_norm", *block, "add_norm", "product", "gated", "product"]
     assert len(layer) == 10 and ops.started == layer * target.layers
+    ops.started.clear()
+    ops.fused = True  # which takes no pass of many rows
+    target.run([Segment(torch.arange(65), torch.arange(65), cache)], False, target.body)
+    assert "turn_append" in ops.started and "turn_product" not in ops.started

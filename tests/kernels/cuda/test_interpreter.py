@@ -16,12 +16,21 @@ FILES = ("interpreted", "interpreted_int8")
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("which", [pytest.param("not slow", marks=pytest.mark.defects), "slow"])
 def test_kernels_in_the_interpreter(which: str, name: str) -> None:
+    run(name, "-m", which)
+
+
+def test_layers_in_few_launches_in_the_interpreter() -> None:
+    run("interpreted", "-k", "few_launches")
+
+
+def run(name: str, *chosen: str) -> None:
+    """A file's tests in a process of their own."""
     pytest.importorskip("triton")
     tests = str(Path(__file__).with_name(f"{name}.py"))
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", "-m", which, tests],
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", *chosen, tests],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
     )
-    assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

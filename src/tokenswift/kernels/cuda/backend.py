@@ -172,6 +172,21 @@ class CudaBackend(Backend):
         whole = shape.active == torch.int8
         active = torch.float32 if whole else shape.weights
         kept: list[Tensor] = []
+        if not whole and beside is None and self._fuses(body, batch):
+            squares = ops.squares(states)
+            for number, layer in enumerate(body.weights):
+                if taps is not None:
+                    taps.fill(number, states)
+                turned = ops.turn_product(batch.plan, states, squares, layer, cos, sin, number, shape)
+                kept = [*kept, turned] if keep else [turned]
+                mixes = ops.attend(batch.plan, turned, number, shape.scale, layer.window).flatten(1)
+                ops.add_product(states, squares, mixes.to(active), _packed(layer.out).data, layer.out_bias)
+                inner = (layer.mlp_norm, shape.eps, _packed(layer.gate_up).data, layer.gate_up_bias)
+                gated = ops.gate_product(states, squares, *inner)
+                ops.add_product(states, squares, gated, _packed(layer.down).data, layer.down_bias)
+            if taps is not None:
+                taps.fill(len(body.weights), states)
+            return torch.stack(kept).transpose(1, 2)
         more = None
         for number, layer in enumerate(body.weights):
             if layer.norm is None:
@@ -197,6 +212,17 @@ class CudaBackend(Backend):
         if taps is not None:
             taps.fill(len(body.weights), states)
         return torch.stack(kept).transpose(1, 2)
+
+    def _fuses(self, body: Body, batch: CudaBatch) -> bool:
+        """Whether a pass goes by the kernels that take a layer in few launches: of few rows, over float keys,
+        with dense weights that the library does not multiply with."""
+        if self._products.library or batch.plan.whole or not self.ops.fuses(body.shape, len(batch.tokens)):
+            return False
+        dense = body.shape.weights
+        return all(
+            layer.norm is not None and all(_packed(weight).is_dense(dense) for weight in layer.packed())
+            for layer in body.weights
+        )
 
     def replays(self) -> Graphs | None:
         """See :meth:`Backend.replays`."""

@@ -60,6 +60,7 @@ def started(device: torch.device, graphs: bool = True) -> CudaBackend | str:
         backend.ops.wide = same_blocks(backend)
         if not same_rows(backend):
             backend.ops.enough = NEVER
+        backend.ops.fused = same_layers(backend)
         found = fault(backend) or fault(backend, [(torch.bfloat16, None, None)], (TAIL,), width=USUAL)
     except Exception as error:  # Triton, its compiler, the driver and torch each raise their own here
         return line_of(error)
@@ -143,6 +144,7 @@ def compile_all(backend: CudaBackend) -> None:
                 case.replayed(backend, None)
             for alone in (False, True):
                 attended(backend, alone)
+            layers(backend)
     except Exception as error:  # of Triton or its compiler; what is really wrong the check finds out
         logger.warning("kernels are compiled one after the other here (%s)", line_of(error))
 
@@ -161,6 +163,33 @@ def same_blocks(backend: CudaBackend) -> bool:
         return True
     logger.warning("products of many rows have other bits in larger blocks here; smaller ones are used")
     return False
+
+
+@torch.inference_mode()
+def same_layers(backend: CudaBackend) -> bool:
+    """Whether layers in few launches have the bits of those in many, which passes of many rows go by."""
+    try:
+        *found, expected = layers(backend)
+        said = "" if all(torch.equal(one, expected) for one in found) else "they have other bits"
+    except Exception as error:  # as in `started`
+        said = " ".join(str(error).split())[:160] or type(error).__name__
+    if said:
+        logger.warning("layers in few launches do not work here (%s); they take more", said)
+    return not said
+
+
+def layers(backend: CudaBackend) -> list[Tensor]:
+    """States behind layers in few launches, several times, and in many; with sums in many parts."""
+    ops, made = backend.ops, list[Tensor]()
+    before = ops.fused, ops.split
+    ops.split = 64
+    try:
+        case = Case(backend, torch.bfloat16, width=USUAL)
+        for ops.fused in (True, True, True, False):
+            made.append(case.run(backend, [list(range(TAIL))]))
+    finally:
+        ops.fused, ops.split = before
+    return made
 
 
 def int8_fault(backend: CudaBackend, kind: Kind = WHOLE, steps: Sequence[int] = (3, TAIL)) -> str | None:

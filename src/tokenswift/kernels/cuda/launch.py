@@ -18,13 +18,13 @@ from torch import Tensor
 from tokenswift.kernels.cuda import attention_kernels, int_kernels, row_kernels
 from tokenswift.kernels.cuda.entries import width_of
 from tokenswift.kernels.cuda.int_reference import factor_of
-from tokenswift.kernels.cuda.launch_products import ProductKernels
+from tokenswift.kernels.cuda.launch_fused import FusedKernels
 from tokenswift.kernels.cuda.plan import ALONE, CHUNK, SPAN, TILE, Plan, queries_of
 from tokenswift.kernels.cuda.reference import check_plain
 from tokenswift.kv.pages import to_device
 
 
-class Kernels(ProductKernels):
+class Kernels(FusedKernels):
     """The kernels on a device; `reference.Reference` says what they do.
 
     Attributes:

@@ -64,10 +64,11 @@ class ProductKernels:
 
     Attributes:
         wide: whether blocks of passes of many rows are larger.
+        split: the tuning's, of the kernels that are started from now on.
     """
 
     def __init__(self, device: torch.device | None = None, tuning: Tuning = Tuning()) -> None:  # noqa: B008
-        self._device, self.tuning, self.wide = device, tuning, True
+        self._device, self.tuning, self.wide, self.split = device, tuning, True, tuning.split
         self._compiling = False
 
     def run(self, kernel: Any, grid: tuple[int, ...], warps: int, stages: int, **given: Any) -> None:
@@ -117,7 +118,7 @@ class ProductKernels:
     def parts(self, inner: int, blocks: tuple[int, int]) -> int:
         """Programs of a block of a product along its inner dimension: 1 where blocks fill a card, or one a
         part."""
-        return 1 if blocks[0] * blocks[1] >= FULL else -(-inner // self.tuning.split)
+        return 1 if blocks[0] * blocks[1] >= FULL else -(-inner // self.split)
 
     def product(
         self,
@@ -149,7 +150,7 @@ class ProductKernels:
             M=of,
             COLUMNS=width,
             INNER=INNER,
-            SPLIT=tuning.split,
+            SPLIT=self.split,
             FOLD=parts == 1,
             BIAS=bias is not None,
         )
@@ -205,8 +206,8 @@ class ProductKernels:
             G=groups,
             M=FEW,
             COLUMNS=tuning.low_columns,
-            PAIRS=tuning.split // 64,
-            STEP=min(tuning.low_step, tuning.split // 64),
+            PAIRS=self.split // 64,
+            STEP=min(tuning.low_step, self.split // 64),
             FOLD=parts == 1,
             BITS=planes.format.bits,
             OFFSET=planes.format.offset if planes.format.bits == 4 else 0,

@@ -45,7 +45,7 @@ class Products:
     """
 
     def __init__(self, ops: Any, library: Product | None) -> None:
-        self._ops, self._library = ops, library
+        self._ops, self.library = ops, library
         self._kept: dict[tuple[int, int, torch.dtype], bool] = {}  # weights in which the library keeps bits
 
     def linear(
@@ -80,16 +80,16 @@ class Products:
         return made[0] if len(made) == 1 else torch.cat(made, 2)
 
     def _dense(self, states: Tensor, weight: Tensor, bias: Tensor | None, fold: bool) -> Tensor:
-        if self._library is None:
+        if self.library is None:
             return self._ops.product(states, weight, bias, fold)
         key = (weight.shape[0], weight.shape[1], weight.dtype)
         if key not in self._kept:
-            self._kept[key] = keeps_bits(self._library, weight)
+            self._kept[key] = keeps_bits(self.library, weight)
             if not self._kept[key]:
                 logger.info("the library's product with a weight of %d x %d, %s, keeps no bits", *key)
         if not self._kept[key]:
             return self._ops.product(states, weight, bias, fold)
-        out = padded(self._library, states, weight)
+        out = padded(self.library, states, weight)
         return (out if bias is None else out + bias)[None]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from tokenswift.interfaces import Segment
 from tokenswift.kernels.cuda import int_reference
 from tokenswift.kernels.cuda.entries import width_of
+from tokenswift.kernels.cuda.fused_reference import FusedReference, tree_sum
 from tokenswift.kernels.cuda.plan import CHUNK, SPAN, TILE, Plan
 from tokenswift.kernels.cuda.weights import Planes
 from tokenswift.kernels.torch import quantized, row_paths, turned
@@ -24,7 +25,7 @@ from tokenswift.kernels.torch import quantized, row_paths, turned
 Sums = tuple[Tensor, Tensor, Tensor]  # weighted values (…, d), maximum and sum (…, 1) of some keys
 
 
-class Reference:
+class Reference(FusedReference):
     """Torch's operations in place of the kernels; `launch.Kernels` has the same methods."""
 
     def attend(
@@ -112,7 +113,8 @@ class Reference:
         """RMS norm of float32 states, to which the sum of the parts ``more`` is added first, in place."""
         if more is not None:
             states += summed(more)
-        return (states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + eps) * weight).to(dtype)
+        mean = tree_sum(states * states)[..., None] / states.shape[-1]
+        return (states * torch.rsqrt(mean + eps) * weight).to(dtype)
 
     def gated(
         self, both: Float[Tensor, "p n I2"], dtype: torch.dtype, gelu: bool = False

@@ -22,6 +22,18 @@ def summed(at, inside, size, PARTS: tl.constexpr):
 
 
 @triton.jit
+def tree_sum(x, N: tl.constexpr):
+    """Sums of rows (M, N) of a power of two of numbers: of neighbours, then of these, so that one order is
+    that of every shape and of any number of warps."""
+    M: tl.constexpr = x.shape[0]
+    for level in tl.static_range(1, 20):
+        if N >> level > 0:
+            a, b = tl.split(tl.reshape(x, [M, N >> level, 2]))
+            x = a + b
+    return tl.reshape(x, [M])
+
+
+@triton.jit
 def add_norm(
     states,  # (n, D) float32
     more,  # (PARTS, n, D) float32, whose sum is added to them in place
@@ -39,7 +51,8 @@ def add_norm(
     if PARTS > 0:
         x += summed(more + row * D + d, inside, tl.num_programs(0).to(tl.int64) * D, PARTS)
         tl.store(states + row * D + d, x, mask=inside)
-    factor = 1.0 / tl.sqrt_rn(tl.div_rn(tl.sum(x * x, 0), D * 1.0) + eps)
+    squares = tl.sum(tree_sum((x * x)[None, :], DP), 0)  # of one
+    factor = 1.0 / tl.sqrt_rn(tl.div_rn(squares, D * 1.0) + eps)
     w = tl.load(weight + d, mask=inside, other=0.0)
     tl.store(out + row * D + d, (x * factor * w).to(out.dtype.element_ty), mask=inside)
 
@@ -69,7 +82,9 @@ def turned(
     x, y = summed(at, inside, size, PARTS), summed(at + half, inside, size, PARTS)
     if head < H + KV:
         if NORMS:
-            factor = 1.0 / tl.sqrt_rn(tl.div_rn(tl.sum(x * x, 0) + tl.sum(y * y, 0), D * 1.0) + eps)
+            HALF: tl.constexpr = d.shape[0]
+            squares = tree_sum((x * x)[None, :], HALF) + tree_sum((y * y)[None, :], HALF)
+            factor = 1.0 / tl.sqrt_rn(tl.div_rn(tl.sum(squares, 0), D * 1.0) + eps)
             norm = tl.where(head < H, query_norm, key_norm) + d
             x = x * factor * tl.load(norm, mask=inside, other=0.0)
             y = y * factor * tl.load(norm + half, mask=inside, other=0.0)

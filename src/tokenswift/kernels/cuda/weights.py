@@ -101,6 +101,10 @@ class CudaPacked(Packed):
         part = super()._part(run)
         return Part(part.data.to(self._device), part.rows)
 
+    def is_dense(self, dtype: torch.dtype) -> bool:
+        """Whether it is one matrix of a type."""
+        return self.planes == [None] and self.data.dtype == dtype
+
     @property
     def nbytes(self) -> int:
         """Bytes that the weight takes."""
