@@ -26,7 +26,6 @@ from benchmarks.words import NAMES, Row, about, drafter_words, head_of, model_wo
 
 MISSING = "–"
 APART = "Its lines are of several commits, measured at different times."
-WITHOUT_MODEL = ("ngram",)  # kinds that measure no model
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +330,7 @@ def table(spec: Spec, rows: Iterable[Row]) -> Table:
     names = wanted.get("from", ())
     sources = [[f"commit {line[n]}" if n == "commit" else str(line[n]) for n in names] for line in lines]
     made = _with_sources(heads, body, sources) if body and names else Table(heads, body)
-    models = sorted({line["model"] for line in lines}) if spec.kind not in WITHOUT_MODEL else []
+    models = sorted({line["model"] for line in lines})
     if models:
         words = " and ".join(model_words(model, []) for model in models)
         below = f"{words} {made.below[0].lower()}{made.below[1:]}" if made.below else f"{words}."
