@@ -70,7 +70,7 @@ def test_a_closed_standard_output(command: str) -> None:
 def test_a_run_goes_on_after_a_full_standard_output(tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = shell(f"tokenswift generate hello --model {tiny} {LENGTH} --quiet --run-dir {run} > /dev/full")
-    assert done.returncode == 1 and done.stderr.endswith(f"; go on with: tokenswift resume {run}\n"), done
+    assert done.returncode == 1 and done.stderr.endswith(f"; continue with: tokenswift resume {run}\n"), done
     assert shell(f"tokenswift resume {run} --quiet").returncode == 0
 
 
