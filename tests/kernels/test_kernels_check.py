@@ -51,12 +51,8 @@ def test_compiled_kernels_pass(kernels: CpuBackend) -> None:
     assert check.fault(kernels._lib) is None
 
 
-FIRST = "a product that depends on the number of rows"
-
-
-@pytest.mark.parametrize(
-    "defect", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in DEFECTS if name != FIRST)]
-)
+@pytest.mark.slow  # each compiles all kernels
+@pytest.mark.parametrize("defect", DEFECTS)
 def test_kernels_that_round_by_the_row_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: str
 ) -> None:

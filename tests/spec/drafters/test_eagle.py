@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tests import eagles
 from tests.conftest import tiny_tokenizer
+from tests.families import rare
 from tests.models.test_families import family_model
 from tests.spec.drafters.scripted import prompt, scripted_model
 from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT
@@ -175,7 +176,7 @@ def expected(
         yield logits
 
 
-@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("kernels", [True, rare(False)])
 def test_a_run_drafts_what_the_reference_drafts(
     free: None, monkeypatch: pytest.MonkeyPatch, kernels: bool
 ) -> None:
