@@ -117,8 +117,8 @@ def build_parser(argv: Sequence[str] = ()) -> Parsers:
     parser = Parser(
         prog="python -m benchmarks",
         description="The paper's tables and figures on your own model and machine, and benchmarks of our own "
-        "(speed, peers, drafts, engine): measure rows, then make a report of them with the published figures "
-        "beside.",
+        "(headline, speed, drafts, engine): measure rows, then make a report of them with the published "
+        "figures beside.",
     )
     parts = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     words = "list what can be measured"
@@ -231,9 +231,9 @@ def check_jobs(jobs: list[Job]) -> None:
         options.check_heads(heads)
     for eagle in sorted({job.config["eagle"] for job in jobs if "eagle" in job.config}):
         check_eagle(eagle)
-    for source in sorted({job.config["prompts"] for job in jobs if job.kind in KINDS[:3]}):
+    for source in sorted({job.config["prompts"] for job in jobs if job.kind in KINDS[:2]}):
         check_source(source)
-    for model in sorted({job.config["model"] for job in jobs if job.kind != "ngram"}):
+    for model in sorted({job.config["model"] for job in jobs}):
         locate(model)
 
 

@@ -1,5 +1,4 @@
-"""Decoding by a strategy beside plain decoding, from the same state, in turns of some tokens; and what
-transformers' ``generate`` does after the same prompt.
+"""Decoding by a strategy beside plain decoding, from the same state, in turns of some tokens.
 
 Both run in one process and take turns through the whole text, first one ahead, then the other, so that
 whatever slows the machine down slows both. Times are those that steps know of themselves; nothing else is
@@ -14,10 +13,8 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.common import PLAIN, Trial
-from tokenswift.checks import check_choice
 from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.engine.peer import bytes_read, token_times
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.engine.stream import Stream
 from tokenswift.metrics import distinct
@@ -28,12 +25,6 @@ TURNS = 128  # at most about so many turns a run
 LEAST = 16  # tokens of a turn
 WARM = 8  # tokens before the clock runs: what is made at first use is there then
 COLUMNS = ("tokens", "seconds", "steps", "drafted", "accepted", "ngram_accepted", "gamma")
-#: what of transformers' ``generate`` makes a peer
-PEERS: dict[str, dict[str, Any]] = {
-    "generate": {},
-    "static": {"cache_implementation": "static"},
-    "look-up": {"prompt_lookup_num_tokens": 10},
-}
 Progress = Callable[[float], None]
 
 
@@ -189,33 +180,3 @@ def _stretches(llm: LLM, tokens: list[int]) -> list[list[Any]]:
     marked = repeats(tokens)
     edges = [0, *(i for i in range(1, len(tokens)) if marked[i] != marked[i - 1]), len(tokens)]
     return [[llm.tokenizer.decode(tokens[start:end]), marked[start]] for start, end in pairwise(edges)]
-
-
-def peer(trial: Trial) -> dict[str, Any]:
-    """Plain decoding and the strategy beside it, then transformers' ``generate``, after the same prompt.
-
-    Raises:
-        InputError: no such peer.
-    """
-    llm, name, new = trial.llm, trial.config["peer"], trial.new
-    check_choice("peer", name, tuple(PEERS))
-    begun = trial.prompt()
-    state = llm.prefill(begun.ids)
-    ours = figures(*paired_run(state, trial.config["strategy"], trial.options, trial.params, [new]), new)
-    times = token_times(llm.model, begun.ids, new, trial.params, **PEERS[name])
-    if name == "look-up":  # an entry of its times stands for a step of several tokens
-        theirs = (new - 1) / (times[-1] - times[1])
-    else:  # without prefill and compilation
-        theirs = (len(times) - 3) / (times[-1] - times[2])
-    found = {
-        "plain_ms": ours["plain_ms"],
-        "auto_ms": ours["ms"],
-        "peer_ms": 1e3 / theirs,
-        "peer_tokens_per_second": theirs,
-        "plain_over_peer": 1e3 / theirs / ours["plain_ms"],
-        "auto_over_peer": 1e3 / theirs / ours["ms"],
-        "weights_mb": llm.target.weight_bytes / 1e6,
-        "peer_weights_mb": bytes_read(llm.model) / 1e6,
-    }
-    at = {key: round(value, 4) for key, value in found.items()}
-    return {"prompt": begun.about, "figures": {str(len(begun.ids)): at}}

@@ -1,14 +1,10 @@
 """Quality without times: of adaptive drafting by counts, and of a type of numbers by perplexity.
 
-``nodes``: tokens a step at equal numbers of verified nodes, trees grown for each step against the best fixed
-tree: heads from the verified state alone (no n-grams, no partial pass), the same prompts, states and seeds.
-Every fixed tree of that many nodes or one less is tried on another seed; the best three run on all.
-
 ``calibration``: predicted against observed chances by decile, of equal counts: adaptive drafting as it is,
 from the shipped weights, learning as it goes; each candidate's chance when its place was ranked, and whether
 the target chose it.
 
-Both change drafting for good: they run in a process of their own (see `runner`).
+It changes drafting for good: rows run in a process of their own (see `runner`).
 """
 
 from __future__ import annotations
@@ -29,85 +25,14 @@ from tokenswift.engine.llm import LLM
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.spec.adaptive import recipe
 from tokenswift.spec.adaptive.acceptance import Calibration
-from tokenswift.spec.adaptive.controller import Control
-from tokenswift.spec.adaptive.cost import Costs, Table
-from tokenswift.spec.drafters.heads import HIDDEN
-from tokenswift.tree import tree_nodes
 
-DEPTH = 6  # of a fixed tree
 READ = 256  # tokens of a pass that reads a text
-
-
-def fixed_trees(nodes: int) -> list[tuple[int, ...]]:
-    """All trees of ``nodes`` or ``nodes - 1`` nodes below the root."""
-    found: list[tuple[int, ...]] = []
-
-    def extend(widths: tuple[int, ...]) -> None:
-        count = tree_nodes(widths) - 1 if widths else 0
-        if count in (nodes - 1, nodes):
-            found.append(widths)
-        if count < nodes and len(widths) < DEPTH:
-            for width in range(1, nodes + 1):
-                extend((*widths, width))
-
-    extend(())
-    return found
-
-
-def pretend(llm: LLM, nodes: int) -> None:
-    """Let ``nodes`` rows cost nothing and more than the world."""
-    table = Table((1, nodes + 1, nodes + 2), (1.0, 1.0 + 1e-9, 1e12), (0.0, 0.0, 0.0), 1e-9)
-    llm.resources.costs = lambda *_: table  # type: ignore[method-assign]
-    Costs.observe = lambda *_: None  # type: ignore[method-assign]
-    Control._price = lambda *_: None  # type: ignore[method-assign]
-
-    def mode(self: Control, context: int) -> str:
-        self.reprice(context)
-        self.rate = 1.0
-        return HIDDEN
-
-    Control.mode = mode  # type: ignore[method-assign]
 
 
 def _states(trial: Trial) -> tuple[list[str], list[Prefilled]]:
     """Names of the prompts, and the states after them."""
     found = [trial.prompt(index=index) for index in range(trial.config["texts"])]
     return [one.name for one in found], [trial.llm.prefill(one.ids) for one in found]
-
-
-def nodes(trial: Trial) -> dict[str, Any]:
-    """Trees grown against the best fixed tree."""
-    names, states = _states(trial)
-    shared: dict[str, Any] = {"ngrams": 0, "draft": "hidden"}
-    count, measured, new = trial.config["nodes"], range(trial.config["seeds"]), trial.new
-
-    def tokens_a_step(more: dict[str, Any], seeds: range, new: int) -> tuple[float, float]:
-        """Mean tokens a step and nodes a step."""
-        strategy = "tokenswift" if "tree" in more else "auto"
-        runs = [
-            state.generate(new, strategy, shared | more, SamplingParams(seed=seed), ignore_eos=True).metrics
-            for state in states
-            for seed in seeds
-        ]
-        drafted = [(m.mean_acceptance_length - 1) / (m.node_acceptance_rate or 1) for m in runs]
-        return statistics.mean(m.mean_acceptance_length for m in runs), statistics.mean(drafted)
-
-    tried = {tree: tokens_a_step({"tree": tree}, range(90, 91), new // 2)[0] for tree in fixed_trees(count)}
-    best = sorted(tried, key=tried.__getitem__)[-3:]
-    fixed = {tree: tokens_a_step({"tree": tree}, measured, new) for tree in best}
-    tree = max(best, key=lambda tree: fixed[tree][0])
-    pretend(trial.llm, count)
-    dynamic, drafted = tokens_a_step({}, measured, new)
-    figures = {
-        "fixed_trees_tried": len(tried),
-        "fixed_tokens_a_step": round(fixed[tree][0], 3),
-        "fixed_nodes_a_step": round(fixed[tree][1], 2),
-        "dynamic_tokens_a_step": round(dynamic, 3),
-        "dynamic_nodes_a_step": round(drafted, 2),
-        "ratio": round(dynamic / fixed[tree][0], 3),
-    }
-    shown = "[" + ",".join(map(str, tree)) + "]"
-    return {"fixed_tree": shown, "prompts": names, "figures": {str(count): figures}}
 
 
 def calibration(trial: Trial) -> dict[str, Any]:

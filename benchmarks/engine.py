@@ -1,37 +1,41 @@
-"""The engine against the machine's limits and against transformers: passes, prefill, memory, bookkeeping, the
-n-gram table, what a machine could do at best (Table 2), and what a draft model is (Table 11).
+"""The engine against the machine's limits and against transformers: passes, memory, bookkeeping,
+what a machine could do at best (Table 2), and what a draft model is (Table 11).
 
-Contexts of passes hold random keys (what they hold costs nothing); prefill runs on real text.
+Contexts of passes hold random keys (what they hold costs nothing).
 """
 
 from __future__ import annotations
 
 import gc
-import re
+import sys
 import threading
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
+import psutil
 import torch
 
 from benchmarks.common import Trial, options_of
 from tokenswift.engine.llm import LLM
 from tokenswift.loader.find import locate
 from tokenswift.loader.load import load_tokenizer
+from tokenswift.models.target import backend_for
 from tokenswift.roofline.machine import arithmetic, bandwidth, least
 from tokenswift.roofline.sizes import sizes_of_target
-from tokenswift.roofline.timer import median, once, times
-from tokenswift.spec.drafters.lookup import NgramTable
+from tokenswift.roofline.timer import median, times
 from tokenswift.types import InputError
 
 ROWS = (1, 2, 3, 4, 5, 8, 12, 16, 24, 32, 41, 64)
+#: of a draft model in Table 11: name → field of its config
+SHAPE = {
+    **{"hidden size": "hidden_size", "activation": "hidden_act", "inner size": "intermediate_size"},
+    **{"layers": "num_hidden_layers", "positions": "max_position_embeddings", "vocabulary": "vocab_size"},
+    **{"attention heads": "num_attention_heads", "key/value heads": "num_key_value_heads"},
+}
 REAL = 40  # tokens of a long context that a prefill really runs on
 SIDE = {"cpu": 2048, "cuda": 8192}  # of the square matrices multiplied to measure arithmetic
-NGRAM_STEP = 4  # tokens appended between lookups, as in decoding
-NGRAM_DELAY, NGRAM_WORDS, NGRAM_REPEATS = 1024, 49_152, 3  # of the repeats the best counts
 
 
 def passes(trial: Trial) -> dict[str, Any]:
@@ -94,44 +98,21 @@ def passes(trial: Trial) -> dict[str, Any]:
     return {"figures": figures}
 
 
-@torch.inference_mode()
-def prefill(trial: Trial) -> dict[str, Any]:
-    """Seconds of a prompt's prefill, ours and transformers' in turn."""
-    model, target, ids = trial.llm.model, trial.llm.target, trial.prompt().ids
-    length = len(ids)
-    given = torch.tensor([ids], device=target.device)
-    ours, theirs = [], []
-    for _ in range(trial.rounds):
-        ours.append(once(lambda: target.prefill(ids, target.new_cache(length))))
-        theirs.append(once(lambda: model(given, use_cache=True, logits_to_keep=1)))
-    figures = {"seconds": median(ours) / 1e3, "peer_seconds": median(theirs) / 1e3}
-    figures["speedup"] = round(median(theirs) / median(ours), 3)
-    return {"figures": {str(length): figures}, "runs": len(ours)}
-
-
 def _memory() -> tuple[int, int]:
     """The process's own memory, and with mapped files, which the system can drop; in bytes."""
-    text = Path("/proc/self/status").read_text(encoding="utf-8")
-    own, all_of_it = (int(re.findall(rf"{name}:\s+(\d+)", text)[0]) for name in ("RssAnon", "VmRSS"))
-    return 1024 * own, 1024 * all_of_it
+    info: Any = psutil.Process().memory_info()
+    return info.rss - info.shared, info.rss
 
 
 def memory(config: dict[str, Any]) -> dict[str, Any]:
     """Peak memory of a process that loads the model and writes; libraries and tokenizer are there before.
 
     Raises:
-        InputError: this system does not tell (it has no /proc).
+        InputError: this system does not tell mapped files apart.
     """
-    if not Path("/proc/self/status").is_file():
-        raise InputError("memory is measured by /proc/self/status, which this system does not have")
-    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-
-    from tokenswift.models.target import make_target
-
-    sizes: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32}
-    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
-    make_target(LlamaForCausalLM(LlamaConfig(**sizes)).eval())
-    base = [AutoModelForCausalLM, load_tokenizer(config["model"], *locate(config["model"]))]
+    if not sys.platform.startswith("linux"):
+        raise InputError("memory is measured without mapped files, which Linux alone tells apart")
+    base = [backend_for(), load_tokenizer(config["model"], *locate(config["model"]))]
     gc.collect()
     before, peaks, over = _memory()[0], [0, 0], threading.Event()
 
@@ -256,56 +237,6 @@ def draft(trial: Trial) -> dict[str, Any]:
     """
     model = trial.llm.resources.draft_models.get(trial.config["options"].get("draft_model"))
     there: Any = model.config
-    rope = getattr(there, "rope_parameters", None) or {}
-    shape = {
-        "hidden size": there.hidden_size,
-        "activation": there.hidden_act,
-        "inner size": there.intermediate_size,
-        "layers": there.num_hidden_layers,
-        "positions": there.max_position_embeddings,
-        "attention heads": there.num_attention_heads,
-        "key/value heads": model.kv_heads,
-        "RoPE θ": rope.get("rope_theta", getattr(there, "rope_theta", None)),
-        "vocabulary": model.vocab_size,
-        "weights, MB": round(model.weight_bytes / 1e6, 1),
-    }
-    return {"draft": shape}
-
-
-def zipf_text(length: int, vocab: int, seed: int = 0) -> list[int]:
-    """Tokens of Zipf's law; one in four stretches of 8 is copied from earlier, as in long outputs."""
-    generator = torch.Generator().manual_seed(seed)
-    weights = 1.0 / torch.arange(1, vocab + 1, dtype=torch.float64)
-    text = torch.multinomial(weights, length, replacement=True, generator=generator)
-    for start in range(64, length - 8, 32):
-        source = int(torch.randint(0, start - 8, (1,), generator=generator))
-        text[start : start + 8] = text[source : source + 8].clone()
-    return text.tolist()
-
-
-def ngram_costs(text: list[int], k: int) -> dict[str, float]:
-    """Microseconds per appended token and per lookup; the lookups of the last tenth apart."""
-    table, whole = NgramTable(NGRAM_DELAY), NgramTable(NGRAM_DELAY)
-    append, lookups = [], []
-    for start in range(0, len(text), NGRAM_STEP):
-        chunk = text[start : start + NGRAM_STEP]
-        append.append(once(lambda: table.extend(chunk)))  # noqa: B023
-        lookups.append(once(lambda: table.lookup(chunk[-1], k)))  # noqa: B023
-    tail = lookups[int(0.9 * len(lookups)) :]
-    return {
-        "append_us": 1e3 * sum(append) / len(text),
-        "append_bulk_us": 1e3 * once(lambda: whole.extend(text)) / len(text),
-        "lookup_us": 1e3 * sum(lookups) / len(lookups),
-        "lookup_last_tenth_us": 1e3 * sum(tail) / len(tail),
-        "lookup_worst_us": 1e3 * max(lookups),
-    }
-
-
-def ngram(config: dict[str, Any]) -> dict[str, Any]:
-    """Cost of the n-gram table against the length of the text, on Zipf-like text, at each of ``points``."""
-    text = zipf_text(config["points"][-1], NGRAM_WORDS)
-    figures = {}
-    for size in config["points"]:
-        runs = [ngram_costs(text[:size], config["options"]["ngrams"]) for _ in range(NGRAM_REPEATS)]
-        figures[str(size)] = {name: round(min(run[name] for run in runs), 3) for name in runs[0]}
-    return {"figures": figures}
+    shape = {what: getattr(there, name, None) for what, name in SHAPE.items()}
+    theta = (getattr(there, "rope_parameters", None) or vars(there)).get("rope_theta")
+    return {"draft": {**shape, "RoPE θ": theta, "weights, MB": round(model.weight_bytes / 1e6, 1)}}

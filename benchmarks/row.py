@@ -16,7 +16,7 @@ import torch
 
 from benchmarks import drafts, engine, llama, samplers, schemas, speeds, texts
 from benchmarks.common import Trial, options_of
-from benchmarks.decode import Progress, decode, peer
+from benchmarks.decode import Progress, decode
 from benchmarks.needs import check_needs, heads_place, none_shipped
 from benchmarks.settings import LATER
 from tokenswift.engine.llm import LLM
@@ -35,24 +35,19 @@ CHECKOUT = Path(__file__).parents[1]
 #: kinds that load no model, or load it themselves
 APART: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "memory": engine.memory,
-    "ngram": engine.ngram,
     "llama": llama.measure,
 }
 #: kinds that draft nothing
-UNDRAFTED = ("machine", "draft", "passes", "prefill", "load", "floats", "quality", "samplers")
+UNDRAFTED = ("machine", "draft", "passes", "floats", "quality", "samplers")
 #: the other kinds, but for those that decode beside plain decoding
 OTHERS: dict[str, Callable[[Trial], dict[str, Any]]] = {
-    "peer": peer,
     "machine": engine.machine,
     "draft": engine.draft,
     "passes": engine.passes,
-    "prefill": engine.prefill,
     "bookkeeping": engine.bookkeeping,
-    "load": speeds.load,
     "weights": speeds.weights,
     "texts": texts.measure,
     "json": schemas.measure,
-    "nodes": drafts.nodes,
     "calibration": drafts.calibration,
     "quality": drafts.quality,
     "samplers": samplers.measure,

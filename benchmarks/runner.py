@@ -186,9 +186,8 @@ def child(kind: str, config: dict[str, Any], out: Connection) -> None:
     ``("failed", line)``. The process ends with the one that started it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it ends it
-    logging.getLogger("tokenswift").setLevel(
-        logging.ERROR
-    )  # what a run is told a row says: its heads, its rule
+    # What a run is told a row says: its heads, its rule.
+    logging.getLogger("tokenswift").setLevel(logging.ERROR)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         from benchmarks.row import measure

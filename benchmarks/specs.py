@@ -162,7 +162,7 @@ class Spec:
             one = {**used, **{key: value for (key, _), value in zip(several, values, strict=True)}}
             named = preset == "gpu" and self.kind in ("decode", "text")
             one = of_model(one.get("model", DEFAULTS["model"]), strategy, one, named)
-            counts = [_count(one, key) if self.kind in KINDS[:3] else 1 for key in ("texts", "seeds")]
+            counts = [_count(one, key) if self.kind in KINDS[:2] else 1 for key in ("texts", "seeds")]
             for text, seed in product(*map(range, counts)):
                 made.append(resolve(variant, one, text, seed, self.kind))
         return made

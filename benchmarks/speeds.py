@@ -1,5 +1,5 @@
 """Tokens a second, each side several times in turns: plain decoding and adaptive drafting, transformers with
-the same float weights, weights as they are stored beside unpacked ones, and threads beside busy loops.
+the same float weights, and weights as they are stored beside unpacked ones.
 
 Every row of `rates` and `floats` says which bytes of weights a token of plain decoding reads, and what its KV
 cache takes.
@@ -7,11 +7,6 @@ cache takes.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from statistics import median
 from time import perf_counter
@@ -156,79 +151,3 @@ def _dense(llm: LLM) -> int:
     kv = 2 * shape.kv_heads * shape.width
     layer = shape.hidden * (2 * shape.heads * shape.width + kv + 3 * shape.inner)
     return (shape.layers * layer + target.vocab_size * shape.hidden) * target.dtype.itemsize
-
-
-#: a program that computes for as long as its parent lives, on one core where one is named
-LOOP = """
-import os, sys
-parent, *cores = map(int, sys.argv[1:])
-if cores:
-    os.sched_setaffinity(0, cores)
-while os.getppid() == parent:
-    for _ in range(100_000):
-        pass
-"""
-
-
-@contextmanager
-def busy_loops(count: int, *core: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """While entered, so many processes only compute; they end with this process, however it ends.
-
-    Args:
-        core: the one that all of them are bound to; none: they are free.
-    """
-    quiet = subprocess.DEVNULL
-    command = [sys.executable, "-IS", "-c", LOOP, *map(str, (os.getpid(), *core))]
-    loops: list[subprocess.Popen[bytes]] = []
-    try:
-        for _ in range(count):
-            loops.append(subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet))
-        yield loops
-    finally:
-        for loop in loops:
-            loop.kill()
-        for loop in loops:
-            loop.wait()
-
-
-def load(trial: Trial) -> dict[str, Any]:
-    """How many times as fast plain decoding by the usual number of threads is as by one, on an idle machine,
-    with a busy loop on one core, and with one on each.
-
-    Numbers of threads take turns within a condition; before the clock runs, some tokens let the engine find
-    the number that pays.
-
-    Raises:
-        InputError: processes cannot be bound to cores here, or there is one thread anyway.
-    """
-    if not hasattr(os, "sched_setaffinity"):
-        raise InputError("load is measured by binding processes to cores, which this system does not do")
-    usual, cores = torch.get_num_threads(), sorted(os.sched_getaffinity(0))
-    if usual < 2:
-        raise InputError("threads is 1; valid for load: at least 2, to compare with one")
-    state = trial.llm.prefill(trial.prompt().ids)
-
-    def ms(tokens: int) -> float:
-        done = state.generate(tokens, PLAIN, {}, trial.params, ignore_eos=True)
-        return 1e3 / done.metrics.tokens_per_second
-
-    conditions: dict[str, tuple[int, ...]] = {"idle": (0,), "one": (1, cores[-1]), "all": (len(cores),)}
-    taken: dict[str, list[dict[int, float]]] = {name: [] for name in conditions}
-    order = [usual, 1]
-    try:
-        for _ in range(trial.rounds):
-            for name, loops in conditions.items():
-                taken[name].append({})
-                with busy_loops(*loops):
-                    for threads in order:
-                        torch.set_num_threads(threads)
-                        ms(trial.config["warm"])
-                        taken[name][-1][threads] = ms(trial.new)
-            order.reverse()
-    finally:
-        torch.set_num_threads(usual)
-    figures = {}
-    for name, found in taken.items():
-        figures[f"{name}_ms"] = median(one[usual] for one in found)
-        figures[f"{name}_ratio"] = median(one[1] / one[usual] for one in found)
-    return trial.row(figures, cores=len(cores))

@@ -26,7 +26,6 @@ from benchmarks.words import NAMES, Row, about, drafter_words, head_of, model_wo
 
 MISSING, UNMEASURED = "–", "not measured"
 APART = "Its lines are of several commits, measured at different times."
-WITHOUT_MODEL = ("ngram",)  # kinds that measure no model
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +341,7 @@ def table(spec: Spec, rows: Iterable[Row]) -> Table:
     made = _with_sources(heads, body, sources) if body and names else Table(heads, body)
     if body:
         made = replace(made, body=[*made.body, *_unmeasured(spec, mine(spec, rows), len(made.head))])
-    models = sorted({line["model"] for line in lines}) if spec.kind not in WITHOUT_MODEL else []
+    models = sorted({line["model"] for line in lines})
     if models:
         words = " and ".join(model_words(model, []) for model in models)
         below = f"{words} {made.below[0].lower()}{made.below[1:]}" if made.below else f"{words}."

@@ -57,10 +57,10 @@ def _pictures(part: dict[str, Any]) -> str:
     return " ".join(f"[Picture {n}](results/{name}.svg)." for n, name in enumerate(names, 1))
 
 
-def made() -> dict[Path, bytes]:
-    """Every page and picture."""
+def made(plot: report.Plot = plots.plot) -> dict[Path, bytes]:
+    """Every page and picture; ``plot`` draws."""
     folder = RESULTS / "paper"
-    found = report.make(specs.chosen(()), read_rows(folder), report.notes(folder), plots.plot)
+    found = report.make(specs.chosen(()), read_rows(folder), report.notes(folder), plot)
     said = "".join(
         f"- **{part['label']}.** {part['note'] or 'No remark.'} {_pictures(part)}\n" for part in found.parts
     )
@@ -73,14 +73,20 @@ def made() -> dict[Path, bytes]:
         files[page] = BLOCK.sub(lambda m: m[1] + table(m[2], rows) + m[3], text).encode()
     for name in DRAWN:
         (group,) = tables.groups(specs.load(name), rows)
-        files[DOCS / f"{name}.svg"] = plots.plot(specs.load(name), group)["svg"]
+        files[DOCS / f"{name}.svg"] = plot(specs.load(name), group)["svg"]
     return files
+
+
+def undrawn(spec: specs.Spec, group: tables.Group) -> dict[str, bytes]:
+    """Pictures by name alone."""
+    return dict.fromkeys(("svg", "png"), b"") if spec.data.get("plot") and group.lines else {}
 
 
 def main() -> int:
     """Rewrite or check; of pictures it is checked that they are there (their bytes depend on matplotlib)."""
-    files = made()
-    if "--check" in sys.argv:
+    checks = "--check" in sys.argv
+    files = made(undrawn if checks else plots.plot)
+    if checks:
         stale = [
             file.name
             for file, data in files.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,12 @@ def module_time(now: Callable[[], float]) -> SimpleNamespace:
     """In place of a module's own ``time``: `time` with another monotonic clock. The real one is left alone:
     event loops of other threads go by it."""
     return SimpleNamespace(**{**vars(time), "monotonic": now})
+
+
+def pytest_configure() -> None:
+    """A shell starts what it runs in the background with SIGINT ignored, and children inherit that: tests
+    that interrupt a command would wait for ever."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup() -> None:

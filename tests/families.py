@@ -15,6 +15,11 @@ def family(name: str, *more: object) -> object:
     return pytest.param(name, *more, marks=marks, id="-".join([name, *map(str, more)]))
 
 
+def rare(*values: object) -> object:
+    """A case of the full matrices alone, against which planted defects run, too."""
+    return pytest.param(*values, marks=(pytest.mark.slow, pytest.mark.defects))
+
+
 def families() -> list[object]:
     """A case for every family."""
     return [family(name) for name in FAMILIES]

@@ -74,9 +74,9 @@ class SamplingParams:
         frequency_penalty: from -2 to 2, the same for each time that the token is there; 0 is off
         dry_multiplier: DRY: penalty of the token that would make a repeated sequence longer, from 0 (off) to
             1e6: multiplier times base to the power of the repeated tokens beyond the allowed length
-        dry_base: of DRY, from 1 to 1e6
+        dry_base: base of the DRY penalty, from 1 to 1e6
         dry_allowed_length: tokens that may be repeated without a DRY penalty for the next one, 1 to 4,096
-        dry_range: newest tokens among which DRY looks for repetitions, the prompt's too; -1: all
+        dry_range: newest tokens in which DRY looks for repetitions, those of the prompt included; -1: all
         dry_breakers: DRY sees no repetition across tokens that contain one of these texts
         logit_bias: token id and bias (-100 to 100), which is added to the token's logit
         min_tokens: new tokens before an end-of-text token or a stop text may end the text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from multiprocessing import forkserver
 
 import pytest
 
@@ -11,8 +12,16 @@ from tests.cli.conftest import Call, cli  # noqa: F401
 from tokenswift.cli.main import main
 
 
+@pytest.fixture(scope="session")
+def rows() -> None:
+    """The process that rows are forked from, started where it can import what they need: started in a test's
+    folder it could not, and each row would import torch by itself."""
+    forkserver.set_forkserver_preload(["benchmarks.row", "tests.benchmarks.crashing"])
+    forkserver.ensure_running()
+
+
 @pytest.fixture
-def bench(cli: Call, monkeypatch: pytest.MonkeyPatch) -> Call:  # noqa: F811
+def bench(rows: None, cli: Call, monkeypatch: pytest.MonkeyPatch) -> Call:  # noqa: F811
     """``bench("run", "table5")`` runs in an empty working folder."""
     monkeypatch.setattr("tests.cli.conftest.main", partial(main, build=build_parser))
     return cli

@@ -58,7 +58,7 @@ def test_the_list(bench: Call) -> None:
     shown = bench("list").out
     assert "\ntable7        Shapes of the tree" in shown and "rows of table15" in shown
     found = {entry["name"]: entry for entry in json.loads(bench("list", "--json").out)}
-    assert len(found) == 46 and found["table7"]["rows"]["smoke"] == 3
+    assert len(found) == 40 and found["table7"]["rows"]["smoke"] == 3
 
 
 def test_measured_and_reported(bench: Call, tiny_folder: Callable[..., Path], tmp_path: Path) -> None:

@@ -203,6 +203,7 @@ def test_pictures_are_the_same_again() -> None:
     assert plots.plot(SPEC, group) == plots.plot(SPEC, group)
 
 
+@pytest.mark.slow
 def test_every_spec_has_its_plot() -> None:
     """Lines and bars of every shipped spec, from made-up rows."""
     for name in specs.names():

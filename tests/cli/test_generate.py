@@ -399,7 +399,7 @@ def test_closed_standard_output(tiny: Path, tmp_path: Path) -> None:
         f"({command}; echo code $? >&2) | true", shell=True, capture_output=True, text=True, timeout=120
     )
     assert done.stderr.splitlines() == [
-        "error: standard output was closed; nothing more was generated; go on with: tokenswift resume "
+        "error: standard output was closed; nothing more was generated; continue with: tokenswift resume "
         f"{tmp_path / 'run'}",
         "code 1",
     ]

@@ -137,7 +137,7 @@ def test_the_default_length_is_said(cli: Call, chatty: Path) -> None:
     asked = cli(*argv, "--max-new-tokens", "200")
     assert asked.out == done.out and "default" not in asked.err
     kept = cli(*argv, "--run-dir", "r")
-    words = "(--max-new-tokens); go on with: tokenswift resume r --max-new-tokens 1000"
+    words = "(--max-new-tokens); continue with: tokenswift resume r --max-new-tokens 1000"
     assert kept.err.splitlines()[-1].endswith(words), kept
     resumed = cli("resume", "r", "--max-new-tokens", "220")
     assert resumed.code == 0 and (Path("r") / "text.txt").read_text(encoding="utf-8").startswith(

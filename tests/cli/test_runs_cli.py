@@ -61,10 +61,8 @@ def test_a_signal_and_the_way_on(
     assert done.code == code
     kept = summary_of(tmp_path / "cwd" / "run")
     assert kept["state"] == "interrupted" and kept["tokens"] >= 23
-    line = (
-        f"{word}; {kept['tokens']} tokens were written, the text so far is on standard output; go on with: "
-    )
-    assert done.error == f"{line}tokenswift resume run"
+    line = f"{word}; {kept['tokens']} tokens were written, the text so far is on standard output"
+    assert done.error == f"{line}; continue with: tokenswift resume run"
     on = cli("resume", "run", "--json", "again", "--quiet")
     assert on.code == 0 and on.err == ""
     records = [json.loads((tmp_path / "cwd" / name).read_text()) for name in ("whole", "again")]
@@ -216,7 +214,7 @@ def test_out_of_memory(
         patch.setattr(LLM, "start", start)
         done = cli(*argv)
     assert done.code == 1 and done.error.startswith(words)
-    assert done.error.endswith("the text so far is on standard output; go on with: tokenswift resume run")
+    assert done.error.endswith("the text so far is on standard output; continue with: tokenswift resume run")
     kept = summary_of(tmp_path / "cwd" / "run")
     assert kept["state"] == "interrupted" and kept["tokens"] >= 11
     assert cli("resume", "run", "--quiet").code == 0

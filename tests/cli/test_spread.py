@@ -137,7 +137,7 @@ def test_a_killed_rank_ends_the_others_with_one_line(folder: str, tmp_path: Path
     assert time.monotonic() - begun < 10
     _, err = launched.communicate(timeout=60)
     assert launched.returncode == 1
-    assert len(lines(err)) == 1 and f"go on with: tokenswift resume {run}" in lines(err)[0]
+    assert len(lines(err)) == 1 and f"continue with: tokenswift resume {run}" in lines(err)[0]
     expected = LLM(folder, heads=None, device_map="auto").generate(IDS, 900, greedy=True, ignore_eos=True)
     assert resume(run).token_ids == expected.token_ids
 

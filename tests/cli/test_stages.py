@@ -113,7 +113,7 @@ def test_generic_models_tell_too() -> None:
     assert told[0] == 0 and told[-1] == 99
 
 
-@pytest.mark.parametrize("term", ["xterm", "dumb"])
+@pytest.mark.parametrize("term", ["xterm", pytest.param("dumb", marks=pytest.mark.slow)])
 def test_on_a_terminal_of_its_own(tiny: Path, term: str) -> None:
     """Standard error on a terminal: live lines for the prompt, gone at the end; none for a dumb one."""
     argv = ["generate", "hello there", "--model", str(tiny), "--max-new-tokens", "4", "--raw", "--ignore-eos"]

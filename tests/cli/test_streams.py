@@ -34,16 +34,26 @@ def shell(command: str, program: str = "-m tokenswift") -> subprocess.CompletedP
 FULL = "failed (No space left on device)"
 
 
+def some(*cases: object, fast: int) -> list[object]:
+    """The first cases, and the others for the slow suite: each is a process of its own."""
+    slow = [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+        for case in cases
+    ]
+    return [*cases[:fast], *slow[fast:]]
+
+
 @needs_full
 @pytest.mark.parametrize(
     ("more", "words"),
-    [
+    some(
         ("> /dev/full", f"writing standard output {FULL}; 0 tokens were written, what fitted of the text is"),
         ("--json - > /dev/full", f"writing standard output {FULL}"),
         ("--output /dev/full", f"writing /dev/full {FULL}; what fitted in it was kept"),
         ("--json /dev/full", f"writing /dev/full {FULL}; what was there before was kept"),
         ("--explain /dev/full", f"writing the explanation /dev/full {FULL}; "),
-    ],
+        fast=1,
+    ),
 )
 def test_what_could_not_be_written_is_named(tiny: Path, more: str, words: str) -> None:
     done = shell(f"tokenswift generate hello --model {tiny} {LENGTH} --quiet {more}")
@@ -52,14 +62,16 @@ def test_what_could_not_be_written_is_named(tiny: Path, more: str, words: str) -
 
 
 @needs_full
-@pytest.mark.parametrize("command", ["methods", "completion bash", "--version", "--help", "generate --help"])
+@pytest.mark.parametrize(
+    "command", some("methods", "--version", "completion bash", "--help", "generate --help", fast=2)
+)
 def test_a_full_standard_output(command: str) -> None:
     done = shell(f"tokenswift {command} > /dev/full")
     assert (done.returncode, done.stderr) == (1, f"error: writing standard output {FULL}\n")
 
 
 @pytest.mark.parametrize(
-    "command", ["methods", "runs .", "chat", "demo", "generate hi", "plan hi", "--version"]
+    "command", some("methods", "generate hi", "runs .", "chat", "demo", "plan hi", "--version", fast=2)
 )
 def test_a_closed_standard_output(command: str) -> None:
     done = shell(f"tokenswift {command} >&- </dev/null")
@@ -67,10 +79,11 @@ def test_a_closed_standard_output(command: str) -> None:
     assert done.stderr.count("\n") == 1 and "closed" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_after_a_full_standard_output(tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = shell(f"tokenswift generate hello --model {tiny} {LENGTH} --quiet --run-dir {run} > /dev/full")
-    assert done.returncode == 1 and done.stderr.endswith(f"; go on with: tokenswift resume {run}\n"), done
+    assert done.returncode == 1 and done.stderr.endswith(f"; continue with: tokenswift resume {run}\n"), done
     assert shell(f"tokenswift resume {run} --quiet").returncode == 0
 
 

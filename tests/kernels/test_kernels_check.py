@@ -72,12 +72,8 @@ def test_a_sound_library_is_asked_once(
     assert "never asked" not in asked and len(asked) == 6
 
 
-FIRST = "a product that depends on the number of rows"
-
-
-@pytest.mark.parametrize(
-    "defect", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in DEFECTS if name != FIRST)]
-)
+@pytest.mark.slow  # each compiles all kernels
+@pytest.mark.parametrize("defect", DEFECTS)
 def test_kernels_that_round_by_the_row_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: str
 ) -> None:

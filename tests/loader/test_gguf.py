@@ -75,7 +75,9 @@ def opened(path: Path | str, **options: Any) -> LLM:
 @pytest.mark.parametrize(
     ("kind", "mix"),
     [
-        pytest.param(kind, mix, marks=() if kind == "llama" or mix == "q4_k_m" else pytest.mark.slow)
+        pytest.param(
+            kind, mix, marks=() if kind == "llama" or (kind, mix) == ("qwen3", "q4_k_m") else pytest.mark.slow
+        )
         for kind in ("llama", "qwen2", "qwen3", "mistral")
         for mix in MIXES
     ],
@@ -580,7 +582,7 @@ def test_ways_to_store() -> None:
 
 
 @pytest.mark.parametrize("kind", WEIGHTS[1:])
-@pytest.mark.parametrize("source", ["folder", "file"])
+@pytest.mark.parametrize("source", ["folder", pytest.param("file", marks=pytest.mark.slow)])
 def test_weights(kind: str, source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model, path = small("qwen3"), tmp_path / "model"
     if source == "file":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +64,13 @@ def arithmetic(kind: str, dtype: str) -> str:
     return f"{dtype} {DOT_BFLOAT16}" if dot else dtype
 
 
-def runs(llm: LLM, text: str) -> Iterator[tuple[str, str, Generation]]:
+def runs(
+    llm: LLM, text: str, samplers: Iterable[str] = tuple(SAMPLERS)
+) -> Iterator[tuple[str, str, Generation]]:
     """Strategy, sampler and output of each run behind a text."""
     prompt = llm.encode((PROMPTS / f"{text}.txt").read_text(encoding="utf-8"))[:LENGTH]
-    for sampler, params in SAMPLERS.items():
+    for sampler in samplers:
+        params = SAMPLERS[sampler]
         for strategy, options in STRATEGIES.items():
             yield strategy, sampler, llm.generate(prompt, NEW, strategy, options, params, ignore_eos=True)
 

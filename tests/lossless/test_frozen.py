@@ -21,18 +21,20 @@ def test_each_type_has_thirty_runs() -> None:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("dtype", "text"), [("float32", "harbour"), ("int8", "letters")])
-def test_runs_are_as_they_were(dtype: str, text: str, embedded: str) -> None:
-    """Half of two types on this processor's own kernels; every strategy writes plain decoding's text."""
+@pytest.mark.parametrize(
+    ("dtype", "text", "sampler"), [("float32", "harbour", "paper"), ("int8", "letters", "nucleus")]
+)
+def test_runs_are_as_they_were(dtype: str, text: str, sampler: str, embedded: str) -> None:
+    """A sixth of two types on this processor's own kernels; every strategy writes plain decoding's text."""
     assert Path(embedded).is_dir()
-    plain: dict[str, list[int]] = {}
-    fewer = 0
-    for strategy, sampler, out in frozen.runs(default_llm(dtype), text):
-        assert out.token_ids == plain.setdefault(sampler, out.token_ids), (strategy, sampler)
+    texts, fewer = [], 0
+    for strategy, _, out in frozen.runs(default_llm(dtype), text, [sampler]):
+        texts.append(out.token_ids)
+        assert out.token_ids == texts[0], strategy
         kept = KEPT[frozen.arithmetic(frozen.OWN, dtype)][f"{strategy} {sampler} {dtype} {text}"]
-        assert frozen.digest(out) == kept, (strategy, sampler)
+        assert frozen.digest(out) == kept, strategy
         fewer += out.metrics.steps < frozen.NEW
-    assert fewer >= 6  # drafts are good for something
+    assert fewer >= 2  # drafts are good for something
 
 
 @pytest.mark.slow

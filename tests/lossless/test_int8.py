@@ -30,9 +30,10 @@ def prompt(llm: LLM, name: str = "harbour") -> list[int]:
 @pytest.mark.model
 @pytest.mark.parametrize(
     "sampler",
-    [name if name == "paper" else pytest.param(name, marks=pytest.mark.slow) for name in SAMPLERS],
+    [pytest.param(name, marks=pytest.mark.slow) for name in SAMPLERS],
 )
 def test_strategies_write_plain_decodings_tokens(llm: LLM, sampler: str) -> None:
+    """In the fast suite the runs of `test_frozen` stand for these."""
     assert llm.dtype == "int8" and llm.resources.identity()["dtype"] == "int8"
     given = prompt(llm), NEW
     plain = llm.generate(*given, "autoregressive", sampling=SAMPLERS[sampler], ignore_eos=True)
@@ -47,7 +48,10 @@ def test_strategies_write_plain_decodings_tokens(llm: LLM, sampler: str) -> None
 @pytest.mark.model
 def test_batches_and_resumed_runs_write_the_same(llm: LLM, tmp_path: Path) -> None:
     texts, sampling = [prompt(llm), prompt(llm, "letters")[:90]], SAMPLERS["paper"]
-    alone = [llm.generate(text, 40, sampling=sampling, ignore_eos=True).token_ids for text in texts]
+    alone = [
+        llm.generate(text, 40, "autoregressive", sampling=sampling, ignore_eos=True).token_ids
+        for text in texts
+    ]
     beside = llm.generate_many(texts, 40, sampling=sampling, ignore_eos=True, at_once=2)
     assert [out.token_ids for out in beside] == alone
     half = llm.generate(texts[0], 17, sampling=sampling, ignore_eos=True, run_dir=tmp_path / "run")
@@ -55,6 +59,7 @@ def test_batches_and_resumed_runs_write_the_same(llm: LLM, tmp_path: Path) -> No
     assert resume(tmp_path / "run", max_new_tokens=40, llm=llm).token_ids == alone[0]
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_keys_in_int8_beside_floats(embedded: str) -> None:
     assert Path(embedded).is_dir()

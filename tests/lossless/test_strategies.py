@@ -244,24 +244,16 @@ DEFAULT_RUNS: list[tuple[str, dict[str, Any]]] = [
 DEFAULT_SAMPLING = {"greedy": {"greedy": True, "repetition_penalty": 1.0}, "paper": {}}
 
 
-def _default_runs(name: str, length: int, new: int, seed: int, sampling: str) -> None:
-    params = SamplingParams(seed=seed, **DEFAULT_SAMPLING[sampling])
-    llm, prompt = default_llm(), prompt_of(name, length)
-    plain = llm.generate(prompt, new, "autoregressive", sampling=params, ignore_eos=True)
-    for strategy, options in DEFAULT_RUNS:
-        got = llm.generate(prompt, new, strategy, options, params, ignore_eos=True)
-        assert same(plain, got), (strategy, options)
-        print(name, sampling, seed, strategy, f"{got.metrics.mean_acceptance_length:.2f} tokens a step")
-
-
-@pytest.mark.model
-def test_default_model_small(embedded: str) -> None:
-    _default_runs("harbour", 160, 24, 1, "paper")
-
-
 @pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("sampling", DEFAULT_SAMPLING)
 def test_default_model(embedded: str, sampling: str, seed: int) -> None:
-    _default_runs("observatory", 1500, 150, seed, sampling)
+    """In the fast suite the runs of `test_frozen` stand for these."""
+    params = SamplingParams(seed=seed, **DEFAULT_SAMPLING[sampling])
+    llm, prompt, new = default_llm(), prompt_of("observatory", 1500), 150
+    plain = llm.generate(prompt, new, "autoregressive", sampling=params, ignore_eos=True)
+    for strategy, options in DEFAULT_RUNS:
+        got = llm.generate(prompt, new, strategy, options, params, ignore_eos=True)
+        assert same(plain, got), (strategy, options)
+        print(sampling, seed, strategy, f"{got.metrics.mean_acceptance_length:.2f} tokens a step")

@@ -22,7 +22,7 @@ from tokenswift.kernels.cpu import build
 
 KINDS = ("gguf", "safetensors", "config", "tokenizer")
 #: of the fast suite: cases of each kind
-SAMPLE = 8
+SAMPLE = 4
 TARGETS = {"native": ("-march=native",), **OTHER}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.families import FAST, rare
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, InputError
 from tokenswift.engine.resume import reload
@@ -43,9 +44,14 @@ def _eager(model, tokens: list[int]) -> torch.Tensor:
         return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def lengths(usual: int, *others: int) -> list[object]:
+    """Families and lengths: in the fast suite all of the one, and each length of some of the other."""
+    cases = [(family, length) for length in (usual, *others) for family in FAMILIES]
+    return [case if case[1] == usual or case[0] in FAST else rare(*case) for case in cases]
+
+
+@pytest.mark.parametrize(("family", "length"), lengths(37, 1, 300))
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("length", [1, 37, 300])
 def test_prefill_then_steps_equal_eager(
     family: str, way: str, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,9 +70,8 @@ def test_prefill_then_steps_equal_eager(
         cache.commit((0,))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "length"), lengths(60, 255))
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("length", [60, 255])
 def test_tree_pass_equals_eager_on_every_branch_and_after_commit(family: str, way: str, length: int) -> None:
     model = tiny_model(family)
     target = _target(way, model)

@@ -189,7 +189,7 @@ def test_a_full_disk(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         ) as caught:
             llm.generate("hello", **CALL, run_dir=folder)
     kept = journal_tokens(folder)
-    assert f"; {kept} tokens are kept in {folder}; go on with: tokenswift resume {folder}" in str(
+    assert f"; {kept} tokens are kept in {folder}; continue with: tokenswift resume {folder}" in str(
         caught.value
     )
     assert not is_locked(folder)

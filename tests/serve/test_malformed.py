@@ -240,7 +240,7 @@ def test_the_description(start: Start, tmp_path: Path) -> None:
     assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/{response_id}"} <= set(
         described["paths"]
     )
-    schemathesis(server, tmp_path, "--phases", "examples,fuzzing", "--max-examples", "5")
+    schemathesis(server, tmp_path, "--phases", "examples,fuzzing", "--max-examples", "2")
 
 
 @pytest.mark.slow

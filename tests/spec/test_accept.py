@@ -133,7 +133,7 @@ def test_published_accepts_once_per_leaf() -> None:
     logits = torch.zeros(len(tree), 4)
     logits[0, 1] = 1000.0
     depth = 0
-    runs = 3000
+    runs = 1000
     for seed in range(runs):
         sampler = Sampler(SamplingParams(seed=seed, min_p=0.0, repetition_penalty=1.0), 4)
         depth += len(accept_published(tree, logits, [0], sampler).nodes) == 3
@@ -156,7 +156,7 @@ def test_published_draws_of_two_depths_are_independent() -> None:
     builder = CandidateTree(0)
     builder.add_path([1, 1])
     tree = builder.build()
-    runs = 2000
+    runs = 800
     both = 0
     for seed in range(runs):
         sampler = Sampler(SamplingParams(seed=seed, min_p=0.0, repetition_penalty=1.0), 4)
@@ -183,7 +183,7 @@ def test_published_ties_go_to_the_first_or_the_last_path() -> None:
     middle one wins less often than they do (0.21 against 0.2235). The first always: .30, .21, .15."""
     builder = CandidateTree(9)
     builder.add_levels([[0, 1, 2]])
-    runs = 6000
+    runs = 2000
     counts = _published_runs(builder.build(), [0.3, 0.3, 0.3, 0.1], runs)
     kept = Counter[int]()
     for outcome, count in counts.items():
@@ -196,7 +196,7 @@ def test_published_ties_go_to_the_first_or_the_last_path() -> None:
 
 def test_published_tree_and_ngram_paths_are_drawn_separately() -> None:
     """A branch that repeats a path of the tree is a second chance for it; so is one that is its prefix."""
-    runs = 3000
+    runs = 1000
     for branch, p in ((None, 0.25), ([1, 2], 1 - 0.75**2), ([1], 1 - 0.75**2)):
         builder = CandidateTree(9)
         builder.add_levels([[1], [2]])

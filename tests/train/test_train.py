@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.conftest import tiny_model, tiny_tokenizer
+from tests.families import rare
 from tokenswift.config import SamplingParams
 from tokenswift.spec.heads.checkpoint import load_heads, read_heads
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
@@ -279,7 +280,7 @@ def small(**changes: Any) -> TrainingOptions:
 
 @pytest.mark.parametrize(
     "source,continued,kind",
-    [("text", False, "medusa"), ("text", True, "conditioned"), ("self", False, "linear")],
+    [("text", False, "medusa"), ("text", True, "conditioned"), rare("self", False, "linear")],
 )
 def test_the_whole_way(source: str, continued: bool, kind: str, tmp_path: Path) -> None:
     model = tiny_model()

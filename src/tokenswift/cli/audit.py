@@ -36,11 +36,11 @@ def add_parser(subparsers: Any) -> None:
         "prompt",
         nargs="?",
         metavar="PROMPT",
-        help="a text to go on from in every way; default: those of --prompts",
+        help="a text to continue with every strategy; default: those of --prompts",
     )
     for name, default, text in (
         ("max-new-tokens", None, f"new tokens per text, at least 1; default: {TOKENS}"),
-        ("seeds", 1, "texts per prompt with sampling, at least 1, from --seed on"),
+        ("seeds", 1, "sampled texts per prompt, at least 1, with seeds from --seed on"),
         (
             "distribution",
             0,
@@ -78,7 +78,7 @@ def add_parser(subparsers: Any) -> None:
             action.help = "a strategy by name, or all; default: %(default)s"
     add_options(parser.add_argument_group("several devices"), options.Together)
     group = parser.add_argument_group("results")
-    add_json_option(group, "write everything that was found there")
+    add_json_option(group, "write all findings to this file")
     group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")
 
 

@@ -35,11 +35,11 @@ class Measured:
     """What is measured.
 
     Attributes:
-        contexts: tokens of the prompt, several with commas
-        rows: tokens that a verify pass checks, several with commas
-        repeats: how often each is measured, after a first time that does not count
-        max_new_tokens: tokens that are written each time, at least 1
-        prompt_file: text to go on from; default: the stories that come with the library
+        contexts: lengths of the prompt in tokens, several with commas
+        rows: tokens that a pass verifies, several with commas
+        repeats: how often each is measured, after a warm-up
+        max_new_tokens: tokens to write each time, at least 1
+        prompt_file: text to continue; default: the stories that come with the library
         seed: of the text that is written, 0 or more
     """
 
@@ -56,10 +56,10 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "bench",
         help="measure the speed of a model on this machine",
-        description="Measure a model on this machine: tokens of a prompt a second; tokens a second of plain "
-        "decoding and of adaptive drafting, in turns, after the same prompt and of the same text; what a "
-        "pass takes that checks several tokens. Medians, with least and most in brackets. The paper's tables "
-        "are measured by python -m benchmarks, in a checkout.",
+        description="Measure a model on this machine: prompt tokens per second; tokens per second of plain "
+        "decoding and of adaptive drafting, in turns, with the same prompt and the same text; and the time "
+        "of a pass that verifies several tokens. Medians, with minimum and maximum in brackets. In a "
+        "checkout, python -m benchmarks measures the paper's tables.",
         epilog="Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted.",
     )
     group = parser.add_argument_group("model")
@@ -69,7 +69,7 @@ def add_parser(subparsers: Any) -> None:
     texts = {name: f"{texts_of(Measured)[name]}; default: {value}" for name, value in shown.items()}
     add_options(parser.add_argument_group("measurement"), Measured, texts=texts)
     group = parser.add_argument_group("results")
-    add_json_option(group, "write every time that was measured there")
+    add_json_option(group, "write all measured times to this file")
     add_options(group, options.Quiet)
 
 

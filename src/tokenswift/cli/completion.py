@@ -19,7 +19,7 @@ def add_parser(subparsers: Any) -> None:
         description="Print a script that completes commands, options and file names in a shell. For bash: "
         "tokenswift completion bash > ~/.local/share/bash-completion/completions/tokenswift; for zsh: the "
         "same into a file _tokenswift in a folder of $fpath; for fish: into "
-        "~/.config/fish/completions/tokenswift.fish. A new shell then knows it.",
+        "~/.config/fish/completions/tokenswift.fish. It works in the next shell.",
     )
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
 

@@ -37,8 +37,8 @@ class Demo(options.Shown):
     """What is compared.
 
     Attributes:
-        out: folder that the records are left in: autoregressive.json and auto.json of the story,
-            list.autoregressive.json and list.auto.json of the list; it is made where it is not there
+        out: folder for the records: autoregressive.json and auto.json of the story,
+            list.autoregressive.json and list.auto.json of the list; created if missing
         max_new_tokens: tokens to write of each text, at least 1
         seed: 0 or more
         peer: transformers or none: also time transformers' generate
@@ -97,12 +97,12 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "demo",
         help="compare plain decoding and TokenSwift on two texts",
-        description="Go on with the shipped story, and with a list that repeats itself (greedy, no penalty), "
-        "each twice with the same seed: by plain decoding and with drafts, in turns of some tokens. Print "
+        description="Continue the shipped story, and a list that repeats itself (greedy, no penalty), each "
+        "twice with the same seed: by plain decoding and with drafts, some tokens at a time in turns. Print "
         "the texts, a table, and whether every token is the same (exit code 1 if not). transformers' own "
-        "generate takes turns with the same model and sampling, with unpacked weights, in float32 where this "
-        "computes in int8 (its texts are others, and it writes fewer tokens). Four records with tokens, text "
-        "and figures are left in --out.",
+        "generate takes turns with the same model and sampling, with dequantized weights, in float32 where "
+        "tokenswift computes in int8 (its texts differ, and it writes fewer tokens). Four records with "
+        "tokens, text and figures are written to --out.",
     )
     add_options(parser, Demo)
     options.add_model_options(parser)

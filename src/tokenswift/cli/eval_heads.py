@@ -24,12 +24,12 @@ COLUMNS = ("top1", "top3", "match", "match3")
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is looked at.
+    """What is evaluated.
 
     Attributes:
         data: held-out text: a file, JSONL or a folder
-        positions: places to look at per text sort, at least 16
-        context: tokens of a text that is looked at, at least 16
+        positions: positions to evaluate per kind of text, at least 16
+        context: tokens of a text that is evaluated, at least 16
         count: prompts to generate from, with the tree 1,3,3,3 and 20 n-grams, at least 0; 0 skips it
         prompt_tokens: tokens of a prompt, at least 16
         max_new_tokens: new tokens per prompt, at least 16
@@ -50,12 +50,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "eval-heads",
         help="measure how well heads draft",
-        description="Per head: top-1 and top-3 accuracy, and the coupled match rate, "
-        "on the data and on the model's own continuations; then the mean acceptance length by source.",
+        description="Measure for each head top-1 and top-3 accuracy and the coupled match rate, on the data "
+        "and on the model's own continuations; then the mean acceptance length by source.",
     )
     add_options(parser, Sizes)
     options.add_model_options(parser)
-    add_json_option(parser, "write the figures there")
+    add_json_option(parser, "write the figures to this file")
     add_options(parser, options.Quiet)
     title = "sampling (of both distributions, the model's text and the noise)"
     options.add_sampling_options(parser, title, plain=True)

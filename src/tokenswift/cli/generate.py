@@ -90,11 +90,10 @@ class Ends:
 
     Attributes:
         stop: end before this text, which is left out; may be given several times; default: none
-        stop_ids: end with these tokens, the last of which adds no text; may be given several times; default:
-            none
+        stop_ids: end after these tokens; the last one adds no text; may be given several times; default: none
         ignore_eos: continue after an end-of-text token
-        loop_patterns: what repeating means: COUNT copies of a pattern of MIN to MAX tokens, 160 tokens
-            together at least; default: 1,512,3
+        loop_patterns: what counts as repeating: COUNT copies of a pattern of MIN to MAX tokens, at least 160
+            tokens in all; default: 1,512,3
     """
 
     stop: list[str] = option((), "TEXT", action="append", level=RARE)
@@ -306,7 +305,7 @@ def default_length(run_dir: str | None) -> str:
     more = "--max-new-tokens 1000"
     again = f"the same command with {more} writes this text and goes on"
     if run_dir is not None:
-        again = f"go on with: tokenswift resume {run_dir} {more}"
+        again = f"continue with: tokenswift resume {run_dir} {more}"
     return f"stopped at the default of {counted(Length.max_new_tokens, 'token')} (--max-new-tokens); {again}"
 
 
@@ -321,7 +320,7 @@ def stream(
         KeyboardInterrupt, RunError: saying what was kept of the text, and how to go on.
     """
     run_dir = request.run_dir
-    go_on = "" if run_dir is None else f"; go on with: tokenswift resume {run_dir}"
+    go_on = "" if run_dir is None else f"; continue with: tokenswift resume {run_dir}"
     already = before.text if before is not None else ""
     sink.repeat(already)
 

@@ -27,7 +27,8 @@ class Conversion(options.Quiet):
         out: heads file to write
         model: the base model: checked against the checkpoint's; Medusa heads need it
         heads: heads file to export
-        export: folder to write in the published layout, with the base model's tokenizer: good for --model too
+        export: folder to write in the published layout, with the base model's tokenizer; --model takes it,
+            too
     """
 
     checkpoint: str | None = option(None, "M")
@@ -42,8 +43,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "import-heads",
         help="convert published heads to a heads file, or back",
-        description="Reads a checkpoint in TokenSwift's published layout, or Medusa-1 heads. With --export, "
-        "writes linear heads and their base model as a checkpoint in the published layout.",
+        description="Read a checkpoint in TokenSwift's published layout, or Medusa-1 heads. With --export, "
+        "write linear heads and their base model as a checkpoint in the published layout.",
     )
     add_options(parser, Conversion)
 

@@ -236,7 +236,7 @@ def _main(argv: list[str], is_open: bool, build: Callable[[Sequence[str]], Parse
     except BrokenPipeError as error:
         nothing = "; nothing more was generated" if hasattr(args, "max_new_tokens") else ""
         run = getattr(error, "run_dir", None)
-        go_on = f"; go on with: tokenswift resume {run}" if run else ""
+        go_on = f"; continue with: tokenswift resume {run}" if run else ""
         return _fail(1, f"standard output was closed{nothing}{go_on}", args)
     except RunError as error:
         return _fail(1, with_option_name(str(error), options), args)

@@ -39,13 +39,14 @@ class Several:
             with an id and settings of its own if need be, such as seed and max_new_tokens; needs --out
         out: folder of the texts, with a run's folder for each prompt, by its id or line; the same command
             resumes what is missing
-        at_once: max concurrent sequences (with --ray: of an actor), or auto: as many as memory holds, and pay
+        at_once: max concurrent sequences (with --ray: of an actor), or auto: as many as memory holds and make
+            it faster
         ray: have a Ray cluster write them: local (this machine), auto (the cluster that it belongs to) or
             HOST:PORT of a head node; --out is a folder that all nodes see, or an address of fsspec, such as
             s3://bucket/texts (journals are copied there every ten seconds); needs the extra ray
         actors: with --ray, processes that write; default: as many as the cluster has room for
-        actor_cores: with --ray, CPU cores of each; default: all of a node, shared among its GPUs
-        actor_gpus: with --ray, GPUs of each; default: 1 where nodes have GPUs
+        actor_cores: with --ray, CPU cores of each actor; default: all of a node, shared among its GPUs
+        actor_gpus: with --ray, GPUs of each actor; default: 1 where nodes have GPUs
     """
 
     prompts: str | None = option(None, "FILE")

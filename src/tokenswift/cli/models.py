@@ -30,11 +30,11 @@ def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
     parser = subparsers.add_parser(
         "models",
-        help="list the models in the caches, show what one takes, remove one",
-        description="list: the models in the caches, ours and the hub's, with size, type and what drafts for "
-        "them. show NAME: memory, context and the least time of a token on this machine (see tokenswift "
+        help="list the models in the caches, show what one needs, remove one",
+        description="list: the models in the caches, ours and the hub's, with size, type and the drafters "
+        "for them. show NAME: memory, context and the least time of a token on this machine (see tokenswift "
         "roofline); the model need not be in a cache, and no weights of the hub are fetched. remove NAME: "
-        "remove a model from its cache, of the hub's a whole repository.",
+        "remove a model from its cache; of the hub, the whole repository.",
         epilog="Exit codes: 0 done, 1 it could not be removed, 2 bad input.",
     )
     parser.add_argument(

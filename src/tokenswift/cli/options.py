@@ -32,12 +32,12 @@ SAMPLING_TEXTS = {
     "seed": "0 or more: the same seed, the same text, whatever the method",
     "presence_penalty": "from -2 to 2: subtracted from the logit of every new token among the last ones (see "
     "--penalty-window); 0 is off",
-    "frequency_penalty": "from -2 to 2: the same for each time that the token is there; 0 is off",
+    "frequency_penalty": "from -2 to 2: the same, for each time that the token occurs there; 0 is off",
     "dry_breakers": "DRY sees no repetition across tokens that contain this text; may be given several "
-    "times, none is none; default: none for continued text, else line break, colon, quotation mark, asterisk",
+    "times; none: no such text; default: none for continued text, else line break, colon, quotation mark, "
+    "asterisk",
     "logit_bias": "token ids and what is added to their logits, -100 to 100; default: none",
-    "bad_words": "a text that is never written in its usual tokens; may be given several times; "
-    "default: none",
+    "bad_words": "a text whose usual tokens are never written; may be given several times; default: none",
 }
 #: fields that every help shows
 USUAL_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
@@ -92,8 +92,8 @@ class Together:
     """Processes that compute one model.
 
     Attributes:
-        tp: tensor parallelism: processes that hold a part of every layer each; torchrun starts so many of
-            this command
+        tp: tensor parallelism: number of processes, each with a part of every layer; start as many of this
+            command with torchrun
     """
 
     tp: int = option(1, least=1, level=RARE)
@@ -104,9 +104,9 @@ class Source:
     """Where sampling settings come from.
 
     Attributes:
-        sampling: settings that are not given: default (continued text has the defaults above; answers take
-            the model's generation_config.json or GGUF file, else temperature 0.7, min-p 0.05 and no penalty)
-            or model (the model's for every text; what it does not name is off); default: default
+        sampling: where settings that are not given come from: default (continued text has the defaults above;
+            answers take the model's generation_config.json or GGUF file, else temperature 0.7, min-p 0.05 and
+            no penalty) or model (the model's for every text; what it does not name is off); default: default
     """
 
     sampling: str = option("default", level=RARE)

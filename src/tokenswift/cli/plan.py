@@ -42,8 +42,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "plan",
         help="estimate memory and time of a run",
-        description="Say what generate with these options would take: memory, by part, beside what is free; "
-        "and time, with a range, from a short measurement. A run that cannot fit is refused, with the "
+        description="Estimate what generate would take with these options: memory, by part, against what is "
+        "free, and time, with a range, from a short measurement. A run that cannot fit is refused, with the "
         "largest length that would.",
         epilog="Exit codes: 0 it fits, 2 it does not, or bad input.",
     )

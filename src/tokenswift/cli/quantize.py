@@ -16,9 +16,9 @@ INSTEAD = (
 def add_parser(subparsers: Any) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
-        "quantize", help="says what makes files of quantized weights", description=INSTEAD + "."
+        "quantize", help="name the programs that write quantized weights", description=INSTEAD + "."
     )
-    parser.add_argument("given", nargs="*", metavar="…", help="is not looked at")
+    parser.add_argument("given", nargs="*", metavar="…", help="ignored")
 
 
 def run(args: argparse.Namespace) -> int:

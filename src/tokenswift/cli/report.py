@@ -22,14 +22,16 @@ def add_parser(subparsers: Any) -> None:
     """Register the subcommand."""
     parser = subparsers.add_parser(
         "report",
-        help="a page about a run",
+        help="write a page about a run",
         description="Write one HTML page about a run that was kept with generate --run-dir: settings, speed "
         "and acceptance against length, cost by phase, and the text, each token marked by its source, "
-        "repeats highlighted. Of a folder (or an address) with the runs of many prompts: figures of each and "
-        "of all. The page needs no network and no scripts.",
+        "repeats highlighted. For a folder (or an address) with the runs of many prompts: figures of each "
+        "and of all. The page needs no network and no scripts.",
     )
     add_options(parser, options.RunDir)
-    parser.add_argument("--output", metavar="FILE", help="the page; default: report.html in the folder")
+    parser.add_argument(
+        "--output", metavar="FILE", help="write the page to this file; default: report.html in the folder"
+    )
     add_options(parser, options.Quiet)
 
 

@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
         help="a run's folder, one that has such folders in it, or an address that generate --ray wrote to; "
         "default: the current folder",
     )
-    add_json_option(parser, "write one record a run there, a line each")
+    add_json_option(parser, "write one JSON record per run to this file, a line each")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -58,7 +58,7 @@ class RunWriter:
     def kept(self) -> str:
         """How many tokens are safe and how to go on, in words."""
         kept = counted(self._kept, "token is", "tokens are")
-        return f"{kept} kept in {self.folder}; go on with: tokenswift resume {self.folder}"
+        return f"{kept} kept in {self.folder}; continue with: tokenswift resume {self.folder}"
 
     def is_unfinished(self) -> bool:
         """Whether a text file waits for its final name."""

@@ -30,23 +30,24 @@ class Settings:
         host: address to listen at; another than this machine's own needs a key
         port: port to listen at, 0 for any that is free
         api_key_file: file with the keys of clients, one a line; default: none is asked for
-        api_key: one more key; everybody on this machine sees it in the list of processes, so it is better in
-            the environment variable TOKENSWIFT_API_KEY
-        cors: another site whose pages may ask, such as https://example.org; may be given several times
+        api_key: another key; everybody on this machine sees it in the list of processes, so the environment
+            variable TOKENSWIFT_API_KEY is safer
+        cors: another site whose pages may send requests, such as https://example.org; may be given several
+            times
         run_dir: keep a journal of every answer there; a server that is started again on the same folder
             resumes what was under way
         max_concurrent: max concurrent sequences, or auto: as many as memory holds
         queue: answers that may wait for their turn; the next one is refused with status 429
         max_tokens: new tokens of one text at most
         max_prompt: tokens of one prompt at most; default: the model's positions
-        max_choices: texts of one request at most: its prompts times n; half of those that are written at once
-            with --max-num-seqs auto, so that one request leaves room for others
-        share_prefixes: read what prompts begin with once for all keys, not for each; how soon an answer
-            begins then tells a client what others have asked
+        max_choices: texts of one request at most: its prompts times n; the default is half of what
+            --max-num-seqs auto writes at once, so that one request leaves room for others
+        share_prefixes: prefill a common beginning of prompts once for all keys, not once for each; how soon
+            an answer begins then tells a client what others have asked
         max_body: bytes of a request at most
         max_connections: connections at once; the next one is refused with status 503
         max_seconds: seconds that an answer may take before it is stopped, 0 for any number
-        ping: seconds without text after which a stream gets a comment, so that nobody takes it for dead
+        ping: seconds without text after which a stream gets a comment, which keeps the connection open
         log_prompts: write prompts into the access log too; default: never
     """
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.families import rare
 from tests.spec.drafters.test_auto import FREE, _always
 from tests.spec.eagle_drafters import random_eagle
 from tests.tiny import VOCAB, tiny_model
@@ -140,7 +141,7 @@ def expected(
         yield found
 
 
-@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("kernels", [True, rare(False)])
 def test_a_run_drafts_what_the_reference_drafts(monkeypatch: pytest.MonkeyPatch, kernels: bool) -> None:
     """Step after step, with drafts that are wrong at every depth: features of the right tokens, keys of the
     window and no others. The cache is small, so that its window moves; now and then others draft for longer
