@@ -104,13 +104,6 @@ TRAINING = [
         (EAGLE,),
     ),
     Defect(
-        "a drafter's start learns with the embedding of the token before",
-        "train/eagle_start.py",
-        'item["tokens"][1 : m + 1]',
-        'item["tokens"][:m]',
-        (EAGLE,),
-    ),
-    Defect(
         "features are those of the next layer",
         "train/features.py",
         "backbone.body.layers[number].register_forward_pre_hook",
