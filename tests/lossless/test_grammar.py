@@ -8,7 +8,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -30,7 +31,9 @@ from tokenswift.sampling.masks import Grammars, Masks, NoMask
 from tokenswift.sampling.ranking import allowed_tokens
 from tokenswift.spec.accept import accept_exact
 from tokenswift.spec.adaptive.cost import Costs, Table
+from tokenswift.spec.adaptive.estimate import Outcome
 from tokenswift.spec.drafters.candidates import Candidates
+from tokenswift.spec.drafters.grammar import GrammarDrafter
 from tokenswift.spec.methods.resources import Resources
 from tokenswift.types import DraftTree
 
@@ -46,6 +49,8 @@ SCHEMA: dict[str, Any] = {
     "required": ["identifier", "colour", "sizes"],
     "additionalProperties": False,
 }
+#: too many ways to read a text for llguidance, from about 30 letters on
+GROWING = "(([ab]{1,1000}){1,1000}){60,1000}"
 LISP = 'start: "(" [word (" " word)*] ")"\nword: /[a-c]{1,3}/ | start\n'
 GRAMMARS = {
     "schema": Grammar.json_schema(SCHEMA),
@@ -209,7 +214,9 @@ def test_a_mask_is_that_of_its_path_wherever_the_matcher_stood(name: str) -> Non
             wrong = next(token for token in range(256) if not mask[token])
             assert used.reach(history, [*path, good[0]]) == used.reach(history, path) + 1 == len(path) + 1
             assert used.reach(history, [*path, wrong, good[0]]) == len(path)
-            used.forced(history)
+            assert used.forced(history) == masks_of(GRAMMARS[name], 2).forced(history)
+            for end in used.ends:  # it counts where it may come
+                assert used.reach(history, [*path, end]) == len(path) + bool(mask[end])
             known += [[*path, token] for token in (*rnd.sample(good, min(2, len(good))), wrong)]
             paths += 1
         allowed = masks_of_fresh(name, history, [])
@@ -271,6 +278,42 @@ def test_the_end_of_forced_text_is_drafted_too() -> None:
     assert masks.forced([]) == ([x, 260], 1)
     allowed = allowed_by(masks, [x], [])
     assert allowed is not None and bool(allowed[260]) and bool(allowed[261])
+
+
+def test_the_drafter_learns_how_often_an_uncertain_token_comes() -> None:
+    masks = Grammars(merging_tokenizer(), 262, lambda: {END}).masks(Grammar.regex("xab(cy|[0-9])"), 0)
+    drafter, (x,), text = GrammarDrafter(masks), ids_of("x"), cast(Any, SimpleNamespace(tokens=[]))
+
+    def chances() -> list[float]:
+        """What it proposes, in a path, is [x, 260]; the chances that it gives these."""
+        told: list[tuple[int, int, float]] = []
+        adding = SimpleNamespace(add=lambda *candidate: told.append(candidate) or len(told))
+        drafter.propose(text, cast(Any, adding))
+        assert [candidate[:2] for candidate in told] == [(0, x), (1, 260)]
+        return [candidate[2] for candidate in told]
+
+    assert chances() == [1.0, 0.5]
+    for tokens, (least, most) in (([x], (0.5, 0.5)), ([x, 260, 7], (0.51, 0.99)), ([x, 261], (0.4, 0.51))):
+        drafter.observe(text, Outcome(tokens, len(tokens), {}, True))
+        sure, uncertain = chances()
+        assert sure == 1.0 and least <= uncertain <= most, tokens
+
+
+def test_a_limit_that_is_near_changes_no_text(llm: LLM) -> None:
+    """From some place on llguidance gives no mask. A draft that reaches it is none, and a text that does
+    fails with every strategy."""
+    params = SamplingParams(temperature=2.0, min_p=0.0, seed=3, grammar=Grammar.regex(GROWING))
+    tokens: list[int] = []
+    with pytest.raises(NoMask) as plain:
+        for made in llm.stream("abc", 60, "autoregressive", sampling=params):
+            tokens += made.token_ids
+    assert 20 < len(tokens) < 50
+    for strategy, options in (*RUNS, ("triforce", {"gamma": 4, "budget": 24, "sinks": 3})):
+        got = llm.generate("abc", len(tokens), strategy, options, params)
+        assert got.token_ids == tokens, strategy
+        with pytest.raises(NoMask) as caught:
+            llm.generate("abc", 60, strategy, options, params)
+        assert str(caught.value) == str(plain.value)
 
 
 @pytest.mark.parametrize(
