@@ -12,7 +12,7 @@ FORCED = _TESTS + "test_what_is_forced"
 STEPS = _TESTS + "test_forced_text_comes_in_few_steps"
 INSIDE = _TESTS + "test_drafts_stay_in_the_grammar"
 LEARNS = _TESTS + "test_the_drafter_learns_how_often_an_uncertain_token_comes"
-NEAR = _TESTS + "test_a_limit_that_is_near_changes_no_text"
+SPOILT = _TESTS + "test_limits_that_are_reached_spoil_no_other_text"
 _REFUSED = "tests/sampling/test_refused_grammars.py::"
 REFUSED = _REFUSED + "test_grammars_that_are_refused"
 LIMITS = _REFUSED + "test_limits_of_a_trial"
@@ -107,8 +107,8 @@ GRAMMARS = [
     Defect(
         "texts of one grammar share a matcher",
         "sampling/masks.py",
-        "return Masks(matcher.deep_copy, ",
-        "return Masks(lambda: matcher, ",
+        "self._matcher = compiled.matcher.deep_copy()\n        self._lost",
+        "self._matcher = compiled.matcher\n        self._lost",
         (SERVED + "test_texts_of_one_batch",),
     ),
     Defect(
@@ -154,11 +154,18 @@ GRAMMARS = [
         (STEPS,),
     ),
     Defect(
-        "reach: a drafted path at which llguidance has reached its limits ends the run",
-        "spec/drafters/checked.py",
-        "        except NoMask:  # of a draft; the text may never come there\n            return []\n",
-        "",
-        (NEAR,),
+        "what is compiled for a text that failed is used for others",
+        "sampling/masks.py",
+        "if found is None or found.spoilt:",
+        "if found is None:",
+        (SPOILT,),
+    ),
+    Defect(
+        "a text that no matcher follows gets masks of its beginning",
+        "sampling/masks.py",
+        "            self._lost = found\n",
+        "            pass\n",
+        (SPOILT,),
     ),
     Defect(
         "forced bytes are off by one behind the certain tokens",
@@ -228,13 +235,6 @@ GRAMMARS = [
         "sampling/trial.py",
         "matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)",
         "matcher = LLMatcher(tokenizer, text, log_level=0)",
-        (LIMITS,),
-    ),
-    Defect(
-        "trial: llguidance's limits are not handed on to what is used",
-        "sampling/masks.py",
-        "log_level=0, limits=LLParserLimits(**LIMITS))",
-        "log_level=0, limits=LLParserLimits())",
         (LIMITS,),
     ),
     Defect(

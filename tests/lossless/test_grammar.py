@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -299,21 +300,31 @@ def test_the_drafter_learns_how_often_an_uncertain_token_comes() -> None:
         assert sure == 1.0 and least <= uncertain <= most, tokens
 
 
-def test_a_limit_that_is_near_changes_no_text(llm: LLM) -> None:
-    """From some place on llguidance gives no mask. A draft that reaches it is none, and a text that does
-    fails with every strategy."""
-    params = SamplingParams(temperature=2.0, min_p=0.0, seed=3, grammar=Grammar.regex(GROWING))
-    tokens: list[int] = []
-    with pytest.raises(NoMask) as plain:
-        for made in llm.stream("abc", 60, "autoregressive", sampling=params):
-            tokens += made.token_ids
-    assert 20 < len(tokens) < 50
-    for strategy, options in (*RUNS, ("triforce", {"gamma": 4, "budget": 24, "sinks": 3})):
-        got = llm.generate("abc", len(tokens), strategy, options, params)
-        assert got.token_ids == tokens, strategy
-        with pytest.raises(NoMask) as caught:
-            llm.generate("abc", 60, strategy, options, params)
-        assert str(caught.value) == str(plain.value)
+def until_it_fails(masks: Masks) -> tuple[list[int], NoMask]:
+    """A text of a's and b's up to where there is no mask."""
+    history: list[int] = []
+    with pytest.raises(NoMask) as caught:
+        while True:
+            allowed = allowed_by(masks, history, [])
+            letter = ids_of("ab"[len(history) % 3 == 0])
+            assert allowed is not None and bool(allowed[letter[0]]), history
+            history += letter
+    return history, caught.value
+
+
+def test_limits_that_are_reached_spoil_no_other_text() -> None:
+    """What is compiled for a text that fails is not used for the next one, and the text that fails gets no
+    mask of another place."""
+    grammars = Grammars(tiny_tokenizer(), 270, lambda: {END})
+    masks = grammars.masks(Grammar.regex(GROWING), 0)
+    history, error = until_it_fails(masks)
+    for place in (history, [*history, *ids_of("a")]):
+        with pytest.raises(NoMask, match=re.escape(str(error))):
+            masks.allowed(place, [])
+        with pytest.raises(NoMask):
+            masks.reach(place, ids_of("a"))
+    again, same_error = until_it_fails(grammars.masks(Grammar.regex(GROWING), 0))
+    assert again == history and str(same_error) == str(error) and len(history) > 9
 
 
 @pytest.mark.parametrize(

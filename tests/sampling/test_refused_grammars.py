@@ -15,7 +15,6 @@ from tests.conftest import tiny_tokenizer
 from tests.lossless.test_grammar import ids_of, masks_of
 from tests.tiny import byte_model
 from tokenswift import LLM, Grammar, InputError
-from tokenswift.sampling import masks
 from tokenswift.sampling import trial as tried
 
 
@@ -97,9 +96,6 @@ def test_limits_of_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setitem(tried.LIMITS, "max_lexer_states", 2)
         with pytest.raises(tried.TrialError, match="lexer"):
             try_lark("start: /[a-c]{5}states/")
-        patch.setattr(masks, "trial", lambda *args: None)
-        with pytest.raises(InputError, match="lexer"):
-            masks_of(Grammar.lark("start: /[a-c]{5}states/"))
 
 
 def test_a_trial_imports_nothing_of_the_working_folder(
