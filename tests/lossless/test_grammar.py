@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -30,7 +32,9 @@ from tokenswift.sampling.masks import Grammars, Masks, NoMask
 from tokenswift.sampling.ranking import allowed_tokens
 from tokenswift.spec.accept import accept_exact
 from tokenswift.spec.adaptive.cost import Costs, Table
+from tokenswift.spec.adaptive.estimate import Outcome
 from tokenswift.spec.drafters.candidates import Candidates
+from tokenswift.spec.drafters.grammar import GrammarDrafter
 from tokenswift.spec.methods.resources import Resources
 from tokenswift.types import DraftTree
 
@@ -46,6 +50,8 @@ SCHEMA: dict[str, Any] = {
     "required": ["identifier", "colour", "sizes"],
     "additionalProperties": False,
 }
+#: too many ways to read a text for llguidance, from about 30 letters on
+GROWING = "(([ab]{1,1000}){1,1000}){60,1000}"
 LISP = 'start: "(" [word (" " word)*] ")"\nword: /[a-c]{1,3}/ | start\n'
 GRAMMARS = {
     "schema": Grammar.json_schema(SCHEMA),
@@ -209,7 +215,9 @@ def test_a_mask_is_that_of_its_path_wherever_the_matcher_stood(name: str) -> Non
             wrong = next(token for token in range(256) if not mask[token])
             assert used.reach(history, [*path, good[0]]) == used.reach(history, path) + 1 == len(path) + 1
             assert used.reach(history, [*path, wrong, good[0]]) == len(path)
-            used.forced(history)
+            assert used.forced(history) == masks_of(GRAMMARS[name], 2).forced(history)
+            for end in used.ends:  # it counts where it may come
+                assert used.reach(history, [*path, end]) == len(path) + bool(mask[end])
             known += [[*path, token] for token in (*rnd.sample(good, min(2, len(good))), wrong)]
             paths += 1
         allowed = masks_of_fresh(name, history, [])
@@ -271,6 +279,52 @@ def test_the_end_of_forced_text_is_drafted_too() -> None:
     assert masks.forced([]) == ([x, 260], 1)
     allowed = allowed_by(masks, [x], [])
     assert allowed is not None and bool(allowed[260]) and bool(allowed[261])
+
+
+def test_the_drafter_learns_how_often_an_uncertain_token_comes() -> None:
+    masks = Grammars(merging_tokenizer(), 262, lambda: {END}).masks(Grammar.regex("xab(cy|[0-9])"), 0)
+    drafter, (x,), text = GrammarDrafter(masks), ids_of("x"), cast(Any, SimpleNamespace(tokens=[]))
+
+    def chances() -> list[float]:
+        """What it proposes, in a path, is [x, 260]; the chances that it gives these."""
+        told: list[tuple[int, int, float]] = []
+        adding = SimpleNamespace(add=lambda *candidate: told.append(candidate) or len(told))
+        drafter.propose(text, cast(Any, adding))
+        assert [candidate[:2] for candidate in told] == [(0, x), (1, 260)]
+        return [candidate[2] for candidate in told]
+
+    assert chances() == [1.0, 0.5]
+    for tokens, (least, most) in (([x], (0.5, 0.5)), ([x, 260, 7], (0.51, 0.99)), ([x, 261], (0.4, 0.51))):
+        drafter.observe(text, Outcome(tokens, len(tokens), {}, True))
+        sure, uncertain = chances()
+        assert sure == 1.0 and least <= uncertain <= most, tokens
+
+
+def until_it_fails(masks: Masks) -> tuple[list[int], NoMask]:
+    """A text of a's and b's up to where there is no mask."""
+    history: list[int] = []
+    with pytest.raises(NoMask) as caught:
+        while True:
+            allowed = allowed_by(masks, history, [])
+            letter = ids_of("ab"[len(history) % 3 == 0])
+            assert allowed is not None and bool(allowed[letter[0]]), history
+            history += letter
+    return history, caught.value
+
+
+def test_limits_that_are_reached_spoil_no_other_text() -> None:
+    """What is compiled for a text that fails is not used for the next one, and the text that fails gets no
+    mask of another place."""
+    grammars = Grammars(tiny_tokenizer(), 270, lambda: {END})
+    masks = grammars.masks(Grammar.regex(GROWING), 0)
+    history, error = until_it_fails(masks)
+    for place in (history, [*history, *ids_of("a")]):
+        with pytest.raises(NoMask, match=re.escape(str(error))):
+            masks.allowed(place, [])
+        with pytest.raises(NoMask):
+            masks.reach(place, ids_of("a"))
+    again, same_error = until_it_fails(grammars.masks(Grammar.regex(GROWING), 0))
+    assert again == history and str(same_error) == str(error) and len(history) > 9
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
 from tests.conftest import tiny_tokenizer
-from tests.lossless.test_grammar import masks_of
+from tests.lossless.test_grammar import ids_of, masks_of
 from tests.tiny import byte_model
 from tokenswift import LLM, Grammar, InputError
 from tokenswift.sampling import trial as tried
@@ -48,6 +50,9 @@ for _ in range(70):
         (lambda: Grammar.lark("start: other"), 'unknown name: "other"'),
         (lambda: Grammar.lark("start: " + "(" * 9000 + '"a"' + ")" * 9000), "too deeply nested"),
         (lambda: Grammar.lark("start: start"), "cannot be compiled"),
+        (lambda: Grammar.lark('start: "q" A\nA: /a/ & /b/'), "(no text is possible)"),
+        (lambda: Grammar.lark("start: <[270]>"), "oo large: 270"),
+        (lambda: Grammar.choice(["a" * 50_000]), "(50,000 bytes have to come in a row, of at most 16,384)"),
         (lambda: Grammar.gbnf("root ::= " + "(" * 9000 + '"a"' + ")" * 9000), "cannot be compiled"),
         (lambda: Grammar("yaml", "x"), "grammar.kind is 'yaml'; valid: json_schema, "),
         (lambda: {"kind": "regex"}, "grammar is {'kind': 'regex'}; valid: a Grammar, or"),
@@ -63,15 +68,49 @@ def test_grammars_that_are_refused(llm: LLM, make: Any, says: str) -> None:
 
 
 def test_grammars_that_nothing_stops_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of automata that llguidance does not bound, and rules that overflow its stack."""
-    monkeypatch.setattr(tried, "SECONDS", 2)
+    """Rules that overflow llguidance's stack, and a step of automata that it does not bound, behind a token
+    that is special."""
     rules = "\n".join(f'r{i}: r{i + 1} r{i + 1} | "x"' for i in range(5000))
-    for grammar, says in (
-        (Grammar.json_schema({"type": "integer", "multipleOf": 999_983}), "takes more than 2 seconds"),
-        (Grammar.lark(f'start: r0\n{rules}\nr5000: "y"'), "llguidance crashes on it"),
-    ):
-        with pytest.raises(InputError, match=f"cannot be compiled .*{says}"):
-            masks_of(grammar)
+    with pytest.raises(InputError, match=r"cannot be compiled \(llguidance crashes on it\)"):
+        masks_of(Grammar.lark(f'start: r0\n{rules}\nr5000: "y"'))
+    monkeypatch.setattr(tried, "SECONDS", 2)
+    with pytest.raises(InputError, match="cannot be compiled .*takes more than 2 seconds"):
+        masks_of(Grammar.lark('start: <s> %json {"type": "integer", "multipleOf": 999983}'))
+
+
+def try_lark(text: str) -> None:
+    """Try a grammar as Grammars do."""
+    tried.trial(LLMatcher.grammar_from_lark(text), (), 270)
+
+
+def test_limits_of_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time, memory and llguidance's own; what one fails for is not remembered."""
+    with monkeypatch.context() as patch, pytest.raises(tried.TrialError, match="more than 0.001 seconds"):
+        patch.setattr(tried, "SECONDS", 0.001)
+        try_lark('start: "time"')
+    try_lark('start: "time"')
+    with monkeypatch.context() as patch, pytest.raises(tried.TrialError, match="cannot be tried: "):
+        patch.setattr(tried, "MEMORY", 1 << 20)
+        try_lark('start: "memory"')
+    with monkeypatch.context() as patch:
+        patch.setitem(tried.LIMITS, "max_lexer_states", 2)
+        with pytest.raises(tried.TrialError, match="lexer"):
+            try_lark("start: /[a-c]{5}states/")
+
+
+def test_a_trial_imports_nothing_of_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("random", "llguidance", "json"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    try_lark('start: "folder"')
+
+
+@pytest.mark.parametrize("token", ["<s>", "<[269]>"])
+def test_tokens_in_a_grammar(token: str) -> None:
+    """By their names and by their ids, up to the width of the logits."""
+    assert masks_of(Grammar.lark(f'start: "a" {token} "b"')).forced([])[0][0] == ids_of("a")[0]
 
 
 def test_a_choice_of_thousands(llm: LLM) -> None:

@@ -8,6 +8,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from tests.lossless.test_grammar import GROWING
 from tests.serve.conftest import Running, Start
 from tests.serve.test_openai import CHAT, COLOUR, streamed
 from tokenswift import LLM, Grammar
@@ -130,10 +131,6 @@ def test_hostile_grammars(server: Running) -> None:
     large = {"guided_json": {"enum": [f"option {i}" for i in range(3000)]}, "max_tokens": 20}
     ((text, reason),) = written(server, "/v1/completions", {**free, **large}, False)
     assert re.fullmatch('"option [0-9]{1,4}"', text) and reason == "stop"
-
-
-#: too many ways to read a text for llguidance, from about 30 letters on
-GROWING = "(([ab]{1,1000}){1,1000}){60,1000}"
 
 
 def test_a_grammar_that_fails_midway(server: Running, llm: LLM) -> None:

@@ -12,6 +12,7 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -38,6 +39,20 @@ class NoMask(RunError):
         return f"the grammar gives no mask for position {position} ({reason})"
 
 
+@dataclass(slots=True)
+class Compiled:
+    """A grammar for one model.
+
+    Attributes:
+        matcher: an `llguidance.LLMatcher` that has consumed nothing.
+        spoilt: it reached llguidance's limits somewhere. Copies share automata, so that another text
+            would fail at its first token.
+    """
+
+    matcher: Any
+    spoilt: bool = False
+
+
 class Grammars:
     """Compiles grammars for one model, and keeps the latest ones.
 
@@ -51,7 +66,7 @@ class Grammars:
         self._codec, self._vocab_size, self._ends = codec, vocab_size, ends
         self._lock = Lock()
         self._tokenizers: dict[tuple[int, ...], Any] = {}
-        self._matchers: OrderedDict[tuple[Grammar, tuple[int, ...]], Any] = OrderedDict()
+        self._compiled: OrderedDict[tuple[Grammar, tuple[int, ...]], Compiled] = OrderedDict()
 
     def masks(self, grammar: Grammar, start: int) -> Masks:
         """The masks of one text; compiles the grammar, so not to be called where texts are decoded.
@@ -64,16 +79,16 @@ class Grammars:
         """
         ends = tuple(sorted(self._ends()))
         key = (grammar, ends)
-        text = None if key in self._matchers else self._tried(grammar)  # others need not wait for it
+        text = None if key in self._compiled else self._tried(grammar)  # others need not wait for it
         with self._lock:
-            matcher = self._matchers.get(key)
-            if matcher is None:
+            found = self._compiled.get(key)
+            if found is None or found.spoilt:
                 text, tokenizer = text or self._tried(grammar), self._tokenizer(ends)
-                matcher = self._matchers[key] = self._compiled(grammar, text, tokenizer)
-                if len(self._matchers) > _KEPT:
-                    self._matchers.popitem(last=False)
-            self._matchers.move_to_end(key)
-            return Masks(matcher.deep_copy, self._tokenizer(ends), start, ends)
+                found = self._compiled[key] = Compiled(self._matcher(grammar, text, tokenizer))
+                if len(self._compiled) > _KEPT:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(key)
+            return Masks(found, self._tokenizer(ends), start, ends)
 
     def _tokenizer(self, ends: tuple[int, ...]) -> Any:
         from llguidance import LLTokenizer
@@ -118,7 +133,7 @@ class Grammars:
             raise _refused(grammar, _line(error)) from error
         return text
 
-    def _compiled(self, grammar: Grammar, text: str, tokenizer: Any) -> Any:
+    def _matcher(self, grammar: Grammar, text: str, tokenizer: Any) -> Any:
         from llguidance import LLMatcher, LLParserLimits
 
         try:
@@ -141,7 +156,7 @@ class Masks:
     """The tokens that a grammar allows after each context of one text, which only grows.
 
     Args:
-        new: gives an `llguidance.LLMatcher` that has consumed nothing.
+        compiled: the grammar.
         tokenizer: its `llguidance.LLTokenizer`.
         start: tokens of the prompt.
         ends: tokens that end a text, whatever the grammar; no matcher consumes one.
@@ -150,9 +165,10 @@ class Masks:
         tokenizer, ends: as given.
     """
 
-    def __init__(self, new: Callable[[], Any], tokenizer: Any, start: int, ends: Sequence[int]) -> None:
-        self._new, self.tokenizer, self.ends = new, tokenizer, ends
-        self._matcher = new()
+    def __init__(self, compiled: Compiled, tokenizer: Any, start: int, ends: Sequence[int]) -> None:
+        self._compiled, self.tokenizer, self.ends = compiled, tokenizer, ends
+        self._matcher = compiled.matcher.deep_copy()
+        self._lost: NoMask | None = None  # why no matcher can follow the text any more
         self._start = self._at = start  # tokens of the text that are committed: up to `_at`
         self._after: list[int] = []  # what the matcher has consumed behind them
         self._made: dict[tuple[int, ...], Tensor | NoMask | None] = {}  # by path
@@ -222,14 +238,18 @@ class Masks:
         """Take in what came since the last call.
 
         Raises:
-            NoMask: it leaves the grammar.
+            NoMask: it leaves the grammar, or nothing can follow it.
         """
+        if self._lost is not None:
+            raise self._lost
         new = history[self._at :]
         if not new:
             return
         if not self._go_to(new):
+            self._compiled.spoilt = True
             place = self._at + len(self._after)
-            raise NoMask(place, _line(self._matcher.get_error() or "the text leaves the grammar"))
+            self._lost = NoMask(place, _line(self._matcher.get_error() or "the text leaves the grammar"))
+            raise self._lost
         self._at += len(new)
         self._after, self._made = [], {}
 
@@ -265,8 +285,11 @@ class Masks:
         if not self._matcher.is_error():
             return None
         found = NoMask(self._at + len(self._after), _line(self._matcher.get_error()))
-        self._matcher, self._after = self._new(), []
-        self._matcher.try_consume_tokens(history[self._start : self._at])
+        self._compiled.spoilt = True
+        self._matcher, self._after = self._compiled.matcher.deep_copy(), []
+        known = history[self._start : self._at]
+        if known and self._matcher.try_consume_tokens(known) < len(known):
+            self._lost = found
         return found
 
 

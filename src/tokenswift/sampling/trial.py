@@ -38,7 +38,7 @@ matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
 draw, wrong = random.Random(0), ""
 for _ in range(choices):
     bits = matcher.compute_bitmask()
-    may = [byte for byte in range(256) if bits[byte // 8] >> byte % 8 & 1]
+    may = [byte for byte in range(255) if bits[byte // 8] >> byte % 8 & 1]  # 255 marks special ones
     if len(forced := matcher.compute_ff_bytes()) > most:
         wrong = f"{len(forced):,} bytes have to come in a row, of at most {most:,}"
     tokens = matcher.compute_ff_tokens() or draw.sample(may, min(1, len(may)))

@@ -8,6 +8,7 @@ from tokenswift.interfaces import DraftModel, TokenSequence
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import RefusedRow, Sampler
+from tokenswift.sampling.masks import NoMask
 from tokenswift.spec.accept import accept_exact
 from tokenswift.spec.adaptive.cost import Costs
 from tokenswift.spec.adaptive.estimate import Outcome
@@ -106,6 +107,8 @@ class CheckedDrafter:
             accepted = accept_exact(tree, logits, text, self.sampler, not self.sampler.walks, ahead=chain)
         except RefusedRow as error:
             self.passes.note(error)
+            return []
+        except NoMask:  # of a draft; the text may never come there
             return []
         cache.grow(len(accepted.nodes))
         return [*(tree.tokens[node] for node in accepted.nodes[1:]), accepted.token]
