@@ -48,7 +48,7 @@ def key_of(folder: Path, *wishes: object) -> str:
     return made.hexdigest()[:32]
 
 
-def key_of_kernels(*about: str) -> str:
+def key_of_kernels(*about: object) -> str:
     """The name for a compiled library.
 
     Args:
