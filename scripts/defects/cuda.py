@@ -132,13 +132,6 @@ CUDA = [
         (DRAFTS,),
     ),
     Defect(
-        "CUDA: the entries of drafted tokens are those of the tree, not of the pass's rows",
-        "engine/step.py",
-        "kept = tuple(row_of[node] for node in nodes)",
-        "kept = nodes",
-        (DRAFTS,),
-    ),
-    Defect(
         "CUDA: a refused row on the way is chosen from",
         "spec/accept.py",
         "            raise found\n",

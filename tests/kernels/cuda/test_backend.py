@@ -237,7 +237,7 @@ def test_a_pass_leaves_nothing_on_the_host(dtype: torch.dtype, monkeypatch: pyte
 @pytest.mark.parametrize(
     "strategy,options,kind",
     [
-        ("tokenswift", {"tree": (1, 3), "ngrams": 0, "draft": "partial", **SMALL}, "conditioned"),
+        ("tokenswift", {"tree": (3, 3), "ngrams": 0, "draft": "partial", **SMALL}, "conditioned"),
         ("tokenswift", {"tree": (3, 2, 2), "ngrams": 2, "draft": "hidden", **SMALL}, "conditioned"),
         ("magicdec", {"gamma": 4, **SMALL}, "conditioned"),
         ("medusa", {"tree": (3, 2, 2)}, "medusa"),  # the second head's rows are refused
@@ -264,10 +264,10 @@ def test_drafts_that_are_waited_for_together_are_those_of_single_waits(
         if not later:
             none = property(lambda self: None, lambda self, ranker: None)
             monkeypatch.setattr(Sampler, "later", none, raising=False)
-        params = SamplingParams(seed=4, **PAPER)
+        params = SamplingParams(seed=4, top_k=2, **PAPER)  # two candidates for three places
         llm.generate(PROMPT, 40, strategy, options, params, ignore_eos=True)
     known = [tree for tree in trees[1] if min(tree.tokens) >= 0]
-    assert trees[0] == known and max(len(tree) for tree in known) > 3
+    assert trees[0] == known and max(len(tree) for tree in known) > 2
     assert (len(known) < len(trees[1])) != bool(options.get("ngrams"))
 
 
