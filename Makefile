@@ -22,7 +22,7 @@ test: setup lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
 
 test-slow: setup
-	$(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile
 
 # The package on arm64 under qemu; says what it lacks where it cannot.
 test-arm64: setup

@@ -57,7 +57,7 @@ def fixed_trees(nodes: int) -> list[tuple[int, ...]]:
 def pretend(llm: LLM, nodes: int) -> None:
     """Let ``nodes`` rows cost nothing and more than the world."""
     table = Table((1, nodes + 1, nodes + 2), (1.0, 1.0 + 1e-9, 1e12), (0.0, 0.0, 0.0), 1e-9)
-    llm.resources.costs = lambda: table  # type: ignore[method-assign]
+    llm.resources.costs = lambda *_: table  # type: ignore[method-assign]
     Costs.observe = lambda *_: None  # type: ignore[method-assign]
     Control._price = lambda *_: None  # type: ignore[method-assign]
 

@@ -92,6 +92,7 @@ prefill = 40
 points = [8, 24]
 budget = 32
 sinks = 4
+strategy = "tokenswift"
 tree = "2,2"
 draft = "partial"
 texts = 2

@@ -32,6 +32,13 @@ SETS: dict[str, tuple[tuple[str, ...], str]] = {
 }
 #: those between the usual ones
 RARE = ("avx", "avx512f")
+#: what tells the usual ones from each other: a macro that a compiler defines
+MACROS = {
+    "x86-64-v4+bf16": "__AVX512BF16__",
+    "x86-64-v4": "__AVX512VL__",
+    "x86-64-v3": "__AVX2__",
+    "x86-64-v2": "__SSE4_2__",
+}
 
 
 class Tuning(NamedTuple):
@@ -97,6 +104,12 @@ class Compiler:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             taken = pool.map(lambda tune: self.takes(f"-mtune={tune}", f"-march={_march(tune)}"), listed)
             return [tune for tune, good in zip(listed, taken, strict=True) if good]
+
+    def best_set(self, processor: str) -> str:
+        """The usual instruction set that is the best one of a processor: what `-march=native` is there."""
+        command = [self.path, f"-march={_march(processor)}", "-dM", "-E", "-x", "c", os.devnull]
+        defined = set(_output(*command).split())
+        return next((name for name, macro in MACROS.items() if macro in defined), "x86-64")
 
 
 def _march(tune: str) -> str:
