@@ -120,7 +120,7 @@ def reckoned(sizes: Sizes, card: Card, rows: int, context: int) -> Reckoned | No
         launches += 1
         starts += START + kernel.wait
         work = kernel.work(card, sizes.dtype)
-        if kernel.name in ("product", "low_product"):
+        if kernel.name.endswith("product"):
             products += work
         elif kernel.name.startswith(("attend", "merge")):
             attention += work
@@ -141,7 +141,17 @@ def kernels(sizes: Sizes, card: Card, rows: int, context: int) -> Iterator[Kerne
     total = sum(sizes.weights.values())
     item, parts = ITEM[sizes.dtype], 0
     whole = "_whole" if sizes.keys == "int8" else ""
+    fused = _fuses(sizes)
+    if fused:
+        yield _rows("row_squares", size, hidden * 4)
     for window in sizes.windows:
+        if fused:
+            yield _product(sizes, size, mixed, hidden, name="turn_product", pairs=2)[0]
+            yield from _attention(sizes, card, rows, size, context, window)
+            yield _product(sizes, size, hidden, heads * width, name="add_product")[0]
+            yield _product(sizes, size, 2 * inner, hidden, name="gate_product", pairs=2)[0]
+            yield _product(sizes, size, hidden, inner, name="add_product")[0]
+            continue
         yield _rows("add_norm", size, hidden * 4 * (2 + parts))
         qkv, parts = _product(sizes, size, mixed, hidden)
         yield qkv
@@ -166,24 +176,45 @@ def _rows(name: str, rows: int, nbytes: int) -> Kernel:
     return Kernel(name, rows, rows * nbytes, nbytes)
 
 
-def _product(sizes: Sizes, rows: int, columns: int, inner: int, fold: bool = False) -> tuple[Kernel, int]:
-    """A product of rows with a weight, and its parts: `ProductKernels.product` and `low_product`."""
-    total = sum(sizes.weights.values())
-    low = sum(count for kind, count in sizes.weights.items() if kind in FORMATS) * 2 > total
-    stored = sizes.weight_bytes / total  # bytes of a number
+def _low(sizes: Sizes) -> bool:
+    """Whether most weights are of few bits."""
+    return sum(count for kind, count in sizes.weights.items() if kind in FORMATS) * 2 > sum(
+        sizes.weights.values()
+    )
+
+
+def _fuses(sizes: Sizes) -> bool:
+    """Whether layers of few rows go by `FusedKernels`."""
+    half = sizes.width // 2
+    return not (_low(sizes) or sizes.keys == "int8" or COLUMNS % half or half & (half - 1))
+
+
+def _product(
+    sizes: Sizes,
+    rows: int,
+    columns: int,
+    inner: int,
+    fold: bool = False,
+    name: str = "product",
+    pairs: int = 1,
+) -> tuple[Kernel, int]:
+    """A product of rows with a weight, and its parts: `ProductKernels.product` and `low_product`, and those of
+    `FusedKernels`, of which some take columns in ``pairs`` by twice the warps."""
+    low = _low(sizes)
+    stored = sizes.weight_bytes / sum(sizes.weights.values())  # bytes of a number
     at_once = FEW if low else 64
-    blocks = -(-columns // COLUMNS) * -(-rows // at_once)
+    blocks = -(-columns // (COLUMNS * pairs)) * -(-rows // at_once)
     parts = 1 if fold or blocks >= FULL else -(-inner // SPLIT)
     taken = INNER if not low else 64 * STEP
     nbytes = int(columns * inner * stored) * (1 if not low else -(-rows // FEW)) + parts * rows * columns * 4
     return Kernel(
-        "low_product" if low else "product",
+        "low_product" if low else name,
         blocks * parts,
         nbytes,
-        int((STAGES - 1) * COLUMNS * taken * stored),
-        2 * blocks * COLUMNS * at_once * inner,
+        int((STAGES - 1) * COLUMNS * pairs * taken * stored),
+        2 * blocks * COLUMNS * pairs * at_once * inner,
         UNPACKED * blocks * COLUMNS * inner if low else 0,
-        5 if low else 4,
+        5 if low else 4 // pairs,
         MEMORY,
     ), parts
 

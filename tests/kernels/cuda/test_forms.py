@@ -90,9 +90,13 @@ def test_a_generation_starts_few_kernels_of_different_forms() -> None:
     generate(model_of(ops := Forms(), prepares=False))
     assert not ops.early
     assert Counter(name for name, _ in ops.forms) == {
-        "product": 3,  # of parts, whole, and of a prompt
-        "add_norm": 4,  # of no parts, and as many as products have
-        "turn_append": 2,
+        "row_squares": 1,
+        "turn_product": 1,
+        "add_product": 1,
+        "gate_product": 1,
+        "product": 2,  # of the LM head, and of a prompt
+        "add_norm": 2,  # of no parts, and of a prompt
+        "turn_append": 1,
         "gated": 1,
         "attend_chunks": 1,
         "attend_merge": 1,

@@ -38,6 +38,7 @@ def prepare(backend: Any, body: Body) -> None:
                 states = torch.zeros(count, shape.hidden, device=backend.device)
                 turns = torch.zeros(count, shape.width // 2, device=backend.device)
                 backend.layers(Body(shape, layers), states, turns, turns, batch, keep=False)
+                backend.linear(states.to(shape.weights), layers[0].qkv)  # as the LM head is multiplied with
                 ops.move(cache.data, 0, [1])
     except Exception as error:  # of Triton or its compiler; the first pass finds out what is really wrong
         said = " ".join(str(error).split())[:160] or type(error).__name__
