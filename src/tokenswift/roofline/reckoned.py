@@ -198,8 +198,8 @@ def _product(
     name: str = "product",
     pairs: int = 1,
 ) -> tuple[Kernel, int]:
-    """A product of rows with a weight, and its parts: `ProductKernels.product` and `low_product`, and those of
-    `FusedKernels`, of which some take columns in ``pairs`` by twice the warps."""
+    """A product of rows with a weight, and its parts: `ProductKernels.product` and `low_product`, and those
+    of `FusedKernels`, of which some take columns in ``pairs`` by twice the warps."""
     low = _low(sizes)
     stored = sizes.weight_bytes / sum(sizes.weights.values())  # bytes of a number
     at_once = FEW if low else 64
