@@ -111,6 +111,6 @@ def test_docstrings_name_the_defaults_of_the_code() -> None:
     assert usual in texts_of(Source)["sampling"] and ANSWERS.window == 0
     assert f"default: {DEFAULT_MODEL}," in texts_of(Model)["model"]
     loops = LoopOptions()
-    words = f"{loops.min_tokens} tokens together at least; default: {loops.min_pattern_size},"
+    words = f"at least {loops.min_tokens} tokens in all; default: {loops.min_pattern_size},"
     words += f"{loops.max_pattern_size},{loops.min_count}"
     assert words in texts_of(Ends)["loop_patterns"]

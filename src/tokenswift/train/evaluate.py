@@ -147,7 +147,7 @@ def _rates(
     """The measures of ``count`` levels of any drafter, which ``drafts`` makes for a text and its states."""
     model = backbone.model
     noise = Noise(sampling.seed, model.get_input_embeddings().weight.shape[0], model.device)
-    sums, chain = torch.zeros(count, len(MEASURES), dtype=torch.float32), torch.ones(())
+    sums, chain = torch.zeros(count, len(MEASURES), dtype=torch.float32), torch.ones((), dtype=torch.float32)
     seen = 0
     ends = [len(text) - 1 - count for text in texts]
     places = [range(learn, end, max(1, (end - learn) * len(texts) // positions)) for end in ends]

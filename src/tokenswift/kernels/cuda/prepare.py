@@ -35,8 +35,8 @@ def prepare(backend: Any, body: Body) -> None:
                 numbers = torch.arange(rows)
                 batch = backend.batch([Segment(numbers, numbers, cache)], shape)
                 count = len(batch.tokens)
-                states = torch.zeros(count, shape.hidden, device=backend.device)
-                turns = torch.zeros(count, shape.width // 2, device=backend.device)
+                states = torch.zeros(count, shape.hidden, dtype=torch.float32, device=backend.device)
+                turns = torch.zeros(count, shape.width // 2, dtype=torch.float32, device=backend.device)
                 backend.layers(Body(shape, layers), states, turns, turns, batch, keep=False)
                 backend.linear(states.to(shape.weights), layers[0].qkv)  # as the LM head is multiplied with
                 ops.move(cache.data, 0, [1])
