@@ -72,5 +72,5 @@ def test_text_from_nothing_on_the_default_model(embedded: str, tmp_path: Path) -
                   "--out", str(out))  # fmt: skip
     subprocess.run(command, env=environment() | {"HF_HUB_OFFLINE": "1"}, check=True)
     heads, _, notes = read_heads(out)
-    assert notes["data"] == "self" and notes["steps"] == 3 and notes["tokens"] == 4 * 149
+    assert notes["data"] == "self" and notes["steps"] == 3 and notes["tokens"] == 4 * 150
     assert os.path.getsize(out) > 1000 and heads is not None
