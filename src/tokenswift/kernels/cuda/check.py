@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.interfaces import KVCache, Segment
+from tokenswift.json_files import line_of
 from tokenswift.kernels.case import BEFORE, LOOKED_AT, TAIL, WIDTH, Case, Keys
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.int_reference import entries_of
@@ -76,11 +77,6 @@ def started(device: torch.device, graphs: bool = True) -> CudaBackend | str:
     backend.equal_bits, backend.build = True, f"triton {version('triton')}"
     backend.key = f"{backend.build}, {backend.processor()}"
     return backend
-
-
-def line_of(error: Exception) -> str:
-    """What an error says, in one line."""
-    return " ".join(str(error).split())[:160] or type(error).__name__
 
 
 def unfit(device: torch.device) -> str | None:
@@ -172,7 +168,7 @@ def same_layers(backend: CudaBackend) -> bool:
         *found, expected = layers(backend)
         said = "" if all(torch.equal(one, expected) for one in found) else "they have other bits"
     except Exception as error:  # as in `started`
-        said = " ".join(str(error).split())[:160] or type(error).__name__
+        said = line_of(error)
     if said:
         logger.warning("layers in few launches do not work here (%s); they take more", said)
     return not said

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tokenswift.interfaces import Segment
+from tokenswift.json_files import line_of
 from tokenswift.kernels.base import Body
 from tokenswift.kernels.cuda.plan import ALONE, RECORDED
 from tokenswift.kernels.weights import LayerWeights
@@ -41,8 +42,7 @@ def prepare(backend: Any, body: Body) -> None:
                 backend.linear(states.to(shape.weights), layers[0].qkv)  # as the LM head is multiplied with
                 ops.move(cache.data, 0, [1])
     except Exception as error:  # of Triton or its compiler; the first pass finds out what is really wrong
-        said = " ".join(str(error).split())[:160] or type(error).__name__
-        logger.warning("a model's kernels are compiled one after the other here (%s)", said)
+        logger.warning("a model's kernels are compiled one after the other here (%s)", line_of(error))
     finally:
         ops.enough = enough
 

@@ -2,7 +2,7 @@
 
 Here the tree has fixed widths, as published methods have it: every place gets so many candidates, all of them
 are continued, and nobody asks what they cost. Adaptive drafting puts chances and prices in the place of the
-widths (`auto.candidates`); drafters cannot tell the two apart.
+widths (`adaptive.candidates`); drafters cannot tell the two apart.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ Below = list[tuple[int, float]]  # candidates below a node: their nodes, and the
 
 
 class _Question(NamedTuple):
-    """A ranking below nodes whose answer is still on the device, and the nodes that hold its candidates'
-    places."""
+    """A ranking below nodes whose answer is still on the device, and the nodes in its candidates' places."""
 
     asked: Asked
     of: Source
@@ -184,7 +183,7 @@ class Candidates:
         rows = self._rows(nodes[: len(logits)], logits, subset)
         of = self.drafter.refusals if refusals is None else refusals
         self.ranked[of.name] = of
-        if self._questions or (later and self._waits):
+        if self._questions or (later and self.sampler.later is not None and not self.ahead):
             return self._ask(rows, nodes, of, level, kind, chained)
         found = of.candidates(self.sampler, rows)
         if len(found) < len(nodes):
@@ -270,17 +269,16 @@ class Candidates:
         later: bool,
     ) -> Iterator[Callable[[int], Below]]:
         """For each pass of a chain what makes candidates below a node of it."""
-        limit = self.most if most is None else min(most, self.most)
 
         def follow(done: int, node: int) -> Below:
             self.sequence.check()
             self.passes += 1
             path: list[Any] = self.path(node)
-            if path and path[-1] < 0:
+            if path and path[-1] < 0:  # still on the device
                 path[-1] = self.tokens([node])
             return self.rank([node], run(path), done, subset, kind, None, later, True)[0]
 
-        for done in range(limit):
+        for done in range(self.most if most is None else min(most, self.most)):
             if done and self.sequence.has_enough:
                 return
             yield partial(follow, done)
@@ -332,11 +330,6 @@ class Candidates:
         asked = [one.asked for one in self._questions]
         known = torch.empty(0, dtype=torch.long) if self._later is None else self._later
         return LaterTree(self.tree.build(kept[1:]), known, asked, settle)
-
-    @property
-    def _waits(self) -> bool:
-        """Whether candidates may stay on the device."""
-        return self.sampler.later is not None and not self.ahead
 
     def _ask(
         self, rows: LogitRows, nodes: list[int], of: Source, level: int, kind: str | None, chained: bool
