@@ -146,6 +146,27 @@ CUDA = [
         (f"{BACKEND}::test_a_step_waits_for_the_device_once",),
     ),
     Defect(
+        "CUDA: passes of an EAGLE-3 drafter are waited for one by one",
+        "spec/drafters/candidates.py",
+        "subset, kind, None, True, True)\n            nodes = ",
+        "subset, kind, None, False, True)\n            nodes = ",
+        (f"{BACKEND}::test_a_step_waits_for_the_device_once",),
+    ),
+    Defect(
+        "CUDA: tokens that a draft model ran before they were known are not told to it",
+        "spec/drafters/model.py",
+        "[named(token) for token in self._drafted]",
+        "[token for token in self._drafted]",
+        (BACKEND,),
+    ),
+    Defect(
+        "CUDA: nodes are kept by their numbers in the tree, not by their rows of the pass",
+        "engine/step.py",
+        "kept = tuple(row_of[node] for node in nodes)",
+        "kept = nodes",
+        (BACKEND,),
+    ),
+    Defect(
         "CUDA: a layer in few launches: sums of parts without the last one's",
         "kernels/cuda/fused_kernels.py",
         "for part in range(tl.num_programs(2)):",

@@ -15,6 +15,7 @@ from tests.kernels.cuda.cases import CPU, random, segment
 from tests.kernels.test_segments import TEXTS, Layers
 from tests.lossless.test_strategies import PAPER, PROMPT, SMALL, runs
 from tests.lossless.test_tokens import random_heads
+from tests.spec.eagle_drafters import random_eagle
 from tests.tiny import FAMILIES, VOCAB, byte_model, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.engine.step import RunningSequence, advance, prefill
@@ -35,10 +36,13 @@ from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.adaptive.cost import Table
 from tokenswift.spec.adaptive.recipe import ByChance
 from tokenswift.spec.drafters.candidates import Candidates
+from tokenswift.spec.drafters.eagle import EagleDrafter
 from tokenswift.spec.drafters.heads import HeadDrafter
 from tokenswift.spec.drafters.lookup import Ngrams, PromptLookup
+from tokenswift.spec.drafters.model import ModelContext, ModelDrafter
 from tokenswift.spec.drafters.partial import PartialDrafter, SparseContext
 from tokenswift.spec.drafters.recipe import FixedWidths
+from tokenswift.spec.eagle.packed import EagleModel
 from tokenswift.spec.methods.autoregressive import Autoregressive
 from tokenswift.tree import CandidateTree
 
@@ -271,6 +275,65 @@ def test_drafts_that_are_waited_for_together_are_those_of_single_waits(
     assert (len(known) < len(trees[1])) != bool(options.get("ngrams"))
 
 
+def eagle_of(target: NativeTarget) -> EagleDrafter:
+    """A drafter whose features the target's passes give."""
+    weights = random_eagle(window=12, std=0.1)
+    target.tap(weights.config.feature_layers)
+    return EagleDrafter(EagleModel(weights, target))
+
+
+def model_of(target: NativeTarget) -> ModelDrafter:
+    """The model itself, over a cache of its own."""
+    model = tiny_model("llama").to(target.device)
+    own = NativeTarget(model, target.backend, rotary_of(model))
+    return ModelDrafter(ModelContext(own, "streaming", 128, 3, 5), target, ("draft_model", "given"))
+
+
+def text_of(target: NativeTarget, drafter: Any, sampler: Sampler) -> RunningSequence:
+    """A text after its prompt's prefill."""
+    sequence = TokenSequence(list(PROMPT), len(PROMPT), target.new_cache(200), target, sampler)
+    eagles = [one for one in getattr(drafter, "drafters", []) if isinstance(one, EagleDrafter)]
+    sequence.features = eagles[0].model.features() if eagles else None
+    prefill(sequence)
+    text = RunningSequence(sequence, drafter, sampler, 60, (), Meter())
+    text.begin()
+    return text
+
+
+@pytest.mark.parametrize("kind,widths,top_k", [(eagle_of, (3, 2, 2), 30), (model_of, (2, 1, 1, 1), 1)])
+def test_passes_whose_tokens_stay_on_the_device_are_those_of_single_waits(
+    kind: Any, widths: tuple[int, ...], top_k: int, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An EAGLE-3 drafter and a draft model: the same passes, step after step, of which some rows are
+    accepted; with one candidate left the second place of the first level stays empty, so rows of the verify
+    pass have other numbers than nodes of the tree."""
+    model, run = tiny_model("llama"), NativeTarget.run
+    found: list[list[Any]] = [[], []]
+    for later in (True, False):
+        if not later:
+            none = property(lambda self: None, lambda self, ranker: None)
+            monkeypatch.setattr(Sampler, "later", none, raising=False)
+        target, seen = NativeTarget(model, backend, rotary_of(model)), found[later]
+        sampler = target.sampler(
+            SamplingParams(seed=4, top_k=top_k, repetition_penalty=1.1, penalty_window=24)
+        )
+        drafter = FixedWidths([kind(target)], sampler, True, widths, ("tree", widths))
+
+        def noted(self: NativeTarget, segments: Any, *given: Any, into: list[Any] = seen) -> Any:
+            into.append(segments[0].tokens.tolist())
+            return run(self, segments, *given)
+
+        monkeypatch.setattr(NativeTarget, "run", noted)
+        text, accepted = text_of(target, drafter, sampler), 0
+        for _ in range(14):
+            step = advance([text])[0]
+            assert not isinstance(step, Exception), step
+            seen.append(step.token_ids)
+            accepted += step.accepted
+        assert accepted > 2
+    assert found[0] == found[1]
+
+
 def test_heads_go_on_from_the_pass_that_they_follow(backend: CudaBackend) -> None:
     """Also where more passes were made than the chain kept."""
     model = tiny_model("llama")
@@ -350,6 +413,8 @@ def test_a_prompt_is_read_in_long_passes_whose_room_does_not_grow_with_it() -> N
         ("magicdec", [1, 1, 1]),
         ("partial", [1, 1, 1]),
         ("auto", [1, 1, 1]),
+        ("eagle", [1, 1, 1]),
+        ("model", [1, 1, 1]),
         ("ngrams", [2, 2, 2]),
     ],
 )
@@ -394,12 +459,12 @@ def test_a_step_waits_for_the_device_once(
         chain = PartialDrafter(target, context, heads if strategy == "partial" else None)
         widths, most = ((1, 1, 1), 3) if strategy == "magicdec" else ((2, 2, 1), 1)
         drafter = FixedWidths([chain], sampler, True, widths, ("gamma", 3), most=most)
+    elif strategy in ("eagle", "model"):
+        kind = {"eagle": eagle_of, "model": model_of}[strategy]
+        drafter = FixedWidths([kind(target)], sampler, True, (2, 2, 1), ("tree", (2, 2, 1)))
     else:
         drafter = Autoregressive(None, None, sampler)
-    sequence = TokenSequence(list(PROMPT), len(PROMPT), target.new_cache(200), target, sampler)
-    prefill(sequence)
-    text = RunningSequence(sequence, drafter, sampler, 60, (), Meter())
-    text.begin()
+    text = text_of(target, drafter, sampler)
     with Waits() as mode:
         monkeypatch.setattr(torch, "tensor", tensor)
         counts: list[int] = []
@@ -409,5 +474,5 @@ def test_a_step_waits_for_the_device_once(
             assert not isinstance(made, Exception), made
             counts.append(len(found) - before)
         monkeypatch.undo()
-        drafted = len(drafter.draft(sequence))
+        drafted = len(drafter.draft(text.sequence))
     assert counts == waits and not mode.seen and (drafted > 3) == (strategy != "autoregressive")

@@ -23,13 +23,13 @@ from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import backend_for
 from tokenswift.spec.adaptive.controller import PLAIN, Control
 from tokenswift.spec.adaptive.cost import Costs
+from tokenswift.spec.drafters.candidates import Candidates
 from tokenswift.spec.drafters.eagle import Branches, EagleDrafter
 from tokenswift.spec.eagle import packed
 from tokenswift.spec.eagle.checkpoint import EagleWeights
 from tokenswift.spec.eagle.packed import EagleModel
 from tokenswift.spec.eagle.reference import EagleCache, EagleReference
 from tokenswift.spec.methods.resources import Resources
-from tokenswift.tree import CandidateTree
 
 TEXT = torch.randint(2, VOCAB, (60,), generator=torch.Generator().manual_seed(6)).tolist()
 SAMPLINGS = {"greedy": SamplingParams(greedy=True, repetition_penalty=1.0), "noisy": SamplingParams(seed=4)}
@@ -82,8 +82,9 @@ def test_kernels_give_the_references_rows(form: str, backend: Backend) -> None:
     close: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(made.fed_back(state), hidden, **close)
     torch.testing.assert_close(made.logits(state), logits, **close)
-    tree = CandidateTree(TEXT[40])
-    branches = Branches(made, cache, tree, 39, state[-1:])
+    sequence = TokenSequence(TEXT[:41], 41, target.new_cache(50), target, target.sampler(SamplingParams()))
+    candidates = Candidates(sequence, sequence.sampler, True)
+    tree, branches = candidates.tree, Branches(made, cache, candidates, 39, state[-1:])
     torch.testing.assert_close(branches.logits([0]), logits[-1:], **close)
     # both at first, then those below the first alone, and one of these
     for parents in ((0, 0), (1, 1, 2), (3, 4), (6, 6), (8,)):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -12,7 +11,7 @@ from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import Ranked, Subset
 from tokenswift.spec.adaptive.acceptance import Calibration
 from tokenswift.spec.adaptive.controller import Control
-from tokenswift.spec.drafters.candidates import Below, Candidates
+from tokenswift.spec.drafters.candidates import Below, Candidates, Run
 from tokenswift.spec.drafters.invalid_logits import Source
 
 WIDTH = 4  # candidates of a place
@@ -102,18 +101,13 @@ class PricedCandidates(Candidates):
         return [node for _, node, _ in kept], [row for _, _, row in kept]
 
     def chain(
-        self,
-        run: Callable[[list[Any]], Tensor],
-        subset: Subset | None = None,
-        kind: str | None = None,
-        most: int | None = None,
-        later: bool = False,
+        self, run: Run, subset: Subset | None = None, kind: str | None = None, most: int | None = None
     ) -> list[int]:
         """Candidates by one pass after another along the likeliest path, while it is likely enough; returns
         its end where a level of heads promises more than it costs."""
         control, known = self.control, self.control.passes[self.drafter.name]
         node, chance = 0, 1.0
-        for follow in self._follow(run, subset, kind, most, later):
+        for follow in self._follow(run, subset, kind, most):
             below = follow(node)
             if not below:
                 return []
@@ -154,7 +148,7 @@ class PricedCandidates(Candidates):
     def _led(self, below: list[Below], level: int, chained: bool) -> None:
         firsts = [self.tree.given[children[0][0]] for children in below if children]
         if firsts and chained:
-            self.control.passes[self.drafter.name].led(firsts[0])
+            self.control.passes[self.drafter.name].led(sum(firsts) / len(firsts))
         elif firsts:
             self.control.led(level, sum(firsts) / len(firsts))
 
@@ -162,10 +156,10 @@ class PricedCandidates(Candidates):
         """Where the next pass promises more than it costs: the likeliest place, and others whose candidates
         are worth a row of that pass and one of the verify pass."""
         control, known = self.control, self.control.passes[self.drafter.name]
-        firsts = [self.tree.given[children[0][0]] for children in below if children]
-        if not firsts:
+        if not any(below):
             return []
-        known.led(sum(firsts) / len(firsts))
+        if not self.deferred:
+            self._led(below, 0, True)
         one, six = (control.costs.verify(rows, 0) for rows in (1, 6))
         row_ms = known.ms * max(0.0, six / one - 1) / 5  # of a pass what a row is of the target's
         least = control.rate * (row_ms + control.row_ms)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from tokenswift.types import DraftTree, RunError
 if TYPE_CHECKING:
     from tokenswift.spec.drafters.drafter import Drafter
 
+Run = Callable[[list[int], list[int] | Tensor], Tensor]  # see Candidates.chain
 Below = list[tuple[int, float]]  # candidates below a node: their nodes, and the chances of their whole paths
 
 
@@ -80,6 +81,7 @@ class Candidates:
         self._told_nodes: list[int] = []  # candidates that no masked row was ranked for
         self._questions: list[_Question] = []
         self._later: Tensor | None = None  # tokens that are still on the device
+        self._named: list[int] = []  # those that were; negative where there were none
 
     @property
     def drafter(self) -> Drafter:
@@ -206,26 +208,20 @@ class Candidates:
         return [node for node, _ in grown], [row for _, row in grown]
 
     def chain(
-        self,
-        run: Callable[[list[Any]], Tensor],
-        subset: Subset | None = None,
-        kind: str | None = None,
-        most: int | None = None,
-        later: bool = False,
+        self, run: Run, subset: Subset | None = None, kind: str | None = None, most: int | None = None
     ) -> list[int]:
         """Candidates by one pass after another along the best path.
 
         Args:
-            run: tokens after the text → logits (1, S) of what follows them.
+            run: tokens after the text, and the newest one of all → logits (1, S) of what follows them. Tokens
+                may still be on the device, which is not waited for: the newest one is then a tensor (1,),
+                and the others mere places (see :meth:`named`).
             most: passes at most.
-            later: the last of the tokens that ``run`` is given may still be on the device, a tensor (1,), and
-                those before it mere places: then all passes are made before any of their tokens is waited
-                for.
         Returns:
             The nodes below which levels of heads may go on.
         """
         nodes = [0]
-        for follow in self._follow(run, subset, kind, most, later):
+        for follow in self._follow(run, subset, kind, most):
             if self.drafter.refusals.dropped:
                 return []
             below = follow(nodes[0])
@@ -246,7 +242,7 @@ class Candidates:
 
         Args:
             run: nodes of one depth → logits (n, S) of what follows each; the first are the root alone, each
-                later one a child of one before.
+                later one a child of one before. Their tokens (:meth:`tokens`) may still be on the device.
             most: nodes below the root at most, in all calls of ``run`` together.
         """
         nodes, left = [0], most
@@ -255,28 +251,22 @@ class Candidates:
                 return
             self.sequence.check()
             self.passes += 1
-            nodes = self._worth_passes(self.rank(nodes, run(nodes), level, subset, kind))[:left]
+            below = self.rank(nodes, run(nodes), level, subset, kind, None, True, True)
+            nodes = self._worth_passes(below)[:left]
             if not nodes:
                 return
             left = None if left is None else left - len(nodes)
 
     def _follow(
-        self,
-        run: Callable[[list[Any]], Tensor],
-        subset: Subset | None,
-        kind: str | None,
-        most: int | None,
-        later: bool,
+        self, run: Run, subset: Subset | None, kind: str | None, most: int | None
     ) -> Iterator[Callable[[int], Below]]:
         """For each pass of a chain what makes candidates below a node of it."""
 
         def follow(done: int, node: int) -> Below:
             self.sequence.check()
             self.passes += 1
-            path: list[Any] = self.path(node)
-            if path and path[-1] < 0:  # still on the device
-                path[-1] = self.tokens([node])
-            return self.rank([node], run(path), done, subset, kind, None, later, True)[0]
+            made = run(self.path(node), self.tokens([node]))
+            return self.rank([node], made, done, subset, kind, None, True, True)[0]
 
         for done in range(self.most if most is None else min(most, self.most)):
             if done and self.sequence.has_enough:
@@ -298,6 +288,10 @@ class Candidates:
         if all(token < 0 for token in found):
             return self._later[to_device([-1 - token for token in found], self._later.device)]
         return filled(to_device(found, self._later.device), self._later)
+
+    def named(self, token: int) -> int:
+        """The token that a place's -1 - i stood for, once it is here; negative if there was none."""
+        return self._named[-1 - token] if token < 0 and self._named else token
 
     def settle(self) -> None:
         """Wait for them."""
@@ -365,6 +359,8 @@ class Candidates:
             found, made = one.of.taken(answer), list[Below]()
             found = found * len(one.nodes) if len(found) < len(one.nodes) else found
             for node, ranked, places in zip(one.nodes, found, one.places, strict=True):
+                width = one.asked.best.shape[1]
+                self._named += (ranked.tokens + [-1] * width)[:width]
                 if node in at:
                     made.append(self.offer(at[node], ranked, one.level, one.kind))
                     at |= zip(places, [child for child, _ in made[-1]], strict=False)

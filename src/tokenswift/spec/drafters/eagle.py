@@ -29,15 +29,16 @@ class Branches:
     stays in the cache, the rest of them is in every pass: one over all places of a depth.
 
     Args:
-        tree: the step's candidates.
+        candidates: the step's.
         at: position of the newest row that was read.
         newest: what that row made, (1, H).
     """
 
     def __init__(
-        self, model: EagleModel, cache: FullCache, tree: CandidateTree, at: int, newest: Tensor
+        self, model: EagleModel, cache: FullCache, candidates: Candidates, at: int, newest: Tensor
     ) -> None:
-        self.model, self.cache, self.tree, self.at = model, cache, tree, at
+        self.model, self.cache, self.candidates, self.at = model, cache, candidates, at
+        self.tree = candidates.tree
         self._made = {0: newest}  # by node
         self._trunk = 0  # the last node whose row stays in the cache
         self._rows: list[int] = []  # nodes of the last pass
@@ -61,7 +62,7 @@ class Branches:
         states = model.fed_back(torch.cat([made[node] for node in above]))
         parents = [place.get(node, -1) for node in above]
         at = self.at + tree.depths[self._trunk] + 1
-        found = model.run([tree.tokens[node] for node in rows], states, at, self.cache, parents)
+        found = model.run(self.candidates.tokens(rows), states, at, self.cache, parents)
         made |= {node: found[row : row + 1] for node, row in place.items()}
         self._rows = rows
 
@@ -90,7 +91,7 @@ class EagleDrafter:
         self._cache: FullCache | None = None
         self._next = 0  # position of the next row to read
         self._newest: Tensor | None = None  # what the last row that was read made, (1, H)
-        self._drafted: list[int] = []  # tokens that it drafted for the place behind the text
+        self._tree: CandidateTree | None = None  # of the step, where nobody else proposed before
 
     def begin(self, sequence: TokenSequence) -> None:
         """Read what of the prompt is in the window."""
@@ -120,7 +121,7 @@ class EagleDrafter:
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """A tree, as far as its branches are worth a pass."""
-        self._drafted = []
+        self._tree = None
         if self.refusals.dropped:
             return
         candidates.loaded |= self._read(sequence) > _LAG
@@ -128,17 +129,19 @@ class EagleDrafter:
         if cache is None or self._newest is None or self._next != newest + 1 or candidates.ahead:
             return
         read, first = cache.length, len(tree)
-        branches = Branches(self.model, cache, tree, newest, self._newest)
+        branches = Branches(self.model, cache, candidates, newest, self._newest)
         candidates.spread(branches.logits, self.model.subset, most=SCRATCH)
         cache.rewind(read)
         if first == 1:  # what others proposed before might be right as well
-            self._drafted = [t for t, parent in zip(tree.tokens, tree.parents, strict=True) if parent == 0]
+            self._tree = tree
 
     def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
         """See whether what it drafted was right."""
-        if self._drafted:
-            self.model.judge(len(self._drafted), outcome.tokens[0] in self._drafted)
-            self._drafted = []
+        if (tree := self._tree) is not None:
+            drafted = [t for t, parent in zip(tree.tokens, tree.parents, strict=True) if parent == 0]
+            if drafted:
+                self.model.judge(len(drafted), outcome.tokens[0] in drafted)
+            self._tree = None
 
     @torch.inference_mode()
     def _read(self, sequence: TokenSequence) -> int:

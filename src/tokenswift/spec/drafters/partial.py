@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -160,16 +160,15 @@ class PartialDrafter:
         model = self.model if self.low is None else self.low
         start, states = len(sequence.tokens) - 1, [newest_hidden(sequence)]  # after so many passes
 
-        def run(path: list[Any]) -> torch.Tensor:
+        def run(path: list[int], newest: list[int] | torch.Tensor) -> torch.Tensor:
             if path and sparse is not None:
                 sparse.grow(1)  # the pass before is context of this one
-            newest = path[-1] if path else sequence.tokens[-1]
-            token = newest if isinstance(newest, torch.Tensor) else torch.tensor([newest])
+            token = newest if isinstance(newest, torch.Tensor) else torch.tensor(newest)
             position = torch.tensor([start + len(path)])
             states.append(model.forward(token, position, cache).hidden)
             return model.logits(states[-1])
 
-        nodes = candidates.chain(run, kind="backbone" if self.low is None else "low", later=True)
+        nodes = candidates.chain(run, kind="backbone" if self.low is None else "low")
         if nodes and self.heads is not None:
             self.heads.grow(candidates, nodes, states[candidates.tree.depths[nodes[0]]], "after")
 

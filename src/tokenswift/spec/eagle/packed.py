@@ -186,7 +186,7 @@ class EagleModel:
     @inference
     def run(
         self,
-        tokens: Sequence[int],
+        tokens: list[int] | Int[Tensor, " n"],
         states: Float[Tensor, "n H"],
         at: int,
         cache: FullCache,
@@ -196,9 +196,10 @@ class EagleModel:
         position: the states behind the layer. Its keys and values go to the cache's scratch.
 
         Args:
+            tokens: on the host, or where the target is if they arose there.
             parents: of a tree, the row that each row follows (-1: none of them, so that it stands at ``at``).
         """
-        ids, count = torch.tensor(tokens), len(tokens)
+        ids, count = tokens if isinstance(tokens, Tensor) else torch.tensor(tokens), len(tokens)
         positions = torch.arange(at, at + count)
         if parents is not None:
             positions = torch.tensor([at - 1 + len(path) for path in row_paths(count, parents)])
