@@ -186,6 +186,22 @@ LONG: dict[str, tuple[str, Any, str]] = {
         "tokenswift.strategy_options.tree has 50,000 entries; valid: up to 4,096",
     ),
     "lists": ("completion", {"prompt": [[0] * MANY, ["x"]]}, "prompt is [[0, 0, "),
+    "words": (
+        "completion",
+        {"prompt": "x", "bad_words": [0] * MANY},
+        "bad_words has 50,000 entries; valid: up to 1,024",
+    ),
+    "ids": ("chat", {"messages": [], "stop_token_ids": ["x"] * MANY}, "stop_token_ids has 50,000 entries"),
+    "biases": (
+        "response",
+        {"input": "x", "logit_bias": dict.fromkeys(map(str, range(MANY)), "x")},
+        "logit_bias has 50,000 entries; valid: up to 16,384",
+    ),
+    "breakers": (
+        "chat",
+        {"messages": [], "tokenswift": {"dry_breakers": [0] * MANY}},
+        "tokenswift.dry_breakers has 50,000 entries; valid: up to 1,024",
+    ),
     "nothing": ("completion", {"prompt": [None] * MANY}, "prompt has 50,000 entries"),
 }
 
@@ -252,7 +268,7 @@ WORDS: list[tuple[dict[str, Any], str, str]] = [
         "tokenswift.strategy_options.tree is no option of strategy magicdec; valid: gamma, kv, budget, "
         "sinks, candidates",
     ),
-    ({**HELLO, "stop": ["a", ""]}, "stop", "stop is ('a', ''); valid: text, or a list of texts"),
+    ({**HELLO, "stop": ["a", ""]}, "stop", "stop has a text of 0 characters; valid: 1 to 256"),
     (own(strategy="tokenswift", strategy_options={"tree": DEEP}), "tokenswift", ""),
     ({**HELLO, "suffix": "b"}, "suffix", "suffix is 'b'; valid here: \"\""),
     (

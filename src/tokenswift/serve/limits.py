@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenswift.chat.tools import Tools
 from tokenswift.checks import shown
+from tokenswift.config import MOST_BIASES, MOST_TEXTS
 from tokenswift.types import InputError
 from tokenswift.words import counted
 
@@ -15,6 +16,10 @@ STOPS, STOP = 16, 256  # stop texts of a request, and characters of one
 MESSAGES = 4096  # of a conversation, and parts of them in all
 PAIRS, NAME, VALUE = 16, 64, 512  # of metadata, and characters of each
 ITEMS = 32  # of a list or an object of settings
+#: fields that are lists or objects → how many entries they may have
+MOST = dict.fromkeys(("include", "tokenswift", "stream_options", "structured_outputs", "tool_choice"), ITEMS)
+MOST |= {"text": ITEMS, "response_format": ITEMS, "metadata": PAIRS}
+MOST |= {"bad_words": MOST_TEXTS, "stop_token_ids": MOST_TEXTS, "logit_bias": MOST_BIASES}
 FIELDS = 256  # of a body, those included that nobody knows
 LIST = 4096  # prompts of a request, and numbers of a strategy's option
 CHARACTERS = 32  # of a prompt for each token that it may have: no language has so many
@@ -42,18 +47,21 @@ def check_body(body: Any) -> None:
     if isinstance(stop, list) and len(stop) > STOPS:
         raise InputError(f"stop has {counted(len(stop), 'text')}; valid: up to {STOPS}", "stop")
     for text in stop if isinstance(stop, list) else [stop]:
-        if isinstance(text, str) and len(text) > STOP:
-            raise InputError(f"stop has a text of {len(text):,} characters; valid: up to {STOP}", "stop")
+        if isinstance(text, str) and not 0 < len(text) <= STOP:
+            raise InputError(f"stop has a text of {len(text):,} characters; valid: 1 to {STOP}", "stop")
     own = body.get("tokenswift")
     options = own.get("strategy_options") if isinstance(own, Mapping) else None
     for name, found, most in (
-        ("include", body.get("include"), ITEMS),
-        ("metadata", body.get("metadata"), PAIRS),
-        ("tokenswift", own, ITEMS),
+        *((name, body.get(name), most) for name, most in MOST.items()),
+        (
+            "tokenswift.dry_breakers",
+            own.get("dry_breakers") if isinstance(own, Mapping) else None,
+            MOST_TEXTS,
+        ),
         ("tokenswift.strategy_options", options, ITEMS),
     ):
         if isinstance(found, list | Mapping) and len(found) > most:
-            raise InputError(f"{name} has {len(found):,} entries; valid: up to {most}", name.split(".")[0])
+            raise InputError(f"{name} has {len(found):,} entries; valid: up to {most:,}", name.split(".")[0])
     for name, value in options.items() if isinstance(options, Mapping) else ():
         if isinstance(value, list) and len(value) > LIST:
             where = f"tokenswift.strategy_options.{shown(name)[1:-1]}"
