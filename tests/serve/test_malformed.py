@@ -64,7 +64,7 @@ WRONG: dict[str, list[str]] = {
         '{"prompt": "x", "temperature": true}',
         '{"prompt": "x", "top_p": 0}',
         '{"prompt": "x", "min_p": 1}',
-        '{"prompt": "x", "top_k": -1}',
+        '{"prompt": "x", "top_k": -2}',
         '{"prompt": "x", "top_k": 1.5}',
         '{"prompt": "x", "repetition_penalty": 0}',
         '{"prompt": "x", "seed": -1}',

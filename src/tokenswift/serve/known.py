@@ -23,11 +23,31 @@ WITHOUT: dict[str, tuple[Any, ...]] = {
     "modalities": (None, ["text"]),
     "web_search_options": (None,),
     "truncation": (None, "disabled", "auto"),
+    "moderation": (None,),
+    "context_management": (None, []),
+    # vLLM's
+    "add_generation_prompt": (None, True),
+    "allowed_token_ids": (None,),
+    "cache_salt": (None,),
+    "chat_template": (None,),
+    "chat_template_kwargs": (None, {}),
+    "continue_final_message": (None, False),
+    "documents": (None, []),
+    "include_reasoning": (None, True),
+    "include_stop_str_in_output": (None, False),
+    "length_penalty": (None, 1),
+    "priority": (None, 0),
+    "return_token_ids": (None, False),
+    "return_tokens_as_token_ids": (None, False),
+    "spaces_between_special_tokens": (None, True),
+    "truncate_prompt_tokens": (None,),
+    "use_beam_search": (None, False),
 }
 #: fields that no text depends on, and hints
 NO_MATTER = ("max_tool_calls", "metadata", "prediction", "prompt_cache_key", "prompt_cache_retention")
 NO_MATTER += ("reasoning", "reasoning_effort", "safety_identifier", "service_tier", "store", "stream_options")
-NO_MATTER += ("user", "verbosity")
+NO_MATTER += ("user", "verbosity", "prompt_cache_options", "background_options", "access_programs", "image")
+NO_MATTER += ("guided_decoding_backend", "request_id")  # vLLM's
 
 
 def check_others(given: Mapping[str, Any], known: Iterable[str]) -> None:

@@ -92,6 +92,7 @@ class Body(Formed):
     min_tokens: int | None = None
     bad_words: list[str] | None = None
     stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     tokenswift: Own | None = None
@@ -209,7 +210,7 @@ class Body(Formed):
                     own.strategy,
                     {k: tuple(v) if isinstance(v, list) else v for k, v in own.strategy_options.items()},
                     replace(sampling, seed=sampling.seed + index),
-                    ignore_eos=own.ignore_eos,
+                    ignore_eos=own.ignore_eos or bool(self.ignore_eos),
                     stop=(*stop, *((token,) for token in self.stop_token_ids or ())),
                     on_loop=own.on_loop,
                     logprobs=self.likely,
@@ -227,7 +228,8 @@ class Body(Formed):
 
     def in_own_words(self, error: InputError) -> InputError:
         """An error of the engine, with the names of fields that a client can set."""
-        return in_words_of(error, self.length()[0], self.asked, tuple(Own.model_fields))
+        own = [name for name in Own.model_fields if getattr(self, name, None) is None]
+        return in_words_of(error, self.length()[0], self.asked, own)
 
     def _sampling(self, usual: SamplingParams, seed: int) -> SamplingParams:
         names = [one.name for one in fields(SamplingParams) if one.name != "grammar"]
@@ -235,6 +237,8 @@ class Body(Formed):
         for name in names:
             if getattr(self, name, None) is not None:
                 given[name] = getattr(self, name)
+        if self.top_k == -1:
+            given["top_k"] = 0  # as vLLM has it: all tokens
         return sampling_over(usual, {name: value for name, value in given.items() if value is not None})
 
 

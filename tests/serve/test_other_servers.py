@@ -1,0 +1,68 @@
+"""Requests as clients of OpenAI's and vLLM's servers send them: taken as there, or refused in their words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openai.types import chat, completion_create_params, responses
+
+from tests.serve.conftest import Running
+from tokenswift import LLM
+from tokenswift.serve.known import NO_MATTER, WITHOUT
+from tokenswift.serve.schemas import KINDS
+
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8, "seed": 5}
+TEXT: dict[str, Any] = {"prompt": "hello", "max_tokens": 40, "seed": 5}
+
+
+@pytest.mark.parametrize(
+    ("kind", "params"),
+    [
+        ("chat", chat.completion_create_params.CompletionCreateParamsBase),
+        ("completion", completion_create_params.CompletionCreateParamsBase),
+        ("response", responses.response_create_params.ResponseCreateParamsBase),
+    ],
+)
+def test_every_field_of_the_client_is_known(kind: str, params: Any) -> None:
+    """It is served, does nothing, or is refused by its value: a client that sends null is not."""
+    unknown = params.__annotations__.keys() - KINDS[kind][0].model_fields.keys() - WITHOUT.keys()
+    assert len(params.__annotations__) > 10 and unknown <= {*NO_MATTER}
+
+
+def test_what_clients_of_vllm_send(server: Running, llm: LLM) -> None:
+    """Its benchmarks ask for ``ignore_eos``; others name fields that ask for nothing."""
+    (end,) = llm.source.codec("</s>", add_special_tokens=False)["input_ids"]
+    body: dict[str, Any] = {**TEXT, "top_k": -1, "min_p": 0, "logit_bias": {str(end): 6}}
+    nothing = {"use_beam_search": False, "add_generation_prompt": True, "length_penalty": 1.0}
+    usual: Any = {"seed": 5, "top_k": 0, "min_p": 0, "logit_bias": {end: 6}}
+    for ignore_eos in (False, True):
+        found = server.post("/v1/completions", {**body, **nothing, "ignore_eos": ignore_eos}).json()
+        wanted = llm.generate("hello", 40, "autoregressive", ignore_eos=ignore_eos, **usual)
+        assert found["choices"][0]["text"] == wanted.text
+        assert (found["usage"]["completion_tokens"] == 40) is ignore_eos
+
+
+REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
+    ("completions", {**TEXT, "length_penalty": 2}, "length_penalty", "length_penalty is 2; valid here: 1"),
+    (
+        "chat/completions",
+        {**HELLO, "chat_template_kwargs": {"enable_thinking": False}},
+        "chat_template_kwargs",
+        "chat_template_kwargs is {'enable_thinking': False}; valid here: {}",
+    ),
+    (
+        "completions",
+        {**TEXT, "ignore_eos": True, "guided_regex": "a+"},
+        "ignore_eos",
+        "ignore_eos is True beside a grammar; valid: one of the two",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "param", "message"), REFUSED, ids=lambda value: str(value)[:40])
+def test_refusals(server: Running, path: str, body: dict[str, Any], param: str, message: str) -> None:
+    """Each names a field of the request, in words of its own interface."""
+    found = server.post(f"/v1/{path}", body)
+    error = found.json()["error"]
+    assert (found.status_code, error["message"], error["param"]) == (400, message, param)
