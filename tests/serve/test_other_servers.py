@@ -57,6 +57,32 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "ignore_eos",
         "ignore_eos is True beside a grammar; valid: one of the two",
     ),
+    (
+        "chat/completions",
+        {**HELLO, "max_completion_tokens": 9},
+        "max_tokens",
+        "max_tokens is 8, max_completion_tokens 9; valid: one of them, or both alike",
+    ),
+    (
+        "chat/completions",
+        {**HELLO, "min_tokens": 9},
+        "min_tokens",
+        "min_tokens is 9, max_tokens 8; valid: up to 8, or a larger max_tokens",
+    ),
+    (
+        "responses",
+        {"input": "x", "min_tokens": 2000},
+        "min_tokens",
+        "min_tokens is 2000, max_output_tokens 1,005; valid: up to 1,005, or a larger max_output_tokens",
+    ),
+    (
+        "completions",
+        {**TEXT, "stop_token_ids": [1, 260, -1]},
+        "stop_token_ids",
+        "stop_token_ids holds 260; valid: 0 to 259, the model's vocabulary",
+    ),
+    ("completions", {**TEXT, "stop": ""}, "stop", "stop has a text of 0 characters; valid: 1 to 256"),
+    ("completions", {**TEXT, "prompt": ["x"] * 9}, "prompt", "n is 1, for 9 prompts; valid: 1 to 8 in all"),
 ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tokenswift.chat.tools import Tools
@@ -125,6 +125,20 @@ def check_tokens(size: int, most: int, field: str) -> None:
     """See that a prompt has as few tokens as it may."""
     if size > most:
         raise InputError(f"the prompt is {size:,} tokens; valid: up to {most:,}", field)
+
+
+def check_ids(ids: Collection[int], size: int) -> None:
+    """See that a text can be stopped by these ids.
+
+    Args:
+        size: of the vocabulary.
+    Raises:
+        InputError: one of them is none of a token.
+    """
+    wrong = next((token for token in ids if not 0 <= token < size), None)
+    if wrong is not None:
+        valid = f"0 to {size - 1}, the model's vocabulary"
+        raise InputError(f"stop_token_ids holds {wrong}; valid: {valid}", "stop_token_ids")
 
 
 def _length(messages: Sequence[Mapping[str, Any]]) -> int:

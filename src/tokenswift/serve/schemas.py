@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from tokenswift.chat.calls import calls_of
 from tokenswift.chat.tools import Tools, tools_of
@@ -25,48 +25,20 @@ from tokenswift.serve.known import check_others
 from tokenswift.serve.limits import (
     MESSAGES,
     check_body,
+    check_ids,
     check_nodes,
     check_passes,
     check_prompt,
     check_tokens,
 )
 from tokenswift.serve.messages import Item, Message, plain_items, plain_messages
+from tokenswift.serve.own import Own, StreamOptions
 from tokenswift.serve.settings import Settings
 from tokenswift.spec.drafters.lookup import LENGTH
 from tokenswift.types import InputError
 from tokenswift.words import counted
 
 LOGPROBS = "message.output_text.logprobs"  # what `include` of a response may name
-
-
-class Own(BaseModel):
-    """The key ``tokenswift`` of a request: what OpenAI's interface has no word for."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    strategy: str = Field(default="auto", description="how to draft; never changes the text")
-    strategy_options: dict[str, Any] = Field(default_factory=dict, description="options of the strategy")
-    ignore_eos: bool = Field(default=False, description="go on after an end-of-text token")
-    on_loop: str = Field(default="report", description="report, or stop where the text repeats itself")
-    eta_cutoff: float | None = None
-    penalty_window: int | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_range: int | None = None
-    dry_breakers: list[str] | None = None
-    logprobs_mode: str = Field(
-        default="processed_logprobs", description="raw_logprobs: those of new tokens are the model's own"
-    )
-    details: bool = Field(
-        default=False, description="with each piece of text: who drafted it, and the steps' times"
-    )
-
-
-class StreamOptions(BaseModel):
-    """Of a stream."""
-
-    include_usage: bool | None = None
 
 
 class Body(Formed):
@@ -181,10 +153,12 @@ class Body(Formed):
             more = ", or 0 with echo" if least and self.asked == "prompt" else ""
             raise InputError(f"{field} is {wanted}; valid: an integer from {least} to {most:,}{more}", field)
         tools = self.tools_asked()
+        check_ids(self.stop_token_ids or (), llm.target.vocab_size)
         prompts = self.prompts(llm.has_chat_template, before)
         if not 1 <= self.choices * len(prompts) <= settings.max_choices:
             given = f"n is {self.choices}, for {counted(len(prompts), 'prompt')}"
-            raise InputError(f"{given}; valid: 1 to {settings.max_choices} in all", "n")
+            name = "n" if self.choices != 1 else self.asked
+            raise InputError(f"{given}; valid: 1 to {settings.max_choices} in all", name)
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         longest = min((size for size in (settings.max_prompt, limit and limit - 1) if size), default=None)
         for prompt in prompts:
@@ -202,11 +176,14 @@ class Body(Formed):
             if wanted is not None and wanted > left:
                 after = f"after a prompt of {counted(len(ids), 'token')}"
                 raise InputError(f"{field} is {wanted}, {after}; valid: up to {left:,}", field)
-            room = min(TOKENS, left)
+            new = min(TOKENS, left, most) if wanted is None else wanted
+            if (self.min_tokens or 0) > new:
+                given = f"min_tokens is {self.min_tokens}, {field} {new:,}"
+                raise InputError(f"{given}; valid: up to {new:,}, or a larger {field}", "min_tokens")
             made += [
                 Request(
                     ids,
-                    min(room, most) if wanted is None else wanted,
+                    new,
                     own.strategy,
                     {k: tuple(v) if isinstance(v, list) else v for k, v in own.strategy_options.items()},
                     replace(sampling, seed=sampling.seed + index),
@@ -267,6 +244,9 @@ class Chat(Body):
         return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def check_served(self) -> None:
+        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+            given = f"max_tokens is {self.max_tokens}, max_completion_tokens {self.max_completion_tokens}"
+            raise InputError(f"{given}; valid: one of them, or both alike", "max_tokens")
         if self.top_logprobs and not self.logprobs:
             raise InputError(
                 f"top_logprobs is {self.top_logprobs} without logprobs; valid: with logprobs true",
