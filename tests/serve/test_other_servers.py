@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 from openai.types import chat, completion_create_params, responses
 
@@ -43,7 +44,36 @@ def test_what_clients_of_vllm_send(server: Running, llm: LLM) -> None:
         assert (found["usage"]["completion_tokens"] == 40) is ignore_eos
 
 
+def test_what_an_assistant_said_before(server: Running, llm: LLM) -> None:
+    """Nothing, a refusal, or a refusal as a part: servers return these, and take them back."""
+    first, last = HELLO["messages"][0], {"role": "user", "content": "Why?"}
+    for text, message in (
+        ("", {"content": None, "refusal": None, "tool_calls": None, "annotations": []}),
+        ("No.", {"content": None, "refusal": "No."}),
+        ("No.", {"content": [{"type": "refusal", "refusal": "No."}]}),
+    ):
+        messages = [first, {"role": "assistant", **message}, last]
+        found = server.post("/v1/chat/completions", {**HELLO, "messages": messages})
+        wanted = [first, {"role": "assistant", "content": text}, last]
+        assert found.json()["choices"][0]["message"]["content"] == llm.chat(wanted, 8, seed=5).text
+        items = [first, {"type": "message", "role": "assistant", **message}, last]
+        taken = server.post("/v1/responses", {"input": items, "max_output_tokens": 2})
+        assert taken.json()["usage"]["input_tokens"] == found.json()["usage"]["prompt_tokens"]
+
+
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
+    (
+        "chat/completions",
+        {"messages": [{"rol": "system", "content": "Be brief."}, *HELLO["messages"]]},
+        "messages",
+        "messages[0].role is missing; valid: system, developer, user, assistant, tool",
+    ),
+    (
+        "responses",
+        {"input": [{"content": "Hello!"}]},
+        "input",
+        "input[0].role is missing; valid: system, developer, user, assistant, tool",
+    ),
     ("completions", {**TEXT, "length_penalty": 2}, "length_penalty", "length_penalty is 2; valid here: 1"),
     (
         "chat/completions",
@@ -92,3 +122,15 @@ def test_refusals(server: Running, path: str, body: dict[str, Any], param: str, 
     found = server.post(f"/v1/{path}", body)
     error = found.json()["error"]
     assert (found.status_code, error["message"], error["param"]) == (400, message, param)
+
+
+def test_paths_and_methods(server: Running) -> None:
+    """A base URL without /v1 is told so; who only asks whether the server is there gets an answer."""
+    said = server.post("/chat/completions", HELLO).json()["error"]["message"]
+    assert said.startswith("there is no path '/chat/completions'; valid: /v1/chat/completions, ")
+    assert said.endswith("; did you mean /v1/chat/completions?")
+    said = server.get("/v1/chat/completions").json()["error"]["message"]
+    assert said == "GET is no method of '/v1/chat/completions'; valid: POST"
+    for path in ("/", "/health", "/v1/models"):
+        found = httpx.head(f"{server.url}{path}", timeout=60)
+        assert found.status_code == 200 and not found.content

@@ -19,6 +19,14 @@ class Piece(BaseModel):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+
+    @property
+    def said(self) -> str | None:
+        """Its text; None: it holds something else."""
+        if self.type == "refusal":
+            return self.refusal
+        return self.text if self.type in ("text", "input_text", "output_text") else None
 
 
 class Message(BaseModel):
@@ -26,8 +34,9 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    role: Literal["system", "developer", "user", "assistant", "tool"] = "user"
+    role: Literal["system", "developer", "user", "assistant", "tool"] | None = None
     content: str | list[Piece] | None = None
+    refusal: str | None = None
     tool_calls: list[Any] | None = None
     tool_call_id: str | None = None
 
@@ -37,9 +46,15 @@ class Message(BaseModel):
         Args:
             where: its name, such as ``messages[0]``.
         Raises:
-            InputError: it holds something else than text, or nothing.
+            InputError: it has no role, or holds something else than text, or nothing (what only an
+                assistant may say).
         """
-        text = plain_text(self.content, f"{where}.content", self.tool_calls)
+        if self.role is None:
+            valid = "system, developer, user, assistant, tool"
+            raise InputError(f"{where}.role is missing; valid: {valid}", where.partition("[")[0])
+        nothing = (self.refusal or "") if self.role == "assistant" else None
+        content = nothing if self.content is None else self.content
+        text = plain_text(content, f"{where}.content", self.tool_calls)
         made: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
         if self.tool_calls:
             made["tool_calls"] = self.tool_calls
@@ -72,11 +87,11 @@ def plain_text(content: str | list[Piece] | None, where: str, calls: Any = None)
     if not isinstance(content, list):
         return content or ""
     for piece in content:
-        if piece.type not in ("text", "input_text", "output_text") or piece.text is None:
+        if piece.said is None:
             raise InputError(
                 f"{where} holds a part of type {shown(piece.type)}; valid: text", where.partition("[")[0]
             )
-    return "".join(piece.text or "" for piece in content)
+    return "".join(piece.said or "" for piece in content)
 
 
 def plain_messages(messages: Sequence[Message], name: str) -> list[dict[str, Any]]:
