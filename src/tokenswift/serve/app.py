@@ -19,7 +19,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from tokenswift.checks import shown
+from tokenswift.checks import meant, shown
 from tokenswift.engine.scheduler import QueueFull
 from tokenswift.serve import response as of_responses
 from tokenswift.serve import wire
@@ -34,6 +34,7 @@ from tokenswift.types import InputError
 from tokenswift.version import __version__
 
 Key = Annotated[str | None, Header(max_length=255, description="a second request with it joins the first")]
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models")
 GONE = 499  # the client closed the connection: nobody reads this
 
 
@@ -150,6 +151,7 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
             404, f"no embeddings are to be had here, {model} writes text; valid: /v1/chat/completions"
         )
 
+    @app.head("/v1/models", include_in_schema=False)
     @app.get("/v1/models", summary="The model that is served")
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": [about]})
@@ -162,6 +164,7 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
             )
         return JSONResponse(about)
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="Whether the server takes requests")
     async def health() -> Response:
         state = answers.state()
@@ -171,6 +174,7 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
     async def metrics() -> Response:
         return Response(measures.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def start() -> Response:
         return HTMLResponse(page, headers={"content-security-policy": policy, "x-frame-options": "DENY"})
@@ -208,8 +212,14 @@ def _add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def nothing_there(request: Request, error: HTTPException) -> Response:
-        unread = error.status_code == 400  # FastAPI's: numbers of thousands of digits, thousands of levels
-        text = "the body cannot be read; valid: a JSON object of few levels" if unread else str(error.detail)
+        path, text = request.url.path, str(error.detail)
+        if error.status_code == 400:  # FastAPI's: numbers of thousands of digits, thousands of levels
+            text = "the body cannot be read; valid: a JSON object of few levels"
+        elif error.status_code == 404:
+            text = f"there is no path {shown(path)}; valid: {', '.join(PATHS)}{meant(path, PATHS)}"
+        elif error.status_code == 405:
+            valid = (error.headers or {}).get("Allow", "another method")
+            text = f"{request.method[:20]} is no method of {shown(path)}; valid: {valid}"
         return JSONResponse(error_body(text, error.status_code), error.status_code, error.headers)
 
     @app.exception_handler(Exception)
