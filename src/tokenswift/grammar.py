@@ -18,7 +18,8 @@ MOST_CHARACTERS, MOST_DEPTH, MOST_ITEMS = 1 << 19, 64, 20_000
 TITLES = dict(
     zip(KINDS, ("JSON schema", "regular expression", "choice", "Lark grammar", "GBNF grammar"), strict=True)
 )
-FORMATS = '{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {…}}} or a Grammar'
+FORMATS = '{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {…}}}'
+FORMATS += " or a Grammar"
 RECORDS = f'a Grammar, or an object such as {{"kind": "regex", "text": "[0-9]+"}}; kinds: {", ".join(KINDS)}'
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Any, get_args
 
 import httpx
 import pytest
 from openai.types import chat, completion_create_params, responses
+from openai.types.responses.response_includable import ResponseIncludable
 
 from tests.serve.conftest import Running
+from tests.serve.test_openai import streamed
 from tokenswift import LLM
 from tokenswift.serve.known import NO_MATTER, WITHOUT
 from tokenswift.serve.schemas import KINDS
@@ -61,6 +64,20 @@ def test_what_an_assistant_said_before(server: Running, llm: LLM) -> None:
         assert taken.json()["usage"]["input_tokens"] == found.json()["usage"]["prompt_tokens"]
 
 
+def test_usage_in_every_chunk(server: Running) -> None:
+    """vLLM's ``continuous_usage_stats``, and OpenAI's ``include_obfuscation``, of which there is none."""
+    options = {"include_usage": True, "continuous_usage_stats": True, "include_obfuscation": False}
+    body = {**HELLO, "ignore_eos": True, "stream_options": options}
+    lines = streamed(server, "/v1/chat/completions", body)
+    used = [json.loads(line)["usage"] for line in lines[:-1]]
+    counts = [one["completion_tokens"] for one in used]
+    assert counts == sorted(counts) and counts[-1] == 8
+    assert all(one["prompt_tokens"] == used[-1]["prompt_tokens"] > 0 for one in used)
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "any"}}}
+SAID, KNOWS = "(Invalid type: any); valid: a", "that llguidance knows"
+FUNCTIONS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (
         "chat/completions",
@@ -111,9 +128,67 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "stop_token_ids",
         "stop_token_ids holds 260; valid: 0 to 259, the model's vocabulary",
     ),
+    (
+        "chat/completions",
+        {**HELLO, "response_format": {"type": "json_schema", "json_schema": {"name": "c", "schema": SCHEMA}}},
+        "response_format",
+        f"the JSON schema cannot be compiled {SAID} schema or grammar {KNOWS} (see docs/grammars.md)",
+    ),
+    (
+        "responses",
+        {"input": "x", "text": {"format": {"type": "json_schema", "name": "c", "schema": SCHEMA}}},
+        "text",
+        f"the JSON schema cannot be compiled {SAID} schema or grammar {KNOWS} (see docs/grammars.md)",
+    ),
+    (
+        "chat/completions",
+        {**HELLO, "tools": [*FUNCTIONS, {"type": "function", "name": "h", "parameters": SCHEMA}]},
+        "tools",
+        f"the parameters of the tool 'h' cannot be compiled {SAID} JSON schema {KNOWS}",
+    ),
+    (
+        "chat/completions",
+        {**HELLO, "response_format": {"type": "json_object", "schema": {}}},
+        "response_format",
+        "response_format of type json_object holds more than its type; "
+        "valid: the type alone, or type json_schema",
+    ),
+    (
+        "chat/completions",
+        {**HELLO, "response_format": "json"},
+        "response_format",
+        """response_format is 'json'; valid: {"type": "text"}, {"type": "json_object"}, """
+        """{"type": "json_schema", "json_schema": {"schema": {…}}}""",
+    ),
+    (
+        "responses",
+        {"input": "x", "text": {"fromat": {"type": "json_object"}}},
+        "text",
+        "text.fromat is no field of a request; valid: format, verbosity; did you mean format?",
+    ),
+    (
+        "chat/completions",
+        {**HELLO, "stream": True, "stream_options": {"include_usge": True}},
+        "stream_options",
+        "stream_options.include_usge is no setting of this server",
+    ),
+    (
+        "chat/completions",
+        {**HELLO, "tool_choice": 1},
+        "tool_choice",
+        "tool_choice is 1; valid: text, or an object",
+    ),
     ("completions", {**TEXT, "stop": ""}, "stop", "stop has a text of 0 characters; valid: 1 to 256"),
     ("completions", {**TEXT, "prompt": ["x"] * 9}, "prompt", "n is 1, for 9 prompts; valid: 1 to 8 in all"),
 ]  # fmt: skip
+
+
+def test_what_a_response_may_include(server: Running) -> None:
+    """What OpenAI's client names; a slip would leave out what was asked for."""
+    body = {"input": "x", "max_output_tokens": 2, "include": list(get_args(ResponseIncludable))}
+    assert server.post("/v1/responses", body).status_code == 200
+    error = server.post("/v1/responses", {**body, "include": ["message.output_text.logprob"]}).json()["error"]
+    assert error["param"] == "include" and "did you mean message.output_text.logprobs?" in error["message"]
 
 
 @pytest.mark.parametrize(("path", "body", "param", "message"), REFUSED, ids=lambda value: str(value)[:40])

@@ -68,7 +68,7 @@ def _place(error: Any) -> list[str | int]:
     return [part for part in error["loc"][1:] if not _KIND.fullmatch(str(part))]
 
 
-_KIND = re.compile(r"str|list\[.*\]")
+_KIND = re.compile(r"str|(list|dict)\[.*\]")
 #: pydantic's name of an error → what would be right
 _WANTED = {
     "string_type": "text",
@@ -85,7 +85,7 @@ _WANTED = {
     "model_attributes_type": "an object",
 }
 #: advice for whoever starts a server, in errors that its clients see
-_NOT_HERE = re.compile(r", a dtype of two bytes|, or more with rope_scaling yarn")
+_NOT_HERE = re.compile(r", a dtype of two bytes|, or more with rope_scaling yarn| or a Grammar$")
 _OPTION = re.compile(r"'(.*?)' (is no option of strategy )", re.DOTALL)
 #: options of strategies that name files or models: for whoever starts the server, not for its clients
 CLOSED = ("explain", "draft_model")

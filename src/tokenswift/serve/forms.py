@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
-from tokenswift.checks import shown
+from tokenswift.chat.tools import Tools
+from tokenswift.checks import meant, shown
 from tokenswift.grammar import Grammar
 from tokenswift.types import InputError
 
@@ -39,6 +41,10 @@ _MADE: dict[str, Callable[[Any], Grammar | None]] = {
     "grammar": Grammar.written,
     "json_object": _object,
 }
+TEXT = ("format", "verbosity")  # what `text` of a response may hold
+#: llguidance's error about a schema in a line of a grammar, and the line of a call in `Family.grammar`
+_SCHEMA = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: (.*?)(?: \d+ \| |\); valid|…)")
+_CALL = re.compile(r"call_(\d+): ")
 
 
 class Formed(BaseModel):
@@ -64,6 +70,30 @@ class Formed(BaseModel):
         Raises:
             InputError: naming the field; several are given, or one cannot be read.
         """
+        found = self._grammars()
+        if len(found) > 1:
+            raise InputError(f"{' and '.join(found)} are given; valid: one of them", list(found)[1])
+        return next(iter(found.values()), None)
+
+    def in_own_fields(self, error: InputError, grammar: Grammar, tools: Tools | None) -> InputError:
+        """Why a grammar is refused, with the field that it was made of.
+
+        Args:
+            error: what is wrong.
+            grammar: of the text, or of calls of the tools.
+            tools: that may be called; None: none.
+        """
+        inside = _SCHEMA.search(str(error))
+        line = grammar.text.split("\n")[int(inside[1]) - 1 :][:1] if inside else []
+        call = _CALL.match("".join(line))
+        if tools is not None and inside and call:
+            name = tools.callable[int(call[1])].name
+            given = f"the parameters of the tool {name!r} cannot be compiled ({inside[2]})"
+            return InputError(f"{given}; valid: a JSON schema that llguidance knows", "tools")
+        return InputError(str(error), next(iter(self._grammars()), "tools").partition(".")[0])
+
+    def _grammars(self) -> dict[str, Grammar]:
+        """What is asked for by each field."""
         found: dict[str, Grammar] = {}
         given = {f"guided_{kind}": getattr(self, f"guided_{kind}") for kind in list(_MADE)[:4]}
         asked = [(name, name.removeprefix("guided_"), value) for name, value in given.items()]
@@ -83,14 +113,21 @@ class Formed(BaseModel):
                 found[name] = made
         if self.text is not None and not isinstance(self.text, Mapping):
             raise InputError(f"text is {shown(self.text)}; valid: an object with format", "text")
+        for key in self.text or ():
+            if key not in TEXT:
+                valid = ", ".join(TEXT) + meant(key, TEXT)
+                raise InputError(f"text.{shown(key)[1:-1]} is no field of a request; valid: {valid}", "text")
         inner = self.text.get("format") if self.text else None
         for name, value in (("response_format", self.response_format), ("text.format", inner)):
+            if isinstance(value, Mapping) and value.get("type") in ("text", "json_object"):
+                if sum(one is not None for one in value.values()) > 1:
+                    given = f"{name} of type {value['type']} holds more than its type"
+                    valid = "the type alone, or type json_schema"
+                    raise InputError(f"{given}; valid: {valid}", name.partition(".")[0])
             try:
                 made = Grammar.of_format(value, name)
             except InputError as error:
                 raise InputError(str(error), name.partition(".")[0]) from error
             if made is not None:
                 found[name] = made
-        if len(found) > 1:
-            raise InputError(f"{' and '.join(found)} are given; valid: one of them", list(found)[1])
-        return next(iter(found.values()), None)
+        return found

@@ -48,6 +48,10 @@ NO_MATTER = ("max_tool_calls", "metadata", "prediction", "prompt_cache_key", "pr
 NO_MATTER += ("reasoning", "reasoning_effort", "safety_identifier", "service_tier", "store", "stream_options")
 NO_MATTER += ("user", "verbosity", "prompt_cache_options", "background_options", "access_programs", "image")
 NO_MATTER += ("guided_decoding_backend", "request_id")  # vLLM's
+#: what `include` of a response may name; but for the first there is nothing of it here
+INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results")
+INCLUDED += ("web_search_call.results", "web_search_call.action.sources", "message.input_image.image_url")
+INCLUDED += ("computer_call_output.output.image_url", "code_interpreter_call.outputs")
 
 
 def check_others(given: Mapping[str, Any], known: Iterable[str]) -> None:

@@ -34,4 +34,8 @@ class Own(BaseModel):
 class StreamOptions(BaseModel):
     """Of a stream."""
 
+    model_config = ConfigDict(extra="forbid", strict=True)
+
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # OpenAI's padding: there is none
+    continuous_usage_stats: bool | None = None  # vLLM's: with include_usage, the tokens so far in every chunk

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from tokenswift.chat.calls import calls_of
 from tokenswift.chat.tools import Tools, tools_of
+from tokenswift.checks import check_choice
 from tokenswift.config import SamplingParams, sampling_over
 from tokenswift.engine.chat import TOKENS, bound, encoded
 from tokenswift.engine.request import MOST_LOGPROBS, Request
@@ -21,7 +22,7 @@ from tokenswift.loader.prompts import Prompt
 from tokenswift.method_options import tree_nodes
 from tokenswift.serve.errors import CLOSED, in_words_of
 from tokenswift.serve.forms import Formed
-from tokenswift.serve.known import check_others
+from tokenswift.serve.known import INCLUDED, check_others
 from tokenswift.serve.limits import (
     MESSAGES,
     check_body,
@@ -37,8 +38,6 @@ from tokenswift.serve.settings import Settings
 from tokenswift.spec.drafters.lookup import LENGTH
 from tokenswift.types import InputError
 from tokenswift.words import counted
-
-LOGPROBS = "message.output_text.logprobs"  # what `include` of a response may name
 
 
 class Body(Formed):
@@ -168,7 +167,10 @@ class Body(Formed):
             sampling = replace(self._sampling(llm.default_sampling(prompt), seed), grammar=self.grammar())
             sampling = bound(sampling, calls_of(tools, llm.source.codec))
             if sampling.grammar is not None:
-                llm.resources.grammars.masks(sampling.grammar, 0)  # compiled here, or refused
+                try:
+                    llm.resources.grammars.masks(sampling.grammar, 0)  # compiled here, or refused
+                except InputError as error:
+                    raise self.in_own_fields(error, sampling.grammar, tools) from error
             ids = encoded(llm, prompt, tools, self.asked)
             if longest is not None:
                 check_tokens(len(ids), longest, self.asked)
@@ -328,9 +330,14 @@ class Responses(Body):
     def tools_asked(self) -> Tools | None:
         return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
+    def check_served(self) -> None:
+        for name in self.include or ():
+            check_choice("include", name, INCLUDED)
+        super().check_served()
+
     @property
     def likely(self) -> int | None:
-        return (self.top_logprobs or 0) if LOGPROBS in (self.include or []) else self.top_logprobs or None
+        return (self.top_logprobs or 0) if INCLUDED[0] in (self.include or []) else self.top_logprobs or None
 
     def prompts(self, has_template: bool, before: Sequence[Mapping[str, Any]]) -> list[Prompt]:
         told = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]

@@ -157,7 +157,7 @@ def of_prompt(answer: Answer, part: Part) -> dict[str, Any]:
 def message(answer: Answer, part: Part) -> tuple[dict[str, Any], str]:
     """The message of a chat's text, and why it ended."""
     said = answer.said(part)
-    made: dict[str, Any] = {"role": "assistant", "content": said.text}
+    made: dict[str, Any] = {"role": "assistant", "content": said.text, "refusal": None}
     if said.calls:
         made |= {"content": said.text or None, "tool_calls": answer.tool_calls(part, said)}
     return {"message": made}, ended(part, bool(said.calls))
@@ -193,12 +193,13 @@ async def chunks(answer: Answer, model: str, ping: float) -> AsyncIterator[bytes
     chat, first = answer.record.kind == "chat", head(answer, model, chunk=True)
     options = getattr(answer.body, "stream_options", None)
     with_usage = options is not None and bool(options.include_usage)
-    nothing: dict[str, Any] = {"usage": None} if with_usage else {}
+    so_far = options is not None and bool(options.continuous_usage_stats)
     detailed = answer.body.own.details
 
     def chunk(part: Part, said: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
         choice = {"index": part.index, "finish_reason": reason, "logprobs": None, **said}
-        return data({**first, "choices": [choice], **nothing, **more})
+        used = {"usage": usage(answer) if so_far else None} if with_usage else {}
+        return data({**first, "choices": [choice], **used, **more})
 
     parsers = [None if answer.calls is None else answer.calls.parser() for _ in answer.parts]
     called = [False for _ in answer.parts]
