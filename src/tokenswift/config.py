@@ -190,19 +190,22 @@ def check_biases(value: object) -> tuple[tuple[int, float], ...]:
     """
     pairs = list(value.items()) if isinstance(value, Mapping) else value
     made: dict[int, float] = {}
+    wrong: object = None  # the entry that is, where it is one
     fits = isinstance(pairs, list | tuple) and len(pairs) <= MOST_BIASES
     for pair in pairs if fits else ():  # type: ignore[union-attr]
         token, bias = pair if isinstance(pair, list | tuple) and len(pair) == 2 else (None, None)
         if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 11:
             token = int(token)
         number = integer_of(token)
-        fits = fits and number is not None and 0 <= number < 2**31 and number not in made
-        fits = fits and -100 <= finite(bias) <= 100
-        if fits:
-            made[number] = finite(bias)  # type: ignore[index]
+        fits = number is not None and 0 <= number < 2**31 and number not in made
+        if not fits or not -100 <= finite(bias) <= 100:
+            fits, wrong = False, (pair,) if token is None else {token: bias}
+            break
+        made[number] = finite(bias)  # type: ignore[index]
     if not fits:
+        given = f"is {shown(value)}" if wrong is None else f"holds {shown(wrong)}"
         raise InputError(
-            f"logit_bias is {shown(value)}; valid: up to {MOST_BIASES:,} token ids, each once, with a bias "
+            f"logit_bias {given}; valid: up to {MOST_BIASES:,} token ids, each once, with a bias "
             "from -100 to 100, such as {198: -5}",
             "logit_bias",
         )

@@ -172,5 +172,5 @@ def test_settings_of_earlier_versions() -> None:
     ],
 )
 def test_bad_values_are_named(name: str, value: Any) -> None:
-    with pytest.raises(InputError, match=f"^{name} is .*valid: "):
+    with pytest.raises(InputError, match=f"^{name} (is|holds) .*valid: "):
         SamplingParams(**{name: value})

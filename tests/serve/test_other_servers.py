@@ -178,6 +178,13 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "tool_choice",
         "tool_choice is 1; valid: text, or an object",
     ),
+    (
+        "completions",
+        {**TEXT, "logit_bias": {**dict.fromkeys(map(str, range(200)), 1), "-1": 1}},
+        "logit_bias",
+        "logit_bias holds {'-1': 1.0}; valid: up to 16,384 token ids, each once, "
+        "with a bias from -100 to 100, such as {198: -5}",
+    ),
     ("completions", {**TEXT, "stop": ""}, "stop", "stop has a text of 0 characters; valid: 1 to 256"),
     ("completions", {**TEXT, "prompt": ["x"] * 9}, "prompt", "n is 1, for 9 prompts; valid: 1 to 8 in all"),
 ]  # fmt: skip
@@ -197,6 +204,13 @@ def test_refusals(server: Running, path: str, body: dict[str, Any], param: str, 
     found = server.post(f"/v1/{path}", body)
     error = found.json()["error"]
     assert (found.status_code, error["message"], error["param"]) == (400, message, param)
+
+
+def test_an_empty_key_joins_nothing(server: Running) -> None:
+    """Proxies send headers without a value: these two requests have nothing in common."""
+    for text in ("hello", "world"):
+        sent = server.post("/v1/completions", {**TEXT, "prompt": text}, headers={"idempotency-key": ""})
+        assert sent.status_code == 200, sent.text
 
 
 def test_paths_and_methods(server: Running) -> None:

@@ -105,7 +105,7 @@ class Answers:
             digest = _digest(msgspec.json.encode(known).decode(), kind)
         except (ValueError, OverflowError, RecursionError) as error:  # lone surrogates, numbers of any size
             raise InputError(f"the body cannot be kept ({error}); valid: whole characters") from error
-        owner = "" if key is None else _digest(client, kind, key)
+        owner = _digest(client, kind, key) if key else ""
         if owner in self.shelf.owned:
             answer = await self.shelf.get(self.shelf.owned[owner])
             if answer is not None and answer.record.digest != digest:
