@@ -275,8 +275,8 @@ GRAMMARS = [
     Defect(
         "server: a grammar that fails midway is tried again by clients",
         "serve/answers.py",
-        "            if isinstance(error, NoMask):\n                answer.status = 400\n",
-        "",
+        "answer.status, error = 400, fault",
+        "error = fault",
         (SERVED + "test_a_grammar_that_fails_midway",),
     ),
 ]

@@ -213,6 +213,19 @@ def test_an_empty_key_joins_nothing(server: Running) -> None:
         assert sent.status_code == 200, sent.text
 
 
+@pytest.mark.parametrize("strategy", ["auto", "autoregressive"])
+def test_words_without_which_nothing_can_be_said(server: Running, strategy: str) -> None:
+    """The client's fault, so 400: clients try again after 500, and it would fail as well."""
+    body = {**HELLO, "response_format": {"type": "json_object"}, "bad_words": ["{"]}
+    body["tokenswift"] = {"strategy": strategy}
+    found = server.post("/v1/chat/completions", body)
+    said = "bad_words leave no token that may be written; valid: fewer"
+    assert (found.status_code, found.json()["error"]["message"]) == (400, said)
+    *_, last = streamed(server, "/v1/chat/completions", body)
+    error = json.loads(last)["error"]
+    assert (error["type"], error["message"]) == ("invalid_request_error", said)
+
+
 def test_paths_and_methods(server: Running) -> None:
     """A base URL without /v1 is told so; who only asks whether the server is there gets an answer."""
     said = server.post("/chat/completions", HELLO).json()["error"]["message"]

@@ -24,10 +24,9 @@ import msgspec
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import QueueFull
 from tokenswift.runs.state import RunState
-from tokenswift.sampling.masks import NoMask
 from tokenswift.serve.answer import Answer, Part
 from tokenswift.serve.echo import echoes
-from tokenswift.serve.errors import Refused
+from tokenswift.serve.errors import Refused, fault_of
 from tokenswift.serve.metrics import Measures
 from tokenswift.serve.schemas import KINDS, Body
 from tokenswift.serve.settings import Settings
@@ -329,8 +328,8 @@ class Answers:
         elif not answer.stopped:
             if not isinstance(error, InputError | RunError):
                 logger.error("%s failed", brief(answer.id), exc_info=error)
-            if isinstance(error, NoMask):
-                answer.status = 400
+            if (fault := fault_of(error, answer.body.bad_words)) is not None:
+                answer.status, error = 400, fault
             answer.failure = answer.failure or " ".join(str(error).split()) or type(error).__name__
         part.over, part.ticket = True, None
         if answer.over:

@@ -9,6 +9,8 @@ from typing import Any
 
 from tokenswift.checks import shown
 from tokenswift.method_options import OPTIONS
+from tokenswift.sampling.choice import RefusedRow
+from tokenswift.sampling.masks import NoMask
 from tokenswift.types import InputError
 
 
@@ -34,6 +36,13 @@ def error_body(
     kinds |= {429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def fault_of(error: BaseException, bad_words: Sequence[str] | None) -> BaseException | None:
+    """What ended a text, where its request is to blame: another try would end as well. None: it is not."""
+    if isinstance(error, RefusedRow) and bad_words and error.args[1] != "NaN":
+        return InputError("bad_words leave no token that may be written; valid: fewer", "bad_words")
+    return error if isinstance(error, NoMask) else None
 
 
 def wrong_fields(errors: Sequence[Any]) -> InputError:

@@ -39,6 +39,7 @@ WITHOUT: dict[str, tuple[Any, ...]] = {
     "priority": (None, 0),
     "return_token_ids": (None, False),
     "return_tokens_as_token_ids": (None, False),
+    "skip_special_tokens": (None, False),
     "spaces_between_special_tokens": (None, True),
     "truncate_prompt_tokens": (None,),
     "use_beam_search": (None, False),
