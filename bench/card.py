@@ -15,9 +15,10 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import product as pairs
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,7 +96,7 @@ class Drawn:
         heads, self.device, self.dtype = width // WIDTH, device, torch.bfloat16
         sizes = (args.vocabulary, width, width * 7 // 2, layers, heads, heads // GROUPED, WIDTH)
         self.layout = Layout("llama", *sizes, 1e-5, WIDTH**-0.5, (0,) * layers, False)
-        self._shapes, self._form = self.layout.shapes(), form and FORMATS[form]
+        self._shapes, self._form = self.layout.shapes(), FORMATS[form] if form else None
 
     def get(self, name: str) -> Tensor | Stored | None:
         """See `checkpoint.Weights`."""
@@ -197,9 +198,9 @@ def start(rows: Rows, device: torch.device, args: argparse.Namespace) -> None:
             found["ours_keeps_bits"] = torch.equal(ours.linear(states, packed)[:4], alone)
             for count in (1, 16, 64):
                 some, padded = states[:count], states[: max(16, count)]
-                found[f"ours_{count}_us"] = microseconds([lambda s=some: ours.linear(s, packed)], device)
+                found[f"ours_{count}_us"] = microseconds([partial(ours.linear, some, packed)], device)
                 if device.type == "cuda":
-                    works = [lambda s=padded: cublas(s, weight)]
+                    works = [partial(cublas, padded, weight)]
                     found[f"library_{count}_us"] = microseconds(works, device)
 
 
@@ -268,7 +269,7 @@ def eager(rows: Rows, device: torch.device, args: argparse.Namespace) -> None:
             del target
 
 
-def microseconds(works: list[Callable[[], object]], device: torch.device) -> float:
+def microseconds(works: Sequence[Callable[[], object]], device: torch.device) -> float:
     """Of one of several pieces of work of a kind, in one graph: as many as outgrow what a card caches."""
     if device.type == "cpu":
         begun = time.perf_counter()
@@ -330,10 +331,10 @@ def sweep(rows: Rows, device: torch.device, args: argparse.Namespace) -> None:
             said = {"outputs": outputs, "inner": inner, "weights": form or "bfloat16"}
             said |= {"columns": columns, "warps": warps, "stages": stages, "split": split}
             with rows.one(what="product", **said) as found:
-                ops = Products(backend_of(device, tuning=tuning).ops, None)
+                products = Products(backend_of(device, tuning=tuning).ops, None)
                 for count in (1, 16):
                     states = torch.randn(count, inner, device=device).to(dtype)
-                    works = [lambda w=w: ops.linear(states, w) for w in weights]
+                    works = [partial(products.linear, states, weight) for weight in weights]
                     found[f"us_{count}"] = microseconds(works, device)
 
 

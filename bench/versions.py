@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from benchmarks.machine import commit, machine
+from benchmarks.row import commit, machine
 
 ROOT = Path(__file__).resolve().parents[1]
 

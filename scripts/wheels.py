@@ -6,6 +6,8 @@ would read of it. A wheel is tried in a new environment, with nothing but it and
 compiler in reach: the default model writes 20 tokens, and ``tokenswift audit --quick`` has to find nothing.
 """
 
+# macholib comes with the extra "wheels":
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import argparse

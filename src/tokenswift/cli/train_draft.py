@@ -30,6 +30,10 @@ class Draft:
     pack: Path | None = option(None)
 
 
+#: what is not as in the training of heads
+RECIPE: dict[str, Any] = {"window": 256}
+
+
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
@@ -40,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     add_options(parser, Base, texts={"model": "alias, folder or hub id of the target model"})
     add_options(parser, Draft)
-    add_training_options(parser)
+    add_training_options(parser, RECIPE)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,5 +61,5 @@ def run(args: argparse.Namespace) -> int:
 
         return train_draft(*given, layers=args.layers, pack=args.pack)
 
-    trained(args, {"window": 256}, train)
+    trained(args, RECIPE, train)
     return 0

@@ -26,6 +26,10 @@ class Eagle:
     depths: int = option(3, least=1)
 
 
+#: what is not as in the training of heads
+RECIPE: dict[str, Any] = {"window": 256, "batch": 2, "lr": 1e-4}
+
+
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand."""
     parser = subparsers.add_parser(
@@ -37,7 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     add_options(parser, Base, texts={"model": "alias, folder or hub id of the target model"})
     add_options(parser, Eagle)
-    add_training_options(parser)
+    add_training_options(parser, RECIPE)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,5 +55,5 @@ def run(args: argparse.Namespace) -> int:
 
         return train_eagle(*given, depths=args.depths)
 
-    trained(args, {"window": 256, "batch": 2, "lr": 1e-4}, train)
+    trained(args, RECIPE, train)
     return 0

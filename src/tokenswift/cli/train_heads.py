@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -93,13 +93,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add_training_options(parser)
 
 
-def add_training_options(parser: argparse.ArgumentParser) -> None:
-    """What training commands have in common."""
+def add_training_options(parser: argparse.ArgumentParser, recipe: Mapping[str, Any] | None = None) -> None:
+    """What training commands have in common; ``recipe``: defaults of this command alone."""
     group = parser.add_argument_group("data")
     add_options(group, Source)
     add_options(group, DataOptions, {one.name for one in fields(DataOptions)} - {"data"}, unset=True)
     group = parser.add_argument_group("training")
-    add_options(group, TrainingOptions, {one.name for one in fields(TrainingOptions)} - {*ASIDE}, unset=True)
+    known = {one.name for one in fields(TrainingOptions)} - {*ASIDE}
+    add_options(group, TrainingOptions, known, unset=True, **(recipe or {}))
     add_options(group, Place)
     title = "sampling (what the model writes, and the distribution that is learnt)"
     add_sampling_options(parser, title, plain=True)

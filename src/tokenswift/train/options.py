@@ -109,7 +109,7 @@ class TrainingOptions:
         weight_decay, beta2: AdamW's
         warmup: steps of the warm-up
         batch: windows per device and forward
-        window: positions per window (default 128; of draft models 256)
+        window: positions per window
         accumulate: batches per optimiser step
         loss_vocabulary: frequent tokens in the loss; 0: all (default 4096; CUDA all)
         held_out: share of the sequences that are not learnt from; their loss is logged

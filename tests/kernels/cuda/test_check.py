@@ -16,7 +16,7 @@ from tests.kernels.cuda.test_backend import Unstarted
 from tests.tiny import tiny_model
 from tokenswift import SamplingParams
 from tokenswift.interfaces import Segment
-from tokenswift.kernels.cuda import check, products
+from tokenswift.kernels.cuda import check, launch, products
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.graphs import Graphs
 from tokenswift.kernels.cuda.plan import Plan
@@ -183,3 +183,41 @@ def test_a_layer_is_six_launches_or_ten(rows: int, fused: bool) -> None:
     ops.fused = True  # which takes no pass of many rows
     target.run([Segment(torch.arange(65), torch.arange(65), cache)], False, target.body)
     assert "turn_append" in ops.started and "turn_product" not in ops.started
+
+
+@pytest.mark.parametrize(
+    "fails,made",
+    [
+        ("", {}),
+        ("same_blocks", {"wide": False}),
+        ("same_rows", {"enough": check.NEVER}),
+        ("same_layers", {"fused": False}),
+        ("unrecorded", {"graphs": False}),
+        ("int8_fault", {"int8_keys": False}),
+    ],
+)
+def test_what_does_not_work_on_a_card_is_left_out(
+    fails: str, made: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each by itself; the rest of the backend is used."""
+
+    class Started(Reference):
+        wide, enough = True, 128
+
+    monkeypatch.setattr(launch, "Kernels", lambda device: Started())
+    monkeypatch.setattr(products, "settle", lambda: None)
+    monkeypatch.setattr(check, "unfit", lambda device: None)
+    monkeypatch.setattr(check, "compile_all", lambda backend: None)
+    for name in ("same_blocks", "same_rows", "same_layers"):
+        monkeypatch.setattr(check, name, lambda backend, name=name: name != fails)
+    for name in ("fault", "unrecorded", "int8_fault"):
+        monkeypatch.setattr(check, name, lambda *given, name=name, **more: "why" if name == fails else None)
+    backend = check.started(CPU)
+    assert isinstance(backend, CudaBackend) and backend.equal_bits and backend.prepares
+    places = {"wide": backend.ops, "enough": backend.ops, "fused": backend.ops}
+    usual = {"wide": True, "enough": 128, "fused": True, "graphs": True, "int8_keys": True}
+    found = {name: getattr(places.get(name, backend), name) for name in usual}
+    assert found == usual | made
+    assert any("why" in message for message in caplog.messages) == (fails in ("unrecorded", "int8_fault"))
+    monkeypatch.setattr(check, "fault", lambda *given, **more: "other numbers")
+    assert check.started(CPU) == "other numbers"
