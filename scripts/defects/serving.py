@@ -197,4 +197,18 @@ SERVING = (
         "sampling",
         (f"{OPENAI}::test_several_texts",),
     ),
+    Defect(
+        "server: wrong words of a long list are looked at one by one",
+        "serve/limits.py",
+        'MOST |= {"bad_words": MOST_TEXTS, ',
+        "MOST |= {",
+        ("tests/serve/test_limits.py::test_long_lists",),
+    ),
+    Defect(
+        "server: a message without a role is a user's",
+        "serve/messages.py",
+        "        if self.role is None:",
+        "        if self.role == 0:",
+        ("tests/serve/test_other_servers.py::test_refusals",),
+    ),
 )

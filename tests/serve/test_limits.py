@@ -302,7 +302,7 @@ PLACES: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     (
         "chat",
-        {"messages": [{"content": None}]},
+        {"messages": [{"role": "user", "content": None}]},
         "messages",
         "messages[0].content is missing; valid: text",
     ),
