@@ -61,7 +61,7 @@ class Model:
         heads: draft heads: a file, auto (those that ship with the model), none, or a kind that ships:
             conditioned, linear (the paper's) or medusa
         eagle: an EAGLE-3 drafter for the model: folder, GGUF file or hub id; default: none
-        threads: CPU threads, at least 1; default: one a processor that the process may use
+        threads: CPU threads, at least 1; default: torch's choice, at most one a usable processor
         weights: number format of the weights in memory: stored (as in the files), float32, bfloat16, or
             quantized at loading, which makes another model: q8_0, q4_0, q4_1
         activations: what quantized weights are multiplied with: float, or int8 (see --dtype int8)
