@@ -82,8 +82,10 @@ def test_kernels_give_the_references_rows(form: str, backend: Backend) -> None:
     close: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(made.fed_back(state), hidden, **close)
     torch.testing.assert_close(made.logits(state), logits, **close)
-    sequence = TokenSequence(TEXT[:41], 41, target.new_cache(50), target, target.sampler(SamplingParams()))
-    candidates = Candidates(sequence, sequence.sampler, True)
+    sampler = target.sampler(SamplingParams())
+    candidates = Candidates(
+        TokenSequence(TEXT[:41], 41, target.new_cache(50), target, sampler), sampler, True
+    )
     tree, branches = candidates.tree, Branches(made, cache, candidates, 39, state[-1:])
     torch.testing.assert_close(branches.logits([0]), logits[-1:], **close)
     # both at first, then those below the first alone, and one of these
