@@ -15,6 +15,7 @@ from tests import eagles
 from tests.conftest import tiny_tokenizer
 from tests.tiny import byte_model
 from tokenswift.config import SamplingParams
+from tokenswift.kernels.formats.format import Stored
 from tokenswift.spec.eagle.checkpoint import EagleWeights, load_eagle
 from tokenswift.spec.eagle.reference import EagleCache, EagleLayer, EagleReference
 from tokenswift.train.eagle import eagle_config, train_eagle
@@ -123,7 +124,8 @@ def test_the_whole_way(tmp_path: Path) -> None:
     base, tokenizer = model(initializer_range=0.2), tiny_tokenizer()
     lines: list[str] = []
     whole = job(tmp_path / "a", data)
-    notes = train_eagle(base, tokenizer, whole, lines.append, lambda *_: None, depths=3)
+    packed, silent = tmp_path / "small.gguf", lambda *_: None
+    notes = train_eagle(base, tokenizer, whole, lines.append, silent, depths=3, pack=packed)
     first = train_eagle(
         base, tokenizer, job(tmp_path / "c", data, epochs=0), lines.append, lambda *_: None, depths=3
     )
@@ -135,6 +137,16 @@ def test_the_whole_way(tmp_path: Path) -> None:
     assert loaded.d2t is not None and len(loaded.d2t) == 64
     head = base.get_output_embeddings().weight.detach()
     torch.testing.assert_close(loaded.tensors["lm_head"], head[loaded.d2t].bfloat16(), atol=0, rtol=0)
+    small = load_eagle(packed, base.config)
+    assert small.config == replace(loaded.config, eps=small.config.eps) and small.d2t is not None
+    assert torch.equal(small.d2t, loaded.d2t) and {*small.tensors} == {*loaded.tensors} - {"lm_head"}
+    stored = [name for name, tensor in small.tensors.items() if isinstance(tensor, Stored)]
+    assert {"q", "k", "v"} <= {*stored}  # whose rows are whole blocks
+    for name, tensor in small.tensors.items():
+        expected = torch.as_tensor(loaded.tensors[name]).float()
+        near = float(expected.abs().max()) / 200 if name in stored else 0.0
+        found = tensor.decode() if isinstance(tensor, Stored) else tensor
+        torch.testing.assert_close(found.float(), expected, atol=near, rtol=0)
 
     def stop(stage: str, done: int, total: int) -> None:
         if stage == "train" and done == 7:

@@ -25,6 +25,7 @@ from tokenswift.loader.made import RECORD
 from tokenswift.spec.eagle.config import FEATURES, EagleConfig, default_layers
 from tokenswift.spec.eagle.files import INNER, OUTER
 from tokenswift.train.collect import Report
+from tokenswift.train.eagle_gguf import packed
 from tokenswift.train.eagle_start import started
 from tokenswift.train.eagle_student import EagleStudent
 from tokenswift.train.features import check_room, gathered
@@ -79,12 +80,14 @@ def train_eagle(
     on_progress: OnProgress,
     *,
     depths: int = 3,
+    pack: Path | None = None,
 ) -> dict[str, Any]:
     """The whole way to a checkpoint in the form of Speculators; returns the notes that stand beside it.
 
     Args:
         model, tokenizer, job, report, on_progress: see :class:`Recipe`.
         depths: tokens of a chain that are trained.
+        pack: also write a GGUF file, see :func:`eagle_gguf.packed`.
     Raises:
         InputError: an option out of range, too little data, a work folder of another training, or a model
             whose layers are of another kind.
@@ -113,6 +116,8 @@ def train_eagle(
     notes |= recipe.distil(student, features)
     if first_process():
         save_eagle(student, model, recipe.frozen, job, notes)
+        if pack is not None:
+            packed(job.out, model.config, pack)
     return notes
 
 
