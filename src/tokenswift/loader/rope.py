@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the command line reads wishes from here, without torch
 BY_LENGTH = ("dynamic", "longrope")
 #: kinds whose frequencies are computed here
 KINDS = ("default", "linear", "llama3", "yarn")
+BLOCK = 4096  # positions whose angles are computed together
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,40 @@ class Rotary:
         angle = positions[:, None].float() * self.single()
         cos, sin = cos_sin(angle) if angle.device.type == "cpu" else (angle.cos(), angle.sin())
         return (cos, sin) if self.scaling == 1.0 else (cos * self.scaling, sin * self.scaling)
+
+
+class AngleTable:
+    """Cosines and sines of positions that are asked for again and again: on the CPU each is computed once.
+
+    They are taken out by numpy: torch would start its threads for these few numbers, which then spin beside
+    ours. On an accelerator nobody waits for the positions to come here.
+
+    Raises:
+        InputError: the layers have several sets of frequencies.
+    """
+
+    def __init__(self, rotary: Rotary) -> None:
+        rotary.single()
+        self.rotary = rotary
+        self._known: tuple[Any, Any] = (None, None)  # (m, half) arrays each
+
+    def at(self, positions: Int[Tensor, " n"]) -> tuple[Float[Tensor, "n half"], Float[Tensor, "n half"]]:
+        """See :meth:`Rotary.angles`."""
+        import numpy as np
+        import torch
+
+        if positions.device.type != "cpu":
+            return self.rotary.angles(positions)
+        at, (cos, sin) = positions.numpy(), self._known
+        known = 0 if cos is None else len(cos)
+        if known <= (newest := int(at.max())):
+            more = torch.arange(known, (newest // BLOCK + 1) * BLOCK)
+            made = [part.numpy() for part in self.rotary.angles(more)]
+            cos, sin = (
+                made if cos is None else (np.concatenate(pair) for pair in zip((cos, sin), made, strict=True))
+            )
+            self._known = cos, sin
+        return torch.from_numpy(cos[at]), torch.from_numpy(sin[at])
 
 
 #: π / 2 in three parts; the first two have so few bits that their products with quarter turns are exact

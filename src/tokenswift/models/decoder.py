@@ -38,13 +38,12 @@ from tokenswift.loader.checkpoint import (
     unstored,
 )
 from tokenswift.loader.native import layout_of
-from tokenswift.loader.rope import Rotary
+from tokenswift.loader.rope import AngleTable, Rotary
 from tokenswift.models.base import BaseTarget
 from tokenswift.types import InputError, OnProgress
 
 #: model types that the native decoder runs
 PREFILL_CHUNK = 512  # rows of a prefill pass; the bits do not depend on it
-BLOCK = 4096  # positions whose angles are computed together
 RELEASED = (
     1 << 25
 )  # bytes of packed weights after which memory is given back: the pages come again at a price
@@ -161,7 +160,7 @@ class NativeTarget(BaseTarget):
         )
         self.body: Any = backend.body(shape, weights)
         self.replays = backend.replays()
-        self._table = rotary.angles(torch.arange(BLOCK, device=self.device))
+        self._angles = AngleTable(rotary)
         layer_bytes = sum(t.numel() * t.element_size() for w in weights for t in w.tensors())
         self.weight_bytes = layer_bytes + self.head.nbytes
 
@@ -331,23 +330,8 @@ class NativeTarget(BaseTarget):
         batch = batch if numbers is None else batch.over(numbers)
         states = self.embed(batch.tokens).float()
         tapped = Taps(taps, states.new_empty(len(taps), *states.shape)) if taps else None
-        queries = self.backend.layers(body, states, *self._turns(batch.positions), batch, keep, tapped)
+        queries = self.backend.layers(body, states, *self._angles.at(batch.positions), batch, keep, tapped)
         return (states, queries) if tapped is None else (states, queries, tapped.states)
-
-    def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of positions, (n, d / 2) each, on the CPU from a table that grows by blocks.
-
-        Each is computed once, and taken out by numpy: torch would start its threads for these few numbers,
-        which then spin beside ours. On an accelerator nobody waits for the positions to come here.
-        """
-        if not self.backend.on_host:
-            return self.rotary.angles(positions)
-        at, table = positions.numpy(), self._table
-        while len(table[0]) <= at.max():
-            more = self.rotary.angles(torch.arange(len(table[0]), len(table[0]) + BLOCK))
-            table = (torch.cat([table[0], more[0]]), torch.cat([table[1], more[1]]))
-        self._table = table
-        return torch.from_numpy(table[0].numpy()[at]), torch.from_numpy(table[1].numpy()[at])
 
     @inference
     def norm(self, hidden: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -21,6 +21,7 @@ from tokenswift.kernels.torch import row_paths
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.full import FullCache
 from tokenswift.loader.checkpoint import unstored
+from tokenswift.loader.rope import AngleTable
 from tokenswift.sampling.ranking import Subset
 from tokenswift.spec.eagle.checkpoint import EagleWeights
 from tokenswift.spec.eagle.features import Features
@@ -70,7 +71,7 @@ class EagleModel:
         self.window = config.default_window
         self.backend: Any = getattr(target.backend, "head", target.backend)
         self._dtype = torch.float32 if target.whole else target.dtype
-        self._rotary = config.rotary().to(target.device)
+        self._angles = AngleTable(config.rotary().to(target.device))
         halves = [_halves(self._given[name], config.hidden) for name in "qkv"]
         layer = LayerWeights(
             qkv=self._packed(*(features for _, features in halves)),
@@ -210,7 +211,7 @@ class EagleModel:
             states = self.backend.norm(states, self._hidden_norm, self.config.eps, torch.float32)
         made = torch.zeros_like(beside)  # also rows that fill up the batch
         made[:count] = states
-        angles = self._rotary.angles(batch.positions)
+        angles = self._angles.at(batch.positions)
         self.backend.layers(self._body, made, *angles, batch, keep=False, beside=beside)
         return made[:count]
 
