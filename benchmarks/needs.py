@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenswift.loader import draft, embedded
+from tokenswift.loader.find import SHIPPED
 from tokenswift.method_options import HEAD_KINDS
 from tokenswift.types import InputError
 
@@ -59,7 +60,7 @@ def of_model(model: str, strategy: str, settings: Mapping[str, Any], named: bool
         if made.get("heads", "auto") == "auto" and strategy in HEADS_OF:
             made["heads"] = HEADS_OF[strategy]
     if made.get("eagle") == "own":
-        made["eagle"] = f"{Path(model).name}.eagle"
+        made["eagle"] = SHIPPED if model == embedded.NAME else f"{Path(model).name}.eagle"
     if made.get("draft_model") == "standalone":
         made["draft_model"] = known.get("standalone", draft.NAME)
     elif strategy == "triforce" and known:

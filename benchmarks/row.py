@@ -112,7 +112,7 @@ def used(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
         of_heads |= {"file": Path(heads.source).name, **_training(heads.notes)}
     made = {"heads": of_heads, "drafts": source}
     if "eagle" in config:
-        made["eagle"] = _drafter(config["eagle"], place_of(config["eagle"]))
+        made["eagle"] = _drafter(str(place := place_of(config["eagle"])), place)
         made["drafts"] = source.replace(config["eagle"], made["eagle"]["name"])  # no folder of this machine
     small = config["options"].get("draft_model")
     if small is not None or config["strategy"] == "triforce":

@@ -103,10 +103,10 @@ def test_settings_of_a_kind_of_measurement() -> None:
 
 @pytest.mark.parametrize("name", ["table3", "rivals"])
 def test_a_line_for_an_eagle_drafter(name: str) -> None:
-    """That line alone has it, by default from the working folder; rows of the others keep their names."""
+    """That line alone has it, by default the shipped one; rows of the others keep their names."""
     spec = specs.load(name)
     usual, given = spec.rows("cpu", {}), spec.rows("cpu", {"eagle": "some/drafter"})
-    assert {row["eagle"] for row in usual if "eagle" in row} == {"smollm2-135m.eagle"}
+    assert {row["eagle"] for row in usual if "eagle" in row} == {"shipped"}
     assert {row["eagle"] for row in given if "eagle" in row} == {"some/drafter"}
     for one, other in zip(usual, given, strict=True):
         assert ("eagle" in one) is ("eagle" in other) is (one["variant"] == "auto, EAGLE-3")

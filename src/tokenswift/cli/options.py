@@ -60,7 +60,7 @@ class Model:
         device: auto (CUDA where there is one), cpu or cuda
         heads: draft heads: a file, auto (those that ship with the model), none, or a kind that ships:
             conditioned, linear (the paper's) or medusa
-        eagle: an EAGLE-3 drafter for the model: folder, GGUF file or hub id; default: none
+        eagle: an EAGLE-3 drafter for the model: folder, GGUF file, hub id, or shipped; default: none
         threads: CPU threads, at least 1; default: torch's choice, at most one a usable processor
         weights: number format of the weights in memory: stored (as in the files), float32, bfloat16, or
             quantized at loading, which makes another model: q8_0, q4_0, q4_1
@@ -352,7 +352,9 @@ def inputs_of(args: argparse.Namespace) -> dict[str, Any]:
     """Option → the file that a command reads through it, for `output.check_apart`."""
     names = ("prompt_file", "prompts", "heads", "eagle", "data", "device_map", "json_schema", "grammar")
     given = {f"--{name.replace('_', '-')}": getattr(args, name, None) for name in names}
-    return {option: name for option, name in given.items() if name not in ("auto", "none", "self", "-")}
+    return {
+        option: name for option, name in given.items() if name not in ("auto", "none", "self", "shipped", "-")
+    }
 
 
 def load_model(args: argparse.Namespace, rope_scaling: str | None = None) -> Any:

@@ -29,7 +29,7 @@ class Eagle:
 
 
 #: what is not as in the training of heads
-RECIPE: dict[str, Any] = {"window": 256, "batch": 2, "lr": 1e-4}
+RECIPE: dict[str, Any] = {"window": 256, "batch": 2, "lr": 5e-4, "warmup": 100}
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:

@@ -53,7 +53,7 @@ class LLM(AbstractContextManager["LLM"]):
         device: "auto" (CUDA where there is one), "cpu", "cuda", or a device of torch.
         heads: "auto" (shipped heads that fit the model, else none), "none" or None, shipped ones by kind
             ("conditioned", "linear", "medusa"), an adapter file, or the heads themselves.
-        eagle: an EAGLE-3 drafter for the model: folder, GGUF file or hub id; None: none.
+        eagle: an EAGLE-3 drafter for the model: folder, GGUF file, hub id or "shipped"; None: none.
         rope_scaling: None, "yarn:4" (four times the model's positions) or "yarn" (room for 131,072), for
             texts beyond the model's positions.
         on_progress: told how far loading is: ``on_progress(stage, done, total)`` with the stages "fetch"

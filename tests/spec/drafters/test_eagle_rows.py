@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.default_model import prompt_of
 from tests.families import rare
 from tests.spec.drafters.test_auto import FREE, _always
 from tests.spec.eagle_drafters import random_eagle
@@ -30,6 +31,7 @@ from tokenswift.spec.eagle.checkpoint import EagleWeights
 from tokenswift.spec.eagle.packed import EagleModel
 from tokenswift.spec.eagle.reference import EagleCache, EagleReference
 from tokenswift.spec.methods.resources import Resources
+from tokenswift.types import InputError
 
 TEXT = torch.randint(2, VOCAB, (60,), generator=torch.Generator().manual_seed(6)).tolist()
 SAMPLINGS = {"greedy": SamplingParams(greedy=True, repetition_penalty=1.0), "noisy": SamplingParams(seed=4)}
@@ -183,3 +185,15 @@ def test_a_run_drafts_what_the_reference_drafts(monkeypatch: pytest.MonkeyPatch,
             torch.testing.assert_close(found, logits, rtol=1e-3, atol=1e-3)
             seen += 1
     assert seen > 150 and branched > 20
+
+
+def test_the_shipped_drafter_is_often_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It drafts for the default model, which writes the same text, and for no other."""
+    drafts_always(monkeypatch)
+    llm = LLM("smollm2-135m", dtype="float32", device="cpu", heads=None, eagle="shipped")
+    params = SamplingParams(seed=2, temperature=0.7, min_p=0.1, repetition_penalty=1.0)
+    prompt = prompt_of("harbour", 60)
+    plain, drafted = (llm.generate(prompt, 40, name, sampling=params) for name in ("autoregressive", "auto"))
+    assert drafted.token_ids == plain.token_ids and drafted.metrics.steps < 30
+    with pytest.raises(InputError, match="'shipped': that drafter is the default model's"):
+        LLM.from_model(tiny_model("llama"), heads=None, eagle="shipped")

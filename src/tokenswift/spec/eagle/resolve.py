@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.config import shown
-from tokenswift.loader.find import check_eagle, locate
+from tokenswift.loader.find import SHIPPED, check_eagle, locate
+from tokenswift.loader.shipped import weights
 from tokenswift.models.target import Target
 from tokenswift.spec.eagle.checkpoint import EagleWeights, load_eagle
 from tokenswift.spec.eagle.packed import EagleModel
@@ -21,20 +22,28 @@ def eagle_of(
     """A drafter for a target, whose passes give features from now on.
 
     Args:
-        wanted: folder, GGUF file or hub id of a checkpoint, or the weights themselves.
+        wanted: folder, GGUF file or hub id of a checkpoint, "shipped", or the weights themselves.
         codec: the target's tokenizer, or None.
         on_progress: told of the stage "fetch", in bytes.
     Raises:
         InputError: there is none of that name, or it is none of this target.
     """
     if isinstance(wanted, EagleWeights):
-        weights = wanted
+        found = wanted
     elif isinstance(wanted, str | Path):
-        weights = load_eagle(place_of(str(wanted), on_progress), target.config, _tokens(codec))
+        try:
+            found = load_eagle(place_of(str(wanted), on_progress), target.config, _tokens(codec))
+        except InputError as error:
+            if wanted != SHIPPED:
+                raise
+            told = "that drafter is the default model's, and does not fit this one"
+            raise InputError(f"eagle is 'shipped': {told}; valid: one of this model", "eagle") from error
     else:
-        raise InputError(f"eagle is {shown(wanted)}; valid: a folder, a GGUF file or a hub id", "eagle")
-    made = EagleModel(weights, target)
-    target.tap(weights.config.feature_layers)
+        raise InputError(
+            f"eagle is {shown(wanted)}; valid: a folder, a GGUF file, a hub id or shipped", "eagle"
+        )
+    made = EagleModel(found, target)
+    target.tap(found.config.feature_layers)
     return made
 
 
@@ -45,6 +54,8 @@ def place_of(name: str, on_progress: OnProgress | None = None) -> Path:
         InputError: there is none of that name.
     """
     check_eagle(name)
+    if name == SHIPPED:
+        return Path(str(weights(".eagle.gguf")[0]))
     path = Path(name).expanduser()
     if path.exists():
         return path
