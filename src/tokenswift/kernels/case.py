@@ -9,6 +9,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tokenswift.interfaces import KVCache, Segment
 from tokenswift.kernels.base import Backend, Batch, Replays
@@ -143,9 +144,11 @@ class Case:
     def _layers(
         self, backend: Backend, states: Tensor, cos: Tensor, sin: Tensor, segments: Sequence[Segment]
     ) -> Tensor:
-        states, batch = states.clone(), backend.batch(segments, self.shape)
+        batch, count = backend.batch(segments, self.shape), len(states)
+        more = (0, 0, 0, len(batch.tokens) - count)  # rows that fill up a pass
+        states, cos, sin = (pad(each, more) for each in (states.clone(), cos, sin))
         backend.layers(backend.body(self.shape, self.weights), states, cos, sin, batch, keep=False)
-        return states
+        return states[:count]
 
 
 def _segment(rows: int, keys: Keys, parents: Sequence[int] | None = None) -> Segment:

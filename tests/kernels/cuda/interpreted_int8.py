@@ -29,7 +29,10 @@ from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import backend_for
 
-pytestmark = pytest.mark.skipif(not isinstance(backend_for(), CpuBackend), reason="no compiled kernels here")
+pytestmark = [
+    pytest.mark.skipif(not isinstance(backend_for(), CpuBackend), reason="no compiled kernels here"),
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim"),  # by Triton 3.6 itself
+]
 
 
 @pytest.fixture(autouse=True)

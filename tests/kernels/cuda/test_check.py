@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from tests.kernels.cuda.test_backend import Unstarted
 from tests.tiny import tiny_model
 from tokenswift import SamplingParams
 from tokenswift.interfaces import Segment
+from tokenswift.kernels.case import Case
 from tokenswift.kernels.cuda import check, launch, products
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.graphs import Graphs
@@ -221,3 +222,14 @@ def test_what_does_not_work_on_a_card_is_left_out(
     assert any("why" in message for message in caplog.messages) == (fails in ("unrecorded", "int8_fault"))
     monkeypatch.setattr(check, "fault", lambda *given, **more: "other numbers")
     assert check.started(CPU) == "other numbers"
+
+
+def test_a_pass_has_states_for_the_rows_that_fill_it_up() -> None:
+    """A kernel works on all rows of a batch, so fewer states would be read and written beyond."""
+    backend = CudaBackend("cpu")
+    case = Case(backend, torch.float32)
+    batch = backend.batch([Segment(torch.arange(1), torch.arange(1), cast(Any, case.keys))], case.shape)
+    states, body = case.states[:1].clone(), backend.body(case.shape, case.weights)
+    assert len(batch.tokens) == 16
+    with pytest.raises(ValueError, match="1 states and 1 angles are of 16 rows"):
+        backend.layers(body, states, case.cos[:1], case.sin[:1], batch)

@@ -167,7 +167,13 @@ class CudaBackend(Backend):
         taps: Taps | None = None,
         beside: Float[Tensor, "n D"] | None = None,
     ) -> Float[Tensor, "L H n d"]:
-        """See :meth:`Backend.layers`. All segments' rows go through every kernel together."""
+        """See :meth:`Backend.layers`. All segments' rows go through every kernel together.
+
+        Raises:
+            ValueError: states or angles are not of all of the batch's rows, those that fill it up included.
+        """
+        if not len(states) == len(cos) == len(sin) == len(batch.tokens):
+            raise ValueError(f"{len(states)} states and {len(cos)} angles are of {len(batch.tokens)} rows")
         shape, ops, linear = body.shape, self.ops, self._products.parts
         whole = shape.active == torch.int8
         active = torch.float32 if whole else shape.weights
