@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from triton.runtime import interpreter
 
+from tests.kernels.cuda.bounds import in_bounds as in_bounds
 from tests.kernels.cuda.cases import CPU, int_segment, plan, random, tree
 from tests.kernels.cuda.interpreted import Recording
 from tests.tiny import tiny_model
