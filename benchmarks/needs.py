@@ -69,7 +69,7 @@ def of_model(model: str, strategy: str, settings: Mapping[str, Any], named: bool
 
 
 def heads_place(config: Mapping[str, Any]) -> str:
-    """What a row's model is to be loaded with as ``spec.heads``."""
+    """What a row's model is to be loaded with as ``heads``."""
     heads, model = config["heads"], config["model"]
     file = Path(f"{Path(model).name}.{heads}.heads.safetensors")
     own = heads in HEAD_KINDS and model != embedded.NAME and (file.is_file() or model in MODELS)

@@ -126,7 +126,7 @@ class Spec:
 
         Args:
             preset: one of :data:`PRESETS`.
-            given: settings that go over everything but the ``loader.prompts`` of a variant that has its own.
+            given: settings that go over everything but the ``prompts`` of a variant that has its own.
         Raises:
             InputError: naming the setting and what is valid.
         """

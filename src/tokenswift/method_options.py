@@ -208,7 +208,7 @@ class TriForceOptions:
         check_choice("candidates", self.candidates, words(Candidates))
 
 
-#: kinds of draft heads; as ``spec.heads`` each names the shipped ones of its kind
+#: kinds of draft heads; as ``heads`` each names the shipped ones of its kind
 HEAD_KINDS = words(HeadKind)
 #: strategy → kind of its options
 OPTIONS: dict[str, type] = {

@@ -18,7 +18,7 @@ Activations: TypeAlias = Literal["float", "int8"]
 Backend: TypeAlias = Literal["auto", "cpu", "cuda", "torch"]
 CudaGraphs: TypeAlias = Literal["auto", "off"]
 
-#: kinds of draft heads; as ``spec.heads`` each names the shipped ones of its kind
+#: kinds of draft heads; as ``heads`` each names the shipped ones of its kind
 HeadKind: TypeAlias = Literal["linear", "conditioned", "medusa"]
 
 OnLoop: TypeAlias = Literal["report", "stop"]

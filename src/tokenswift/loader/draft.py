@@ -35,7 +35,7 @@ logger = logging.getLogger("tokenswift")
 
 
 def ensure(cache: Path, on_progress: OnProgress | None = None) -> Path:
-    """The folder of the packaged draft model below ``kv``; builds it on first use.
+    """The folder of the packaged draft model below ``cache``; builds it on first use.
 
     Arguments as of the default model's own.
 

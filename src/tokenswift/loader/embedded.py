@@ -37,7 +37,7 @@ logger = logging.getLogger("tokenswift")
 
 
 def ensure(cache: Path, on_progress: OnProgress | None = None) -> Path:
-    """The folder of the default model below ``kv``; fetched on first use.
+    """The folder of the default model below ``cache``; fetched on first use.
 
     The announcement of a fetch is a WARNING of the logger ``tokenswift``; what comes after is INFO.
 

@@ -151,7 +151,7 @@ class BaseTarget(ABC):
     def forward(
         self, tokens: Tensor, positions: Tensor, cache: KVCache, parents: Sequence[int] | None = None
     ) -> Pass:
-        """Run n tokens over ``kv`` (see `interfaces.TargetModel`); their entries go to its scratch."""
+        """Run n tokens over ``cache`` (see `interfaces.TargetModel`); their entries go to its scratch."""
         return self._run([Segment(tokens, positions, cache, parents)])[0]
 
     @inference

@@ -242,7 +242,7 @@ class TextFile:
         self._size += len(data)
 
     def finish(self, text: str) -> Path:
-        """DraftSource the file as finished; where somebody has changed it meanwhile, a new one gets the text.
+        """Mark the file as finished; where somebody has changed it meanwhile, a new one gets the text.
 
         Args:
             text: the whole text of the run.

@@ -105,7 +105,7 @@ class Backbone:
 
     @torch.no_grad()
     def hidden(self, tokens: Int[Tensor, "B n"], cache: BatchCache | None = None) -> Float[Tensor, "B n D"]:
-        """States of the tokens; they are appended to ``kv``, whose texts they continue."""
+        """States of the tokens; they are appended to ``cache``, whose texts they continue."""
         start = cache.length if cache is not None else 0
         positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)[None]
         made = self.body(

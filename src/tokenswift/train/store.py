@@ -83,7 +83,7 @@ class HiddenStore:
         self._write_index()
 
     def finish(self) -> None:
-        """DraftSource the store as complete."""
+        """Mark the store as complete."""
         self.complete = True
         self._write_index()
 
