@@ -5,7 +5,7 @@ STAMP := $(VENV)/.ready
 # Processes that run tests; torch has one thread in each.
 WORKERS ?= 2
 
-.PHONY: setup demo test test-slow lint bench headline results docs eagle-peer wheels mutations test-arm64 clean
+.PHONY: setup demo test test-slow lint bench headline results docs eagle-peer wheels test-arm64 clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,7 @@ lint: setup
 	$(BIN)/ruff format --check src benchmarks tests scripts
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/sloc.py
 
 # The forward pass of EAGLE-3 drafters against that of the speculators package, whose pins exclude other packages here:
 # it is installed without its requirements, beside this project's environment.
@@ -42,9 +43,6 @@ eagle-peer: setup
 	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > build/eagle-peer/lib/python3.$$($(BIN)/python -c "import sys; print(sys.version_info.minor)")/site-packages/main.pth
 	build/eagle-peer/bin/python -m pip install --quiet --no-deps speculators==0.9.0 hs-connectors==0.9.0 loguru pydantic-settings python-dotenv
 	PYTHONPATH=src:. build/eagle-peer/bin/python -m pytest tests/spec/eagle/test_peer.py
-
-mutations: setup
-	$(BIN)/python scripts/mutations.py
 
 bench: setup
 	$(BIN)/python -m benchmarks run engine drafts --preset cpu

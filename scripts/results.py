@@ -1,7 +1,7 @@
 """Make what the docs show of the rows in bench/results.
 
 python -m scripts.results           rewrite docs/results.md, and tables and pictures elsewhere
-python -m scripts.results --check   exit 1 if a page, or a sentence with a number, is not what the rows say
+python -m scripts.results --check   exit 1 if a page is not what the rows say
 
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``: that of the benchmark NAME, or
 one of `summaries`.
@@ -17,7 +17,6 @@ from typing import Any
 from benchmarks import plots, report, specs, tables
 from benchmarks.runner import read_rows
 from benchmarks.words import Row
-from scripts import claims
 from scripts.summaries import SUMMARIES, missing, paper
 
 ROOT = Path(__file__).parents[1]
@@ -94,10 +93,7 @@ def main() -> int:
         ]
         for name in stale:
             print(f"error: {name} is not what bench/results says; run make results")
-        wrong = claims.check(read_rows(RESULTS))
-        for fault in wrong:
-            print(f"error: {fault}")
-        return 1 if stale or wrong else 0
+        return 1 if stale else 0
     (DOCS / "results").mkdir(exist_ok=True)
     for file in (DOCS / "results").glob("*.svg"):
         if file not in files:

@@ -5,7 +5,7 @@
 
 A block is a fence of kind ``sh`` or ``python``. A comment in the line before it says what is special:
 ``<!-- slow: REASON -->`` or ``<!-- not run: REASON -->``. Lengths are cut (:func:`shorten`): a page may ask
-for 100,000 tokens. `tests/test_docs_commands.py` runs the same blocks within the test suites.
+for 100,000 tokens.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ def family(name: str, *more: object) -> object:
 
 
 def rare(*values: object) -> object:
-    """A case of the full matrices alone, against which planted defects run, too."""
-    return pytest.param(*values, marks=(pytest.mark.slow, pytest.mark.defects))
+    """A case of the full matrices alone."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def families() -> list[object]:

@@ -326,3 +326,19 @@ def test_a_wrapped_default_model_finds_its_heads(embedded: str, embedded_tokeniz
     assert answer.heads == {"kind": "conditioned", "file": "smollm2-135m.heads.safetensors (shipped)"}
     assert "Paris" in answer.text and answer.finish_reason == "eos"
     assert llm.encode(question).count(llm.tokenizer.bos_token_id) == 3  # one a message: the template's own
+
+
+def test_what_was_probably_meant(llm: LLM) -> None:
+    generate: Any = llm.generate
+    sampling: Any = SamplingParams
+    for call, ends in (
+        (lambda: generate("x", max_tokens=3), "did you mean max_new_tokens?"),
+        (lambda: generate("x", strategy="magicdek"), "did you mean magicdec?"),
+        (lambda: generate("x", on_loop="stpo"), "valid: report, stop; did you mean stop?"),
+        (lambda: generate("x", strategy_options={"ngram": 3}), "did you mean ngrams?"),
+        (lambda: sampling(top=0.5), "did you mean top_k?"),
+        (lambda: LLM("./none", torch_dtype=1), "; did you mean dtype?"),  # type: ignore[call-arg]
+    ):
+        with pytest.raises(InputError) as caught:
+            call()
+        assert str(caught.value).endswith(ends), caught.value

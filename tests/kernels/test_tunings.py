@@ -103,7 +103,6 @@ def unlike(tallies: dict[str, Tally]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.defects
 @pytest.mark.parametrize("tuning", QUICK, ids=lambda tuning: tuning.name)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_have_their_own_bits(quick: Callable[[str], Any], kind: str, tuning: Tuning) -> None:

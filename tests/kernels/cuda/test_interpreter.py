@@ -14,7 +14,7 @@ FILES = ("interpreted", "interpreted_int8")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("which", [pytest.param("not slow", marks=pytest.mark.defects), "slow"])
+@pytest.mark.parametrize("which", ["not slow", "slow"])
 def test_kernels_in_the_interpreter(which: str, name: str) -> None:
     run(name, "-m", which)
 
