@@ -49,7 +49,8 @@ def helps() -> str:
     for command in commands(build_parser()[0]):
         how = "--help-all" if "--help-all" in output_of(*command.split(), "--help") else "--help"
         parts += [f"## tokenswift {command}", f"```text\n{output_of(*command.split(), how)}\n```"]
-    parts += ["## Options of methods", f"```text\n{output_of('methods')}\n```"]
+    keys = output_of("generate", "--strategy", "all", "--method-option", "help")
+    parts += ["## Options of methods", f"```text\n{keys}\n```"]
     return "\n\n".join(parts) + "\n"
 
 

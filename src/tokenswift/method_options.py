@@ -221,6 +221,17 @@ OPTIONS: dict[str, type] = {
 }
 
 
+def check_strategy(name: object) -> None:
+    """Raise :class:`InputError` unless a strategy has this name."""
+    if isinstance(name, str) and name.lower().startswith("eagle"):
+        raise InputError(
+            f"strategy is {name!r}; valid: auto, with an EAGLE-3 drafter (--eagle PATH, in Python "
+            "LLM(eagle=PATH))",
+            "strategy",
+        )
+    check_choice("strategy", name, tuple(OPTIONS))
+
+
 def check_widths(options: Any) -> None:
     """Check ``options.tree`` and make it a tuple."""
     found = [integer_of(width) for width in options.tree] if isinstance(options.tree, tuple | list) else []

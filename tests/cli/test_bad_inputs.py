@@ -208,7 +208,6 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
     ],
     "report": [("full", "full"), ("none", "none")],
     "text": [("none", "none"), ("full", "full")],
-    "methods": [("magic", "'magic'; valid: auto, autoregressive"), ("--json full", "--json full cannot")],
     "demo": [
         ("--out prompt.txt", "--out prompt.txt"),
         ("--max-new-tokens 0", "--max-new-tokens is 0"),
@@ -260,9 +259,6 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--heads heads.st --model model --export full", "--export full"),
         ("--heads heads.st --model model --export prompt.txt", "--export prompt.txt"),
     ],
-    "quantize": [
-        ("model q.gguf", "valid: llama.cpp's convert_hf_to_gguf.py and llama-quantize"),
-    ],
     "serve": [
         ("--port 70000", "--port is 70000; valid: 0 to 65535"),
         ("--queue -1", "--queue is -1; valid: an integer of at least 0"),
@@ -286,7 +282,6 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--json full", "--json full cannot be written (it is a folder)"),
         ("--device cuda:77", "--device is 'cuda:77'"),
     ],
-    "completion": [("", "required"), ("cmd", "invalid choice: 'cmd'")],
 }
 CASES = [(command, argv, words) for command, cases in OTHERS.items() for argv, words in cases]
 

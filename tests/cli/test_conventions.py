@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from tests.cli.conftest import Call
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, InputError, SamplingParams
 from tokenswift.cli.errors import at_most, is_out_of_memory, with_option_name
-from tokenswift.cli.main import COMMANDS, build_parser, subparsers_of
+from tokenswift.cli.main import build_parser, subparsers_of
 
 SHORT = ("--max-new-tokens", "6", "--ignore-eos", "--raw")
 
@@ -110,11 +109,11 @@ def test_line_ends_of_prompts(cli: Call, tiny: Path, tmp_path: Path) -> None:
 def test_json_on_standard_output(cli: Call, tiny: Path) -> None:
     made = record(cli, "hello", "--model", tiny)
     assert made["prompt_tokens"] == 5
-    shown = cli("methods", "magicdec", "--json", "-").out
-    assert json.loads(shown)["strategies"][0]["name"] == "magicdec"
-    assert cli("methods", "magicdec", "--json").out == shown
-    done = cli("methods", "magicdec", "--json", "s.json")
-    assert done.out.startswith("magicdec\n") and Path("s.json").read_text() == shown
+    shown = cli("models", "--known", "--json", "-").out
+    assert json.loads(shown)["known"][0]["name"]
+    assert cli("models", "--known", "--json").out == shown
+    done = cli("models", "--known", "--json", "s.json")
+    assert done.out.startswith("model ") and Path("s.json").read_text() == shown
 
 
 @pytest.mark.slow
@@ -138,7 +137,7 @@ def test_closed_streams(tiny: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 2 and "standard input is closed" in done.stderr
-    pipe = f"({sys.executable} -m tokenswift methods; echo code $? >&2) | true"
+    pipe = f"({sys.executable} -m tokenswift models --known; echo code $? >&2) | true"
     done = subprocess.run(pipe, shell=True, capture_output=True, text=True, timeout=60)
     assert done.stderr.splitlines() in (
         ["error: standard output was closed", "code 1"],
@@ -173,8 +172,8 @@ def test_out_of_memory_is_one_line(cli: Call, monkeypatch: pytest.MonkeyPatch) -
     def run(args: object) -> int:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 10^15 bytes\nat line 3")
 
-    monkeypatch.setattr("tokenswift.cli.methods.run", run)
-    assert cli("methods").err == "error: out of memory\n"
+    monkeypatch.setattr("tokenswift.cli.models.run", run)
+    assert cli("models").err == "error: out of memory\n"
 
 
 def test_messages_name_options() -> None:
@@ -198,10 +197,9 @@ MEANT = [
     ("--versio", "unrecognized arguments: --versio; did you mean --version?"),
     ("generate hi --model smollm-135m", "; did you mean smollm2-135m?"),
     ("generate hi --strategy tokenswfit", "; did you mean tokenswift?"),
-    ("strategies majicdec", "; did you mean magicdec?"),
+    ("generate hi --strategy majicdec", "; did you mean magicdec?"),
     ("generate hi --dtype bf16", "; did you mean bfloat16?"),
     ("generate hi --strategy medusa --vocab full", "--vocab full; did you mean --vocabulary?"),
-    ("completion zhs", "; did you mean zsh?"),
     ("generate hi there --temprature 1", "there --temprature 1; did you mean --temperature?"),
     ("generate hi -n x", "--max-new-tokens is 'x'; valid: an integer"),
     ("generate hi -m smollm-135m", "; did you mean smollm2-135m?"),
@@ -241,19 +239,3 @@ def test_settings_are_told_as_options(cli: Call, tiny: Path) -> None:
     assert with_option_name("valid: a smaller model, or dtype bfloat16", {"dtype": "--dtype"}).endswith(
         "or --dtype bfloat16"
     )
-
-
-def test_completion_knows_every_command(cli: Call) -> None:
-    shown = cli("completion", "bash")
-    assert shown.code == 0
-    for name in COMMANDS:
-        assert name.replace("_", "-") in shown.out
-    assert "--max-new-tokens" in shown.out and "--loss-vocabulary" in shown.out
-    check = subprocess.run(["bash", "-n"], input=shown.out, capture_output=True, text=True, timeout=60)
-    assert check.returncode == 0 and check.stderr == ""
-    script = shown.out
-    for begun in ("--num", "--vo"):  # an option, and an earlier name that is not shown any more
-        script += f"\nCOMP_WORDS=(tokenswift train-heads {begun}); COMP_CWORD=2; _shtab_tokenswift"
-        script += '\necho "[${COMPREPLY[@]}]"'
-    done = subprocess.run(["bash"], input=script, capture_output=True, text=True, timeout=60, env=os.environ)
-    assert done.stdout.splitlines() == ["[--num-heads]", "[]"]

@@ -92,11 +92,11 @@ def test_every_option_says_what_it_is() -> None:
                 assert len(action.help or "") > 5, f"{command} {action.dest}"
 
 
-@pytest.mark.parametrize("words", [("generate", "hi"), ("strategies",), ("train-heads", "--help")])
+@pytest.mark.parametrize("words", [("generate", "hi"), ("models",), ("train-heads", "--help")])
 def test_the_parser_of_one_command_is_that_of_all(words: tuple[str, ...]) -> None:
     whole, (made, runs) = subparsers_of(build_parser()[0]), build_parser(words)
     (name,) = subparsers_of(made)
-    assert name == {"strategies": "methods"}.get(words[0], words[0]) and list(runs) == [name]
+    assert name == words[0] and list(runs) == [name]
     assert subparsers_of(made)[name].format_help() == whole[name].format_help()
 
 

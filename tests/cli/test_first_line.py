@@ -49,7 +49,6 @@ CALLS: dict[str, tuple[str, str]] = {
     "plan": ("hi --model model", "loading model\n"),
     "roofline": ("--model model --gpu h100", "reading model\n"),
     "report": ("run", "run/report.html, "),
-    "methods": ("", "auto\n"),
     "demo": ("--model model", "loading model\n"),
     "audit": ("--model model", "auditing model\n"),
     "train-heads": ("--model model --data self --out h", "loading model\n"),
@@ -57,9 +56,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "train-eagle": ("--model model --data self --out e", "loading model\n"),
     "eval-heads": ("--model model --data text.txt", "loading model\n"),
     "import-heads": ("--checkpoint model --out h", "reading model\n"),
-    "quantize": ("", "error: tokenswift quantize writes no files"),
     "bench": ("--model model --contexts 8 --rows 1 --repeats 1 -n 2", "loading model\n"),
-    "completion": ("bash", "# AUTO"),
 }
 
 

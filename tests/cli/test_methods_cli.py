@@ -1,4 +1,4 @@
-"""``tokenswift methods``, and the options of every method on the command line."""
+"""Options of every strategy on the command line."""
 
 from __future__ import annotations
 
@@ -13,31 +13,27 @@ from tokenswift.cli.declare import keys_of
 from tokenswift.cli.main import build_parser, subparsers_of
 from tokenswift.cli.options import STRATEGY
 from tokenswift.method_options import MagicDecOptions
-from tokenswift.spec.methods.table import STRATEGIES
 
 
-def test_the_list_names_every_method_option_and_paper(cli: Call) -> None:
-    outcome = cli("methods")
+def test_the_options_of_every_strategy(cli: Call) -> None:
+    outcome = cli("generate", "--strategy", "all", "--method-option", "help")
     assert outcome.code == 0 and outcome.err == ""
-    for name, entry in STRATEGIES.items():
-        assert f"{name}\n  {entry.summary}" in outcome.out
-    for words in ("arXiv 2502.18890", "gamma=N", "draft_model=M", "backend=B", "NOT lossless"):
+    for words in ("magicdec\n", "gamma=N", "draft_model=M", "backend=B", "NOT lossless"):
         assert words in outcome.out
-    assert cli("strategies").out == outcome.out  # its earlier name
-    assert "    strategies " not in cli("--help").out
-
-
-def test_one_method_as_json(cli: Call) -> None:
-    outcome = cli("methods", "triforce", "--json")
-    (record,) = json.loads(outcome.out)["strategies"]
-    assert record["name"] == "triforce"
-    assert {"gamma", "inner_gamma", "chunk", "refresh"} <= {o["name"] for o in record["options"]}
 
 
 def test_an_unknown_method(cli: Call) -> None:
-    outcome = cli("methods", "hydra")
-    assert outcome.code == 2
-    assert outcome.error.startswith("strategy is 'hydra'; valid: auto, autoregressive, tokenswift")
+    for more in ((), ("--method-option", "help")):
+        outcome = cli("generate", "hi", "--strategy", "hydra", *more)
+        assert outcome.code == 2
+        assert outcome.error.startswith("--strategy is 'hydra'; valid: auto, autoregressive, tokenswift")
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "EAGLE-3"])
+def test_eagle_is_a_drafter_of_auto(cli: Call, name: str) -> None:
+    outcome = cli("generate", "hi", "--strategy", name)
+    assert outcome.code == 2 and f"--strategy is '{name}'; valid: " in outcome.error
+    assert "auto, with an EAGLE-3 drafter (--eagle PATH" in outcome.error
 
 
 def test_help_on_the_options_of_a_method(cli: Call) -> None:

@@ -62,16 +62,14 @@ def test_what_could_not_be_written_is_named(tiny: Path, more: str, words: str) -
 
 
 @needs_full
-@pytest.mark.parametrize(
-    "command", some("methods", "--version", "completion bash", "--help", "generate --help", fast=2)
-)
+@pytest.mark.parametrize("command", some("--version", "--help", "generate --help", fast=2))
 def test_a_full_standard_output(command: str) -> None:
     done = shell(f"tokenswift {command} > /dev/full")
     assert (done.returncode, done.stderr) == (1, f"error: writing standard output {FULL}\n")
 
 
 @pytest.mark.parametrize(
-    "command", some("methods", "generate hi", "runs .", "chat", "demo", "plan hi", "--version", fast=2)
+    "command", some("generate hi", "runs .", "chat", "demo", "plan hi", "--version", fast=2)
 )
 def test_a_closed_standard_output(command: str) -> None:
     done = shell(f"tokenswift {command} >&- </dev/null")

@@ -13,7 +13,7 @@ from tokenswift.cli import options
 from tokenswift.cli.declare import SHORT, add_options, integer
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.config import settings_of
-from tokenswift.method_options import OPTIONS, build_options
+from tokenswift.method_options import OPTIONS, build_options, check_strategy
 from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
@@ -144,8 +144,7 @@ def run(args: argparse.Namespace) -> int:
 def _strategy_options(args: argparse.Namespace) -> dict[str, Any]:
     """The strategy options given; with ``all`` each must belong to some strategy, which gets it."""
     if args.strategy != "all":
-        if args.strategy not in OPTIONS:
-            raise InputError(f"strategy is {args.strategy!r}; valid: all, {', '.join(OPTIONS)}")
+        check_strategy(args.strategy)
         return options.strategy_options_from(args)
     given = {name: getattr(args, name) for name in options.STRATEGY if getattr(args, name) is not None}
     for strategy, kind in OPTIONS.items():

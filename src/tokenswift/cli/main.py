@@ -45,7 +45,6 @@ COMMANDS = (
     "plan",
     "roofline",
     "report",
-    "methods",
     "demo",
     "audit",
     "bench",
@@ -54,13 +53,9 @@ COMMANDS = (
     "train_eagle",
     "eval_heads",
     "import_heads",
-    "quantize",
-    "completion",
 )
 
 
-#: earlier names of commands, which no help shows
-EARLIER = {"strategies": "methods"}
 #: commands that write nothing to standard output
 SILENT = ("train-heads", "train-draft", "train-eagle", "import-heads", "report")
 
@@ -160,7 +155,7 @@ def build_parser(argv: Sequence[str] = ()) -> Parsers:
     Args:
         argv: a command line; where it begins with a subcommand, the others are left out, which is faster.
     """
-    first = EARLIER.get(argv[0], argv[0]).replace("-", "_") if argv else None
+    first = argv[0].replace("-", "_") if argv else None
     parser = Parser(
         prog="tokenswift",
         description="Write long text with open language models by speculative decoding: the tokens are those "
@@ -208,13 +203,13 @@ def _main(argv: list[str], is_open: bool, build: Callable[[Sequence[str]], Parse
         for word in argv:
             check_utf8(word)
         parser, runs = build(argv)
-        args = parser.parse_args([EARLIER.get(word, word) for word in argv[:1]] + argv[1:])
+        args = parser.parse_args(argv)
         if args.command is None:
             raise InputError(f"no command given; valid: {', '.join(runs)}, or --help")
         typed = {word.partition("=")[0] for word in argv}
         options = option_names(subparsers_of(parser)[args.command], typed)
         if hasattr(args, "method_help"):
-            from tokenswift.cli.methods import print_keys
+            from tokenswift.cli.options import print_keys
 
             return print_keys(args)
         if hasattr(args, "tp") and own_rank():

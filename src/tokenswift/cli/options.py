@@ -12,14 +12,14 @@ from typing import Any
 
 from tokenswift.checks import check_choice, check_integer
 from tokenswift.cli.ahead import check_drafts, check_there
-from tokenswift.cli.declare import HIDDEN, KEY, RARE, add_option, add_options, option
+from tokenswift.cli.declare import HIDDEN, KEY, RARE, add_option, add_options, option, texts_of
 from tokenswift.cli.inputs import read_named
 from tokenswift.cli.output import check_writable
 from tokenswift.cli.progress import Stages
 from tokenswift.config import LATER, NEUTRAL, SamplingParams, sampling_by, sampling_over
 from tokenswift.load_config import LoadConfig
 from tokenswift.loader.find import check_eagle, check_name
-from tokenswift.method_options import HEAD_KINDS, OPTIONS, build_options
+from tokenswift.method_options import HEAD_KINDS, OPTIONS, build_options, check_strategy
 from tokenswift.ranks import check_tp
 from tokenswift.types import InputError
 
@@ -182,7 +182,7 @@ def add_strategy_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="drafting method: auto (adaptive drafting), autoregressive (plain decoding), "
         f"{', '.join(name for name in OPTIONS if name not in ('auto', 'autoregressive'))}; "
-        "see tokenswift methods; default: %(default)s",
+        "--method-option help lists the options of each; default: %(default)s",
     )
     for owners in STRATEGY.values():
         first = next(iter(owners.values()))
@@ -196,6 +196,32 @@ def shown_default(option: Field[Any]) -> str:
     if isinstance(option.default, tuple):
         return ",".join(map(str, option.default))
     return str(option.default)
+
+
+def print_keys(args: argparse.Namespace) -> int:
+    """Print what ``--method-option help`` asks for: the keys that a command takes, of its strategy."""
+    from tokenswift.cli.tables import table
+
+    name = getattr(args, "strategy", "auto")
+    said, level = texts_of(Model), {one.name: one.metadata.get("level") for one in fields(Model)}
+    if name != "all":
+        check_strategy(name)
+    groups: dict[str, list[tuple[Field[Any], str]]] = {
+        one: [(field, field.metadata["help"]) for field in fields(OPTIONS[one])]
+        for one in (OPTIONS if name == "all" else [name])
+    }
+    groups["kernels of every method"] = [(f, said[f.name]) for f in fields(Model) if level[f.name] == KEY]
+    shown = []
+    for title, keys in groups.items():
+        rows = [
+            (f"{key.name}={key.metadata['metavar']}", text, shown_default(key))
+            for key, text in keys
+            if key.name in args.method_help
+        ]
+        if rows:
+            shown.append(f"{title}\n{table(rows, ('--method-option', 'what it is', 'default'), indent=2)}")
+    print("\n\n".join(shown), flush=True)
+    return 0
 
 
 def sampling_from(args: argparse.Namespace, usual: SamplingParams | None = None) -> SamplingParams:
@@ -271,8 +297,7 @@ def sampling_words(sampling: SamplingParams) -> str:
 def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
     """The strategy options that were given, checked against the strategy; InputError names the bad one."""
     given = {name: getattr(args, name) for name in STRATEGY if getattr(args, name) is not None}
-    if args.strategy not in OPTIONS:
-        raise InputError(f"strategy is {args.strategy!r}; valid: {', '.join(OPTIONS)}")
+    check_strategy(args.strategy)
     build_options(OPTIONS[args.strategy], args.strategy, given)
     check_writable("--explain", given.get("explain"))
     if given.get("draft_model") is not None:

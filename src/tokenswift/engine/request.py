@@ -27,7 +27,7 @@ from tokenswift.config import (
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import Prompt
-from tokenswift.method_options import OPTIONS, build_options
+from tokenswift.method_options import OPTIONS, build_options, check_strategy
 from tokenswift.types import InputError, OnProgress
 from tokenswift.words import LogprobsMode, OnLoop, words
 
@@ -163,7 +163,7 @@ class Request:
         least = 1 if self.prompt_logprobs is None else 0
         self._keep("max_new_tokens", check_integer("max_new_tokens", self.max_new_tokens, least))
         check_choice("on_loop", self.on_loop, ON_LOOP)
-        check_choice("strategy", self.strategy, tuple(OPTIONS))
+        check_strategy(self.strategy)
         build_options(OPTIONS[self.strategy], self.strategy, self.strategy_options)
         _check_made("sampling", self.sampling, SamplingParams, "SamplingParams(seed=7)")
         _check_made("loop", self.loop, LoopOptions, "LoopOptions(min_count=4)")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tokenswift.runs.state import RunState
 
-BINS = 48  # points of a plot, at most
+BINS = 24  # stretches, at most
 REPEAT = 8  # tokens of an n-gram whose second occurrence counts as a repeat
 #: of a step: tokens, accepted, accepted of n-grams, γ, ms since the step before (None: not known)
 TimedStep = tuple[int, int, int, int, int | None]

@@ -1,4 +1,4 @@
-"""One HTML page about a run, or about many: no scripts, no requests, light and dark, tables beside pictures.
+"""One HTML page about a run, or about many: no scripts, no requests, light and dark, tables.
 
 The text is marked in two ways at once. Where a token came from is its colour and underline (the target's own
 tokens have none): one element per stretch of tokens of one kind. A repeat, an n-gram that the text has had
@@ -17,7 +17,6 @@ from tokenswift.metrics import decoding, distinct
 from tokenswift.runs.listing import cells
 from tokenswift.runs.report import figures
 from tokenswift.runs.report.html import render
-from tokenswift.runs.report.plots import Line, number, plot
 from tokenswift.runs.state import RunState
 from tokenswift.spec.drafters.registry import mark_of, marks
 from tokenswift.words import counted
@@ -47,7 +46,7 @@ def page(state: RunState, name: str, running: bool = False) -> str:
         title=f"Run {name}: {counted(len(state.tokens), 'token')}, {word}",
         figures=_figures(state, word, marked),
         sources=_sources(state),
-        plots=_plots(state, marked),
+        lengths=_lengths(state, marked),
         cost=_cost(state),
         settings=_settings(state),
         others=_others(state),
@@ -140,20 +139,20 @@ def _loop(state: RunState) -> str:
     return f"from token {loop.start:,} on: {what}"
 
 
-def _plots(state: RunState, marked: Sequence[bool]) -> list[dict[str, Any]]:
-    rows = figures.bins(state, marked)
-    ends, resumed = [row.end for row in rows], figures.resumed_at(state)
+def number(value: float | None) -> str:
+    """A number as tables show it."""
+    if value is None:
+        return "–"
+    if value >= 100 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
-    def lines(**names: str) -> list[Line]:
-        return [Line(name, [getattr(row, field) for row in rows]) for field, name in names.items()]
 
-    if not rows:
-        return []
+def _lengths(state: RunState, marked: Sequence[bool]) -> Rows:
+    """The run in stretches: up to which token, and the figures of each."""
     return [
-        plot("Speed", ends, lines(speed="tokens a second"), "tokens a second", resumed),
-        plot("Tokens a pass", ends, lines(length="tokens a pass"), "tokens", resumed),
-        plot("Acceptance", ends, lines(alpha="α, all drafts", beta="β, n-grams"), "accepted", resumed),
-        plot("Repeats", ends, lines(repeated="in repeats"), "share of tokens", resumed),
+        (f"{row.end:,}", *map(number, (row.speed, row.length, row.alpha, row.beta)), f"{row.repeated:.1%}")
+        for row in figures.bins(state, marked)
     ]
 
 

@@ -1,4 +1,4 @@
-"""The strategies by name: what each is, what it needs, its options, and how it is built."""
+"""The strategies by name: the options of each, and how it is built."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tokenswift.method_options import OPTIONS
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.drafters.registry import others
 from tokenswift.spec.heads.modules import Heads
-from tokenswift.spec.methods.about import ABOUT
 from tokenswift.spec.methods.auto import Auto
 from tokenswift.spec.methods.autoregressive import Autoregressive
 from tokenswift.spec.methods.magicdec import MagicDec
@@ -36,20 +35,14 @@ class Entry(NamedTuple):
     Attributes:
         options: dataclass of its options.
         build: makes it from resources, options and the choice rule.
-        summary, needs, paper: one line each, for the list of strategies.
     """
 
     options: type
     build: Callable[[Resources, Any, Sampler], Planning]
-    summary: str
-    needs: str
-    paper: str
 
 
 _BUILDERS: tuple[Any, ...] = (Auto, Autoregressive, TokenSwift, Medusa, TriForce, MagicDec)
-STRATEGIES: dict[str, Entry] = {
-    build.name: Entry(OPTIONS[build.name], build, *ABOUT[build.name]) for build in _BUILDERS
-}
+STRATEGIES: dict[str, Entry] = {build.name: Entry(OPTIONS[build.name], build) for build in _BUILDERS}
 
 
 def drafts_from(llm: Resources, strategy: str, options: Any) -> tuple[Heads | None, str]:
