@@ -7,10 +7,12 @@ more: nothing begins with two tokens of the beginning.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from tokenswift.checks import check_text
 from tokenswift.config import integer_of, shown
+from tokenswift.loader.control_tokens import encoded, set_apart
 from tokenswift.loader.templates.render import rendered
 from tokenswift.types import InputError
 
@@ -121,27 +123,34 @@ def chat_ids(messages: Any, tokenizer: Any, name: str = "prompt", tools: Tools =
     if not has_template(tokenizer):
         raise InputError(f"{name} is a list of messages, but the model has no chat template; valid: text")
     made = "the text that the model's chat template makes"
-    text = check_text(made, _written(messages, tokenizer, tools))
-    return _encoded(text, tokenizer, made, add_special_tokens=False)
+    written, stands_for = _written(messages, tokenizer, tools)
+    text = check_text(made, written)
+    encode = partial(_encoded, tokenizer=tokenizer, name=made, add_special_tokens=False)
+    return encoded(text, tokenizer, encode, stands_for)
 
 
-def _written(messages: Messages, tokenizer: Any, tools: Tools) -> str:
-    """The text of chat messages by the tokenizer's template, or by its own method where it has one."""
-    given = [dict(message) for message in messages]
-    more: dict[str, Any] = {} if tools is None else {"tools": list(tools)}
+def _written(messages: Messages, tokenizer: Any, tools: Tools) -> tuple[str, dict[str, str]]:
+    """The text of chat messages by the tokenizer's template, or by its own method where it has one; and what
+    `control_tokens.set_apart` replaced in it."""
+    given = {"messages": list(messages), **({} if tools is None else {"tools": list(tools)})}
+    given, stands_for = set_apart(given, tokenizer, str(tokenizer.chat_template))
+    messages = given.pop("messages")
     own = getattr(type(tokenizer), "apply_chat_template", None)
     if own is not None and getattr(own, "__module__", None) != "transformers.tokenization_utils_base":
         try:
-            return tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=True, **more)
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **given
+            )
+            return text, stands_for
         except Exception as error:  # whatever its code raises
             reason = " ".join(str(error).split()) or type(error).__name__
             raise InputError(f"the model's tokenizer refuses the messages ({reason[:160]})") from error
     template = tokenizer.chat_template
     if isinstance(template, dict):
-        template = (template.get("tool_use") if more else None) or template["default"]
+        template = (template.get("tool_use") if given else None) or template["default"]
     if not isinstance(template, str):
         raise InputError(f"the model's chat template is {shown(template)}; valid: text")
-    return rendered(template, given, tokenizer.special_tokens_map, **more)
+    return rendered(template, messages, tokenizer.special_tokens_map, **given), stands_for
 
 
 def _checked(prompt: Any, vocab_size: int, name: str) -> list[int]:
