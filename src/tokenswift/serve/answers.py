@@ -87,36 +87,24 @@ class Answers:
                 except QueueFull:
                     await asyncio.sleep(AGAIN)
 
-    async def make(self, kind: str, body: Body, client: str, key: str | None) -> Answer:
-        """The answer to a request: a new one, or with an Idempotency-Key the one that exists.
+    async def make(self, kind: str, body: Body, client: str) -> Answer:
+        """A new answer to a request.
 
         Args:
             kind: a name of `schemas.KINDS`.
             client: the API key that was shown, "" without one.
-            key: the Idempotency-Key.
         Raises:
             InputError: naming what is wrong with the body.
-            Refused: the key belongs to another request.
         """
         body.check_served()
         known = body.model_dump(include=set(type(body).model_fields), exclude_none=True)
         try:
-            digest = _digest(msgspec.json.encode(known).decode(), kind)
+            msgspec.json.encode(known)
         except (ValueError, OverflowError, RecursionError) as error:  # lone surrogates, numbers of any size
             raise InputError(f"the body cannot be kept ({error}); valid: whole characters") from error
-        owner = _digest(client, kind, key) if key else ""
-        if owner in self.shelf.owned:
-            answer = await self.shelf.get(self.shelf.owned[owner])
-            if answer is not None and answer.record.digest != digest:
-                raise Refused(422, "the Idempotency-Key belongs to another request; valid: a new key")
-            if answer is not None:
-                return answer
         name = KINDS[kind][1] + secrets.token_hex(16)
-        if owner:
-            self.shelf.owned[owner] = name  # before anything is waited for: a second one finds it
         seed = secrets.randbits(31)
-        record = Record(name, kind, int(time.time()), known, seed, [0], owner, digest)
-        record.client = owner_of(client)
+        record = Record(name, kind, int(time.time()), known, seed, [0], client=owner_of(client))
         answer = Answer(record, body)
         try:
             self.shelf.add(answer)
@@ -375,8 +363,4 @@ def _pass_on(loop: asyncio.AbstractEventLoop, take: Callable[[Any], None], event
 
 def owner_of(key: str) -> str:
     """Whose answers are those of a key, without the key; "" where none is asked for."""
-    return _digest("client", key) if key else ""
-
-
-def _digest(*words: str) -> str:
-    return hashlib.sha256("\0".join(words).encode()).hexdigest()
+    return hashlib.sha256(f"client\0{key}".encode()).hexdigest() if key else ""

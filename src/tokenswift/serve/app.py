@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Header, Query, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
@@ -33,7 +33,6 @@ from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError
 from tokenswift.version import __version__
 
-Key = Annotated[str | None, Header(max_length=255, description="a second request with it joins the first")]
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models")
 GONE = 499  # the client closed the connection: nobody reads this
 
@@ -75,11 +74,11 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
     _add_handlers(app)
     page, policy = _page()
 
-    async def serve(kind: str, body: Body, request: Request, key: str | None) -> Response:
+    async def serve(kind: str, body: Body, request: Request) -> Response:
         if body.model not in (None, model, llm.name):
             message = f"the model {shown(body.model)} is not served; valid: {model}"
             raise Refused(404, message, "model", "model_not_found")
-        answer = await answers.make(kind, body, request.state.client, key)
+        answer = await answers.make(kind, body, request.state.client)
         background = answer.background and not body.stream
         if background:
             await answers.begin(answer)
@@ -109,16 +108,16 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
         return answer
 
     @app.post("/v1/chat/completions", summary="Answer a conversation")
-    async def chat(body: Chat, request: Request, idempotency_key: Key = None) -> Response:
-        return await serve("chat", body, request, idempotency_key)
+    async def chat(body: Chat, request: Request) -> Response:
+        return await serve("chat", body, request)
 
     @app.post("/v1/completions", summary="Go on with a text")
-    async def completion(body: Completion, request: Request, idempotency_key: Key = None) -> Response:
-        return await serve("completion", body, request, idempotency_key)
+    async def completion(body: Completion, request: Request) -> Response:
+        return await serve("completion", body, request)
 
     @app.post("/v1/responses", summary="Answer, in the background too")
-    async def responses(body: Responses, request: Request, idempotency_key: Key = None) -> Response:
-        return await serve("response", body, request, idempotency_key)
+    async def responses(body: Responses, request: Request) -> Response:
+        return await serve("response", body, request)
 
     @app.get("/v1/responses/{response_id}", summary="An answer as it stands, or its events from a place on")
     async def retrieve(

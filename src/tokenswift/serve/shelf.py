@@ -31,14 +31,12 @@ class Shelf:
 
     Attributes:
         answers: those in memory, by id, the one asked for last at the end.
-        owned: ids by the digest of a client's key and of an Idempotency-Key.
     """
 
     def __init__(self, store: Store | None, tokenizer: Any) -> None:
         self._store, self._tokenizer = store, tokenizer
         self._spell = cache(partial(token_bytes, tokenizer))  # as large as the vocabulary at most
         self.answers: OrderedDict[str, Answer] = OrderedDict()
-        self.owned: dict[str, str] = {}
 
     @property
     def disk(self) -> Store:
@@ -58,8 +56,6 @@ class Shelf:
         if self._store is None:
             return found
         for record in await asyncio.to_thread(lambda store: list(store.records()), self._store):
-            if record.owner:
-                self.owned[record.owner] = record.id
             if record.state == "open" and record.body.get("background"):
                 answer = await self._read(record)
                 found += [] if answer is None else [answer]
@@ -121,8 +117,6 @@ class Shelf:
     def forget(self, answer: Answer) -> None:
         """Let go of an answer, but for its folder."""
         self.answers.pop(answer.id, None)
-        if answer.record.owner:
-            self.owned.pop(answer.record.owner, None)
 
     async def remove(self, answer: Answer) -> None:
         """Let go of an answer and of its folder."""

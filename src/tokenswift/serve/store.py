@@ -62,8 +62,6 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
         body: of the request, as JSON values.
         seed: of the first text where the body names none.
         prompt_tokens: of each text.
-        owner: digest of the client's key and of its Idempotency-Key; "" without the latter.
-        digest: of the body.
         state: "open", "done", "failed" or "cancelled".
         error: of a failed one.
         client: digest of the client's key, who alone may read it; "" where none was asked for.
@@ -76,8 +74,6 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
     body: dict[str, Any]
     seed: int
     prompt_tokens: list[int]
-    owner: str
-    digest: str
     state: str = "open"
     error: str = ""
     client: str = ""
