@@ -179,7 +179,7 @@ def test_what_is_taken_up_is_queued(
 )
 def test_where_an_answer_stands(background: bool, kept: bool, stopped: str, status: str) -> None:
     """One that is neither written now nor whole."""
-    record = Record("resp_" + "0" * 32, "response", 0, {}, 0, [1], "", "")
+    record = Record("resp_" + "0" * 32, "response", 0, {}, 0, [1])
     answer = Answer(record, Responses.model_validate({"input": "x", "background": background}))
     answer.kept, answer.stopped = kept, stopped
     assert response.status(answer) == status

@@ -7,7 +7,6 @@ import json
 import re
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -369,23 +368,6 @@ def test_logprobs_of_a_completion(server: Running, llm: LLM) -> None:
     assert none["top_logprobs"] == [{text(token): value} for token, value in zip(tokens, values, strict=True)]
 
 
-def test_logprobs_of_a_response(start: Start, llm: LLM, tmp_path: Path) -> None:
-    """They are of its events, too; no journal is begun for them."""
-    server = start(run_dir=str(tmp_path / "answers"))
-    tokens, values, _ = told(llm, CHAT, 1)
-    body = {"input": CHAT, "max_output_tokens": NEW, "seed": 5, "tokenswift": {"ignore_eos": True}}
-    body |= {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
-    lines = [EVENT.validate_json(line, strict=True) for line in streamed(server, "/v1/responses", body)]
-    deltas = [one for line in lines if line.type == "response.output_text.delta" for one in line.logprobs]
-    (done,) = [line for line in lines if line.type == "response.output_text.done"]
-    (part,) = lines[-1].response.output[0].content
-    for found in (deltas, done.logprobs, part.logprobs):
-        assert [one.token for one in found] == list(map(text, tokens))
-        assert [one.logprob for one in found] == values
-        assert all(len(one.top_logprobs) == 1 for one in found)
-    assert [path.name for path in (tmp_path / "answers").rglob("journal")] == []
-
-
 def test_cancel(start: Start, slowed: Any) -> None:
     llm, slow = slowed
     server = start(llm)
@@ -411,12 +393,10 @@ def test_what_is_not_to_be_had_is_refused(server: Running) -> None:
         ({"top_logprobs": 3}, "top_logprobs is 3 without logprobs; valid: with logprobs true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs is 21; valid: "),
         ({"frequency_penalty": 2.5}, "frequency_penalty is 2.5; valid: from -2 to 2"),
-        ({"extra_body": {"functions": [{"name": "f"}]}}, r"functions is \[.*valid here: \[\]"),
-        ({"extra_body": {"unheard_of": 1}}, "unheard_of is no field of this request"),
-        ({"extra_body": {"max_token": 1}}, "max_token is no field of this request; did you mean max_tokens?"),
+        ({"extra_body": {"functions": [{"name": "f"}]}}, "functions is not served; valid: a request without"),
         ({"temperature": -1}, "temperature is -1.0; valid: 0 .greedy decoding"),
         ({"top_p": 2}, r"top_p is 2.0; valid: in \(0, 1\]"),
-        ({"seed": -1}, "seed is -1; valid: an integer from 0 to"),
+        ({"seed": -2}, "seed is -2; valid: an integer from 0 to"),
         ({"max_tokens": 0}, "max_tokens is 0; valid: an integer from 1 to 32,768"),
         ({"max_tokens": 2000}, "max_tokens is 2000, after a prompt of [0-9]+ tokens; valid: up to 9[0-9]+"),
         ({"n": 9}, "n is 9, for 1 prompt; valid: 1 to 8 in all"),

@@ -3,45 +3,117 @@
 from __future__ import annotations
 
 import json
-from typing import Any, get_args
+import logging
+from typing import Any
 
 import httpx
+import openai
 import pytest
 from openai.types import chat, completion_create_params, responses
-from openai.types.responses.response_includable import ResponseIncludable
 
 from tests.serve.conftest import Running
 from tests.serve.test_openai import streamed
 from tokenswift import LLM
-from tokenswift.serve.known import NO_MATTER, WITHOUT
-from tokenswift.serve.schemas import KINDS
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8, "seed": 5}
 TEXT: dict[str, Any] = {"prompt": "hello", "max_tokens": 40, "seed": 5}
+SAID: dict[str, Any] = {"input": "Hello!", "max_output_tokens": 8}
 
 
 @pytest.mark.parametrize(
-    ("kind", "params"),
+    ("path", "least", "params"),
     [
-        ("chat", chat.completion_create_params.CompletionCreateParamsBase),
-        ("completion", completion_create_params.CompletionCreateParamsBase),
-        ("response", responses.response_create_params.ResponseCreateParamsBase),
+        ("chat/completions", HELLO, chat.completion_create_params.CompletionCreateParamsBase),
+        ("completions", TEXT, completion_create_params.CompletionCreateParamsBase),
+        ("responses", SAID, responses.response_create_params.ResponseCreateParamsBase),
     ],
 )
-def test_every_field_of_the_client_is_known(kind: str, params: Any) -> None:
-    """It is served, does nothing, or is refused by its value: a client that sends null is not."""
-    unknown = params.__annotations__.keys() - KINDS[kind][0].model_fields.keys() - WITHOUT.keys()
-    assert len(params.__annotations__) > 10 and unknown <= {*NO_MATTER}
+def test_every_field_of_the_client_may_be_null(
+    server: Running, path: str, least: dict[str, Any], params: Any
+) -> None:
+    body = dict.fromkeys(params.__annotations__) | least
+    found = server.post(f"/v1/{path}", body)
+    assert len(body) > 10 and found.status_code == 200 and "x-left-out" not in found.headers
+
+
+#: fields that ask for nothing
+NOTHING: dict[str, Any] = {
+    "max_tokens": -1, "seed": -1, "top_p": 0, "temperature": 0, "stop": [""], "top_k": -1, "n": 1.0,
+    "skip_special_tokens": True, "typical_p": 1, "mirostat": 0, "cache_prompt": True, "chat_id": "c-1",
+    "user": "me", "metadata": {"a": "b"}, "best_of": 1, "modalities": ["text"], "service_tier": "auto",
+    "functions": [], "suffix": "", "use_beam_search": False, "store": True,
+}  # fmt: skip
+
+
+def test_what_asks_for_nothing(server: Running, llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    """It is taken in silence, and -1 is all that may be written."""
+    caplog.set_level(logging.INFO, "tokenswift")
+    create: Any = server.client().chat.completions.with_raw_response.create
+    usual = {"model": "chatty", "messages": HELLO["messages"]}
+    own = {"tokenswift": {"ignore_eos": True}}
+    more = {name: NOTHING[name] for name in NOTHING if name not in usual}
+    sent = create(**usual, extra_body=more | own)
+    rest = 1024 - len(llm.encode(HELLO["messages"]))
+    wanted = llm.generate(HELLO["messages"], rest, "autoregressive", temperature=0, ignore_eos=True)
+    found = sent.parse()
+    assert found.choices[0].message.content == wanted.text and found.usage.completion_tokens == rest
+    assert "x-left-out" not in sent.headers and "left out" not in caplog.text
+    assert found.tokenswift["seed"] >= 0
+    found = create(**usual, max_tokens=8.0, top_p=0, stop="", seed=5).parse()
+    wanted = llm.generate(HELLO["messages"], 8, "autoregressive", temperature=0)
+    assert found.choices[0].message.content == wanted.text, "no mass at all: the likeliest token"
+
+
+def test_what_may_be_left_out(server: Running, llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    """The answer is the same without it; the log and a header name it."""
+    caplog.set_level(logging.INFO, "tokenswift")
+    fields = {"typical_p": 0.9, "max_token": 3, "wrong\nü": [1], "best_of": 4, "verbosity": "low"}
+    more = {"stream_options": {"include_usge": True}, "structured_outputs": {"disable_fallback": True}}
+    for stream in (False, True):
+        found = server.post("/v1/chat/completions", {**HELLO, **fields, **more, "stream": stream})
+        named = r"typical_p, max_token, wrong\n\xfc, best_of, verbosity, stream_options.include_usge, "
+        named += "structured_outputs.disable_fallback"
+        assert found.status_code == 200, found.text
+        assert found.headers["x-left-out"] == named
+        assert f"left out of a request to /v1/chat/completions: {named}" in caplog.text
+        caplog.clear()
+        if not stream:
+            text = found.json()["choices"][0]["message"]["content"]
+            assert text == llm.chat(HELLO["messages"], 8, seed=5).text
+
+
+def test_what_agents_send(server: Running, llm: LLM) -> None:
+    """Codex and its kin on /v1/responses: tools of OpenAI's own servers, and fields for them."""
+    create: Any = server.client().responses.with_raw_response.create
+    function = {"type": "function", "name": "shell", "strict": False, "parameters": {"type": "object"}}
+    hosted = [{"type": "web_search"}, {"type": "custom", "name": "apply_patch"}, {"type": "namespace"}]
+    said = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]}
+    asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello!"}]}
+    sent = create(
+        model="chatty", input=[said, asked], tools=[*hosted, function], tool_choice="auto", store=False,
+        parallel_tool_calls=False, include=["reasoning.encrypted_content"], prompt_cache_key="k",
+        reasoning={"effort": "medium", "summary": "auto"}, text={"verbosity": "low"}, max_output_tokens=8,
+        extra_body={"client_metadata": {"a": "b"}, "seed": 5},
+    )  # fmt: skip
+    named = "include, tools[0] (web_search), tools[1] (custom), tools[2] (namespace), text.verbosity"
+    assert sent.headers["x-left-out"] == named
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
+    found = sent.parse()
+    assert [tool.name for tool in found.tools] == ["shell"]
+    assert found.usage.input_tokens > len(llm.encode(messages)), "the function is told"
+    alone = create(model="chatty", input=[said, asked], tools=hosted, max_output_tokens=8).parse()
+    assert alone.tools == [] and alone.usage.input_tokens == len(llm.encode(messages))
+    with pytest.raises(openai.BadRequestError, match="tool_choice is 'required' without tools"):
+        create(model="chatty", input="Hello!", tools=hosted, tool_choice="required")
 
 
 def test_what_clients_of_vllm_send(server: Running, llm: LLM) -> None:
-    """Its benchmarks ask for ``ignore_eos``; others name fields that ask for nothing."""
+    """Its benchmarks ask for ``ignore_eos``."""
     (end,) = llm.source.codec("</s>", add_special_tokens=False)["input_ids"]
     body: dict[str, Any] = {**TEXT, "top_k": -1, "min_p": 0, "logit_bias": {str(end): 6}}
-    nothing = {"use_beam_search": False, "add_generation_prompt": True, "length_penalty": 1.0}
     usual: Any = {"seed": 5, "top_k": 0, "min_p": 0, "logit_bias": {end: 6}}
     for ignore_eos in (False, True):
-        found = server.post("/v1/completions", {**body, **nothing, "ignore_eos": ignore_eos}).json()
+        found = server.post("/v1/completions", {**body, "ignore_eos": ignore_eos}).json()
         wanted = llm.generate("hello", 40, "autoregressive", ignore_eos=ignore_eos, **usual)
         assert found["choices"][0]["text"] == wanted.text
         assert (found["usage"]["completion_tokens"] == 40) is ignore_eos
@@ -76,7 +148,7 @@ def test_usage_in_every_chunk(server: Running) -> None:
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "any"}}}
-SAID, KNOWS = "(Invalid type: any); valid: a", "that llguidance knows"
+WRONG, KNOWS = "(Invalid type: any); valid: a", "that llguidance knows"
 FUNCTIONS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (
@@ -91,12 +163,18 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "input",
         "input[0].role is missing; valid: system, developer, user, assistant, tool",
     ),
-    ("completions", {**TEXT, "length_penalty": 2}, "length_penalty", "length_penalty is 2; valid here: 1"),
     (
-        "chat/completions",
-        {**HELLO, "chat_template_kwargs": {"enable_thinking": False}},
-        "chat_template_kwargs",
-        "chat_template_kwargs is {'enable_thinking': False}; valid here: {}",
+        "completions",
+        {**TEXT, "use_beam_search": True},
+        "use_beam_search",
+        "use_beam_search is not served; valid: a request without it",
+    ),
+    ("completions", {**TEXT, "suffix": "."}, "suffix", "suffix is not served; valid: a request without it"),
+    (
+        "responses",
+        {**SAID, "conversation": "conv_1"},
+        "conversation",
+        "conversation is not served; valid: a request without it",
     ),
     (
         "completions",
@@ -132,19 +210,19 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "chat/completions",
         {**HELLO, "response_format": {"type": "json_schema", "json_schema": {"name": "c", "schema": SCHEMA}}},
         "response_format",
-        f"the JSON schema cannot be compiled {SAID} schema or grammar {KNOWS} (see docs/grammars.md)",
+        f"the JSON schema cannot be compiled {WRONG} schema or grammar {KNOWS} (see docs/grammars.md)",
     ),
     (
         "responses",
         {"input": "x", "text": {"format": {"type": "json_schema", "name": "c", "schema": SCHEMA}}},
         "text",
-        f"the JSON schema cannot be compiled {SAID} schema or grammar {KNOWS} (see docs/grammars.md)",
+        f"the JSON schema cannot be compiled {WRONG} schema or grammar {KNOWS} (see docs/grammars.md)",
     ),
     (
         "chat/completions",
         {**HELLO, "tools": [*FUNCTIONS, {"type": "function", "name": "h", "parameters": SCHEMA}]},
         "tools",
-        f"the parameters of the tool 'h' cannot be compiled {SAID} JSON schema {KNOWS}",
+        f"the parameters of the tool 'h' cannot be compiled {WRONG} JSON schema {KNOWS}",
     ),
     (
         "chat/completions",
@@ -161,18 +239,6 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         """{"type": "json_schema", "json_schema": {"schema": {…}}}""",
     ),
     (
-        "responses",
-        {"input": "x", "text": {"fromat": {"type": "json_object"}}},
-        "text",
-        "text.fromat is no field of a request; valid: format, verbosity; did you mean format?",
-    ),
-    (
-        "chat/completions",
-        {**HELLO, "stream": True, "stream_options": {"include_usge": True}},
-        "stream_options",
-        "stream_options.include_usge is no setting of this server",
-    ),
-    (
         "chat/completions",
         {**HELLO, "tool_choice": 1},
         "tool_choice",
@@ -185,17 +251,14 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "logit_bias holds {'-1': 1.0}; valid: up to 16,384 token ids, each once, "
         "with a bias from -100 to 100, such as {198: -5}",
     ),
-    ("completions", {**TEXT, "stop": ""}, "stop", "stop has a text of 0 characters; valid: 1 to 256"),
+    (
+        "completions",
+        {**TEXT, "stop": "x" * 257},
+        "stop",
+        "stop has a text of 257 characters; valid: up to 256",
+    ),
     ("completions", {**TEXT, "prompt": ["x"] * 9}, "prompt", "n is 1, for 9 prompts; valid: 1 to 8 in all"),
 ]  # fmt: skip
-
-
-def test_what_a_response_may_include(server: Running) -> None:
-    """What OpenAI's client names; a slip would leave out what was asked for."""
-    body = {"input": "x", "max_output_tokens": 2, "include": list(get_args(ResponseIncludable))}
-    assert server.post("/v1/responses", body).status_code == 200
-    error = server.post("/v1/responses", {**body, "include": ["message.output_text.logprob"]}).json()["error"]
-    assert error["param"] == "include" and "did you mean message.output_text.logprobs?" in error["message"]
 
 
 @pytest.mark.parametrize(("path", "body", "param", "message"), REFUSED, ids=lambda value: str(value)[:40])

@@ -22,10 +22,6 @@ from tests.serve.conftest import Running, Start
 from tests.serve.offline import offline as offline
 from tests.serve.test_openai import streamed
 from tokenswift import LLM
-from tokenswift.chat.hermes import HERMES
-from tokenswift.chat.parser import Parser
-from tokenswift.serve.answer import Part
-from tokenswift.serve.response import Beside
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 ASKED: list[Any] = [{"role": "user", "content": "How is the weather?"}]
@@ -275,7 +271,7 @@ def test_a_call_that_is_cut_is_no_whole_one(tools: Running, call: dict[str, Any]
 
 
 def test_logprobs_beside_tools(tools: Running, call: dict[str, Any]) -> None:
-    """A chat tells them of all that was written, a response of its message alone; streams tell the same."""
+    """A chat tells them of all that was written; streams tell the same."""
     likely = {**call, "logprobs": True, "top_logprobs": 1}
     (choice,) = tools.post("/v1/chat/completions", likely).json()["choices"]
     (called,) = choice["message"]["tool_calls"]
@@ -285,34 +281,3 @@ def test_logprobs_beside_tools(tools: Running, call: dict[str, Any]) -> None:
     chunks = [json.loads(line)["choices"] for line in streamed(tools, "/v1/chat/completions", likely)[:-1]]
     pieces = [one for (chunk,) in chunks if chunk["logprobs"] for one in chunk["logprobs"]["content"]]
     assert pieces == content and all(len(one["top_logprobs"]) == 1 for one in content)
-
-    result = {"type": "function_call_output", "call_id": called["id"], "output": "rain"}
-    said = {"type": "function_call", "call_id": called["id"], **called["function"]}
-    for asked, text in ((ASKED, ""), ([*ASKED, said, result], "ok")):
-        body = of_responses(call, input=asked) | {"include": ["message.output_text.logprobs"]}
-        (item,) = tools.post("/v1/responses", body).json()["output"]
-        found = item["content"][0]["logprobs"] if text else []
-        assert item["type"] == ("message" if text else "function_call")
-        assert "".join(one["token"] for one in found) == text
-        events = [json.loads(line) for line in streamed(tools, "/v1/responses", body)]
-        deltas = [event for event in events if event["type"] == "response.output_text.delta"]
-        assert [one for event in deltas for one in event["logprobs"]] == found
-        done = [event["logprobs"] for event in events if event["type"] == "response.output_text.done"]
-        assert done == ([found] if text else [])
-
-
-@pytest.mark.parametrize("size", [1, 3, 7, 200])
-def test_tokens_beside_calls(size: int) -> None:
-    """Whatever the tokens: those of a call are left out, those of the text on both its sides are not."""
-    text = 'Hello. <tool_call>{"name": "f", "arguments": {"a": "x"}}</tool_call>\nDone <too late'
-    parser, part = Parser(HERMES, ["f"]), Part(0, 1)
-    part.pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    part.logprobs = [(piece.encode(), 0, 0.0, []) for piece in part.pieces]
-    beside, found = Beside(part), []
-    for end, piece in enumerate(part.pieces, 1):
-        found += beside.of(parser.push(piece), end)
-    found += beside.of(parser.finish(), len(part.pieces))
-    spelt = "".join(one["token"] for one in found)
-    assert spelt.startswith("Hello.") and spelt.endswith("Done <too late")
-    assert (spelt == "Hello.\nDone <too late") == (size == 1)
-    assert len(spelt) <= len("Hello.\nDone <too late") + 2 * size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import logging
 import re
 import time
 from collections.abc import AsyncIterator
@@ -33,6 +34,7 @@ from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError
 from tokenswift.version import __version__
 
+logger = logging.getLogger("tokenswift")
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models")
 GONE = 499  # the client closed the connection: nobody reads this
 
@@ -74,7 +76,7 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
     _add_handlers(app)
     page, policy = _page()
 
-    async def serve(kind: str, body: Body, request: Request) -> Response:
+    async def answered(kind: str, body: Body, request: Request) -> Response:
         if body.model not in (None, model, llm.name):
             message = f"the model {shown(body.model)} is not served; valid: {model}"
             raise Refused(404, message, "model", "model_not_found")
@@ -99,6 +101,14 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
         if not all(part.reason for part in answer.parts):
             raise Refused(503 if answer.stopped == ENDS else answer.status, wire.unfinished(answer))
         return JSONResponse(wire.whole(answer, model))
+
+    async def serve(kind: str, body: Body, request: Request) -> Response:
+        made = await answered(kind, body, request)
+        if missing := body.left_out():
+            named = ", ".join(ascii(name)[1:-1][:80] for name in missing[:20])
+            logger.info("left out of a request to %s: %s", request.url.path, named)
+            made.headers["x-left-out"] = named
+        return made
 
     async def known(name: str, request: Request) -> Answer:
         answer = await answers.shelf.get(name)
@@ -186,7 +196,7 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
             allow_origins=list(settings.cors),
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=("x-answer-id", "retry-after"),
+            expose_headers=("x-answer-id", "x-left-out", "retry-after"),
         )
     return app
 

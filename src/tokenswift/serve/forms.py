@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from tokenswift.chat.tools import Tools
-from tokenswift.checks import meant, shown
+from tokenswift.checks import shown
 from tokenswift.grammar import Grammar
 from tokenswift.types import InputError
 
@@ -34,14 +34,13 @@ def _choice(value: Any) -> Grammar:
 
 
 #: kinds of vLLM's → what is made of their values
-_MADE: dict[str, Callable[[Any], Grammar | None]] = {
+MADE: dict[str, Callable[[Any], Grammar | None]] = {
     "json": _schema,
     "regex": Grammar.regex,
     "choice": _choice,
     "grammar": Grammar.written,
     "json_object": _object,
 }
-TEXT = ("format", "verbosity")  # what `text` of a response may hold
 #: llguidance's error about a schema in a line of a grammar, and the line of a call in `Family.grammar`
 _SCHEMA = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: (.*?)(?: \d+ \| |\); valid|…)")
 _CALL = re.compile(r"call_(\d+): ")
@@ -95,28 +94,24 @@ class Formed(BaseModel):
     def _grammars(self) -> dict[str, Grammar]:
         """What is asked for by each field."""
         found: dict[str, Grammar] = {}
-        given = {f"guided_{kind}": getattr(self, f"guided_{kind}") for kind in list(_MADE)[:4]}
+        given = {f"guided_{kind}": getattr(self, f"guided_{kind}") for kind in list(MADE)[:4]}
         asked = [(name, name.removeprefix("guided_"), value) for name, value in given.items()]
         for kind, value in (self.structured_outputs or {}).items():
-            if kind not in _MADE and value:
+            if kind == "structural_tag" and value:
                 raise InputError(
-                    f"structured_outputs.{shown(kind)[1:-1]} is not to be had; valid: {', '.join(_MADE)}",
+                    f"structured_outputs.{kind} is not served; valid: {', '.join(MADE)}",
                     "structured_outputs",
                 )
-            asked += [(f"structured_outputs.{kind}", kind, value)] if kind in _MADE else []
+            asked += [(f"structured_outputs.{kind}", kind, value)] if kind in MADE else []
         for name, kind, value in asked:
             try:
-                made = None if value is None else _MADE[kind](value)
+                made = None if value is None else MADE[kind](value)
             except InputError as error:
                 raise InputError(f"{name}: {error}", name.partition(".")[0]) from error
             if made is not None:
                 found[name] = made
         if self.text is not None and not isinstance(self.text, Mapping):
             raise InputError(f"text is {shown(self.text)}; valid: an object with format", "text")
-        for key in self.text or ():
-            if key not in TEXT:
-                valid = ", ".join(TEXT) + meant(key, TEXT)
-                raise InputError(f"text.{shown(key)[1:-1]} is no field of a request; valid: {valid}", "text")
         inner = self.text.get("format") if self.text else None
         for name, value in (("response_format", self.response_format), ("text.format", inner)):
             if isinstance(value, Mapping) and value.get("type") in ("text", "json_object"):

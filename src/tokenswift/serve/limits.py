@@ -47,8 +47,8 @@ def check_body(body: Any) -> None:
     if isinstance(stop, list) and len(stop) > STOPS:
         raise InputError(f"stop has {counted(len(stop), 'text')}; valid: up to {STOPS}", "stop")
     for text in stop if isinstance(stop, list) else [stop]:
-        if isinstance(text, str) and not 0 < len(text) <= STOP:
-            raise InputError(f"stop has a text of {len(text):,} characters; valid: 1 to {STOP}", "stop")
+        if isinstance(text, str) and len(text) > STOP:
+            raise InputError(f"stop has a text of {len(text):,} characters; valid: up to {STOP}", "stop")
     own = body.get("tokenswift")
     options = own.get("strategy_options") if isinstance(own, Mapping) else None
     for name, found, most in (

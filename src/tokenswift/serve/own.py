@@ -34,7 +34,7 @@ class Own(BaseModel):
 class StreamOptions(BaseModel):
     """Of a stream."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True)
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # OpenAI's padding: there is none

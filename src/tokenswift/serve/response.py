@@ -8,13 +8,13 @@ and are numbered as if every token came alone.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from tokenswift.chat.parser import Delta
 from tokenswift.serve.answer import Answer, Part
 from tokenswift.serve.answers import CANCELLED, ENDS
-from tokenswift.serve.wire import PING, details, event, likely, own, usage
+from tokenswift.serve.wire import PING, details, event, own, usage
 
 BEFORE = 3  # number of the last event before the first token
 
@@ -34,11 +34,9 @@ def status(answer: Answer) -> str:
     return "in_progress" if any(part.pieces for part in answer.parts) else "queued"
 
 
-def message_item(
-    answer: Answer, part: Part, state: str, text: str, found: Sequence[Any] = ()
-) -> dict[str, Any]:
+def message_item(answer: Answer, part: Part, state: str, text: str) -> dict[str, Any]:
     """The message of one text."""
-    content = [] if state == "in_progress" else [output_text(text, found)]
+    content = [] if state == "in_progress" else [output_text(text)]
     name = f"msg_{answer.id.partition('_')[2]}_{part.index}"
     return {"id": name, "type": "message", "role": "assistant", "status": state, "content": content}
 
@@ -52,47 +50,19 @@ def call_item(
     return {"id": made, "type": "function_call", "status": state, **called}
 
 
-def output_text(text: str, found: Sequence[Any] = ()) -> dict[str, Any]:
+def output_text(text: str) -> dict[str, Any]:
     """A part of a message."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": found}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def items(answer: Answer, part: Part) -> Iterator[dict[str, Any]]:
     """What one text holds: a message, and calls."""
     said, state = answer.said(part), "completed" if part.reason else "incomplete"
     if said.text or not said.calls:
-        yield message_item(answer, part, state, said.text, _spoken(answer, part))
+        yield message_item(answer, part, state, said.text)
     for i, (name, arguments) in enumerate(said.calls):
         cut = i == len(said.calls) - 1 and not said.whole
         yield call_item(answer, part, i, name, arguments, "incomplete" if cut else "completed")
-
-
-class Beside:
-    """Finds the tokens of a text beside its calls, as a parser lets go of what they say.
-
-    Args:
-        part: the text.
-    """
-
-    def __init__(self, part: Part) -> None:
-        self._part, self._at = part, 0
-
-    def of(self, deltas: Sequence[Delta], end: int) -> list[dict[str, Any]]:
-        """Log-probabilities of the tokens, those before ``end``, that were let go of as text now."""
-        if not deltas:
-            return []
-        start, self._at = self._at, end
-        return likely(self._part, start, end) if any(delta.kind == "text" for delta in deltas) else []
-
-
-def _spoken(answer: Answer, part: Part) -> list[dict[str, Any]]:
-    """Log-probabilities of what one text says, without its calls."""
-    if answer.calls is None or not part.logprobs:
-        return likely(part)
-    parser, beside = answer.calls.parser(), Beside(part)
-    found = [beside.of(parser.push(piece), at) for at, piece in enumerate(part.pieces, 1)]
-    found.append(beside.of([*parser.push(part.tail), *parser.finish()], len(part.pieces)))
-    return [each for some in found for each in some]
 
 
 def asked(answer: Answer) -> dict[str, Any]:
@@ -158,19 +128,19 @@ class Output:
     def __init__(self, answer: Answer, part: Part) -> None:
         self._answer, self._part = answer, part
         self._index = -1  # of the newest item
-        self._text: list[str] | None = None  # of the message that is open, and
-        self._found: list[dict[str, Any]] = []  # log-probabilities of its tokens
-        self._call: tuple[int, str, list[str]] | None = (
-            None  # the one that is open: its index, name, arguments
-        )
+        self._text: list[str] = []  # of the newest message, and
+        self._speaks = False  # whether it is open
+        #: the call that is open: its index, name, arguments
+        self._call: tuple[int, str, list[str]] | None = None
 
-    def take(self, deltas: Iterable[Delta], found: Sequence[dict[str, Any]] = ()) -> Iterator[dict[str, Any]]:
-        """The events of pieces of the text; ``found``: log-probabilities of what they say."""
+    def take(self, deltas: Iterable[Delta]) -> Iterator[dict[str, Any]]:
+        """The events of pieces of the text."""
         for delta in deltas:
             if delta.kind == "text":
                 yield from self.open()
-                yield self._said(delta.text, found)
-                found = ()
+                self._text.append(delta.text)
+                said = {"delta": delta.text, "logprobs": []}
+                yield {"type": "response.output_text.delta", **self._place(), **said}
             elif delta.kind == "call":
                 yield from self.close()
                 self._index += 1
@@ -184,8 +154,8 @@ class Output:
 
     def open(self) -> Iterator[dict[str, Any]]:
         """A message begins, unless one has."""
-        if self._text is None:
-            self._text, self._found = [], []
+        if not self._speaks:
+            self._text, self._speaks = [], True
             self._index += 1
             yield self._item("added", message_item(self._answer, self._part, "in_progress", ""))
             yield {"type": "response.content_part.added", **self._place(), "part": output_text("")}
@@ -193,29 +163,22 @@ class Output:
     def close(self, whole: bool = True) -> Iterator[dict[str, Any]]:
         """The item that is open, if any, has ended; ``whole``: it is no call that was cut."""
         state = "completed" if whole else "incomplete"
-        if self._text is not None:
+        if self._speaks:
             text = self._part.text if self._answer.calls is None else "".join(self._text)
-            found = likely(self._part) if self._answer.calls is None else self._found
-            yield {"type": "response.output_text.done", **self._place(), "text": text, "logprobs": found}
+            yield {"type": "response.output_text.done", **self._place(), "text": text, "logprobs": []}
             yield {"type": "response.content_part.done", **self._place(), "part": output_text(text)}
-            yield self._item("done", message_item(self._answer, self._part, "completed", text, found))
+            yield self._item("done", message_item(self._answer, self._part, "completed", text))
         elif self._call is not None:
             arguments = "".join(self._call[2])
             named = {"name": self._call[1], "arguments": arguments}
             yield {"type": "response.function_call_arguments.done", **self._place(), **named}
             yield self._item("done", self._called(arguments, state))
-        self._text = self._call = None
+        self._speaks, self._call = False, None
 
     @property
     def is_empty(self) -> bool:
         """Whether no item has begun."""
         return self._index < 0
-
-    def _said(self, text: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        assert self._text is not None
-        self._text.append(text)
-        self._found += found
-        return {"type": "response.output_text.delta", **self._place(), "delta": text, "logprobs": [*found]}
 
     def _place(self) -> dict[str, Any]:
         if self._call is not None:
@@ -252,8 +215,6 @@ class Numbers:
             if made and "delta" in value and made[-1]["type"] == value["type"]:
                 before = made.pop()
                 value["delta"] = before["delta"] + value["delta"]
-                if "logprobs" in value:
-                    value["logprobs"] = before["logprobs"] + value["logprobs"]
             made.append(value)
         return made
 
@@ -263,14 +224,11 @@ async def events(answer: Answer, model: str, after: int, ping: float) -> AsyncIt
     part, numbers = answer.parts[0], Numbers(after)
     output = Output(answer, part)
     parser = None if answer.calls is None else answer.calls.parser()
-    beside = Beside(part)
 
     def of_token(at: int) -> Iterator[dict[str, Any]]:
         """The events of a token; where nothing is called that is one."""
-        if parser is not None:
-            deltas = parser.push(part.pieces[at])
-            return output.take(deltas, beside.of(deltas, at + 1))
-        return output.take([Delta("text", part.pieces[at])], likely(part, at, at + 1))
+        piece = part.pieces[at]
+        return output.take([Delta("text", piece)] if parser is None else parser.push(piece))
 
     yield PING  # the headers are out before the prompt is read
     begun = [
@@ -302,7 +260,7 @@ async def events(answer: Answer, model: str, after: int, ping: float) -> AsyncIt
         yield event({**value, "sequence_number": numbers.newest})  # no number of a token that may still come
         return
     rest = [Delta("text", part.tail)] if parser is None else [*parser.push(part.tail), *parser.finish()]
-    last = [*output.take(rest, [] if parser is None else beside.of(rest, len(part.pieces)))]
+    last = [*output.take(rest)]
     if output.is_empty:
         last += output.open()
     last += output.close(answer.said(part).whole)

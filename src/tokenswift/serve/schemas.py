@@ -1,28 +1,27 @@
 """Bodies of requests: the fields of OpenAI's interface that mean something here, and our own.
 
-What else there may be, and what is refused, is in `known`. Ranges are checked where the command line's are,
-by `config.SamplingParams` and `engine.request`.
+A field that asks for nothing is taken in silence. One that cannot be served is left out, which the log and
+a header say; it is refused only where the answer would mean something else (`WITHOUT`). Ranges are checked
+where the command line's are, by `config.SamplingParams` and `engine.request`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from tokenswift.chat.calls import calls_of
 from tokenswift.chat.tools import Tools, tools_of
-from tokenswift.checks import check_choice
 from tokenswift.config import SamplingParams, sampling_over
 from tokenswift.engine.chat import TOKENS, bound, encoded
 from tokenswift.engine.request import MOST_LOGPROBS, Request
 from tokenswift.loader.prompts import Prompt
 from tokenswift.method_options import tree_nodes
 from tokenswift.serve.errors import CLOSED, in_words_of
-from tokenswift.serve.forms import Formed
-from tokenswift.serve.known import INCLUDED, check_others
+from tokenswift.serve.forms import MADE, Formed
 from tokenswift.serve.limits import (
     MESSAGES,
     check_body,
@@ -38,6 +37,47 @@ from tokenswift.serve.settings import Settings
 from tokenswift.spec.drafters.lookup import LENGTH
 from tokenswift.types import InputError
 from tokenswift.words import counted
+
+#: fields that are not served, and without which an answer would mean something else
+WITHOUT = ("functions", "function_call", "conversation", "prompt", "suffix", "audio", "modalities")
+WITHOUT += ("documents", "chat_template", "chat_template_kwargs", "truncate_prompt_tokens")
+WITHOUT += ("allowed_token_ids", "use_beam_search", "include_stop_str_in_output", "echo")
+WITHOUT += ("continue_final_message", "grammar", "json_schema", "previous_response_id", "instructions")
+WITHOUT += ("input", "messages")
+#: values that ask for nothing, beside null, false, 0, "", [] and {}
+NOTHING: dict[str, tuple[Any, ...]] = {"modalities": (["text"],), "function_call": ("none", "auto")}
+NOTHING |= dict.fromkeys(("best_of", "length_penalty", "typical_p", "tfs_z"), (1,))
+#: fields that no text depends on
+NO_MATTER = {"user", "metadata", "store", "service_tier", "safety_identifier", "prediction", "truncation"}
+NO_MATTER |= {"prompt_cache_key", "prompt_cache_retention", "cache_prompt", "client_metadata", "request_id"}
+NO_MATTER |= {"chat_id", "session_id", "skip_special_tokens", "spaces_between_special_tokens", "reasoning"}
+NO_MATTER |= {"add_generation_prompt", "include_reasoning", "reasoning_effort", "stream_options"}
+
+
+def _whole(value: Any) -> Any:
+    """An integer that is written as a float is one."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _unless(nothing: Any) -> BeforeValidator:
+    """A validator to which one value means that none is given."""
+    return BeforeValidator(lambda value: None if value == nothing else value)
+
+
+def _texts(stop: Any) -> Any:
+    """Stop texts without empty ones, which end nothing."""
+    texts = [stop] if isinstance(stop, str) else stop
+    return [text for text in texts if text != ""] or None if isinstance(texts, list) else stop
+
+
+def _is_hosted(tool: Any) -> bool:
+    """Whether a tool is no function but one that OpenAI's servers run, or a form of theirs."""
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    return isinstance(kind, str) and kind != "function"
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Likely = Annotated[Whole | None, Field(ge=0, le=MOST_LOGPROBS)]
 
 
 class Body(Formed):
@@ -55,17 +95,17 @@ class Body(Formed):
     temperature: float | None = None
     top_p: float | None = None
     min_p: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    min_tokens: int | None = None
+    min_tokens: Whole | None = None
     bad_words: list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
+    seed: Annotated[Whole | None, _unless(-1)] = None
+    stop: Annotated[list[str] | None, BeforeValidator(_texts)] = None
     tokenswift: Own | None = None
 
     @model_validator(mode="before")
@@ -109,7 +149,7 @@ class Body(Formed):
     @property
     def likely(self) -> int | None:
         """How many of the likeliest tokens are told with each token's log-probability; None: neither is."""
-        raise NotImplementedError
+        return None
 
     @property
     def prompt_likely(self) -> int | None:
@@ -128,10 +168,33 @@ class Body(Formed):
                 "prompt_logprobs are not told in a stream; valid: stream false, or echo with logprobs",
                 "prompt_logprobs",
             )
-        check_others(self.model_extra or {}, type(self).model_fields)
+        for name in self._unserved():
+            if name in WITHOUT:
+                raise InputError(f"{name} is not served; valid: a request without it", name)
         for name in CLOSED:
             if name in self.own.strategy_options:
                 raise InputError(f"tokenswift.strategy_options.{name} is no option of a server", "tokenswift")
+
+    def left_out(self) -> list[str]:
+        """What was asked for and is not served, and without which the answer means the same."""
+        found = self._unserved()
+        for i, tool in enumerate(getattr(self, "tools", None) or ()):
+            found += [f"tools[{i}] ({tool['type']})"] if _is_hosted(tool) else []
+        options = getattr(self, "stream_options", None)
+        found += [f"stream_options.{name}" for name in (options and options.model_extra) or ()]
+        found += [f"text.{name}" for name in self.text or () if name != "format"]
+        return [
+            *found,
+            *(f"structured_outputs.{name}" for name in self.structured_outputs or () if name not in MADE),
+        ]
+
+    def _unserved(self) -> list[str]:
+        """The fields that nobody knows and that ask for something."""
+        extra = self.model_extra or {}
+        return [
+            name for name, value in extra.items()
+            if value and name not in NO_MATTER and value not in NOTHING.get(name, ())
+        ]  # fmt: skip
 
     def requests(
         self, llm: Any, settings: Settings, seed: int, before: Sequence[Mapping[str, Any]] = ()
@@ -148,7 +211,7 @@ class Body(Formed):
         field, wanted = self.length()
         most, own, limit = settings.max_tokens, self.own, llm.target.rotary.limit
         least = 0 if self.echoes else 1
-        if wanted is not None and not least <= wanted <= most:
+        if wanted not in (None, -1) and not least <= wanted <= most:
             more = ", or 0 with echo" if least and self.asked == "prompt" else ""
             raise InputError(f"{field} is {wanted}; valid: an integer from {least} to {most:,}{more}", field)
         tools = self.tools_asked()
@@ -158,7 +221,6 @@ class Body(Formed):
             given = f"n is {self.choices}, for {counted(len(prompts), 'prompt')}"
             name = "n" if self.choices != 1 else self.asked
             raise InputError(f"{given}; valid: 1 to {settings.max_choices} in all", name)
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         longest = min((size for size in (settings.max_prompt, limit and limit - 1) if size), default=None)
         for prompt in prompts:
             check_prompt(prompt, longest, self.asked, tools)
@@ -175,10 +237,11 @@ class Body(Formed):
             if longest is not None:
                 check_tokens(len(ids), longest, self.asked)
             left = most if limit is None else limit - len(ids)
-            if wanted is not None and wanted > left:
+            if (wanted or 0) > left:
                 after = f"after a prompt of {counted(len(ids), 'token')}"
                 raise InputError(f"{field} is {wanted}, {after}; valid: up to {left:,}", field)
-            new = min(TOKENS, left, most) if wanted is None else wanted
+            rest = min(left, most)
+            new = min(TOKENS, rest) if wanted is None else rest if wanted == -1 else wanted
             if (self.min_tokens or 0) > new:
                 given = f"min_tokens is {self.min_tokens}, {field} {new:,}"
                 raise InputError(f"{given}; valid: up to {new:,}, or a larger {field}", "min_tokens")
@@ -190,7 +253,7 @@ class Body(Formed):
                     {k: tuple(v) if isinstance(v, list) else v for k, v in own.strategy_options.items()},
                     replace(sampling, seed=sampling.seed + index),
                     ignore_eos=own.ignore_eos or bool(self.ignore_eos),
-                    stop=(*stop, *((token,) for token in self.stop_token_ids or ())),
+                    stop=(*(self.stop or ()), *((token,) for token in self.stop_token_ids or ())),
                     on_loop=own.on_loop,
                     logprobs=self.likely,
                     logprobs_mode=own.logprobs_mode,
@@ -218,6 +281,8 @@ class Body(Formed):
                 given[name] = getattr(self, name)
         if self.top_k == -1:
             given["top_k"] = 0  # as vLLM has it: all tokens
+        if self.top_p == 0:  # the likeliest token alone
+            given |= {"top_p": None, "temperature": 0}
         return sampling_over(usual, {name: value for name, value in given.items() if value is not None})
 
 
@@ -227,13 +292,13 @@ class Chat(Body):
     asked: ClassVar[str] = "messages"
 
     messages: list[Message] = Field(min_length=1)
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
+    max_tokens: Whole | None = None
+    max_completion_tokens: Whole | None = None
+    n: Whole | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
-    prompt_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+    top_logprobs: Likely = None
+    prompt_logprobs: Likely = None
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -243,7 +308,8 @@ class Chat(Body):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def tools_asked(self) -> Tools | None:
-        return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
+        functions = [tool for tool in self.tools or () if not _is_hosted(tool)]
+        return tools_of(functions, self.tool_choice, self.parallel_tool_calls)
 
     def check_served(self) -> None:
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
@@ -275,11 +341,11 @@ class Completion(Body):
     asked: ClassVar[str] = "prompt"
 
     prompt: str | list[int] | list[str] | list[list[int]]
-    max_tokens: int | None = None
-    n: int | None = None
+    max_tokens: Whole | None = None
+    n: Whole | None = None
     stream_options: StreamOptions | None = None
-    logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
-    prompt_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+    logprobs: Likely = None
+    prompt_logprobs: Likely = None
     echo: bool | None = None
 
     @property
@@ -316,28 +382,18 @@ class Responses(Body):
 
     input: str | list[Item]
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Whole | None = None
     background: bool | None = None
     store: bool | None = None
     metadata: dict[str, str] | None = None
-    include: list[str] | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
     previous_response_id: str | None = None
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
 
     def tools_asked(self) -> Tools | None:
-        return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
-
-    def check_served(self) -> None:
-        for name in self.include or ():
-            check_choice("include", name, INCLUDED)
-        super().check_served()
-
-    @property
-    def likely(self) -> int | None:
-        return (self.top_logprobs or 0) if INCLUDED[0] in (self.include or []) else self.top_logprobs or None
+        functions = [tool for tool in self.tools or () if not _is_hosted(tool)]
+        return tools_of(functions, self.tool_choice, self.parallel_tool_calls)
 
     def prompts(self, has_template: bool, before: Sequence[Mapping[str, Any]]) -> list[Prompt]:
         told = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
