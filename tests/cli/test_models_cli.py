@@ -179,4 +179,4 @@ def test_the_known(cli: Call) -> None:
     assert [one["name"] for one in made] == [one.name for one in KNOWN]
     assert all(one["licence"] in cli("models", "--known").out for one in made)
     assert {one.draft for one in KNOWN if one.draft} >= {ALIASES[1]}
-    assert cached.BESIDE.keys() <= {"kernels", "costs", "checked"} and os.sep not in "".join(cached.BESIDE)
+    assert cached.BESIDE.keys() <= {"kernels", "costs"} and os.sep not in "".join(cached.BESIDE)

@@ -21,15 +21,13 @@ from tests.conftest import tiny_tokenizer
 from tests.gguf_files import QuantType, small, write
 from tests.tiny import BYTE_FAMILIES, BYTES, FAMILIES, build
 from tokenswift import LLM, SamplingParams
-from tokenswift.engine.source import FromFiles, FromModel, marks_folder
+from tokenswift.engine.source import FromFiles, FromModel
 from tokenswift.kernels.weights import PANEL, Packed
-from tokenswift.loader import passed, tokenizer_trial
 from tokenswift.loader.identity import config_digest, tokenizer_digest
 from tokenswift.loader.load import load
 from tokenswift.loader.native import completed
 from tokenswift.loader.plain_tokenizer import PlainTokenizer, read
 from tokenswift.loader.prompts import prompt_ids
-from tokenswift.models import target as targets
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.types import InputError
 
@@ -144,45 +142,6 @@ def test_files_that_changed_are_not_mixed(save: Callable[..., Path]) -> None:
     assert texts(second) == texts(first)  # it has its weights
     third = LLM(folder, device="cpu", heads="none")
     assert isinstance(third.source, FromFiles) and third.resources.identity() != first.resources.identity()
-
-
-def test_the_checks_run_once(save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[str] = []
-    distance, tried = targets.distance, tokenizer_trial.fault
-    monkeypatch.setattr(targets, "distance", lambda *given: ran.append("logits") or distance(*given))
-    monkeypatch.setattr(tokenizer_trial, "fault", lambda path: ran.append("tokenizer") or tried(path))
-    folder = save()
-    first, second = (LLM(folder, device="cpu", heads="none") for _ in range(2))
-    assert ran == ["tokenizer", "logits"] and first.target.far == second.target.far < 1e-3
-    LLM(folder, device="cpu", heads="none", dtype="bfloat16")  # another wish
-    assert ran[2:] == ["tokenizer", "logits"]
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"nan", b"-1", b"0.5", b"1" * 99])
-def test_a_damaged_mark_counts_as_none(save: Callable[..., Path], content: bytes) -> None:
-    folder = save()
-    first = LLM(folder, device="cpu", heads="none")
-    (path,) = marks_folder().iterdir()
-    whole = path.read_text()
-    path.write_bytes(content)
-    again = LLM(folder, device="cpu", heads="none")
-    assert path.read_text() == whole and again.target.far == first.target.far
-
-
-def test_old_marks_go(save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passed, "MOST", 2)
-    folder = save()
-    kept: list[set[str]] = []
-    for dtype in ("float32", "bfloat16", "float32", "float16"):  # what was read last stays
-        LLM(folder, device="cpu", heads="none", dtype=dtype)
-        kept.append({path.name for path in marks_folder().iterdir()})
-    assert len(kept[-1]) == 2 and kept[0] < kept[-1] and not kept[1] - kept[0] <= kept[-1]
-
-
-def test_a_cache_that_cannot_be_written(save: Callable[..., Path], own_cache: Path) -> None:
-    (own_cache / "checked").write_text("no folder")
-    for _ in range(2):
-        assert isinstance(LLM(save(), device="cpu", heads="none").source, FromFiles)
 
 
 def test_what_goes_through_transformers(save: Callable[..., Path]) -> None:

@@ -20,7 +20,7 @@ from tests.chats import chat_tokenizer
 from tests.gguf_files import QuantType, small, tokenizer_fields, write
 from tests.tiny import BYTES, build
 from tokenswift import LLM, SamplingParams
-from tokenswift.engine.source import FromFiles, FromModel, marks_folder
+from tokenswift.engine.source import FromFiles, FromModel
 from tokenswift.kernels.formats.registry import FORMATS
 from tokenswift.loader.find import check_name
 from tokenswift.loader.gguf import gguf_in
@@ -90,7 +90,7 @@ def test_logits_are_those_of_the_tensors(kind: str, mix: str, tmp_path: Path) ->
     assert isinstance(first.source, FromFiles) and isinstance(second.source, FromFiles)
     expected = logits(model)
     for llm in (first, second):
-        assert far(lean_logits(llm), expected) < 1e-5 and llm.target.far < 1e-5
+        assert far(lean_logits(llm), expected) < 1e-5
     assert first.resources.identity() == second.resources.identity() and first.source.end_tokens() == {257}
     assert torch.equal(logits(first.model), expected)
     written = first.generate(PROMPT, 12, sampling=GREEDY, ignore_eos=True).token_ids
@@ -389,18 +389,6 @@ def test_a_file_that_changed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has changed since the model was loaded"):
         _ = llm.model
     assert opened(path).resources.identity()["weights"] != before["weights"]
-
-
-def test_a_damaged_mark_counts_as_none(tmp_path: Path) -> None:
-    write(tmp_path / "model.gguf", small())
-    first = opened(tmp_path / "model.gguf")
-    (path,) = marks_folder().iterdir()
-    whole = path.read_text()
-    path.write_text("[]")
-    assert (
-        opened(tmp_path / "model.gguf").resources.identity() == first.resources.identity()
-        and path.read_text() == whole
-    )
 
 
 def test_chats(tmp_path: Path) -> None:

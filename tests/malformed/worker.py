@@ -87,7 +87,8 @@ def fault(found: dict[str, Any]) -> str | None:
         return f"a traceback: {lines[-1]}"
     if found["code"] == 0 and not errors:
         return None
-    if found["code"] != 2 or len(errors) != 1 or lines[-1:] != errors:
+    failed = 1 if errors and "hold NaN" in errors[0] else 2  # weights are finite or not as a pass finds them
+    if found["code"] != failed or len(errors) != 1 or lines[-1:] != errors:
         return f"exit code {found['code']}, {lines[-3:]}"
     if len(errors[0]) > 1000:
         return f"a line of {len(errors[0])} characters"

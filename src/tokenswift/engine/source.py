@@ -22,9 +22,9 @@ from tokenswift.kernels.base import Backend
 from tokenswift.kernels.formats.format import Format
 from tokenswift.kernels.formats.registry import BY_CODE, FORMATS
 from tokenswift.load_config import LoadConfig, RopeScaling, check_backend
-from tokenswift.loader import passed, placed
+from tokenswift.loader import placed
 from tokenswift.loader.checkpoint import StoredWeights
-from tokenswift.loader.find import cache_dir, locate
+from tokenswift.loader.find import locate
 from tokenswift.loader.gguf.model import GgufWeights
 from tokenswift.loader.identity import (
     base_of_weights,
@@ -46,27 +46,13 @@ from tokenswift.loader.opened import Opened, open_files
 from tokenswift.loader.own_sampling import named
 from tokenswift.loader.prompts import end_ids, end_tokens
 from tokenswift.loader.recoded import Recoded
-from tokenswift.loader.vocabulary_checks import check_config_ids, check_tokenizer
 from tokenswift.models.decoder import NativeTarget
-from tokenswift.models.target import TOLERANCES, Target, backend_for, check_model, checked, make_target
+from tokenswift.models.target import Target, backend_for, check_model, make_target
 from tokenswift.spec.heads.checkpoint import HeadsHost, host_of
 from tokenswift.spec.heads.published import holds_heads
 from tokenswift.types import InputError, OnProgress, RunError
 
 logger = logging.getLogger("tokenswift")
-
-
-def marks_folder() -> Path:
-    """Where it is kept which files passed the checks."""
-    return cache_dir() / "checked"
-
-
-def _check_ids(name: str, rows: int, tokenizer: Any, config: Any, generation: Any) -> None:
-    """Refuse ids of a tokenizer and of configs that the embedding has no rows for."""
-    if tokenizer is not None:
-        check_tokenizer(tokenizer, rows, name)
-    check_config_ids(config, rows, f"config.json of model {name}")
-    check_config_ids(generation, rows, f"generation_config.json of model {name}")
 
 
 class FromModel:
@@ -98,13 +84,6 @@ class FromModel:
         spread: bool = False,
     ) -> None:
         check_model(model)
-        _check_ids(
-            getattr(model, "name_or_path", "") or type(model).__name__,
-            model.get_input_embeddings().weight.shape[0],
-            tokenizer,
-            model.config,
-            getattr(model, "generation_config", None),
-        )
         self.model, self.tokenizer = model, tokenizer
         self.spread = spread or placed.is_placed(model)
         values = placed.parameters if self.spread else None
@@ -133,7 +112,7 @@ class FromModel:
 
     def end_tokens(self) -> set[int]:
         """End-of-text ids."""
-        return end_tokens(self.model, self.tokenizer)
+        return _with_rows(end_tokens(self.model, self.tokenizer), self.model.lm_head.weight.shape[0])
 
     def named_sampling(self) -> dict[str, Any]:
         """The sampling settings that the model itself names."""
@@ -147,17 +126,12 @@ class FromFiles:
         files: of the model.
         how: it is to be loaded.
         backend: what computes.
-        key: the name under which it is kept that the files passed the checks; None: it is not kept.
-        far: how far the logits were when they did; None: they are checked as the target is made.
     Raises:
-        InputError: the tokenizer cannot be loaded, an id has no row in the embedding, or the weights do not
-            fit into memory.
+        InputError: the tokenizer cannot be loaded, or the weights do not fit into memory.
     """
 
-    def __init__(
-        self, files: Opened, how: LoadConfig, backend: Backend, key: str | None, far: float | None
-    ) -> None:
-        self._files, self._how, self._backend, self._key, self._far = files, how, backend, key, far
+    def __init__(self, files: Opened, how: LoadConfig, backend: Backend) -> None:
+        self._files, self._how, self._backend = files, how, backend
         self.scaling = how.scaling
         stored = how.weights == WEIGHTS[0]
         self._weights: StoredWeights = files.weights if stored else Recoded(files.weights, how.weights)
@@ -165,7 +139,6 @@ class FromFiles:
         if self.codec is None:
             self.codec = self.tokenizer = load_tokenizer(files.name, str(files.folder), local=True)
         layout = files.layout
-        _check_ids(str(files.folder), layout.vocab_size, self.codec, files.config, files.generation)
         base = base_of_weights(files.weights.get, layout.num_hidden_layers, files.folder.name)
         self.host = HeadsHost(base, files.weights.dtype, backend.device, str(files.folder))
         needed, others = self._sizes()
@@ -199,23 +172,17 @@ class FromFiles:
         return made.to(place)
 
     def target(self, on_progress: OnProgress | None = None) -> Target:
-        """The target, its weights packed from the files, and checked where that was not done before."""
+        """The target, its weights packed from the files."""
         weights, files = self._weights, self._files
         if on_progress is not None:
             for done in (0, len(weights.names())):  # nothing is read before it is packed
                 on_progress("load", done, len(weights.names()))
         try:
-            made = NativeTarget(
+            return NativeTarget(
                 weights, self._backend, files.rotary.to(self._backend.device), on_progress=on_progress
             )
         except torch.OutOfMemoryError as error:
             raise _no_room(files.name, self._backend, *self._sizes()) from error
-        if self._far is None:
-            self._far = checked(made, weights, files.name)
-            if self._key is not None:
-                passed.write(marks_folder(), self._key, self._far)
-        made.far = self._far
-        return made
 
     def _sizes(self) -> tuple[int, list[tuple[str, int]]]:
         """Bytes of the weights as they will be stored, and of ways to store them in less."""
@@ -265,8 +232,10 @@ class FromFiles:
     def end_tokens(self) -> set[int]:
         """End-of-text ids."""
         if "model" in self.__dict__:  # somebody has it, and may have set others
-            return end_tokens(self.model, self.tokenizer)
-        return set(self._files.ends) | end_ids(self.codec)
+            found = end_tokens(self.model, self.tokenizer)
+        else:
+            found = set(self._files.ends) | end_ids(self.codec)
+        return _with_rows(found, self._files.layout.vocab_size)
 
     def named_sampling(self) -> dict[str, Any]:
         """The sampling settings that the model itself names."""
@@ -276,6 +245,11 @@ class FromFiles:
 
 
 Source = FromModel | FromFiles
+
+
+def _with_rows(ids: set[int], rows: int) -> set[int]:
+    """The ids that the model can give; others end no text."""
+    return {token for token in ids if 0 <= token < rows}
 
 
 def _no_room(name: str, backend: Backend | None, needed: int, others: list[tuple[str, int]]) -> RunError:
@@ -353,19 +327,10 @@ def _from_files(name: str, folder: Path, how: LoadConfig, backend: Backend) -> F
     """
     if folder.is_dir() and holds_heads(folder):
         return None
-    key, far = None, None
-    if backend.key is not None:
-        try:
-            key = passed.key_of(folder, how.floats, how.scaling, how.weights, backend.key)
-        except OSError:
-            return None  # which says what cannot be read
-        far = passed.read(marks_folder(), key)
-    files = open_files(name, folder, how, backend.kind, backend.keeps, known=far is not None)
+    files = open_files(name, folder, how, backend.kind, backend.keeps)
     if files is None:
         return None
-    if far is not None and not far <= TOLERANCES[files.weights.dtype]:
-        far = None
-    found = FromFiles(files, how, backend, key, far)
+    found = FromFiles(files, how, backend)
     if how.weights in FORMATS:
         logger.warning(
             "model %s is quantized to %s: another model, which writes other texts; all that is said of "

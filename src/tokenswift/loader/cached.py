@@ -19,7 +19,7 @@ from tokenswift.types import InputError, RunError
 
 OWN, HUB = "tokenswift", "hub"
 #: what else our cache holds, made again when it is needed
-BESIDE = {"kernels": "compiled kernels", "costs": "measured costs", "checked": "files that were tried"}
+BESIDE = {"kernels": "compiled kernels", "costs": "measured costs"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from tokenswift.json_files import MOST_CONFIG, MOST_TOKENIZER, line_of, object_in
-from tokenswift.loader import tokenizer_trial
 from tokenswift.loader.checkpoint import EMBEDDING, FLOATS, check_tensors, headers
 from tokenswift.loader.native import layout_of
 from tokenswift.loader.numbers import (
@@ -23,7 +22,6 @@ from tokenswift.loader.numbers import (
     check_numbers,
     refusal,
 )
-from tokenswift.loader.vocabulary_checks import MOST_TOKENS, check_merges, check_ranks
 from tokenswift.types import InputError
 
 #: what other families call the numbers of the schema
@@ -51,12 +49,6 @@ ALSO = {
 MOST_PLACES = 4096
 #: an integer in a list of a config
 MOST_LISTED = 1 << 20
-#: tokens that a config of a tokenizer names
-MOST_NAMED = {
-    "extra_special_tokens": 2048,
-    "additional_special_tokens": 2048,
-    "added_tokens_decoder": 1 << 15,
-}
 #: numbers of a model that a byte of its files may hold: those of one bit
 PER_BYTE = 8
 #: files of tokenizers that transformers reads, and those of them that hold an object
@@ -74,7 +66,6 @@ TOKENIZERS = (
     "chat_template.json",
 )
 OBJECTS = ("tokenizer_config.json", "added_tokens.json", "special_tokens_map.json", "chat_template.json")
-RANKS = "tokenizer.model"  # may be in the form of tiktoken
 
 
 def check_said(name: str, path: Path, families: tuple[str, ...]) -> dict[str, Any]:
@@ -177,7 +168,7 @@ def _numbers_of(name: str, config: Any) -> int:
 
 
 def check_tokenizer_files(name: str, folder: Path) -> None:
-    """Refuse files of a tokenizer that are larger than any model's, or cannot be used.
+    """Refuse files of a tokenizer that are larger than any model's, or none.
 
     Raises:
         InputError: naming the file.
@@ -189,24 +180,4 @@ def check_tokenizer_files(name: str, folder: Path) -> None:
         if path.is_file() and (size := path.stat().st_size) > MOST_TOKENIZER:
             raise InputError(f"model {name}: its {file} has {size:,} bytes; valid: up to {MOST_TOKENIZER:,}")
         if path.is_file() and file in OBJECTS:
-            _check_named(object_in(path, MOST_CONFIG, f"model {name}"), f"model {name}: its {file}")
-    if (ranks := folder / RANKS).is_file():
-        check_ranks(ranks, f"model {name}: its {RANKS}")
-    words = folder / "vocab.txt"
-    if words.is_file() and (count := words.read_bytes().count(b"\n")) > MOST_TOKENS:
-        raise InputError(f"model {name}: its vocab.txt has {count:,} lines; valid: up to {MOST_TOKENS:,}")
-    own = folder / TOKENIZERS[0]
-    if not own.exists():
-        check_merges(folder / "vocab.json", folder / "merges.txt", f"model {name}")
-    if own.is_file() and (wrong := tokenizer_trial.fault(own)) is not None:
-        raise InputError(
-            f"model {name}: its tokenizer cannot be loaded ({wrong}); valid: a tokenizer.json for texts"
-        )
-
-
-def _check_named(said: Mapping[str, Any], where: str) -> None:
-    """Refuse more special tokens than any model's, which transformers adds one by one."""
-    for field, most in MOST_NAMED.items():
-        found = said.get(field)
-        if isinstance(found, list | dict) and len(found) > most:
-            raise InputError(f"{where}: {field} has {len(found):,} tokens; valid: up to {most:,}")
+            object_in(path, MOST_CONFIG, f"model {name}")

@@ -21,6 +21,7 @@ from tokenswift.loader.find import locate
 from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.hub import line_of
 from tokenswift.loader.own_sampling import named
+from tokenswift.loader.plain_tokenizer import is_panic
 from tokenswift.ranks import check_tp
 from tokenswift.types import InputError, OnProgress, RunError
 from tokenswift.words import Dtype, Weights, words
@@ -247,7 +248,9 @@ def _tokenizer(name: str, source: str, local: bool) -> Any:
         check_tokenizer_files(name, here)
     try:
         return AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=False)
-    except Exception as error:  # as above
+    except BaseException as error:  # as above, and panics
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise InputError(f"model {name}: its tokenizer cannot be loaded ({line_of(error)})") from error
 
 

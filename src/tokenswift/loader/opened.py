@@ -93,7 +93,6 @@ def open_files(
     how: LoadConfig,
     kind: str,
     keeps: Callable[[str, torch.dtype], bool],
-    known: bool = False,
 ) -> Opened | None:
     """The files of a model of a native family; None where transformers has to read them.
 
@@ -102,13 +101,12 @@ def open_files(
         folder: its folder, or a GGUF file.
         kind: of device: "cpu" or "cuda".
         keeps: whether weights of a format stay as they are stored beside a type of floats.
-        known: the tokenizer's file was tried before.
     Raises:
         InputError: the files say what no model's files say, or are not whole.
     """
     if (path := gguf_in(folder)) is not None:
         return _open_gguf(name, folder, GgufFile(path), how, kind, keeps)
-    return _open_folder(name, folder, how, known) if folder.is_dir() else None
+    return _open_folder(name, folder, how) if folder.is_dir() else None
 
 
 def _open_gguf(
@@ -150,7 +148,7 @@ def _open_gguf(
     )
 
 
-def _open_folder(name: str, folder: Path, how: LoadConfig, known: bool) -> Opened | None:
+def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
     """A checkpoint in transformers' format whose files hold what transformers would make of them."""
     said, stamps = check_said(name, folder / "config.json", FAMILIES), _stamps(folder)
     config = completed(said["model_type"], said) if said.get("model_type") in FAMILIES else None
@@ -161,8 +159,7 @@ def _open_folder(name: str, folder: Path, how: LoadConfig, known: bool) -> Opene
     dtype = how.floats or _own_dtype(folder, config)
     if dtype is None or any(size % 2 for size in (layout.hidden_size, layout.intermediate_size)):
         return None
-    if not known:
-        check_tokenizer_files(name, folder)
+    check_tokenizer_files(name, folder)
     rotary = rotary_of_config(config, how.scaling)
     try:
         weights = FileWeights(folder, layout, dtype)

@@ -83,6 +83,11 @@ class PlainTokenizer:
 _ENDS = ("bos", "eos")
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether an error is a panic of the library `tokenizers`, which is no Exception."""
+    return type(error).__module__ == "pyo3_runtime"
+
+
 def read(folder: Path, family: str) -> PlainTokenizer | None:
     """The tokenizer of a model folder whose files were checked (`folder_checks.check_tokenizer_files`).
 
@@ -114,7 +119,9 @@ def read(folder: Path, family: str) -> PlainTokenizer | None:
             return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # transformers says what is wrong
-    except Exception as error:  # tokenizers raises plain Exceptions
+    except BaseException as error:  # tokenizers raises plain Exceptions, and panics
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise InputError(f"tokenizer {folder / FILE} cannot be read ({error})") from error
     if made is None or made.truncation is not None or made.padding is not None:
         return None

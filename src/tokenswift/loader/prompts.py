@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from tokenswift.checks import check_text
 from tokenswift.config import integer_of, shown
 from tokenswift.loader.control_tokens import encoded, set_apart
+from tokenswift.loader.plain_tokenizer import is_panic
 from tokenswift.loader.templates.render import rendered
 from tokenswift.types import InputError
 
@@ -85,8 +86,7 @@ def _encoded(text: str, tokenizer: Any, name: str, **options: Any) -> list[int]:
     try:
         return list(tokenizer(text, **options)["input_ids"])
     except BaseException as error:
-        panics = type(error).__module__ == "pyo3_runtime"  # of `tokenizers`; they are no Exceptions
-        if isinstance(error, MemoryError) or not (panics or isinstance(error, Exception)):
+        if isinstance(error, MemoryError) or not (is_panic(error) or isinstance(error, Exception)):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"the model's tokenizer refuses {name} ({reason[:160]})") from error
@@ -184,5 +184,5 @@ def end_ids(*sources: Any) -> set[int]:
     found: set[int] = set()
     for source in sources:
         ids = getattr(source, "eos_token_id", None)
-        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+        found.update(one for one in (ids if isinstance(ids, list | tuple) else [ids]) if type(one) is int)
     return found

@@ -45,7 +45,6 @@ class BaseTarget(ABC):
         copied_bytes: bytes that copies of weights take beside the model's own.
         kv_bytes: bytes of keys and values per cached token.
         whole: whether products take activations as int8.
-        far: relative distance of the logits from the model's own forward, as the check at loading found it.
     """
 
     prefill_chunk: int  # rows of a prefill pass
@@ -66,7 +65,6 @@ class BaseTarget(ABC):
         self.head_dim = head_width(config)
         self.kv_bytes = self._entry_bytes()
         self.weight_bytes = self.copied_bytes = 0
-        self.far = float("nan")
         self.windows: list[int | None] = [None] * self.layers
         self._rows: tuple[Tensor, Any] | None = None
         self._taken: list[tuple[nn.Module, Callable[[], Tensor]]] = []  # modules, what makes their weights

@@ -29,10 +29,9 @@ from tokenswift.loader.gguf.stated import (
     positions,
     short,
 )
-from tokenswift.loader.gguf.tokenizer import end_ids
+from tokenswift.loader.gguf.tokenizer import check_words, end_ids
 from tokenswift.loader.native import NativeConfig, completed
 from tokenswift.loader.numbers import check_numbers, refusal
-from tokenswift.loader.vocabulary_checks import check_words
 from tokenswift.types import InputError
 
 #: architectures that the native decoder runs, and transformers' names for them

@@ -12,8 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenswift.loader.plain_tokenizer import PlainTokenizer
+import msgspec
+
+from tokenswift.loader.numbers import refusal
+from tokenswift.loader.plain_tokenizer import PlainTokenizer, is_panic
 from tokenswift.types import InputError
+from tokenswift.words import counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -39,6 +43,66 @@ ENDS = {
 }
 #: names of special tokens: ours, the file's
 NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+#: ids that become tokens of a text, or end it
+NUMBERED = ("bos", "eos", "eot", "eom", "unknown")
+
+
+class _Words(msgspec.Struct):
+    """What a GGUF file says of its tokenizer, behind ``tokenizer.ggml.``."""
+
+    model: str | None = None
+    pre: str | None = None
+    tokens: list[str] | None = None
+    token_type: list[int] | None = None
+    scores: list[float] | None = None
+    merges: list[str] | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    eot_token_id: int | None = None
+    eom_token_id: int | None = None
+    unknown_token_id: int | None = None
+    padding_token_id: int | None = None
+    add_bos_token: bool | int | None = None
+    add_eos_token: bool | int | None = None
+    add_space_prefix: bool | int | None = None
+
+
+def check_words(metadata: Mapping[str, Any], rows: int, path: Path) -> None:
+    """Refuse a GGUF file's vocabulary that does not fit its embedding, or its own lists.
+
+    Args:
+        rows: of the embedding, V.
+        path: of the file, for messages.
+    Raises:
+        InputError: naming the value, and what is valid.
+    """
+    where, prefix = f"model file {path}", "tokenizer.ggml."
+    said = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    try:
+        words = msgspec.convert(said, _Words)
+    except msgspec.ValidationError as error:
+        name = str(error).rpartition("`$.")[2].rstrip("`").partition("[")[0]
+        valid = str(error).partition(" - at ")[0].removeprefix("Expected ").partition(", got")[0]
+        raise refusal(where, prefix + name, said.get(name), valid.replace("`", "")) from None
+    template = metadata.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise refusal(where, "tokenizer.chat_template", template, "text")
+    for name in NUMBERED:
+        at = getattr(words, f"{name}_token_id")
+        if at is not None and not 0 <= at < rows:
+            raise refusal(where, f"{prefix}{name}_token_id", at, f"0 to {rows - 1}, a row of the embedding")
+    tokens = words.tokens
+    if tokens is None:
+        return
+    if not 0 < len(tokens) <= rows:
+        raise InputError(
+            f"{where}: {prefix}tokens has {counted(len(tokens), 'token')}; valid: 1 to {rows:,}, the rows of "
+            "the embedding"
+        )
+    for name in ("token_type", "scores"):
+        found = getattr(words, name)
+        if found and len(found) != len(tokens):
+            raise InputError(f"{where}: {prefix}{name} has {len(found):,} values; valid: {len(tokens):,}")
 
 
 def build(metadata: Mapping[str, Any], path: Path) -> Any:
@@ -77,7 +141,9 @@ def build(metadata: Mapping[str, Any], path: Path) -> Any:
         after = [tokens[_value(metadata, "eos_token_id")]] if _adds(metadata, "eos") else []
     except InputError:
         raise
-    except Exception as error:  # tokenizers raises plain Exceptions, lists that do not fit their own
+    except BaseException as error:  # tokenizers raises plain Exceptions and panics, lists their own
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         reason = " ".join(str(error).split())[:160]
         raise InputError(f"model file {path}: its tokenizer cannot be built ({reason})") from error
     ids = [(token, made.token_to_id(token)) for token in {*before, *after}]
