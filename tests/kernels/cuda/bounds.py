@@ -1,4 +1,5 @@
-"""Each load and store of a kernel in Triton's interpreter, held against the memory that tensors have."""
+"""Triton's interpreter made strict: each load and store is held against the memory that tensors have, and
+products sum in an order of their own."""
 
 from __future__ import annotations
 
@@ -53,3 +54,19 @@ def in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProductKernels, "run", started)
     for name in ("create_masked_load", "create_masked_store"):
         monkeypatch.setattr(InterpreterBuilder, name, looked_at(getattr(InterpreterBuilder, name)))
+
+
+@pytest.fixture(autouse=True)
+def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products add one term after the other: numpy's leave it to a BLAS, whose order changes with the shape
+    and the processor, so that equal bits would say nothing of the kernels."""
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *how: Any) -> Any:
+        x, y = a.data.astype(d.data.dtype), b.data.astype(d.data.dtype)
+        total = np.zeros_like(d.data)
+        for k in range(x.shape[-1]):
+            total += x[..., :, k, None] * y[..., k, None, :]
+        return TensorHandle(total + d.data, d.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels.cuda.bounds import in_bounds as in_bounds
+from tests.kernels.cuda.bounds import in_order as in_order
 from tests.kernels.cuda.cases import CPU, low, plan, random, segment, tree
 from tests.tiny import tiny_model
 from tokenswift.interfaces import Pass, Segment

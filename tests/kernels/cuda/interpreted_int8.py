@@ -14,6 +14,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from tests.kernels.cuda.bounds import in_bounds as in_bounds
+from tests.kernels.cuda.bounds import in_order as in_order
 from tests.kernels.cuda.cases import CPU, int_segment, plan, random, tree
 from tests.kernels.cuda.interpreted import Recording
 from tests.tiny import tiny_model
