@@ -275,7 +275,6 @@ WORDS: list[tuple[dict[str, Any], str, str]] = [
         "previous_response_id",
         "previous_response_id is not served",
     ),
-    ({**HELLO, "model": "m" * 100_000}, "model", "the model 'mmm"),
 ]
 
 

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,6 +21,7 @@ from pydantic import TypeAdapter
 from tests.serve.conftest import Running, Start
 from tokenswift import LLM, InputError, SamplingParams
 from tokenswift.engine.text import token_bytes
+from tokenswift.serve.settings import Settings
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 CHAT: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
@@ -47,12 +49,43 @@ def streamed(server: Running, path: str, body: dict[str, Any]) -> list[str]:
         return [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
 
 
-def test_models(server: Running) -> None:
+def test_models(server: Running, start: Start) -> None:
+    """A server has one model: a request for another is answered by it, which a header says."""
     client = server.client()
     (model,) = client.models.list().data
     assert model.id == "chatty" and client.models.retrieve("chatty").id == "chatty"
     with pytest.raises(openai.NotFoundError, match="the model 'gpt' is not served; valid: chatty"):
-        client.chat.completions.create(model="gpt", messages=CHAT)
+        client.models.retrieve("gpt")
+    create = client.chat.completions.with_raw_response.create
+    sent = create(model="gpt", messages=CHAT, max_tokens=2)
+    assert sent.parse().model == "chatty" and sent.headers["x-left-out"] == "model"
+    strict = start(strict_model=True, served_model_name=("gpt", "mine/best")).client()
+    assert [one.id for one in strict.models.list().data] == ["gpt", "mine/best"]
+    for name in ("gpt", "mine/best"):
+        assert strict.models.retrieve(name).id == name
+        found = strict.chat.completions.create(model=name, messages=CHAT, max_tokens=2)
+        assert found.model == "gpt"
+    for kind in ("chatty", "x"):
+        with pytest.raises(
+            openai.NotFoundError, match=f"the model '{kind}' is not served; valid: gpt, mine/"
+        ):
+            strict.chat.completions.create(model=kind, messages=CHAT, max_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("smollm2-135m", "smollm2-135m"),
+        ("owner/name", "name"),
+        (f"/hub/models--owner--a-name/snapshots/{'0a' * 20}", "owner/a-name"),
+        (f"/hub/models--owner--name/snapshots/{'0a' * 20}/m-q4_k_m.gguf", "m-q4_k_m.gguf"),
+        (f"/models/mine/{'f' * 40}", "mine"),
+        (".", Path.cwd().name),
+    ],
+)
+def test_a_model_is_never_named_by_a_hash(model: str, name: str) -> None:
+    assert Settings().names(model) == (name,)
+    assert Settings(served_model_name=("a", "b")).names(model) == ("a", "b")
 
 
 def test_chat(server: Running, llm: LLM) -> None:

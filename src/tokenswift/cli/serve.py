@@ -20,7 +20,16 @@ from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError
 
 #: settings that few servers need
-RARELY = ("api_key", "cors", "max_choices", "share_prefixes", "max_body", "max_connections", "ping")
+RARELY = (
+    "strict_model",
+    "api_key",
+    "cors",
+    "max_choices",
+    "share_prefixes",
+    "max_body",
+    "max_connections",
+    "ping",
+)
 logger = logging.getLogger("tokenswift")
 
 

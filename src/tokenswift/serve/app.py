@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
@@ -64,7 +63,8 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
         measures: figures for ``/metrics``.
     """
     llm = answers.llm
-    model = Path(llm.name).name
+    names = settings.names(llm.name)
+    model = names[0]
     made = int(time.time())
 
     @asynccontextmanager
@@ -76,9 +76,15 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
     _add_handlers(app)
     page, policy = _page()
 
+    def about(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": made, "owned_by": "tokenswift"}
+
+    def is_served(name: str | None) -> bool:
+        return name in (None, *names, llm.name)
+
     async def answered(kind: str, body: Body, request: Request) -> Response:
-        if body.model not in (None, model, llm.name):
-            message = f"the model {shown(body.model)} is not served; valid: {model}"
+        if settings.strict_model and not is_served(body.model):
+            message = f"the model {shown(body.model)} is not served; valid: {', '.join(names)}"
             raise Refused(404, message, "model", "model_not_found")
         answer = await answers.make(kind, body, request.state.client)
         background = answer.background and not body.stream
@@ -104,7 +110,7 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
 
     async def serve(kind: str, body: Body, request: Request) -> Response:
         made = await answered(kind, body, request)
-        if missing := body.left_out():
+        if missing := [*([] if is_served(body.model) else ["model"]), *body.left_out()]:
             named = ", ".join(ascii(name)[1:-1][:80] for name in missing[:20])
             logger.info("left out of a request to %s: %s", request.url.path, named)
             made.headers["x-left-out"] = named
@@ -163,15 +169,14 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
     @app.head("/v1/models", include_in_schema=False)
     @app.get("/v1/models", summary="The model that is served")
     async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [about]})
+        return JSONResponse({"object": "list", "data": [about(name) for name in names]})
 
     @app.get("/v1/models/{name:path}", summary="About the model")
     async def one_model(name: str) -> Response:
-        if name not in (model, llm.name):
-            raise Refused(
-                404, f"the model {name[:80]!r} is not served; valid: {model}", "model", "model_not_found"
-            )
-        return JSONResponse(about)
+        if not is_served(name):
+            message = f"the model {name[:80]!r} is not served; valid: {', '.join(names)}"
+            raise Refused(404, message, "model", "model_not_found")
+        return JSONResponse(about(name if name in names else model))
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="Whether the server takes requests")
@@ -188,7 +193,6 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
     async def start() -> Response:
         return HTMLResponse(page, headers={"content-security-policy": policy, "x-frame-options": "DENY"})
 
-    about = {"id": model, "object": "model", "created": made, "owned_by": "tokenswift"}
     app.add_middleware(Guard, settings=settings, keys=keys, measures=measures)  # type: ignore[arg-type]
     if settings.cors:  # in front of the guard: browsers ask first, without a key, and want to read refusals
         app.add_middleware(

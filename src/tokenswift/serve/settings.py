@@ -13,6 +13,7 @@ from tokenswift.config import API_KEY, environment_key
 from tokenswift.types import InputError
 
 KEY = 16  # characters of a key at least
+HASHED = re.compile(r"[0-9a-f]{32,}|snapshots|blobs")  # folders and files of the Hugging Face cache
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@*]+")
 
 
@@ -34,6 +35,8 @@ class Settings:
             variable TOKENSWIFT_API_KEY is safer
         cors: another site whose pages may send requests, such as https://example.org; may be given several
             times
+        served_model_name: names of the model, the first one in answers; default: its folder's or file's
+        strict_model: refuse requests for a model of another name; default: they are answered, too
         run_dir: keep a journal of every answer there; a server that is started again on the same folder
             resumes what was under way
         max_concurrent: max concurrent sequences, or auto: as many as memory holds
@@ -56,6 +59,8 @@ class Settings:
     api_key_file: str | None = _option(None, "F")
     api_key: str | None = _option(None, "KEY")
     cors: tuple[str, ...] = _option((), "ORIGIN", action="append")
+    served_model_name: tuple[str, ...] = _option((), "NAME", nargs="+")
+    strict_model: bool = False
     run_dir: str | None = _option(None, "DIR")
     max_concurrent: str = _option("auto", "N", shown="--max-num-seqs")
     queue: int = _option(64, "N", 0)
@@ -89,6 +94,18 @@ class Settings:
                 f"or 127.0.0.1",
                 "host",
             )
+
+    def names(self, model: str) -> tuple[str, ...]:
+        """The names that the model has for clients.
+
+        Args:
+            model: what it was loaded by.
+        """
+        parts = [part for part in Path(model).absolute().parts if not HASHED.fullmatch(part)]
+        name = parts[-1]
+        if name.startswith("models--"):  # the Hugging Face cache's folder of owner/name
+            name = name.removeprefix("models--").replace("--", "/")
+        return tuple(self.served_model_name) or (name,)
 
     @property
     def is_local(self) -> bool:
