@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenswift.chat.tools import MOST, NAME
 from tokenswift.checks import check_text, shown
+from tokenswift.loader.prompts import joined
 from tokenswift.types import InputError
 
 CALL = "{'id': 'call_1', 'type': 'function', 'function': {'name': 'weather', 'arguments': '{}'}}"
@@ -28,7 +29,9 @@ def for_template(messages: Sequence[Any], name: str = "messages") -> list[dict[s
         if not isinstance(message, Mapping):
             valid = "a message such as {'role': 'user', 'content': 'Hello'}"
             raise InputError(f"{where} is {shown(message)}; valid: {valid}", name)
-        one = dict(message)
+        one = (
+            {**message, "content": joined(message.get("content"))} if "content" in message else dict(message)
+        )
         if calls := one.get("tool_calls"):
             if not isinstance(calls, list | tuple) or len(calls) > MOST or one.get("role") != "assistant":
                 valid = f"a list of up to {MOST} calls, of an assistant's message"

@@ -116,10 +116,11 @@ def chat_ids(messages: Any, tokenizer: Any, name: str = "prompt", tools: Tools =
                 f"{name}[{i}] is {shown(message)}; valid: a message such as "
                 f"{{'role': 'user', 'content': 'Hello'}}"
             )
-        for key in ("role", "content"):
-            if not isinstance(message[key], str):
-                raise InputError(f"{name}[{i}][{key!r}] is {shown(message[key])}; valid: text")
-            check_text(f"{name}[{i}][{key!r}]", message[key])
+        said = {"role": message["role"], "content": joined(message["content"])}
+        for key, value in said.items():
+            if not isinstance(value, str):
+                raise InputError(f"{name}[{i}][{key!r}] is {shown(value)}; valid: text")
+            check_text(f"{name}[{i}][{key!r}]", value)
     if not has_template(tokenizer):
         raise InputError(f"{name} is a list of messages, but the model has no chat template; valid: text")
     made = "the text that the model's chat template makes"
@@ -129,10 +130,21 @@ def chat_ids(messages: Any, tokenizer: Any, name: str = "prompt", tools: Tools =
     return encoded(text, tokenizer, encode, stands_for)
 
 
+def joined(content: Any) -> Any:
+    """The text of a message's content: itself, or its parts of the form ``{"type": "text", "text": …}`` as one;
+    anything else as it is."""
+    if not isinstance(content, list | tuple) or not content:
+        return content
+    parts = [part for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
+    texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+    return "".join(texts) if len(texts) == len(content) else content
+
+
 def _written(messages: Messages, tokenizer: Any, tools: Tools) -> tuple[str, dict[str, str]]:
     """The text of chat messages by the tokenizer's template, or by its own method where it has one; and what
     `control_tokens.set_apart` replaced in it."""
-    given = {"messages": list(messages), **({} if tools is None else {"tools": list(tools)})}
+    said = [{**message, "content": joined(message["content"])} for message in messages]
+    given = {"messages": said, **({} if tools is None else {"tools": list(tools)})}
     given, stands_for = set_apart(given, tokenizer, str(tokenizer.chat_template))
     messages = given.pop("messages")
     own = getattr(type(tokenizer), "apply_chat_template", None)
@@ -150,7 +162,37 @@ def _written(messages: Messages, tokenizer: Any, tools: Tools) -> tuple[str, dic
         template = (template.get("tool_use") if given else None) or template["default"]
     if not isinstance(template, str):
         raise InputError(f"the model's chat template is {shown(template)}; valid: text")
-    return rendered(template, messages, tokenizer.special_tokens_map, **given), stands_for
+    return _rendered(template, messages, tokenizer.special_tokens_map, given), stands_for
+
+
+PROBE = "31415926"  # which no template writes, or changes
+
+
+def _rendered(template: str, messages: Any, special: Mapping[str, Any], more: Mapping[str, Any]) -> str:
+    """`rendered`; where the template passes over a content that is text, contents are lists of parts."""
+
+    def parts(message: Mapping[str, Any]) -> dict[str, Any]:
+        return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+    def reads(message: Mapping[str, Any]) -> bool:
+        try:
+            return PROBE in rendered(template, [message], special)
+        except InputError:
+            return False
+
+    asked = next((one["content"].strip() for one in reversed(messages) if one["role"] == "user"), "")
+    try:
+        text, error = rendered(template, messages, special, **more), None
+        if asked in text:
+            return text
+    except InputError as refusal:
+        text, error = "", refusal
+    probe = {"role": "user", "content": PROBE}
+    if not reads(probe) and reads(parts(probe)):
+        return rendered(template, [parts(message) for message in messages], special, **more)
+    if error is not None:
+        raise error
+    return text
 
 
 def _checked(prompt: Any, vocab_size: int, name: str) -> list[int]:
