@@ -138,7 +138,7 @@ def test_all_tokens_that_end_a_text() -> None:
 
 PARTS = (
     "{% for m in messages %}{{ m.role }}:{% for part in m.content %}{% if part.type == 'text' %}"
-    "{{ part.text | trim }}{% elif part.type == 'image' %}{{ raise_exception('none') }}{% endif %}{% endfor %}"
+    "{{ part.text | trim }}{% else %}{{ part.unknown }}{% endif %}{% endfor %}"
     "{{ '\n' }}{% endfor %}"
 )
 STRICT = "{{ messages[0].content[0]['text'] + '\n' + messages[-1].content[0]['text'] }}"

@@ -364,3 +364,31 @@ def test_metrics_survive(llm: LLM, tmp_path: Path) -> None:
     assert found.metrics.seconds == pytest.approx(
         sum(v for k, v in state.seconds.items() if k != "prefill"), abs=0.05
     )
+
+
+DATED = "{{ strftime_now('%S.%f') }}{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("way", ["generate", "chat"])
+def test_a_chat_whose_template_writes_the_date(llm: LLM, tmp_path: Path, way: str) -> None:
+    """The prompt is the one that the run began with; that of other messages is refused."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = DATED
+    dated = LLM.from_model(llm.model, tokenizer)
+    ask = [{"role": "user", "content": "hello"}]
+    assert dated.encode(ask) != dated.encode(ask)
+
+    def go_on(messages: list[dict[str, str]], **call: Any) -> list[int]:
+        call = {**CALL, "run_dir": tmp_path / "run", **call}
+        made = (
+            dated.generate(messages, **call) if way == "generate" else dated.chat(messages, **call).generation
+        )
+        return made.token_ids
+
+    short = go_on(ask, max_new_tokens=20)
+    prompt = folders.load(tmp_path / "run")[1].prompt
+    whole = dated.generate(prompt, **CALL).token_ids
+    assert go_on(ask) == whole and whole[:20] == short
+    with pytest.raises(InputError, match="holds another run: the prompt"):
+        go_on([{"role": "user", "content": "hallo"}])
+    assert tokenswift.resume(tmp_path / "run", max_new_tokens=95, llm=dated).token_ids[:90] == whole

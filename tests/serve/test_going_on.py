@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from tests.serve.conftest import Launch, Running, Slow, Start
 from tokenswift import LLM
+from tokenswift.runs import folder as folders
 from tokenswift.serve import answer as answer_module
 
 NEW = 160
@@ -173,6 +175,26 @@ def test_two_readers_of_one_answer(start: Start, slowed: Any, wanted: str) -> No
     first.check(wanted)
     second.read(server.url, 10**6)
     second.check(wanted)
+
+
+def test_a_server_of_another_day_goes_on_with_an_answer(
+    start: Start, slowed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The template writes the time; the prompt that was kept with the answer is the one gone on from."""
+    llm, slow = slowed
+    codec = llm.source.codec
+    monkeypatch.setattr(codec, "chat_template", "{{ strftime_now('%S.%f') }}" + codec.chat_template)
+    reader, server = Reader(), start(llm, run_dir=str(tmp_path / "answers"))
+    slow.pause = 0.005
+    reader.read(server.url, 12)
+    server.close()
+    slow.pause = 0.0
+    (journal,) = tmp_path.glob("answers/**/journal")
+    prompt = folders.load(journal.parent)[1].prompt
+    assert llm.encode(CALL["input"]) != prompt
+    reader.read(start(llm, run_dir=str(tmp_path / "answers")).url, 10**6)
+    how = replace(llm.default_sampling(CALL["input"]), seed=7)
+    reader.check(llm.generate(prompt, NEW, "autoregressive", sampling=how, ignore_eos=True).text)
 
 
 def test_headers_and_pings_come_before_the_text(start: Start, slowed: Any) -> None:

@@ -10,6 +10,7 @@ from tokenswift.chat.calls import Calls, calls_of, conversation
 from tokenswift.chat.reply import Reply, ToolCall, call_id
 from tokenswift.chat.tools import Tools, tools_of
 from tokenswift.config import SamplingParams
+from tokenswift.engine.journal import asked_of
 from tokenswift.engine.request import Request
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import Prompt, is_chat
@@ -79,7 +80,7 @@ def chat_request(
         limit = llm.target.rotary.limit
         new = TOKENS if limit is None else max(1, min(TOKENS, limit - len(ids)))
     made = Request.of(ids, lambda _: llm.default_sampling(messages), new, strategy, given, sampling, options)
-    return replace(made, sampling=bound(made.sampling, calls)), calls
+    return replace(made, sampling=bound(made.sampling, calls), asked=asked_of(messages, asked)), calls
 
 
 def reply_of(generation: Generation, request: Request, calls: Calls | None) -> Reply:

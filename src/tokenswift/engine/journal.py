@@ -6,23 +6,43 @@ import logging
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tokenswift.chat.tools import Tools
 from tokenswift.config import settings_of
 from tokenswift.engine.output import Output
 from tokenswift.engine.request import Request
-from tokenswift.loader.identity import versions
+from tokenswift.loader.identity import digest_of, versions
+from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.metrics import Meter
+from tokenswift.runs.folder import has_run, load
 from tokenswift.runs.state import RunState
 from tokenswift.runs.writer import RunWriter, open_run
 from tokenswift.types import InputError, Metrics, Step
 from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")
+
+
+def asked_of(prompt: Prompt, tools: Tools | None = None) -> str | None:
+    """What stands for a conversation and its tools in `Request.asked`; None: the prompt is none."""
+    return digest_of([prompt, tools and tools.forms], default=str) if is_chat(prompt) else None
+
+
+def kept_prompt(request: Request) -> list[int] | None:
+    """The prompt's ids in a run's folder whose run was asked for by the very messages: templates may write
+    today's date. None: there is no such run."""
+    with suppress(InputError):  # taking the folder says what is wrong with it
+        asked, folder = request.asked or asked_of(request.prompt), Path(request.run_dir or "")
+        if asked is not None and has_run(folder):
+            header = load(folder)[1].header
+            return header.prompt if header.asked == asked else None
+    return None
 
 
 class Journal:
@@ -106,7 +126,11 @@ class Journal:
 
     def _header(self) -> dict[str, Any]:
         header = {"kind": "header", "made": time.time(), "name": self._llm.name, "model": self._llm.loading}
-        return header | {"identity": self._identity, "prompt": self._prompt}
+        return header | {
+            "identity": self._identity,
+            "prompt": self._prompt,
+            "asked": self._request.asked or asked_of(self._request.prompt),
+        }
 
     def _session(self) -> dict[str, Any]:
         """What may change from one session to the next without changing the tokens."""

@@ -89,6 +89,7 @@ class Request:
 
     Attributes:
         prefilled: the state after the prompt, where that was run already.
+        asked: what stands for the conversation whose ids the prompt is, where it is one.
 
     Raises:
         InputError: naming the argument, its value and what is valid.
@@ -110,6 +111,7 @@ class Request:
     logprobs_mode: str = "processed_logprobs"
     prompt_logprobs: int | None = None
     prefilled: Prefilled | None = None
+    asked: str | None = None
 
     @classmethod
     def of(
@@ -137,7 +139,7 @@ class Request:
         wanted = Grammar.of_format(rest.pop("response_format", None))
         for name in rest:
             if name not in GenerateOptions.__annotations__ and name != "prefilled":
-                own = [one.name for one in fields(cls) if one.name != "prefilled"]
+                own = [one.name for one in fields(cls) if one.name not in ("prefilled", "asked")]
                 known = [*own, "response_format", *SamplingFields.__annotations__]
                 valid = ", ".join(known) + meant(name, known)
                 raise InputError(f"{name!r} is no argument; valid: {valid}", name)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tokenswift.engine.journal import Journal
+from tokenswift.engine.journal import Journal, kept_prompt
 from tokenswift.engine.output import Output
 from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.prompt_logprobs import PromptLogprobs
@@ -64,6 +64,8 @@ class Run:
         self.patience: Callable[[], float] | None = None
         self.target = llm.target
         self.prompt: list[int] = llm.encode(request.prompt)
+        if request.run_dir is not None:
+            self.prompt = kept_prompt(request) or self.prompt
         self.ranks: Ranks | None = llm.ranks
         if self.ranks is not None:
             self.ranks.agree("the prompt", self.prompt)

@@ -131,7 +131,7 @@ def chat_ids(messages: Any, tokenizer: Any, name: str = "prompt", tools: Tools =
 
 
 def joined(content: Any) -> Any:
-    """The text of a message's content: itself, or its parts of the form ``{"type": "text", "text": …}`` as one;
+    """The text of a message's content: itself, or of parts such as ``{"type": "text", "text": "Hello"}``;
     anything else as it is."""
     if not isinstance(content, list | tuple) or not content:
         return content

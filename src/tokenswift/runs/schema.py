@@ -79,13 +79,15 @@ class Loading(Strict):
 
 
 class Header(Strict, tag_field="kind", tag="header"):
-    """The first record: ``made`` is Unix time; ``model`` is None where a program gave the model."""
+    """The first record: ``made`` is Unix time; ``model`` is None where a program gave the model; ``asked`` is
+    a digest of the conversation that the prompt was made of, if it was."""
 
     made: When
     name: Word
     model: Loading | None
     identity: Identity
     prompt: Annotated[list[Token], Meta(min_length=1)]
+    asked: Word | None = None
 
 
 class Session(Strict, tag_field="kind", tag="session"):

@@ -17,6 +17,7 @@ from tokenswift.chat.calls import calls_of
 from tokenswift.chat.tools import Tools, tools_of
 from tokenswift.config import SamplingParams, sampling_over
 from tokenswift.engine.chat import TOKENS, bound, encoded
+from tokenswift.engine.journal import asked_of
 from tokenswift.engine.request import MOST_LOGPROBS, Request
 from tokenswift.loader.prompts import Prompt
 from tokenswift.method_options import tree_nodes
@@ -258,6 +259,7 @@ class Body(Formed):
                     logprobs=self.likely,
                     logprobs_mode=own.logprobs_mode,
                     prompt_logprobs=self.prompt_likely,
+                    asked=asked_of(prompt, tools),
                 )
                 for index in range(self.choices)
             ]
