@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenswift.cli.timer import median, pass_times
 from tokenswift.interfaces import Segment
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.plan import plan_of
@@ -37,8 +38,6 @@ from tokenswift.kernels.formats.registry import FORMATS
 from tokenswift.loader.checkpoint import EMBEDDING, HEAD, Layout
 from tokenswift.loader.rope import Rotary
 from tokenswift.models.decoder import NativeTarget
-from tokenswift.roofline.sizes import sizes_of_target
-from tokenswift.roofline.timer import median, pass_times
 
 NO_CARD = 3  # exit code
 WIDTH = 128  # dimensions of a head
@@ -152,12 +151,11 @@ def model_on(backend: Any, args: argparse.Namespace, form: str | None = None) ->
 
 def timed(rows: Rows, target: NativeTarget, cases: Any, **said: Any) -> None:
     """Rows of passes: milliseconds of each, logits included."""
-    sizes = sizes_of_target(target)  # by which `tokenswift roofline --gpu` finds a row
     for context, count in cases:
         with rows.one(what="pass", context=context, rows=count, **said) as found:
             taken = pass_times(target, context, count, RUNS)
             found |= {"ms": median(taken), "least_ms": round(min(taken), 4), "runs": RUNS}
-            found["weight_bytes"], found["token_bytes"] = sizes.weight_bytes, sizes.token_bytes
+            found["weight_bytes"], found["token_bytes"] = target.weight_bytes, target.kv_bytes
 
 
 # ---- parts ------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks import runner, specs
 from benchmarks.needs import MODELS, needs
+from benchmarks.roofline import CARDS
 from benchmarks.runner import Job, read_rows
 from benchmarks.settings import DEFAULTS, KINDS, LATER, parse, value_of
 from benchmarks.words import shown
@@ -24,7 +25,6 @@ from tokenswift.cli.main import Parser, Parsers, main
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_text
 from tokenswift.cli.progress import Line, duration, is_live
 from tokenswift.cli.tables import table
-from tokenswift.roofline.cards import CARDS
 from tokenswift.types import InputError, RunError
 
 

@@ -18,13 +18,12 @@ import psutil
 import torch
 
 from benchmarks.common import Trial, options_of
+from benchmarks.roofline import arithmetic, bandwidth, least, weights_of
+from tokenswift.cli.timer import median, times
 from tokenswift.engine.llm import LLM
 from tokenswift.loader.find import locate
 from tokenswift.loader.load import load_tokenizer
 from tokenswift.models.target import backend_for
-from tokenswift.roofline.machine import arithmetic, bandwidth, least
-from tokenswift.roofline.sizes import sizes_of_target
-from tokenswift.roofline.timer import median, times
 from tokenswift.types import InputError
 
 ROWS = (1, 2, 3, 4, 5, 8, 12, 16, 24, 32, 41, 64)
@@ -214,7 +213,7 @@ def machine(trial: Trial) -> dict[str, Any]:
     kv = context * target.kv_bytes
     heads = target.config.num_attention_heads
     attention = 4 * target.layers * heads * target.head_dim * context
-    operations = 2 * sum(sizes_of_target(target).weights.values()) + attention
+    operations = 2 * weights_of(target).total() + attention
     figures = {
         "bandwidth": round(reads / 1e9, 1),
         "gflops": round(flops / 1e9, 1),

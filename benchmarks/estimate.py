@@ -7,14 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.needs import MODELS
-from tokenswift.loader.rope import parse_rope_scaling
+from benchmarks.roofline import Card, Sizes, floor, read_seconds, sizes_of
 from tokenswift.method_options import tree_nodes
-from tokenswift.roofline.cards import Card
-from tokenswift.roofline.passes import Sizes, floor, read_seconds
-from tokenswift.roofline.sizes import sizes_of
 
 
-def sizes_for(config: Mapping[str, Any], card: Card) -> tuple[Sizes, int]:
+def sizes_for(config: Mapping[str, Any]) -> tuple[Sizes, int]:
     """The sizes of a row's model, and the numbers of an embedding that is no LM head as well.
 
     Raises:
@@ -22,8 +19,7 @@ def sizes_for(config: Mapping[str, Any], card: Card) -> tuple[Sizes, int]:
     """
     known = MODELS.get(config["model"])
     if known is None:
-        scaling = parse_rope_scaling(config["rope_scaling"])
-        return sizes_of(config["model"], config["dtype"], scaling=scaling, machine=card), 0
+        return sizes_of(config["model"], config["dtype"]), 0
     s = known["sizes"]
     own, shared = s["heads"] * s["width"], s["kv_heads"] * s["width"]
     layer = 2 * s["hidden"] * (own + shared) + 3 * s["hidden"] * s["inner"]
@@ -31,7 +27,7 @@ def sizes_for(config: Mapping[str, Any], card: Card) -> tuple[Sizes, int]:
     dtype = "bfloat16" if config["dtype"] == "auto" else config["dtype"]
     same = {name: s[name] for name in ("hidden", "heads", "kv_heads", "width")}
     weights = {dtype: s["layers"] * layer + words}
-    sizes = Sizes(**same, windows=(0,) * s["layers"], weights=weights, dtype=dtype)
+    sizes = Sizes(**same, layers=s["layers"], weights=weights, dtype=dtype)
     return sizes, 0 if s.get("tied") else words
 
 
@@ -42,21 +38,21 @@ def estimate(config: Mapping[str, Any], card: Card) -> tuple[int, float]:
     and draft models come on top. Time is the floor of reading the prompt, of plain steps, and of the
     strategy's steps if all that a step drafts is right.
     """
-    sizes, embedded = sizes_for(config, card)
+    sizes, embedded = sizes_for(config)
     options, new = config["options"], config["points"][-1]
     prompt = config["prefill"]
     if config["reach"] == "text":
         prompt, new = prompt + new - min(config["measured"], new), min(config["measured"], new)
-    number = sizes.token_bytes // (2 * sizes.kv_heads * sizes.width * len(sizes.windows))
+    number = sizes.token_bytes // (2 * sizes.kv_heads * sizes.width * sizes.layers)
     budget = min(options.get("budget") or 0, prompt + new)
     memory = sizes.weight_bytes + number * embedded
     memory += (prompt + 2 * (prompt + new) + budget) * sizes.token_bytes
     middle, tree = prompt + new // 2, options.get("tree")
-    plain = floor(sizes, card, 1, middle).seconds
+    plain = floor(sizes, card, 1, middle)
     depth = len(tree) if tree else options.get("gamma") or 4
     rows = tree_nodes(tree) if tree else 1 + depth
-    step = floor(sizes, card, rows, middle).seconds
+    step = floor(sizes, card, rows, middle)
     if options.get("draft") == "partial":
-        step += floor(sizes, card, 1, budget).seconds
+        step += floor(sizes, card, 1, budget)
     drafted = plain if config["strategy"] == "autoregressive" else step / (depth + 1)
     return memory, read_seconds(sizes, card, prompt) + new * (plain + drafted)

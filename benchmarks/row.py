@@ -18,6 +18,7 @@ from benchmarks import drafts, engine, llama, samplers, schemas, speeds, texts
 from benchmarks.common import Trial, options_of
 from benchmarks.decode import Progress, decode
 from benchmarks.needs import check_needs, heads_place, none_shipped
+from benchmarks.roofline import weights_of
 from benchmarks.settings import LATER
 from tokenswift.engine.llm import LLM
 from tokenswift.loader.gguf import gguf_in
@@ -26,7 +27,6 @@ from tokenswift.loader.load import locate
 from tokenswift.loader.made import RECORD
 from tokenswift.loader.rope import parse_rope_scaling
 from tokenswift.method_options import HEAD_KINDS, OPTIONS, build_options
-from tokenswift.roofline.sizes import sizes_of_target
 from tokenswift.spec.eagle.resolve import place_of
 from tokenswift.spec.methods.table import drafts_from
 from tokenswift.types import InputError
@@ -96,7 +96,7 @@ def _loaded(config: dict[str, Any], scaling: str | None) -> LLM:
 def stored_as(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
     """What the model's weights are stored as, and the name of its GGUF file, if it has one."""
     file = gguf_in(Path(locate(config["model"])[0]))
-    types = sorted(sizes_of_target(llm.target).weights)
+    types = sorted(weights_of(llm.target))
     return {"file": None if file is None else file.name, "types": types}
 
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import specs
 from benchmarks.estimate import estimate, sizes_for
 from benchmarks.needs import METHODS, MODELS, Need, check_needs, heads_place, needs
-from tokenswift.roofline.cards import CARDS
+from benchmarks.roofline import CARDS
 from tokenswift.types import InputError
 
 LLAMA = "meta-llama/Llama-3.1-8B"
@@ -149,7 +149,7 @@ def test_a_row_whose_heads_are_missing_is_not_measured(
 )
 def test_sizes_of_the_papers_models(model: str, weights: float, token: int) -> None:
     """By hand from their published configs; embeddings that are no LM head are not read."""
-    sizes, _ = sizes_for(config(model=model), CARDS["a100"])
+    sizes, _ = sizes_for(config(model=model))
     assert (
         round(sizes.weight_bytes / 1e9, 2) == pytest.approx(weights, abs=0.05) and sizes.token_bytes == token
     )
@@ -177,5 +177,5 @@ def test_what_a_row_of_another_model_takes(tiny_folder: Callable[..., Path]) -> 
     short = config("none", str(tiny_folder())) | {"dtype": "float32", "prefill": 10, "points": [20]}
     longer = short | {"points": [40]}
     (few, soon), (more, later) = (estimate(one, CARDS["h100"]) for one in (short, longer))
-    sizes, _ = sizes_for(short, CARDS["h100"])
+    sizes, _ = sizes_for(short)
     assert more - few == 40 * sizes.token_bytes and few > sizes.weight_bytes and later > soon > 0

@@ -30,9 +30,7 @@ def test_the_pages_that_are_not_kept_can_be_made(monkeypatch: pytest.MonkeyPatch
 MOST, SCREEN = 25, 24
 
 
-@pytest.mark.parametrize(
-    "command", ["generate", "chat", "serve", "resume", "plan", "roofline", "demo", "audit"]
-)
+@pytest.mark.parametrize("command", ["generate", "chat", "serve", "resume", "plan", "demo", "audit"])
 def test_a_help_can_be_taken_in(cli: Call, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """Few options, in groups that fit a screen; --help-all shows all of these and others."""
     monkeypatch.setenv("COLUMNS", "80")
@@ -47,7 +45,7 @@ def test_a_help_can_be_taken_in(cli: Call, monkeypatch: pytest.MonkeyPatch, comm
     assert max(map(len, few.out.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "serve", "plan", "roofline", "demo", "audit"])
+@pytest.mark.parametrize("command", ["generate", "chat", "serve", "plan", "demo", "audit"])
 def test_an_option_that_has_another_name_now_is_not_shown(cli: Call, command: str) -> None:
     shown = cli(command, "--help").out
     assert "--dtype" in shown and "--activations" not in shown

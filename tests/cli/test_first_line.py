@@ -47,7 +47,6 @@ CALLS: dict[str, tuple[str, str]] = {
     "models": ("", "reading /"),
     "text": ("run --output t.txt", "t.txt, 4 tokens"),
     "plan": ("hi --model model", "loading model\n"),
-    "roofline": ("--model model --gpu h100", "reading model\n"),
     "report": ("run", "run/report.html, "),
     "demo": ("--model model", "loading model\n"),
     "audit": ("--model model", "auditing model\n"),

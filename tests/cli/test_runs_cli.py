@@ -305,7 +305,7 @@ def test_a_plan_of_many_prompts(cli: Call, tiny: Path) -> None:
     ):
         assert word in shown.out
     record = json.loads(cli("plan", *how, "--at-once", "3", "--json", "--no-measure").out)
-    assert (record["at_once"], record["nodes"], record["seconds"]) == (3, 1, None) and record["floor"] > 0
+    assert (record["at_once"], record["nodes"], record["seconds"]) == (3, 1, None)
     assert record["peak"] == sum(part["nbytes"] for part in record["parts"])
     assert cli("plan", "hi", "--nodes", "2").error == "--nodes is given without --prompts; valid: both"
     assert cli("plan", "hi", "--prompts", "p").error.startswith("--prompts and PROMPT given")
@@ -326,9 +326,8 @@ def test_plan(cli: Call, tiny: Path) -> None:
         assert word in shown.out
     record = json.loads(cli("plan", "hello", "--model", tiny, "--quiet", "--json", "--no-measure").out)
     assert record["seconds"] is None and record["peak"] == sum(part["nbytes"] for part in record["parts"])
-    assert record["floor"] > 0
     shown = cli("plan", "hello", "--model", tiny, "--quiet", "--no-measure")
-    assert "plain decoding takes at least " in shown.out and "expected time" not in shown.out
+    assert "expected peak" in shown.out and "expected time" not in shown.out
     refused = cli("plan", "hello", "--model", tiny, "--quiet", "--max-new-tokens", "1000")
     assert refused.code == 2 and "valid: up to the model's 256 positions" in refused.error
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -11,8 +9,6 @@ from tests.lossless.test_strategies import PROMPT, runs
 from tests.lossless.test_tokens import NUCLEUS, OPTIONS, PAPER, random_heads
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.roofline.machine import machine_at
-from tokenswift.roofline.passes import Sizes
 
 pytestmark = [
     pytest.mark.gpu,
@@ -68,13 +64,3 @@ def test_default_model_on_cuda(embedded: str) -> None:
         plain = llm.generate("The lamp at the end", 200, "autoregressive", sampling=params, ignore_eos=True)
         got = llm.generate("The lamp at the end", 200, sampling=params, ignore_eos=True)
         assert got.token_ids == plain.token_ids
-
-
-def test_the_figures_of_this_device() -> None:
-    """They are of the order of cards' figures, and half precision is faster than float32."""
-    here = machine_at("cuda")
-    sizes = Sizes(64, 4, 2, 16, (0,), {"bfloat16": 1000}, "bfloat16")
-    assert here.name == torch.cuda.get_device_name() and here.source == "measured here"
-    assert 1e10 < here.bandwidth < 1e14
-    wide = replace(sizes, dtype="float32")
-    assert 1e10 < here.products(wide, "float32", 1) < here.products(sizes, "bfloat16", 1) < 1e16

@@ -18,11 +18,11 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.gguf_files import small, write
 from tests.malformed.gguf_bytes import ARRAY, F32, I32, I64, TEXT, U32, Draft, Value
 from tokenswift import LLM
+from tokenswift.cli.models import sizes_of
 from tokenswift.kernels.cpu.arguments import MOST_NUMBERS
 from tokenswift.loader.native import layout_of
 from tokenswift.loader.numbers import check_numbers
 from tokenswift.loader.prompts import prompt_ids
-from tokenswift.roofline.sizes import sizes_of
 from tokenswift.types import InputError
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -18,10 +18,10 @@ import pytest
 from huggingface_hub import constants
 
 from tests.gguf_files import small, write
+from tokenswift.cli.models import sizes_of
 from tokenswift.loader import hub
 from tokenswift.loader.gguf.file import GgufFile
 from tokenswift.loader.load import load
-from tokenswift.roofline.sizes import sizes_of
 from tokenswift.types import InputError
 
 NAME, COMMIT = "someone/tiny", "0123456789abcdef0123456789abcdef01234567"

@@ -149,7 +149,7 @@ def about(llm: Any, args: argparse.Namespace) -> dict[str, Any]:
 def measure(llm: Any, ids: list[int], args: argparse.Namespace) -> dict[str, Any]:
     """Everything after one prompt: ``times`` of each kind in the order in which they were measured, and their
     spread; whether both ways of decoding wrote the same tokens."""
-    from tokenswift.roofline.timer import pass_times
+    from tokenswift.cli.timer import pass_times
 
     states = [llm.prefill(ids) for _ in range(1 + args.repeats)]
     sampling, written = SamplingParams(seed=args.seed), set[tuple[int, ...]]()

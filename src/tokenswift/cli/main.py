@@ -43,7 +43,6 @@ COMMANDS = (
     "models",
     "text",
     "plan",
-    "roofline",
     "report",
     "demo",
     "audit",

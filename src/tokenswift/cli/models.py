@@ -13,7 +13,6 @@ from typing import Any
 from tokenswift.cli.declare import add_options
 from tokenswift.cli.options import Quiet
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
-from tokenswift.cli.roofline import lengths
 from tokenswift.cli.tables import table
 from tokenswift.types import InputError
 from tokenswift.words import counted
@@ -21,7 +20,7 @@ from tokenswift.words import counted
 logger = logging.getLogger("tokenswift")
 ACTIONS = ("list", "show", "remove")
 GIGA, MEGA = 1e9, 1e6
-ROWS, ACCEPTED = 5, (2.0, 3.0)  # of a step with drafts: tokens that it checks, and that it may yield
+LENGTHS = (1024, 8192, 32_768)  # tokens of text whose memory is shown
 SMALLER = 2  # times as many parameters has a model as one that drafts for it, at least
 COLUMNS = ("model", "cache", "MB", "millions", "family", "stored", "drafts for it")
 
@@ -32,8 +31,8 @@ def add_parser(subparsers: Any) -> None:
         "models",
         help="list the models in the caches, show what one needs, remove one",
         description="list: the models in the caches, ours and the hub's, with size, type and the drafters "
-        "for them. show NAME: memory, context and the least time of a token on this machine (see tokenswift "
-        "roofline); the model need not be in a cache, and no weights of the hub are fetched. remove NAME: "
+        "for them. show NAME: memory by length of the text, and context; the model need not be "
+        "in a cache, and no weights of the hub are fetched. remove NAME: "
         "remove a model from its cache; of the hub, the whole repository.",
         epilog="Exit codes: 0 done, 1 it could not be removed, 2 bad input.",
     )
@@ -257,60 +256,82 @@ def _known() -> tuple[dict[str, Any], str]:
 # ---- show --------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a model takes.
+
+    Attributes:
+        weight_bytes: of its weights as they are stored.
+        types: that they are stored as.
+        token_bytes: of keys and values of a token, of all layers, in bfloat16.
+        limit: positions; None: no limit.
+    """
+
+    weight_bytes: int
+    types: tuple[str, ...]
+    token_bytes: int
+    limit: int | None
+
+
+def sizes_of(name: str) -> Sizes:
+    """The sizes of a model by its name, from its config.json or the header of its GGUF file alone.
+
+    Raises:
+        InputError: there is no such model, or its config does not say enough.
+    """
+    from tokenswift.loader.checkpoint import head_width
+    from tokenswift.loader.find import header_of
+    from tokenswift.loader.folder_checks import numbers_of
+    from tokenswift.loader.gguf import gguf_in
+    from tokenswift.loader.gguf.file import GgufFile
+    from tokenswift.loader.gguf.model import FACTORS, config_of
+    from tokenswift.loader.load import load_config
+    from tokenswift.loader.rope import context_limit
+
+    with header_of(name) as (source, local):
+        if (path := gguf_in(Path(source))) is not None:
+            file = GgufFile(path, whole=False)
+            factors = file.tensors.get(FACTORS)
+            if factors is not None and factors.start + factors.nbytes > path.stat().st_size:
+                del file.tensors[FACTORS]  # cut off behind the header: sizes do not depend on it
+            config, tensors = config_of(file), file.tensors.values()
+            weights, types = sum(one.nbytes for one in tensors), sorted({one.kind for one in tensors})
+        else:
+            config = load_config(name, source, local)
+            kind = str(config.dtype or "float32").removeprefix("torch.")
+            weights, types = numbers_of(name, config) * (4 if kind == "float32" else 2), [kind]
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    each = 2 * 2 * config.num_hidden_layers * heads * head_width(config)
+    return Sizes(weights, tuple(types), each, context_limit(config))
+
+
 def _show(name: str) -> tuple[dict[str, Any], str]:
     from tokenswift.loader.find import check_name
 
     check_name(name)
     logger.info("reading %s", name)
-    from tokenswift.load_config import LoadConfig
     from tokenswift.loader.known import KNOWN
-    from tokenswift.loader.load import check_place
     from tokenswift.memory import host_memory
-    from tokenswift.roofline.machine import machine_at
-    from tokenswift.roofline.passes import steps
-    from tokenswift.roofline.sizes import sizes_of
-    from tokenswift.spec.methods.auto import BUDGET
 
-    machine = machine_at(check_place(LoadConfig()))
-    sizes = sizes_of(name, machine=machine)
-    low = not sizes.whole and machine.keeps("q8_0", sizes.dtype)
-    drafts = sizes.in_few_bits("q8_0") if low else sizes
-    lines = [steps(sizes, drafts, machine, at, ROWS, BUDGET, ACCEPTED) for at in lengths(None, sizes.limit)]
+    sizes = sizes_of(name)
     known = next((one for one in KNOWN if one.name == name), None)
+    limit = sizes.limit
+    lengths = [n for n in LENGTHS if limit is None or n <= limit] or [limit or LENGTHS[0]]
+    contexts = [{"context": n, "nbytes": sizes.weight_bytes + n * sizes.token_bytes} for n in lengths]
     made = {
         "model": name,
         "known": None if known is None else asdict(known),
-        "sizes": asdict(sizes) | {"weight_bytes": sizes.weight_bytes, "token_bytes": sizes.token_bytes},
-        "machine": {"name": machine.name, "source": machine.source, "bandwidth": machine.bandwidth},
-        "contexts": [
-            {
-                "context": line.context,
-                "nbytes": sizes.weight_bytes + line.context * sizes.token_bytes,
-                "plain": 1 / line.plain.seconds,
-                "drafted": {f"{a:g}": most / line.plain.seconds for a, (_, most) in line.speedups.items()},
-            }
-            for line in lines
-        ],
+        "sizes": asdict(sizes),
+        "contexts": contexts,
     }
-    rows = [
-        (
-            f"{one['context']:,}",
-            f"{one['nbytes'] / GIGA:.2f}",
-            f"{one['plain']:,.1f}",
-            *(f"{rate:,.1f}" for rate in one["drafted"].values()),
-        )
-        for one in made["contexts"]
-    ]
-    most = "no limit" if sizes.limit is None else counted(sizes.limit, "token")
+    rows = [(f"{one['context']:,}", f"{one['nbytes'] / GIGA:.2f}") for one in contexts]
+    most = "no limit" if limit is None else counted(limit, "token")
     text = [
-        f"{name}: {sizes.weight_bytes / GIGA:.3f} GB of weights that a pass reads "
-        f"({', '.join(sizes.weights)}), {sizes.token_bytes / 1e3:.1f} KB of keys and values a token; "
-        f"context: {most}",
+        f"{name}: {sizes.weight_bytes / GIGA:.3f} GB of weights ({', '.join(sizes.types)}), "
+        f"{sizes.token_bytes / 1e3:.1f} KB of keys and values a token in bfloat16; context: {most}",
         *([f"licence: {known.licence}"] if known is not None else []),
-        f"at most on {machine.name} ({machine.bandwidth / GIGA:,.1f} GB/s of memory, {machine.source}), and "
-        "with drafts that cost nothing and bring so many tokens a step:",
         "",
-        table(rows, ("context", "GB", "tokens/s", *(f"{a:g} a step" for a in ACCEPTED)), right=range(9)),
+        table(rows, ("context", "GB"), right=range(2)),
         "",
         f"{host_memory().free / GIGA:.1f} GB of memory can be had now; tokenswift plan measures a run",
     ]

@@ -53,7 +53,7 @@ def add_parser(subparsers: Any) -> None:
     group.add_argument(
         "--no-measure",
         action="store_true",
-        help="measure nothing: memory, and the least time of plain decoding (see tokenswift roofline)",
+        help="measure nothing: memory alone",
     )
     add_json_option(group)
     add_options(group, options.Quiet)
@@ -86,14 +86,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _plan_of(args: argparse.Namespace, llm: Any, made: Any) -> Any:
     """The plan of a run that was made."""
+    from tokenswift.cli.forecast import plan
     from tokenswift.engine.run import Run
-    from tokenswift.roofline.forecast import plan
-    from tokenswift.roofline.machine import machine_at
 
     def again(new: int) -> Run:
         return Run(llm, short(made, new))
 
-    return plan(made, None, machine_at(llm.device)) if args.no_measure else plan(made, again)
+    return plan(made, None if args.no_measure else again)
 
 
 def short(made: Any, new: int) -> Any:
@@ -113,10 +112,9 @@ def _run_many(args: argparse.Namespace) -> int:
     sampling = options.model_sampling(args, call["sampling"], llm)
     requests = [many.request_of(args, llm, one, call, sampling, None) for one in prompts]
 
+    from tokenswift.cli.forecast import plan_many
     from tokenswift.engine.run import Run
     from tokenswift.engine.scheduler import MOST
-    from tokenswift.roofline.forecast import floor_of, plan_many
-    from tokenswift.roofline.machine import machine_at
 
     sizes = [(len(llm.encode(one.prompt)), one.max_new_tokens) for one in requests]
     longest = Run(llm, requests[max(range(len(sizes)), key=lambda i: sum(sizes[i]))])
@@ -125,13 +123,8 @@ def _run_many(args: argparse.Namespace) -> int:
         at_once = min(MOST, -(-len(sizes) // args.nodes))
         if found.memory is not None:
             at_once = max(1, min(at_once, found.memory.free // max(1, longest.nbytes)))
-    rate = least = None
-    if args.no_measure:
-        machine = machine_at(llm.device)
-        least = sum(floor_of(llm.target, machine, *size) for size in sizes) if machine is not None else None
-    else:
-        rate = beside_rate(llm, short(longest, SHORT), at_once)
-    planned = plan_many(found, sizes, args.nodes, at_once, longest.nbytes, rate, least)
+    rate = None if args.no_measure else beside_rate(llm, short(longest, SHORT), at_once)
+    planned = plan_many(found, sizes, args.nodes, at_once, longest.nbytes, rate)
     if record is not None:
         write_json(record, asdict(planned))
     if record != STDOUT:
@@ -189,12 +182,6 @@ def text_of_many(found: Any) -> str:
             f"{_expected(found)}, "
             f"{found.nodes * found.seconds / 3600:,.2f} node hours; a node writes {found.rate:,.1f} tokens/s",
         ]
-    if found.floor is not None:
-        lines += [
-            "",
-            f"plain decoding, one text after another, takes at least {duration(found.floor)} by this "
-            "machine's bandwidth and arithmetic (see tokenswift roofline)",
-        ]
     return "\n".join(lines)
 
 
@@ -217,13 +204,6 @@ def text_of(found: Any, prompt: int, new: int) -> str:
             f"{1e6 * found.speed.slope:.2f} ms more per 1,000 tokens, and writes {found.speed.rate:.2f} "
             "tokens",
         ]
-    if found.floor is not None:
-        lines += [
-            "",
-            f"plain decoding takes at least {duration(found.floor)}, {new / found.floor:.1f} tokens/s, by "
-            "this machine's bandwidth and arithmetic (see tokenswift roofline)",
-        ]
     if found.level is not None:
-        least = "at least " if found.seconds is None else ""
-        lines.append(f"a draft level of the EAGLE-3 drafter takes {least}{1000 * found.level:.2f} ms")
+        lines.append(f"a draft level of the EAGLE-3 drafter takes {1000 * found.level:.2f} ms")
     return "\n".join(lines)

@@ -143,7 +143,7 @@ def check_weights(name: str, folder: Path, config: Any, families: tuple[str, ...
         check_tensors(layout, there, FLOATS, f"model {name}", "weight")
         return
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-    numbers = _numbers_of(name, config)
+    numbers = numbers_of(name, config)
     if numbers > PER_BYTE * size:
         raise InputError(
             f"model {name}: its weights do not fit its config.json, which asks for {numbers:,} numbers of "
@@ -151,7 +151,7 @@ def check_weights(name: str, folder: Path, config: Any, families: tuple[str, ...
         )
 
 
-def _numbers_of(name: str, config: Any) -> int:
+def numbers_of(name: str, config: Any) -> int:
     """Numbers of a config's model, which is made without memory."""
     import torch
     from transformers import AutoModelForCausalLM

@@ -3,7 +3,6 @@
 Memory is reckoned: what the process holds now, plus what the run adds. Time is extrapolated: a short run at
 the prompt gives the seconds and the tokens of a step, passes at two lengths give how a pass grows with the
 text. What only shows later (a draft that changes with length, more n-grams in a longer text) is not in it.
-Without a run there is the least time of plain decoding, by what the machine reads and computes in a second.
 """
 
 from __future__ import annotations
@@ -17,12 +16,10 @@ from typing import Any
 
 import torch
 
+from tokenswift.cli.timer import level_times, times
 from tokenswift.config import shown
 from tokenswift.memory import Memory, largest, needs_of
 from tokenswift.metrics import BEFORE
-from tokenswift.roofline.passes import Machine, floor, read_seconds
-from tokenswift.roofline.sizes import sizes_of_target
-from tokenswift.roofline.timer import level_times, times
 from tokenswift.types import Step
 
 TABLES = 500  # bytes a token takes in lists, text and the n-gram table
@@ -74,9 +71,7 @@ class Plan:
         seconds: prefill and decoding, expected; None when nothing was measured.
         range: least and most seconds.
         speed: what the expectation comes from.
-        floor: where nothing was measured, the least seconds of prefill and plain decoding; None otherwise.
-        level: seconds of a pass of the EAGLE-3 drafter over one row, where there is one: measured, or where
-            nothing was measured the least.
+        level: seconds of a pass of the EAGLE-3 drafter over one row, where there is one and it was measured.
     """
 
     parts: list[Part]
@@ -86,7 +81,6 @@ class Plan:
     seconds: float | None
     range: tuple[float, float] | None
     speed: Speed | None
-    floor: float | None = None
     level: float | None = None
 
 
@@ -174,14 +168,12 @@ def _pass(target: Any, length: int, rows: int, repeats: int) -> float:
     return median(times(lambda: target.forward(tokens, positions, cache), repeats)) / 1e3
 
 
-def plan(run: Any, again: Callable[[int], Any] | None, machine: Machine | None = None) -> Plan:
+def plan(run: Any, again: Callable[[int], Any] | None) -> Plan:
     """What a run will take.
 
     Args:
         run: the run, made but not begun (so it is known to fit what is free).
-        again: makes a run of the same kind with some new tokens, for the measurement; None: no measurement,
-            and the least time on
-        machine: where it is given.
+        again: makes a run of the same kind with some new tokens, for the measurement; None: no measurement.
     """
     target, prompt, new = run.target, len(run.prompt), run.max_new_tokens
     speed = None if again is None else measure(again, target, prompt + new)
@@ -191,15 +183,12 @@ def plan(run: Any, again: Callable[[int], Any] | None, machine: Machine | None =
     most = None if memory is None else largest(target, run.strategy, prompt, memory.free)
     if limit is not None and most is not None:
         most = min(most, limit - prompt)
-    seconds = span = least = level = None
+    seconds = span = level = None
     if speed is not None:
         seconds = expected(speed, prompt, new)
         span = _around(seconds, speed)
         level = None if eagle is None else median(level_times(eagle, REPEATS)) / 1e3
-    elif machine is not None:
-        least = floor_of(target, machine, prompt, new)
-        level = None if eagle is None else eagle.level_bytes / machine.bandwidth
-    return Plan(parts, sum(part.nbytes for part in parts), memory, most, seconds, span, speed, least, level)
+    return Plan(parts, sum(part.nbytes for part in parts), memory, most, seconds, span, speed, level)
 
 
 def _around(seconds: float, speed: Speed) -> tuple[float, float]:
@@ -221,8 +210,6 @@ class ManyPlan:
         rate: tokens a second of a node; None when nothing was measured.
         seconds: expected; None likewise.
         range: least and most seconds.
-        floor: where nothing was measured, the least seconds of prefill and plain decoding, one text after
-            another on each node; None otherwise.
     """
 
     texts: int
@@ -236,7 +223,6 @@ class ManyPlan:
     rate: float | None
     seconds: float | None
     range: tuple[float, float] | None
-    floor: float | None
 
 
 def plan_many(
@@ -246,7 +232,6 @@ def plan_many(
     at_once: int,
     more: int,
     rate: float | None,
-    least: float | None = None,
 ) -> ManyPlan:
     """What many texts will take. A node's speed with concurrent texts is taken for constant but for how a
     step grows with the text, and the last texts are taken to end together, unless one alone takes longer.
@@ -257,7 +242,6 @@ def plan_many(
         nodes, at_once: see `ManyPlan`.
         more: bytes of a further text.
         rate: tokens a second that ``at_once`` short texts were written with; None: nothing was measured.
-        least: seconds of all of them one after another, by `floor_of`.
     """
     beside = Part(f"caches of {at_once - 1} more texts", (at_once - 1) * more)
     parts = [*longest.parts, *([beside] if at_once > 1 else [])]
@@ -281,14 +265,7 @@ def plan_many(
         rate,
         seconds,
         span,
-        None if least is None else least / nodes,
     )
-
-
-def floor_of(target: Any, machine: Machine, prompt: int, new: int) -> float:
-    """The least seconds of prefill and plain decoding of ``new`` tokens."""
-    sizes = sizes_of_target(target)
-    return read_seconds(sizes, machine, prompt) + new * floor(sizes, machine, 1, prompt + new // 2).seconds
 
 
 def expected(speed: Speed, prompt: int, new: int) -> float:
