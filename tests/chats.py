@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from tests.conftest import tiny_tokenizer
@@ -69,3 +69,31 @@ def calling_model(positions: int = 2048) -> Any:
             model.model.embed_tokens.weight[vocab[token], dimension] = 20
             model.lm_head.weight[vocab[following], dimension] = 9
     return model
+
+
+#: how Qwen's tokenizer cuts texts, and some of its merges
+CUT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+MERGES = [("{", '"'), ('"', ":"), ("<", "/"), ("t", "o"), ("o", "l"), ("to", "ol"), ("_", "c"), ("Ċ", "Ċ")]
+MARKS = ("<tool_call>", "</tool_call>")
+
+
+def marked_tokenizer(special: bool) -> Any:
+    """A byte-level tokenizer in which the marks of calls are added tokens: not special as in Qwen 2.5, whose
+    other added tokens are, or special."""
+    vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    for left, right in MERGES:
+        vocabulary[left + right] = len(vocabulary)
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=MERGES))
+    cut = pre_tokenizers.Split(Regex(CUT), "isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|python_tag|>"])
+    made.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in MARKS])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>")
+    tokenizer.chat_template = HERMES_TEMPLATE
+    return tokenizer

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 
 from tests.chat.test_parser import NAMES, read
-from tests.chats import calling_tokenizer
+from tests.chats import calling_tokenizer, marked_tokenizer
 from tokenswift.chat.calls import Calls
 from tokenswift.chat.family import Family
 from tokenswift.chat.hermes import HERMES
@@ -15,7 +16,8 @@ from tokenswift.chat.llama3 import LLAMA3
 from tokenswift.chat.plain import PLAIN
 from tokenswift.chat.tools import tools_of
 from tokenswift.grammar import Grammar
-from tokenswift.sampling.masks import Grammars
+from tokenswift.sampling.masks import Grammars, special_tokens
+from tokenswift.sampling.ranking import allowed_tokens
 
 LISTED = {"a": {"type": "integer"}, "b": {"enum": ["x", "}"]}}
 NAMED = {"type": "function", "function": {"name": "f"}}
@@ -74,3 +76,31 @@ def test_text_before_a_call() -> None:
     assert first_refused(HERMES, "I'll see.\n" + call, "required") == ""
     assert first_refused(PLAIN, "I'll see.\n" + CALL[PLAIN], "auto") is None  # text, and no call to a parser
     assert read(PLAIN, "I'll see.\n" + CALL[PLAIN], []).calls == ()
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("choice", ["auto", "required", NAMED])
+@pytest.mark.parametrize("family", CALL, ids=lambda family: family.name)
+def test_marks_that_are_added_tokens(family: Family, choice: Any, special: bool) -> None:
+    """A call in the tokenizer's own tokens follows its grammar. Whatever is chosen of what may come, there is
+    always more that may, although what has to come names special tokens; and the tokens of a call's marks."""
+    tokenizer, texts = marked_tokenizer(special), ["a <tool_call> b", "<|im_end|>", "</tool_call>"]
+    parameters = {"properties": {"a": {"maximum": 9, "type": "integer"}, "b": {"enum": texts}}}
+    tools = tools_of([{"type": "function", "name": "f", "parameters": parameters}], choice, parallel=False)
+    assert tools is not None
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    grammar = Calls(tools, family, tuple(special_tokens(tokenizer))).grammar()
+    grammars = Grammars(tokenizer, len(tokenizer), lambda: [end])
+    ids = [*tokenizer(family.written([("f", {"a": 1})]))["input_ids"], end]
+    assert grammars.masks(Grammar.lark(grammar), 0).reach([], ids) == len(ids)
+    for seed in range(8 if tools.forced else 0):
+        masks, rnd, written = grammars.masks(Grammar.lark(grammar), 0), random.Random(seed), list[int]()
+        while end not in written:
+            words = masks.allowed(written, [])
+            assert words is not None
+            may = allowed_tokens(words[None], len(tokenizer))[0].nonzero().squeeze(1).tolist()
+            written.append(end if end in may else rnd.choice(may))
+        said = read(family, tokenizer.decode(written[:-1]), [])
+        assert [name for name, _ in said.calls] == ["f"] and said.whole
+        if family is HERMES:
+            assert tokenizer.convert_tokens_to_ids("<tool_call>") in written

@@ -12,6 +12,8 @@ from tests.lossless.test_grammar import GROWING
 from tests.serve.conftest import Running, Start
 from tests.serve.test_openai import CHAT, COLOUR, streamed
 from tokenswift import LLM, Grammar
+from tokenswift.sampling.masks import LEFT, NoMask
+from tokenswift.serve.errors import fault_of
 from tokenswift.types import Generation
 
 NEW = 60
@@ -151,3 +153,9 @@ def test_a_grammar_that_fails_midway(server: Running, llm: LLM) -> None:
     failed = server.post("/v1/responses", asked).json()
     assert failed["status"] == "failed" and failed["error"]["code"] == "invalid_prompt"
     assert says in failed["error"]["message"]
+
+
+def test_a_fault_of_ours_is_not_blamed_on_the_request() -> None:
+    """A text that our own masks let out of its grammar is an error of the server's."""
+    assert fault_of(NoMask(3, LEFT), None) is None
+    assert isinstance(fault_of(NoMask(3, "lexer error: too many expressions"), None), NoMask)

@@ -7,6 +7,7 @@ around it, and in whether text may come before.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +57,7 @@ class Family:
         """
         names = [f"call_{i}" for i in range(len(tools.callable))]
         tag, rest = self.opening.strip(), self.opening[len(self.opening.rstrip()) :]
-        begin = f"{tag if tag in special else _quoted(tag)} {_quoted(rest)}"
+        begin = _spelt(self.opening, special)
         more = f"({_quoted(self.between)} {begin} call)*" if tools.parallel else ""
         token = f"{self.begins}?" if self.begins and self.begins in special else ""
         lines = ["%llguidance {}"]
@@ -72,7 +73,7 @@ class Family:
         else:  # all that is read as a call is one
             lines.append(f"start: TEXT | {token} call {more}")
             lines.append(r'TEXT: /(.|\n)*/ & ~/[ \t\r\n]*\{[ \t\r\n]*"name"(.|\n)*/')
-        lines.append(f"call: ({' | '.join(names)}) {_quoted('}' + self.closing)}")
+        lines.append(f"call: ({' | '.join(names)}) {_spelt('}' + self.closing, special)}")
         for name, tool in zip(names, tools.callable, strict=True):
             head = _quoted(self._head(tool.name))
             if schema is not None:  # a word each, as schemas have them: a longer one would hide these
@@ -88,6 +89,12 @@ class Family:
 
 def _json(schema: dict[str, Any]) -> str:
     return "%json " + json.dumps({**schema, "x-guidance": SPACING}, ensure_ascii=False)
+
+
+def _spelt(text: str, special: Sequence[str]) -> str:
+    """A text that has to come, the special tokens in it as such."""
+    parts = re.split(r"(<[^<>]*>)", text)
+    return " ".join(part if part in special else _quoted(part) for part in parts if part)
 
 
 def _quoted(text: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -31,8 +32,12 @@ _JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separat
 _VALID = "a schema or grammar that llguidance knows (see docs/grammars.md)"
 
 
+LEFT = "the text leaves the grammar"
+
+
 class NoMask(RunError):
-    """A grammar gives no mask; its arguments are the position and the reason."""
+    """A grammar gives no mask; its arguments are the position and the reason: llguidance's, which the grammar
+    is to blame for, or `LEFT`, which is a fault of ours."""
 
     def __str__(self) -> str:
         position, reason = self.args
@@ -91,7 +96,7 @@ class Grammars:
             return Masks(found, self._tokenizer(ends), start, ends)
 
     def _tokenizer(self, ends: tuple[int, ...]) -> Any:
-        from llguidance import LLTokenizer
+        from llguidance import LLTokenizer, TokenizerWrapper
 
         if ends in self._tokenizers:
             return self._tokenizers[ends]
@@ -108,7 +113,9 @@ class Grammars:
                 "grammar",
             )
         try:
-            made = LLTokenizer(inner.to_str(), n_vocab=self._vocab_size, eos_token=list(ends))
+            read = LLTokenizer(inner.to_str(), n_vocab=self._vocab_size, eos_token=list(ends))
+            vocabulary = TokenizerWrapper(Vocabulary(read, inner, ends))
+            made = LLTokenizer(vocabulary, n_vocab=self._vocab_size, eos_token=list(ends))
         except Exception as error:  # plain Exceptions and ValueErrors of two libraries
             raise InputError(
                 f"the model's tokenizer cannot be used with a grammar ({_line(error)}); valid: no grammar",
@@ -150,6 +157,35 @@ class Grammars:
         if wrong:
             raise _refused(grammar, _line(wrong))
         return matcher
+
+
+class Vocabulary:
+    """A vocabulary as llguidance is to see it. It takes every added token that is written ``<…>`` for a
+    special one, and encodes text that holds a special token's name as that token: no text could hold it then,
+    since its matcher takes special tokens for no text. Here those alone are special that the tokenizer says
+    so of, and text is encoded as text.
+
+    Args:
+        read: llguidance's own reading of the tokenizer, an `LLTokenizer`.
+        inner: the ``tokenizers.Tokenizer``.
+        ends: ids of the tokens that end a text.
+    """
+
+    def __init__(self, read: Any, inner: Any, ends: Sequence[int]) -> None:
+        self.eos_token_id, self.bos_token_id = ends[0], None
+        known = set(inner.get_vocab(with_added_tokens=True).values())
+        self.tokens = [read.decode_bytes([i]) if i in known else b"" for i in range(read.vocab_size)]
+        added = inner.get_added_tokens_decoder()
+        self.special_token_ids = sorted({i for i, token in added.items() if token.special}.union(ends))
+        names = sorted((self.tokens[i].decode() for i in self.special_token_ids), key=len, reverse=True)
+        self._named = re.compile(f"({'|'.join(map(re.escape, names))})")
+        self._read = read
+
+    def __call__(self, text: str) -> list[int]:
+        """The ids of a text, none of them special."""
+        parts = self._named.split(text)
+        encode = self._read.tokenize_str, self._read.greedy_tokenize
+        return [token for i, part in enumerate(parts) for token in encode[i % 2](part)]
 
 
 class Masks:
@@ -248,7 +284,7 @@ class Masks:
         if not self._go_to(new):
             self._compiled.spoilt = True
             place = self._at + len(self._after)
-            self._lost = NoMask(place, _line(self._matcher.get_error() or "the text leaves the grammar"))
+            self._lost = NoMask(place, _line(self._matcher.get_error() or LEFT))
             raise self._lost
         self._at += len(new)
         self._after, self._made = [], {}

@@ -10,7 +10,7 @@ from typing import Any
 from tokenswift.checks import shown
 from tokenswift.method_options import OPTIONS
 from tokenswift.sampling.choice import RefusedRow
-from tokenswift.sampling.masks import NoMask
+from tokenswift.sampling.masks import LEFT, NoMask
 from tokenswift.types import InputError
 
 
@@ -42,7 +42,7 @@ def fault_of(error: BaseException, bad_words: Sequence[str] | None) -> BaseExcep
     """What ended a text, where its request is to blame: another try would end as well. None: it is not."""
     if isinstance(error, RefusedRow) and bad_words and error.args[1] != "NaN":
         return InputError("bad_words leave no token that may be written; valid: fewer", "bad_words")
-    return error if isinstance(error, NoMask) else None
+    return error if isinstance(error, NoMask) and error.args[1] != LEFT else None
 
 
 def wrong_fields(errors: Sequence[Any]) -> InputError:
