@@ -41,6 +41,14 @@ HERMES_TEMPLATE = (
     "{{ '<tool_call>\\n' + call.function | tojson + '\\n</tool_call>' }}{% endfor %}{{ '\\n' }}{% endfor %}"
     "assistant{{ '!' if messages[-1].role == 'tool' else ':' }}"
 )
+#: as Qwen 3's: thoughts of earlier turns are left out, and ``enable_thinking`` false asks for none
+THINKING = (
+    "{% for m in messages %}{% set said = m.content.split('</think>')[-1].lstrip('\\n') %}"
+    "{{ m.role + '\\n' }}{% if m.reasoning_content and loop.last %}"
+    "{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}{% endif %}{{ said + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant\\n' }}{% if enable_thinking is false %}"
+    "{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"
+)
 #: a token of the vocabulary → the one that `calling_model` writes after it, unless a grammar forbids that
 NEXT = {":": "<tool_call>", "!": "o", "o": "k", "k": "</s>", ">": "</s>"}
 

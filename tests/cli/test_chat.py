@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.chats import chat_tokenizer
+from tests.chats import TEMPLATE, chat_tokenizer
 from tests.cli.conftest import Call, Outcome, Terminal, chatty_model
 from tokenswift import config
 from tokenswift.cli import chat as module
@@ -29,7 +29,8 @@ from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
 from tokenswift.engine.run import Run
 from tokenswift.engine.stream import Stream
-from tokenswift.types import InputError, RunError, Step
+from tokenswift.runs import folder as folders
+from tokenswift.types import RunError, Step
 
 SETTINGS = (
     *("temperature", "top-k", "top-p", "min-p", "eta-cutoff", "repetition-penalty"),
@@ -129,6 +130,34 @@ def test_options_that_contradict_each_other(
     for command in ("generate", "plan"):
         done = cli(command, *argv)
         assert done.code == 2 and done.error.startswith(words), done
+
+
+def test_options_of_the_template(cli: Call, tmp_path: Path) -> None:
+    """They reach the template of ``generate`` and of ``chat``; a value is JSON, or else text."""
+    model = chatty_model(tmp_path / "m", 512)
+    config = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
+    template = TEMPLATE + "{% if enable_thinking is false %}quick {{ mood }}{% endif %}"
+    (model / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    options = ("--template-option", "enable_thinking=false", "--template-option", "mood=so so")
+    how = ("--model", model, "--max-new-tokens", 6, "--greedy")
+    done = cli("generate", "Hi", *how, *options, "--run-dir", "run")
+    assert done.code == 0, done
+    with LLM(model) as llm:
+        prompt = llm.source.codec.decode(folders.load(Path("run"))[1].header.prompt)
+        said = [{"role": "user", "content": "Hi"}]
+        given = {"enable_thinking": False, "mood": "so so"}
+        wanted = llm.generate(said, 6, greedy=True, template_options=given).text
+    assert prompt.endswith("assistant:quick so so")
+    Path("said").write_text("Hi\n", encoding="utf-8")
+    assert cli("chat", *how, *options, stdin=Path("said")).out.strip() == wanted.strip()
+    for argv, words in (
+        (("--template-option", "x"), "--template-option is 'x'; valid: a name and a value"),
+        (("--template-option", "messages=1"), "--template-option is 'messages=1'; valid: names"),
+        ((*options, "--continue"), "--continue and --template-option given; valid: one of them"),
+    ):
+        done = cli("generate", "Hi", *how, *argv)
+        assert done.code == 2 and words in done.err, done
 
 
 def test_a_chat_without_a_template_is_refused(cli: Call, tiny: Path) -> None:
@@ -377,15 +406,15 @@ def test_the_system_text_is_part_of_what_the_model_reads(talk: Callable[..., Out
         assert llm.generate(said[:-1], 6, greedy=True).text == said[-1]["content"]
 
 
-def test_a_template_without_system_messages_refuses_the_text(real: LLM) -> None:
+def test_a_template_without_system_messages_is_told_with_the_first_message(real: LLM) -> None:
     chat = Chat(real, 4)
     refuse = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
     with pytest.MonkeyPatch.context() as patch:
         codec = real.source.codec
         patch.setattr(codec, "chat_template", refuse + codec.chat_template)
-        with pytest.raises(InputError, match="no system here"):
-            chat.take("/system Be brief.")
-        assert chat.messages == [] and chat.take("Hello") and len(chat.turns) == 1
+        assert chat.take("/system Be brief.") and chat.take("Hello") and len(chat.turns) == 1
+        told = [{"role": "user", "content": "Be brief.\n\nHello"}]
+        assert real.encode(chat.messages[:-1]) == real.encode(told)
 
 
 def test_settings_are_shown_and_changed(talk: Callable[..., Outcome]) -> None:

@@ -152,7 +152,7 @@ STRICT = "{{ messages[0].content[0]['text'] + '\n' + messages[-1].content[0]['te
     [
         (PARTS, "system:Be brief.\nuser:hé\n"),
         (STRICT, "Be brief.\n hé "),
-        ("{{ messages[-1].content | upper }}", " HÉ "),
+        ("{{ messages[-1].content | upper }}", "BE BRIEF.\n\n HÉ "),
         ("{{ messages[-1].content is string }}", "True"),
     ],
     ids=["parts", "only parts", "another form", "none"],

@@ -23,6 +23,17 @@ def knows_tools(tokenizer: Any) -> bool:
     return "tools" in template_of(tokenizer)
 
 
+def effort_options(effort: str | None, tokenizer: Any) -> dict[str, Any]:
+    """How much a model is to think, in the variables that its chat template knows."""
+    template = template_of(tokenizer)
+    found: dict[str, Any] = {}
+    if effort is not None and "reasoning_effort" in template:
+        found["reasoning_effort"] = effort
+    if effort == "none" and "enable_thinking" in template:
+        found["enable_thinking"] = False
+    return found
+
+
 def family_of(tokenizer: Any) -> Family:
     """The family whose form of calls a model's template speaks of; a plain one where it speaks of none."""
     template = template_of(tokenizer)

@@ -81,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
     parse_rope_scaling(args.rope_scaling)
     options.check_model_options(args)
     call = {"strategy": args.strategy, "strategy_options": options.strategy_options_from(args)}
+    call["template_options"] = dict(args.template_option) or None
     if args.history not in (None, "none"):
         check_writable("--history", args.history)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):

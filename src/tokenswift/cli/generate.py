@@ -227,6 +227,7 @@ def settings_from(args: argparse.Namespace) -> dict[str, Any]:
         "stop": (*args.stop, *map(tuple, args.stop_ids)),
         "on_loop": args.on_loop,
         "loop": loop,
+        "template_options": dict(args.template_option) or None,
     }
 
 

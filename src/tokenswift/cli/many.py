@@ -270,6 +270,9 @@ def request_of(
     if is_chat(one.prompt):
         prompting.check_template(llm, "--chat" if args.chat or args.system is not None else "messages")
         sampling = prompting.answer_sampling(args, sampling, llm)
+        if args.raw:
+            options = call["template_options"] or {}
+            call = {**call, "template_options": {**options, "continue_final_message": True}}
     return one.request(call, sampling, folder)
 
 

@@ -8,12 +8,14 @@ in here.
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenswift.cli import options
 from tokenswift.cli.declare import RARE, option
 from tokenswift.config import SamplingParams, sampling_over
+from tokenswift.loader.prompts import check_template_options
 from tokenswift.types import InputError
 
 
@@ -31,15 +33,36 @@ class Chat:
     chat: bool = option(False, level=RARE)
 
 
+def template_option(text: str) -> tuple[str, Any]:
+    """An argparse type: a variable of a chat template and its value, JSON or else text."""
+    name, found, value = text.partition("=")
+    if not name or not found:
+        valid = "a name and a value, such as enable_thinking=false"
+        raise argparse.ArgumentTypeError(f"is {text!r}; valid: {valid}")
+    try:
+        check_template_options({name: value})
+        return name, json.loads(value)
+    except InputError as error:
+        valid = str(error).partition("; ")[2]
+        raise argparse.ArgumentTypeError(f"is {text!r}; {valid}") from error
+    except (ValueError, RecursionError):
+        return name, value
+
+
 @dataclass(frozen=True)
 class System:
     """What stands before a conversation.
 
     Attributes:
         system: instructions that stand before the conversation; default: the chat template's own
+        template_option: variable of the model's chat template, such as enable_thinking=false; the value is
+            JSON or text; may be given several times
     """
 
     system: str | None = option(None, "TEXT")
+    template_option: list[tuple[str, Any]] = option(
+        (), "NAME=VALUE", type=template_option, action="append", level=RARE
+    )
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -56,15 +79,16 @@ def check_chat_options(args: argparse.Namespace) -> None:
     Raises:
         InputError: options that contradict each other.
     """
-    for name in ("chat", "system"):
-        if getattr(args, name) in (None, False):
+    for name in ("chat", "system", "template_option"):
+        if getattr(args, name) in (None, False, []):
             continue
-        if args.raw:
+        option = f"--{name.replace('_', '-')}"
+        if args.raw and args.prompts is None:
             raise InputError(
-                f"--continue and --{name} given; valid: one of them (--continue uses no chat template)"
+                f"--continue and {option} given; valid: one of them (--continue uses no chat template)"
             )
         if args.prompt_ids is not None:
-            raise InputError(f"--prompt-ids and --{name} given; valid: --{name} with text")
+            raise InputError(f"--prompt-ids and {option} given; valid: {option} with text")
 
 
 def shaped(args: argparse.Namespace, llm: Any, prompt: str | list[int]) -> tuple[Any, str]:

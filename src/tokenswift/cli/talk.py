@@ -150,7 +150,7 @@ class Chat:
 
     def answer(self, text: str) -> None:
         """Answer a message; what Ctrl-C left of the answer is kept."""
-        ids = self._llm.encode([*self.messages, {"role": "user", "content": text}])
+        ids = self._encoded([*self.messages, {"role": "user", "content": text}])
         how = (self.settings, self.system)
         most, sampling = self._room(len(ids)), self.settings.sampling
         sink, answer = TextSink(None, raw=self._raw, wrap=True), ""
@@ -179,6 +179,9 @@ class Chat:
             self.turns.append(Turn(text, answer, how))
             self._unanswered = None
         logger.info("(%s)", ended)
+
+    def _encoded(self, messages: list[dict[str, str]]) -> list[int]:
+        return self._llm.encode(messages, template_options=self._call.get("template_options"))
 
     def retry(self, rest: str = "") -> None:
         """Answer the last message again, with the next seed."""
@@ -228,7 +231,7 @@ class Chat:
             logger.info("%s", self.system or "no instructions but the chat template's own")
             return
         system = (unquoted(text) if text != '""' else "") or None
-        self._llm.encode([*prompting.system_messages(system), {"role": "user", "content": "?"}])
+        self._encoded([*prompting.system_messages(system), {"role": "user", "content": "?"}])
         self.system = self._usual = system
         done = "the instructions are set" if system is not None else "no instructions any more"
         logger.info(
@@ -291,7 +294,7 @@ class Chat:
             raise InputError("/load has no file; valid: /load FILE")
         messages = conversation.read(name)
         if messages and messages[-1]["role"] == "assistant":
-            self._room(len(self._llm.encode(messages)))
+            self._room(len(self._encoded(messages)))
         first = messages[0]["content"] if messages and messages[0]["role"] == "system" else None
         texts = [message["content"] for message in messages if message["role"] != "system"]
         self.system, self._unanswered = first, None

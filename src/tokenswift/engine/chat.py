@@ -19,12 +19,15 @@ from tokenswift.types import Generation, InputError
 TOKENS = 1024  # new tokens of an answer for which no number is given, or what positions are left
 
 
-def encoded(llm: Any, prompt: Prompt, tools: Tools | None = None, name: str = "messages") -> list[int]:
+def encoded(
+    llm: Any, prompt: Prompt, tools: Tools | None = None, name: str = "messages", options: Any = None
+) -> list[int]:
     """Token ids of a prompt; of messages with what they call, and the tools that they may call.
 
     Args:
         llm: the ``LLM``.
         name: of the argument, for messages.
+        options: of the chat template (`loader.prompts.prompt_ids`).
     Raises:
         InputError: naming what is wrong.
     """
@@ -32,7 +35,7 @@ def encoded(llm: Any, prompt: Prompt, tools: Tools | None = None, name: str = "m
         return llm.encode(prompt)
     found: Any = prompt
     messages, forms = conversation(found, tools, llm.source.codec, name)
-    return llm.encode(messages, forms)
+    return llm.encode(messages, forms, options)
 
 
 def bound(sampling: SamplingParams, calls: Calls | None) -> SamplingParams:
@@ -75,12 +78,15 @@ def chat_request(
         raise InputError("messages is no list of messages; valid: [{'role': 'user', 'content': 'Hello'}]")
     asked, (strategy, given, sampling) = tools_of(*tools), how
     calls = calls_of(asked, llm.source.codec)
-    ids = encoded(llm, messages, asked)
+    template = options.get("template_options")
+    ids = encoded(llm, messages, asked, options=template)
     if new is None:
         limit = llm.target.rotary.limit
         new = TOKENS if limit is None else max(1, min(TOKENS, limit - len(ids)))
     made = Request.of(ids, lambda _: llm.default_sampling(messages), new, strategy, given, sampling, options)
-    return replace(made, sampling=bound(made.sampling, calls), asked=asked_of(messages, asked)), calls
+    return replace(
+        made, sampling=bound(made.sampling, calls), asked=asked_of(messages, asked, template)
+    ), calls
 
 
 def reply_of(generation: Generation, request: Request, calls: Calls | None) -> Reply:

@@ -29,16 +29,24 @@ from tokenswift.words import counted
 logger = logging.getLogger("tokenswift")
 
 
-def asked_of(prompt: Prompt, tools: Tools | None = None) -> str | None:
-    """What stands for a conversation and its tools in `Request.asked`; None: the prompt is none."""
-    return digest_of([prompt, tools and tools.forms], default=str) if is_chat(prompt) else None
+def asked_of(
+    prompt: Prompt, tools: Tools | None = None, options: Mapping[str, Any] | None = None
+) -> str | None:
+    """What stands for a conversation, its tools and its template's options in `Request.asked`; None: the
+    prompt is none."""
+    asked = [prompt, tools and tools.forms, *([options] if options else [])]
+    return digest_of(asked, default=str) if is_chat(prompt) else None
+
+
+def _asked(request: Request) -> str | None:
+    return request.asked or asked_of(request.prompt, None, request.template_options)
 
 
 def kept_prompt(request: Request) -> list[int] | None:
     """The prompt's ids in a run's folder whose run was asked for by the very messages: templates may write
     today's date. None: there is no such run."""
     with suppress(InputError):  # taking the folder says what is wrong with it
-        asked, folder = request.asked or asked_of(request.prompt), Path(request.run_dir or "")
+        asked, folder = _asked(request), Path(request.run_dir or "")
         if asked is not None and has_run(folder):
             header = load(folder)[1].header
             return header.prompt if header.asked == asked else None
@@ -129,7 +137,7 @@ class Journal:
         return header | {
             "identity": self._identity,
             "prompt": self._prompt,
-            "asked": self._request.asked or asked_of(self._request.prompt),
+            "asked": _asked(self._request),
         }
 
     def _session(self) -> dict[str, Any]:

@@ -220,11 +220,18 @@ class LLM(AbstractContextManager["LLM"]):
         """Whether prompts can be chat messages."""
         return has_template(self.source.codec)
 
-    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
+    def encode(
+        self,
+        prompt: Prompt,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Token ids of a prompt as `generate` takes it: of a text with the tokenizer's special tokens, of
-        chat messages by the model's template, up to where the answer begins; ``tools`` are given to it."""
+        chat messages by the model's template, up to where the answer begins; ``tools`` and
+        ``template_options`` are given to it."""
         check_prompt(prompt)
-        return prompt_ids(prompt, self.source.codec, self.target.vocab_size, tools=tools)
+        codec, size = self.source.codec, self.target.vocab_size
+        return prompt_ids(prompt, codec, size, tools=tools, options=template_options)
 
     @property
     def generation_config(self) -> Any:
@@ -287,7 +294,8 @@ class LLM(AbstractContextManager["LLM"]):
                 journal), ``prompt_logprobs=N`` those of the prompt's (``max_new_tokens`` may be 0 then);
                 ``logprobs_mode="raw_logprobs"``: those of new tokens are the model's own, too;
                 ``response_format=…``, in OpenAI's form, or a `Grammar`, says what the text has to be like
-                (the sampling's ``grammar``; see docs/grammars.md); ``on_progress(stage, done, total)`` is
+                (the sampling's ``grammar``; see docs/grammars.md); ``template_options={"enable_thinking":
+                False}`` are variables of the chat template; ``on_progress(stage, done, total)`` is
                 told how far the reading of the prompt is (stage "prompt", in tokens).
         Raises:
             InputError: naming the argument, its value and what is valid.

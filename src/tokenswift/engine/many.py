@@ -38,7 +38,8 @@ def generate_all(
     check_at_once(at_once)
     for i, prompt in enumerate(prompts if isinstance(prompts, list | tuple) else ()):
         check_prompt(prompt, f"prompts[{i}]")
-    ids = several_ids(prompts, llm.source.codec, llm.target.vocab_size)
+    options = how[-1].get("template_options")
+    ids = several_ids(prompts, llm.source.codec, llm.target.vocab_size, options)
     made = [Request.of(prompt, llm.default_sampling, *how) for prompt in prompts]
     requests = [replace(request, prompt=own) for request, own in zip(made, ids, strict=True)]
     if requests:

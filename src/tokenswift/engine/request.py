@@ -26,7 +26,7 @@ from tokenswift.config import (
 )
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.grammar import Grammar
-from tokenswift.loader.prompts import Prompt
+from tokenswift.loader.prompts import Prompt, check_template_options
 from tokenswift.method_options import OPTIONS, build_options, check_strategy
 from tokenswift.types import InputError, OnProgress
 from tokenswift.words import LogprobsMode, OnLoop, words
@@ -80,6 +80,7 @@ class GenerateOptions(SamplingFields, total=False):
     logprobs_mode: LogprobsMode | str
     prompt_logprobs: int | None
     response_format: Any
+    template_options: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ class Request:
     prompt_logprobs: int | None = None
     prefilled: Prefilled | None = None
     asked: str | None = None
+    template_options: Mapping[str, Any] | None = None
 
     @classmethod
     def of(
@@ -178,6 +180,7 @@ class Request:
             if (least := self.sampling.min_tokens) > 0:  # a text that is complete can only end
                 raise InputError(f"min_tokens is {least} beside a grammar; valid: 0", "min_tokens")
         self._keep("stop", check_stop(self.stop))
+        check_template_options(self.template_options)
         check_callback("on_progress", self.on_progress)
         if self.run_dir is not None:
             if not isinstance(self.run_dir, str | os.PathLike):

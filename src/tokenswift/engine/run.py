@@ -63,7 +63,7 @@ class Run:
         self.wanted: Callable[[], bool] | None = None
         self.patience: Callable[[], float] | None = None
         self.target = llm.target
-        self.prompt: list[int] = llm.encode(request.prompt)
+        self.prompt: list[int] = llm.encode(request.prompt, None, request.template_options)
         if request.run_dir is not None:
             self.prompt = kept_prompt(request) or self.prompt
         self.ranks: Ranks | None = llm.ranks

@@ -15,34 +15,55 @@ from tokenswift.config import integer_of, shown
 from tokenswift.loader.control_tokens import encoded, set_apart
 from tokenswift.loader.plain_tokenizer import is_panic
 from tokenswift.loader.templates.render import rendered
+from tokenswift.loader.turns import Turns, fitted
 from tokenswift.types import InputError
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Tools: TypeAlias = Sequence[Mapping[str, Any]] | None
+Options: TypeAlias = Mapping[str, Any] | None
 Prompt: TypeAlias = str | Sequence[int] | Messages
 
+#: what a template is given by others than its options
+TAKEN = (
+    "messages",
+    "conversation",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "chat_template",
+    "tokenize",
+)
+#: stands behind an assistant's message that is continued
+END = "31415926535897932384626"
 VALID = "text, a list of token ids, or a list of messages such as {'role': 'user', 'content': 'Hello'}"
 
 
 def prompt_ids(
-    prompt: Any, tokenizer: Any, vocab_size: int, name: str = "prompt", tools: Tools = None
+    prompt: Any,
+    tokenizer: Any,
+    vocab_size: int,
+    name: str = "prompt",
+    tools: Tools = None,
+    options: Options = None,
 ) -> list[int]:
     """Token ids of a prompt of any kind.
 
     Args:
         prompt: text; token ids (a list, a tuple, a range, or an array or tensor of one dimension); or chat
-            messages, which end where the model's answer begins.
+            messages, which end where the model's answer begins, or goes on behind an assistant's message.
         tokenizer: of the model, or None.
         vocab_size: V; ids are below it.
         name: of the argument, for messages.
         tools: that a chat's template is given, in the form of OpenAI's interface.
+        options: variables of the template, and ``continue_final_message``: whether the answer goes on behind
+            an assistant's message at the end (default), or is a turn of its own.
     Raises:
         InputError: naming what is wrong with it and what is valid.
     """
     if isinstance(prompt, str):
         ids = text_ids(prompt, tokenizer, name)
     elif is_chat(prompt):
-        ids = chat_ids(prompt, tokenizer, name, tools)
+        ids = chat_ids(prompt, tokenizer, name, tools, options)
     else:
         ids = _checked(prompt, vocab_size, name)
     if not ids:
@@ -56,15 +77,16 @@ def prompt_ids(
     return ids
 
 
-def several_ids(prompts: Any, tokenizer: Any, vocab_size: int) -> list[list[int]]:
-    """Token ids of each of several prompts.
+def several_ids(prompts: Any, tokenizer: Any, vocab_size: int, options: Options = None) -> list[list[int]]:
+    """Token ids of each of several prompts; ``options`` as for `prompt_ids`.
 
     Raises:
         InputError: not several prompts, or naming which of them is wrong.
     """
     if not isinstance(prompts, list | tuple) or is_chat(prompts):
         raise InputError(f"prompts is {shown(prompts)}; valid: a list of prompts")
-    return [prompt_ids(p, tokenizer, vocab_size, f"prompts[{i}]") for i, p in enumerate(prompts)]
+    named = ((f"prompts[{i}]", prompt) for i, prompt in enumerate(prompts))
+    return [prompt_ids(prompt, tokenizer, vocab_size, name, None, options) for name, prompt in named]
 
 
 def text_ids(text: str, tokenizer: Any, name: str = "prompt") -> list[int]:
@@ -103,9 +125,10 @@ def has_template(tokenizer: Any) -> bool:
     return "default" in found if isinstance(found, dict) else bool(found)
 
 
-def chat_ids(messages: Any, tokenizer: Any, name: str = "prompt", tools: Tools = None) -> list[int]:
-    """Token ids of chat messages by the tokenizer's template, up to where the answer begins; ``tools`` as for
-    `prompt_ids`.
+def chat_ids(
+    messages: Any, tokenizer: Any, name: str = "prompt", tools: Tools = None, options: Options = None
+) -> list[int]:
+    """Token ids of chat messages by the tokenizer's template; the arguments are those of `prompt_ids`.
 
     Raises:
         InputError: there is no template, a message is none, or the template refuses them.
@@ -124,7 +147,7 @@ def chat_ids(messages: Any, tokenizer: Any, name: str = "prompt", tools: Tools =
     if not has_template(tokenizer):
         raise InputError(f"{name} is a list of messages, but the model has no chat template; valid: text")
     made = "the text that the model's chat template makes"
-    written, stands_for = _written(messages, tokenizer, tools)
+    written, stands_for = _written(messages, tokenizer, tools, check_template_options(options))
     text = check_text(made, written)
     encode = partial(_encoded, tokenizer=tokenizer, name=made, add_special_tokens=False)
     return encoded(text, tokenizer, encode, stands_for)
@@ -140,29 +163,65 @@ def joined(content: Any) -> Any:
     return "".join(texts) if len(texts) == len(content) else content
 
 
-def _written(messages: Messages, tokenizer: Any, tools: Tools) -> tuple[str, dict[str, str]]:
-    """The text of chat messages by the tokenizer's template, or by its own method where it has one; and what
+def check_template_options(options: Options) -> dict[str, Any]:
+    """The options of a chat template.
+
+    Raises:
+        InputError: they are no variables of a template.
+    """
+    if not isinstance(options, Mapping | None):
+        valid = "a dict of the template's variables, such as {'enable_thinking': False}"
+        raise InputError(f"template_options is {shown(options)}; valid: {valid}", "template_options")
+    for name in options or ():
+        if not isinstance(name, str) or not name.isidentifier() or name in TAKEN:
+            valid = f"names of the template's variables, but for {', '.join(TAKEN)}"
+            raise InputError(f"template_options holds {shown(name)}; valid: {valid}", "template_options")
+    return dict(options or {})
+
+
+def _written(
+    messages: Messages, tokenizer: Any, tools: Tools, options: dict[str, Any]
+) -> tuple[str, dict[str, str]]:
+    """The text of chat messages by the tokenizer's template, up to where the answer begins; and what
     `control_tokens.set_apart` replaced in it."""
+    wanted = options.pop("continue_final_message", None)
+    more = {**options, **({} if tools is None else {"tools": list(tools)})}
     said = [{**message, "content": joined(message["content"])} for message in messages]
-    given = {"messages": said, **({} if tools is None else {"tools": list(tools)})}
-    given, stands_for = set_apart(given, tokenizer, str(tokenizer.chat_template))
-    messages = given.pop("messages")
+    if wanted is not False and len(said) > 1 and said[-1] == {"role": "assistant", "content": ""}:
+        said.pop()  # the answer that is asked for
+    said = fitted(said, lambda turns: _templated(turns, tokenizer, more))
+    last = said[-1]
+    continued = last["role"] == "assistant" and wanted is not False and not last.get("tool_calls")
+    if wanted and not continued:
+        given = f"continue_final_message is {shown(wanted)}, and the last message the {last['role']}'s"
+        raise InputError(f"{given}; valid: with text of the assistant at the end", "continue_final_message")
+    given, stands_for = set_apart({**more, "messages": said}, tokenizer, str(tokenizer.chat_template))
+    turns: Turns = given.pop("messages")
+    if not continued:
+        return _templated(turns, tokenizer, given), stands_for
+    turns[-1]["content"] += END
+    text, mark, _ = _templated(turns, tokenizer, {**given, "add_generation_prompt": False}).rpartition(END)
+    if not mark:
+        raise InputError("the model's chat template leaves out the assistant's message at the end")
+    return text, stands_for
+
+
+def _templated(messages: Turns, tokenizer: Any, given: Mapping[str, Any]) -> str:
+    """The text of chat messages by the tokenizer's template, or by its own method where it has one."""
     own = getattr(type(tokenizer), "apply_chat_template", None)
     if own is not None and getattr(own, "__module__", None) != "transformers.tokenization_utils_base":
+        how = {"add_generation_prompt": True, **given}
         try:
-            text = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **given
-            )
-            return text, stands_for
+            return tokenizer.apply_chat_template(messages, tokenize=False, **how)
         except Exception as error:  # whatever its code raises
             reason = " ".join(str(error).split()) or type(error).__name__
             raise InputError(f"the model's tokenizer refuses the messages ({reason[:160]})") from error
     template = tokenizer.chat_template
     if isinstance(template, dict):
-        template = (template.get("tool_use") if given else None) or template["default"]
+        template = (template.get("tool_use") if "tools" in given else None) or template["default"]
     if not isinstance(template, str):
         raise InputError(f"the model's chat template is {shown(template)}; valid: text")
-    return _rendered(template, messages, tokenizer.special_tokens_map, given), stands_for
+    return _rendered(template, messages, tokenizer.special_tokens_map, given)
 
 
 PROBE = "31415926"  # which no template writes, or changes

@@ -109,7 +109,8 @@ def in_words_of(error: InputError, length: str, asked: str, own: Sequence[str]) 
         own: fields below ``tokenswift``.
     """
     text, field = _NOT_HERE.sub("", str(error)), error.field
-    text = re.sub(r"\bmax_new_tokens\b", length, text)
+    text = re.sub(r"\bmax_new_tokens\b", length, text).replace("template_options", "chat_template_kwargs")
+    field = "chat_template_kwargs" if error.field == "template_options" else field
     text = _OPTION.sub(lambda found: f"tokenswift.strategy_options.{found[1]} {found[2]}", text)
     if text.startswith("tokenswift.strategy_options"):
         for closed in CLOSED:

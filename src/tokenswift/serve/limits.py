@@ -17,7 +17,10 @@ MESSAGES = 4096  # of a conversation, and parts of them in all
 PAIRS, NAME, VALUE = 16, 64, 512  # of metadata, and characters of each
 ITEMS = 32  # of a list or an object of settings
 #: fields that are lists or objects → how many entries they may have
-MOST = dict.fromkeys(("include", "tokenswift", "stream_options", "structured_outputs", "tool_choice"), ITEMS)
+MOST = dict.fromkeys(
+    ("include", "tokenswift", "stream_options", "structured_outputs", "tool_choice", "chat_template_kwargs"),
+    ITEMS,
+)
 MOST |= {"text": ITEMS, "response_format": ITEMS, "metadata": PAIRS}
 MOST |= {"bad_words": MOST_TEXTS, "stop_token_ids": MOST_TEXTS, "logit_bias": MOST_BIASES}
 FIELDS = 256  # of a body, those included that nobody knows

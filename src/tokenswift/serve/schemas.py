@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from tokenswift.chat.calls import calls_of
+from tokenswift.chat.families import effort_options
 from tokenswift.chat.tools import Tools, tools_of
 from tokenswift.config import SamplingParams, sampling_over
 from tokenswift.engine.chat import TOKENS, bound, encoded
@@ -41,18 +42,17 @@ from tokenswift.words import counted
 
 #: fields that are not served, and without which an answer would mean something else
 WITHOUT = ("functions", "function_call", "conversation", "prompt", "suffix", "audio", "modalities")
-WITHOUT += ("documents", "chat_template", "chat_template_kwargs", "truncate_prompt_tokens")
+WITHOUT += ("documents", "chat_template", "truncate_prompt_tokens")
 WITHOUT += ("allowed_token_ids", "use_beam_search", "include_stop_str_in_output", "echo")
-WITHOUT += ("continue_final_message", "grammar", "json_schema", "previous_response_id", "instructions")
-WITHOUT += ("input", "messages")
+WITHOUT += ("grammar", "json_schema", "previous_response_id", "instructions", "input", "messages")
 #: values that ask for nothing, beside null, false, 0, "", [] and {}
 NOTHING: dict[str, tuple[Any, ...]] = {"modalities": (["text"],), "function_call": ("none", "auto")}
 NOTHING |= dict.fromkeys(("best_of", "length_penalty", "typical_p", "tfs_z"), (1,))
 #: fields that no text depends on
 NO_MATTER = {"user", "metadata", "store", "service_tier", "safety_identifier", "prediction", "truncation"}
 NO_MATTER |= {"prompt_cache_key", "prompt_cache_retention", "cache_prompt", "client_metadata", "request_id"}
-NO_MATTER |= {"chat_id", "session_id", "skip_special_tokens", "spaces_between_special_tokens", "reasoning"}
-NO_MATTER |= {"add_generation_prompt", "include_reasoning", "reasoning_effort", "stream_options"}
+NO_MATTER |= {"chat_id", "session_id", "skip_special_tokens", "spaces_between_special_tokens"}
+NO_MATTER |= {"add_generation_prompt", "include_reasoning", "stream_options"}
 
 
 def _whole(value: Any) -> Any:
@@ -176,6 +176,14 @@ class Body(Formed):
             if name in self.own.strategy_options:
                 raise InputError(f"tokenswift.strategy_options.{name} is no option of a server", "tokenswift")
 
+    def template_options(self, tokenizer: Any) -> dict[str, Any]:
+        """What the chat template is given besides messages and tools, as far as it reads it."""
+        asked = getattr(self, "reasoning", None) or {}
+        made = effort_options(getattr(self, "reasoning_effort", None) or asked.get("effort"), tokenizer)
+        made |= getattr(self, "chat_template_kwargs", None) or {}
+        goes_on = getattr(self, "continue_final_message", None)
+        return made if goes_on is None else {**made, "continue_final_message": goes_on}
+
     def left_out(self) -> list[str]:
         """What was asked for and is not served, and without which the answer means the same."""
         found = self._unserved()
@@ -226,6 +234,7 @@ class Body(Formed):
         for prompt in prompts:
             check_prompt(prompt, longest, self.asked, tools)
         made: list[Request] = []
+        template = self.template_options(llm.source.codec)
         for prompt in prompts:
             sampling = replace(self._sampling(llm.default_sampling(prompt), seed), grammar=self.grammar())
             sampling = bound(sampling, calls_of(tools, llm.source.codec))
@@ -234,7 +243,7 @@ class Body(Formed):
                     llm.resources.grammars.masks(sampling.grammar, 0)  # compiled here, or refused
                 except InputError as error:
                     raise self.in_own_fields(error, sampling.grammar, tools) from error
-            ids = encoded(llm, prompt, tools, self.asked)
+            ids = encoded(llm, prompt, tools, self.asked, template)
             if longest is not None:
                 check_tokens(len(ids), longest, self.asked)
             left = most if limit is None else limit - len(ids)
@@ -259,7 +268,7 @@ class Body(Formed):
                     logprobs=self.likely,
                     logprobs_mode=own.logprobs_mode,
                     prompt_logprobs=self.prompt_likely,
-                    asked=asked_of(prompt, tools),
+                    asked=asked_of(prompt, tools, template),
                 )
                 for index in range(self.choices)
             ]
@@ -294,6 +303,9 @@ class Chat(Body):
     asked: ClassVar[str] = "messages"
 
     messages: list[Message] = Field(min_length=1)
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
     max_tokens: Whole | None = None
     max_completion_tokens: Whole | None = None
     n: Whole | None = None
@@ -384,6 +396,8 @@ class Responses(Body):
 
     input: str | list[Item]
     instructions: str | None = None
+    reasoning: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     max_output_tokens: Whole | None = None
     background: bool | None = None
     store: bool | None = None

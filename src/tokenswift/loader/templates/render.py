@@ -38,6 +38,7 @@ def rendered(
     tools: Sequence[Mapping[str, Any]] | None = None,
     documents: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
+    **options: Any,
 ) -> str:
     """The text of chat messages, as transformers' ``apply_chat_template`` has it.
 
@@ -47,11 +48,13 @@ def rendered(
         special: the tokenizer's special tokens by name.
         tools, documents: as JSON has them.
         add_generation_prompt: end where the answer begins.
+        options: variables of the template.
     Raises:
         InputError: the template meets a limit, refuses the messages, or is none.
         RunError: no process can be started.
     """
     given = {
+        **options,
         **special,
         "messages": [_usual(message) for message in messages],
         "tools": tools,
