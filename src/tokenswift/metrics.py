@@ -8,7 +8,7 @@ A figure whose denominator is 0 is 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 
 from tokenswift.types import Loop, Metrics, Step
@@ -51,13 +51,9 @@ class Meter:
 
     Times are wall-clock seconds of the calling thread. An accelerator that runs behind shows up in
     the phase that waits for it (the choice of tokens), so only the sum is exact there.
-
-    Args:
-        shared: makes of what `lap` would tell what it tells, where several processes have to hear the same.
     """
 
-    def __init__(self, shared: Callable[[dict[str, float]], dict[str, float]] = dict) -> None:
-        self._shared = shared
+    def __init__(self) -> None:
         self.steps = 0
         self.drafted = 0
         self.accepted = 0
@@ -90,7 +86,7 @@ class Meter:
         """Seconds by phase since the last call (or the beginning); phases without time are left out."""
         before, self._lap = self._lap, self.seconds
         spent = {name: now - before.get(name, 0.0) for name, now in self._lap.items()}
-        return self._shared({name: seconds for name, seconds in spent.items() if seconds})
+        return {name: seconds for name, seconds in spent.items() if seconds}
 
     def restore(self, figures: Sequence[tuple[int, int, int, int]], seconds: Mapping[str, float]) -> None:
         """Count steps of an earlier part of the run: drafted, accepted, n-grams accepted and γ of each, and

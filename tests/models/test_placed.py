@@ -129,7 +129,7 @@ def test_layers_on_two_devices_have_caches_of_their_own(
         ({"device_map": "auto", "device": "cpu"}, "device is 'cpu' beside device_map; valid: auto"),
         ({"device_map": "auto", "tp": 2}, "device_map is 'auto' beside tp 2; valid: one of the two"),
         ({"tp": 0}, "tp is 0; valid: an integer of at least 1"),
-        ({"tp": 2}, "tp is 2, but torchrun did not start this process; valid: 1, or torchrun --nproc"),
+        ({"tp": 2}, "tp is 2, but torchrun started 1; valid: with torchrun --nproc-per-node 2"),
         ({"tp": 2, "device": "cuda:1"}, "device is 'cuda:1' beside tp 2; valid: auto"),
         ({"device_map": "auto", "weights": "q8_0"}, "weights is 'q8_0', but the model's layers are placed"),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenswift.checks import check_integer
 from tokenswift.cli import options
-from tokenswift.cli.declare import SHORT, add_options, integer
+from tokenswift.cli.declare import SHORT, integer
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.config import settings_of
 from tokenswift.method_options import OPTIONS, build_options, check_strategy
@@ -76,7 +76,6 @@ def add_parser(subparsers: Any) -> None:
     for action in parser._actions:
         if action.dest == "strategy":
             action.help = "a strategy by name, or all; default: %(default)s"
-    add_options(parser.add_argument_group("several devices"), options.Together)
     group = parser.add_argument_group("results")
     add_json_option(group, "write all findings to this file")
     group.add_argument("--quiet", action="store_true", help="nothing on standard error except errors")

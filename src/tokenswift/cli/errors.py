@@ -11,7 +11,6 @@ from contextlib import suppress
 from tokenswift.checks import meant
 from tokenswift.cli.declare import KEY, RARE, level_of
 from tokenswift.cli.escapes import shown_on
-from tokenswift.ranks import says
 from tokenswift.types import InputError
 
 MEANT = "; did you mean "
@@ -23,12 +22,6 @@ def say(message: str) -> None:
     """The line of an error."""
     with suppress(OSError):  # the terminal may be gone
         print(shown_on(sys.stderr, f"error: {message}"), file=sys.stderr, flush=True)
-
-
-def last_line(message: str) -> None:
-    """The line of an error of a run by several ranks, by the one that says it."""
-    if says(message):
-        say(message)
 
 
 def check_utf8(word: str) -> None:

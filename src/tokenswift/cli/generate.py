@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tokenswift.checks import check_choice
 from tokenswift.cli import inputs, many, options, prompting
 from tokenswift.cli.declare import RARE, add_options, check_options, option
-from tokenswift.cli.errors import is_out_of_memory, last_line
+from tokenswift.cli.errors import is_out_of_memory
 from tokenswift.cli.output import (
     STDOUT,
     TextSink,
@@ -31,7 +31,6 @@ from tokenswift.engine.records import record_of
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import is_chat
 from tokenswift.loader.rope import parse_rope_scaling
-from tokenswift.ranks import own_rank
 from tokenswift.types import Generation, InputError, RunError
 from tokenswift.words import counted
 
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from tokenswift.runs.state import RunState
 
 logger = logging.getLogger("tokenswift")
-PATIENCE = 4.0  # seconds that one of several ranks has for a step once it shall end
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,6 @@ def add_parser(subparsers: Any) -> None:
     add_json_option(group, "write one JSON record to this file: tokens, text, figures, versions")
     add_options(group, options.Shown)
     add_options(parser.add_argument_group("many prompts"), many.Several)
-    add_options(parser.add_argument_group("several devices"), options.Together)
 
 
 def add_call_options(parser: argparse.ArgumentParser) -> None:
@@ -172,8 +169,6 @@ def _run_dir(name: str | None) -> tuple[Path | None, RunState | None]:
     from tokenswift.runs import folder as folders
 
     folder = Path(name).expanduser()
-    if own_rank():  # the first rank's affair
-        return folder, None
     if not name or (folder.exists() and not folder.is_dir()):
         raise InputError(f"run_dir is {name!r}: it is no folder; valid: a new or an empty folder")
     if not folders.has_run(folder):
@@ -274,8 +269,6 @@ def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, 
 def run(args: argparse.Namespace) -> int:
     """Generate; cheap checks come before the model is loaded."""
     if args.prompts is not None or args.out is not None:
-        if options.tp_from(args) > 1:
-            raise InputError(f"tp is {args.tp} beside --prompts; valid: one prompt, or tp 1")
         many.check_several(args)
         prompting.check_chat_options(args)
         return many.run(args, settings_from(args))
@@ -325,8 +318,7 @@ def stream(
     already = before.text if before is not None else ""
     sink.repeat(already)
 
-    patience = None if llm.ranks is None else PATIENCE
-    with Signals(patience=patience, last=lambda line: last_line(line + go_on)) as signals:
+    with Signals() as signals:
         try:
             with llm.start(replace(request, on_progress=progress.stages)) as steps:
                 for step in steps:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -22,7 +21,6 @@ from tokenswift.cli.errors import (
     at_most,
     check_utf8,
     is_out_of_memory,
-    last_line,
     long_name,
     option_names,
     say,
@@ -31,7 +29,6 @@ from tokenswift.cli.errors import (
 )
 from tokenswift.cli.escapes import visible
 from tokenswift.cli.streams import STANDARD_OUTPUT, usable_streams
-from tokenswift.ranks import own_rank
 from tokenswift.types import InputError, RunError
 
 COMMANDS = (
@@ -211,8 +208,6 @@ def _main(argv: list[str], is_open: bool, build: Callable[[Sequence[str]], Parse
             from tokenswift.cli.options import print_keys
 
             return print_keys(args)
-        if hasattr(args, "tp") and own_rank():
-            _keep_quiet(args)
         logger.setLevel(logging.ERROR if getattr(args, "quiet", False) else logging.INFO)
         if not is_open and args.command not in SILENT:
             return _fail(1, "standard output is closed; nothing was begun", args)
@@ -253,21 +248,8 @@ def _fail(code: int, message: str, args: argparse.Namespace) -> int:
         import traceback
 
         traceback.print_exc()
-    line = " ".join(message.split())
-    if hasattr(args, "tp"):
-        last_line(line)
-    else:
-        say(line)
+    say(" ".join(message.split()))
     return code
-
-
-def _keep_quiet(args: argparse.Namespace) -> None:
-    """Of several ranks the first one alone writes."""
-    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
-    args.quiet = True
-    for name in ("json", "output", "explain"):
-        if hasattr(args, name):
-            setattr(args, name, None)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from dataclasses import Field, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tokenswift.checks import check_choice, check_integer
+from tokenswift.checks import check_choice
 from tokenswift.cli.ahead import check_drafts, check_there
 from tokenswift.cli.declare import HIDDEN, KEY, RARE, add_option, add_options, option, texts_of
 from tokenswift.cli.inputs import read_named
@@ -20,7 +20,6 @@ from tokenswift.config import LATER, NEUTRAL, SamplingParams, sampling_by, sampl
 from tokenswift.load_config import LoadConfig
 from tokenswift.loader.find import check_eagle, check_name
 from tokenswift.method_options import HEAD_KINDS, OPTIONS, build_options, check_strategy
-from tokenswift.ranks import check_tp
 from tokenswift.types import InputError
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -85,18 +84,6 @@ class Model:
     device_map: str | None = option(None, "MAP", level=RARE)
     backend: str = option("auto", "B", level=KEY)
     cuda_graphs: str = option("auto", "G", level=KEY)
-
-
-@dataclass(frozen=True)
-class Together:
-    """Processes that compute one model.
-
-    Attributes:
-        tp: tensor parallelism: number of processes, each with a part of every layer; start as many of this
-            command with torchrun
-    """
-
-    tp: int = option(1, least=1, level=RARE)
 
 
 @dataclass(frozen=True)
@@ -312,7 +299,7 @@ def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
 def check_model_options(args: argparse.Namespace) -> None:
     """What can be checked before anything is loaded."""
     check_name(args.model)
-    how = LoadConfig(
+    LoadConfig(
         dtype=args.dtype,
         device=args.device,
         threads=args.threads,
@@ -320,12 +307,9 @@ def check_model_options(args: argparse.Namespace) -> None:
         activations=args.activations,
         kv_cache_dtype=args.kv_cache_dtype,
         device_map=device_map_from(args),
-        tp=tp_from(args),
         backend=args.backend,
         cuda_graphs=args.cuda_graphs,
     )
-    if how.tp > 1:
-        check_tp(how.tp)
     check_there(args.device)
     check_heads(args.heads)
     if getattr(args, "eagle", None) is not None:
@@ -364,15 +348,6 @@ def device_map_from(args: argparse.Namespace) -> str | dict[str, Any] | None:
     return found
 
 
-def tp_from(args: argparse.Namespace) -> int:
-    """How many ranks hold the model; 1 for commands that know no such thing.
-
-    Raises:
-        InputError: torchrun did not start so many.
-    """
-    return check_tp(check_integer("tp", args.tp, 1)) if hasattr(args, "tp") else 1
-
-
 def inputs_of(args: argparse.Namespace) -> dict[str, Any]:
     """Option → the file that a command reads through it, for `output.check_apart`."""
     names = ("prompt_file", "prompts", "heads", "eagle", "data", "device_map", "json_schema", "grammar")
@@ -393,11 +368,11 @@ def load_model(args: argparse.Namespace, rope_scaling: str | None = None) -> Any
         torch.set_num_threads(args.threads)
     with Stages(args.quiet) as stages:
         loading = loading_of(args)
-        return LLM(args.model, **loading, tp=tp_from(args), rope_scaling=rope_scaling, on_progress=stages)
+        return LLM(args.model, **loading, rope_scaling=rope_scaling, on_progress=stages)
 
 
 def loading_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of ``LLM`` that say how the model is loaded, but for threads and ranks."""
+    """The arguments of ``LLM`` that say how the model is loaded, but for threads."""
     names = ("dtype", "device", "heads", "weights", "activations", "kv_cache_dtype", "backend", "cuda_graphs")
     more = {"device_map": device_map_from(args), "eagle": getattr(args, "eagle", None)}
     return {name: getattr(args, name) for name in names} | more

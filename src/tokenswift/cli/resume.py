@@ -22,7 +22,6 @@ from tokenswift.cli.output import (
 from tokenswift.cli.progress import Progress, Stages
 from tokenswift.engine.records import record_of
 from tokenswift.load_config import LoadConfig
-from tokenswift.ranks import check_tp
 
 logger = logging.getLogger("tokenswift")
 
@@ -60,7 +59,6 @@ def add_parser(subparsers: Any) -> None:
     add_options(parser, Longer)
     add_options(parser, Loops, unset=True, texts={"on_loop": LOOP})
     add_options(parser, options.Model, only=("threads", "device_map"), texts={"device_map": PLACED})
-    add_options(parser, options.Together)
     add_json_option(parser, "write one JSON record to this file, as generate does")
     add_options(parser, options.Shown)
 
@@ -71,10 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_options(args, Longer)
     device_map = options.device_map_from(args)
-    tp = options.tp_from(args)
-    LoadConfig(threads=args.threads, device_map=device_map, tp=tp)
-    if tp > 1:
-        check_tp(tp)
+    LoadConfig(threads=args.threads, device_map=device_map)
     record = check_record(args.json, files_of_run(args.run_dir))
     folder = Path(args.run_dir).expanduser()
     contents, state = folders.load(folder)
@@ -90,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     with Stages(args.quiet) as stages:
-        llm = reload(state, stages, device_map, tp)
+        llm = reload(state, stages, device_map)
     logger.info("%s, %s on %s, from token %d", llm.name, llm.dtype, llm.device, len(state.tokens))
     progress = Progress(request.max_new_tokens, args.quiet, done=len(state.tokens), verbose=args.verbose)
     result = stream(llm, request, TextSink(None, record != STDOUT, args.raw_output), progress, state)

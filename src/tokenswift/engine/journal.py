@@ -92,7 +92,7 @@ class Journal:
             "acceptance": acceptance,
         }
         self._writer: RunWriter | None = None
-        self._before = self._opened() if llm.ranks is None else llm.ranks.first(self._opened)
+        self._before = self._opened()
         self._was_over = False
         self.passes = 0
         if self._before is not None:

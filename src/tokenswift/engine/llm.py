@@ -31,10 +31,8 @@ from tokenswift.engine.run import Run
 from tokenswift.engine.source import Source, open_model, wrap_model
 from tokenswift.engine.stream import Stream
 from tokenswift.load_config import LoadConfig
-from tokenswift.loader.load import check_place
 from tokenswift.loader.prompts import Prompt, has_template, prompt_ids
 from tokenswift.models.target import Target
-from tokenswift.ranks import Ranks
 from tokenswift.spec.eagle.checkpoint import EagleWeights
 from tokenswift.spec.heads.modules import Heads
 from tokenswift.spec.methods.resources import Resources
@@ -67,7 +65,7 @@ class LLM(AbstractContextManager["LLM"]):
         device_map: where layers lie: None (all on ``device``), "auto" (accelerate's placing: over cards, then
             memory, then disk), or a place for each module: ``{"model.layers.0": 0, …, "lm_head": "cpu"}``.
         tp: processes that compute the model together, by transformers' tensor-parallel plan; each of them,
-            started by torchrun, makes its ``LLM`` and the same calls.
+            started by torchrun, makes its ``LLM`` and the same calls, by a strategy that is not "auto".
         backend: what computes: "auto" (the device's kernels, or torch where they do not work), "cpu" or
             "cuda" (those kernels, or an error), or "torch", for diagnosis.
         cuda_graphs: "auto" (passes on a card are captured as graphs), or "off", for diagnosis.
@@ -79,7 +77,6 @@ class LLM(AbstractContextManager["LLM"]):
     """
 
     name = ""
-    ranks: Ranks | None = None  # the processes that compute it together, where there are several
     loading: dict[str, Any] | None = None  # what makes the same ``LLM`` again; None: nobody knows
     _resources: Resources | None = None
 
@@ -115,10 +112,8 @@ class LLM(AbstractContextManager["LLM"]):
             backend=backend,
             cuda_graphs=cuda_graphs,
         )
-        if how.tp > 1:
-            self.ranks = Ranks(how.tp, check_place(how))
         source, self.name = open_model(model, how, on_progress), str(model)
-        self._resources = Resources(source, self.name, heads, how, on_progress, self.ranks, eagle)
+        self._resources = Resources(source, self.name, heads, how, on_progress, eagle)
         self.loading = {
             "model": str(Path(model).expanduser().absolute()) if Path(model).exists() else str(model),
             "heads": str(heads) if isinstance(heads, str | Path) else None,

@@ -51,7 +51,7 @@ def generate_all(
         if on_result is not None:
             on_result(number, result)
 
-    if llm.ranks is not None:  # which texts run concurrently is a matter of time
+    if llm.target.ranks > 1:  # which texts run concurrently is a matter of time
         for i, request in enumerate(requests):
             take(i, llm.start(request).finish())
     else:

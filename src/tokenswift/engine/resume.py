@@ -108,13 +108,12 @@ def reload(
     state: RunState,
     on_progress: OnProgress | None = None,
     device_map: str | Mapping[str, str | int] | None = None,
-    tp: int = 1,
 ) -> LLM:
     """The ``LLM`` of a run, loaded as it was.
 
     Args:
-        on_progress, tp: as of ``LLM``. How many ranks the run had before is no matter.
-        device_map: as of ``LLM``; None as before, unless there are several ranks.
+        on_progress: as of ``LLM``.
+        device_map: as of ``LLM``; None as before.
     Raises:
         InputError: it was made from a model object, or cannot be loaded any more.
     """
@@ -123,8 +122,8 @@ def reload(
             f"llm is not given, and the run's model {state.header.name} came from a program; valid: "
             f"resume(run_dir, llm=LLM.from_model(…))"
         )
-    loading = msgspec.to_builtins(state.header.model) | {"tp": tp}
-    if device_map is not None or tp > 1:
+    loading = msgspec.to_builtins(state.header.model)
+    if device_map is not None:
         loading |= {"device_map": device_map, "device": "auto"}
     given = loading["heads"] not in (None, "auto", "none")
     if given or loading["eagle"] is not None:

@@ -21,7 +21,6 @@ from tokenswift.interfaces import Calibrated, TokenSequence
 from tokenswift.memory import check_run, needs_of, ran_out
 from tokenswift.metrics import Meter
 from tokenswift.models.low_bit import savings
-from tokenswift.ranks import Ranks
 from tokenswift.sampling.adjust import rules_of
 from tokenswift.spec.methods.table import STRATEGIES, drafts_from
 from tokenswift.types import Generation, InputError, Metrics, RunError, Step
@@ -66,9 +65,8 @@ class Run:
         self.prompt: list[int] = llm.encode(request.prompt, None, request.template_options)
         if request.run_dir is not None:
             self.prompt = kept_prompt(request) or self.prompt
-        self.ranks: Ranks | None = llm.ranks
-        if self.ranks is not None:
-            self.ranks.agree("the prompt", self.prompt)
+        if self.target.ranks > 1:
+            _check_ranks(request)
         self.target.check_room(len(self.prompt) + request.max_new_tokens)
         self.max_new_tokens = request.max_new_tokens
         self.eos: Collection[int] = () if request.ignore_eos else llm.source.end_tokens()
@@ -79,7 +77,7 @@ class Run:
         self.sampler = self.target.sampler(request.sampling, rules)
         if grammar is not None:
             self.sampler.masks = llm.resources.grammars.masks(grammar, len(self.prompt))
-        if grammar is not None or self.ranks is not None:
+        if grammar is not None or self.target.ranks > 1:
             self.sampler.later = None  # a mask needs the tokens before it, and ranks compare what they draft
         self.strategy = STRATEGIES[request.strategy].build(llm.resources, options, self.sampler)
         self.heads, self.draft_source = drafts_from(llm.resources, request.strategy, options)
@@ -88,7 +86,7 @@ class Run:
             llm.resources.warn_without_heads()
         self.prefixes = prefixes if self.target.equal_bits else None
         self.check_memory(spare)
-        self.meter = Meter() if self.ranks is None else Meter(self.ranks.shared)
+        self.meter = Meter()
         self.scores: PromptLogprobs | None = None
         if request.prompt_logprobs is not None:
             self.scores = PromptLogprobs(self.target, self.prompt, request.prompt_logprobs)
@@ -152,10 +150,6 @@ class Run:
             raise
         except torch.OutOfMemoryError as error:
             raise self.explained(error) from error
-        except Exception as error:
-            if self.ranks is None or (found := self.ranks.explained(error)) is error:
-                raise
-            raise found from error
         finally:
             self.close()
 
@@ -239,7 +233,7 @@ class Run:
             return
         room = self.max_new_tokens - len(self.output.tokens)
         self.text = RunningSequence(sequence, self.strategy, self.sampler, room, self.eos, self.meter)
-        self.text.logprobs, self.text.ranks = self.request.logprobs, self.ranks
+        self.text.logprobs = self.request.logprobs
         self.text.raw = self.request.logprobs_mode == "raw_logprobs"
         self.text.begin()
 
@@ -291,3 +285,11 @@ class Run:
             logprobs=self.output.logprobs,
             prompt_logprobs=[] if self.scores is None else self.scores.found,
         )
+
+
+def _check_ranks(request: Request) -> None:
+    """Refuse what processes that compute one model together would not all do alike."""
+    if request.strategy == "auto":
+        raise InputError("strategy is 'auto', which goes by the clock, with tp; valid: a fixed strategy")
+    if request.run_dir is not None:
+        raise InputError("run_dir is given with tp; valid: None")

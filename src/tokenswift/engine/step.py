@@ -32,7 +32,6 @@ from tokenswift.interfaces import (
 from tokenswift.kv.pages import to_device
 from tokenswift.kv.select import OBSERVED
 from tokenswift.metrics import CALIBRATION, PREFILL, Meter
-from tokenswift.ranks import Ranks
 from tokenswift.sampling.choice import Sampler
 from tokenswift.sampling.ranking import filled
 from tokenswift.spec.accept import accept_exact, accept_later, accept_published
@@ -144,7 +143,6 @@ class RunningSequence:
         logprobs: how many of the likeliest tokens steps tell with each new token's log-probability; None:
             neither is told.
         raw: whether these are of the model's own distribution.
-        ranks: processes that run the same text over one model, in step with this one; None without.
     """
 
     sequence: TokenSequence
@@ -159,7 +157,6 @@ class RunningSequence:
     ms: float = 0.0
     logprobs: int | None = None
     raw: bool = False
-    ranks: Ranks | None = None
 
     def begin(self) -> None:
         """The strategy's own reading of the prompt; once, before the first step."""
@@ -273,8 +270,6 @@ def _pass(
             root_position = len(sequence.tokens) - 1
             later = isinstance(tree, LaterTree)
             places = tree.tree if later else tree
-            if text.ranks is not None:
-                text.ranks.agree("what to draft", (root_position, *places.tokens, *places.parents))
             tokens, positions = torch.tensor(places.tokens), torch.tensor(places.depths) + root_position
             if later:
                 tokens = filled(to_device(places.tokens, tree.later.device), tree.later)
@@ -310,8 +305,6 @@ def _finished(text: RunningSequence, drafted: DraftTree | LaterTree, result: Pas
         else:
             accepted = accept_exact(tree, logits, sequence.tokens, sampler, all_rows=not sampler.walks)
         new, text.ended = _new_tokens(tree, accepted, text.room, text.eos)
-        if text.ranks is not None:
-            text.ranks.agree("the tokens of a step", new)
         nodes = accepted.nodes[: len(new)]  # the last new token is the next root, not cached yet
         kept = tuple(row_of[node] for node in nodes)
         logprobs = ()

@@ -6,6 +6,7 @@ code runs the model; nothing is forked here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,6 @@ from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.hub import line_of
 from tokenswift.loader.own_sampling import named
 from tokenswift.loader.plain_tokenizer import is_panic
-from tokenswift.ranks import check_tp
 from tokenswift.types import InputError, OnProgress, RunError
 from tokenswift.words import Dtype, Weights, words
 
@@ -82,7 +82,7 @@ def check_place(how: LoadConfig) -> str:
         raise InputError(f"device is {device!r}; valid: cuda:0 to cuda:{count - 1}", "device")
     check_backend(how.backend, device)
     if how.tp > 1:
-        check_tp(how.tp)
+        check_launched(how.tp)
         if device == "cpu" and count:
             raise InputError(f"device is 'cpu' beside tp {how.tp}; valid: auto, which is cuda here", "device")
     return device
@@ -315,6 +315,17 @@ def _places(name: str, config: Any, how: LoadConfig) -> dict[str, Any]:
 
     check_heads(name, config, how.tp)
     return {"distributed_config": DistributedConfig(tp_size=how.tp, tp_plan="auto")}
+
+
+def check_launched(tp: int) -> None:
+    """See that this is one of ``tp`` processes of torchrun.
+
+    Raises:
+        InputError: it is not.
+    """
+    if (count := os.environ.get("WORLD_SIZE", "1")) != str(tp):
+        valid = f"torchrun --nproc-per-node {tp}"
+        raise InputError(f"tp is {tp}, but torchrun started {count}; valid: with {valid}")
 
 
 def no_room(name: str, needed: int, free: int, others: Sequence[tuple[str, int]] = ()) -> str:

@@ -45,10 +45,12 @@ class BaseTarget(ABC):
         copied_bytes: bytes that copies of weights take beside the model's own.
         kv_bytes: bytes of keys and values per cached token.
         whole: whether products take activations as int8.
+        ranks: processes that compute the model together.
     """
 
     prefill_chunk: int  # rows of a prefill pass
     whole = False
+    ranks = 1
     layout: Layout | None = None
     taps: tuple[int, ...] = ()
 

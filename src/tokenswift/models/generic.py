@@ -89,8 +89,6 @@ class GenericTarget(BaseTarget):
         backend: what computes attention.
         rotary: its positions.
 
-    Attributes:
-        ranks: processes that compute it together.
     Raises:
         InputError: for a model whose parts are not where they are in transformers' decoders.
     """

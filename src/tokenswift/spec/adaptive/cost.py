@@ -100,16 +100,15 @@ def measure(
     level: Callable[[], object] | None = None,
     seconds: float = SECONDS,
     low: LowBit | None = None,
-    clock: Callable[[], float] = perf_counter,
 ) -> Table:
     """Time passes of the model over made-up keys; takes about ``seconds``. ``level``: makes one head's level;
-    ``low``: makes quantized passes; ``clock``: tells seconds.
+    ``low``: makes quantized passes.
 
     All row counts are timed in turn, at least three times over, and the least of each counts: what disturbs
     the machine for a moment makes none of them dearer than the others. Where passes take long, the larger
     row counts are left out.
     """
-    begun, account = clock(), _ran_and_waited()
+    begun, account = perf_counter(), _ran_and_waited()
     caches = {length: model.new_cache(length + ROWS[-1]) for length in (SHORT, LONG)}
     for length, cache in caches.items():
         cache.clear()
@@ -118,19 +117,17 @@ def measure(
     counts, sweeps = list(ROWS), 0
     levels: list[float] = []
     lows: list[float] = []
-    while sweeps < 3 or (sweeps < 8 and clock() - begun < seconds):
+    while sweeps < 3 or (sweeps < 8 and perf_counter() - begun < seconds):
         for count in counts:
-            if not sweeps and best and clock() - begun > seconds / 3:
+            if not sweeps and best and perf_counter() - begun > seconds / 3:
                 break
             for length, cache in caches.items():
-                spent = _time(
-                    lambda n=count, c=cache: (_pass(model, c, n), model.backend.synchronize()), clock
-                )
+                spent = _time(lambda n=count, c=cache: (_pass(model, c, n), model.backend.synchronize()))
                 best[count, length] = min(spent, best.get((count, length), spent))
         if level is not None:
-            levels.append(_time(level, clock))
+            levels.append(_time(level))
         if low is not None:
-            lows.append(_time(lambda: _pass(low, caches[SHORT], 1), clock))
+            lows.append(_time(lambda: _pass(low, caches[SHORT], 1)))
         counts, sweeps = [count for count in counts if (count, LONG) in best], sweeps + 1
     slopes = [max(0.0, (best[n, LONG] - best[n, SHORT]) / (LONG - SHORT)) for n in counts]
     fixed = [max(best[n, SHORT] - slope * SHORT, 1e-6) for n, slope in zip(counts, slopes, strict=True)]
@@ -175,11 +172,11 @@ def _pass(model: PassModel, cache: object, rows: int) -> None:
     model.logits(model.forward(tokens, positions, cache, parents).hidden)  # type: ignore[arg-type]
 
 
-def _time(run: Callable[[], object], clock: Callable[[], float]) -> float:
+def _time(run: Callable[[], object]) -> float:
     """Milliseconds of a run."""
-    begun = clock()
+    begun = perf_counter()
     run()
-    return 1000 * (clock() - begun)
+    return 1000 * (perf_counter() - begun)
 
 
 def kept_table(model: DraftModel, folder: Path, make: Callable[[], Table], more: object = None) -> Table:

@@ -19,7 +19,6 @@ from tokenswift.loader.own_sampling import OwnSampling
 from tokenswift.models.draft_models import DraftModels
 from tokenswift.models.low_bit import LowBitTarget, low_bit
 from tokenswift.models.target import Target
-from tokenswift.ranks import Ranks
 from tokenswift.sampling.masks import Grammars
 from tokenswift.spec.adaptive.cost import Table, keep_table, kept_table, measure
 from tokenswift.spec.drafters.heads import level_of
@@ -47,7 +46,6 @@ class Resources:
         heads: as of ``LLM``.
         how: what is computed in.
         on_progress: as of ``LLM``.
-        ranks: the processes that compute it together, where there are several.
         eagle: as of ``LLM``.
 
     Attributes:
@@ -71,10 +69,9 @@ class Resources:
         heads: str | Path | Heads | None,
         how: LoadConfig,
         on_progress: OnProgress | None = None,
-        ranks: Ranks | None = None,
         eagle: str | Path | EagleWeights | None = None,
     ) -> None:
-        self.source, self.name, self.ranks = source, name, ranks
+        self.source, self.name = source, name
         self.sampling = OwnSampling(name, source.named_sampling)
         self.heads = resolve_heads(heads, source.host)
         packaged, automatic = packaged_kinds(source.host), isinstance(heads, str) and heads == "auto"
@@ -140,16 +137,11 @@ class Resources:
             key, more = self._costs_of(low)
             if key not in self._costs:
                 made = partial(measure, self.target, level_of(self.target, self.heads), low=low)
-                if self.ranks is not None:  # measured in step, by one clock
-                    self._costs[key] = self.ranks.shared(made(clock=self.ranks.clock))
-                else:
-                    self._costs[key] = kept_table(self.target, cache_dir() / "costs", made, more)
+                self._costs[key] = kept_table(self.target, cache_dir() / "costs", made, more)
             return self._costs[key]
 
     def learn_costs(self, table: Table, low: LowBit | None = None) -> None:
         """Take what a run has made of the table that `costs` gave it, for the next runs."""
-        if self.ranks is not None:  # every rank keeps what they agreed on
-            return
         with self.lock:
             key, more = self._costs_of(low)
             self._costs[key] = table
