@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -49,7 +50,8 @@ def test_forced_and_free_calls(family: Family) -> None:
     for choice in ("required", "auto"):
         assert first_refused(family, call, choice) is None
         assert first_refused(family, call + family.between + call, choice) is None
-        assert first_refused(family, call + family.between + call, choice, parallel=False) == call
+        place = first_refused(family, call + family.between + call, choice, parallel=False)
+        assert place is not None and place.rstrip() == call  # a fence could follow
     assert first_refused(family, call, NAMED) == call[: call.index("fg") + 1]
     assert first_refused(family, "Hello", "required") == ""
     assert first_refused(family, "Hello {", "auto") is None
@@ -64,10 +66,16 @@ def test_no_call_is_wrong(family: Family, choice: str) -> None:
     for old, new in (("fg", "h"), ("12", '"12"'), ('"}"', '"y"'), (', "b"', ', "c"'), ('"a"', '"A"')):
         wrong = call.replace(old, new)
         place = first_refused(family, wrong, choice)
+        if new == "h" and choice == "auto" and not family.opening:  # it names no tool: text
+            assert place is None and read(family, wrong, []).calls == ()
+            continue
         assert place is not None and wrong.startswith(place) and not call.startswith(wrong), wrong
     spaced = call.replace('{"name"', '{ "name"')
     place = first_refused(family, spaced, choice)
-    assert place is not None and read(family, place, []).calls == ()
+    if choice == "required" or family.opening:
+        assert place is not None and read(family, place, []).calls == ()
+    else:
+        assert place is None and len(read(family, spaced, []).calls) == 1
 
 
 def test_text_before_a_call() -> None:
@@ -76,6 +84,29 @@ def test_text_before_a_call() -> None:
     assert first_refused(HERMES, "I'll see.\n" + call, "required") == ""
     assert first_refused(PLAIN, "I'll see.\n" + CALL[PLAIN], "auto") is None  # text, and no call to a parser
     assert read(PLAIN, "I'll see.\n" + CALL[PLAIN], []).calls == ()
+
+
+INDENTED = '{\n  "name": "fg",\n  "KEY": {\n    "a": 12,\n    "b": "}"\n  }\n}'
+
+
+@pytest.mark.parametrize("family", CALL, ids=lambda family: family.name)
+@pytest.mark.parametrize("fence", ["", "```\n", "```json\n"])
+def test_an_answer_that_is_nothing_but_a_call(family: Family, fence: str) -> None:
+    """Bare or fenced, indented or not, in every family; its arguments are held to their schema."""
+    for call in (PLAIN.written([("fg", {"a": 12, "b": "}"})]).replace("arguments", "KEY"), INDENTED):
+        call = call.replace("KEY", family.key)
+        text = fence + call + ("\n```" if fence else "")
+        assert first_refused(family, text) is None
+        ((name, arguments),) = read(family, text, []).calls
+        assert (name, json.loads(arguments)) == ("fg", {"a": 12, "b": "}"})
+        for old, new in (("12", '"12"'), ('"}"', '"y"'), ('"a"', '"c"')):
+            wrong = text.replace(old, new)
+            place = first_refused(family, wrong)
+            assert place is not None and wrong.startswith(place) and "{" in place, wrong
+        for free in (text.replace('"fg"', '"h"'), text.replace('"name"', '"tool"'), "So:" + text):
+            assert first_refused(family, free) is None and read(family, free, []).calls == ()
+        again = read(family, fence + f"{call}\n{call}", [])
+        assert len(again.calls) == 2 and first_refused(family, fence + f"{call}\n{call}") is None
 
 
 @pytest.mark.parametrize("special", [False, True])

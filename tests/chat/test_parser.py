@@ -47,7 +47,23 @@ def test_calls_in_pieces(family: Family, calls: list[tuple[str, Any]], cuts: lis
 
 
 MARKS = ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {', '{"name": "f", "parameters": {', "}"]
-MARKS += ["<|python_tag|>", "\n", " ", '"', "\\", "[", "]", "x", "<tool", '{"name"', "; ", "é"]
+MARKS += [
+    "```",
+    "`",
+    "json",
+    "<|python_tag|>",
+    "\n",
+    " ",
+    '"',
+    "\\",
+    "[",
+    "]",
+    "x",
+    "<tool",
+    '{"name"',
+    "; ",
+    "é",
+]
 
 
 @given(
@@ -70,6 +86,17 @@ def test_anything_in_pieces(family: Family, text: str, cuts: list[int]) -> None:
         (HERMES, '<tool_call>\n{"name": "f", "arguments": {"a": [1', Said("", (("f", '{"a": [1'),), False)),
         (HERMES, "a <tool_ca", Said("a <tool_ca")),
         (HERMES, "two  \n", Said("two  \n")),
+        (HERMES, ' {"name": "f", "arguments": {}}', Said("", (("f", "{}"),))),
+        (HERMES, '{"name": "f", "arguments": {"a": 1}}\n{"name":"fg","arguments": {}}',
+         Said("", (("f", '{"a": 1}'), ("fg", "{}")))),
+        (HERMES, 'So: {"name": "f", "arguments": {}}', Said('So: {"name": "f", "arguments": {}}')),
+        (HERMES, '{"name": "h", "arguments": {}}', Said('{"name": "h", "arguments": {}}')),
+        (HERMES, "```json\n[1]\n```", Said("```json\n[1]\n```")),
+        (HERMES, '```json\n{"name": "f", "arguments": {}', Said("", (("f", "{}"),))),
+        (LLAMA3, '```\n{"name": "f", "parameters": {}}; {"name": "f", "parameters": {}}\n```\n',
+         Said("", (("f", "{}"), ("f", "{}")))),
+        (PLAIN, '```json\n{\n  "name": "fg",\n  "arguments": {\n    "a": [1]\n  }\n}\n```',
+         Said("", (("fg", '{\n    "a": [1]\n  }'),))),
         (LLAMA3, '<|python_tag|>{"name": "f", "parameters": {}}', Said("", (("f", "{}"),))),
         (LLAMA3, 'It is {"name": "f", "parameters": {}}', Said('It is {"name": "f", "parameters": {}}')),
         (LLAMA3, '{"name": "f", "arguments": {}}', Said('{"name": "f", "arguments": {}}')),

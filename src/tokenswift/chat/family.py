@@ -1,7 +1,8 @@
 """How a family of models writes calls of tools, and the grammar that binds an answer to them.
 
 All families write a call as ``{"name": NAME, KEY: {arguments}}``; they differ in the key, in what stands
-around it, and in whether text may come before.
+around it, and in whether text may come before. An answer that is such JSON and nothing else, perhaps fenced
+as code, is calls in every family: coder models write so.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from tokenswift.chat.tools import Tools
 #: separators as templates write JSON, and no other whitespace: small models write it for ever
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
+#: where a model writes calls of its own accord, it may indent them, but not for ever
+INDENTED = {"whitespace_flexible": True, "whitespace_pattern": r"[ \t\r\n]{0,99}"}
+_S = r"[ \t\r\n]*"
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -25,7 +30,7 @@ class Family:
     Attributes:
         name: of the family.
         key: of the arguments.
-        opening: what a call begins with, anywhere in an answer; "": calls begin an answer, or there are none.
+        opening: what a call begins with, anywhere in an answer; "": calls begin an answer.
         closing: what ends it.
         between: what stands between two calls.
         begins: a token that may stand before the first call of an answer, or "".
@@ -59,36 +64,58 @@ class Family:
         tag, rest = self.opening.strip(), self.opening[len(self.opening.rstrip()) :]
         begin = _spelt(self.opening, special)
         more = f"({_quoted(self.between)} {begin} call)*" if tools.parallel else ""
-        token = f"{self.begins}?" if self.begins and self.begins in special else ""
+        token = f"{self.begins}?" if self.begins in special else ""
         lines = ["%llguidance {}"]
         if tools.forced:
             lines.append(f"start: {begin} call {more}")
         elif schema is not None:
             lines += [f"start: answer | {token} {begin} call {more}", f"answer: {_json(json.loads(schema))}"]
-        elif tag in special:
-            lines += [f"start: TEXT | TEXT? {begin} call {more}", r"TEXT: /(.|\n)*/"]
-        elif tag:
-            lines += [f"start: TEXT | trigger {_quoted(rest)} call {more}", r"TEXT: /(.|\n)*/"]
-            lines += [f"trigger[lazy]: TEXT {_quoted(tag)}"]
-        else:  # all that is read as a call is one
-            lines.append(f"start: TEXT | {token} call {more}")
-            lines.append(r'TEXT: /(.|\n)*/ & ~/[ \t\r\n]*\{[ \t\r\n]*"name"(.|\n)*/')
-        lines.append(f"call: ({' | '.join(names)}) {_spelt('}' + self.closing, special)}")
-        for name, tool in zip(names, tools.callable, strict=True):
-            head = _quoted(self._head(tool.name))
-            if schema is not None:  # a word each, as schemas have them: a longer one would hide these
-                words = ("{", '"name"', ": ", json.dumps(tool.name), ", ", json.dumps(self.key), ": ")
-                head = " ".join(map(_quoted, words))
-            lines.append(f"{name}: {head} {_json(tool.bound)}")
+        else:
+            lines += [
+                f"start: TEXT | {token} bare" + (f" | opened {_quoted(rest)} call {more}" if tag else "")
+            ]
+            lines += self._free(tools, special)
+            if tag:
+                lines += [f"opened: trigger{f' | TEXT? {tag}' if tag in special else ''}"]
+                lines += [f"trigger[lazy]: TEXT {_quoted(tag)}"]
+        if tag or tools.forced or schema is not None:
+            lines.append(f"call: ({' | '.join(names)}) {_spelt('}' + self.closing, special)}")
+            for name, tool in zip(names, tools.callable, strict=True):
+                head = _quoted(self._head(tool.name))
+                if schema is not None:  # a word each, as schemas have them: a longer one would hide these
+                    words = ("{", '"name"', ": ", json.dumps(tool.name), ", ", json.dumps(self.key), ": ")
+                    head = " ".join(map(_quoted, words))
+                lines.append(f"{name}: {head} {_json(tool.bound)}")
         return "\n".join(lines) + "\n"
+
+    def _free(self, tools: Tools, special: Sequence[str]) -> list[str]:
+        """Rules of an answer that is calls without marks, perhaps indented or fenced as code, and of text,
+        which is what does not begin as one up to its arguments."""
+        begins = f"({re.escape(self.begins)})?" if self.begins not in special else ""
+        before, behind = f"{begins}{_S}(```(json)?{_S})?", f',{_S}"{self.key}"{_S}:{_S}'
+        call, known = rf'\{{{_S}"name"{_S}:{_S}', [tool.name for tool in tools.callable]
+        first = " | ".join(f"FIRST_{i} bare_{i}" for i in range(len(known)))
+        others = " | ".join(f"{_quoted(json.dumps(name))} KEY bare_{i}" for i, name in enumerate(known))
+        lines = [
+            f"bare: ({first}) CLOSE {'(MORE other CLOSE)*' if tools.parallel else ''} FENCE?",
+            rf'TEXT: /(.|\n)*/ & ~/{before}{call}"({"|".join(known)})"{_S}{behind}\{{(.|\n)*/',
+            rf"CLOSE: /{_S}\}}/",
+            f"FENCE: /{_S}```/",
+        ]
+        if tools.parallel:
+            lines += [f"MORE: /{_S}(;{_S})?{call}/", f"KEY: /{_S}{behind}/", f"other: {others}"]
+        for i, tool in enumerate(tools.callable):
+            lines.append(f'FIRST_{i}: /{before}{call}"{tool.name}"{_S}{behind}/')
+            lines.append(f"bare_{i}: {_json(tool.bound, INDENTED)}")
+        return lines
 
     def _head(self, name: str) -> str:
         """What stands before the arguments of a call."""
         return f'{{"name": {json.dumps(name)}, "{self.key}": '
 
 
-def _json(schema: dict[str, Any]) -> str:
-    return "%json " + json.dumps({**schema, "x-guidance": SPACING}, ensure_ascii=False)
+def _json(schema: dict[str, Any], spacing: dict[str, Any] = SPACING) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": spacing}, ensure_ascii=False)
 
 
 def _spelt(text: str, special: Sequence[str]) -> str:

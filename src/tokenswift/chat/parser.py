@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple
 from tokenswift.chat.family import Family
 
 SPACE = " \t\r\n"
+FENCE = "```"
+FENCES = ("", FENCE, FENCE + "json")  # what may stand before calls that are all of an answer
 LONGEST = 512  # characters from where a call may begin up to its arguments: what is longer is text
 
 
@@ -47,11 +49,12 @@ class Parser:
     def __init__(self, family: Family, names: Sequence[str], parallel: bool = True) -> None:
         self._parallel, self._tag = parallel, family.opening.strip()
         self._closes = "}" + _bare(family.closing)
-        self._between = SPACE + family.between
         heads = [(name, f'{{"name":"{name}","{family.key}":{{') for name in names]
-        begins = [self._tag] if self._tag else dict.fromkeys(("", family.begins))
-        self._heads = {begin + head: name for begin in begins for name, head in heads}
-        self._state = self._text if self._tag else self._head
+        begins = [begin + fence for begin in dict.fromkeys(("", family.begins)) for fence in FENCES]
+        self._unmarked = {begin + head: name for begin in begins for name, head in heads}
+        self._marked = {self._tag + head: name for name, head in heads}
+        self._heads = self._unmarked
+        self._state = self._head
         self._held = ""  # not yet told: it may belong to a call
         self._call = -1  # index of the newest
         self._depth, self._in_text, self._escaped = 0, False, False
@@ -94,7 +97,7 @@ class Parser:
             found.append(Delta("text", before))
             self._held = self._held[len(before) :]
         if after.startswith(self._tag):
-            self._state = self._head
+            self._heads, self._state = self._marked, self._head
             return True
         return False
 
@@ -110,8 +113,8 @@ class Parser:
                 return True
         if len(self._held) < LONGEST and any(head.startswith(bare) for head in self._heads):
             return False
-        if not self._tag:
-            self._state = self._rest
+        if self._heads is self._unmarked:
+            self._state = self._text if self._tag and self._call < 0 else self._rest
             return True
         at = self._held.index(self._tag) + len(self._tag)  # the tag opens nothing
         found.append(Delta("text", self._held[:at]))
@@ -141,20 +144,25 @@ class Parser:
 
     def _tail(self, found: list[Delta]) -> bool:
         """What stands behind a call's arguments."""
-        bare = _bare(self._held[:LONGEST])
-        if self._closes.startswith(bare) and bare != self._closes and len(self._held) < LONGEST:
+        bare, closes = _bare(self._held[:LONGEST]), "}" if self._heads is self._unmarked else self._closes
+        if closes.startswith(bare) and bare != closes and len(self._held) < LONGEST:
             return False
         found.append(Delta("end", "", self._call))
         self._state = self._next
-        if bare.startswith(self._closes):
-            self._held = _behind(self._held, len(self._closes))
+        if bare.startswith(closes):
+            self._held = _behind(self._held, len(closes))
         return True
 
     def _next(self, found: list[Delta]) -> bool:
         """Behind a call."""
-        self._held = self._held.lstrip(SPACE if self._tag or not self._parallel else self._between)
+        bare = self._heads is self._unmarked
+        self._held = self._held.lstrip(SPACE + ";" * (bare and self._parallel))
+        if bare and FENCE.startswith(self._held[: len(FENCE)]):
+            whole = len(self._held) >= len(FENCE)
+            self._held = self._held.removeprefix(FENCE)
+            return whole
         if self._held:
-            again = self._text if self._tag else self._head
+            again = self._head if bare else self._text
             self._state = again if self._parallel else self._rest
         return True
 
