@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import sys
 import threading
-from collections.abc import Iterator
+import time
+import weakref
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,17 +22,22 @@ from tests.tiny import FAMILIES, SIZES, VOCAB, build, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.engine import pace
 from tokenswift.engine import scheduler as scheduling
+from tokenswift.engine.admission import Admission
 from tokenswift.engine.many import run_all
+from tokenswift.engine.prefixes import Prefixes
 from tokenswift.engine.request import Request
+from tokenswift.engine.run import Run
 from tokenswift.engine.scheduler import QueueFull, Scheduler
 from tokenswift.engine.step import PrefillChunk, RunningSequence, advance, prefill
 from tokenswift.engine.ticket import Event, Ticket
 from tokenswift.interfaces import LaterTree, TokenSequence
+from tokenswift.kv.full import FullCache
 from tokenswift.memory import Memory
 from tokenswift.metrics import Meter
 from tokenswift.runs.writer import RunWriter
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.adaptive.cost import Table
+from tokenswift.spec.adaptive.recipe import ByChance
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.spec.methods.autoregressive import Autoregressive
 from tokenswift.types import DraftTree, Generation, InputError, RunError, Step
@@ -330,6 +339,167 @@ def test_a_fault_of_the_scheduler_leaves_nobody_waiting(llm: LLM, monkeypatch: p
         _ = ticket.result
 
 
+def test_what_is_kept_for_later_ends_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the copy of an ended text's cache finds no memory, and where its costs cannot be taken: that text
+    has its result, and the others go on."""
+
+    def broken(*args: object) -> None:
+        raise RuntimeError("planted: can't allocate memory")
+
+    monkeypatch.setattr(FullCache, "fork", broken)
+    monkeypatch.setattr(ByChance, "settle", broken)
+    prompts = [[word] * 40 for word in (1, 2, 3)]
+    with Scheduler(llm) as scheduler:
+        long = scheduler.submit(plain(prompts[0], 150))
+        left = scheduler.submit(plain(prompts[1], 300))
+        auto = scheduler.submit(Request(prompts[2], 5, "auto", {}, SamplingParams(), ignore_eos=True))
+        next(left.steps())
+        left.cancel()  # most of its room is empty
+        over(left, auto, long)
+        last = scheduler.submit(plain([4], 3))
+        over(last)
+    assert left.result.finish_reason == "cancelled" and len(auto.result.token_ids) == 5
+    assert len(long.result.token_ids) == 150 and len(last.result.token_ids) == 3
+
+
+@pytest.mark.parametrize("what", ["close", "result", "explained"])
+def test_a_fault_that_ends_all_ends_each_once(llm: LLM, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """Also where letting go of one of them fails, as it is ended."""
+    real = getattr(Run, what)
+
+    def broken(self: Run, *args: Any) -> Any:
+        if self.prompt == [7]:
+            raise OSError("planted, too")
+        return real(self, *args)
+
+    def fault(self: Scheduler, reader: Any) -> None:
+        raise ValueError("planted")
+
+    told: list[Event] = []
+    with Scheduler(llm, 1) as scheduler:
+        gate = Gate(scheduler)
+        tickets = [scheduler.submit(plain([word], 3)) for word in (7, 8)]
+        for ticket in (gate.ticket, *tickets):
+            ticket.on_event(told.append)
+        monkeypatch.setattr(Run, what, broken)
+        monkeypatch.setattr(Scheduler, "_step", fault)
+        gate.opened.set()
+        over(gate.ticket, *tickets)
+        assert scheduler.figures().failed == 3
+    assert [type(event) for event in told].count(ValueError) == len(told) == 3
+
+
+def test_a_request_in_the_moment_of_a_fault_is_ended_too(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was found to have room as the fault came."""
+    reads, fails, asked, check = threading.Event(), threading.Event(), [0], Scheduler._check_queue
+
+    def fault(self: Scheduler, *args: object) -> None:
+        reads.set()
+        assert fails.wait(60)
+        raise ValueError("planted")
+
+    def checked(self: Scheduler) -> None:
+        check(self)
+        asked[0] += 1
+        if asked[0] == 4:  # the second request's, the last time
+            fails.set()
+            self._thread.join(0.3)  # it waits for this one, or would have ended by then
+
+    monkeypatch.setattr(Scheduler, "_read", fault)
+    monkeypatch.setattr(Scheduler, "_check_queue", checked)
+    scheduler = Scheduler(llm)
+    tickets = [scheduler.submit(plain([1], 3))]
+    assert reads.wait(60)
+    tickets.append(scheduler.submit(plain([2], 3)))
+    for ticket in tickets:
+        assert ticket.wait(20)
+        with pytest.raises(ValueError, match="planted"):
+            _ = ticket.result
+    with pytest.raises(InputError, match="the scheduler is closed"):
+        scheduler.submit(plain([1]))
+
+
+def test_requests_come_while_the_next_one_is_chosen(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose, more = Admission.next, list[Ticket]()
+    submitting = threading.Thread(target=lambda: more.append(scheduler.submit(plain([5], 3))), daemon=True)
+
+    def slowly(self: Admission, waiting: Iterable[Ticket]) -> Ticket:
+        def one_by_one() -> Iterator[Ticket]:
+            for ticket in waiting:
+                yield ticket
+                if submitting.ident is None:
+                    submitting.start()
+                    submitting.join(0.3)  # it waits, or would have submitted by then
+
+        return choose(self, one_by_one())
+
+    monkeypatch.setattr(Admission, "next", slowly)
+    with Scheduler(llm) as scheduler:
+        first = scheduler.submit(plain([4], 3))
+        over(first)
+        submitting.join(60)
+        over(*more)
+    assert [len(ticket.result.token_ids) for ticket in (first, *more)] == [3, 3]
+
+
+def test_a_callback_that_leaves_ends_its_text_alone(llm: LLM) -> None:
+    """By sys.exit, say, which is no Exception."""
+    with Scheduler(llm) as scheduler:
+        gate = Gate(scheduler)
+        bad, good = scheduler.submit(plain([4], 9)), scheduler.submit(plain([5], 9))
+        bad.on_event(lambda event: sys.exit("planted") if isinstance(event, Step) else None)
+        worse = scheduler.submit(plain([6] * 5, 9, on_progress=lambda *_: sys.exit("planted")))
+        last = scheduler.submit(plain([6], 9))
+        last.on_event(lambda event: sys.exit("planted") if event is None else None)
+        gate.opened.set()
+        over(gate.ticket, bad, worse, good, last)
+        assert scheduler.figures().failed == 2 and not scheduler.is_closed
+    assert len(good.result.token_ids) == len(last.result.token_ids) == 9
+    for ticket in (bad, worse):
+        with pytest.raises(RunError, match="planted"):
+            _ = ticket.result
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_callback_may_close_the_scheduler(llm: LLM, late: bool) -> None:
+    """From the scheduler's thread, or from the caller's, where steps were made before it was given."""
+    scheduler = Scheduler(llm)
+    gate = Gate(scheduler)
+    ticket = scheduler.submit(plain([4], 400))
+    told: list[Event] = []
+
+    def close(event: Event) -> None:
+        told.append(event)
+        scheduler.close()
+
+    if late:
+        gate.opened.set()
+        while scheduler.figures().tokens < 20:
+            time.sleep(0.001)
+        threading.Thread(target=ticket.on_event, args=(close,), daemon=True).start()
+    else:
+        ticket.on_event(close)
+        gate.opened.set()
+    assert ticket.wait(20)
+    scheduler.close()
+    assert ticket.result.finish_reason == "cancelled" and isinstance(told[0], Step)
+
+
+def test_a_text_is_not_over_before_its_last_event(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or who asks for its steps meanwhile would not hear of its failure."""
+    tell, early = Ticket.tell, []
+
+    def told(self: Ticket, event: Event, *more: Any) -> None:
+        early.append(self.is_over)
+        tell(self, event, *more)
+
+    monkeypatch.setattr(Ticket, "tell", told)
+    with Scheduler(llm) as scheduler:
+        ticket = scheduler.submit(plain([4], 3))
+        over(ticket)
+    assert early == [False] * 4
+
+
 # ---- memory and order ---------------------------------------------------------------------------
 
 
@@ -452,6 +622,61 @@ def test_a_part_that_cannot_be_read_does_not_end_the_step(llm: LLM, monkeypatch:
         _ = second.result
 
 
+@pytest.mark.parametrize("rows", [5, 70, 96])
+def test_a_part_is_read_once_where_the_shared_pass_fails(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """After its rows were computed: at the logits of the other text."""
+    tokens = [*SHARED, *range(7)]
+    made: list[TokenSequence] = []
+    for _ in range(2):
+        sampler, cache = llm.target.sampler(SamplingParams()), llm.target.new_cache(300)
+        made.append(TokenSequence(list(tokens), len(tokens), cache, llm.target, sampler))
+    beside, parts = made
+    prefill(beside)
+    chooser = Sampler(SamplingParams(), VOCAB)
+    text = RunningSequence(beside, Autoregressive(llm, None, chooser), chooser, 100, (), Meter())
+    text.begin()
+    seen: list[tuple[int, int]] = []
+    parts.on_read = lambda at, hidden: seen.append((at, len(hidden)))
+    logits = llm.target.logits
+    failures = [RuntimeError("planted: no memory")]
+
+    def failing(hidden: torch.Tensor) -> torch.Tensor:
+        if failures:
+            raise failures.pop()
+        return logits(hidden)
+
+    monkeypatch.setattr(llm.target, "logits", failing)
+    reading = PrefillChunk(parts, rows, Meter())
+    (step,) = advance([text], reading)
+    assert isinstance(step, Step) and not failures and reading.error is None
+    assert parts.cache.length == rows and seen == [(0, rows)]
+    assert torch.equal(parts.cache.data[:, :, :rows], beside.cache.data[:, :, :rows])
+
+
+def test_a_part_that_cannot_be_kept_fails_alone(llm: LLM) -> None:
+    made: list[TokenSequence] = []
+    for _ in range(2):
+        sampler, cache = llm.target.sampler(SamplingParams()), llm.target.new_cache(300)
+        made.append(TokenSequence(list(SHARED), len(SHARED), cache, llm.target, sampler))
+    beside, parts = made
+    prefill(beside)
+    chooser = Sampler(SamplingParams(), VOCAB)
+    text = RunningSequence(beside, Autoregressive(llm, None, chooser), chooser, 100, (), Meter())
+    text.begin()
+    told: list[int] = []
+
+    def broken(at: int, hidden: torch.Tensor) -> None:
+        told.append(at)
+        raise RuntimeError("planted")
+
+    parts.on_read = broken
+    reading = PrefillChunk(parts, 9, Meter())
+    (step,) = advance([text], reading)
+    assert isinstance(step, Step) and str(reading.error) == "planted" and told == [0]
+
+
 @pytest.mark.parametrize("length", [63, 64, 65, 96, 97, 128, 141])
 def test_a_model_without_equal_bits_reads_parts_by_the_passes_of_the_whole(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, length: int
@@ -540,6 +765,21 @@ def test_requests_are_submitted_as_they_can_run(llm: LLM) -> None:
             assert submitted - len(seen) <= 5
     assert sorted(seen) == list(range(30)) and isinstance(seen.pop(4), InputError)
     assert all(len(one.token_ids) == 3 for one in seen.values())
+
+
+def test_of_an_ended_text_its_cache_and_ids_alone_are_kept(llm: LLM) -> None:
+    """And all of the memory that is kept counts."""
+    prefixes, sampler = Prefixes(10**9), Sampler(SamplingParams(), VOCAB)
+    sequence = TokenSequence(list(SHARED), len(SHARED), llm.target.new_cache(100), llm.target, sampler)
+    sequence.cache.work = torch.empty(12345, dtype=torch.uint8)
+    prefixes.watch(sequence)
+    prefill(sequence)
+    cache, held = sequence.cache, weakref.ref(sampler)
+    prefixes.keep(sequence)
+    del sequence, sampler
+    gc.collect()
+    assert held() is None
+    assert prefixes.nbytes == cache.data.nbytes + cache.work.nbytes >= cache.data.nbytes + 12345
 
 
 def test_owners_share_no_beginnings(llm: LLM) -> None:

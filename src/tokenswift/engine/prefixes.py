@@ -9,6 +9,7 @@ has the bits of reading; models of which this is not true are not given any.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tokenswift.interfaces import CommittingCache, TokenSequence
 from tokenswift.kv.select import OBSERVED
@@ -17,6 +18,20 @@ from tokenswift.memory import Sized
 LEAST = 16  # tokens that are worth a copy
 SHARE = 4  # of the free memory, the part that ended texts may take: one in so many
 _PART = 256  # tokens that are compared at a time
+
+
+@dataclass(slots=True)
+class Kept:
+    """What is kept of a text that has ended; see `TokenSequence`."""
+
+    owner: str
+    tokens: list[int]
+    cache: CommittingCache
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the cache, with the kernels' scratch memory."""
+        return self.cache.data.nbytes + self.cache.work.nbytes
 
 
 class Prefixes:
@@ -33,7 +48,7 @@ class Prefixes:
         self.most = most
         self.reused = 0
         self._running: list[TokenSequence] = []
-        self._kept: list[TokenSequence] = []  # those that were used last at the end
+        self._kept: list[Kept] = []  # those that were used last at the end
 
     @classmethod
     def beside(cls, model: Sized) -> Prefixes:
@@ -44,7 +59,7 @@ class Prefixes:
     @property
     def nbytes(self) -> int:
         """Bytes of caches of ended texts."""
-        return sum(_nbytes(sequence) for sequence in self._kept)
+        return sum(one.nbytes for one in self._kept)
 
     def begin(self, tokens: list[int], capacity: int, owner: str = "") -> CommittingCache | None:
         """A cache with the longest known beginning of a text; None where none is worth it.
@@ -57,14 +72,15 @@ class Prefixes:
             owner: of the text.
         """
         best, most = None, LEAST - 1
-        for sequence in _of(owner, (*self._running, *self._kept)):
-            shared = min(common(sequence.tokens, tokens), sequence.cache.length, len(tokens) - 1 - OBSERVED)
+        for one in (*self._running, *self._kept):
+            if one.owner != owner:
+                continue
+            shared = min(common(one.tokens, tokens), one.cache.length, len(tokens) - 1 - OBSERVED)
             if shared > most:
-                best, most = sequence, shared
+                best, most = one, shared
         if best is None:
             return None
-        if any(one is best for one in self._kept):
-            self._kept = [*(one for one in self._kept if one is not best), best]
+        self._kept = sorted(self._kept, key=lambda one: one is best)
         self.reused += most
         return best.cache.fork(capacity, most)
 
@@ -75,24 +91,24 @@ class Prefixes:
     def keep(self, sequence: TokenSequence) -> None:
         """A text has ended: keep it while there is room, instead of those that it begins with."""
         self._running = [one for one in self._running if one is not sequence]
-        tokens, length = sequence.tokens, sequence.cache.length
+        tokens, cache, length = sequence.tokens, sequence.cache, sequence.cache.length
         if not LEAST <= length < len(tokens):
             return  # nothing to share, or interrupted within a step
-        own = _of(sequence.owner, self._kept)
+        own = [one for one in self._kept if one.owner == sequence.owner]
         shared = [common(one.tokens, tokens) for one in own]
         if any(least >= length for least in shared):
             return
-        if 2 * length <= sequence.cache.capacity:
-            sequence.cache = sequence.cache.fork(length)  # it ended early: most of its room is empty
-        sequence.newest = sequence.features = None
+        if 2 * length <= cache.capacity:
+            cache = cache.fork(length)  # it ended early: most of its room is empty
         within = [one for one, least in zip(own, shared, strict=True) if least >= one.cache.length]
-        self._kept = [*(one for one in self._kept if not any(one is other for other in within)), sequence]
+        self._kept = [*(one for one in self._kept if not any(one is other for other in within))]
+        self._kept.append(Kept(sequence.owner, tokens, cache))
         self.shrink(self.most)
 
     def shrink(self, most: int) -> None:
         """Let go of the texts that were not used for longest, until the rest take ``most`` bytes."""
         kept = list(self._kept)
-        while kept and sum(map(_nbytes, kept)) > most:
+        while kept and sum(one.nbytes for one in kept) > most:
             del kept[0]
         self._kept = kept
 
@@ -100,11 +116,6 @@ class Prefixes:
         """Let go of all ended texts; whether there were any."""
         there, self._kept = bool(self._kept), []
         return there
-
-
-def _of(owner: str, sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
-    """The texts of an owner."""
-    return [one for one in sequences if one.owner == owner]
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:
@@ -115,7 +126,3 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
         if one[at:end] != other[at:end]:
             return next(i for i in range(at, end) if one[i] != other[i])
     return size
-
-
-def _nbytes(sequence: TokenSequence) -> int:
-    return sequence.cache.data.nbytes

@@ -5,8 +5,10 @@ A run is iterated by whoever wants it alone; the scheduler makes the same calls 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Generator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ from tokenswift.models.low_bit import savings
 from tokenswift.sampling.adjust import rules_of
 from tokenswift.spec.methods.table import STRATEGIES, drafts_from
 from tokenswift.types import Generation, InputError, Metrics, RunError, Step
+
+logger = logging.getLogger("tokenswift")
 
 
 class Run:
@@ -116,7 +120,7 @@ class Run:
                 raise
             check_run(*sizes, spare)
 
-    def explained(self, error: Exception) -> Exception:
+    def explained(self, error: BaseException) -> BaseException:
         """An error as whoever asked for the text is told of it: where a card's memory ran out, what would
         fit."""
         if not isinstance(error, torch.OutOfMemoryError):
@@ -250,14 +254,14 @@ class Run:
     def finish(self) -> None:
         """Write the end to the journal, where there is one; keep what the steps have shown of their costs."""
         if self.text is not None and isinstance(self.strategy, Calibrated):
-            self.strategy.settle()
+            _keep(self.strategy.settle)
         if self.journal is not None:
             self.journal.finish(self.metrics())
 
     def close(self) -> None:
         """Let go of memory and journal, wherever the run is; what was kept of it stays."""
         if self.prefixes is not None and self._sequence is not None:
-            self.prefixes.keep(self._sequence)
+            _keep(partial(self.prefixes.keep, self._sequence))
         self._sequence = self.text = None
         if self.journal is not None:
             self.journal.close()
@@ -293,3 +297,11 @@ def _check_ranks(request: Request) -> None:
         raise InputError("strategy is 'auto', which goes by the clock, with tp; valid: a fixed strategy")
     if request.run_dir is not None:
         raise InputError("run_dir is given with tp; valid: None")
+
+
+def _keep(what: Callable[[], object]) -> None:
+    """Keep what later texts alone gain by: where that fails, the text that has ended is none the worse."""
+    try:
+        what()
+    except Exception as error:
+        logger.warning("nothing of a text is kept for those after it (%s)", error)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from threading import Condition, Thread
+from threading import Condition, Thread, current_thread
 from time import monotonic, perf_counter
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ from tokenswift.engine.request import Request
 from tokenswift.engine.run import Run
 from tokenswift.engine.step import advance
 from tokenswift.engine.ticket import Ticket
-from tokenswift.types import InputError, Stopped
+from tokenswift.types import InputError, RunError, Stopped
 from tokenswift.words import counted
 
 MOST = 16  # concurrent texts with "auto": about from there rows cost what they would cost alone
@@ -187,11 +187,13 @@ class Scheduler:
             return monotonic() - self._sign if self._all() else 0.0
 
     def close(self) -> None:
-        """End all texts after the step under way, as by `Ticket.cancel`, and the thread with them."""
+        """End all texts after the step under way, as by `Ticket.cancel`, and the thread with them. A callback
+        that calls it does not wait for that."""
         with self._wake:
             self._is_closed = True
             self._wake.notify()
-        self._thread.join()
+        if current_thread() is not self._thread:
+            self._thread.join()
 
     def __enter__(self) -> Scheduler:
         return self
@@ -225,9 +227,11 @@ class Scheduler:
                     self._step(part)
                 elif part is not None:
                     self._read(part)
-        except Exception as error:  # a fault of this class: nobody is to wait for ever
-            self._is_closed = True
-            for ticket in self._all():
+        except BaseException as error:  # a fault of this class: nobody is to wait for ever
+            with self._wake:
+                self._is_closed = True  # from here on nothing is submitted
+                known = self._all()
+            for ticket in known:
                 self._leave(ticket, "failed", error)
         self._prefixes.clear()
 
@@ -250,18 +254,18 @@ class Scheduler:
     def _admit(self) -> None:
         """Let texts have their turn while there is room."""
         while self._waiting and len(self._admission) < self.at_once:
-            ticket = self._admission.next(self._waiting)
+            with self._wake:
+                ticket = self._admission.next(self._waiting)
             try:
-                fits = self._admission.fits(ticket.run)
-            except Exception as error:
+                if not self._admission.fits(ticket.run):
+                    return
+                self._admission.add(ticket)
+            except BaseException as error:
                 self._leave(ticket, "failed", error)
                 continue
-            if not fits:
-                return
             with self._wake:
                 self._waiting.remove(ticket)
                 self._reading.append(ticket)
-                self._admission.add(ticket)
 
     def _next(self) -> Ticket | None:
         """Whose prompt is read on: in turns the text that came first and the one with the least left, so that
@@ -273,7 +277,7 @@ class Scheduler:
         try:
             if self._running and not ticket.run.begin().cache.prefault(self._pace.step):
                 return None
-        except Exception as error:
+        except BaseException as error:
             self._leave(ticket, "failed", error)
             return None
         return ticket
@@ -284,7 +288,7 @@ class Scheduler:
         try:
             before = run.left
             left = run.read(rows or self._pace.alone)
-        except Exception as error:
+        except BaseException as error:
             self._fail(ticket, error)
             return
         if rows is None and left:
@@ -322,7 +326,7 @@ class Scheduler:
                 self._pass = step.times.get("verify", 0.0)
                 self._count(steps=1, tokens=len(step.token_ids), drafted=step.drafted, accepted=step.accepted)
                 ticket.tell(step)
-            except Exception as error:
+            except BaseException as error:
                 self._fail(ticket, error)
                 continue
             if run.finish_reason is not None:
@@ -333,7 +337,7 @@ class Scheduler:
             self._rows += part.rows
             try:
                 self._has_read(reader, part.rows, reader.run.took(part))
-            except Exception as error:
+            except BaseException as error:
                 self._fail(reader, error)
         now = perf_counter()
         self._step_seconds = now - begun
@@ -345,7 +349,7 @@ class Scheduler:
             self._pause = max(self._pause, now - self._last)
         self._last = now if self._running else 0.0
 
-    def _fail(self, ticket: Ticket, error: Exception) -> None:
+    def _fail(self, ticket: Ticket, error: BaseException) -> None:
         """A text cannot go on; one that is not wanted leaves with the others of its kind (`_waits`)."""
         if not isinstance(error, Stopped):
             self._leave(ticket, "failed", error)
@@ -353,19 +357,29 @@ class Scheduler:
     def _finish(self, ticket: Ticket) -> None:
         try:
             ticket.run.finish()
-        except Exception as error:
+        except BaseException as error:
             self._leave(ticket, "failed", error)
         else:
             self._leave(ticket, "ended")
 
-    def _leave(self, ticket: Ticket, how: str, error: Exception | None = None) -> None:
-        """A text is over: let go of its memory and journal, and tell who waits for it."""
-        run = ticket.run
-        error = None if error is None else run.explained(error)
-        result = None if error is not None else run.result()
+    def _leave(self, ticket: Ticket, how: str, error: BaseException | None = None) -> None:
+        """A text is over: let go of its memory and journal, and tell who waits for it. Never raises."""
+        run, result = ticket.run, None
+        try:
+            try:
+                if error is not None:
+                    error = run.explained(error)
+                else:
+                    result = run.result()
+            finally:
+                run.close()
+        except BaseException as fault:
+            how, result, error = "failed", None, error or fault
         if result is not None and how == "cancelled":
             result = replace(result, finish_reason=how)
-        run.close()
+        if error is not None and not isinstance(error, Exception):  # a callback's sys.exit, say
+            error, cause = RunError(f"the text was ended by {error!r}"), error
+            error.__cause__ = cause
         with self._wake:
             for those in (self._running, self._reading, self._waiting):
                 with suppress(ValueError):

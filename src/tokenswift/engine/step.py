@@ -116,14 +116,18 @@ class PrefillChunk:
         return Segment(rows, torch.arange(at, at + self.rows), self.sequence.cache)
 
     def take(self, result: Pass) -> None:
-        """Commit the part."""
-        at = self.sequence.cache.length
-        if self.sequence.on_read is not None:
-            self.sequence.on_read(at, result.hidden)
-        if self.sequence.features is not None and result.features is not None:
-            self.sequence.features.take(at, result.features)
-        self.sequence.cache.commit(tuple(range(self.rows)))
-        _take(self.sequence, result, at)
+        """Commit the part, once its pass has succeeded for all; what fails here is the part's own."""
+        sequence, at = self.sequence, self.sequence.cache.length
+        try:
+            with self.meter.phase(PREFILL):
+                if sequence.on_read is not None:
+                    sequence.on_read(at, result.hidden)
+                if sequence.features is not None and result.features is not None:
+                    sequence.features.take(at, result.features)
+                sequence.cache.commit(tuple(range(self.rows)))
+                _take(sequence, result, at)
+        except Exception as error:
+            self.error = error
 
 
 @dataclass(slots=True)
@@ -238,20 +242,26 @@ def _verified(
     together = len(texts) + (reading is not None)
     if together > 1 and (reading.sequence if reading else texts[0].sequence).model.equal_bits:
         try:
-            return [*_pass(texts, trees, reading)]
+            shared, part = _pass(texts, trees, reading)
         except Exception as error:  # one of them is to blame, and is found by passes of their own
             logger.warning("a pass of %d texts failed (%s); each gets one of its own", together, error)
+        else:
+            if reading is not None:
+                reading.take(part)
+            return [*shared]
     made: list[tuple[Pass, Tensor] | Exception] = []
     for text, tree in zip(texts, trees, strict=True):
         try:
-            made += _pass([text], [tree])
+            made += _pass([text], [tree])[0]
         except Exception as error:
             made.append(error)
     if reading is not None:
         try:
-            _pass([], [], reading)
+            part = _pass([], [], reading)[1]
         except Exception as error:
             reading.error = error
+        else:
+            reading.take(part)
     return made
 
 
@@ -259,8 +269,9 @@ def _pass(
     texts: Sequence[RunningSequence],
     trees: Sequence[DraftTree | LaterTree],
     reading: PrefillChunk | None = None,
-) -> list[tuple[Pass, Tensor]]:
-    """One pass for all of the texts, and for a part of another one's prompt, which is committed."""
+) -> tuple[list[tuple[Pass, Tensor]], Pass]:
+    """One pass for all of the texts, with their logits, and for a part of another one's prompt, whose is the
+    last pass returned. Nothing is committed."""
     model = (reading or texts[0]).sequence.model
     segments: list[Segment] = []
     with ExitStack() as phases:
@@ -282,15 +293,16 @@ def _pass(
             passes = [model.forward(one.tokens, one.positions, one.cache, one.parents)]
         else:
             passes = model.forward_all(segments)
+        last = passes[-1]
         if reading is not None:
-            reading.take(passes.pop())
+            passes.pop()
         if not passes:
-            return []
+            return [], last
         hidden = [each.hidden for each in passes]
         logits = model.logits(hidden[0] if len(hidden) == 1 else torch.cat(hidden))
     if len(trees) == 1:
-        return [(passes[0], logits)]
-    return list(zip(passes, logits.split([len(tree) for tree in trees]), strict=True))
+        return [(passes[0], logits)], last
+    return list(zip(passes, logits.split([len(tree) for tree in trees]), strict=True)), last
 
 
 def _finished(text: RunningSequence, drafted: DraftTree | LaterTree, result: Pass, logits: Tensor) -> Step:

@@ -90,10 +90,13 @@ class Ticket:
         ``callback(None)`` when it ends, from the scheduler's thread; for what happened before this call,
         from the caller's. A callback that raises ends the text."""
         check_callback("callback", callback)
-        with self._changed:
-            while self._events:
-                callback(self._events.popleft())
-            self._callback = callback
+        while True:
+            with self._changed:
+                if not self._events:
+                    self._callback = callback
+                    return
+                event = self._events.popleft()
+            callback(event)
 
     @property
     def run(self) -> Run:
@@ -106,19 +109,21 @@ class Ticket:
             raise InputError("the ticket's text is over; valid: ticket.result")
         return self._run
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: Event, result: Generation | None = None) -> None:
+        """An event. With the last one the text is over: whoever sees that it is finds that event."""
         with self._changed:
-            if self._callback is None:
+            if not isinstance(event, Step):
+                self._run, self._result, self._error = None, result, event
+            callback = self._callback
+            if callback is None:
                 self._events.append(event)
-            else:
-                self._callback(event)
             self._changed.notify_all()
+        if callback is not None:
+            callback(event)
 
     def end(self, result: Generation | None, error: Exception | None) -> None:
-        """The last event; from here on the text's memory can be had."""
-        with self._changed:
-            self._run, self._result, self._error = None, result, error
+        """The last event; from here on the text's memory can be had. Never raises."""
         try:
-            self.tell(error)
-        except Exception as fault:  # nothing is left that it could end
+            self.tell(error, result)
+        except BaseException as fault:  # nothing is left that it could end
             logger.warning("a callback failed at the end of its text (%s)", fault)

@@ -6,6 +6,9 @@ import json
 import math
 import os
 import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from tokenswift.runs import folder as folders
 from tokenswift.runs.listing import summary_of
 from tokenswift.spec.adaptive import cost as prices
 from tokenswift.spec.adaptive.controller import Control, Drafted
-from tokenswift.spec.adaptive.cost import BUSY, Costs, Table, kept_table, measure
+from tokenswift.spec.adaptive.cost import BUSY, Costs, Table, measure
 from tokenswift.spec.drafters.heads import HIDDEN, heads_offer
 from tokenswift.spec.drafters.model import MODEL, model_offer
 from tokenswift.spec.drafters.partial import PARTIAL, partial_offer
@@ -36,6 +39,13 @@ PROMPT = [5, 6, 7, 8]
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     return LLM.from_model(tiny_model("llama"), heads=None)
+
+
+def kept_table(*args: Any) -> Table:
+    """The table of a model, once it is in its folder."""
+    table = prices.kept_table(*args)
+    prices.WRITER.submit(int).result()
+    return table
 
 
 def place(llm: LLM, folder: Path) -> Path:
@@ -170,6 +180,37 @@ def test_a_busy_machine_is_measured_once(tmp_path: Path, llm: LLM) -> None:
 
     assert start(3 * BUSY) == start(0.9) == start(0.0) == replace(TABLE, waited=3 * BUSY)
     assert made == [3 * BUSY]
+
+
+def test_a_folder_that_does_not_answer_keeps_no_text_waiting(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network's, say, that hangs while a table is written."""
+    monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path))
+    reached, answers, replacing = threading.Event(), threading.Event(), prices.replacing
+
+    @contextmanager
+    def hanging(path: Path) -> Iterator[Path]:
+        reached.set()
+        assert answers.wait(60)
+        with replacing(path) as part:
+            yield part
+
+    monkeypatch.setattr(prices, "replacing", hanging)
+    done: list[Table] = []
+
+    def text_ends() -> None:
+        llm.resources.learn_costs(TABLE)
+        done.append(llm.resources.costs())
+
+    text = threading.Thread(target=text_ends, daemon=True)
+    text.start()
+    text.join(20)
+    assert reached.wait(20) and done == [TABLE] and not list(tmp_path.rglob("*.json"))
+    answers.set()
+    prices.WRITER.submit(int).result()
+    assert list(tmp_path.rglob("*.json"))
+    llm.resources._costs.clear()
 
 
 class Machine:

@@ -15,7 +15,7 @@ from tests.tiny import tiny_model
 from tokenswift import LLM
 from tokenswift.sampling.ranking import Ranked
 from tokenswift.spec.adaptive.acceptance import Calibration, features
-from tokenswift.spec.adaptive.cost import Costs, Table, kept_table, measure
+from tokenswift.spec.adaptive.cost import WRITER, Costs, Table, kept_table, measure
 from tokenswift.spec.drafters.lookup import MOST, Matches
 from tokenswift.tree import CandidateTree
 
@@ -209,11 +209,13 @@ def test_a_slow_while_makes_no_row_count_dear() -> None:
 def test_measured_tables_are_kept_and_broken_ones_made_again(tmp_path: Path) -> None:
     llm = LLM.from_model(tiny_model("llama"))
     made = kept_table(llm.target, tmp_path, lambda: replace(measure(llm.target), waited=0.0))
+    WRITER.submit(int).result()
     assert made.rows[0] == 1 and min(made.fixed) > 0 and min(made.token) >= 0
     assert kept_table(llm.target, tmp_path, lambda: pytest.fail("measured again")) == made
     (path,) = tmp_path.iterdir()
     path.write_text(json.dumps({"rows": [1]}))
     assert kept_table(llm.target, tmp_path, lambda: TABLE) == TABLE
+    WRITER.submit(int).result()
     path.unlink()
     blocked = tmp_path / "file"
     blocked.write_text("")

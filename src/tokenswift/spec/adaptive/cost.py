@@ -21,6 +21,7 @@ import statistics
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -43,6 +44,8 @@ _LEARNT = 32  # steps of a run that correct the table
 _FADES = 64  # steps that halve the doubt in a table
 _MOST_WAIT = 0.9  # share of the time spent waiting that is believed
 BUSY = 0.1  # share of the measuring spent waiting for a core from which its figures are in doubt
+#: writes tables: a folder on a network that does not answer keeps no text waiting
+WRITER = ThreadPoolExecutor(1, "tokenswift-costs")
 _Rows = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 _Least = Annotated[float, msgspec.Meta(ge=1e-6, le=1e7)]
 _Time = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
@@ -196,8 +199,12 @@ def kept_table(model: DraftModel, folder: Path, make: Callable[[], Table], more:
 
 
 def keep_table(model: DraftModel, folder: Path, table: Table, more: object = None) -> None:
-    """Keep a table in ``folder`` for :func:`kept_table`, in place of the one that is there."""
-    with suppress(OSError), replacing(_place(model, folder, more)) as part:  # else the next one is made anew
+    """Have :data:`WRITER` keep a table in ``folder`` for :func:`kept_table`, in place of the one there."""
+    WRITER.submit(_write, _place(model, folder, more), table)
+
+
+def _write(path: Path, table: Table) -> None:
+    with suppress(OSError), replacing(path) as part:  # else the next one is made anew
         part.write_bytes(msgspec.json.encode(table))
 
 

@@ -145,7 +145,7 @@ class Resources:
         with self.lock:
             key, more = self._costs_of(low)
             self._costs[key] = table
-            keep_table(self.target, cache_dir() / "costs", table, more)
+        keep_table(self.target, cache_dir() / "costs", table, more)
 
     def _costs_of(self, low: LowBit | None) -> tuple[tuple[int, int], object]:
         """What tells tables of this model apart, in this process and in the cache folder."""
