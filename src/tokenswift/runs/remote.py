@@ -1,7 +1,8 @@
 """Runs at an address of fsspec, such as ``s3://bucket/texts``: written in a folder here, and copied there.
 
 A store of objects has neither locks nor files that grow, so a copy is the whole journal. While it grows it is
-copied every ten seconds at most, and once more at its end, with the text. A journal is valid wherever it was
+copied every ten seconds at most, and once more at its end, with the text: one copy at a time, so that none of
+an earlier state comes behind a later one. A journal is valid wherever it was
 cut, so that any copy can be resumed. Two that write the same run at once write the same text.
 """
 
@@ -11,11 +12,11 @@ import hashlib
 import logging
 import os
 import shutil
-import time
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import Any
+from weakref import finalize, ref
 
 from tokenswift.loader.find import cache_dir
 from tokenswift.runs import folder as folders
@@ -62,8 +63,10 @@ class Copies:
         self.folder = cache_dir() / "copied" / key
         self._address = address
         self._sizes: dict[str, int] = {}  # of journals that grow: bytes that were copied
-        self._lock = Lock()
-        Thread(target=self._watch, name="tokenswift-copies", daemon=True).start()
+        self._copying = Lock()
+        gone = Event()
+        finalize(self, gone.set)
+        Thread(target=_watch, args=(ref(self), gone), name="tokenswift-copies", daemon=True).start()
 
     def begin(self, name: str) -> None:
         """Have a run here as far as it is there, unless more of it is here already.
@@ -83,8 +86,7 @@ class Copies:
             shutil.rmtree(here, ignore_errors=True)  # its text file may be behind the journal
             here.mkdir(parents=True)
             journal.write_whole(here / folders.JOURNAL, data)
-        with self._lock:
-            self._sizes[name] = len(data)
+        self._sizes[name] = len(data)
 
     def end(self, name: str, text: str) -> None:
         """Copy a finished run, and forget it here.
@@ -95,44 +97,39 @@ class Copies:
         Raises:
             RunError: it cannot be copied; it stays here.
         """
-        with self._lock:
-            copied = self._sizes.pop(name, 0)
         here = self.folder / name
         try:
-            if not any(here.glob("text*.txt")) and not self._fs.exists(f"{self._root}/{name}/text.txt"):
-                (here / "text.txt").write_text(text, "utf-8", errors="replace", newline="")
-            for path in here.glob("text*.txt"):
-                self._copy(name, path.name)
-            if (here / folders.JOURNAL).stat().st_size != copied:
-                self._copy(name, folders.JOURNAL)
+            with self._copying:
+                copied = self._sizes.pop(name, 0)
+                if not any(here.glob("text*.txt")) and not self._fs.exists(f"{self._root}/{name}/text.txt"):
+                    (here / "text.txt").write_text(text, "utf-8", errors="replace", newline="")
+                for path in here.glob("text*.txt"):
+                    self._copy(name, path.name)
+                if (here / folders.JOURNAL).stat().st_size != copied:
+                    self._copy(name, folders.JOURNAL)
         except OSError as error:
             raise RunError(
                 f"copying to {self._address}/{name} failed ({error}); it is kept in {here}"
             ) from error
         shutil.rmtree(here)
 
-    def _watch(self) -> None:
-        while True:
-            time.sleep(COPY_SECONDS)
-            self.copy()
-
     def copy(self) -> None:
         """Copy the journals that have grown."""
-        with self._lock:
-            known = dict(self._sizes)
-        for name, copied in known.items():
-            try:
-                size = (self.folder / name / folders.JOURNAL).stat().st_size
-                if size > copied:
-                    self._copy(name, folders.JOURNAL)
-            except FileNotFoundError:  # it is not begun, or over
-                continue
-            except OSError as error:
-                logger.warning("copying to %s/%s failed (%s); tried again", self._address, name, error)
-                continue
-            with self._lock:
-                if name in self._sizes:
-                    self._sizes[name] = size
+        for name in list(self._sizes):
+            with self._copying:
+                if name in self._sizes:  # or it has ended
+                    self._copy_grown(name)
+
+    def _copy_grown(self, name: str) -> None:
+        try:
+            size = (self.folder / name / folders.JOURNAL).stat().st_size
+            if size > self._sizes[name]:
+                self._copy(name, folders.JOURNAL)
+                self._sizes[name] = size
+        except FileNotFoundError:  # it is not begun
+            pass
+        except OSError as error:
+            logger.warning("copying to %s/%s failed (%s); tried again", self._address, name, error)
 
     def _copy(self, name: str, file: str) -> None:
         """Copy a file, whole or not at all."""
@@ -144,6 +141,14 @@ class Copies:
             return
         self._fs.pipe_file(f"{path}.part", data)
         self._fs.mv(f"{path}.part", path)
+
+
+def _watch(copies: ref[Copies], gone: Event) -> None:
+    """Copy until nobody holds the copies any more."""
+    while not gone.wait(COPY_SECONDS):
+        if (held := copies()) is not None:
+            held.copy()
+            del held
 
 
 def fetch(address: str, folder: Path) -> None:
