@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, modeling_utils
 
 from tests.tiny import SIZES, build
 from tokenswift import LLM, SamplingParams
@@ -68,6 +68,17 @@ def test_models_are_what_transformers_makes(kind: str, tmp_path: Path, asked: li
         assert len(set(_types(ours).values())) == 2  # weights, and tables of positions in float32
     for name, value in expected[0].state_dict().items():
         assert torch.equal(found[0].state_dict()[name], value)
+
+
+def test_transformers_is_as_it_was() -> None:
+    """After the block, within one in another, and after one that failed."""
+    usual = modeling_utils.local_torch_dtype
+    with making_models(), making_models():
+        assert modeling_utils.local_torch_dtype is not usual
+    assert modeling_utils.local_torch_dtype is usual
+    with pytest.raises(OSError), making_models():
+        raise OSError
+    assert modeling_utils.local_torch_dtype is usual
 
 
 def _types(model: Any) -> dict[str, torch.dtype]:

@@ -19,7 +19,8 @@ from tests.serve.conftest import Running, Start
 from tokenswift import LLM, InputError
 from tokenswift.serve.schemas import Body
 from tokenswift.serve.settings import Settings
-from tokenswift.serve.store import Store
+from tokenswift.serve.store import Record, Store
+from tokenswift.types import RunError
 
 KEY, OTHER = "k" * 32, "another-key-of-a-client"
 HELLO: dict[str, Any] = {"prompt": "hello", "max_tokens": 4}
@@ -309,6 +310,21 @@ def test_the_server_ends_before_an_answer_has_begun(
         said = found.result()
     assert said.status_code == 503 and "the server ends" in said.json()["error"]["message"]
     assert not list(Store(tmp_path / "answers").records())
+
+
+def test_an_answer_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tokenswift.runs.journal.write_whole", full)
+    with pytest.raises(RunError, match="No space left"):
+        store.write(Record("resp_" + 32 * "a", "response", 0, {}, 0, [0], "", ""))
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+    store.close()
 
 
 def test_a_reader_leaves_when_one_of_two_texts_has_ended(start: Start, llm: LLM, slowed: Any) -> None:

@@ -3,8 +3,8 @@
 transformers changes the whole process while it makes a model. Torch's default type becomes the model's, so
 that buffers without an explicit type, in any thread, have another size than their maker thinks; what
 initialises and ties weights is replaced; verbosity, warnings and bars are switched. Here one thread at a time
-makes models, and the default type stays as it is: `Typed` stands in for it in that thread. This goes
-by ``modeling_utils.local_torch_dtype``, under which transformers 5.17 to 5.23 make all models.
+makes models, and the default type stays as it is: `Typed` stands in for it in that thread. Meanwhile another
+``modeling_utils.local_torch_dtype`` is there, under which transformers 5.17 to 5.23 make all models.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from torch.overrides import TorchFunctionMode
 from tokenswift.types import OnProgress
 
 _one_at_a_time = threading.RLock()
-_here = threading.local()  # .making: this thread is in a block of `making_models`
 
 
 @contextmanager
@@ -56,37 +55,24 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextmanager
 def making_models() -> Iterator[None]:
-    """:func:`quiet_transformers`, and models are made without a change to torch's default type."""
+    """:func:`quiet_transformers`, and in this thread models are made without a change to torch's default
+    type; other threads' are made as ever."""
+    from transformers import modeling_utils
+
     with quiet_transformers():
-        _leave_the_default_type()
-        before = getattr(_here, "making", False)
-        _here.making = True
+        usual, here = modeling_utils.local_torch_dtype, threading.get_ident()
+
+        @contextmanager
+        def local_torch_dtype(dtype: Any, model_class_name: str | None = None) -> Iterator[None]:
+            ours = threading.get_ident() == here and dtype.is_floating_point
+            with Typed(dtype) if ours else usual(dtype, model_class_name):
+                yield
+
+        modeling_utils.local_torch_dtype = local_torch_dtype
         try:
             yield
         finally:
-            _here.making = before
-
-
-def _leave_the_default_type() -> None:
-    """Have transformers make models of a type in blocks of :func:`making_models` without
-    ``torch.set_default_dtype``. Elsewhere it does as before."""
-    from transformers import modeling_utils
-
-    usual = modeling_utils.local_torch_dtype
-    if getattr(usual, "_tokenswift", False):
-        return
-
-    @contextmanager
-    def local_torch_dtype(dtype: Any, model_class_name: str | None = None) -> Iterator[None]:
-        if getattr(_here, "making", False) and dtype.is_floating_point:
-            with Typed(dtype):
-                yield
-        else:
-            with usual(dtype, model_class_name):
-                yield
-
-    local_torch_dtype._tokenswift = True  # type: ignore[attr-defined]
-    modeling_utils.local_torch_dtype = local_torch_dtype
+            modeling_utils.local_torch_dtype = usual
 
 
 @contextmanager

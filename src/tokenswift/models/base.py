@@ -209,9 +209,9 @@ class BaseTarget(ABC):
 
     def head_rows(self, ids: Tensor) -> Any:
         """The LM head's rows of some tokens: a smaller head for drafting, in the form that :meth:`project`
-        takes. The most rows asked for are kept: asking again with the same tensor costs nothing."""
+        takes. The most rows asked for are kept: asking again for the same ones costs nothing."""
         kept = self._rows
-        if kept is not None and kept[0] is ids:
+        if kept is not None and torch.equal(kept[0], ids):
             return kept[1]
         rows = self._gather(ids)
         if kept is None or len(ids) >= len(kept[0]):  # the frequent tokens, not a prompt's few others

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,8 @@ class Store:
             folder.mkdir(mode=0o700, exist_ok=True)
             journal.write_whole(folder / RECORD, msgspec.json.encode(record))
         except OSError as error:
+            with suppress(OSError):  # it holds an earlier record, or runs
+                folder.rmdir()
             raise RunError(f"writing in {folder} failed ({error.strerror or error})") from error
 
     def remove(self, name: str) -> None:

@@ -1,0 +1,28 @@
+"""Rows of the LM head for drafting are gathered once, whichever tensor names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tiny import tiny_model
+from tokenswift import LLM
+from tokenswift.spec.drafters.vocabulary import draft_vocabulary
+
+
+def test_the_same_tokens_in_another_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a card every text brings its own copy of the frequent ones."""
+    target: Any = LLM.from_model(tiny_model("llama"), heads=None).target
+    gathered: list[int] = []
+    gather = target._gather
+    monkeypatch.setattr(target, "_gather", lambda ids: (gathered.append(len(ids)), gather(ids))[1])
+    frequent, hidden = torch.arange(20), torch.randn(2, 48)
+    logits = [
+        draft_vocabulary(target, frequent.clone(), prompt).logits(hidden) for prompt in ([40], [41, 42], [3])
+    ]
+    assert gathered == [20, 1, 2]
+    assert torch.equal(logits[0][:, :20], logits[2])
+    other = draft_vocabulary(target, frequent + 1, [3]).logits(hidden)  # as many, but others
+    assert torch.equal(other[:, :19], logits[2][:, 1:])
