@@ -31,6 +31,8 @@ HERE = {
     "linux-aarch64": ("linux", "arm64"),
     "macos-arm64": ("darwin", "arm64"),
 }
+#: which package of Debian has a compiler
+PACKAGES = {"gcc": "gcc", "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu"}
 PAGE = 1 << 14  # bytes of a page of memory of Apple silicon
 #: which the linker adds to what is exported
 ADDED = {"__mh_dylib_header", "___dso_handle"}
@@ -61,10 +63,27 @@ def sdist(out: Path) -> Path:
         return Path(shutil.copy(made, out))
 
 
+def check_compilers(platforms: Iterable[str]) -> None:
+    """End the program where a platform's compiler is not there, with the package of Debian that has it."""
+    for platform in platforms:
+        compiler = prebuilt.PLATFORMS[platform].compiler
+        if compiler and shutil.which(compiler) is None and not isinstance(built(platform), dict):
+            package = PACKAGES[compiler]
+            sys.exit(
+                f"error: {platform} needs {compiler}, which is not there; valid: install {package} "
+                f"(apt-get install {package}), or leave the platform out (make wheels PLATFORMS=…)"
+            )
+
+
+def built(platform: str) -> object:
+    """What is said of the kernels that were compiled for a platform before; a dict where they can be used."""
+    return prebuilt.about(ROOT / "build" / "kernels" / platform)
+
+
 def wheel(source: Path, platform: str, out: Path) -> Path:
     """A platform's wheel, built from the sdist and checked."""
     tag, kernels = prebuilt.PLATFORMS[platform].tag, ROOT / "build" / "kernels" / platform
-    if not isinstance(prebuilt.about(kernels), dict):
+    if not isinstance(built(platform), dict):
         prebuilt.make(platform, kernels)
     with tempfile.TemporaryDirectory() as work:
         pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
@@ -183,6 +202,7 @@ def main() -> None:
         "--platforms", nargs="+", choices=list(prebuilt.PLATFORMS), default=list(prebuilt.PLATFORMS)
     )
     given = parser.parse_args()
+    check_compilers(given.platforms)
     given.out.mkdir(exist_ok=True)
     source = sdist(given.out)
     print(f"{source.name}: {source.stat().st_size / 1e6:.1f} MB", flush=True)
