@@ -5,7 +5,7 @@ STAMP := $(VENV)/.ready
 # Processes that run tests; torch has one thread in each.
 WORKERS ?= 2
 
-.PHONY: setup demo test test-slow lint bench headline results docs eagle-peer wheels test-arm64 clean
+.PHONY: setup demo test test-slow lint bench headline results docs eagle-peer wheels test-avx2 test-arm64 clean
 
 setup: $(STAMP)
 
@@ -24,6 +24,14 @@ test: setup lint
 
 test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile
+
+# The fast tests as a machine with AVX2 and no more runs them: torch, oneDNN, MKL, OpenBLAS, numpy (whose names for what
+# it is to leave out change with its versions) and the kernels here.
+AVX2 = ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell \
+	TOKENSWIFT_KERNELS=avx2 NPY_DISABLE_CPU_FEATURES="`$(BIN)/python -c 'from numpy._core import _multiarray_umath as m; \
+	print(*(f for f in m.__cpu_dispatch__ if f.startswith(("AVX512", "X86_V4")) and m.__cpu_features__[f]))'`"
+test-avx2: setup
+	$(AVX2) PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
 
 # The package on arm64 under qemu; says what it lacks where it cannot.
 test-arm64: setup
