@@ -238,6 +238,7 @@ LATER: dict[str, Any] = {
     "bad_words": (),
     "grammar": None,
 }
+CONTINUED_LENGTH = 200  # new tokens of a continued text, where no number is given
 #: of texts that are continued, where no sampling is given: what kept its sense longest (docs/benchmarks.md)
 CONTINUED = SamplingParams(min_p=0.02, repetition_penalty=1.0, dry_multiplier=0.8, dry_breakers=())
 #: of answers, where no sampling is given and the model names none: a penalty would break what has to be

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple, Protocol
 import psutil
 import torch
 
-from tokenswift.config import shown
+from tokenswift.config import CONTINUED_LENGTH, shown
 from tokenswift.types import InputError
 from tokenswift.words import counted
 
 CGROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+ANSWER = 1024  # new tokens that an answer may have in any case
+SHARE = 16  # part of a device's memory that an answer may fill by default
 LOGIT = 4  # bytes of a float32
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}  # of torch's messages
 
@@ -63,6 +65,7 @@ class Sized(Protocol):
     vocab_size: int
     dtype: torch.dtype
     backend: Any
+    rotary: Any
 
     @property
     def kv_bytes(self) -> int:
@@ -114,6 +117,19 @@ def largest(model: Sized, strategy: Planned, prompt: int, free: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def default_length(model: Sized, answered: bool, prompt: int) -> int:
+    """New tokens at most after a prompt of ``prompt`` tokens, where no number is given.
+
+    A continued text has 200. An answer ends where the model ends it: it has what is left of the model's
+    positions, as far as a sixteenth of the device's memory holds them (1,024 in any case).
+    """
+    if not answered:
+        return CONTINUED_LENGTH
+    memory, limit = model.backend.memory(), model.rotary.limit
+    held = ANSWER if memory is None else max(ANSWER, memory.total // SHARE // max(1, model.kv_bytes))
+    return held if limit is None else max(1, min(held, limit - prompt))
 
 
 def ran_out(

@@ -44,9 +44,9 @@ def test_record_text_and_output(cli: Call, tiny: Path, tmp_path: Path) -> None:
     assert record["finish_reason"] == "length" and record["lossless"] is True
     assert record["sampling"]["dry_multiplier"] == 0.8 and record["device"] == "cpu"
     last = done.err.splitlines()[-1]
-    assert last.startswith("12 tokens in ") and last.endswith(" tokens/s); ended at the length asked for")
+    assert last.startswith("12 tokens in ") and " tokens/s); ended at the length asked for" in last
     verbose = cli(*argv, "-v").err.splitlines()[-1]
-    assert verbose.startswith("12 tokens in ") and "passes, mean acceptance length" in verbose
+    assert verbose.startswith("12 tokens in ") and "passes, acceptance rate " in verbose
     plain = cli(*argv, "--json", "j", "--strategy", "autoregressive", "--quiet")
     assert plain.err == "" and plain.out == done.out
     again = json.loads((tmp_path / "cwd" / "j").read_text())
@@ -266,14 +266,21 @@ def test_summary_and_duration() -> None:
         "2 tokens in 8.1 s (24.7 tokens/s), after 3.0 s for a prompt of 3 tokens; the model ended the text"
     )
     detailed = summary(RESULT, verbose=True)
-    assert "; 95 passes, mean acceptance length 2.10, α 0.37 (n-grams 0.10)" in detailed
+    assert "; 95 passes, acceptance rate 0.37 (n-grams 0.10)" in detailed
     assert "prompt of 3 tokens" in detailed and "LOSSLESS" not in detailed
     one = replace(RESULT, token_ids=[1], prompt_tokens=1, metrics=replace(METRICS, steps=1))
     assert summary(one, verbose=True).startswith(
         "1 token in 8.1 s (24.7 tokens/s), after 0.4 s for a prompt of 1 token; ended at the length asked "
-        "for; 1 pass, mean"
+        "for; 1 pass, acceptance"
     )
     assert summary(replace(RESULT, lossless=False)).endswith("NOT LOSSLESS (published acceptance rule)")
+    drafted = replace(RESULT, token_sources={"target": 9, "head": 3, "ngram": 8, "eagle": 0})
+    assert summary(drafted).endswith(
+        "; n-grams and heads: 2.1 tokens a pass"
+    )  # nothing says what plain takes
+    timed = replace(drafted, drafting={"summary": "", "gain": 1.2249})
+    assert summary(timed).endswith("; n-grams and heads: 2.1 tokens a pass, 1.22 × plain")
+    assert "a pass" not in summary(replace(timed, token_sources={"target": 20}))  # no draft was accepted
     assert [duration(s) for s in (0, 59.6, 3599, 3600, 36061)] == [
         "0:00",
         "1:00",
@@ -281,6 +288,21 @@ def test_summary_and_duration() -> None:
         "1:00:00",
         "10:01:01",
     ]
+
+
+def test_heads_are_advised_once_a_model(
+    cli: Call, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With their price, once there is a speed to reckon with; not where they are not wanted."""
+    monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path / "cache"))
+    argv = ("generate", "hello", "--model", tiny, "--ignore-eos", "--continue")
+    for more in (("-n", "20"), ("--heads", "none"), ("--strategy", "autoregressive")):
+        assert "train-heads" not in cli(*argv, *more).err
+    first = cli(*argv)
+    line = first.err.splitlines()[-1]
+    assert f"tokenswift train-heads --model {tiny} --data self --out heads.safetensors (about " in line
+    assert int(line.split("(about ")[1].split(" hours here)")[0].replace(",", "")) >= 1
+    assert "train-heads" not in cli(*argv).err
 
 
 # ---- demo -------------------------------------------------------------------------------------------------

@@ -125,12 +125,12 @@ def test_through_a_shell(chatty: Path) -> None:
 
 
 def test_the_default_length_is_said(cli: Call, chatty: Path) -> None:
-    argv = ("generate", "hi", "--model", chatty, "--strategy", "autoregressive", "--ignore-eos")
+    argv = ("generate", "hi", "--model", chatty, "--strategy", "autoregressive", "--ignore-eos", "--continue")
     done = cli(*argv)
     assert done.code == 0
     assert done.err.splitlines()[-1].endswith(
         "; stopped at the default of 200 tokens (--max-new-tokens); the same command with --max-new-tokens "
-        "1000 writes this text and goes on"
+        "1000 continues this text"
     )
     longer = cli(*argv, "-n", "220", "--json", "j")
     assert longer.out.startswith(done.out.rstrip("\n")) and "ended at the length asked for" in longer.err
@@ -144,6 +144,14 @@ def test_the_default_length_is_said(cli: Call, chatty: Path) -> None:
         kept.out[:50]
     )
     assert cli(*argv, "--quiet").err == ""
+
+
+def test_an_answer_ends_where_the_model_ends_it(cli: Call, chatty: Path) -> None:
+    argv = ("generate", "hi", "--model", chatty, "--strategy", "autoregressive", "--ignore-eos", "--json")
+    done = cli(*argv)
+    made = json.loads(done.out)
+    assert made["prompt_tokens"] + len(made["token_ids"]) == 1024
+    assert done.err.splitlines()[-1].endswith("; ended with the room for an answer (--max-new-tokens)")
 
 
 def test_many_texts_that_stopped_at_the_default_length(cli: Call, chatty: Path) -> None:

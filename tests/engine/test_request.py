@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from tokenswift import (
 )
 from tokenswift.config import ANSWERS
 from tokenswift.loader.identity import base_of
+from tokenswift.memory import Memory, default_length
 from tokenswift.spec.heads.checkpoint import save_heads
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -90,7 +91,7 @@ def test_numbers_and_places_of_numpy_and_torch(llm: LLM, tiny_folder: Any) -> No
         ({"strategy": None}, "strategy is None; valid: auto, autoregressive"),
         ({"strategy": ["tokenswift"]}, "strategy is ['tokenswift']; valid: auto, autoregressive"),
         ({"strategy": "magicdec", "strategy_options": {"draft_model": 5}}, "draft_model is 5; valid: alias"),
-        ({"max_new_tokens": None}, "max_new_tokens is None; valid: an integer of at least 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0; valid: an integer of at least 1"),
         ({"max_new_tokens": 5.0}, "max_new_tokens is 5.0; valid: an integer"),
         ({"max_new_tokens": "5"}, "max_new_tokens is '5'; valid: an integer"),
         ({"max_new_tokens": True}, "max_new_tokens is True; valid: an integer"),
@@ -281,30 +282,29 @@ def test_results_say_what_drafted(
         assert done.token_sources["target"] == 24
 
 
-def test_a_model_without_heads_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    def said() -> list[str]:
-        found = [r.getMessage() for r in caplog.records if "no draft heads" in r.getMessage()]
-        caplog.clear()
-        return found
+def test_an_answer_may_have_the_rest_of_the_models_positions() -> None:
+    """A continued text has 200 new tokens; both however the prompt comes."""
+    model = tiny_model(max_position_embeddings=512)
+    llm, plain = LLM.from_model(model, chat_tokenizer()), {"strategy": "autoregressive", "ignore_eos": True}
+    chat = [{"role": "user", "content": "hello"}]
+    rest = 512 - len(llm.encode(chat))
+    assert len(llm.generate(chat, **plain).token_ids) == rest > 200
+    assert len(llm.chat(chat, **plain).generation.token_ids) == rest
+    assert len(llm.prefill(chat).generate(**plain).token_ids) == rest
+    assert [len(made.token_ids) for made in llm.generate_many([chat, "hello"], **plain)] == [rest, 200]
+    assert len(llm.generate("hello", **plain).token_ids) == 200
 
-    model = tiny_model(intermediate_size=40)  # too odd to draft in few bits
-    with caplog.at_level(logging.WARNING, "tokenswift"):
-        bare = LLM.from_model(model, chat_tokenizer())
-        bare.generate("abc", 2, "autoregressive")
-        assert said() == []  # it would not use them
-        bare.generate("abc", 2)
-        bare.generate("abc", 2)
-        (line,) = said()
-        assert "no draft heads fit LlamaForCausalLM" in line and "--strategy magicdec" in line
-        assert "tokenswift train-heads --model LlamaForCausalLM --data self --out" in line
-        for heads in (None, "none", random_heads("conditioned", 32, 260)):
-            LLM.from_model(model, chat_tokenizer(), heads=heads).generate("abc", 2)
-        assert said() == []  # as asked for, or there are some
-        own = LLM.from_model(tiny_model(), chat_tokenizer())
-        own.generate("abc", 2)
-        assert bool(said()) == (own.resources.low_bit() is None)  # it drafts for itself
-        own.generate("abc", 2, "tokenswift", {"tree": (1, 2)})
-        assert len(said()) == (own.resources.low_bit() is not None)
+
+def test_an_answer_by_default_takes_a_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM.from_model(tiny_model(), chat_tokenizer())
+    kv = llm.target.kv_bytes
+    monkeypatch.setattr(llm.target.backend, "memory", lambda: Memory(0, 16 * 5000 * kv))
+    monkeypatch.setattr(llm.target, "rotary", SimpleNamespace(limit=100_000))
+    assert default_length(llm.target, True, 10) == 5000
+    monkeypatch.setattr(llm.target.backend, "memory", lambda: Memory(0, 16 * kv))
+    assert default_length(llm.target, True, 10) == 1024
+    assert default_length(llm.target, True, 99_900) == 100
+    assert default_length(llm.target, False, 99_900) == 200
 
 
 def test_heads_name_their_file(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from tokenswift.types import InputError, RunError
 #: what options of other commands are here
 TEXTS = {
     "system": "instructions that stand before the conversation; default: the template's own",
-    "max_new_tokens": "tokens of an answer at most, at least 1",
+    "max_new_tokens": "tokens of an answer at most, at least 1; default: until the model ends it",
     "sampling": "settings that are not given: default (the model's generation_config.json or GGUF file, else "
     "the defaults above) or model (the model's; what it does not name is off); default: default",
     "seed": "0 or more: the same seed and messages, the same answers; default: a new one each time",
@@ -64,7 +64,7 @@ def add_parser(subparsers: Any) -> None:
     )
     group = parser.add_argument_group("conversation")
     add_options(group, prompting.System, texts=TEXTS)
-    add_options(group, Length, texts=TEXTS, max_new_tokens=1024)
+    add_options(group, Length, texts=TEXTS)
     add_options(group, History)
     options.add_model_options(parser)
     options.add_strategy_options(parser)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from tokenswift.cli.preset import add_preset_option, apply_preset
 from tokenswift.cli.progress import Progress
 from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.cli.streams import STANDARD_OUTPUT
-from tokenswift.config import CONTINUED, ON_LOOP, LoopOptions
+from tokenswift.config import CONTINUED, CONTINUED_LENGTH, ON_LOOP, LoopOptions
 from tokenswift.engine.records import record_of
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import is_chat
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from tokenswift.runs.state import RunState
 
 logger = logging.getLogger("tokenswift")
+MEASURED = 64  # new tokens from which on their speed is worth an estimate
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,13 @@ class Length:
     """How long a text becomes, and how far the model's positions reach.
 
     Attributes:
-        max_new_tokens: tokens to write at most, at least 1
+        max_new_tokens: tokens to write at most, at least 1; default: an answer ends where the model ends it,
+            a continued text after 200
         rope_scaling: for texts beyond the model's positions: yarn (131,072 tokens), yarn:4 (four times the
             model's) or none
     """
 
-    max_new_tokens: int = option(200, least=1)
+    max_new_tokens: int | None = option(None, least=1)
     rope_scaling: str = option("none", "R", level=RARE)
 
 
@@ -153,7 +156,7 @@ def add_call_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("prompt and length")
     for kind in (Prompt, prompting.Chat, prompting.System):
         add_options(group, kind)
-    add_options(group, Length, only=("max_new_tokens",), unset=True)  # the end says whether it was given
+    add_options(group, Length, only=("max_new_tokens",))
     for kind in (Form, Ends, Loops):
         add_options(group, kind)
     add_options(group, Length, only=("rope_scaling",))
@@ -191,9 +194,6 @@ def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]
 def settings_from(args: argparse.Namespace) -> dict[str, Any]:
     """What a request needs besides its prompt, as far as it is known without a model."""
     check_options(args, Length)
-    args.by_default = args.max_new_tokens is None
-    if args.by_default:
-        args.max_new_tokens = Length.max_new_tokens
     apply_preset(args)
     sampling = replace(options.sampling_from(args, CONTINUED), grammar=grammar_from(args))
     parse_rope_scaling(args.rope_scaling)
@@ -285,22 +285,54 @@ def run(args: argparse.Namespace) -> int:
 
     sink = TextSink(output, echo=record != STDOUT, raw=args.raw_output)
     done = len(before.tokens) if before else 0
-    cut = default_length(args.run_dir) if args.by_default else None
-    progress = Progress(args.max_new_tokens, args.quiet, done=done, verbose=args.verbose, at_length=cut)
+    new, cut = args.max_new_tokens, None
+    if new is None:
+        cut = default_length(args.run_dir, answered := is_chat(request.prompt))
+        new = None if answered else CONTINUED_LENGTH
+    progress = Progress(new, args.quiet, done=done, verbose=args.verbose, at_length=cut)
     result = stream(llm, request, sink, progress, before)
     if record is not None:
         given = call["strategy_options"]
         write_json(record, record_of(llm, result, args.strategy, given, request.sampling))
+    if args.heads == "auto" and args.eagle is None and call["strategy_options"].get("draft_model") is None:
+        advise_heads(llm.name, args.strategy, result)
     return 0
 
 
-def default_length(run_dir: str | None) -> str:
+def advise_heads(name: str, strategy: str, result: Generation) -> None:
+    """Say, once a model, that draft heads could make it faster, and the hours that training them takes: the
+    model writes the text that they learn from, at about the speed of plain decoding."""
+    if strategy not in ("auto", "tokenswift") or result.heads is not None or len(result.token_ids) < MEASURED:
+        return
+    from tokenswift.loader.find import cache_dir
+    from tokenswift.train.options import DataOptions
+
+    advised = cache_dir() / "advised"
+    with suppress(
+        OSError
+    ):  # a cache that cannot be written is no reason to fail, nor to say it at each start
+        if name in (advised.read_text(encoding="utf-8").splitlines() if advised.exists() else ()):
+            return
+        with advised.open("a", encoding="utf-8") as file:
+            file.write(name + "\n")
+        tokens = DataOptions("self").tokens
+        plain = result.metrics.tokens_per_second / ((result.drafting or {}).get("gain") or 1.0)
+        logger.info(
+            "draft heads trained for this model can make it faster: tokenswift train-heads --model %s "
+            "--data self --out heads.safetensors (about %s hours here), then --heads heads.safetensors",
+            shlex.quote(name), f"{max(1, tokens / plain / 3600):,.0f}",
+        )  # fmt: skip
+
+
+def default_length(run_dir: str | None, answered: bool) -> str:
     """What is said of a text that ended at a length nobody asked for."""
+    if answered:
+        return "ended with the room for an answer (--max-new-tokens)"
     more = "--max-new-tokens 1000"
-    again = f"the same command with {more} writes this text and goes on"
+    again = f"the same command with {more} continues this text"
     if run_dir is not None:
         again = f"continue with: tokenswift resume {run_dir} {more}"
-    return f"stopped at the default of {counted(Length.max_new_tokens, 'token')} (--max-new-tokens); {again}"
+    return f"stopped at the default of {counted(CONTINUED_LENGTH, 'token')} (--max-new-tokens); {again}"
 
 
 def stream(

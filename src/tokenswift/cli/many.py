@@ -17,7 +17,7 @@ from tokenswift.cli.declare import RARE, check_options, option
 from tokenswift.cli.output import check_folder, check_record, write_text
 from tokenswift.cli.progress import Stages
 from tokenswift.cli.signals import Interrupted, Signals
-from tokenswift.config import SamplingParams
+from tokenswift.config import CONTINUED_LENGTH, SamplingParams
 from tokenswift.engine.records import EXAMPLE, Asked, asked, record_of
 from tokenswift.files import is_address
 from tokenswift.loader.prompts import is_chat
@@ -177,12 +177,18 @@ def run(args: argparse.Namespace, call: dict[str, Any]) -> int:
     results: dict[int, Generation] = {}
     failed: dict[str, str] = {}
     stages = Stages(args.quiet)
-    done, total, begun = 0, sum(request.max_new_tokens for request in requests), perf_counter()
+    done, begun = 0, perf_counter()
+    lengths = [request.max_new_tokens for request in requests]
+    known = [length for length in lengths if length is not None]
+    total = sum(known) if len(known) == len(lengths) else None
 
     def on_step(number: int, step: Step) -> None:
         nonlocal done
         done += len(step.token_ids)
-        stages("generate", min(done, total - 1), total)
+        if total is None:
+            stages("texts", len(results), len(requests))
+        else:
+            stages("generate", min(done, total - 1), total)
 
     try:
         with Signals(), Scheduler(llm, side_by_side) as scheduler:
@@ -197,11 +203,15 @@ def run(args: argparse.Namespace, call: dict[str, Any]) -> int:
         raise interrupted(interrupt, len(results), len(prompts)) from None
     finally:
         stages.end()
-    cut = [n for n, result in results.items() if result.finish_reason == "length"]
-    if args.by_default and (cut := [n for n in cut if "max_new_tokens" not in prompts[n].more]):
+    cut = [
+        n
+        for n, result in results.items()
+        if result.finish_reason == "length" and lengths[n] is None and not is_chat(prompts[n].prompt)
+    ]
+    if cut:
         logger.info(
             "%d of them stopped at the default of %s (--max-new-tokens); the same command with more goes on",
-            len(cut), counted(args.max_new_tokens, "token"),
+            len(cut), counted(CONTINUED_LENGTH, "token"),
         )  # fmt: skip
     records = {}
     if record is not None:

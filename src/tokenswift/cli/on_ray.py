@@ -49,7 +49,8 @@ def run(
 
     settings = settings_from(args, call) | {"records": record is not None}
     requests = {one.name: one.record() for one in prompts}
-    total = sum(one.more.get("max_new_tokens", args.max_new_tokens) for one in prompts)
+    lengths = [one.more.get("max_new_tokens", args.max_new_tokens) for one in prompts]
+    total = None if None in lengths else sum(lengths)
     each = at_once if isinstance(at_once, int) else None
     done: dict[str, dict[str, Any]] = {}
     stages, begun, tokens = Stages(args.quiet), perf_counter(), 0
@@ -65,7 +66,10 @@ def run(
             )  # fmt: skip
             for row in cluster.write(requests, out, how, settings):
                 if isinstance(row, int):
-                    stages("generate", min(row, total - 1), total)
+                    if total is None:
+                        stages("texts", len(done), len(prompts))
+                    else:
+                        stages("generate", min(row, total - 1), total)
                     before, nodes = nodes, len(cluster.nodes())
                     if nodes < before:
                         stages.end()

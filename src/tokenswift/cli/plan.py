@@ -14,6 +14,7 @@ from tokenswift.cli.generate import add_call_options, call_from, settings_from, 
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.cli.progress import duration
 from tokenswift.cli.tables import table
+from tokenswift.loader.prompts import is_chat
 from tokenswift.types import InputError
 from tokenswift.words import counted
 
@@ -115,8 +116,12 @@ def _run_many(args: argparse.Namespace) -> int:
     from tokenswift.cli.forecast import plan_many
     from tokenswift.engine.run import Run
     from tokenswift.engine.scheduler import MOST
+    from tokenswift.memory import default_length
 
-    sizes = [(len(llm.encode(one.prompt)), one.max_new_tokens) for one in requests]
+    sizes = []
+    for one in requests:
+        size, new = len(llm.encode(one.prompt)), one.max_new_tokens
+        sizes.append((size, default_length(llm.target, is_chat(one.prompt), size) if new is None else new))
     longest = Run(llm, requests[max(range(len(sizes)), key=lambda i: sum(sizes[i]))])
     found = _plan_of(args, llm, longest)
     if not isinstance(at_once, int):

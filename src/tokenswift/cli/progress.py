@@ -33,6 +33,7 @@ STAGES = {
     "write": ("the model writes", "tokens", 1),
     "own": ("measuring on the model's own text", "places", 1),
     "generate": ("generating", "tokens", 1),
+    "texts": ("generating", "texts", 1),
 }
 #: finish reason → in words
 ENDINGS = {
@@ -41,6 +42,8 @@ ENDINGS = {
     "stop": "ended at a stop text",
     "loop": "stopped, it began to repeat itself",
 }
+#: source of tokens (`spec.drafters.registry`) → in words
+DRAFTERS = {"head": "heads", "ngram": "n-grams", "chain": "drafted chains", "eagle": "EAGLE-3"}
 READING_SECONDS = 1.0  # that a prompt takes to be worth a word
 MEASURING_SECONDS = 0.05  # that measuring takes to be worth one, among the details
 BAR = 16  # columns of a live line's bar
@@ -72,8 +75,8 @@ class Line:
         self._shown = now
         return True
 
-    def show(self, text: str, share: float) -> None:
-        """Show a line; ``share`` of all is done."""
+    def show(self, text: str, share: float | None) -> None:
+        """Show a line; ``share`` of all is done (None: nobody knows)."""
         if self.mode == "live":
             self._draw(text, share)
         elif self.mode == "title":
@@ -83,7 +86,7 @@ class Line:
         self._on_screen = self.mode != "plain"
         self._out.flush()
 
-    def _draw(self, text: str, share: float) -> None:
+    def _draw(self, text: str, share: float | None) -> None:
         from rich.console import Console
         from rich.control import Control
         from rich.live_render import LiveRender
@@ -94,7 +97,8 @@ class Line:
 
         console = Console(file=self._out, highlight=False)
         line = Table.grid(padding=(0, 1))
-        line.add_row(ProgressBar(1.0, share, width=BAR), Text(text, no_wrap=True, overflow="ellipsis"))
+        bar = ProgressBar(None if share is None else 1.0, share or 0.0, width=BAR, pulse=share is None)
+        line.add_row(bar, Text(text, no_wrap=True, overflow="ellipsis"))
         over = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
         console.print(over, LiveRender(line), end="")
 
@@ -156,7 +160,7 @@ class Progress:
     """Counts the steps of one run and shows where it stands.
 
     Args:
-        total: the most new tokens there can be.
+        total: the most new tokens there can be; None: the text ends where the model ends it.
         quiet: show nothing.
         label: put before every line, e.g. the strategy.
         done: tokens that an earlier session has written.
@@ -169,7 +173,7 @@ class Progress:
 
     def __init__(
         self,
-        total: int,
+        total: int | None,
         quiet: bool = False,
         label: str = "",
         done: int = 0,
@@ -196,19 +200,21 @@ class Progress:
         self.accepted += step.accepted
         self.gamma += step.gamma
         if self._line.due(now):
-            self._line.show(self.line(now), self.tokens / self._total)
+            self._line.show(self.line(now), self.tokens / self._total if self._total else None)
 
     def line(self, now: float) -> str:
         """Tokens, rate and the time left, on one line; tokens a pass and acceptance when verbose."""
         seconds = now - self._started
         rate = (self.tokens - self._first) / seconds if seconds > 0 else 0.0
-        left = duration((self._total - self.tokens) / rate) if rate > 0 else "?"
         more = ""
         if self._verbose:
             more = (
                 f"{(self.tokens - self._done) / max(self.steps, 1):.2f} tokens a pass, "
                 f"α {self.accepted / max(self.gamma, 1):.2f}, "
             )
+        if self._total is None:
+            return f"{self._label}{counted(self.tokens, 'token')}, {more}{rate:.1f} tokens/s"
+        left = duration((self._total - self.tokens) / rate) if rate > 0 else "?"
         done = f"{self._label}{self.tokens:,} of {counted(self._total, 'token')}"
         return f"{done}, {rate:.1f} tokens/s, {more}ETA {left}"
 
@@ -255,11 +261,23 @@ def loop_words(loop: Loop) -> str:
     return f"the text repeats itself from token {loop.start} on (its n-grams are nearly always accepted)"
 
 
+def drafted(result: Generation) -> str:
+    """What drafted, tokens a pass, and how many times as fast as passes without drafts that was, where there
+    were some; "" where no draft was accepted."""
+    counts = sorted(result.token_sources.items(), key=lambda source: -source[1])
+    names = [DRAFTERS.get(name, name) for name, count in counts if count and name != "target"]
+    if not names:
+        return ""
+    text = f"; {' and '.join(names)}: {result.metrics.mean_acceptance_length:.1f} tokens a pass"
+    gain = (result.drafting or {}).get("gain")
+    return text if gain is None else f"{text}, {gain:.2f} × plain"
+
+
 def summary(result: Generation, verbose: bool = False, at_length: str | None = None) -> str:
     """One line about a finished run: tokens, seconds, why it ended; says so when it was not lossless.
 
     Args:
-        verbose: passes, acceptance and what was drafted from, too.
+        verbose: passes, acceptance and why it was drafted so, too.
         at_length: what is said of an end at the length; None: that it was asked for.
     """
     m = result.metrics
@@ -271,10 +289,11 @@ def summary(result: Generation, verbose: bool = False, at_length: str | None = N
         text += f", {m.calibration_seconds:.1f} s of measuring what passes cost here, which is kept"
     endings = ENDINGS | ({} if at_length is None else {"length": at_length})
     text += f"; {endings.get(result.finish_reason, result.finish_reason)}"
+    text += drafted(result)
     if verbose:
         text += (
-            f"; {counted(m.steps, 'pass', 'passes')}, mean acceptance length {m.mean_acceptance_length:.2f}, "
-            f"α {m.acceptance_rate:.2f} (n-grams {m.ngram_acceptance_rate:.2f})"
+            f"; {counted(m.steps, 'pass', 'passes')}, acceptance rate {m.acceptance_rate:.2f} "
+            f"(n-grams {m.ngram_acceptance_rate:.2f})"
         )
         if result.drafting is not None:
             text += f"; {result.drafting['summary']}"

@@ -13,7 +13,7 @@ from tokenswift.types import InputError
 
 _NAMES = [one for one in fields(SamplingParams) if one.name != "grammar"]
 KIND_OF = {one.name: str(one.type) for one in _NAMES} | {"max_new_tokens": "int"}
-TEXT_OF = texts_of(SamplingParams) | {"max_new_tokens": "tokens of an answer at most, at least 1"}
+TEXT_OF = texts_of(SamplingParams) | {"max_new_tokens": "tokens of an answer at most, at least 1, or none"}
 FLAG = {"on": True, "off": False}
 
 
@@ -22,11 +22,11 @@ class Settings:
     """Of the answers that follow.
 
     Attributes:
-        max_new_tokens: of an answer at most.
+        max_new_tokens: of an answer at most; None: until the model ends it.
     """
 
     sampling: SamplingParams
-    max_new_tokens: int
+    max_new_tokens: int | None
 
     def values(self) -> dict[str, Any]:
         """Field → value."""
@@ -55,7 +55,7 @@ class Settings:
         try:
             value = _read(name, text)
             if name == "max_new_tokens":
-                made = replace(self, max_new_tokens=check_integer(name, value, 1))
+                made = replace(self, max_new_tokens=value if value is None else check_integer(name, value, 1))
             else:
                 made = replace(self, sampling=sampling_over(self.sampling, {name: value}))
         except (InputError, argparse.ArgumentTypeError) as error:
@@ -75,6 +75,8 @@ def dashed(name: str) -> str:
 
 def said(value: Any) -> str:
     """A value as it is typed."""
+    if value is None:
+        return "none"
     if isinstance(value, bool):
         return next(word for word, flag in FLAG.items() if flag is value)
     if isinstance(value, tuple):
@@ -91,4 +93,6 @@ def _read(name: str, text: str) -> Any:
         return FLAG[text or "on"]
     if not text:
         raise InputError(f"has no value; valid: /set {dashed(name)} {KINDS[KIND_OF[name]][1]}")
+    if name == "max_new_tokens" and text == "none":
+        return None
     return KINDS[KIND_OF[name]][0](text)

@@ -65,7 +65,7 @@ class Chat:
 
     Args:
         llm: an ``LLM`` with a chat template.
-        most: tokens of an answer at most.
+        most: tokens of an answer at most; None: as `memory.default_length` has it.
         system: the system message, None for the template's own.
         quiet: show no progress.
         raw: let control characters of the answers reach a terminal.
@@ -84,7 +84,7 @@ class Chat:
     def __init__(
         self,
         llm: Any,
-        most: int,
+        most: int | None,
         system: str | None = None,
         quiet: bool = False,
         raw: bool = False,
@@ -261,6 +261,10 @@ class Chat:
                 "shorter message, /undo, /clear, or --rope-scaling yarn"
             )
         most = self.settings.max_new_tokens
+        if most is None:
+            from tokenswift.memory import default_length
+
+            return default_length(self._llm.target, True, tokens)
         return most if limit is None else min(most, limit - tokens)
 
     def save(self, name: str) -> None:
@@ -312,7 +316,7 @@ def _alone(command: str, rest: str) -> None:
         raise InputError(f"{command} is followed by {shown(rest)}; valid: {command} alone")
 
 
-def figures(result: Generation, most: int, verbose: bool = False) -> str:
+def figures(result: Generation, most: int | None, verbose: bool = False) -> str:
     """An answer in figures, and why it ended where that is not its own end."""
     m = result.metrics
     text = f"{counted(len(result.token_ids), 'token')}, {m.tokens_per_second:.0f} tokens/s"

@@ -125,7 +125,7 @@ class AsyncLLM:
     async def generate(
         self,
         prompt: Prompt,
-        max_new_tokens: int = 200,
+        max_new_tokens: int | None = None,
         strategy: Strategy | str = "auto",
         strategy_options: Mapping[str, Any] | Any = None,
         sampling: SamplingParams | None = None,
@@ -143,7 +143,7 @@ class AsyncLLM:
     def stream(
         self,
         prompt: Prompt,
-        max_new_tokens: int = 200,
+        max_new_tokens: int | None = None,
         strategy: Strategy | str = "auto",
         strategy_options: Mapping[str, Any] | Any = None,
         sampling: SamplingParams | None = None,

@@ -14,9 +14,8 @@ from tokenswift.engine.journal import asked_of
 from tokenswift.engine.request import Request
 from tokenswift.grammar import Grammar
 from tokenswift.loader.prompts import Prompt, is_chat
+from tokenswift.memory import default_length
 from tokenswift.types import Generation, InputError
-
-TOKENS = 1024  # new tokens of an answer for which no number is given, or what positions are left
 
 
 def encoded(
@@ -67,7 +66,7 @@ def chat_request(
     Args:
         llm: the ``LLM``.
         messages: the conversation.
-        new: tokens at most; None: `TOKENS`.
+        new: tokens at most; None: as `memory.default_length` has it.
         how: strategy, its options, and the sampling.
         tools: tools, choice and whether several calls may be made, as `chat.tools.tools_of` has them.
         options: `engine.request.GenerateOptions`.
@@ -81,8 +80,7 @@ def chat_request(
     template = options.get("template_options")
     ids = encoded(llm, messages, asked, options=template)
     if new is None:
-        limit = llm.target.rotary.limit
-        new = TOKENS if limit is None else max(1, min(TOKENS, limit - len(ids)))
+        new = default_length(llm.target, True, len(ids))
     made = Request.of(ids, lambda _: llm.default_sampling(messages), new, strategy, given, sampling, options)
     return replace(
         made, sampling=bound(made.sampling, calls), asked=asked_of(messages, asked, template)

@@ -111,7 +111,7 @@ class Journal:
     def _go_on(self, state: RunState) -> None:
         """Take up the run where its journal ends."""
         request, vocabulary = self._request, self._llm.target.vocab_size
-        if request.max_new_tokens < len(state.tokens):
+        if (request.max_new_tokens or 0) < len(state.tokens):
             raise InputError(
                 f"max_new_tokens is {request.max_new_tokens}; the run has "
                 f"{counted(len(state.tokens), 'token')} already; valid: at least as many"

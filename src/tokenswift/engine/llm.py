@@ -259,7 +259,7 @@ class LLM(AbstractContextManager["LLM"]):
     def generate(
         self,
         prompt: Prompt,
-        max_new_tokens: int = 200,
+        max_new_tokens: int | None = None,
         strategy: words.Strategy | str = "auto",
         strategy_options: Mapping[str, Any] | Any = None,
         sampling: SamplingParams | None = None,
@@ -272,6 +272,8 @@ class LLM(AbstractContextManager["LLM"]):
         Args:
             prompt: text, which is continued as it is; token ids; or chat messages, which are answered:
                 ``[{"role": "user", "content": "What is the capital of France?"}]``.
+            max_new_tokens: default: 200 of a continued text; an answer ends where the model ends it, or with
+                its positions (see `memory.default_length`).
             strategy: how to draft, by name; it never changes the tokens. "auto" is adaptive drafting,
                 "tokenswift" the paper's method.
             strategy_options: a dict of options, or the strategy's ``TokenSwiftOptions(tree=(1, 3))``.
@@ -303,7 +305,7 @@ class LLM(AbstractContextManager["LLM"]):
     def stream(
         self,
         prompt: Prompt,
-        max_new_tokens: int = 200,
+        max_new_tokens: int | None = None,
         strategy: words.Strategy | str = "auto",
         strategy_options: Mapping[str, Any] | Any = None,
         sampling: SamplingParams | None = None,
@@ -336,7 +338,6 @@ class LLM(AbstractContextManager["LLM"]):
         Args:
             messages: in the form of OpenAI's interface: ``{"role": …, "content": …}``, those with
                 ``tool_calls`` and of the role "tool" too.
-            max_new_tokens: default: 1,024, or what positions are left.
             tools: functions as OpenAI's interface has them: ``{"type": "function", "function": {"name": …,
                 "description": …, "parameters": JSON schema}}``.
             tool_choice: "auto" (default; the model may call), "none", "required" (it has to), or
@@ -361,7 +362,7 @@ class LLM(AbstractContextManager["LLM"]):
     def generate_many(
         self,
         prompts: Sequence[Prompt],
-        max_new_tokens: int = 200,
+        max_new_tokens: int | None = None,
         strategy: words.Strategy | str = "auto",
         strategy_options: Mapping[str, Any] | Any = None,
         sampling: SamplingParams | None = None,

@@ -13,14 +13,15 @@ from tokenswift.engine.request import Request, check_callback, check_prompt
 from tokenswift.engine.run import Run
 from tokenswift.engine.scheduler import Scheduler, check_at_once
 from tokenswift.engine.ticket import Event, Ticket
-from tokenswift.loader.prompts import Prompt, several_ids
+from tokenswift.loader.prompts import Prompt, is_chat, several_ids
+from tokenswift.memory import default_length
 from tokenswift.types import Generation, InputError, Step
 
 
 def generate_all(
     llm: Any,
     prompts: Sequence[Prompt],
-    how: tuple[int, str, Any, SamplingParams | None, Any],
+    how: tuple[int | None, str, Any, SamplingParams | None, Any],
     at_once: int | Literal["auto"],
     on_result: Callable[[int, Generation], None] | None = None,
 ) -> list[Generation]:
@@ -41,7 +42,12 @@ def generate_all(
     options = how[-1].get("template_options")
     ids = several_ids(prompts, llm.source.codec, llm.target.vocab_size, options)
     made = [Request.of(prompt, llm.default_sampling, *how) for prompt in prompts]
-    requests = [replace(request, prompt=own) for request, own in zip(made, ids, strict=True)]
+    requests = []
+    for request, own in zip(made, ids, strict=True):
+        new = request.max_new_tokens
+        if new is None:
+            new = default_length(llm.target, is_chat(request.prompt), len(own))
+        requests.append(replace(request, prompt=own, max_new_tokens=new))
     if requests:
         Run(llm, max(requests, key=lambda request: len(request.prompt)))  # it fits, so the others do
     results: dict[int, Generation] = {}

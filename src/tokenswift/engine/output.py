@@ -35,7 +35,7 @@ class Output:
     """
 
     def __init__(self, tokenizer: Any, request: Request, eos: Collection[int]) -> None:
-        self._most, self._least = request.max_new_tokens, request.sampling.min_tokens
+        self._most, self._least = request.max_new_tokens or 0, request.sampling.min_tokens
         self._on_loop, self._eos = request.on_loop, eos
         self.stops = tuple(ids for ids in request.stop if not isinstance(ids, str))
         self._longest_stop = max(map(len, self.stops), default=1)

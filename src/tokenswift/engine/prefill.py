@@ -8,7 +8,7 @@ from typing import Any
 from tokenswift.engine.step import prefill
 from tokenswift.engine.stream import Stream
 from tokenswift.interfaces import TokenSequence
-from tokenswift.loader.prompts import Prompt
+from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.sampling.choice import Sampler
 from tokenswift.types import Generation
 
@@ -22,11 +22,13 @@ class Prefilled:
         tokens: the prompt.
         seconds: time of its prefill.
         sampling: of generations that are given none.
+        answers: whether the prompt is a chat.
     """
 
     def __init__(self, llm: Any, prompt: Prompt) -> None:
         self._llm, self._target = llm, llm.target
         self.tokens, self.sampling = llm.encode(prompt), llm.default_sampling(prompt)
+        self.answers = is_chat(prompt)
         self._target.check_room(len(self.tokens) + 1)
         sampler = self._target.sampler(self.sampling)
         cache = self._target.new_cache(max(1, len(self.tokens) - 1))

@@ -97,7 +97,7 @@ class Request:
     """
 
     prompt: Prompt
-    max_new_tokens: int = 200
+    max_new_tokens: int | None = None  # None: as `memory.default_length` has it
     strategy: str = "auto"
     strategy_options: Any = None  # names and values, or the strategy's dataclass
     sampling: SamplingParams = SamplingParams()
@@ -120,7 +120,7 @@ class Request:
         cls,
         prompt: Prompt,
         usual: Callable[[Prompt], SamplingParams],
-        max_new_tokens: int,
+        max_new_tokens: int | None,
         strategy: str,
         strategy_options: Any,
         sampling: SamplingParams | None,
@@ -165,7 +165,8 @@ class Request:
 
     def __post_init__(self) -> None:
         least = 1 if self.prompt_logprobs is None else 0
-        self._keep("max_new_tokens", check_integer("max_new_tokens", self.max_new_tokens, least))
+        if self.max_new_tokens is not None:
+            self._keep("max_new_tokens", check_integer("max_new_tokens", self.max_new_tokens, least))
         check_choice("on_loop", self.on_loop, ON_LOOP)
         check_strategy(self.strategy)
         build_options(OPTIONS[self.strategy], self.strategy, self.strategy_options)

@@ -20,7 +20,8 @@ from tokenswift.engine.prompt_logprobs import PromptLogprobs
 from tokenswift.engine.request import Request
 from tokenswift.engine.step import PrefillChunk, RunningSequence, advance, prefill
 from tokenswift.interfaces import Calibrated, TokenSequence
-from tokenswift.memory import check_run, needs_of, ran_out
+from tokenswift.loader.prompts import is_chat
+from tokenswift.memory import check_run, default_length, needs_of, ran_out
 from tokenswift.metrics import Meter
 from tokenswift.models.low_bit import savings
 from tokenswift.sampling.adjust import rules_of
@@ -62,7 +63,7 @@ class Run:
         owner: str = "",
     ) -> None:
         options = request.options
-        self.llm, self.request, self.owner = llm, request, owner
+        self.llm, self.owner = llm, owner
         self.wanted: Callable[[], bool] | None = None
         self.patience: Callable[[], float] | None = None
         self.target = llm.target
@@ -71,8 +72,13 @@ class Run:
             self.prompt = kept_prompt(request) or self.prompt
         if self.target.ranks > 1:
             _check_ranks(request)
-        self.target.check_room(len(self.prompt) + request.max_new_tokens)
-        self.max_new_tokens = request.max_new_tokens
+        new = request.max_new_tokens
+        if new is None:
+            answers = is_chat(request.prompt) if request.prefilled is None else request.prefilled.answers
+            new = default_length(self.target, answers, len(self.prompt))
+        self.target.check_room(len(self.prompt) + new)
+        self.max_new_tokens = new
+        request = self.request = replace(request, max_new_tokens=new)
         self.eos: Collection[int] = () if request.ignore_eos else llm.source.end_tokens()
         self.output = Output(llm.source.codec, request, self.eos)
         ends = {*self.eos, *(ids[0] for ids in self.output.stops if len(ids) == 1)}
@@ -85,9 +91,6 @@ class Run:
             self.sampler.later = None  # a mask needs the tokens before it, and ranks compare what they draft
         self.strategy = STRATEGIES[request.strategy].build(llm.resources, options, self.sampler)
         self.heads, self.draft_source = drafts_from(llm.resources, request.strategy, options)
-        low = llm.resources.low_bit(options.draft_weights) if request.strategy == "auto" else None
-        if request.strategy in ("auto", "tokenswift") and self.heads is None and low is None:
-            llm.resources.warn_without_heads()
         self.prefixes = prefixes if self.target.equal_bits else None
         self.check_memory(spare)
         self.meter = Meter()

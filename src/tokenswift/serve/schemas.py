@@ -17,10 +17,11 @@ from tokenswift.chat.calls import calls_of
 from tokenswift.chat.families import effort_options
 from tokenswift.chat.tools import Tools, tools_of
 from tokenswift.config import SamplingParams, sampling_over
-from tokenswift.engine.chat import TOKENS, bound, encoded
+from tokenswift.engine.chat import bound, encoded
 from tokenswift.engine.journal import asked_of
 from tokenswift.engine.request import MOST_LOGPROBS, Request
 from tokenswift.loader.prompts import Prompt
+from tokenswift.memory import default_length
 from tokenswift.method_options import tree_nodes
 from tokenswift.serve.errors import CLOSED, in_words_of
 from tokenswift.serve.forms import MADE, Formed
@@ -40,6 +41,7 @@ from tokenswift.spec.drafters.lookup import LENGTH
 from tokenswift.types import InputError
 from tokenswift.words import counted
 
+TOKENS = 1024  # new tokens of a continued text at most, where no number is given
 #: fields that are not served, and without which an answer would mean something else
 WITHOUT = ("functions", "function_call", "conversation", "prompt", "suffix", "audio", "modalities")
 WITHOUT += ("documents", "chat_template", "truncate_prompt_tokens")
@@ -251,7 +253,8 @@ class Body(Formed):
                 after = f"after a prompt of {counted(len(ids), 'token')}"
                 raise InputError(f"{field} is {wanted}, {after}; valid: up to {left:,}", field)
             rest = min(left, most)
-            new = min(TOKENS, rest) if wanted is None else rest if wanted == -1 else wanted
+            usual = TOKENS if self.asked == "prompt" else default_length(llm.target, True, len(ids))
+            new = min(usual, rest) if wanted is None else rest if wanted == -1 else wanted
             if (self.min_tokens or 0) > new:
                 given = f"min_tokens is {self.min_tokens}, {field} {new:,}"
                 raise InputError(f"{given}; valid: up to {new:,}, or a larger {field}", "min_tokens")

@@ -16,7 +16,7 @@ from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT, llm_of, pro
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, InputError, SamplingParams
 from tokenswift.interfaces import ALONE, BatchLoad
-from tokenswift.spec.adaptive.controller import PLAIN, Control, Drafted, _Mode
+from tokenswift.spec.adaptive.controller import PLAIN, Control, Drafted, Gain, _Mode
 from tokenswift.spec.adaptive.cost import Costs, Table
 from tokenswift.spec.adaptive.estimate import CostEstimate
 from tokenswift.spec.drafters.heads import HIDDEN, heads_offer
@@ -37,6 +37,20 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Resources, "costs", lambda self, low=None: FREE)
     monkeypatch.setattr(Costs, "observe", lambda *args: None)
     monkeypatch.setattr(Control, "_price", lambda *args: None)
+
+
+def test_the_gain_is_measured_against_steps_without_drafts() -> None:
+    gain = Gain()
+    gain.add(3, 4, {"draft": 1.0, "verify": 4.0, "observe": 1.0})
+    gain.add(1, 0, {"draft": 0.5, "verify": 2.5, "choose": 0.5, "observe": 0.25})
+    assert gain.ratio is None  # once is no measurement
+    gain.add(1, 0, {"verify": 2.0, "choose": 0.5, "commit": 0.5})
+    spent = 6 + 3.75 + 3
+    assert gain.ratio == pytest.approx(5 * 3 / spent)  # each of the five would have taken 3
+    gain.add(2, 2, {"verify": 5.0})
+    assert gain.ratio == pytest.approx(7 * 3 / (spent + 5))
+    gain.add(1, 0, {"verify": 90.0})  # a hiccup of the machine: time that was spent, no price of a step
+    assert gain.ratio == pytest.approx(8 * 3 / (spent + 95))
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "noisy"])
@@ -116,8 +130,10 @@ def test_neither_adaptive_drafting_nor_the_papers_method_becomes_the_other(
 def test_matches_of_the_text_are_accepted(free: None) -> None:
     llm = llm_of(None, True)
     given = {"draft": "hidden"}
-    steps = list(llm.stream(prompt(PROMPT), 300, strategy_options=given, sampling=GREEDY))
-    late = [step for step in steps[len(steps) // 2 :] if step.drafted]
+    steps = llm.stream(prompt(PROMPT), 300, strategy_options=given, sampling=GREEDY)
+    made = list(steps)
+    assert steps.result.drafting is not None and "gain" in steps.result.drafting
+    late = [step for step in made[len(made) // 2 :] if step.drafted]
     assert {source for step in late for source in step.sources} == {"ngram", "target"}
     assert sum(step.accepted for step in late) > 8 * len(late)
 

@@ -50,6 +50,7 @@ _DEAR = 0.4  # tokens that a row has to yield, from which on no candidates are l
 _STALE = 32  # tokens of context after which prices are computed anew
 _LOOK = 8  # steps between looks at what prices in doubt forbid
 _HOPED = 0.5  # of the price of a row in doubt, at such a look
+_SEEN = 2  # plain steps that say what plain decoding takes
 _HELD = 7  # plain steps that one decision is good for
 
 
@@ -122,6 +123,38 @@ class Drafted:
     passes: int = 0
     levels: int = 0
     loaded: bool = False
+
+
+@dataclass(slots=True)
+class Gain:
+    """What drafting gained over plain decoding, measured while a text is written.
+
+    A step without drafts takes what a token of plain decoding takes, drafting and learning aside.
+    """
+
+    plain_steps: int = 0
+    plain: float = 0.0  # seconds that such a step takes, lately
+    unpriced: int = 0  # tokens before the first of them
+    worth: float = 0.0  # seconds that plain decoding would have taken
+    spent: float = 0.0
+
+    def add(self, tokens: int, drafted: int, times: Mapping[str, float]) -> None:
+        """A step yielded ``tokens``; ``drafted`` nodes were verified; ``times`` are its seconds by phase."""
+        self.spent += sum(times.values())
+        self.unpriced += tokens
+        if not drafted:
+            took = sum(seconds for phase, seconds in times.items() if phase not in ("draft", "observe"))
+            if not self.plain_steps or took < _OFF * self.plain:
+                self.plain_steps += 1
+                self.plain += max(1 / 8, 1 / self.plain_steps) * (took - self.plain)
+        if self.plain_steps:
+            self.worth += self.unpriced * self.plain
+            self.unpriced = 0
+
+    @property
+    def ratio(self) -> float | None:
+        """Times as fast as plain decoding; None where it was hardly seen."""
+        return self.worth / self.spent if self.plain_steps >= _SEEN else None
 
 
 class Control:

@@ -20,7 +20,7 @@ from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.adaptive.acceptance import Calibration
 from tokenswift.spec.adaptive.candidates import PricedCandidates
-from tokenswift.spec.adaptive.controller import PLAIN, Control, Drafted
+from tokenswift.spec.adaptive.controller import PLAIN, Control, Drafted, Gain
 from tokenswift.spec.adaptive.cost import Costs, Table
 from tokenswift.spec.adaptive.estimate import CostEstimate, Outcome
 from tokenswift.spec.drafters.drafter import Drafter
@@ -69,6 +69,7 @@ class ByChance:
         self.calibration = Calibration(priors)
         self._table, self._learned = table, learned
         self._control: Control | None = None
+        self.gain = Gain()
         self._free: list[Drafter] = []  # propose in every step
         self._priced: dict[str, Drafter] = {}
         self._candidates: PricedCandidates | None = None
@@ -195,6 +196,8 @@ class ByChance:
         draft_ms = spent.pop("draft", 0.0)
         verify_ms = sum(spent.values())
         control, new = self.control, list(step.token_ids)
+        if not sequence.load.rows:
+            self.gain.add(len(new), step.drafted, step.times)
         length = len(sequence.tokens) - 1
         if self._rested:
             control.rested(len(new), verify_ms + draft_ms)
@@ -218,13 +221,14 @@ class ByChance:
     # ---- what it did ----------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any] | None:
-        """Figures, ready for JSON: what was used and why in a sentence, shares of modes, reliability of the
-        chances, the share of deciding; None before the run has begun."""
+        """Figures, ready for JSON: what was used and why in a sentence, what it gained, shares of modes,
+        reliability of the chances, the share of deciding; None before the run has begun."""
         if self._control is None:
             return None
         left_out = [source.name for source in self._ranked.values() if source.dropped]
         return {
             "summary": self.control.summary() + "".join(f"; {name} were left out" for name in left_out),
+            "gain": self.gain.ratio,
             **self.control.record(),
             "calibration": self.calibration.reliability.rows(),
             "weights": self.calibration.weights(),

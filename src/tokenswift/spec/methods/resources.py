@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -30,10 +29,6 @@ from tokenswift.spec.heads.resolve import packaged_kinds, read_packaged, resolve
 from tokenswift.types import OnProgress
 
 logger = logging.getLogger("tokenswift")
-WITHOUT_HEADS = (
-    "no draft heads fit %s, so little speed is gained; train some with: tokenswift train-heads --model %s "
-    "--data self --out heads.safetensors (then --heads heads.safetensors), or try --strategy magicdec"
-)
 
 
 class Resources:
@@ -77,7 +72,6 @@ class Resources:
         packaged, automatic = packaged_kinds(source.host), isinstance(heads, str) and heads == "auto"
         self._packaged = packaged if automatic else {}
         self._shipped: dict[str, Heads] = {}  # those of them that were asked for
-        self._misses_heads = automatic and self.heads is None  # until it was said
         self._costs: dict[tuple[int, int], Table] = {}
         self._low: dict[str, LowBitTarget | None] = {}
         self.lock = Lock()
@@ -108,12 +102,6 @@ class Resources:
     def frequent(self) -> Tensor | None:
         """Token ids that a draft model may draft besides the prompt's, as heads name them; None: all."""
         return None if self.heads is None else self.heads.frequent
-
-    def warn_without_heads(self) -> None:
-        """Say once, on the logger "tokenswift", that no heads fit the model, and what can be done."""
-        self._misses_heads, misses = False, self._misses_heads
-        if misses:
-            logger.warning(WITHOUT_HEADS, self.name, shlex.quote(self.name))
 
     def low_bit(self, wanted: str = "auto") -> LowBitTarget | None:
         """The quantized target, made at the first call.
