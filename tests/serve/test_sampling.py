@@ -14,6 +14,8 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.serve.conftest import Running, Start
 from tokenswift import LLM, SamplingParams
 from tokenswift.config import ANSWERS
+from tokenswift.serve.schemas import KINDS
+from tokenswift.serve.settings import Settings
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 NEW = 16
@@ -48,6 +50,18 @@ def test_requests_that_name_no_sampling(start: Start, tmp_path: Path, named: dic
             other = replace(sampling, temperature=0.3)
             wanted = llm.generate(prompt, NEW, sampling=other, ignore_eos=True).text
             assert said(server, path, temperature=0.3) == wanted, path
+
+
+def test_an_answer_may_have_the_rest_of_the_models_positions() -> None:
+    bodies = {"chat": {"messages": HELLO}, "response": {"input": "Hello"}, "completion": {"prompt": "Hello"}}
+    with LLM.from_model(tiny_model(max_position_embeddings=4096), chat_tokenizer(), heads=None) as llm:
+        rest = 4096 - len(llm.encode(HELLO))
+        for kind, wanted in {"chat": rest, "response": rest, "completion": 1024}.items():
+            body = KINDS[kind][0].model_validate(bodies[kind])
+            (made,) = body.requests(llm, Settings(), 0)
+            assert made.max_new_tokens == wanted, kind
+            (made,) = body.requests(llm, Settings(max_tokens=2000), 0)
+            assert made.max_new_tokens == min(wanted, 2000), kind
 
 
 def test_a_response_of_a_model_without_a_template_is_continued_text(start: Start) -> None:

@@ -20,7 +20,7 @@ from tokenswift.config import SamplingParams, sampling_over
 from tokenswift.engine.chat import bound, encoded
 from tokenswift.engine.journal import asked_of
 from tokenswift.engine.request import MOST_LOGPROBS, Request
-from tokenswift.loader.prompts import Prompt
+from tokenswift.loader.prompts import Prompt, is_chat
 from tokenswift.memory import default_length
 from tokenswift.method_options import tree_nodes
 from tokenswift.serve.errors import CLOSED, in_words_of
@@ -253,7 +253,7 @@ class Body(Formed):
                 after = f"after a prompt of {counted(len(ids), 'token')}"
                 raise InputError(f"{field} is {wanted}, {after}; valid: up to {left:,}", field)
             rest = min(left, most)
-            usual = TOKENS if self.asked == "prompt" else default_length(llm.target, True, len(ids))
+            usual = default_length(llm.target, True, len(ids)) if is_chat(prompt) else TOKENS
             new = min(usual, rest) if wanted is None else rest if wanted == -1 else wanted
             if (self.min_tokens or 0) > new:
                 given = f"min_tokens is {self.min_tokens}, {field} {new:,}"
