@@ -62,7 +62,9 @@ def tokenizer_fields(tokenizer: Any, kind: str = "gpt2", pre: str = "gpt-2") -> 
         "tokenizer.ggml.model": kind,
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3 if token in special else 1 for token in tokens],
+        "tokenizer.ggml.token_type": [
+            3 if token in special else 1 if merges or len(token) == 1 else 5 for token in tokens
+        ],
         "tokenizer.ggml.merges": merges or None,
     }
     for ours, theirs in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
@@ -139,6 +141,7 @@ def write(
     architecture: str | None = None,
     said: Mapping[str, Any] | None = None,
     tokenizer: Any = None,
+    split: int = 0,
 ) -> Any:
     """Write a model's file; the model then holds the very values of the file.
 
@@ -147,13 +150,14 @@ def write(
         architecture: as the file names it; the model's type otherwise.
         said: more values of the file, which win; None leaves one out.
         tokenizer: byte-level; that of the fixtures otherwise.
+        split: so many tensors a file, in files …-00001-of-00003.gguf; 0: one file.
     Returns:
         The model.
     """
     config = model.config
     own = str(config.model_type)
     architecture = architecture or {"mistral": "llama"}.get(own, own)
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     values = {**fields_of(config, architecture), **tokenizer_fields(tokenizer or tiny_tokenizer())}
     for key, value in {**values, **(said or {})}.items():
         if value is not None:

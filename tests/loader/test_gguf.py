@@ -17,6 +17,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedTokenizerFast
 
 from tests.chats import chat_tokenizer
+from tests.conftest import tiny_tokenizer
 from tests.gguf_files import QuantType, small, tokenizer_fields, write
 from tests.tiny import BYTES, build
 from tokenswift import LLM, SamplingParams
@@ -30,6 +31,7 @@ from tokenswift.loader.gguf.model import config_of, formats, layout_of
 from tokenswift.loader.load import WEIGHTS, load
 from tokenswift.loader.native import layout_of as layout_of_config
 from tokenswift.loader.plain_tokenizer import PlainTokenizer
+from tokenswift.loader.prompts import turn_ends
 from tokenswift.loader.rope import rotary_of, rotary_of_config
 from tokenswift.types import InputError
 
@@ -348,7 +350,110 @@ def test_ends_of_texts(tmp_path: Path) -> None:
     assert gguf_tokenizer.end_ids({**fields, "tokenizer.ggml.eot_token_id": 7}) == [1, 7, at, at + 1]
 
 
+@pytest.mark.parametrize("kind", [1, 3, 4])
+def test_well_known_ends_of_turns_whatever_the_file_says(kind: int, tmp_path: Path) -> None:
+    fields = tokenizer_fields(trained("smollm"), pre="smollm")
+    tokens = fields["tokenizer.ggml.tokens"]
+    fields["tokenizer.ggml.tokens"] = [*tokens, "<|im_end|>", "<end_of_turn>"]
+    fields["tokenizer.ggml.token_type"] = [*fields["tokenizer.ggml.token_type"], kind, kind]
+    at = len(tokens)
+    assert gguf_tokenizer.end_ids(fields) == [1, at, at + 1]
+    made = gguf_tokenizer.build(fields, tmp_path).get_added_tokens_decoder()
+    assert made[at].special and made[at + 1].special  # so that no message can hold them
+
+
+@pytest.mark.parametrize("form", ["gguf", "folder", "program"])
+def test_the_template_tells_which_token_ends_a_turn(form: str, tmp_path: Path) -> None:
+    """Files that number another token: the one behind an assistant's message ends texts, too."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.add_special_tokens(["<x>"])  # of the vocabulary
+    tokenizer.chat_template = (
+        "{% for m in messages %}<s>{{ m.role + ' ' + m.content | trim }} <x>{% endfor %}"
+        "{% if add_generation_prompt %}<s>{% endif %}"
+    )
+    model = small()
+    if form == "gguf":
+        write(tmp_path / "model.gguf", model, tokenizer=tokenizer)
+        llm = opened(tmp_path / "model.gguf")
+    elif form == "folder":
+        model.save_pretrained(tmp_path)
+        tokenizer.save_pretrained(tmp_path)
+        llm = opened(tmp_path)
+    else:
+        llm = LLM.from_model(model, tokenizer)
+    assert llm.source.end_tokens() == {257, 259}
+    for template in ("{{ 1 // 0 }}", "{{ messages[-1].content }} <x>", "", None):
+        tokenizer.chat_template = template
+        assert turn_ends(tokenizer) == ({259} if "<x>" in (template or "") else set())
+
+
+def test_a_file_without_merges_is_refused(tmp_path: Path) -> None:
+    fields = tokenizer_fields(trained("gpt-2"))
+    fields["tokenizer.ggml.merges"] = None
+    with pytest.raises(InputError, match="lacks tokenizer.ggml.merges; valid: a file with its tokenizer"):
+        gguf_tokenizer.build(fields, tmp_path)
+
+
+def test_a_file_without_the_rule_of_cuts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is cut as llama.cpp does by default, and that is said."""
+    fields = tokenizer_fields(trained("gpt-2"))
+    fields["tokenizer.ggml.pre"] = None
+    made = gguf_tokenizer.build(fields, tmp_path)
+    assert "lacks tokenizer.ggml.pre" in caplog.text
+    text = "Hello, world! 1234567 a  b we'll <=>\n\n x"
+    cut = [text[slice(*place)] for _, place in made.pre_tokenizer.pre_tokenize_str(text)]
+    words = ["Hello", ",", " world", "!", " ", "123", "456", "7", " a", " ", " b", " we", "'", "ll", " "]
+    assert cut == [*words, "<=>", "\n\n", " x"]
+    caplog.clear()
+    gguf_tokenizer.build({**fields, "tokenizer.ggml.pre": "default"}, tmp_path)
+    assert not caplog.text
+
+
 # ---- files ----------------------------------------------------------------------------------------------
+
+
+def test_a_split_file_is_read_with_its_other_parts(tmp_path: Path) -> None:
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    write(tmp_path / "model.gguf", small(tie_word_embeddings=False))
+    write(folder / "model.gguf", small(tie_word_embeddings=False), split=8)
+    parts = sorted(folder.iterdir())
+    assert len(parts) > 2 and parts[0].name == f"model-00001-of-{len(parts):05}.gguf"
+    whole = lean_logits(opened(tmp_path / "model.gguf"))
+    for path in (folder, parts[0], parts[-1]):
+        llm = opened(path)
+        assert torch.equal(lean_logits(llm), whole)
+    changed = parts[1].read_bytes()
+    before = llm.resources.identity()
+    parts[1].write_bytes(changed[:-4] + b"\0\0\0\1")
+    assert opened(folder).resources.identity() != before
+    with pytest.raises(InputError, match="has changed since the model was loaded"):
+        _ = llm.model
+
+
+def test_parts_of_a_split_file_are_no_models(tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", small(tie_word_embeddings=False), split=8)
+    parts = sorted(tmp_path.glob("*.gguf"))
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for number, part in enumerate(parts):
+        (alone / f"{number}.gguf").write_bytes(part.read_bytes())
+        assert f"is one of {len(parts)} parts of a model" in refused(alone / f"{number}.gguf")
+    (alone / parts[0].name).write_bytes(parts[0].read_bytes())
+    assert f"{parts[1].name} cannot be read (No such file" in refused(alone / parts[0].name)
+    parts[1].write_bytes(parts[2].read_bytes())
+    assert f"{parts[1].name} is no part of" in refused(tmp_path / parts[0].name)
+
+
+def test_adapters_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    small().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "holds an adapter (adapter_config.json); valid: the model that it was merged" in refused(tmp_path)
+    (tmp_path / "config.json").unlink()
+    assert "holds an adapter" in refused(tmp_path)
+    write(tmp_path / "a.gguf", small(), said={"general.type": "adapter"})
+    assert "holds an adapter; valid: the model that it was merged" in refused(tmp_path / "a.gguf")
 
 
 def test_folders_with_one_file(tmp_path: Path) -> None:

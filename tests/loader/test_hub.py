@@ -18,8 +18,10 @@ import pytest
 from huggingface_hub import constants
 
 from tests.gguf_files import small, write
+from tokenswift import LLM
 from tokenswift.cli.models import sizes_of
 from tokenswift.loader import hub
+from tokenswift.loader.find import locate
 from tokenswift.loader.gguf.file import GgufFile
 from tokenswift.loader.load import load
 from tokenswift.types import InputError
@@ -176,6 +178,51 @@ def test_one_file_of_a_repository(
     assert load(f"{NAME}:a.Q4_0.gguf", device="cpu").model.config.model_type == "llama"
     with pytest.raises(InputError, match="b.gguf': the hub is switched off by HF_HUB_OFFLINE"):
         load(f"{NAME}:b.gguf", device="cpu")
+
+
+def test_a_file_by_its_format_in_a_folder_and_in_parts(
+    served: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a.gguf", small())
+    write(tmp_path / "a-Q8_0.gguf", small(), split=8)
+    whole = (tmp_path / "a.gguf").read_bytes()
+    parts = {f"Q8_0/{path.name}": path.read_bytes() for path in sorted(tmp_path.glob("a-Q8_0-*"))}
+    Hub.files |= {"a-Q4_K_M.gguf": whole, "b.Q4_K_S.gguf": b"", "mmproj-Q4_K_M.gguf": b"", **parts}
+    first = next(iter(parts))
+    for name, files in (
+        ("Q4_K_M", ["a-Q4_K_M.gguf"]),
+        ("q8_0", list(parts)),
+        (first, []),  # they are here already
+        (list(parts)[-1], []),
+    ):
+        Hub.asked.clear()
+        llm = LLM(f"{NAME}:{name}", device="cpu", heads="none")
+        assert sorted(Hub.asked) == files and llm.name == f"{NAME}:{name}"
+    there = f"a-Q4_K_M.gguf, b.Q4_K_S.gguf, mmproj-Q4_K_M.gguf, {first}"
+    for name in ("Q4_K", "a/b.gguf", "Q5_K_M"):
+        with pytest.raises(InputError) as caught:
+            locate(f"{NAME}:{name}")
+        said, _, valid = str(caught.value).partition("; valid: ")
+        assert said.endswith(f"has no file {name}") and sorted(valid.split(", ")) == sorted(there.split(", "))
+    Hub.files |= {"other-Q4_K_M.gguf": whole}
+    with pytest.raises(InputError, match="several files Q4_K_M; valid: a-Q4_K_M.gguf, other-Q4_K_M.gguf"):
+        locate(f"{NAME}:Q4_K_M")
+    with pytest.raises(InputError, match="no such folder"):
+        locate(f"{NAME}:../x.gguf")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    Hub.asked.clear()
+    assert locate(f"{NAME}:Q8_0")[0].endswith(first) and locate(f"{NAME}:a-Q4_K_M.gguf")[1]
+    with pytest.raises(InputError, match="Q5_K_M': the hub is switched off by HF_HUB_OFFLINE"):
+        locate(f"{NAME}:Q5_K_M")
+    assert Hub.asked == []
+
+
+def test_an_adapter(served: type) -> None:
+    Hub.files["adapter_config.json"] = b"{}"
+    with pytest.raises(
+        InputError, match="on the hub holds an adapter .*; valid: the model that it was merged"
+    ):
+        load(NAME, device="cpu")
 
 
 def test_a_repository_of_gguf_files_alone(served: type) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -9,9 +12,10 @@ import torch
 from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from tests.conftest import FAMILIES, tiny_model
+from tests.conftest import FAMILIES, tiny_model, tiny_tokenizer
 from tokenswift import LLM
 from tokenswift.kernels.torch import TorchBackend
+from tokenswift.loader.load import load
 from tokenswift.loader.native import completed
 from tokenswift.loader.rope import (
     RopeScaling,
@@ -162,3 +166,46 @@ def test_positions_without_frequencies_are_refused(wrong: dict[str, Any]) -> Non
     config = completed("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, **wrong}})
     with pytest.raises(InputError, match="rope_parameters give no frequencies"):
         rotary_of_config(config)
+
+
+PLAIN: dict[str, Any] = {"rope_theta": 1e6, "rope_type": "default"}
+ADDED: dict[str, Any] = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ({"rope_parameters": PLAIN, "rope_scaling": ADDED}, {"rope_type": "yarn", "rope_theta": 1e6}),
+        (
+            {"rope_parameters": {"rope_theta": 1e6}, "rope_scaling": ADDED, "rope_theta": 1e6},
+            {"rope_theta": 1e6},
+        ),
+        ({"rope_parameters": PLAIN, "rope_scaling": None}, PLAIN),
+        ({"rope_theta": 1e6, "rope_scaling": ADDED}, {"rope_theta": 1e6, "factor": 4.0}),
+        (
+            {"rope_parameters": PLAIN, "rope_scaling": {**ADDED, "rope_theta": 1e4}},
+            "says rope_theta 1000000.0 and 10000.0 in rope_parameters, rope_scaling or rope_theta; valid: ",
+        ),
+        ({"rope_parameters": PLAIN, "rope_theta": 1e4}, "says rope_theta 1000000.0 and 10000.0"),
+        (
+            {"rope_parameters": {**PLAIN, "rope_type": "llama3"}, "rope_scaling": ADDED},
+            "says rope_type 'llama3' and 'yarn'",
+        ),
+        ({"rope_parameters": {**PLAIN, "factor": 2.0}, "rope_scaling": ADDED}, "says factor 2.0 and 4.0"),
+    ],
+)
+def test_positions_that_two_fields_speak_of(said: Any, wanted: Any, tmp_path: Path) -> None:
+    """YaRN added as ``rope_scaling`` beside ``rope_parameters``: theta stays, read natively or not."""
+    tiny_model("qwen2").save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config = {k: v for k, v in config.items() if not k.startswith("rope")}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **said}))
+    if isinstance(wanted, str):
+        with pytest.raises(InputError, match=re.escape(wanted)):
+            load(tmp_path)
+        return
+    ours, theirs = LLM(tmp_path, device="cpu", heads="none").target.rotary, load(tmp_path).model
+    for rope in (ours.config.rope_parameters, theirs.config.rope_parameters):
+        assert {name: rope[name] for name in wanted} == wanted
+    assert torch.equal(ours.single(), theirs.model.rotary_emb.inv_freq)

@@ -44,7 +44,7 @@ from tokenswift.loader.load import (
 )
 from tokenswift.loader.opened import Opened, open_files
 from tokenswift.loader.own_sampling import named
-from tokenswift.loader.prompts import end_ids, end_tokens
+from tokenswift.loader.prompts import end_ids, end_tokens, turn_ends
 from tokenswift.loader.recoded import Recoded
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import Target, backend_for, check_model, make_target
@@ -112,7 +112,12 @@ class FromModel:
 
     def end_tokens(self) -> set[int]:
         """End-of-text ids."""
-        return _with_rows(end_tokens(self.model, self.tokenizer), self.model.lm_head.weight.shape[0])
+        found = end_tokens(self.model, self.tokenizer) | self._turn_ends
+        return _with_rows(found, self.model.lm_head.weight.shape[0])
+
+    @cached_property
+    def _turn_ends(self) -> set[int]:
+        return turn_ends(self.tokenizer)
 
     def named_sampling(self) -> dict[str, Any]:
         """The sampling settings that the model itself names."""
@@ -218,7 +223,8 @@ class FromFiles:
         found = {"dtype": dtype, **files.digests, "adapter": None, "tokenizer": tokenizer_digest(self.codec)}
         if isinstance(files.weights, GgufWeights):
             files.check_unchanged()
-            found["stored"] = f"{files.stored} {file_digest(files.weights.file.path)}"
+            digests = "+".join(map(file_digest, files.weights.file.parts))
+            found["stored"] = f"{files.stored} {digests}"
         if kind not in (WEIGHTS[0], "float32", dtype):
             found["weights"] = digest_of([found["weights"], kind], 32)
         if kind != WEIGHTS[0]:
@@ -235,7 +241,11 @@ class FromFiles:
             found = end_tokens(self.model, self.tokenizer)
         else:
             found = set(self._files.ends) | end_ids(self.codec)
-        return _with_rows(found, self._files.layout.vocab_size)
+        return _with_rows(found | self._turn_ends, self._files.layout.vocab_size)
+
+    @cached_property
+    def _turn_ends(self) -> set[int]:
+        return turn_ends(self.codec)
 
     def named_sampling(self) -> dict[str, Any]:
         """The sampling settings that the model itself names."""

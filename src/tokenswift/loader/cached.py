@@ -161,8 +161,8 @@ def _in_repository(repo: Any) -> Iterator[Cached]:
     folder = newest.snapshot_path
     inside = hub_dir().resolve()
     files = {
-        path.name: path
-        for path in sorted(folder.iterdir())
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
         if path.resolve().is_relative_to(inside) and path.is_file()
     }
     ggufs = [name for name in files if name.lower().endswith(".gguf")]

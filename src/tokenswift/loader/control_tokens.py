@@ -100,6 +100,16 @@ def encoded(
     return ids + (encode(text[done:]) if done < len(text) else [])
 
 
+def first_control(text: str, tokenizer: Any) -> int | None:
+    """The id of the control token that a text begins with; None: it begins with none."""
+    found = [
+        (len(t.content), at)
+        for at, t in _added(tokenizer).items()
+        if _controls(t) and text.startswith(t.content)
+    ]
+    return max(found)[1] if found else None
+
+
 def _added(tokenizer: Any) -> dict[int, Any]:
     """Tokens beside a tokenizer's model, by id."""
     backend = getattr(tokenizer, "backend_tokenizer", None)

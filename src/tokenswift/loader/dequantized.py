@@ -154,6 +154,11 @@ def say_foreign(
 def _by_transformers(name: str, file: GgufFile, dtype: torch.dtype | None, device: str) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    if len(file.parts) > 1:
+        raise InputError(
+            f"model {name}: the architecture {architecture(file)} of a split file cannot be unpacked; valid: "
+            f"one file (llama.cpp's gguf-split --merge), or {', '.join(ARCHITECTURES)}"
+        )
     kind = dtype or torch.bfloat16
     path, what, to = file.path, architecture(file), str(kind).removeprefix("torch.")
     logger.warning("model %s: the architecture %s is unpacked to %s by transformers", name, what, to)

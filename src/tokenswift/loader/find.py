@@ -13,12 +13,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tokenswift.loader import draft, embedded, hub
-from tokenswift.loader.gguf import gguf_in
+from tokenswift.loader.gguf import MERGED, gguf_in
+from tokenswift.loader.hub import ADAPTER
 from tokenswift.types import InputError, OnProgress
 
 ALIASES = (embedded.NAME, draft.NAME)
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-GGUF_FILE = re.compile(rf"({HUB_ID.pattern}):([\w.+-]+\.gguf)", re.IGNORECASE)
+#: a repository's file, in a folder of it perhaps, or what its name says of its format, such as Q4_K_M
+GGUF_FILE = re.compile(rf"({HUB_ID.pattern}):([\w.+-]+(?:/[\w.+-]+)*)")
 
 
 def cache_dir() -> Path:
@@ -38,7 +40,7 @@ def check_name(name: str) -> None:
     """
     known = (
         f"valid: {', '.join(ALIASES)}, a folder in transformers' format, a GGUF file, a hub id owner/name, "
-        "or owner/name:file.gguf"
+        "owner/name:file.gguf or owner/name:Q4_K_M"
     )
     if not name or "\0" in name:
         raise InputError(f"model is {name!r}; {known}")
@@ -46,6 +48,8 @@ def check_name(name: str) -> None:
     if name in ALIASES or gguf_in(path) is not None:
         return
     if path.is_dir():
+        if (path / ADAPTER).is_file():
+            raise InputError(f"model folder {name} holds an adapter ({ADAPTER}); valid: {MERGED}")
         if not (path / "config.json").is_file():
             raise InputError(f"model folder {name} has no config.json and no GGUF file; {known}")
     elif path.exists():
@@ -119,7 +123,7 @@ def _at_hand(name: str, on_progress: OnProgress | None = None) -> str | None:
     reason, asked = hub.answers(), GGUF_FILE.fullmatch(name)
     if reason is None:
         return None
-    there = hub.cached_file(*(asked.groups() if asked is not None else (name, "config.json")))
+    there = hub.cached_file(name, "config.json") if asked is None else hub.cached_gguf(*asked.groups())
     if there is not None:
         return name if asked is None else there
     raise InputError(

@@ -22,6 +22,7 @@ from tokenswift.loader.numbers import (
     check_numbers,
     refusal,
 )
+from tokenswift.loader.rope import merged
 from tokenswift.types import InputError
 
 #: what other families call the numbers of the schema
@@ -77,7 +78,8 @@ def check_said(name: str, path: Path, families: tuple[str, ...]) -> dict[str, An
     Raises:
         InputError: naming the value, and what is valid.
     """
-    where, said = f"config.json of model {name}", object_in(path, MOST_CONFIG, f"model {name}")
+    where = f"config.json of model {name}"
+    said = merged(object_in(path, MOST_CONFIG, f"model {name}"), where)
     if (sampling := path.parent / "generation_config.json").exists():
         object_in(sampling, MOST_CONFIG, f"model {name}")
     if said.get("model_type") in families:

@@ -6,17 +6,20 @@ What transformers needs of a repository is fetched and no more: weights once, no
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tokenswift.loader.gguf import MERGED, part_names
 from tokenswift.types import InputError
 from tokenswift.words import counted
 
 TIMEOUT = 8  # seconds for the one question whether the hub answers
 #: what a model's folder needs besides weights, by the end of the file's name
 NEEDED = (".json", ".txt", ".model", ".jinja")
+ADAPTER = "adapter_config.json"
 HEADER = 32 << 20  # bytes in which every GGUF file's header ends; most of it is the tokenizer's
 #: files that are weights a second time
 TWICE = ("consolidated", "pytorch_model.bin.index", "tf_model", "flax_model")
@@ -69,6 +72,8 @@ def fetch(name: str) -> str:
             raise InputError(
                 f"model {name} on the hub has GGUF files; valid: {name}:FILE with one of {files}"
             )
+        if ADAPTER in sizes:
+            raise InputError(f"model {name} on the hub holds an adapter ({ADAPTER}); valid: {MERGED}")
         if "config.json" not in wanted:
             raise InputError(f"model {name} on the hub has no config.json; valid: a transformers checkpoint")
         return str(_fetched(name, wanted, sizes))
@@ -82,21 +87,61 @@ def cached_file(name: str, file: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
+def cached_gguf(name: str, file: str) -> str | None:
+    """The path that :func:`fetch_file` returns, where all of it is in the hub's local cache."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    kept = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model")
+    try:
+        folder = kept / "snapshots" / (kept / "refs" / "main").read_text()
+        there = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        files = _files_of(name, file, there)
+    except (OSError, InputError):
+        return None
+    return str(folder / files[0]) if set(files) <= set(there) else None
+
+
 def fetch_file(name: str, file: str) -> str:
-    """The path of one file of a hub model, fetched where it is missing; announced as :func:`fetch` does.
+    """The path of one GGUF file of a hub model, of a split one that of its first part; what is missing is
+    fetched and announced as :func:`fetch` does.
 
     Args:
         name: ``owner/name``.
-        file: a GGUF file's name.
+        file: its path in the repository, or the format in its name, such as ``Q4_K_M``.
     Raises:
         InputError: there is no such model or file, or it must not or cannot be fetched.
     """
     with _explained(f"{name}:{file}", "a GGUF file"):
         sizes = _sizes(name)
-        if file not in sizes:
-            there = _gguf(sizes) or "a model with GGUF files"
-            raise InputError(f"model {name} on the hub has no file {file}; valid: {there}")
-        return str(_fetched(name, [file], sizes) / file)
+        files = _files_of(name, file, list(sizes))
+        return str(_fetched(name, files, sizes) / files[0])
+
+
+def _files_of(name: str, wanted: str, there: Sequence[str]) -> list[str]:
+    """The files of a repository that are meant by a path, or by a format.
+
+    Raises:
+        InputError: there is none, or several models.
+    """
+    ggufs = [file for file in there if file.lower().endswith(".gguf")]
+    found = [wanted] if wanted in ggufs else []
+    if not found and not wanted.lower().endswith(".gguf"):
+        named = re.compile(rf"(?:^|.*[-./]){re.escape(wanted)}(?:[-./].*)?\.gguf", re.IGNORECASE)
+        found = [file for file in ggufs if named.fullmatch(file) and "mmproj" not in file]
+    models = sorted({_parts(file)[0] for file in found})
+    if len(models) > 1:
+        raise InputError(f"model {name} on the hub has several files {wanted}; valid: {_gguf(models)}")
+    if not models:
+        valid = _gguf(there) or "a model with GGUF files"
+        raise InputError(f"model {name} on the hub has no file {wanted}; valid: {valid}")
+    return _parts(models[0])
+
+
+def _parts(file: str) -> list[str]:
+    """A file of a repository, with its other parts where it is one of a split one."""
+    folder, slash, name = file.rpartition("/")
+    return [f"{folder}{slash}{part}" for part in part_names(name)]
 
 
 def _sizes(name: str) -> dict[str, int]:
@@ -130,6 +175,8 @@ def header(name: str, file: str) -> bytes:
     from huggingface_hub import HfFileSystem
 
     with _explained(f"{name}:{file}", "a GGUF file"):
+        if not file.lower().endswith(".gguf"):
+            file = _files_of(name, file, list(_sizes(name)))[0]
         hub = HfFileSystem(skip_instance_cache=True)
         there: Any = hub.open(f"{name}/{file}", "rb", cache_type="none")  # nothing beyond what is read
         with there:
@@ -152,7 +199,8 @@ def _explained(model: str, local: str) -> Iterator[None]:
 
 def _gguf(files: Iterable[str]) -> str:
     """The GGUF files among some files, for messages."""
-    return ", ".join(sorted(file for file in files if file.lower().endswith(".gguf"))[:12])
+    firsts = {_parts(file)[0] for file in files if file.lower().endswith(".gguf")}
+    return ", ".join(sorted(firsts)[:12])
 
 
 @contextmanager

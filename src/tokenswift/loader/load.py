@@ -189,9 +189,12 @@ def _config(name: str, source: str, local: bool) -> Any:
     supported = "valid: causal language models with rotary positions, such as Llama, Qwen or Mistral"
     try:
         file = hub.file_of(source, "config.json", local)
-        if file is not None:
-            check_said(name, file, FAMILIES)
+        said = {} if file is None else check_said(name, file, FAMILIES)
         config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+        stated = said.get("rope_parameters")  # transformers drops it beside rope_scaling
+        if isinstance(stated, Mapping) and "rope_theta" in stated:
+            if (config.rope_parameters or {}).get("rope_theta") != stated["rope_theta"]:
+                config.rope_parameters = dict(stated)
     except InputError:
         raise
     except (

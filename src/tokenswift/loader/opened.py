@@ -15,7 +15,7 @@ from tokenswift.loader import plain_tokenizer
 from tokenswift.loader.checkpoint import EMBEDDING, FAMILIES, HEAD, FileWeights, Layout, headers
 from tokenswift.loader.dequantized import config_for, say_foreign
 from tokenswift.loader.folder_checks import check_config, check_said, check_tokenizer_files
-from tokenswift.loader.gguf import gguf_in
+from tokenswift.loader.gguf import gguf_in, part_names
 from tokenswift.loader.gguf import tokenizer as gguf_tokenizer
 from tokenswift.loader.gguf.file import GgufFile
 from tokenswift.loader.gguf.model import GgufWeights, formats, is_native, layout_of, own_dtype
@@ -82,7 +82,8 @@ class Opened:
 
 
 def _stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    paths = sorted(folder.iterdir()) if folder.is_dir() else [folder]
+    names = [] if folder.is_dir() else part_names(folder.name)
+    paths = sorted(folder.iterdir()) if folder.is_dir() else [folder.with_name(name) for name in names]
     found = [(path.name, path.stat()) for path in paths if path.exists()]
     return tuple((name, about.st_size, about.st_mtime_ns) for name, about in found)
 
@@ -152,7 +153,7 @@ def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
     """A checkpoint in transformers' format whose files hold what transformers would make of them."""
     said, stamps = check_said(name, folder / "config.json", FAMILIES), _stamps(folder)
     config = completed(said["model_type"], said) if said.get("model_type") in FAMILIES else None
-    if config is None or (folder / "adapter_config.json").exists():
+    if config is None:
         return None
     check_config(name, config, FAMILIES)
     layout = layout_of_config(config)

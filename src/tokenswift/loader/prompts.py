@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 
 from tokenswift.checks import check_text
 from tokenswift.config import integer_of, shown
-from tokenswift.loader.control_tokens import encoded, set_apart
+from tokenswift.loader.control_tokens import encoded, first_control, set_apart
 from tokenswift.loader.plain_tokenizer import is_panic
 from tokenswift.loader.templates.render import rendered
 from tokenswift.loader.turns import Turns, fitted
-from tokenswift.types import InputError
+from tokenswift.types import InputError, RunError
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Tools: TypeAlias = Sequence[Mapping[str, Any]] | None
@@ -273,6 +273,19 @@ def _checked(prompt: Any, vocab_size: int, name: str) -> list[int]:
             raise InputError(f"{name} token id is {token}; valid: 0 to {vocab_size - 1}")
         ids.append(token)
     return ids
+
+
+def turn_ends(tokenizer: Any) -> set[int]:
+    """The control token that the chat template puts behind an assistant's message, whatever the files say."""
+    if not has_template(tokenizer):
+        return set()
+    messages: Turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": PROBE}]
+    try:
+        text = _templated(messages, tokenizer, {"add_generation_prompt": False})
+    except (InputError, RunError):  # a chat says what is wrong with it
+        return set()
+    found = first_control(text.partition(PROBE)[2].lstrip(), tokenizer)
+    return set() if found is None else {found}
 
 
 def end_tokens(model: Any, tokenizer: Any) -> set[int]:

@@ -13,7 +13,7 @@ import math
 import mmap
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +25,7 @@ from torch import Tensor
 from tokenswift.checks import shown
 from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.formats.registry import BY_CODE
+from tokenswift.loader.gguf import part_names
 from tokenswift.types import InputError
 
 MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
@@ -49,12 +50,14 @@ class Entry:
         shape: rows first.
         code: of its type.
         start, nbytes: where it is in the file.
+        part: of a split file, from 0.
     """
 
     shape: tuple[int, ...]
     code: int
     start: int
     nbytes: int
+    part: int = 0
 
     @property
     def kind(self) -> str:
@@ -63,26 +66,49 @@ class Entry:
 
 
 class GgufFile:
-    """A GGUF file.
+    """A GGUF file, or a split one as a whole.
 
     Args:
-        path: of the file.
+        path: of the file; of a split one its first part, with the others beside it.
         whole: whether its tensors are there; otherwise a file that was cut off behind its header will do.
     Raises:
-        InputError: it cannot be read, or is no whole GGUF file of a known version.
+        InputError: it cannot be read, is no whole GGUF file of a known version, or not all parts of a model
+            are there.
 
     Attributes:
+        parts: its files.
         metadata: its values by key; numbers and texts, and lists of them.
         kinds: the numbers of their types.
         tensors: its tensors by name.
     """
 
     def __init__(self, path: Path, whole: bool = True) -> None:
-        self.path = path
-        self._map: mmap.mmap | None = None
+        self.path, self.parts = path, [path]
+        self._maps: dict[int, mmap.mmap] = {}
+        first = self._read(0, whole)
+        self.metadata, self.kinds, self.tensors = first.metadata, first.kinds, first.tensors
+        count = self.metadata.get("split.count", 0)
+        if count in (0, 1):
+            return
+        self.parts = [path.with_name(name) for name in part_names(path.name)]
+        if len(self.parts) != count or self.metadata.get("split.no") != 0:
+            raise InputError(
+                f"model file {path} is one of {shown(count)} parts of a model; valid: all of them in a "
+                "folder, as they were named first (…-00001-of-00003.gguf)"
+            )
+        for part in range(1, count):
+            more = self._read(part, whole)
+            said = [more.metadata.get(f"split.{name}") for name in ("count", "no")]
+            if said != [count, part] or not self.tensors.keys().isdisjoint(more.tensors):
+                raise InputError(
+                    f"model file {self.parts[part]} is no part of {path}; valid: one of its parts"
+                )
+            self.tensors |= {name: replace(one, part=part) for name, one in more.tensors.items()}
+
+    def _read(self, part: int, whole: bool) -> _Reader:
+        path = self.parts[part]
         try:
-            reader = _Reader(self._mapped(), whole)
-            self.metadata, self.kinds, self.tensors = reader.metadata, reader.kinds, reader.tensors
+            return _Reader(self._mapped(part), whole)
         except OSError as error:
             raise InputError(f"model file {path} cannot be read ({error.strerror or error})") from error
         except (ValueError, struct.error, RecursionError, OverflowError, MemoryError) as error:
@@ -99,7 +125,9 @@ class GgufFile:
             InputError: nobody here can unpack it.
         """
         entry = self.tensors[name]
-        data = torch.frombuffer(self._mapped(), dtype=torch.uint8, offset=entry.start, count=entry.nbytes)
+        data = torch.frombuffer(
+            self._mapped(entry.part), dtype=torch.uint8, offset=entry.start, count=entry.nbytes
+        )
         if (kind := DENSE.get(entry.code) or INTEGERS.get(entry.code)) is not None:
             return data.view(kind).view(entry.shape)
         rows = data.view(*entry.shape[:-1], -1)
@@ -127,15 +155,15 @@ class GgufFile:
         )
 
     def rest(self) -> None:
-        """Let go of the mapping: what was read of the file leaves the process with the last tensor of it."""
-        self._map = None
+        """Let go of the mappings: what was read leaves the process with the last tensor of it."""
+        self._maps = {}
 
-    def _mapped(self) -> mmap.mmap:
-        if self._map is None:
-            with self.path.open("rb") as file:
+    def _mapped(self, part: int) -> mmap.mmap:
+        if part not in self._maps:
+            with self.parts[part].open("rb") as file:
                 # a private mapping: nothing that is done to a tensor reaches the file
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        return self._map
+                self._maps[part] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return self._maps[part]
 
 
 class _Reader:

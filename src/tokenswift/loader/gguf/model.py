@@ -18,6 +18,7 @@ from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.formats.registry import BY_CODE, FORMATS
 from tokenswift.loader import native
 from tokenswift.loader.checkpoint import EMBEDDING, HEAD, NORM, Layout, check_tensors
+from tokenswift.loader.gguf import MERGED
 from tokenswift.loader.gguf.file import GgufFile, unpacks
 from tokenswift.loader.gguf.stated import (
     CALLED,
@@ -58,6 +59,8 @@ def is_native(file: GgufFile) -> bool:
     Raises:
         InputError: it says of its architecture what no model's file says.
     """
+    if file.metadata.get("general.type", "model") == "adapter":
+        raise InputError(f"model file {file.path} holds an adapter; valid: {MERGED}")
     if architecture(file) not in ARCHITECTURES:
         return False
     layers = number_of(file, "block_count")

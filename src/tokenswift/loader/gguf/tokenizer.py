@@ -8,6 +8,7 @@ rule that is nearly right gives texts that are nearly right.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,24 +24,30 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what sentencepiece writes for a space
-UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # kinds of tokens
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # kinds of tokens
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-#: how each rule cuts a text: a pattern, or None for GPT-2's own
-CUTS: dict[str, str | None] = {
+#: how each rule cuts a text: patterns, one after the other, or None for GPT-2's own
+CUTS: dict[str, tuple[str, ...] | None] = {
     "gpt-2": None,
     "smollm": None,
-    "llama-bpe": _WORDS % "{1,3}",
-    "qwen2": _WORDS % "",
+    "llama-bpe": (_WORDS % "{1,3}",),
+    "qwen2": (_WORDS % "",),
+    "default": (  # of files that name none, as llama.cpp has it
+        r"[\p{P}\$\+<=>\^~\|]+",
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+        r"\p{N}+",
+        r"[0-9][0-9][0-9]",
+    ),
 }
-SAME = {"default": "gpt-2", "llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
-#: tokens that end a text besides those that the file numbers
-ENDS = {
-    "llama-bpe": ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"),
-    "qwen2": ("<|im_end|>", "<|endoftext|>"),
-}
+SAME = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
+#: tokens that end a text besides those that the file numbers, of whatever kind it says they are
+ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "</s>")
+ENDS += ("<end_of_turn>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "<turn|>")
+ENDS += ("<｜end▁of▁sentence｜>",)
+logger = logging.getLogger("tokenswift")
 #: names of special tokens: ours, the file's
 NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 #: ids that become tokens of a text, or end it
@@ -117,7 +124,10 @@ def build(metadata: Mapping[str, Any], path: Path) -> Any:
     from tokenizers import AddedToken, processors
 
     kind, tokens = _value(metadata, "model"), _value(metadata, "tokens")
+    kinds = _value(metadata, "token_type") or [NORMAL] * len(tokens or ())
     needed = ("tokens", "scores", "token_type") if kind == "llama" else ("tokens",)
+    if kind == "gpt2" and any(len(t) > 1 for t, k in zip(tokens or (), kinds, strict=False) if k == NORMAL):
+        needed = ("tokens", "merges")  # no other way leads to such tokens
     if lacking := next((name for name in needed if _value(metadata, name) is None), None):
         raise InputError(
             f"model file {path} lacks tokenizer.ggml.{lacking}; valid: a file with its tokenizer"
@@ -129,12 +139,14 @@ def build(metadata: Mapping[str, Any], path: Path) -> Any:
             made = _sentencepiece(metadata)
         else:
             raise InputError(f"model file {path}: its tokenizer is of the kind {kind!r}; valid: gpt2, llama")
-        kinds = _value(metadata, "token_type") or [1] * len(tokens)
-        given = list(zip(tokens, kinds, strict=True))
+        given, ends = list(zip(tokens, kinds, strict=True)), {tokens[at] for at in end_ids(metadata)}
         special = [AddedToken(t, special=True, normalized=False) for t, k in given if k == CONTROL]
         made.add_special_tokens(special)
-        made.add_tokens([AddedToken(t, normalized=False) for t, k in given if k == USER_DEFINED])
-        named = dict.fromkeys(named_tokens(metadata).values())  # not all are of the kind that controls
+        own = [AddedToken(t, normalized=False) for t, k in given if k == USER_DEFINED and t not in ends]
+        made.add_tokens(own)
+        named = dict.fromkeys(
+            [*named_tokens(metadata).values(), *ends]
+        )  # not all are of the kind that controls
         added = {token.content for token in made.get_added_tokens_decoder().values()}
         made.add_tokens([AddedToken(t, special=True, normalized=False) for t in named if t not in added])
         before = [tokens[_value(metadata, "bos_token_id")]] if _adds(metadata, "bos") else []
@@ -182,12 +194,9 @@ def named_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def end_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """The ids that end a text, in order: those that the file numbers, and those known of its kind."""
+    """The ids that end a text, in order: those that the file numbers, and `ENDS`."""
     found = {_value(metadata, f"{name}_token_id") for name in ("eos", "eot", "eom")}
-    names = ENDS.get(_rule(metadata), ())
-    kinds = _value(metadata, "token_type") or ()
-    tokens = _value(metadata, "tokens") or ()
-    found |= {at for at, (t, k) in enumerate(zip(tokens, kinds, strict=False)) if k == CONTROL and t in names}
+    found |= {at for at, token in enumerate(_value(metadata, "tokens") or ()) if token in ENDS}
     return sorted(at for at in found if at is not None)
 
 
@@ -214,6 +223,12 @@ def _byte_level(metadata: Mapping[str, Any], path: Path) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     rule, tokens = _rule(metadata), _value(metadata, "tokens")
+    if _value(metadata, "pre") is None:
+        logger.warning(
+            "model file %s lacks tokenizer.ggml.pre, by whose rule texts are cut before they are encoded; "
+            "the default rule is taken, under which the model may get other tokens than it was trained on",
+            path,
+        )
     if rule not in CUTS:
         valid = ", ".join((*CUTS, *SAME))
         raise InputError(f"model file {path}: its tokenizer cuts texts by the rule {rule!r}; valid: {valid}")
@@ -226,7 +241,7 @@ def _byte_level(metadata: Mapping[str, Any], path: Path) -> Any:
     )
     cut, bytes_of = CUTS[rule], pre_tokenizers.ByteLevel
     if cut is not None:
-        parts: list[Any] = [pre_tokenizers.Split(Regex(cut), "isolated")]
+        parts: list[Any] = [pre_tokenizers.Split(Regex(each), "isolated") for each in cut]
     else:
         parts = [pre_tokenizers.Digits(individual_digits=True)] if rule == "smollm" else []
     made.pre_tokenizer = pre_tokenizers.Sequence(

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from tokenswift.checks import integer_of, shown
 from tokenswift.loader import native
 from tokenswift.loader.numbers import check_numbers, refusal
+from tokenswift.loader.rope import merged
 from tokenswift.spec.eagle.config import FEATURES, EagleConfig, default_layers
 from tokenswift.types import InputError
 
@@ -79,6 +80,7 @@ def config_of(said: Mapping[str, Any], there: Found, target: Any, where: str) ->
     layer: Any = said.get("transformer_layer_config") if "speculators_model_type" in said else said
     if not isinstance(layer, Mapping):
         raise refusal(where, "transformer_layer_config", layer, "an object")
+    layer = merged(layer, f"config.json of {where}")
     kind = layer.get("model_type", "llama")
     if "speculators_model_type" in said and kind not in USUAL:
         raise refusal(where, "transformer_layer_config.model_type", kind, ", ".join(USUAL))
