@@ -44,39 +44,53 @@ HERMES_TEMPLATE = (
 #: as Qwen 3's: thoughts of earlier turns are left out, and ``enable_thinking`` false asks for none
 THINKING = (
     "{% for m in messages %}{% set said = m.content.split('</think>')[-1].lstrip('\\n') %}"
-    "{{ m.role + '\\n' }}{% if m.reasoning_content and loop.last %}"
+    "{{ m.role + ':' }}{% if m.reasoning_content and loop.last %}"
     "{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}{% endif %}{{ said + '\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'assistant\\n' }}{% if enable_thinking is false %}"
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% if enable_thinking is false %}"
     "{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"
 )
 #: a token of the vocabulary → the one that `calling_model` writes after it, unless a grammar forbids that
 NEXT = {":": "<tool_call>", "!": "o", "o": "k", "k": "</s>", ">": "</s>"}
 
 
-def calling_tokenizer() -> Any:
-    """The byte tokenizer with `HERMES_TEMPLATE`, and ``<tool_call>`` for its last token."""
+#: the same of a model that thinks: ``<think>y</think>``, then "o"
+THINKS = dict(zip((":", *"<think>y", "</think>", "o"), (*"<think>y", "</think>", "o", "</s>"), strict=True))
+
+
+def calling_tokenizer(template: str = HERMES_TEMPLATE, mark: str = "<tool_call>") -> Any:
+    """The byte tokenizer with a template, and ``mark`` for its last token."""
     made = json.loads(tiny_tokenizer().backend_tokenizer.to_str())
-    made["model"]["vocab"]["<tool_call>"] = made["model"]["vocab"].pop("<x>")
+    made["model"]["vocab"][mark] = made["model"]["vocab"].pop("<x>")
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(made)),
         bos_token="<s>", eos_token="</s>", unk_token="<unk>",
     )  # fmt: skip
-    tokenizer.chat_template = HERMES_TEMPLATE
+    tokenizer.chat_template = template
     return tokenizer
 
 
-def calling_model(positions: int = 2048) -> Any:
+def calling_model(positions: int = 2048, tokenizer: Any = None, after: dict[str, str] = NEXT) -> Any:
     """A model that calls a tool when it is asked, and says "ok" to its result: what it writes follows from
-    the last token alone (`NEXT`)."""
+    the last token alone (``after``)."""
     model = byte_model(max_position_embeddings=positions, tie_word_embeddings=False)
-    vocab = calling_tokenizer().get_vocab()
+    vocab = (tokenizer or calling_tokenizer()).get_vocab()
     with torch.no_grad():
-        for dimension, (token, following) in enumerate(NEXT.items()):
+        for dimension, (token, following) in enumerate(after.items()):
             model.model.embed_tokens.weight[:, dimension] = 0
             model.lm_head.weight[:, dimension] = 0
             model.model.embed_tokens.weight[vocab[token], dimension] = 20
             model.lm_head.weight[vocab[following], dimension] = 9
     return model
+
+
+def thinking_tokenizer() -> Any:
+    """The byte tokenizer of a model that thinks."""
+    return calling_tokenizer(THINKING, "</think>")
+
+
+def thinking_model() -> Any:
+    """A model that thinks "y" and answers "o"."""
+    return calling_model(512, thinking_tokenizer(), THINKS)
 
 
 #: how Qwen's tokenizer cuts texts, and some of its merges

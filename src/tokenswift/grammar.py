@@ -12,6 +12,7 @@ from tokenswift.checks import check_choice, check_text, named_errors, shown
 from tokenswift.types import InputError
 
 Kind = Literal["json_schema", "regex", "choice", "lark", "gbnf"]
+OPEN, CLOSE = "<think>", "</think>"  # marks around what a model thinks before it answers
 KINDS: tuple[str, ...] = get_args(Kind)
 #: more than any schema that is worth its masks has: characters, objects and lists in each other, values
 MOST_CHARACTERS, MOST_DEPTH, MOST_ITEMS = 1 << 19, 64, 20_000
@@ -31,6 +32,7 @@ class Grammar:
     Attributes:
         kind: json_schema, regex, choice, lark or gbnf
         text: the schema or the list of choices as JSON, or the expression or grammar itself
+        thought: what may come before: "may" (a thought between `OPEN` and `CLOSE`), "begun" (the rest of one)
 
     Raises:
         InputError: another kind, no text, or one that is too long, too deep or has too many parts.
@@ -38,9 +40,11 @@ class Grammar:
 
     kind: str
     text: str
+    thought: str = ""
 
     def __post_init__(self) -> None:
         check_choice("grammar.kind", self.kind, KINDS)
+        check_choice("grammar.thought", self.thought, ("", "may", "begun"))
         if not isinstance(self.text, str) or not self.text:
             raise InputError(f"the {TITLES[self.kind]} is {shown(self.text)}; valid: text", "grammar")
         if len(self.text) > MOST_CHARACTERS:
@@ -95,7 +99,7 @@ class Grammar:
 
     def record(self) -> dict[str, str]:
         """The JSON object that :meth:`of` makes it from."""
-        return {"kind": self.kind, "text": self.text}
+        return {"kind": self.kind, "text": self.text} | ({"thought": self.thought} if self.thought else {})
 
     @classmethod
     def of(cls, value: object) -> Grammar | None:
@@ -106,8 +110,8 @@ class Grammar:
         """
         if value is None or isinstance(value, cls):
             return value
-        if isinstance(value, Mapping) and value.keys() == {"kind", "text"}:
-            return cls(value["kind"], value["text"])
+        if isinstance(value, Mapping) and value.keys() | {"thought"} == {"kind", "text", "thought"}:
+            return cls(**value)
         raise InputError(f"grammar is {shown(value)}; valid: {RECORDS}", "grammar")
 
     @classmethod

@@ -107,7 +107,7 @@ def test_a_second_turn_is_asked_for_by_name() -> None:
 
 def test_options_of_a_template() -> None:
     """They reach it, and never what it is given otherwise; control tokens in them are text."""
-    assert written(THINKING, talk("u:Hi")).endswith("assistant\n")
+    assert written(THINKING, talk("u:Hi")).endswith("assistant:")
     assert written(THINKING, talk("u:Hi"), enable_thinking=False).endswith("<think>\n\n</think>\n\n")
     tokenizer = chat_tokenizer(adds_bos=False)
     tokenizer.chat_template = "{{ bos_token }}{{ mood }}"

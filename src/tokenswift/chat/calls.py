@@ -1,4 +1,4 @@
-"""The tools of a conversation in the form of one model: what its template is given, what binds an answer."""
+"""What an answer may hold beside text, a thought and calls of tools: how it is bound and how it is read."""
 
 from __future__ import annotations
 
@@ -18,21 +18,26 @@ from tokenswift.sampling.masks import special_tokens
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Tools, and how a model writes calls of them.
+    """Tools, how a model writes calls of them, and whether it thinks before.
 
     Attributes:
-        tools: what may be called.
+        tools: what may be called; None: nothing.
         family: the form.
         special: the vocabulary's special tokens.
+        thought: of `thought.thought_of`.
     """
 
-    tools: Tools
+    tools: Tools | None
     family: Family
     special: tuple[str, ...] = ()
+    thought: str = ""
 
     def parser(self) -> Parser:
         """A parser of one answer."""
-        return Parser(self.family, [tool.name for tool in self.tools.known], self.tools.parallel)
+        tools = self.tools
+        if tools is None:
+            return Parser(None, thought=self.thought)
+        return Parser(self.family, [tool.name for tool in tools.known], tools.parallel, self.thought)
 
     def read(self, text: str) -> Said:
         """What a finished answer holds."""
@@ -40,19 +45,20 @@ class Calls:
         return gathered([*parser.push(text), *parser.finish()])
 
     def grammar(self, schema: str | None = None) -> str:
-        """What an answer is held to, in llguidance's form of Lark.
+        """What an answer is held to that may call tools, in llguidance's form of Lark.
 
         Args:
             schema: JSON schema of an answer that calls nothing; None: any text.
         """
+        assert self.tools is not None
         return self.family.grammar(self.tools, self.special, schema)
 
 
-def calls_of(tools: Tools | None, tokenizer: Any) -> Calls | None:
-    """Tools in the form of a model; None where there are none."""
-    if tools is None:
+def calls_of(tools: Tools | None, tokenizer: Any, thought: str = "") -> Calls | None:
+    """What an answer may hold beside text, in the form of a model; None: nothing."""
+    if tools is None and not thought:
         return None
-    return Calls(tools, family_of(tokenizer), tuple(special_tokens(tokenizer)))
+    return Calls(tools, family_of(tokenizer), tuple(special_tokens(tokenizer)), thought)
 
 
 def conversation(

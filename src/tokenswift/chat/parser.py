@@ -1,4 +1,4 @@
-"""Calls of tools in an answer, read as it comes.
+"""Thoughts and calls of tools in an answer, read as it comes.
 
 What is read is text of any origin: it is a call only where it names a tool, and its arguments are passed on
 as they are written. Whatever the pieces are that an answer comes in, they make the same text and calls.
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from tokenswift.chat.family import Family
+from tokenswift.grammar import CLOSE, OPEN
 
 SPACE = " \t\r\n"
 FENCE = "```"
@@ -22,18 +23,19 @@ class Delta(NamedTuple):
     """A piece of an answer.
 
     Attributes:
-        kind: "text"; "call" (one begins: its name), "arguments" (more of its arguments' JSON), "end" (of it).
+        kind: "thought"; "text"; "call" (one begins: its name), "arguments" (more of its arguments' JSON),
+            "end" (of it).
         text: the piece.
         index: of the call, from 0 on.
     """
 
-    kind: Literal["text", "call", "arguments", "end"]
+    kind: Literal["thought", "text", "call", "arguments", "end"]
     text: str = ""
     index: int = 0
 
 
 class Parser:
-    """Reads an answer as it comes: text and calls.
+    """Reads an answer as it comes: a thought, text and calls.
 
     ::
 
@@ -41,12 +43,17 @@ class Parser:
         deltas = [*parser.push("I'll see.\\n<tool_call>…"), *parser.finish()]
 
     Args:
-        family: the form of calls.
+        family: the form of calls; None: there are none.
         names: of the tools; what names no tool is text.
         parallel: whether a second call is one.
+        thought: of `thought.thought_of`.
     """
 
-    def __init__(self, family: Family, names: Sequence[str], parallel: bool = True) -> None:
+    def __init__(
+        self, family: Family | None, names: Sequence[str] = (), parallel: bool = True, thought: str = ""
+    ) -> None:
+        self._answer = self._rest if family is None else self._head
+        family = family or Family("none")
         self._parallel, self._tag = parallel, family.opening.strip()
         self._closes = "}" + _bare(family.closing)
         heads = [(name, f'{{"name":"{name}","{family.key}":{{') for name in names]
@@ -54,7 +61,8 @@ class Parser:
         self._unmarked = {begin + head: name for begin in begins for name, head in heads}
         self._marked = {self._tag + head: name for name, head in heads}
         self._heads = self._unmarked
-        self._state = self._head
+        self._state = {"may": self._begin, "begun": self._thought}.get(thought, self._answer)
+        self._thinks = False  # whether a part of the thought was told
         self._held = ""  # not yet told: it may belong to a call
         self._call = -1  # index of the newest
         self._depth, self._in_text, self._escaped = 0, False, False
@@ -72,11 +80,46 @@ class Parser:
         held, self._held = self._held, ""
         if self._state == self._tail:
             return [Delta("end", "", self._call)]
-        if self._state in (self._arguments, self._next):
+        if self._state in (self._arguments, self._next, self._behind):
             return []
+        if self._state == self._thought:
+            return [Delta("thought", held.rstrip(SPACE))] if held.strip(SPACE) else []
         return [Delta("text", held)] if held else []
 
     # Each state takes what it can of the held text, and says whether another one is to go on.
+
+    def _begin(self, found: list[Delta]) -> bool:
+        """The beginning of an answer, which may be a thought's."""
+        bare = self._held.lstrip(SPACE)
+        if len(self._held) < LONGEST and bare != OPEN and OPEN.startswith(bare):
+            return False
+        begins = bare.startswith(OPEN)
+        self._held = bare[len(OPEN) :] if begins else self._held
+        self._state = self._thought if begins else self._answer
+        return True
+
+    def _thought(self, found: list[Delta]) -> bool:
+        """A thought up to its end, without the whitespace around it."""
+        if not self._thinks:
+            self._held = self._held.lstrip(SPACE)
+        before, closes, behind = self._held.partition(CLOSE)
+        if not closes:
+            before = self._held[: len(self._held) - _begun(self._held, CLOSE)]
+        told = before.rstrip(SPACE) if closes or len(before) < LONGEST else before
+        if told:
+            found.append(Delta("thought", told))
+            self._thinks = True
+        self._held = behind if closes else self._held[len(told) :]
+        if closes:
+            self._state = self._behind
+        return bool(closes)
+
+    def _behind(self, found: list[Delta]) -> bool:
+        """Between a thought and the answer."""
+        self._held = self._held.lstrip(SPACE)
+        if self._held:
+            self._state = self._answer
+        return True
 
     def _rest(self, found: list[Delta]) -> bool:
         """No call can come any more."""
@@ -88,9 +131,7 @@ class Parser:
         """Text, where a tag may open a call; whitespace before it belongs to neither."""
         place = self._held.find(self._tag)
         if place < 0:
-            place = len(self._held)
-            begun = (n for n in range(min(len(self._tag) - 1, place), 0, -1))
-            place -= next((n for n in begun if self._held.endswith(self._tag[:n])), 0)
+            place = len(self._held) - _begun(self._held, self._tag)
         whole, after = self._held[:place], self._held[place:]
         before = whole.rstrip(SPACE) if len(whole) < LONGEST else whole
         if before:
@@ -165,6 +206,11 @@ class Parser:
             again = self._head if bare else self._text
             self._state = again if self._parallel else self._rest
         return True
+
+
+def _begun(text: str, mark: str) -> int:
+    """How many characters at the end of a text may begin a mark."""
+    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
 
 
 def _bare(text: str) -> str:

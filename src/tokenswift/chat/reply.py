@@ -40,11 +40,13 @@ class Said:
         text: beside calls.
         calls: names and arguments.
         whole: whether the last call is.
+        thought: before the text.
     """
 
     text: str
     calls: tuple[tuple[str, str], ...] = ()
     whole: bool = True
+    thought: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,13 @@ class Reply:
         text: of the answer, beside calls.
         tool_calls: in the order in which they were written.
         generation: the tokens, as they were written, with their figures.
+        reasoning: what the model thought before, between ``<think>`` and ``</think>``.
     """
 
     text: str
     tool_calls: tuple[ToolCall, ...]
     generation: Generation = field(repr=False)
+    reasoning: str = ""
 
     @property
     def finish_reason(self) -> str:
@@ -72,6 +76,8 @@ class Reply:
         """The answer as a message of the conversation, for the next call of ``LLM.chat``; a result follows
         it as ``{"role": "tool", "tool_call_id": call.id, "content": …}``."""
         made: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            made["reasoning_content"] = self.reasoning
         if self.tool_calls:
             made["tool_calls"] = [call.form for call in self.tool_calls]
         return made
@@ -80,10 +86,13 @@ class Reply:
 def gathered(deltas: Iterable[Delta]) -> Said:
     """The pieces of an answer, put together."""
     texts: list[str] = []
+    thoughts: list[str] = []
     calls: list[tuple[str, list[str]]] = []
     whole = True
     for delta in deltas:
-        if delta.kind == "text":
+        if delta.kind == "thought":
+            thoughts.append(delta.text)
+        elif delta.kind == "text":
             texts.append(delta.text)
         elif delta.kind == "call":
             calls.append((delta.text, []))
@@ -92,7 +101,8 @@ def gathered(deltas: Iterable[Delta]) -> Said:
             calls[-1][1].append(delta.text)
         else:
             whole = True
-    return Said("".join(texts), tuple((name, "".join(pieces)) for name, pieces in calls), whole)
+    made = tuple((name, "".join(pieces)) for name, pieces in calls)
+    return Said("".join(texts), made, whole, "".join(thoughts))
 
 
 def call_id(answer: str, index: int) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenswift.chat.calls import Calls, calls_of, conversation
 from tokenswift.chat.reply import Reply, ToolCall, call_id
+from tokenswift.chat.thought import thought_of
 from tokenswift.chat.tools import Tools, tools_of
 from tokenswift.config import SamplingParams
 from tokenswift.engine.journal import asked_of
@@ -38,19 +39,22 @@ def encoded(
 
 
 def bound(sampling: SamplingParams, calls: Calls | None) -> SamplingParams:
-    """A sampling under which every call of an answer is valid. A schema that it is held to already binds what
-    is no call.
+    """A sampling under which every call of an answer is valid, and the model may think before what it is held
+    to.
 
     Raises:
-        InputError: it is held to another grammar.
+        InputError: calls do not go with its grammar.
     """
     if calls is None:
         return sampling
     given = sampling.grammar
-    if given is not None and given.kind != "json_schema":
-        raise InputError(f"a grammar ({given.kind}) is given beside tools; valid: one of the two", "tools")
-    text = calls.grammar(None if given is None else given.text)
-    return replace(sampling, grammar=Grammar.lark(text))
+    if calls.tools is not None:
+        if given is not None and given.kind != "json_schema":
+            raise InputError(
+                f"a grammar ({given.kind}) is given beside tools; valid: one of the two", "tools"
+            )
+        given = Grammar.lark(calls.grammar(None if given is None else given.text))
+    return replace(sampling, grammar=None if given is None else replace(given, thought=calls.thought))
 
 
 def chat_request(
@@ -76,9 +80,9 @@ def chat_request(
     if not is_chat(messages):
         raise InputError("messages is no list of messages; valid: [{'role': 'user', 'content': 'Hello'}]")
     asked, (strategy, given, sampling) = tools_of(*tools), how
-    calls = calls_of(asked, llm.source.codec)
     template = options.get("template_options")
     ids = encoded(llm, messages, asked, options=template)
+    calls = calls_of(asked, llm.source.codec, thought_of(llm.source.codec, ids))
     if new is None:
         new = default_length(llm.target, True, len(ids))
     made = Request.of(ids, lambda _: llm.default_sampling(messages), new, strategy, given, sampling, options)
@@ -88,10 +92,10 @@ def chat_request(
 
 
 def reply_of(generation: Generation, request: Request, calls: Calls | None) -> Reply:
-    """What was written, with its calls."""
+    """What was written, its thought and its calls apart."""
     if calls is None:
         return Reply(generation.text, (), generation)
     said = calls.read(generation.text)
     key = f"{request.prompt} {generation.token_ids}"  # the same run has the same ids, another turn others
     made = (ToolCall(call_id(key, i), *call) for i, call in enumerate(said.calls))
-    return Reply(said.text, tuple(made), generation)
+    return Reply(said.text, tuple(made), generation, said.thought)

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tokenswift.grammar import TITLES, Grammar
+from tokenswift.grammar import CLOSE, OPEN, TITLES, Grammar
 from tokenswift.sampling.trial import LIMITS, TrialError, trial
 from tokenswift.types import InputError, RunError
 
@@ -131,7 +131,7 @@ class Grammars:
             InputError: it cannot.
         """
         try:
-            text = _source(grammar)
+            text = _source(grammar, special_tokens(self._codec))
         except Exception as error:  # what converts GBNF raises plain ones
             raise _refused(grammar, _line(error)) from error
         try:
@@ -336,8 +336,22 @@ def special_tokens(tokenizer: Any) -> list[str]:
     return [token.content for token in added.values() if token.special]
 
 
-def _source(grammar: Grammar) -> str:
-    """A grammar as llguidance takes it."""
+def _source(grammar: Grammar, special: Collection[str]) -> str:
+    """A grammar as llguidance takes it; ``special``: the vocabulary's special tokens."""
+    if not grammar.thought:
+        return _bare_source(grammar)
+    text = _bare_source(grammar)
+    made = json.loads(text) if text.startswith("{") else {"grammars": [{"lark_grammar": text}]}
+    made["grammars"][0]["name"] = "answer"
+    opening = OPEN if OPEN in special else f'"{OPEN}"'
+    before = "thought SPACE" if grammar.thought == "begun" else f"({opening} thought SPACE)?"
+    end = f"thought: TEXT {CLOSE}" if CLOSE in special else f'thought[lazy]: TEXT "{CLOSE}"'
+    text = f"start: {before} @answer\n{end}\nTEXT: /(.|\\n)*/\nSPACE: /\\n{{0,2}}/\n"
+    made["grammars"].insert(0, {"lark_grammar": text})
+    return json.dumps(made)
+
+
+def _bare_source(grammar: Grammar) -> str:
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 

@@ -158,7 +158,9 @@ class Answer:
             said = self.said(part)
             calls = self.tool_calls(part, said)
             found.append(
-                {"role": "assistant", "content": said.text} | ({"tool_calls": calls} if calls else {})
+                {"role": "assistant", "content": said.text}
+                | ({"tool_calls": calls} if calls else {})
+                | ({"reasoning_content": said.thought} if said.thought else {})
             )
         return found
 

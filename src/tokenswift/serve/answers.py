@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from tokenswift.chat.thought import thought_of
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import QueueFull
 from tokenswift.runs.state import RunState
@@ -113,6 +114,9 @@ class Answers:
                 async with self._bound if body.is_bound else nullcontext():  # others do not wait for them
                     requests = await asyncio.to_thread(self._requests, record, body)
                 record.prompt_tokens = [len(request.prompt) for request in requests]
+                if body.is_chat:
+                    record.thought = thought_of(self.llm.source.codec, self.llm.encode(requests[0].prompt))
+                self.shelf.know(answer)
                 found = await asyncio.to_thread(echoes, body, requests, self.llm.source.codec)
                 answer.parts = [Part(i, record.prompt_tokens[i], echo) for i, echo in enumerate(found)]
                 answer.requests = requests

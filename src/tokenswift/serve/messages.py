@@ -37,6 +37,8 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"] | None = None
     content: str | list[Piece] | None = None
     refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # the same, of other servers
     tool_calls: list[Any] | None = None
     tool_call_id: str | None = None
 
@@ -58,6 +60,8 @@ class Message(BaseModel):
         made: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
         if self.tool_calls:
             made["tool_calls"] = self.tool_calls
+        if self.role == "assistant" and (thought := self.reasoning_content or self.reasoning):
+            made["reasoning_content"] = thought
         if self.role == "tool":
             made["tool_call_id"] = self.tool_call_id
         return made

@@ -41,6 +41,13 @@ def message_item(answer: Answer, part: Part, state: str, text: str) -> dict[str,
     return {"id": name, "type": "message", "role": "assistant", "status": state, "content": content}
 
 
+def thought_item(answer: Answer, part: Part, state: str, text: str) -> dict[str, Any]:
+    """What one text begins with thinking."""
+    content = [] if state == "in_progress" else [{"type": "reasoning_text", "text": text}]
+    name = f"rs_{answer.id.partition('_')[2]}_{part.index}"
+    return {"id": name, "type": "reasoning", "status": state, "summary": [], "content": content}
+
+
 def call_item(
     answer: Answer, part: Part, index: int, name: str, arguments: str, state: str
 ) -> dict[str, Any]:
@@ -58,6 +65,8 @@ def output_text(text: str) -> dict[str, Any]:
 def items(answer: Answer, part: Part) -> Iterator[dict[str, Any]]:
     """What one text holds: a message, and calls."""
     said, state = answer.said(part), "completed" if part.reason else "incomplete"
+    if said.thought:
+        yield thought_item(answer, part, state, said.thought)
     if said.text or not said.calls:
         yield message_item(answer, part, state, said.text)
     for i, (name, arguments) in enumerate(said.calls):
@@ -67,7 +76,7 @@ def items(answer: Answer, part: Part) -> Iterator[dict[str, Any]]:
 
 def asked(answer: Answer) -> dict[str, Any]:
     """The tools of a request, as its response has them."""
-    if answer.calls is None:
+    if answer.calls is None or answer.calls.tools is None:
         return {"parallel_tool_calls": False, "tool_choice": "none", "tools": []}
     tools = answer.calls.tools
     known = [{"type": "function", "strict": True, **tool.form["function"]} for tool in tools.known]
@@ -130,17 +139,19 @@ class Output:
         self._index = -1  # of the newest item
         self._text: list[str] = []  # of the newest message, and
         self._speaks = False  # whether it is open
+        self._thinks = False  # whether that is a thought
         #: the call that is open: its index, name, arguments
         self._call: tuple[int, str, list[str]] | None = None
 
     def take(self, deltas: Iterable[Delta]) -> Iterator[dict[str, Any]]:
         """The events of pieces of the text."""
         for delta in deltas:
-            if delta.kind == "text":
-                yield from self.open()
+            if delta.kind in ("text", "thought"):
+                yield from self.open(delta.kind == "thought")
                 self._text.append(delta.text)
-                said = {"delta": delta.text, "logprobs": []}
-                yield {"type": "response.output_text.delta", **self._place(), **said}
+                kind = "reasoning_text" if self._thinks else "output_text"
+                more = {} if self._thinks else {"logprobs": []}
+                yield {"type": f"response.{kind}.delta", **self._place(), "delta": delta.text, **more}
             elif delta.kind == "call":
                 yield from self.close()
                 self._index += 1
@@ -152,22 +163,29 @@ class Output:
             else:
                 yield from self.close()
 
-    def open(self) -> Iterator[dict[str, Any]]:
-        """A message begins, unless one has."""
+    def open(self, thinks: bool = False) -> Iterator[dict[str, Any]]:
+        """A message, or a thought, begins, unless one has."""
+        if self._speaks and self._thinks != thinks:
+            yield from self.close()
         if not self._speaks:
-            self._text, self._speaks = [], True
+            self._text, self._speaks, self._thinks = [], True, thinks
             self._index += 1
-            yield self._item("added", message_item(self._answer, self._part, "in_progress", ""))
-            yield {"type": "response.content_part.added", **self._place(), "part": output_text("")}
+            yield self._item("added", self._spoken("in_progress", ""))
+            if not thinks:
+                yield {"type": "response.content_part.added", **self._place(), "part": output_text("")}
 
     def close(self, whole: bool = True) -> Iterator[dict[str, Any]]:
         """The item that is open, if any, has ended; ``whole``: it is no call that was cut."""
         state = "completed" if whole else "incomplete"
-        if self._speaks:
+        if self._speaks and self._thinks:
+            text = "".join(self._text)
+            yield {"type": "response.reasoning_text.done", **self._place(), "text": text}
+            yield self._item("done", self._spoken("completed", text))
+        elif self._speaks:
             text = self._part.text if self._answer.calls is None else "".join(self._text)
             yield {"type": "response.output_text.done", **self._place(), "text": text, "logprobs": []}
             yield {"type": "response.content_part.done", **self._place(), "part": output_text(text)}
-            yield self._item("done", message_item(self._answer, self._part, "completed", text))
+            yield self._item("done", self._spoken("completed", text))
         elif self._call is not None:
             arguments = "".join(self._call[2])
             named = {"name": self._call[1], "arguments": arguments}
@@ -183,8 +201,12 @@ class Output:
     def _place(self) -> dict[str, Any]:
         if self._call is not None:
             return {"item_id": self._called("", "")["id"], "output_index": self._index}
-        name = message_item(self._answer, self._part, "in_progress", "")["id"]
+        name = self._spoken("in_progress", "")["id"]
         return {"item_id": name, "output_index": self._index, "content_index": 0}
+
+    def _spoken(self, state: str, text: str) -> dict[str, Any]:
+        made = thought_item if self._thinks else message_item
+        return made(self._answer, self._part, state, text)
 
     def _called(self, arguments: str, state: str) -> dict[str, Any]:
         assert self._call is not None

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from tokenswift.chat.calls import calls_of
 from tokenswift.chat.families import effort_options
+from tokenswift.chat.thought import thought_of
 from tokenswift.chat.tools import Tools, tools_of
 from tokenswift.config import SamplingParams, sampling_over
 from tokenswift.engine.chat import bound, encoded
@@ -88,9 +89,11 @@ class Body(Formed):
 
     Attributes:
         asked: the field that holds the prompt.
+        is_chat: whether messages are answered.
     """
 
     asked: ClassVar[str]
+    is_chat: ClassVar[bool] = True
     model_config = ConfigDict(extra="allow", strict=True)
 
     model: str | None = None
@@ -239,13 +242,14 @@ class Body(Formed):
         template = self.template_options(llm.source.codec)
         for prompt in prompts:
             sampling = replace(self._sampling(llm.default_sampling(prompt), seed), grammar=self.grammar())
-            sampling = bound(sampling, calls_of(tools, llm.source.codec))
+            ids = encoded(llm, prompt, tools, self.asked, template)
+            thought = thought_of(llm.source.codec, ids) if self.is_chat else ""
+            sampling = bound(sampling, calls_of(tools, llm.source.codec, thought))
             if sampling.grammar is not None:
                 try:
                     llm.resources.grammars.masks(sampling.grammar, 0)  # compiled here, or refused
                 except InputError as error:
                     raise self.in_own_fields(error, sampling.grammar, tools) from error
-            ids = encoded(llm, prompt, tools, self.asked, template)
             if longest is not None:
                 check_tokens(len(ids), longest, self.asked)
             left = most if limit is None else limit - len(ids)
@@ -356,6 +360,7 @@ class Completion(Body):
     """The body of ``/v1/completions``."""
 
     asked: ClassVar[str] = "prompt"
+    is_chat: ClassVar[bool] = False
 
     prompt: str | list[int] | list[str] | list[list[int]]
     max_tokens: Whole | None = None

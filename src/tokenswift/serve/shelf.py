@@ -63,9 +63,12 @@ class Shelf:
 
     def add(self, answer: Answer) -> None:
         """A new answer."""
-        answer.calls = calls_of(answer.body.tools_asked(), self._tokenizer)
         answer.spell, answer.kept = self._spell, self.keeps(answer)
         self.answers[answer.id] = answer
+
+    def know(self, answer: Answer) -> None:
+        """See how an answer is read."""
+        answer.calls = calls_of(answer.body.tools_asked(), self._tokenizer, answer.record.thought)
 
     async def get(self, name: str) -> Answer | None:
         """An answer by its id; None where there is none."""
@@ -83,7 +86,7 @@ class Shelf:
         """An answer of the store, as its journals have it; it is not begun."""
         try:
             answer = Answer(record, KINDS[record.kind][0].model_validate(record.body))
-            answer.calls = calls_of(answer.body.tools_asked(), self._tokenizer)
+            self.know(answer)
             answer.kept = True
             for part in answer.parts:
                 part.rewind(await asyncio.to_thread(self.disk.state, record.id, part.index))

@@ -67,6 +67,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
         error: of a failed one.
         client: digest of the client's key, who alone may read it; "" where none was asked for.
         before: messages of earlier responses that it goes on from.
+        thought: where its thought begins, of `chat.thought.thought_of`.
     """
 
     id: str
@@ -79,6 +80,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
     error: str = ""
     client: str = ""
     before: list[dict[str, Any]] = []
+    thought: str = ""
 
 
 class Store:

@@ -160,6 +160,8 @@ def message(answer: Answer, part: Part) -> tuple[dict[str, Any], str]:
     made: dict[str, Any] = {"role": "assistant", "content": said.text, "refusal": None}
     if said.calls:
         made |= {"content": said.text or None, "tool_calls": answer.tool_calls(part, said)}
+    if said.thought:
+        made["reasoning_content"] = said.thought
     return {"message": made}, ended(part, bool(said.calls))
 
 
@@ -174,10 +176,10 @@ def told(answer: Answer, part: Part, deltas: Iterable[Delta]) -> list[dict[str, 
     for delta in deltas:
         function: dict[str, str] = {"arguments": delta.text}
         call: dict[str, Any] = {"index": delta.index, "function": function}
-        if delta.kind == "text":
-            if made and "content" in made[-1]:
-                delta = Delta("text", made.pop()["content"] + delta.text)
-            made.append({"content": delta.text})
+        if delta.kind in ("text", "thought"):
+            name = "content" if delta.kind == "text" else "reasoning_content"
+            before = made.pop()[name] if made and name in made[-1] else ""
+            made.append({name: before + delta.text})
         elif delta.kind == "call":
             function |= {"name": delta.text, "arguments": ""}
             made.append(
