@@ -186,12 +186,6 @@ class TargetModel(PassModel, Protocol):
         ...
 
 
-class LowBit(PassModel, Protocol):
-    """A model's quantized passes: cheap, and nearly right."""
-
-    weight_bytes: int
-
-
 class DraftModel(TargetModel, Protocol):
     """What drafting needs of a model beyond verification."""
 

@@ -22,7 +22,6 @@ from tokenswift.words import (
     Cache,
     Candidates,
     Draft,
-    DraftWeights,
     HeadKind,
     Kv,
     Vocabulary,
@@ -106,11 +105,6 @@ class AutoOptions:
     cache: Cache = _cache()
     candidates: Candidates = _coupled()
     draft: Draft = _draft()
-    draft_weights: DraftWeights = option(
-        "auto",
-        "weights the model drafts for itself with: auto, quantized to q8_0, q4_1 or q4_0, or none",
-        "FORMAT",
-    )
     vocabulary: Vocabulary = _vocabulary()
     draft_model: Any = _draft_model("; adaptive drafting: one more source of drafts")
     explain: Any = option(None, "write a line of JSON for each drafting decision", "FILE")
@@ -119,7 +113,6 @@ class AutoOptions:
         if self.ngrams is not None:
             check_ngrams(self)
         check_drafting(self, self.budget is not None)
-        check_choice("draft_weights", self.draft_weights, words(DraftWeights))
 
 
 @named_errors

@@ -41,7 +41,7 @@ def begin(llm: LLM, folder: Path, steps: int, prompt: Any = "hello", **call: Any
     """Begin a run and end it after some steps. Adaptive drafting does not make them fewer: a row costs a
     whole pass, whatever a busy machine would have measured."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(Resources, "costs", lambda self, low=None: DEAR)
+        patch.setattr(Resources, "costs", lambda self: DEAR)
         patch.setattr(Costs, "observe", lambda *args: None)
         llm.generate(prompt, **{**CALL, **call}, run_dir=folder, on_step=after(steps))
 

@@ -23,7 +23,7 @@ from tokenswift.interfaces import Calibrated, TokenSequence
 from tokenswift.loader.prompts import is_chat
 from tokenswift.memory import check_run, default_length, needs_of, ran_out
 from tokenswift.metrics import Meter
-from tokenswift.models.low_bit import savings
+from tokenswift.models.decoder import savings
 from tokenswift.sampling.adjust import rules_of
 from tokenswift.spec.methods.table import STRATEGIES, drafts_from
 from tokenswift.types import Generation, InputError, Metrics, RunError, Step

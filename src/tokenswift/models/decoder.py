@@ -23,6 +23,7 @@ from tokenswift.interfaces import Pass, Segment
 from tokenswift.kernels.base import Backend, Batch, Taps, check_ids
 from tokenswift.kernels.cpu.arguments import TYPES
 from tokenswift.kernels.formats.format import Stored
+from tokenswift.kernels.formats.registry import FORMATS
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.pages import Arena
 from tokenswift.load_config import LoadConfig
@@ -307,7 +308,7 @@ class NativeTarget(BaseTarget):
     def run(
         self, segments: Sequence[Segment], keep: bool, body: Any, taps: tuple[int, ...] = ()
     ) -> list[Pass]:
-        """One pass over the layers of ``body`` (the target's own, or a quantized copy).
+        """One pass over the layers of ``body``.
 
         ``keep``: its queries are wanted; ``taps``: layers whose entering states are.
         """
@@ -372,3 +373,20 @@ def release_free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def savings(target: object) -> dict[str, int]:
+    """Bytes that a model would take less with weights that are quantized, by format."""
+    if not isinstance(target, NativeTarget):
+        return {}
+    packed = [target.head, *(weight for layer in target.body.weights for weight in layer.packed())]
+    dense = [weight for weight in packed if not weight.stored]
+    held = sum(weight.nbytes for weight in dense)
+    return {
+        form.name: held - sum(weight.rows * form.row_bytes(weight.columns) for weight in dense)
+        for form in FORMATS.values()
+        if dense
+        and form.encode is not None
+        and form.name in target.backend.formats
+        and all(weight.columns % form.block == 0 for weight in dense)
+    }

@@ -25,13 +25,11 @@ from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.graphs import Graphs
 from tokenswift.kernels.cuda.launch import Kernels
 from tokenswift.kernels.cuda.reference import Reference
-from tokenswift.kernels.formats.registry import FORMATS
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader.rope import rotary_of
 from tokenswift.metrics import Meter
 from tokenswift.models import target as targets
 from tokenswift.models.decoder import NativeTarget
-from tokenswift.models.low_bit import LowBitTarget, low_bit
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.adaptive.cost import Table
 from tokenswift.spec.adaptive.recipe import ByChance
@@ -95,19 +93,6 @@ def test_the_text_is_the_torch_paths(backend: CudaBackend, monkeypatch: pytest.M
         llm = LLM.from_model(tiny_model("llama"))
         texts.append(llm.generate(PROMPT, 60, "autoregressive", sampling=params, ignore_eos=True).token_ids)
     assert texts[0] == texts[1]
-
-
-@pytest.mark.parametrize("form", ["q8_0", "q4_0", "q4_1"])
-def test_a_copy_in_few_bits_drafts(backend: CudaBackend, form: str) -> None:
-    target: Any = targets.make_target(tiny_model("llama", hidden_size=64, num_attention_heads=4, head_dim=16))
-    low = low_bit(target, form)
-    assert low is not None and 0 < low.copied_bytes < target.weight_bytes / 2
-    tokens = torch.tensor(PROMPT[:20])
-    found, expected = (
-        model.logits(model.forward(tokens, torch.arange(20), target.new_cache(20)).hidden)
-        for model in (low, target)
-    )
-    assert 0 < float((found - expected).norm() / expected.norm()) < (0.05 if form == "q8_0" else 0.5)
 
 
 def test_a_path_is_committed_by_the_kernels(backend: CudaBackend) -> None:
@@ -236,10 +221,6 @@ def test_a_pass_leaves_nothing_on_the_host(dtype: torch.dtype, monkeypatch: pyte
     cache.commit((1, 3))
     chunks = "attend_whole_chunks" if whole else "attend_chunks"
     assert ops.started.count(chunks) == 2 * target.layers and ops.started[-1] == "move_rows"
-    low = LowBitTarget(target, FORMATS["q8_0"])
-    tokens = torch.zeros(2, dtype=torch.long)
-    drafted = low.forward(tokens, tokens, cache)
-    assert low.logits(drafted.hidden).is_meta and ops.started.count("low_product") == 4 * target.layers + 1
 
 
 @pytest.mark.parametrize(

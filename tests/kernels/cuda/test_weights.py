@@ -108,20 +108,8 @@ def test_every_strategy_over_stored_weights(
     plain = text(llm)
     for strategy, options in runs(draft)[::each]:
         assert text(llm, strategy, options) == plain, (strategy, options)
-    for name in ("auto", "none"):
-        assert text(llm, "auto", {"draft_weights": name}) == plain, name
+    assert text(llm, "auto") == plain
     assert llm.target.whole == ("activations" in how)
-
-
-@pytest.mark.parametrize("form", ["q8_0", "q4_0", "q4_1"])
-def test_copies_in_few_bits_draft_for_dense_weights(backend: CudaBackend, form: str, tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    write(path, tiny())
-    llm = LLM(path, device="cpu", heads="none")
-    low_bit = llm.resources.low_bit(form)
-    assert low_bit is not None and low_bit.copied_bytes == low_bit.weight_bytes > 0
-    done = llm.generate(PROMPT, 30, "auto", {"draft_weights": form}, PARAMS, ignore_eos=True)
-    assert done.token_ids == text(llm, new=30)
 
 
 def test_other_formats_are_unpacked_and_said(

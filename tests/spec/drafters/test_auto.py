@@ -34,7 +34,7 @@ REAL = Table((1, 10, 32), (1.0, 2.0, 4.0), (1e-3, 2e-3, 4e-3), 0.1)
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Resources, "costs", lambda self, low=None: FREE)
+    monkeypatch.setattr(Resources, "costs", lambda self: FREE)
     monkeypatch.setattr(Costs, "observe", lambda *args: None)
     monkeypatch.setattr(Control, "_price", lambda *args: None)
 
@@ -73,15 +73,14 @@ def test_exact_heads_are_accepted_in_full(
 
 @pytest.mark.parametrize("sampling", ["greedy", "noisy"])
 @pytest.mark.parametrize("kind", ["conditioned", "linear", None])
-@pytest.mark.parametrize("weights", ["none", "q8_0"])
 def test_partial_passes_are_accepted_in_full(
-    free: None, monkeypatch: pytest.MonkeyPatch, kind: str | None, sampling: str, weights: str
+    free: None, monkeypatch: pytest.MonkeyPatch, kind: str | None, sampling: str
 ) -> None:
-    """A chain of passes over the partial cache, the model's own or in few bits, and the heads after it."""
+    """A chain of passes over the partial cache, and the heads after it."""
     monkeypatch.setattr(Control, "mode", _always(PARTIAL))
     params = GREEDY if sampling == "greedy" else NOISY
     llm = llm_of(kind, sampling == "greedy")
-    given = {"ngrams": 0, "budget": 12, "sinks": 2, "draft_weights": weights}
+    given = {"ngrams": 0, "budget": 12, "sinks": 2}
     steps = list(llm.stream(prompt(PROMPT), 300, strategy_options=given, sampling=params))
     late = [step for step in steps[len(steps) // 2 :] if step.drafted][:-1]
     assert sum(step.accepted == step.gamma for step in late) >= len(late) - 2
@@ -170,7 +169,7 @@ def test_the_text_is_plain_decodings_whatever_is_decided(
     llm = LLM.from_model(tiny_model("llama"), heads=heads)
     text = [rnd.randrange(VOCAB) for _ in range(40)]
     plain = llm.generate(text, 150, "autoregressive", sampling=sampling, ignore_eos=True)
-    monkeypatch.setattr(Resources, "costs", lambda self, low=None: FREE)
+    monkeypatch.setattr(Resources, "costs", lambda self: FREE)
     monkeypatch.setattr(Control, "mode", mode)
     for _ in range(3):
         options: dict[str, Any] = {"budget": 32, "sinks": 4}
@@ -296,7 +295,7 @@ def test_a_plain_decision_is_held_until_a_mode_is_due() -> None:
 
 def test_matches_of_the_text_end_a_held_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is decided of a plain text but in the first step; what repeats is drafted all the same."""
-    monkeypatch.setattr(Resources, "costs", lambda self, low=None: REAL)
+    monkeypatch.setattr(Resources, "costs", lambda self: REAL)
     monkeypatch.setattr(Costs, "observe", lambda *args: None)
     monkeypatch.setattr(Control, "hold", lambda self: 10**6)
     llm = LLM.from_model(tiny_model("llama"), heads=None)
@@ -403,7 +402,7 @@ def test_a_pass_that_drafts_keeps_the_other_texts_waiting() -> None:
 def test_little_is_decided_beside_texts_that_make_rows_dear(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor drafted; from the step on in which the text is alone again, every step is decided for."""
     dear = Table((1, 32), (1.0, 32.0), (0.0, 0.0), 1.0, 1.0)
-    monkeypatch.setattr(Resources, "costs", lambda self, low=None: dear)
+    monkeypatch.setattr(Resources, "costs", lambda self: dear)
     monkeypatch.setattr(Costs, "observe", lambda *args: None)
     decided: list[int] = []
     real = Control.mode

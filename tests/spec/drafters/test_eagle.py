@@ -113,7 +113,7 @@ def at_random(monkeypatch: pytest.MonkeyPatch) -> None:
         self.current = rnd.choice(["eagle", "eagle", PLAIN])
         return self.current
 
-    monkeypatch.setattr(Resources, "costs", lambda self, low=None: FREE)
+    monkeypatch.setattr(Resources, "costs", lambda self: FREE)
     monkeypatch.setattr(Control, "mode", mode)
 
 

@@ -47,7 +47,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 def drafts_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """The drafter drafts in every step, as far as it may, at no cost."""
-    monkeypatch.setattr(Resources, "costs", lambda self, low=None: FREE)
+    monkeypatch.setattr(Resources, "costs", lambda self: FREE)
     monkeypatch.setattr(Costs, "observe", lambda *args: None)
     monkeypatch.setattr(Control, "_price", lambda *args: None)
     monkeypatch.setattr(Control, "mode", _always("eagle"))

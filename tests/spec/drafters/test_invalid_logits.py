@@ -18,7 +18,6 @@ from tests.spec.drafters.test_auto import FREE, _always
 from tokenswift import LLM, InputError, RunError, SamplingParams
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.models.decoder import NativeTarget
-from tokenswift.models.low_bit import LowBitTarget
 from tokenswift.spec.adaptive.controller import Control
 from tokenswift.spec.adaptive.cost import measure
 from tokenswift.spec.drafters.heads import HIDDEN, HeadLevels, level_of
@@ -57,7 +56,7 @@ OF_PASSES: list[tuple[str, dict[str, Any]]] = [
 @pytest.fixture(autouse=True)
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     """In adaptive drafting everything pays."""
-    monkeypatch.setattr(Resources, "costs", lambda self, low=None: FREE)
+    monkeypatch.setattr(Resources, "costs", lambda self: FREE)
 
 
 def equal_to_plain(
@@ -174,13 +173,13 @@ def test_passes_over_partial_caches(
 
 
 def broken_passes(monkeypatch: pytest.MonkeyPatch, llm: LLM, late: int) -> list[int]:
-    """The target's passes over partial caches, in few bits too, give NaN after ``late`` of them: counted."""
+    """The target's passes over partial caches give NaN after ``late`` of them: counted."""
     count, model = [0], llm.target
 
     def broken(real: Any) -> Any:
         def forward(self: Any, tokens: Any, positions: Any, cache: Any, parents: Any = None) -> Any:
             made = real(self, tokens, positions, cache, parents)
-            if (self is model or isinstance(self, LowBitTarget)) and isinstance(cache, SparseCache):
+            if self is model and isinstance(cache, SparseCache):
                 count[0] += 1
                 if count[0] > late:
                     return replace(made, hidden=made.hidden * torch.nan)
@@ -188,8 +187,7 @@ def broken_passes(monkeypatch: pytest.MonkeyPatch, llm: LLM, late: int) -> list[
 
         return forward
 
-    for kind in (NativeTarget, LowBitTarget):
-        monkeypatch.setattr(kind, "forward", broken(kind.forward))
+    monkeypatch.setattr(NativeTarget, "forward", broken(NativeTarget.forward))
     return count
 
 

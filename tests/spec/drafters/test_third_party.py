@@ -112,7 +112,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def priced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs are those of a table and drafting takes next to nothing, whatever the clock says."""
     took = Control.record_step
-    monkeypatch.setattr(Resources, "costs", lambda self, low=None: REAL)
+    monkeypatch.setattr(Resources, "costs", lambda self: REAL)
     monkeypatch.setattr(Costs, "observe", lambda *args: None)
 
     def at_no_cost(self: Control, tokens: int, rows: int, context: int, *milliseconds: float) -> None:

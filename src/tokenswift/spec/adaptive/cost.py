@@ -33,7 +33,7 @@ import msgspec
 import torch
 
 from tokenswift.files import read_small, replacing
-from tokenswift.interfaces import ALONE, BatchLoad, DraftModel, LowBit, PassModel
+from tokenswift.interfaces import ALONE, BatchLoad, DraftModel
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 SHORT, LONG = 64, 2048  # cached tokens of the measured passes
@@ -60,7 +60,6 @@ class Table:
         fixed: a_n of each: a pass over no cached tokens, LM head included.
         token: b_n of each: more for every cached token.
         level: one head's level for one row, its ranking included; 0 where there are no heads.
-        low: a quantized pass of one row, over few cached tokens; 0 where there is none.
         waited: share of the measuring in which threads were ready to run and others had the cores, 0 to 1.
 
     Raises:
@@ -71,7 +70,6 @@ class Table:
     fixed: tuple[_Least, ...]
     token: tuple[_Time, ...]
     level: _Time = 0.0
-    low: _Time = 0.0
     waited: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
     def __post_init__(self) -> None:
@@ -102,10 +100,8 @@ def measure(
     model: DraftModel,
     level: Callable[[], object] | None = None,
     seconds: float = SECONDS,
-    low: LowBit | None = None,
 ) -> Table:
-    """Time passes of the model over made-up keys; takes about ``seconds``. ``level``: makes one head's level;
-    ``low``: makes quantized passes.
+    """Time passes of the model over made-up keys; takes about ``seconds``. ``level``: makes one head's level.
 
     All row counts are timed in turn, at least three times over, and the least of each counts: what disturbs
     the machine for a moment makes none of them dearer than the others. Where passes take long, the larger
@@ -119,7 +115,6 @@ def measure(
     best: dict[tuple[int, int], float] = {}
     counts, sweeps = list(ROWS), 0
     levels: list[float] = []
-    lows: list[float] = []
     while sweeps < 3 or (sweeps < 8 and perf_counter() - begun < seconds):
         for count in counts:
             if not sweeps and best and perf_counter() - begun > seconds / 3:
@@ -129,15 +124,13 @@ def measure(
                 best[count, length] = min(spent, best.get((count, length), spent))
         if level is not None:
             levels.append(_time(level))
-        if low is not None:
-            lows.append(_time(lambda: _pass(low, caches[SHORT], 1)))
         counts, sweeps = [count for count in counts if (count, LONG) in best], sweeps + 1
     slopes = [max(0.0, (best[n, LONG] - best[n, SHORT]) / (LONG - SHORT)) for n in counts]
     fixed = [max(best[n, SHORT] - slope * SHORT, 1e-6) for n, slope in zip(counts, slopes, strict=True)]
     same = [1.0] * len(counts)
     fixed, slopes = _rising(fixed, same), _rising(slopes, same)
-    level_ms, low_ms = min(levels, default=0.0), min(lows, default=0.0)
-    return Table(tuple(counts), tuple(fixed), tuple(slopes), level_ms, low_ms, _waited_since(account))
+    level_ms = min(levels, default=0.0)
+    return Table(tuple(counts), tuple(fixed), tuple(slopes), level_ms, _waited_since(account))
 
 
 def _ran_and_waited() -> tuple[float, float] | None:
@@ -168,7 +161,7 @@ def _waited_since(before: tuple[float, float] | None) -> float:
     return waited / (ran + waited) if ran + waited > 0 else 0.0
 
 
-def _pass(model: PassModel, cache: object, rows: int) -> None:
+def _pass(model: DraftModel, cache: object, rows: int) -> None:
     tokens = torch.zeros(rows, dtype=torch.long)
     positions = torch.arange(rows) + cache.length  # type: ignore[attr-defined]
     parents = [-1, *([0] * (rows - 1))]
@@ -185,7 +178,7 @@ def _time(run: Callable[[], object]) -> float:
 def kept_table(model: DraftModel, folder: Path, make: Callable[[], Table], more: object = None) -> Table:
     """The table of this model, type, device and number of threads: the one in ``folder``, or one made now.
 
-    ``more``: what else tells passes apart, such as quantized ones. What cannot be one (a damaged file) is
+    ``more``: what else tells passes apart, such as products in int8. What cannot be one (a damaged file) is
     made again.
     """
     path = _place(model, folder, more)
@@ -214,7 +207,7 @@ def _place(model: DraftModel, folder: Path, more: object) -> Path:
     shape = (model.vocab_size, model.weight_bytes, model.kv_bytes, str(model.dtype), model.backend.name)
     threads = torch.get_num_threads()
     machine = (name, model.backend.key, threads, os.cpu_count(), torch.__version__)
-    key = repr((shape, machine, ROWS, SHORT, LONG, more, 5))
+    key = repr((shape, machine, ROWS, SHORT, LONG, more, 6))
     return folder / f"costs-{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
 
 
@@ -242,13 +235,6 @@ class Costs:
         """A verify pass of ``rows`` nodes, with the choice of its tokens, and of what it holds besides."""
         factor = self._factors.get(rows + beside.rows, 1.0)
         return self.scale * factor * self.table.verify(rows, context, beside)
-
-    def low(self, context: int) -> float:
-        """A quantized pass of one row; 0 where there is none."""
-        table = self.table
-        if not table.low:
-            return 0.0
-        return self._typical * (self._drafting * table.low + table.token[0] * max(0, context - SHORT))
 
     def level(self) -> float:
         """One level of the heads; a tenth of a pass where none was measured."""
@@ -290,7 +276,6 @@ class Costs:
             fixed=tuple(min(1e7, max(1e-6, value)) for value in fixed),
             token=tuple(min(1e7, value) for value in token),
             level=faster * less * table.level,
-            low=faster * less * table.low,
             waited=waited,
         )
 

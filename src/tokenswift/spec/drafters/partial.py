@@ -6,7 +6,7 @@ from typing import cast
 
 import torch
 
-from tokenswift.interfaces import DraftModel, KVCache, LowBit, TokenSequence
+from tokenswift.interfaces import DraftModel, KVCache, TokenSequence
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.select import select, useful
 from tokenswift.kv.sparse import SparseCache
@@ -20,8 +20,6 @@ from tokenswift.spec.drafters.registry import HEAD
 from tokenswift.types import DraftSource
 
 PARTIAL = "partial"
-_LEAD = 0.9  # chance that a quantized pass finds the next token, before anything is known
-_LONGEST = 6  # passes of the longest chain that is thought of
 
 
 class SparseContext:
@@ -111,8 +109,6 @@ class PartialDrafter:
         heads: go on below the last pass; None: nothing does.
         mark: of its tokens.
         least: while the full cache holds fewer tokens, it is drafted over itself.
-        low: the quantized target, which then makes the passes; it never runs over the full cache, so
-            ``least`` is 0.
     """
 
     name = PARTIAL
@@ -124,16 +120,13 @@ class PartialDrafter:
         heads: HeadDrafter | None = None,
         mark: DraftSource = HEAD,
         least: int = 0,
-        low: LowBit | None = None,
     ) -> None:
-        self.model, self.context, self.heads, self.low = model, context, heads, low
+        self.model, self.context, self.heads = model, context, heads
         self.mark, self.least = mark, least
         self.refusals = pass_source()
-        self._begun = 0  # tokens of the prompt
 
     def begin(self, sequence: TokenSequence) -> None:
         """Settle which tokens the heads may draft, from the prompt."""
-        self._begun = len(sequence.tokens)
         if self.heads is not None:
             self.heads.begin(sequence)
 
@@ -146,18 +139,13 @@ class PartialDrafter:
 
     def offer(self, costs: Costs) -> CostEstimate | None:
         """A pass and a level."""
-        if self.context is None:
-            return None
-        if self.low is None:
-            return partial_offer(costs, self.context.budget)
-        return low_offer(costs, min(self._begun, self.context.budget), self._begun)
+        return None if self.context is None else partial_offer(costs, self.context.budget)
 
     def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
         """A chain, and levels of the heads below its end."""
         if sequence.newest is None or self.refusals.dropped:
             return
         cache, sparse = self._cache(sequence, candidates)
-        model = self.model if self.low is None else self.low
         start, states = len(sequence.tokens) - 1, [newest_hidden(sequence)]  # after so many passes
 
         def run(path: list[int], newest: list[int] | torch.Tensor) -> torch.Tensor:
@@ -165,10 +153,10 @@ class PartialDrafter:
                 sparse.grow(1)  # the pass before is context of this one
             token = newest if isinstance(newest, torch.Tensor) else torch.tensor(newest)
             position = torch.tensor([start + len(path)])
-            states.append(model.forward(token, position, cache).hidden)
-            return model.logits(states[-1])
+            states.append(self.model.forward(token, position, cache).hidden)
+            return self.model.logits(states[-1])
 
-        nodes = candidates.chain(run, kind="backbone" if self.low is None else "low")
+        nodes = candidates.chain(run, kind="backbone")
         if nodes and self.heads is not None:
             self.heads.grow(candidates, nodes, states[candidates.tree.depths[nodes[0]]], "after")
 
@@ -189,24 +177,6 @@ class PartialDrafter:
             self.context.observe(sequence, outcome.nodes)
         else:
             self.context.sparse = None
-
-
-def low_offer(costs: Costs, drafted: int, verified: int) -> CostEstimate:
-    """What quantized passes over ``drafted`` cached tokens expect, verified over ``verified``, in the chain
-    that pays best. To rank the candidates of a pass takes about what a level of heads takes."""
-    pass_ms = costs.low(drafted) + costs.level()
-    chains = [(1 + sum(_LEAD**i for i in range(1, n + 1)), n) for n in range(1, _LONGEST + 1)]
-    tokens, length = max(chains, key=lambda c: c[0] / (c[1] * pass_ms + costs.verify(c[1] + 1, verified)))
-    return CostEstimate(
-        "quantized passes",
-        "the quantized passes",
-        tokens=tokens,
-        rows=length + 1,
-        price=length * pass_ms,
-        pass_ms=pass_ms,
-        lead=_LEAD,
-        loads=True,
-    )
 
 
 def partial_offer(costs: Costs, budget: int) -> CostEstimate:

@@ -47,13 +47,10 @@ class Auto(ByChance):
             depth = DEPTH if heads.conditioned else heads.count
             levels = HeadDrafter(target, heads, options.vocabulary == "frequent", depth)
             drafters += [levels] if options.draft != "partial" else []
-        low = None
         if options.draft != "hidden" and options.cache != "full":
             budget, frozen = options.budget or max(BUDGET, options.sinks + 1), options.cache == "partial"
             context = SparseContext(target, "important", budget, options.sinks, CHAIN + 1, frozen=frozen)
-            low = llm.low_bit(options.draft_weights)
-            least = context.budget if low is None else 0
-            drafters.append(PartialDrafter(target, context, levels, least=least, low=low))
+            drafters.append(PartialDrafter(target, context, levels, least=context.budget))
         if options.draft_model is not None:
             small = llm.draft_models.get(options.draft_model)
             own = ModelContext(small, "streaming", MODEL_BUDGET, MODEL_SINKS, CHAIN, llm.frequent())
@@ -62,5 +59,4 @@ class Auto(ByChance):
             drafters.append(EagleDrafter(llm.eagle))
         drafters += [drafter(Setting(target, sampler, coupled)) for drafter in others()]
         priors = None if heads is None else heads.calibration
-        costs = (lambda: llm.costs(low), lambda table: llm.learn_costs(table, low))
-        super().__init__(drafters, sampler, coupled, *costs, priors, options.explain)
+        super().__init__(drafters, sampler, coupled, llm.costs, llm.learn_costs, priors, options.explain)

@@ -11,12 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenswift.interfaces import LowBit
 from tokenswift.load_config import LoadConfig
 from tokenswift.loader.find import cache_dir
 from tokenswift.loader.own_sampling import OwnSampling
 from tokenswift.models.draft_models import DraftModels
-from tokenswift.models.low_bit import LowBitTarget, low_bit
 from tokenswift.models.target import Target
 from tokenswift.sampling.masks import Grammars
 from tokenswift.spec.adaptive.cost import Table, keep_table, kept_table, measure
@@ -72,8 +70,7 @@ class Resources:
         packaged, automatic = packaged_kinds(source.host), isinstance(heads, str) and heads == "auto"
         self._packaged = packaged if automatic else {}
         self._shipped: dict[str, Heads] = {}  # those of them that were asked for
-        self._costs: dict[tuple[int, int], Table] = {}
-        self._low: dict[str, LowBitTarget | None] = {}
+        self._costs: dict[int, Table] = {}  # by number of threads
         self.lock = Lock()
         self.target = source.target(on_progress)
         self.target.compute_as(how, name)
@@ -103,40 +100,24 @@ class Resources:
         """Token ids that a draft model may draft besides the prompt's, as heads name them; None: all."""
         return None if self.heads is None else self.heads.frequent
 
-    def low_bit(self, wanted: str = "auto") -> LowBitTarget | None:
-        """The quantized target, made at the first call.
-
-        Args:
-            wanted: format of a copy of weights that are not stored quantized; "auto": q8_0, where the
-                memory is there; "none": no such passes.
-        Raises:
-            InputError: the model cannot be had in that format.
-        """
-        with self.lock:
-            if wanted not in self._low:
-                self._low[wanted] = low_bit(self.target, wanted)
-            return self._low[wanted]
-
-    def costs(self, low: LowBit | None = None) -> Table:
+    def costs(self) -> Table:
         """Times of passes of this model here, for adaptive drafting: measured the first time (about two
         seconds), corrected by what steps take, and kept in the cache folder, by model, device, type and
-        threads. With ``low``, of its quantized passes, too."""
+        threads."""
         with self.lock:
-            key, more = self._costs_of(low)
-            if key not in self._costs:
-                made = partial(measure, self.target, level_of(self.target, self.heads), low=low)
-                self._costs[key] = kept_table(self.target, cache_dir() / "costs", made, more)
-            return self._costs[key]
+            threads = torch.get_num_threads()
+            if threads not in self._costs:
+                made = partial(measure, self.target, level_of(self.target, self.heads))
+                self._costs[threads] = kept_table(self.target, cache_dir() / "costs", made, self._more)
+            return self._costs[threads]
 
-    def learn_costs(self, table: Table, low: LowBit | None = None) -> None:
+    def learn_costs(self, table: Table) -> None:
         """Take what a run has made of the table that `costs` gave it, for the next runs."""
         with self.lock:
-            key, more = self._costs_of(low)
-            self._costs[key] = table
-        keep_table(self.target, cache_dir() / "costs", table, more)
+            self._costs[torch.get_num_threads()] = table
+            keep_table(self.target, cache_dir() / "costs", table, self._more)
 
-    def _costs_of(self, low: LowBit | None) -> tuple[tuple[int, int], object]:
-        """What tells tables of this model apart, in this process and in the cache folder."""
-        few = 0 if low is None else low.weight_bytes
-        more = (few, self.target.whole) if few or self.target.whole else None
-        return (torch.get_num_threads(), few), more
+    @property
+    def _more(self) -> object:
+        """What tells tables of this model apart in the cache folder."""
+        return "int8" if self.target.whole else None
