@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenswift.cli.main import main
 from tokenswift.models.decoder import NativeTarget
-from tokenswift.serve import answer
+from tokenswift.serve import answers
 
 
 def slow_down(name: str, seconds: float, hangs: Path) -> None:
@@ -27,7 +27,7 @@ def slow_down(name: str, seconds: float, hangs: Path) -> None:
 
 
 if __name__ == "__main__":
-    answer.STRETCH = 0.0  # an event a step
+    answers.STRETCH = 0.0  # an event a step
     for method in ("forward", "forward_all"):
         slow_down(method, float(sys.argv[1]), Path(sys.argv[2]))
     sys.exit(main(["serve", *sys.argv[3:]]))

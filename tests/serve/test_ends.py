@@ -20,9 +20,8 @@ from tests.serve.conftest import Launch, Running, Start
 from tests.serve.test_going_on import CALL, Reader
 from tokenswift import InputError
 from tokenswift.engine import scheduler as scheduling
-from tokenswift.serve import response
-from tokenswift.serve.answer import Answer
-from tokenswift.serve.answers import CANCELLED, ENDS, GONE, Answers
+from tokenswift.serve import responses as response
+from tokenswift.serve.answers import CANCELLED, ENDS, GONE, Answer, Answers
 from tokenswift.serve.schemas import Responses
 from tokenswift.serve.settings import Settings
 from tokenswift.serve.store import Record

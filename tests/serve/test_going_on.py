@@ -18,7 +18,7 @@ import pytest
 from tests.serve.conftest import Launch, Running, Slow, Start
 from tokenswift import LLM
 from tokenswift.runs import folder as folders
-from tokenswift.serve import answer as answer_module
+from tokenswift.serve import answers as answer_module
 
 NEW = 160
 CALL: dict[str, Any] = {
@@ -325,7 +325,7 @@ def test_more_is_open_than_the_queue_holds(start: Start, slowed: Any, wanted: st
 def test_answers_in_memory_are_few(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str
 ) -> None:
-    monkeypatch.setattr("tokenswift.serve.shelf.KEPT", 2)
+    monkeypatch.setattr("tokenswift.serve.answers.KEPT", 2)
     for kept in (True, False):
         server = start(**({"run_dir": str(tmp_path / "answers")} if kept else {}))
         names = [server.post("/v1/responses", CALL).json()["id"] for _ in range(5)]

@@ -64,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     parse_rope_scaling(args.rope_scaling)
     options.check_model_options(args)
 
-    from tokenswift.serve.places import bound, store_of
+    from tokenswift.serve.settings import bound
+    from tokenswift.serve.store import store_of
 
     with closing(bound(settings)) as taken:  # what cannot be had is said before the model is loaded
         store = store_of(settings)

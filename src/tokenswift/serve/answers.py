@@ -13,30 +13,413 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import msgspec
 
+from tokenswift.chat.calls import Calls, calls_of
+from tokenswift.chat.reply import Said, ToolCall, call_id
 from tokenswift.chat.thought import thought_of
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import QueueFull
-from tokenswift.runs.state import RunState
-from tokenswift.serve.answer import Answer, Part
-from tokenswift.serve.echo import echoes
+from tokenswift.engine.text import TextStream, token_bytes
+from tokenswift.loader.prompts import Prompt
+from tokenswift.runs.state import RunState, sources_of
 from tokenswift.serve.errors import Refused, fault_of
-from tokenswift.serve.metrics import Measures
+from tokenswift.serve.guard import Measures
 from tokenswift.serve.schemas import KINDS, Body
 from tokenswift.serve.settings import Settings
-from tokenswift.serve.shelf import Shelf
-from tokenswift.serve.store import Record, Store, brief
-from tokenswift.types import InputError, RunError, Step
+from tokenswift.serve.store import IDS, Record, Store, brief
+from tokenswift.types import InputError, Logprob, RunError, Step
 from tokenswift.words import counted
 
+LEAST = -9999.0  # in place of minus infinity, for which JSON has no number; vLLM's
+
+#: a token's bytes, its place in the text, log-probability (None: nothing stands before it), and bytes and
+#: log-probabilities of the likeliest tokens there
+Told = tuple[bytes, int, float | None, list[tuple[bytes, float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt.
+
+    Attributes:
+        tokens: ids.
+        text: as it was given, or of the ids.
+        places: where in the text each token begins.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    places: tuple[int, ...]
+
+    @classmethod
+    def of(cls, prompt: Prompt, tokens: Sequence[int], tokenizer: Any) -> Echo:
+        """The echo of a prompt that has these ids. Special tokens that its text begins with without having
+        them are at place 0."""
+        stream = TextStream(tokenizer)
+        places, whole = [], ""
+        for token in tokens:
+            places.append(len(whole))
+            whole += stream.push((token,))
+        whole += stream.finish()
+        text = prompt if isinstance(prompt, str) else whole
+        more = len(whole) - len(text) if whole.endswith(text) else 0
+        return cls(tuple(tokens), text, tuple(min(max(0, at - more), len(text)) for at in places))
+
+
+def echoes(body: Body, requests: Sequence[Request], tokenizer: Any) -> list[Echo | None]:
+    """Of each text's prompt; None where a body does not ask to be told of it."""
+    if body.prompt_likely is None and not body.echoes:
+        return [None] * len(requests)
+    each, prompts = body.choices, body.prompts(True, ())
+    made = [Echo.of(p, requests[i * each].prompt, tokenizer) for i, p in enumerate(prompts)]  # type: ignore[arg-type]
+    return [made[i // each] for i in range(len(requests))]
+
+
+def token_told(
+    token: int, place: int, found: Logprob | None, spell: Callable[[int], bytes], top: int | None = None
+) -> Told:
+    """What a text tells of one of its tokens."""
+    if found is None:
+        return spell(token), place, None, []
+    others = [(spell(other), value) for other, value in found.top[:top]]
+    return spell(token), place, max(found.logprob, LEAST), others
+
+
+def ranked(
+    tokens: Sequence[int], found: Sequence[Logprob | None], spell: Callable[[int], bytes], top: int
+) -> list[dict[str, Any] | None]:
+    """A prompt's log-probabilities in vLLM's form: of each token by its id, and of the likeliest ones."""
+
+    def one(token: int, value: float, rank: int) -> dict[str, Any]:
+        said = spell(token).decode(errors="replace")
+        return {"logprob": max(value, LEAST), "rank": rank, "decoded_token": said}
+
+    made: list[dict[str, Any] | None] = []
+    for token, each in zip(tokens, found, strict=True):
+        if each is None:
+            made.append(None)
+            continue
+        best = {str(t): one(t, value, i) for i, (t, value) in enumerate(each.top[:top], 1)}
+        made.append({str(token): one(token, each.logprob, each.rank)} | best)
+    return made
+
+
+STRETCH = 0.02  # seconds of steps that one event of a stream tells of
+
+
+class Part:
+    """One text of an answer.
+
+    Attributes:
+        pieces: the text that each token released.
+        letters: who drafted each token (`spec.drafters.registry`).
+        steps: tokens and milliseconds of each step.
+        echo: its prompt, where the answer is to tell of it.
+        logprobs: of each token, where they are asked for.
+        prompt_logprobs: of each token of the prompt, from the first step on.
+        tail: text that the end released.
+        reason: why it ended, "" before.
+        over: no token comes any more, for now: it ended, failed or was stopped.
+    """
+
+    def __init__(self, index: int, prompt_tokens: int, echo: Echo | None = None) -> None:
+        self.index, self.prompt_tokens, self.echo = index, prompt_tokens, echo
+        self.ticket: Any = None
+        self.rewind(None)
+
+    def rewind(self, state: RunState | None) -> None:
+        """Go back to what a journal holds, or to the beginning."""
+        self.pieces: list[str] = []
+        self.letters: list[str] = []
+        self.steps: list[tuple[int, float]] = []
+        self.logprobs: list[Told] = []
+        self.prompt_logprobs: tuple[Logprob | None, ...] = ()
+        self.tail = self.reason = ""
+        self.over = False
+        if state is None:
+            return
+        at = 0
+        for size in state.chars:
+            self.pieces.append(state.text[at : at + size])
+            at += size
+        self.letters = list(state.sources)
+        for session in state.steps:
+            before = 0
+            for step in session:
+                self.steps.append((step[0], step[5] - before))
+                before = step[5]
+        if state.end is not None:
+            self.reason, self.tail, self.over = state.end.reason, state.end.tail, True
+
+    def take(self, step: Step, spell: Callable[[int], bytes]) -> None:
+        """One more step; ``spell`` gives the bytes of tokens."""
+        self.prompt_logprobs = self.prompt_logprobs or step.prompt_logprobs
+        place = self.logprobs[-1][1] + len(self.pieces[-1]) if self.logprobs else 0
+        for token, size, found in zip(step.token_ids, step.chars, step.logprobs, strict=False):
+            self.logprobs.append(token_told(token, place, found, spell))
+            place += size
+        at = 0
+        for size in step.chars:
+            self.pieces.append(step.text[at : at + size])
+            at += size
+        self.tail = step.text[at:]
+        self.letters += sources_of(step)
+        self.steps.append((len(step.token_ids), round(1000 * step.seconds, 3)))
+
+    @property
+    def text(self) -> str:
+        """The text so far, with what the end released."""
+        return "".join(self.pieces) + (self.tail if self.reason else "")
+
+
+def _unknown(token: int) -> bytes:
+    raise ValueError(f"token {token} of an answer that was read again, which tells of none")
+
+
+class Answer:
+    """One request and its texts.
+
+    Attributes:
+        readers: requests that wait for it now.
+        begun, running: its tickets were, or are, with the scheduler (also an earlier server's).
+        kept: it has a folder: what is stopped by the server's end goes on with the next one.
+        stopped: why it was stopped, "" where it goes on or has ended.
+        failure: what went wrong, "" where nothing did.
+        status: of HTTP, of that: 400 where another try would fail as well.
+        over_at: when it became whole, Unix time.
+        calls: the tools that it may call; None: none.
+        spell: gives the bytes of tokens.
+    """
+
+    def __init__(self, record: Record, body: Body) -> None:
+        self.record, self.body = record, body
+        self.parts = [Part(i, tokens) for i, tokens in enumerate(record.prompt_tokens)]
+        self.readers = 0
+        self.requests: list[Request] | None = None  # of a new one, until they are handed on
+        self.begun = self.running = False
+        self.failure, self.status = "", 500
+        self.over_at: float | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.stopped, self.kept = "", False
+        self.calls: Calls | None = None
+        self.spell: Callable[[int], bytes] = _unknown
+        self.lock = asyncio.Lock()
+        self._news = asyncio.Event()
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def background(self) -> bool:
+        """Whether it goes on without a reader."""
+        return bool(getattr(self.body, "background", None))
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes, for now."""
+        return all(part.over for part in self.parts)
+
+    @property
+    def done(self) -> bool:
+        """Whether it is as whole as it gets: finished, failed or cancelled."""
+        return self.record.state != "open"
+
+    def said(self, part: Part) -> Said:
+        """What a text holds."""
+        return Said(part.text) if self.calls is None else self.calls.read(part.text)
+
+    def call_id(self, part: Part, index: int) -> str:
+        """The id of a call in a text."""
+        return call_id(f"{self.id}/{part.index}", index)
+
+    def tool_calls(self, part: Part, said: Said) -> list[dict[str, Any]]:
+        """The calls in a text, as messages hold them."""
+        made = (ToolCall(self.call_id(part, i), *call) for i, call in enumerate(said.calls))
+        return [call.form for call in made]
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """Of a response: the conversation up to its end, without its instructions."""
+        body: Any = self.body
+        found: list[dict[str, Any]] = [*self.record.before, *body.messages()]
+        for part in self.parts:
+            said = self.said(part)
+            calls = self.tool_calls(part, said)
+            found.append(
+                {"role": "assistant", "content": said.text}
+                | ({"tool_calls": calls} if calls else {})
+                | ({"reasoning_content": said.thought} if said.thought else {})
+            )
+        return found
+
+    def tell(self) -> None:
+        """Wake the readers."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def follow(self, start: int, pause: float) -> AsyncIterator[tuple[Part, int, int] | None]:
+        """Stretches of tokens as they come, from a position on in every text; None where nothing came for
+        ``pause`` seconds. Ends when nothing more comes.
+
+        Steps that follow each other within `STRETCH` go out together: an event costs about a tenth of a step.
+        """
+        places = [start] * len(self.parts)
+        loop = asyncio.get_running_loop()
+        newest = loop.time() - STRETCH  # the first one goes out at once
+        while True:
+            if 0 < (rest := newest + STRETCH - loop.time()) and not self.over:
+                await asyncio.sleep(rest)
+            news, over = self._news, self.over
+            for part in self.parts:
+                at, end = places[part.index], len(part.pieces)
+                if at < end:
+                    places[part.index], newest = end, loop.time()
+                    yield part, at, end
+            if over:
+                return
+            if loop.time() >= newest + pause:
+                newest = loop.time()
+                yield None
+            timer = loop.call_at(
+                newest + pause, self.tell
+            )  # lighter, for each step, than a wait with a limit
+            await news.wait()
+            timer.cancel()
+
+    async def wait(self) -> None:
+        """Until nothing more comes."""
+        while not self.over:
+            await self._news.wait()
+
+
 logger = logging.getLogger("tokenswift")
+KEPT = 64  # answers in memory besides those under way and those that somebody reads
+
+
+class Shelf:
+    """All answers of a server.
+
+    Args:
+        store: where answers are kept; None: in memory alone.
+        tokenizer: of the model.
+
+    Attributes:
+        answers: those in memory, by id, the one asked for last at the end.
+    """
+
+    def __init__(self, store: Store | None, tokenizer: Any) -> None:
+        self._store, self._tokenizer = store, tokenizer
+        self._spell = cache(partial(token_bytes, tokenizer))  # as large as the vocabulary at most
+        self.answers: OrderedDict[str, Answer] = OrderedDict()
+
+    @property
+    def disk(self) -> Store:
+        """Where answers are kept; for those that are."""
+        assert self._store is not None
+        return self._store
+
+    def keeps(self, answer: Answer) -> bool:
+        """Whether an answer has a folder: no journal holds log-probabilities, or an echo."""
+        body = answer.body
+        plain = body.likely is None and body.prompt_likely is None and not body.echoes
+        return self._store is not None and plain and getattr(body, "store", None) is not False
+
+    async def left(self) -> list[Answer]:
+        """Answers of the background that an earlier server left."""
+        found: list[Answer] = []
+        if self._store is None:
+            return found
+        for record in await asyncio.to_thread(lambda store: list(store.records()), self._store):
+            if record.state == "open" and record.body.get("background"):
+                answer = await self._read(record)
+                found += [] if answer is None else [answer]
+        return found
+
+    def add(self, answer: Answer) -> None:
+        """A new answer."""
+        answer.spell, answer.kept = self._spell, self.keeps(answer)
+        self.answers[answer.id] = answer
+
+    def know(self, answer: Answer) -> None:
+        """See how an answer is read."""
+        answer.calls = calls_of(answer.body.tools_asked(), self._tokenizer, answer.record.thought)
+
+    async def get(self, name: str) -> Answer | None:
+        """An answer by its id; None where there is none."""
+        if name in self.answers:
+            self.answers.move_to_end(name)
+            return self.answers[name]
+        if self._store is None or not IDS.fullmatch(name):
+            return None
+        record = await asyncio.to_thread(self._store.read, name)
+        if name in self.answers:  # somebody else was faster
+            return self.answers[name]
+        return None if record is None else await self._read(record)
+
+    async def _read(self, record: Record) -> Answer | None:
+        """An answer of the store, as its journals have it; it is not begun."""
+        try:
+            answer = Answer(record, KINDS[record.kind][0].model_validate(record.body))
+            self.know(answer)
+            answer.kept = True
+            for part in answer.parts:
+                part.rewind(await asyncio.to_thread(self.disk.state, record.id, part.index))
+                part.over = True
+            answer.begun = True
+        except (KeyError, ValueError) as error:  # pydantic's and ours
+            why = " ".join(str(error).split())[:300]
+            logger.warning("%s cannot be resumed: %s", brief(record.id), why)
+            return None
+        answer = self.answers.setdefault(record.id, answer)
+        self.shed()
+        return answer
+
+    async def write(self, answer: Answer) -> None:
+        """Keep a new answer's record, where it is kept.
+
+        Raises:
+            RunError: the disk says no.
+        """
+        if self.keeps(answer):
+            await asyncio.to_thread(self.disk.write, answer.record)
+
+    async def settle(self, answer: Answer) -> None:
+        """Keep how an answer ended; where the disk says no it stays open there, and the next server finds it
+        whole."""
+        try:
+            await self.write(answer)
+        except RunError as failed:
+            logger.warning("%s", failed)
+
+    def forget(self, answer: Answer) -> None:
+        """Let go of an answer, but for its folder."""
+        self.answers.pop(answer.id, None)
+
+    async def remove(self, answer: Answer) -> None:
+        """Let go of an answer and of its folder."""
+        self.forget(answer)
+        if self.keeps(answer):
+            await asyncio.to_thread(self.disk.remove, answer.id)
+
+    def shed(self) -> None:
+        """Let go of the oldest answers that nobody reads."""
+        idle = [a for a in self.answers.values() if not a.readers and not a.running and not a.lock.locked()]
+        for answer in idle[: max(0, len(self.answers) - KEPT)]:
+            if self.keeps(answer):
+                self.answers.pop(answer.id)
+            else:
+                self.forget(answer)
+
+
 BOUND = (
     2  # requests with a grammar that are looked at concurrently: one may take a core for seconds, and 4 GB
 )

@@ -21,13 +21,11 @@ from starlette.middleware.cors import CORSMiddleware
 
 from tokenswift.checks import meant, shown
 from tokenswift.engine.scheduler import QueueFull
-from tokenswift.serve import response as of_responses
-from tokenswift.serve import wire
-from tokenswift.serve.answer import Answer
-from tokenswift.serve.answers import ENDS, Answers, owner_of
+from tokenswift.serve import openai as wire
+from tokenswift.serve import responses as of_responses
+from tokenswift.serve.answers import ENDS, Answer, Answers, owner_of
 from tokenswift.serve.errors import Refused, error_body, wrong_fields
-from tokenswift.serve.guard import Guard
-from tokenswift.serve.metrics import Measures
+from tokenswift.serve.guard import Guard, Measures
 from tokenswift.serve.schemas import Body, Chat, Completion, Responses
 from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError

@@ -18,10 +18,9 @@ import uvicorn
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.serve.answers import Answers
 from tokenswift.serve.app import make_app
-from tokenswift.serve.metrics import Measures
-from tokenswift.serve.places import bound, store_of
-from tokenswift.serve.settings import Settings
-from tokenswift.serve.store import Store, without_ids
+from tokenswift.serve.guard import Measures
+from tokenswift.serve.settings import Settings, bound
+from tokenswift.serve.store import Store, store_of, without_ids
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST = 3  # seconds for connections to take what is left

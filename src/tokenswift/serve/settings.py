@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,24 @@ class Settings:
                 "api_key_file",
             )
         return found
+
+
+def bound(settings: Settings) -> socket.socket:
+    """A socket at the address.
+
+    Raises:
+        InputError: it cannot be had.
+    """
+    kind = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    made = socket.socket(kind, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((settings.host, settings.port))
+    except OSError as error:
+        made.close()
+        raise InputError(
+            f"port is {settings.port}: it cannot be opened on {settings.host} ({error.strerror or error}); "
+            f"valid: a free one, or 0 for any",
+            "port",
+        ) from error
+    return made

@@ -26,6 +26,7 @@ from tokenswift.runs import folder as folders
 from tokenswift.runs import journal
 from tokenswift.runs.regular import read_regular
 from tokenswift.runs.state import RunState
+from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
@@ -159,3 +160,12 @@ class Store:
         contents, state = folders.load(folder)
         folders.check_whole(folder, contents, state)
         return state
+
+
+def store_of(settings: Settings) -> Store | None:
+    """Where answers are kept; nobody else writes there from now on.
+
+    Raises:
+        InputError: the folder cannot be had.
+    """
+    return None if settings.run_dir is None else Store(Path(settings.run_dir).expanduser())

@@ -12,9 +12,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from tokenswift.chat.parser import Delta
-from tokenswift.serve.answer import Answer, Part
-from tokenswift.serve.answers import CANCELLED, ENDS
-from tokenswift.serve.wire import PING, details, event, own, usage
+from tokenswift.serve.answers import CANCELLED, ENDS, Answer, Part
+from tokenswift.serve.openai import PING, details, event, own, usage
 
 BEFORE = 3  # number of the last event before the first token
 

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from tokenswift.chat.parser import Delta
-from tokenswift.serve.answer import Answer, Part
-from tokenswift.serve.echo import Told, ranked, token_told
+from tokenswift.serve.answers import Answer, Part, Told, ranked, token_told
 from tokenswift.serve.errors import error_body
 
 PING = b": ping\n\n"
