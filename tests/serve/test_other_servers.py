@@ -14,6 +14,7 @@ from openai.types import chat, completion_create_params, responses
 from tests.serve.conftest import Running
 from tests.serve.test_openai import streamed
 from tokenswift import LLM
+from tokenswift.checks import shown
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8, "seed": 5}
 TEXT: dict[str, Any] = {"prompt": "hello", "max_tokens": 40, "seed": 5}
@@ -255,7 +256,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "completions",
         {**TEXT, "stop": "x" * 257},
         "stop",
-        "stop has a text of 257 characters; valid: up to 256",
+        f"stop[0] is {shown('x' * 257)}; valid: at most 256 characters",
     ),
     ("completions", {**TEXT, "prompt": ["x"] * 9}, "prompt", "n is 1, for 9 prompts; valid: 1 to 8 in all"),
 ]  # fmt: skip

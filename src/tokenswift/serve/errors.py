@@ -67,7 +67,8 @@ def wrong_fields(errors: Sequence[Any]) -> InputError:
     if found[0]["type"] == "extra_forbidden":
         return InputError(f"{name} is no setting of this server", str(field))
     words = dict.fromkeys(
-        _WANTED.get(error["type"]) or error["msg"].removeprefix("Input should be ") for error in found
+        _WANTED.get(error["type"]) or re.sub("^(Input|String) should (be |have )", "", error["msg"])
+        for error in found
     )
     return InputError(f"{name} is {shown(found[0]['input'])}; valid: {', or '.join(words)}", str(field))
 

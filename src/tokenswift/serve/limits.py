@@ -10,21 +10,15 @@ from tokenswift.chat.tools import Tools
 from tokenswift.checks import shown
 from tokenswift.config import MOST_BIASES, MOST_TEXTS
 from tokenswift.types import InputError
-from tokenswift.words import counted
 
-STOPS, STOP = 16, 256  # stop texts of a request, and characters of one
-MESSAGES = 4096  # of a conversation, and parts of them in all
-PAIRS, NAME, VALUE = 16, 64, 512  # of metadata, and characters of each
-ITEMS = 32  # of a list or an object of settings
+LIST = 4096  # entries of a list: messages, parts of one, prompts, numbers of a strategy's option
+ITEMS = 32  # of an object of settings
 #: fields that are lists or objects → how many entries they may have
-MOST = dict.fromkeys(
-    ("include", "tokenswift", "stream_options", "structured_outputs", "tool_choice", "chat_template_kwargs"),
-    ITEMS,
-)
-MOST |= {"text": ITEMS, "response_format": ITEMS, "metadata": PAIRS}
-MOST |= {"bad_words": MOST_TEXTS, "stop_token_ids": MOST_TEXTS, "logit_bias": MOST_BIASES}
-FIELDS = 256  # of a body, those included that nobody knows
-LIST = 4096  # prompts of a request, and numbers of a strategy's option
+MOST = dict.fromkeys(("messages", "input", "content"), LIST) | {"stop": 16, "metadata": 16}
+MOST |= dict.fromkeys(("tokenswift", "strategy_options", "chat_template_kwargs", "text"), ITEMS)
+MOST |= dict.fromkeys(("stream_options", "structured_outputs", "tool_choice", "response_format"), ITEMS)
+MOST |= dict.fromkeys(("bad_words", "stop_token_ids", "dry_breakers"), MOST_TEXTS)
+MOST |= {"logit_bias": MOST_BIASES}
 CHARACTERS = 32  # of a prompt for each token that it may have: no language has so many
 NODES = 256  # of a fixed tree: a larger one makes every other client wait
 PASSES = 64  # of a draft model in a step, for the same reason
@@ -38,50 +32,24 @@ def check_body(body: Any) -> None:
     """
     if not isinstance(body, Mapping):
         return  # whoever reads it says so
-    if len(body) > FIELDS:
-        raise InputError(f"the body has {len(body):,} fields; valid: up to {FIELDS}")
-    for name in ("messages", "input"):
-        found = body.get(name)
-        if isinstance(found, list):
-            parts = len(found) if len(found) > MESSAGES else sum(map(_pieces, found))
-            if parts > MESSAGES:
-                raise InputError(f"{name} has {parts:,} parts; valid: up to {MESSAGES:,}", name)
-    stop = body.get("stop")
-    if isinstance(stop, list) and len(stop) > STOPS:
-        raise InputError(f"stop has {counted(len(stop), 'text')}; valid: up to {STOPS}", "stop")
-    for text in stop if isinstance(stop, list) else [stop]:
-        if isinstance(text, str) and len(text) > STOP:
-            raise InputError(f"stop has a text of {len(text):,} characters; valid: up to {STOP}", "stop")
-    own = body.get("tokenswift")
-    options = own.get("strategy_options") if isinstance(own, Mapping) else None
-    for name, found, most in (
-        *((name, body.get(name), most) for name, most in MOST.items()),
-        (
-            "tokenswift.dry_breakers",
-            own.get("dry_breakers") if isinstance(own, Mapping) else None,
-            MOST_TEXTS,
-        ),
-        ("tokenswift.strategy_options", options, ITEMS),
-    ):
-        if isinstance(found, list | Mapping) and len(found) > most:
-            raise InputError(f"{name} has {len(found):,} entries; valid: up to {most:,}", name.split(".")[0])
-    for name, value in options.items() if isinstance(options, Mapping) else ():
-        if isinstance(value, list) and len(value) > LIST:
-            where = f"tokenswift.strategy_options.{shown(name)[1:-1]}"
-            raise InputError(f"{where} has {len(value):,} entries; valid: up to {LIST:,}", "tokenswift")
-    metadata = body.get("metadata")
-    for key, value in metadata.items() if isinstance(metadata, Mapping) else ():
-        if len(key) > NAME or (isinstance(value, str) and len(value) > VALUE):
-            raise InputError(
-                f"metadata {shown(key)} is too long; valid: up to {NAME} characters, and {VALUE} of a value",
-                "metadata",
-            )
+    for name in MOST:
+        _check_size(name, body.get(name), 2 if name in ("messages", "input", "tokenswift") else 0)
     _check_prompts(body.get("prompt"))
 
 
-def _pieces(message: Any) -> int:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    return max(1, len(content)) if isinstance(content, list) else 1
+def _check_size(name: str, value: Any, levels: int) -> None:
+    if not isinstance(value, list | Mapping):
+        return
+    most = MOST.get(name.rpartition(".")[2], LIST)
+    if len(value) > most:
+        field = name.partition(".")[0].partition("[")[0]
+        raise InputError(f"{name} has {len(value):,} entries; valid: up to {most:,}", field)
+    if not levels:
+        return
+    named = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for key, one in named:
+        inner = f"[{key}]" if isinstance(key, int) else f".{shown(key)[1:-1]}"
+        _check_size(name + inner, one, levels - 1)
 
 
 def _check_prompts(prompt: Any) -> None:

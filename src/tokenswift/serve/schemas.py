@@ -27,7 +27,7 @@ from tokenswift.method_options import tree_nodes
 from tokenswift.serve.errors import CLOSED, in_words_of
 from tokenswift.serve.forms import MADE, Formed
 from tokenswift.serve.limits import (
-    MESSAGES,
+    LIST,
     check_body,
     check_ids,
     check_nodes,
@@ -115,6 +115,9 @@ def _is_hosted(tool: Any) -> bool:
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
+Stop = Annotated[str, Field(max_length=256)]
+Name = Annotated[str, Field(max_length=64)]
+Value = Annotated[str, Field(max_length=512)]
 Likely = Annotated[Whole | None, Field(ge=0, le=MOST_LOGPROBS)]
 
 
@@ -145,7 +148,7 @@ class Body(Formed):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     seed: Annotated[Whole | None, _unless(-1)] = None
-    stop: Annotated[list[str] | None, BeforeValidator(_texts)] = None
+    stop: Annotated[list[Stop] | None, BeforeValidator(_texts)] = None
     tokenswift: Own | None = None
 
     @model_validator(mode="before")
@@ -443,7 +446,7 @@ class Responses(Body):
     max_output_tokens: Whole | None = None
     background: bool | None = None
     store: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[Name, Value] | None = None
     previous_response_id: str | None = None
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -458,9 +461,9 @@ class Responses(Body):
         if isinstance(self.input, str) and not (told or before or self.tools or has_template):
             return [self.input]  # as the command line has it: gone on from
         found = [*told, *before, *self.messages()]
-        if len(found) > MESSAGES:
+        if len(found) > LIST:
             given = f"the conversation has {len(found):,} messages"
-            raise InputError(f"{given}; valid: up to {MESSAGES:,}", "previous_response_id")
+            raise InputError(f"{given}; valid: up to {LIST:,}", "previous_response_id")
         return [found]
 
     def messages(self) -> list[dict[str, Any]]:
