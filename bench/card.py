@@ -1,10 +1,13 @@
-"""What a card is measured by: passes of an 8B model of weights drawn on the card, their kernels, and tunings.
+"""The first half hour on a card begins here: ten minutes of facts, by passes of an 8B model of drawn weights.
 
-python bench/card.py PART --results FOLDER [--seconds N] [--device cuda] [--layers 32] [--width 4096]
+python bench/card.py --results FOLDER [--seconds 600] [--device cuda] [--layers 32] [--width 4096]
 
-Parts: start, passes, eager, sweep. A row is written to FOLDER/card.jsonl as soon as it is there; what fails
-has a row that says why, and the next measurement goes on. Without a card it stops at its first call of one,
-with exit code 3. ``--device cpu`` with few layers tries the code itself, on the kernels' references.
+Do rows keep their bits under padding, and at which row counts? Is a recorded pass an eager one, byte by
+byte, and a row in a tree the row alone? How many bytes a second do products and attention read? What does
+a pass of 16 rows cost over one of 1 row? A line is written to FOLDER/card.jsonl as soon as it is there;
+what fails has a line that says why, and the next measurement goes on. Without a card it ends with exit
+code 3; ``--device cpu`` tries the code itself in Triton's interpreter (TRITON_INTERPRET=1), with few
+layers.
 """
 
 # ruff: noqa: B023  each measurement is over before the next begins
@@ -17,9 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
-from itertools import product as pairs
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,20 +31,16 @@ from torch import Tensor
 from tokenswift.cli.timer import median, pass_times
 from tokenswift.interfaces import Segment
 from tokenswift.kernels.cuda.backend import CudaBackend
-from tokenswift.kernels.cuda.plan import plan_of
-from tokenswift.kernels.cuda.products import Products, cublas, keeps_bits, settle
-from tokenswift.kernels.cuda.weights import CudaPacked
-from tokenswift.kernels.formats.format import Stored
-from tokenswift.kernels.formats.registry import FORMATS
-from tokenswift.loader.checkpoint import EMBEDDING, HEAD, Layout
+from tokenswift.kernels.cuda.plan import SIZES
+from tokenswift.kernels.cuda.products import cublas, padded, settle, sizes_that_keep
+from tokenswift.loader.checkpoint import HEAD, Layout
 from tokenswift.loader.rope import Rotary
 from tokenswift.models.decoder import NativeTarget
 
 NO_CARD = 3  # exit code
-WIDTH = 128  # dimensions of a head
-CONTEXTS, ROWS = (32_768, 4_096, 100_000), (1, 16, 8, 64)  # in order of value
+WIDTH, GROUPED = 128, 4  # dimensions of a head; query heads to a KV head
+CONTEXTS, ROWS = (8_192, 32_768, 100_000), (1, 16, 64)
 RUNS = 20
-GROUPED = 4  # query heads to a KV head
 
 
 class Rows:
@@ -51,36 +48,30 @@ class Rows:
 
     Args:
         folder: that it is in.
-        part: whose rows they are.
         seconds: that measuring may take.
     """
 
-    def __init__(self, folder: Path, part: str, seconds: float) -> None:
+    def __init__(self, folder: Path, seconds: float) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file, self._part, self._end = folder / "card.jsonl", part, time.monotonic() + seconds
+        self._file, self._end = folder / "card.jsonl", time.monotonic() + seconds
         self.failed = 0
-
-    def write(self, **fields: Any) -> None:
-        """Add a row, at once."""
-        line = json.dumps({"part": self._part, **fields}, default=str)
-        with self._file.open("a") as file:
-            file.write(line + "\n")
-        print(line, flush=True)
 
     @contextmanager
     def one(self, **fields: Any) -> Iterator[dict[str, Any]]:
         """A measurement: its row has what is put into the dictionary, or why there is nothing."""
-        found: dict[str, Any] = {}
         if time.monotonic() > self._end:
-            found["error"] = "no time left"
-            self.write(**fields, **found)
+            print("no time left", flush=True)
             raise SystemExit(1)
+        found: dict[str, Any] = {}
         try:
             yield found
         except Exception as error:  # whatever a card, its driver or a compiler says
             found = {"error": " ".join(str(error).split())[:300] or type(error).__name__}
             self.failed += 1
-        self.write(**fields, **found)
+        line = json.dumps(fields | found, default=str)
+        with self._file.open("a") as file:
+            file.write(line + "\n")
+        print(line, flush=True)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -90,30 +81,21 @@ class Drawn:
 
     copies = False
 
-    def __init__(self, device: torch.device, args: argparse.Namespace, form: str | None) -> None:
-        layers, width = args.layers, args.width
-        heads, self.device, self.dtype = width // WIDTH, device, torch.bfloat16
+    def __init__(self, device: torch.device, args: argparse.Namespace) -> None:
+        layers, width, self.device = args.layers, args.width, device
+        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        heads = width // WIDTH
         sizes = (args.vocabulary, width, width * 7 // 2, layers, heads, heads // GROUPED, WIDTH)
         self.layout = Layout("llama", *sizes, 1e-5, WIDTH**-0.5, (0,) * layers, False)
-        self._shapes, self._form = self.layout.shapes(), FORMATS[form] if form else None
+        self._shapes = self.layout.shapes()
 
-    def get(self, name: str) -> Tensor | Stored | None:
+    def get(self, name: str) -> Tensor | None:
         """See `checkpoint.Weights`."""
         shape = self._shapes.get(name)
-        if shape is None:
-            return None
-        if len(shape) == 1:
-            return torch.ones(shape, device=self.device)
-        if self._form is None or name == EMBEDDING:
-            size = shape[1] ** -0.5 * (4.0 if name == HEAD else 1.0)
-            return torch.empty(shape, device=self.device, dtype=self.dtype).normal_(0.0, size)
-        blocks = torch.randint(
-            256, (shape[0], self._form.row_bytes(shape[1])), dtype=torch.uint8, device=self.device
-        )
-        scale = torch.tensor([shape[1] ** -0.5 / (73.0 if self._form.bits == 8 else 4.6)]).half()
-        each = blocks.view(shape[0], -1, self._form.nbytes)
-        each[..., :2] = scale.view(torch.uint8).to(self.device)
-        return Stored(self._form, blocks)
+        if shape is None or len(shape) == 1:
+            return None if shape is None else torch.ones(shape, device=self.device)
+        size = shape[1] ** -0.5 * (4.0 if name == HEAD else 1.0)
+        return torch.empty(shape, device=self.device, dtype=self.dtype).normal_(0.0, size)
 
     def packed(self, name: str, restore: Callable[[], Tensor]) -> None:
         """See `checkpoint.Weights`."""
@@ -130,152 +112,17 @@ class Drawn:
         return sorted(self._shapes)
 
 
-def backend_of(device: torch.device, graphs: bool = True, library: Any = None, tuning: Any = None) -> Any:
-    """The backend as it stands, without the check at loading; on a CPU the references."""
-    if device.type == "cpu":
-        return CudaBackend(device)
-    from tokenswift.kernels.cuda.launch import Kernels
-
-    settle()
-    made = CudaBackend(device, Kernels(device) if tuning is None else Kernels(device, tuning), library)
-    made.graphs, made.prepares = graphs, True
-    return made
-
-
-def model_on(backend: Any, args: argparse.Namespace, form: str | None = None) -> NativeTarget:
-    """The model of drawn weights."""
-    frequencies = 500_000.0 ** -(torch.arange(0, WIDTH, 2, device=backend.device) / WIDTH)
-    rotary = Rotary(frequencies.float(), 1.0, None, SimpleNamespace())
-    return NativeTarget(Drawn(backend.device, args, form), backend, rotary)
-
-
-def timed(rows: Rows, target: NativeTarget, cases: Any, **said: Any) -> None:
-    """Rows of passes: milliseconds of each, logits included."""
-    for context, count in cases:
-        with rows.one(what="pass", context=context, rows=count, **said) as found:
-            taken = pass_times(target, context, count, RUNS)
-            found |= {"ms": median(taken), "least_ms": round(min(taken), 4), "runs": RUNS}
-            found["weight_bytes"], found["token_bytes"] = target.weight_bytes, target.kv_bytes
-
-
-# ---- parts ------------------------------------------------------------------------------------------
-
-
-def start(rows: Rows, device: torch.device, args: argparse.Namespace) -> None:
-    """Versions, the check at loading, and for every shape of an 8B model whether the vendor's product keeps
-    rows' bits, and how long it and ours take."""
-    import transformers
-    import triton
-
-    with rows.one(what="versions") as found:
-        found |= {"torch": torch.__version__, "triton": triton.__version__, "python": sys.version.split()[0]}
-        found["transformers"] = transformers.__version__
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
-        found["commit"] = commit.stdout.strip() or None
-        if device.type == "cuda":
-            found["properties"] = str(torch.cuda.get_device_properties(device))
-    from tokenswift.kernels.cuda.check import started
-
-    for graphs in (True,) if device.type == "cuda" else ():
-        with rows.one(what="check at loading") as found:
-            begun = time.monotonic()
-            made = started(device, graphs)
-            found["seconds"] = round(time.monotonic() - begun, 1)
-            found["found"] = made if isinstance(made, str) else "works"
-            if not isinstance(made, str):
-                found |= {"graphs": made.graphs, "int8_keys": made.int8_keys, "key": made.key}
-    backend = backend_of(device)
-    for outputs, inner in shapes(args):
-        weight = torch.empty(outputs, inner, device=device, dtype=torch.bfloat16).normal_(0.0, inner**-0.5)
-        ours = Products(backend.ops, None)
-        packed = CudaPacked(weight, None, device)
-        with rows.one(what="product", outputs=outputs, inner=inner) as found:
-            found["library_keeps_bits"] = keeps_bits(cublas, weight) if device.type == "cuda" else None
-            states = torch.randn(64, inner, device=device).to(torch.bfloat16)
-            alone = torch.cat([ours.linear(states[at : at + 1], packed) for at in range(4)])
-            found["ours_keeps_bits"] = torch.equal(ours.linear(states, packed)[:4], alone)
-            for count in (1, 16, 64):
-                some, padded = states[:count], states[: max(16, count)]
-                found[f"ours_{count}_us"] = microseconds([partial(ours.linear, some, packed)], device)
-                if device.type == "cuda":
-                    works = [partial(cublas, padded, weight)]
-                    found[f"library_{count}_us"] = microseconds(works, device)
-
-
-def shapes(args: argparse.Namespace) -> list[tuple[int, int]]:
-    """Outputs and inner sizes of the products of an 8B model: QKV, out, gate and up, down, the LM head."""
-    width = args.width
-    inner = width * 7 // 2
-    return [
-        (width * 3 // 2, width),
-        (width, width),
-        (2 * inner, width),
-        (width, inner),
-        (args.vocabulary, width),
-    ]
-
-
-def passes(rows: Rows, device: torch.device, args: argparse.Namespace) -> None:
-    """Passes of the model in bfloat16, recorded, with our product and the vendor's; and their kernels."""
-    for name, library in (("ours", None), ("library", cublas)):
-        target = None
-        with rows.one(what="model", product=name) as found:
-            target = model_on(backend_of(device, library=library), args)
-            found |= {"weight_bytes": target.weight_bytes}
-        if target is None:
-            continue
-        cases = list(pairs(args.contexts, ROWS if name == "ours" else (1, 16)))
-        timed(rows, target, cases, graphs=True, weights="bfloat16", product=name)
-        for count in (1, 16):
-            profiled(rows, target, args.contexts[0], count, name)
-
-
-def profiled(rows: Rows, target: NativeTarget, context: int, count: int, name: str) -> None:
-    """Rows of the kernels of a pass, by the time that they take together."""
-    from torch.profiler import ProfilerActivity, profile
-
-    cuda = target.device.type == "cuda"
-    with rows.one(what="profile", context=context, rows=count, product=name) as found:
-        pass_times(target, context, count, 1)  # recorded before it is looked at
-        with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as seen:
-            pass_times(target, context, count, 4)
-        table = [
-            (one.self_device_time_total if cuda else one.self_cpu_time_total, one.count, one.key)
-            for one in seen.key_averages()
-        ]
-        found["passes"] = 5
-        found["kernels"] = [
-            {"us": round(taken, 1), "calls": calls, "name": key[:80]}
-            for taken, calls, key in sorted(table, reverse=True)[:20]
-        ]
-
-
-def eager(rows: Rows, device: torch.device, args: argparse.Namespace) -> None:
-    """Passes without graphs; then of weights of few bits, and of keys and values in int8."""
-    with rows.one(what="model", graphs=False):
-        target = model_on(backend_of(device, graphs=False), args)
-        timed(rows, target, pairs(args.contexts, (1, 16)), graphs=False, weights="bfloat16")
-        del target
-    for form in ("q4_0", "q8_0"):
-        with rows.one(what="model", weights=form):
-            target = model_on(backend_of(device), args, form)
-            timed(rows, target, pairs(args.contexts, (1, 16)), graphs=True, weights=form)
-            target.take_keys(torch.int8, "kv_cache_dtype")
-            timed(rows, target, pairs(args.contexts[:2], (1, 16)), graphs=True, weights=form, keys="int8")
-            target.take_int8("activations")
-            timed(rows, target, pairs(args.contexts[:1], (1, 16)), graphs=True, weights=form, dtype="int8")
-            del target
+def library(states: Tensor, weight: Tensor) -> Tensor:
+    """The vendor's product; on a CPU torch's."""
+    return cublas(states, weight) if states.is_cuda else states.float() @ weight.float().T
 
 
 def microseconds(works: Sequence[Callable[[], object]], device: torch.device) -> float:
     """Of one of several pieces of work of a kind, in one graph: as many as outgrow what a card caches."""
-    if device.type == "cpu":
-        begun = time.perf_counter()
-        for work in works:
-            work()
-        return round(1e6 * (time.perf_counter() - begun) / len(works), 1)
     for work in works:
         work()
+    if device.type == "cpu":
+        return 0.0
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -293,73 +140,163 @@ def microseconds(works: Sequence[Callable[[], object]], device: torch.device) ->
     return round(min(taken[1:]), 2)
 
 
-def sweep(rows: Rows, device: torch.device, args: argparse.Namespace) -> None:
-    """Attention and products by how kernels are started."""
-    from tokenswift.kernels.cuda.launch_products import Tuning
+def versions(rows: Rows, device: torch.device) -> None:
+    """What is here, and what the check at loading says."""
+    import transformers
+    import triton
 
-    heads, dtype = args.width // WIDTH, torch.bfloat16
-    backend = backend_of(device)
-    context, layers = args.contexts[0], 4
-    cache = backend.new_cache(layers, heads // GROUPED, WIDTH, context + 64, dtype)
+    with rows.one(what="versions") as found:
+        found |= {"torch": torch.__version__, "triton": triton.__version__, "python": sys.version.split()[0]}
+        found["transformers"] = transformers.__version__
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
+        found["commit"] = commit.stdout.strip() or None
+        if device.type == "cuda":
+            found["properties"] = str(torch.cuda.get_device_properties(device))
+    if device.type == "cpu":
+        return
+    from tokenswift.kernels.cuda.check import started
+
+    with rows.one(what="check at loading") as found:
+        begun = time.monotonic()
+        made = started(device)
+        found["seconds"] = round(time.monotonic() - begun, 1)
+        found["found"] = made if isinstance(made, str) else "works"
+        if isinstance(made, CudaBackend):
+            found |= {"equal_bits": made.equal_bits, "records": made.records, "key": made.key}
+
+
+def copying(rows: Rows, device: torch.device) -> float:
+    """Bytes a second that a copy reads and writes: what the rest is compared with."""
+    speed = 1.0
+    with rows.one(what="copy") as found:
+        size = 1 << (30 if device.type == "cuda" else 20)
+        source = torch.empty(size, dtype=torch.uint8, device=device)
+        into = torch.empty_like(source)
+        taken = microseconds([partial(into.copy_, source)], device)
+        speed = 2e6 * size / taken if taken else 1.0
+        found |= {"us": taken, "gb_s": round(speed / 1e9)}
+    return speed
+
+
+def products(rows: Rows, device: torch.device, args: argparse.Namespace) -> None:
+    """Of each weight of an 8B model: the row counts at which rows keep their bits, and microseconds."""
+    width, inner = args.width, args.width * 7 // 2
+    shapes = [(width * 3 // 2, width), (width, width), (2 * inner, width), (width, inner)]
+    for outputs, columns in (*shapes, (args.vocabulary, width)):
+        with rows.one(what="product", outputs=outputs, inner=columns) as found:
+            dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+            size = 2 * outputs * columns
+            copies = max(1, min(8, (200 << 20) // size))
+            weights = [
+                torch.empty(outputs, columns, device=device, dtype=dtype).normal_() for _ in range(copies)
+            ]
+            found["keeps_bits_at"] = sizes_that_keep(library, weights[0])
+            for count in SIZES:
+                states = torch.randn(count, columns, device=device).to(dtype)
+                taken = microseconds([partial(library, states, weight) for weight in weights], device)
+                found |= {f"us_{count}": taken, f"gb_s_{count}": round(size / taken / 1e3) if taken else None}
+            alone = padded(library, states[:1], weights[0])
+            found["one_row_in_16_and_64"] = torch.equal(alone, padded(library, states[:64], weights[0])[:1])
+
+
+def attention(rows: Rows, backend: CudaBackend, target: NativeTarget, context: int) -> None:
+    """Bytes a second of keys and values, of passes of few rows over a context."""
+    shape, device = target.body.shape, target.device
+    cache = target.backend.new_cache(4, shape.kv_heads, shape.width, context + 64, shape.keys)
     cache.fill_random()
     cache.commit(tuple(range(context)))
-    usual = Tuning()
-    attends = [replace(usual, attend_warps=w, attend_stages=s) for w, s in pairs((4, 8), (2, 3, 4, 1))]
-    for tuning, count in pairs([usual, *attends], (1, 16)):
-        said = {"warps": tuning.attend_warps or "usual", "stages": tuning.attend_stages}
-        with rows.one(what="attention", context=context, rows=count, **said) as found:
-            ops, numbers = backend_of(device, tuning=tuning).ops, torch.arange(count)
-            parents = list(range(-1, count - 1))
-            plan = plan_of([Segment(numbers, numbers, cache, parents)], heads, device)
-            query = torch.randn(count, heads, WIDTH, device=device).to(dtype)
-            works = [lambda n=n: ops.attend(plan, query, n, WIDTH**-0.5) for n in range(layers)]
-            found["us"] = microseconds(works, device)
-    del cache
-    for form, (outputs, inner) in pairs((None, "q4_0", "q8_0"), shapes(args)[:4]):
-        source = Drawn(device, args, form)
-        source._shapes = {"weight": (outputs, inner)}
-        copies = max(1, min(4, (200 << 20) // (2 * outputs * inner)))
-        given = [source.get("weight") for _ in range(copies)]
-        weights = [CudaPacked(one, dtype, device) for one in given if one is not None]
-        low = form is not None
-        kinds = [(*how, stages, 1024) for how in ((64, 4), (32, 4), (128, 8), (64, 8)) for stages in (3, 4)]
-        for columns, warps, stages, split in (*kinds, (64, 4, 3, 2048), (64, 4, 3, 512)):
-            names = ("low_columns", "low_warps", "low_stages") if low else ("columns", "warps", "stages")
-            tuning = replace(usual, **dict(zip(names, (columns, warps, stages), strict=True)), split=split)
-            said = {"outputs": outputs, "inner": inner, "weights": form or "bfloat16"}
-            said |= {"columns": columns, "warps": warps, "stages": stages, "split": split}
-            with rows.one(what="product", **said) as found:
-                products = Products(backend_of(device, tuning=tuning).ops, None)
-                for count in (1, 16):
-                    states = torch.randn(count, inner, device=device).to(dtype)
-                    works = [partial(products.linear, states, weight) for weight in weights]
-                    found[f"us_{count}"] = microseconds(works, device)
+    size = 2 * context * shape.kv_heads * shape.width * shape.keys.itemsize
+    for count in ROWS:
+        with rows.one(what="attention", context=context, rows=count) as found:
+            numbers = torch.arange(count)
+            batch = backend.batch([Segment(numbers, numbers, cache, list(range(-1, count - 1)))], shape)
+            query = torch.randn(len(batch.tokens), shape.heads, shape.width, device=device).to(shape.keys)
+            works = [lambda n=n: backend.ops.attend(batch, query, n, shape, 0) for n in range(4)]
+            taken = microseconds(works, device)
+            found |= {"us": taken, "gb_s": round(size / taken / 1e3) if taken else None}
 
 
-PARTS = {"start": start, "passes": passes, "eager": eager, "sweep": sweep}
+def passes(rows: Rows, backend: CudaBackend, target: NativeTarget, context: int, speed: float) -> None:
+    """Passes over a context, logits included, against one reading of weights and cache; and their bits."""
+    one, runs = 0.0, RUNS if target.device.type == "cuda" else 1
+    for count in ROWS:
+        with rows.one(what="pass", context=context, rows=count) as found:
+            taken = pass_times(target, context, count, runs)
+            ms = median(taken)
+            one = one or ms
+            least = 1e3 * (target.weight_bytes + context * target.kv_bytes) / speed
+            found |= {"ms": ms, "least_ms": round(min(taken), 4), "over_one_row": round(ms / one, 3)}
+            found |= {"over_reading_once": round(ms / least, 3), "runs": runs}
+    with rows.one(what="eager pass", context=context, rows=1) as found:
+        backend.records = False
+        try:
+            found["ms"] = median(pass_times(target, context, 1, runs))
+        finally:
+            backend.records = True
+    with rows.one(what="bits", context=context) as found:
+        cache = target.new_cache(context + 64)
+        cache.fill_random()
+        cache.commit(tuple(range(context)))
+        tokens = torch.randint(target.vocab_size, (16,), generator=torch.Generator().manual_seed(1))
+
+        def hidden(parents: list[int], ids: Tensor) -> Tensor:
+            depths = [0] * len(parents)
+            for row, parent in enumerate(parents):
+                depths[row] = depths[parent] + 1 if parent >= 0 else 0
+            return target.forward(ids, context + torch.tensor(depths), cache, parents).hidden
+
+        chain = hidden(list(range(-1, 15)), tokens)
+        tree = hidden([-1, 0, 0, 2, 2], tokens[[0, 5, 1, 6, 2]])  # with wrong branches
+        found["tree_is_chain"] = torch.equal(tree[[0, 2, 4]], chain[:3])
+        found["one_row_is_first_of_16"] = torch.equal(hidden([-1], tokens[:1]), chain[:1])
+        backend.records = False
+        try:
+            found["graph_is_eager"] = torch.equal(hidden(list(range(-1, 15)), tokens), chain)
+        finally:
+            backend.records = True
 
 
 def main() -> int:
-    """Measure a part."""
-    parser = argparse.ArgumentParser(description="measure a part on a card")
-    parser.add_argument("part", choices=tuple(PARTS))
+    """Measure."""
+    parser = argparse.ArgumentParser(description="ten minutes of facts on a card")
     parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=500)
+    parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--vocabulary", type=int, default=128_256)
     parser.add_argument("--contexts", type=lambda text: [int(n) for n in text.split(",")], default=CONTEXTS)
     args = parser.parse_args()
-    if args.device != "cpu":
-        import tokenswift.kernels.cuda.launch  # noqa: F401  what needs no card is asked for before one is
-
-        if not torch.cuda.is_available():
-            print(f"no card: part {args.part} is ready up to its first call on one", flush=True)
-            return NO_CARD
-    rows = Rows(args.results, args.part, args.seconds)
+    if args.device != "cpu" and not torch.cuda.is_available():
+        print("no card is here", flush=True)
+        return NO_CARD
+    rows, device = Rows(args.results, args.seconds), torch.device(args.device)
+    if device.type == "cuda":
+        settle()
     with torch.inference_mode():
-        PARTS[args.part](rows, torch.device(args.device), args)
+        versions(rows, device)
+        speed = copying(rows, device)
+        products(rows, device, args)
+        made: dict[str, Any] = {}
+        with rows.one(what="model") as found:
+            backend = CudaBackend(device, product=library)
+            frequencies = 500_000.0 ** -(torch.arange(0, WIDTH, 2, device=device) / WIDTH)
+            rotary = Rotary(frequencies.float(), 1.0, None, SimpleNamespace())
+            made["target"] = NativeTarget(Drawn(device, args), backend, rotary)
+            found["weight_bytes"] = made["target"].weight_bytes
+        if not made:
+            return 1
+        for context in args.contexts:
+            attention(rows, backend, made["target"], context)
+            passes(rows, backend, made["target"], context, speed)
+        with rows.one(what="prompt", tokens=args.contexts[0]) as found:
+            target, tokens = made["target"], [5] * args.contexts[0]
+            for _ in range(2):
+                begun = time.monotonic()
+                target.prefill(tokens, target.new_cache(len(tokens)))
+                backend.synchronize()
+                taken = time.monotonic() - begun
+            found |= {"seconds": round(taken, 3), "tokens_a_second": round(len(tokens) / taken)}
     return 1 if rows.failed else 0
 
 

@@ -148,6 +148,7 @@ class TargetModel(PassModel, Protocol):
 
     Attributes:
         equal_bits: whether a row's bits depend on its own context alone.
+        prefill_keeps_bits: whether those of a prompt do, too, in whatever passes it is read.
         prefill_chunk: rows of a pass that reads a prompt.
     """
 
@@ -156,6 +157,9 @@ class TargetModel(PassModel, Protocol):
 
     @property
     def equal_bits(self) -> bool: ...
+
+    @property
+    def prefill_keeps_bits(self) -> bool: ...
 
     def forward_all(self, segments: Sequence[Segment]) -> list[Pass]:
         """Run rows of several texts in one pass. Each text's part is what :meth:`forward` alone gives, bit

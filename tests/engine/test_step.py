@@ -49,6 +49,7 @@ class Counting:
 
     vocab_size = VOCAB
     device = torch.device("cpu")
+    equal_bits = prefill_keeps_bits = True
 
     def __init__(self) -> None:
         self.positions: list[list[int]] = []

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from tests.lossless.test_strategies import PROMPT, runs
 from tests.lossless.test_tokens import NUCLEUS, OPTIONS, PAPER, random_heads
 from tests.tiny import FAMILIES, VOCAB, tiny_model
-from tokenswift import LLM, SamplingParams
+from tokenswift import LLM, SamplingParams, resume
 
 pytestmark = [
     pytest.mark.gpu,
@@ -55,6 +57,16 @@ def test_the_same_tokens_as_on_the_cpu() -> None:
         for device in ("cpu", "cuda")
     ]
     assert texts[0].token_ids == texts[1].token_ids
+
+
+def test_a_run_goes_on_with_the_bits_that_it_was_written_with(tmp_path: Path) -> None:
+    """Its prompt is read by torch's attention, what it wrote is decoded again; in bfloat16, which tells."""
+    llm = LLM.from_model(tiny_model("llama").to("cuda", torch.bfloat16), heads="none")
+    prompt = torch.randint(2, VOCAB, (200,), generator=torch.Generator().manual_seed(6)).tolist()
+    params = SamplingParams(seed=3, temperature=1.5)
+    whole = llm.generate(prompt, 150, sampling=params, ignore_eos=True)
+    llm.generate(prompt, 70, sampling=params, ignore_eos=True, run_dir=tmp_path / "run")
+    assert resume(tmp_path / "run", max_new_tokens=150, llm=llm).token_ids == whole.token_ids
 
 
 @pytest.mark.model

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.families import FAST, rare
+from tests.kernels.cuda.cases import standing
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, InputError
 from tokenswift.engine.resume import reload
@@ -146,17 +147,18 @@ def test_a_backend_for_each_wish(made_anew: None, monkeypatch: pytest.MonkeyPatc
     """Each is made once; graphs are a wish about cards alone."""
 
     def started(device: torch.device, graphs: bool) -> Backend:
-        made = CudaBackend("cpu")
-        made.graphs = graphs
+        made = standing()
+        made.records = graphs
         return made
 
     monkeypatch.setattr(check, "started", started)
     with_graphs, without = backend_for("cuda"), backend_for("cuda", graphs=False)
-    assert (with_graphs.graphs, without.graphs) == (True, False)
+    assert isinstance(with_graphs, CudaBackend) and isinstance(without, CudaBackend)
+    assert (with_graphs.records, without.records) == (True, False)
     assert backend_for("cuda:0") is with_graphs and backend_for("cuda:0", "auto", False) is without
     assert backend_for("cuda", "cuda").name == "cuda" and backend_for("cuda", "torch").name == "torch"
     assert backend_for("cpu", "torch").name == "torch" and backend_for("cpu", "torch") is not backend_for()
-    assert backend_for("cpu", graphs=False) is backend_for() and not backend_for().graphs
+    assert backend_for("cpu", graphs=False) is backend_for()
 
 
 def test_kernels_that_are_asked_for_and_do_not_work(made_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +175,7 @@ def test_kernels_that_are_asked_for_and_do_not_work(made_anew: None, monkeypatch
     assert backend_for("cuda").name == backend_for("cpu").name == "torch"
     monkeypatch.setattr(targets, "_backends", {})
     monkeypatch.setenv("TOKENSWIFT_KERNELS", "torch")  # what "auto" means, and no more
-    monkeypatch.setattr(check, "started", lambda device, graphs: CudaBackend("cpu"))
+    monkeypatch.setattr(check, "started", lambda device, graphs: standing())
     assert backend_for("cuda").name == "torch" and backend_for("cuda", "cuda").name == "cuda"
 
 

@@ -3,7 +3,8 @@
 Keys and values of a beginning are copied into the cache of the text that shares it, so neither text sees
 what the other does. But how soon a text begins tells what was read before it: texts of one owner alone share
 beginnings. A row's bits depend on its own context alone, not on the passes that read it, so a copy
-has the bits of reading; models of which this is not true are not given any.
+has the bits of reading; models of which this is not true are not given any. Where it is true of decoding
+alone (`TargetModel.prefill_keeps_bits`), whole chunks that both prompts have are copied.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenswift.interfaces import CommittingCache, TokenSequence
+from tokenswift.interfaces import CommittingCache, TargetModel, TokenSequence
 from tokenswift.kv.select import OBSERVED
 from tokenswift.memory import Sized
 
@@ -26,6 +27,7 @@ class Kept:
 
     owner: str
     tokens: list[int]
+    prompt_tokens: int
     cache: CommittingCache
 
     @property
@@ -61,13 +63,17 @@ class Prefixes:
         """Bytes of caches of ended texts."""
         return sum(one.nbytes for one in self._kept)
 
-    def begin(self, tokens: list[int], capacity: int, owner: str = "") -> CommittingCache | None:
+    def begin(
+        self, model: TargetModel, tokens: list[int], prompt: int, capacity: int, owner: str = ""
+    ) -> CommittingCache | None:
         """A cache with the longest known beginning of a text; None where none is worth it.
 
         The rows that a partial cache is chosen by are left to be read: drafts are those of a text alone, too.
 
         Args:
+            model: what reads it.
             tokens: of the text, the last one not to be cached.
+            prompt: how many of them are its prompt.
             capacity: tokens that the cache is to hold, scratch room included.
             owner: of the text.
         """
@@ -76,6 +82,9 @@ class Prefixes:
             if one.owner != owner:
                 continue
             shared = min(common(one.tokens, tokens), one.cache.length, len(tokens) - 1 - OBSERVED)
+            if not model.prefill_keeps_bits:
+                shared = min(shared, prompt - 1 - OBSERVED, one.prompt_tokens - 1 - OBSERVED)
+                shared -= shared % model.prefill_chunk
             if shared > most:
                 best, most = one, shared
         if best is None:
@@ -102,7 +111,7 @@ class Prefixes:
             cache = cache.fork(length)  # it ended early: most of its room is empty
         within = [one for one, least in zip(own, shared, strict=True) if least >= one.cache.length]
         self._kept = [*(one for one in self._kept if not any(one is other for other in within))]
-        self._kept.append(Kept(sequence.owner, tokens, cache))
+        self._kept.append(Kept(sequence.owner, tokens, sequence.prompt_tokens, cache))
         self.shrink(self.most)
 
     def shrink(self, most: int) -> None:

@@ -183,7 +183,8 @@ class Run:
                 return self._sequence
             known, cache = self.prompt + self.output.tokens, None
             if self.prefixes is not None and not reads:
-                cache = self.prefixes.begin(known, capacity, self.owner)
+                texts = (known, len(self.prompt))
+                cache = self.prefixes.begin(self.target, *texts, capacity, self.owner)
             if cache is None:
                 cache = self.target.new_cache(capacity)
             made = TokenSequence(known, len(self.prompt), cache, self.target, self.sampler)

@@ -311,7 +311,7 @@ class Scheduler:
         texts = [ticket.run.text for ticket in tickets]
         part = None
         if reader is not None:
-            if self._llm.target.equal_bits and reader.run.left:
+            if self._llm.target.prefill_keeps_bits and reader.run.left:
                 part = reader.run.part(self._pace.beside)
             else:  # nothing, or in the passes that it would have alone
                 self._read(reader, 1)

@@ -39,6 +39,7 @@ from tokenswift.types import Accepted, DraftTree, OnProgress, Step
 
 logger = logging.getLogger("tokenswift")
 _SLOW = 1 / 16  # weight of a step in a text's running means
+_REDECODED = 64  # rows of a pass that decodes again what a model wrote
 
 
 def prefill(sequence: TokenSequence, on_progress: OnProgress | None = None, rows: int | None = None) -> int:
@@ -46,26 +47,56 @@ def prefill(sequence: TokenSequence, on_progress: OnProgress | None = None, rows
 
     Args:
         on_progress: told of the stage "prompt", in tokens.
-        rows: about as many rows as are wanted now; None: all. A model whose bits depend on what a pass holds
-            is given the passes that it would make of the whole.
+        rows: about as many rows as are wanted now; None: all. A model whose prompts' bits depend on what a
+            pass holds is given the passes that it would make of the whole.
     Returns:
         Tokens that are left.
     """
-    at, known = sequence.cache.length, len(sequence.tokens) - 1
-    end, model = known, sequence.model
-    if rows is not None and not model.equal_bits:
-        rows = model.prefill_chunk
-        end = known if known - at <= rows + OBSERVED else at + rows
+    at, known, model = sequence.cache.length, len(sequence.tokens) - 1, sequence.model
+    redecodes = model.equal_bits and not model.prefill_keeps_bits
+    border = min(known, sequence.prompt_tokens - 1) if redecodes else known
+    end = border
+    if rows is not None and not model.prefill_keeps_bits:
+        chunk = model.prefill_chunk
+        end = border if border - at <= chunk + OBSERVED else at + chunk
     elif rows is not None:
-        end = min(known, at + rows)
+        end = min(border, at + rows)
+    report = on_progress
+    if report is not None and (at or border < known):
+        report = partial(_further, report, at, known)
     if end > at:
-        report = on_progress
-        if report is not None and at:
-            report = partial(_further, report, at, known)
-        ends, told, features = end > known - OBSERVED, sequence.on_read, sequence.features
+        ends, told, features = end > border - OBSERVED, sequence.on_read, sequence.features
         newest = model.prefill(sequence.tokens[at:end], sequence.cache, report, ends, told, features)
         _take(sequence, newest, at)
-    return known - end
+        if rows is not None:
+            return known - end
+    while sequence.cache.length < known:
+        _decode_again(sequence)
+        if report is not None:
+            report("prompt", sequence.cache.length - at, known - at)
+        if rows is not None:
+            break
+    return known - sequence.cache.length
+
+
+def _decode_again(sequence: TokenSequence) -> None:
+    """Run what a model wrote before as it was decoded, up to so many rows."""
+    at = sequence.cache.length
+    rows = torch.tensor(sequence.tokens[at:-1][:_REDECODED])
+    positions, parents = torch.arange(at, at + len(rows)), list(range(-1, len(rows) - 1))
+    result = sequence.model.forward(rows, positions, sequence.cache, parents)
+    _commit(sequence, result, len(rows))
+
+
+def _commit(sequence: TokenSequence, result: Pass, rows: int) -> None:
+    """Keep all rows of a pass that read on in a text."""
+    at = sequence.cache.length
+    if sequence.on_read is not None:
+        sequence.on_read(at, result.hidden)
+    if sequence.features is not None and result.features is not None:
+        sequence.features.take(at, result.features)
+    sequence.cache.commit(tuple(range(rows)))
+    _take(sequence, result, at)
 
 
 def _take(sequence: TokenSequence, newest: Pass, at: int) -> None:
@@ -117,15 +148,9 @@ class PrefillChunk:
 
     def take(self, result: Pass) -> None:
         """Commit the part, once its pass has succeeded for all; what fails here is the part's own."""
-        sequence, at = self.sequence, self.sequence.cache.length
         try:
             with self.meter.phase(PREFILL):
-                if sequence.on_read is not None:
-                    sequence.on_read(at, result.hidden)
-                if sequence.features is not None and result.features is not None:
-                    sequence.features.take(at, result.features)
-                sequence.cache.commit(tuple(range(self.rows)))
-                _take(sequence, result, at)
+                _commit(self.sequence, result, self.rows)
         except Exception as error:
             self.error = error
 
@@ -199,8 +224,8 @@ def decode(
 @inference
 def advance(texts: Sequence[RunningSequence], reading: PrefillChunk | None = None) -> list[Step | Exception]:
     """One step of each text, none of them done, with one verify pass for all; where a text fails, its
-    exception. A part of another text's prompt may be read in the same pass, where rows keep their bits
-    beside others (`TargetModel.equal_bits`).
+    exception. A part of another text's prompt may be read in the same pass, where its rows keep their
+    bits beside others (`TargetModel.prefill_keeps_bits`).
 
     The times of a step are its text's own; those of the pass count for every text in it.
     """

@@ -11,10 +11,10 @@ here and nowhere else.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -75,19 +75,11 @@ class Batch:
         segments: whose rows they are.
         tokens, positions: of each row, (n,), where the backend computes; rows that only fill up a batch
             follow the segments' own.
-        form: where the pass may be recorded, what it shares with those that its record serves; else None.
-        numbers: where it may be, what differs from one to the next, in one tensor; else None.
     """
 
     segments: Sequence[Segment]
     tokens: Int[Tensor, " n"]
     positions: Int[Tensor, " n"]
-    form: Hashable = None
-    numbers: Int[Tensor, " m"] | None = None
-
-    def over(self, numbers: Int[Tensor, " m"]) -> Batch:
-        """The batch of this form whose numbers are others, or stand elsewhere."""
-        raise NotImplementedError("this batch is of no form")
 
     def rows(self) -> list[slice]:
         """Each segment's rows."""
@@ -108,25 +100,6 @@ def part_of(features: Float[Tensor, "k n D"] | None, rows: slice) -> Tensor | No
     return None if features is None else features[:, rows]
 
 
-class Replays(Protocol):
-    """Records work on tensors of the same shapes, and repeats it without the host."""
-
-    def run(self, key: Hashable, work: Callable[..., Any], *given: Tensor) -> Any:
-        """What ``work`` makes of tensors: a tensor or a tuple of them.
-
-        Args:
-            key: of the work, for which it depends on ``given`` and on what never changes alone. Where it has
-                to look at other things on the host, they are those of the first call.
-        """
-        ...
-
-    def rows(
-        self, key: Hashable, work: Callable[..., Tensor], *given: Tensor, all_rows: Sequence[Tensor] = ()
-    ) -> Tensor:
-        """What ``work`` makes of rows (n, …), each by itself; and of tensors for ``all_rows``, after them."""
-        ...
-
-
 class Backend(ABC):
     """Computes on one device. It keeps nothing of a pass, so threads may share it.
 
@@ -136,16 +109,17 @@ class Backend(ABC):
     Attributes:
         name: in files that are kept for this backend.
         build: compiler, flags and version that made it; None where nothing was compiled.
-        equal_bits: whether a row's bits depend on its own context alone, so that reading a prompt, decoding
-            and checking trees agree in every bit.
+        equal_bits: whether a row's bits depend on its own context alone, so that decoding and checking trees
+            agree in every bit.
+        prefill_keeps_bits: whether chains without parents, by which a prompt is read, have those bits, too.
+            Otherwise they have those of their chunk: prompts are read in chunks of fixed borders, and what a
+            model wrote is decoded again where a text goes on.
         key: names it in what is kept of models that ran on it; None: nothing is kept.
         panels: whether :meth:`pack` changes the order of numbers, so that packed weights are copies.
         decodes: whether it runs a decoder's layers; otherwise models run through transformers' own forward.
         fused: whether products and norms are kernels of its own, which draft heads are packed for, too.
         formats: quantized formats that products read as they are stored, with activations of 8 bits, too.
         prefers_int8: whether models of such weights are computed in int8 where nothing else is asked for.
-        prefill_rows: of a pass that reads a prompt; None: as many as models have by themselves.
-        graphs: whether passes may be captured as graphs of the device and replayed.
         kind: of the device, "cpu" or "cuda".
         on_host: whether tensors are in the host's memory, where looking at one waits for nobody.
         walks: whether choosing row by row costs nothing extra; otherwise rows are chosen for all at once.
@@ -154,14 +128,13 @@ class Backend(ABC):
     name: str
     build: str | None = None
     equal_bits = False
+    prefill_keeps_bits = True
     key: str | None = None
     panels = False
     decodes = True
     fused = False
     formats: tuple[str, ...] = ()
     prefers_int8 = False
-    prefill_rows: int | None = None
-    graphs = False
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -313,11 +286,6 @@ class Backend(ABC):
         Raises:
             ValueError: a segment needs more room than its cache has, or has a parent that is no earlier row.
         """
-
-    def replays(self) -> Replays | None:
-        """What a model records its work with, kept by who owns the tensors that the work reads; None where
-        nothing is recorded."""
-        return None
 
     @abstractmethod
     def attend(

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from tokenswift.interfaces import KVCache, Segment
-from tokenswift.kernels.base import Backend, Batch, Replays
+from tokenswift.kernels.base import Backend
 from tokenswift.kernels.formats.format import Format, Stored
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH = 2, 64, 96, 8, 2, 40  # a width that fills no tile
 BEFORE, TAIL = 501, 19  # committed keys; positions that are compared, across the end of a chunk
-LOOKED_AT = (0, 11, TAIL - 1)  # of them, in passes that are recorded
 WINDOW = 300  # of the second layer
 
 
@@ -50,6 +49,7 @@ class Case:
     ) -> None:
         self.name = f"{form.name if form else ''} {active or dtype}".strip()
         self.name += f", heads of {width}" if width != WIDTH else ""
+        self._bodies: dict[Backend, Any] = {}
         self.active = active
         made = torch.Generator().manual_seed(1)
 
@@ -93,33 +93,6 @@ class Case:
             self.keys.length += len(rows)
         return torch.cat(found)
 
-    def replayed(
-        self, backend: Backend, replays: Replays | None, starts: Sequence[int] = (BEFORE,)
-    ) -> Tensor:
-        """States of the positions `LOOKED_AT`, by passes of single rows as a model makes them, behind so many
-        keys; those behind the last. The keys of the others are those of an earlier :meth:`run`."""
-        body = backend.body(self.shape, self.weights)
-
-        def made(batch: Batch, numbers: Tensor | None = None) -> Tensor:
-            batch = batch if numbers is None else batch.over(numbers)
-            states, at = self.states[batch.tokens].clone(), batch.positions
-            backend.layers(body, states, self.cos[at], self.sin[at], batch, keep=False)
-            return states
-
-        found: list[Tensor] = []
-        for before in starts:
-            found = []
-            for row in LOOKED_AT:
-                self.keys.length = before + row
-                number = torch.tensor([row])
-                batch = backend.batch([Segment(number, number, cast(KVCache, self.keys))], self.shape)
-                if replays is None or batch.numbers is None:
-                    states = made(batch)
-                else:
-                    states = replays.run((body, batch.form), partial(made, batch), batch.numbers)
-                found.append(states[:1])
-        return torch.cat(found)
-
     def tree(self, backend: Backend, steps: int) -> tuple[Tensor, Tensor]:
         """States of the first positions, (steps, D), by one pass: as nodes of a tree, each with a wrong
         sibling before it, and as a chain of a second text beside the tree."""
@@ -147,7 +120,9 @@ class Case:
         batch, count = backend.batch(segments, self.shape), len(states)
         more = (0, 0, 0, len(batch.tokens) - count)  # rows that fill up a pass
         states, cos, sin = (pad(each, more) for each in (states.clone(), cos, sin))
-        backend.layers(backend.body(self.shape, self.weights), states, cos, sin, batch, keep=False)
+        if backend not in self._bodies:
+            self._bodies[backend] = backend.body(self.shape, self.weights)
+        backend.layers(self._bodies[backend], states, cos, sin, batch, keep=False)
         return states[:count]
 
 

@@ -114,6 +114,11 @@ class BaseTarget(ABC):
         return self.layout is not None and self.backend.equal_bits
 
     @property
+    def prefill_keeps_bits(self) -> bool:
+        """Whether a prompt's rows have them, too, in whatever passes it is read."""
+        return self.equal_bits and self.backend.prefill_keeps_bits
+
+    @property
     def rotary_frequencies(self) -> Tensor:
         """Angle per position of each pair of a head's dimensions, (d / 2,) float32."""
         return self.rotary.single()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from tokenswift.inference import inference
 from tokenswift.interfaces import Pass, Segment
-from tokenswift.kernels.base import Backend, Batch, Taps, check_ids
+from tokenswift.kernels.base import Backend, Taps, check_ids
 from tokenswift.kernels.cpu.arguments import TYPES
 from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.formats.registry import FORMATS
@@ -134,7 +133,6 @@ class NativeTarget(BaseTarget):
             if on_progress is not None:
                 on_progress("pack", len(weights), layout.num_hidden_layers)
         self.windows = [w.window or None for w in weights]
-        self.prefill_chunk = backend.prefill_rows or self.prefill_chunk
         self._embedding: Tensor | Packed | None = None
         if not layout.tied:
             embedding = self._weight(EMBEDDING)
@@ -160,7 +158,6 @@ class NativeTarget(BaseTarget):
             scale=layout.scale,
         )
         self.body: Any = backend.body(shape, weights)
-        self.replays = backend.replays()
         self._angles = AngleTable(rotary)
         layer_bytes = sum(t.numel() * t.element_size() for w in weights for t in w.tensors())
         self.weight_bytes = layer_bytes + self.head.nbytes
@@ -267,8 +264,14 @@ class NativeTarget(BaseTarget):
         Raises:
             InputError: a weight is not quantized, or the backend has no such products.
         """
-        if not self.backend.formats or not all(weight.stored for weight in self._multiplied()):
-            floats = "float" if option == "activations" else "auto, float32, bfloat16"
+        floats = "float" if option == "activations" else "auto, float32, bfloat16"
+        if not self.backend.formats:
+            raise InputError(
+                f"{option} is 'int8', but the {self.backend.name} backend multiplies floats alone; "
+                f"valid: {floats}",
+                option,
+            )
+        if not all(weight.stored for weight in self._multiplied()):
             raise InputError(
                 f"{option} is 'int8', but not all of the model's weights are quantized in a format that the "
                 f"{self.backend.name} backend multiplies; valid: {floats}, or int8 with weights q8_0, q4_1 "
@@ -290,7 +293,7 @@ class NativeTarget(BaseTarget):
             raise InputError(
                 f"{option} is 'int8', but the {self.backend.name} backend keeps no keys of heads of width "
                 f"{self.head_dim} in int8; valid: auto, float32, bfloat16, or heads whose width is a "
-                "multiple of 4 with compiled kernels (on CUDA up to 256)",
+                "multiple of 4 with compiled kernels on a CPU",
                 option,
             )
         self.keys = dtype
@@ -316,23 +319,10 @@ class NativeTarget(BaseTarget):
             for segment in segments:
                 check_ids(segment.tokens, self.vocab_size)
         batch = self.backend.batch(segments, body.shape)
-        if self.replays is None or batch.numbers is None:
-            made = self._states(body, keep, batch, taps)
-        else:
-            work = partial(self._states, body, keep, batch, taps)
-            made = self.replays.run((body, keep, batch.form, taps), work, batch.numbers)
-        return batch.passes(*made)
-
-    def _states(
-        self, body: Any, keep: bool, batch: Batch, taps: tuple[int, ...], numbers: Tensor | None = None
-    ) -> tuple[Any, ...]:
-        """A batch's states before the final norm, its queries, and features where there are taps;
-        ``numbers``: in place of its own."""
-        batch = batch if numbers is None else batch.over(numbers)
         states = self.embed(batch.tokens).float()
         tapped = Taps(taps, states.new_empty(len(taps), *states.shape)) if taps else None
         queries = self.backend.layers(body, states, *self._angles.at(batch.positions), batch, keep, tapped)
-        return (states, queries) if tapped is None else (states, queries, tapped.states)
+        return batch.passes(states, queries, None if tapped is None else tapped.states)
 
     @inference
     def norm(self, hidden: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -347,13 +337,6 @@ class NativeTarget(BaseTarget):
             return self.backend.draft_product(normed, rows)
         active = torch.int8 if self.whole else None
         return self.backend.linear(normed, self.head, self.head_bias, active)
-
-    @inference
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Final norm and LM head: (n, D) → (n, V), float32."""
-        if self.replays is None:
-            return super().logits(hidden)
-        return self.replays.rows("logits", super().logits, hidden)
 
     def _gather(self, ids: Tensor) -> Packed:
         return self.backend.pack_for_drafts(self.backend.take(self.head, ids), self.whole)

@@ -32,6 +32,7 @@ from tokenswift.sampling.ranking import Asked, LaterRanker, LogitRows, Ranked, R
 from tokenswift.types import Logprob, RunError
 
 _TOP_SIZES = (256, 4096)  # how many of the best tokens top-p looks at before it sorts a whole row
+_TOGETHER = 16  # rows that an accelerator processes at a time
 _SPARSE = 8  # on the CPU, noise is made for the survivors alone when they are fewer than V / _SPARSE
 
 
@@ -80,17 +81,17 @@ def top_k(scores: Float[Tensor, "n V"], k: int) -> Float[Tensor, "n V"]:
     return _keep(scores, scores.topk(k, dim=-1).values[:, -1:])
 
 
-def top_p(scores: Float[Tensor, "n V"], p: float, at_once: bool = False) -> Float[Tensor, "n V"]:
+def top_p(scores: Float[Tensor, "n V"], p: float) -> Float[Tensor, "n V"]:
     """Keep each row's smallest set of most likely tokens whose probability reaches p (and ties).
 
     A token stays when the tokens before it hold less than p. No full sort unless the nucleus has
-    more than 4,096 tokens, or ``at_once``: then nothing is looked at on the host.
+    more than 4,096 tokens.
     """
     width = scores.shape[-1]
     peak = scores.amax(-1, keepdim=True)
     total = (scores - peak).exp_().sum(-1, keepdim=True, dtype=torch.float64)
     best, before = scores[:, :0], scores[:, :0]
-    for size in (width,) if at_once else (*_TOP_SIZES, width):
+    for size in (*_TOP_SIZES, width):
         best = scores.topk(min(size, width), dim=-1).values
         mass = (best - peak).to(torch.float64).exp_() / total
         before = mass.cumsum(-1) - mass
@@ -113,13 +114,11 @@ def eta(scores: Float[Tensor, "n V"], epsilon: float) -> Float[Tensor, "n V"]:
     return _keep(scores, torch.minimum(scores.amax(-1, keepdim=True), total + cut))
 
 
-def processed(
-    scores: Float[Tensor, "n V"], params: SamplingParams, at_once: bool = False
-) -> Float[Tensor, "n V"]:
+def processed(scores: Float[Tensor, "n V"], params: SamplingParams) -> Float[Tensor, "n V"]:
     """Penalised logits → log-scores up to a constant: temperature, then every filter in its order.
 
     With ``greedy`` they stay as they are. Decoding, the text that a model writes for training, and the
-    teacher distribution all come through here. ``at_once``: without a look at a value on the host.
+    teacher distribution all come through here.
     """
     p = params
     if p.greedy:
@@ -129,7 +128,7 @@ def processed(
     if p.top_k:
         scores = top_k(scores, p.top_k)
     if p.top_p < 1:
-        scores = top_p(scores, p.top_p, at_once)
+        scores = top_p(scores, p.top_p)
     if p.min_p:
         scores = min_p(scores, p.min_p)
     if p.eta_cutoff:
@@ -222,7 +221,12 @@ class Sampler:
         scores = self._penalised(scores, history, paths, positions)
         if self._adjust is not None:
             scores = self._adjust.adjusted(scores, history, paths, positions)
-        return processed(scores, self.params)
+        if self.walks or self.params.greedy:
+            return processed(scores, self.params)
+        # a device may add up a row in another order where there are more rows, so there are always as many
+        more = scores[-1:].expand(-len(scores) % _TOGETHER, -1)
+        parts = [processed(part, self.params) for part in torch.cat((scores, more)).split(_TOGETHER)]
+        return torch.cat(parts)[: len(scores)]
 
     def _penalised(
         self, logits: Tensor, history: list[int], paths: list[list[int]], positions: list[int] | None
@@ -311,9 +315,11 @@ class Sampler:
             values, tokens = scores.max(-1, keepdim=True)
         else:
             values, tokens = scores.topk(most, dim=-1)
-        parts = tokens.tolist(), values.tolist(), distribution.gather(1, tokens).tolist()
+        # the one place at which a step waits for a device: float64 holds all three
+        parts = torch.stack([tokens.double(), values.double(), distribution.gather(1, tokens).double()])
         ranked = []
-        for i, (ids, row, share, width) in enumerate(zip(*parts, rows.widths, strict=True)):
+        for i, (places, row, share, width) in enumerate(zip(*parts.tolist(), rows.widths, strict=True)):
+            ids = [int(place) for place in places]
             if not math.isfinite(row[0]):
                 _refuse(scores[i], rows.positions[i])
             kept = sum(value > -math.inf for value in row[:width])

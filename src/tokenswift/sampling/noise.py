@@ -75,17 +75,6 @@ def noise_bits(seed: int, position: int, tokens: Int[Tensor, " *s"]) -> Int[Tens
     return _mix_(words)
 
 
-def signed_key(seed: int, position: int) -> int:
-    """:func:`position_key` as an int64, for :func:`gumbel_rows`."""
-    return _signed(position_key(seed, position))
-
-
-def gumbel_rows(keys: Int[Tensor, " n"], vocab_size: int) -> Float[Tensor, "n V"]:
-    """The noise of every token at the positions of some keys, float32."""
-    tokens = torch.arange(vocab_size, device=keys.device).mul_(_signed(_GOLDEN))
-    return gumbels_(_mix_(tokens + keys[:, None]))
-
-
 def uniforms_(bits: Int[Tensor, " *s"]) -> Float[Tensor, " *s"]:
     """float64 uniforms in (0, 1) on the grid (j + 1/2) / 2^53 from the upper bits (overwritten)."""
     bits.bitwise_right_shift_(11).bitwise_and_((1 << 53) - 1)

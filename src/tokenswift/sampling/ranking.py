@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -141,7 +141,7 @@ class Asked(NamedTuple):
 
 @runtime_checkable
 class LaterRanker(Ranker, Protocol):
-    """A ranker on a device whose answers can be waited for together; see `kernels.cuda.choose`."""
+    """A ranker on a device whose answers can be waited for together."""
 
     def ask(self, rows: LogitRows, later: Int[Tensor, " m"] | None = None) -> Asked:
         """Rank without waiting.
@@ -183,7 +183,7 @@ def window_ids(
     if len(paths) == 1:  # the common case: one context, nothing to pad
         known = tail + paths[0]
         ids = known[max(0, len(known) + gaps[0] - window) :]
-        return (torch.tensor([ids], device=device), [False]) if ids else (None, [True])
+        return (_on(device, [ids]), [False]) if ids else (None, [True])
     deepest = max(map(len, paths))
     drops, extras, empty = [], [], []
     for path, gap in zip(paths, gaps, strict=True):
@@ -195,11 +195,16 @@ def window_ids(
         empty.append(not extra and over >= len(tail))
     if all(empty):
         return None, empty
-    added = torch.tensor(extras, device=device)
+    added = _on(device, extras)
     if not tail:
         return added, empty
-    shared = torch.tensor(tail, device=device).expand(len(paths), -1)
+    shared = _on(device, tail).expand(len(paths), -1)
     if any(drops):
         places = torch.arange(len(tail), device=device)
-        shared = torch.where(places < torch.tensor(drops, device=device)[:, None], added[:, -1:], shared)
+        shared = torch.where(places < _on(device, drops)[:, None], added[:, -1:], shared)
     return torch.cat((shared, added), 1), empty
+
+
+def _on(device: torch.device, numbers: list[Any]) -> Tensor:
+    """Numbers on a device, without waiting for it."""
+    return torch.tensor(numbers).to(device, non_blocking=True)

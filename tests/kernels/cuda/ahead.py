@@ -36,20 +36,14 @@ class Ahead(Kernels):
     """
 
     def __init__(self, card: int) -> None:
-        super().__init__()
-        self.card, self.target = card, GPUTarget("cuda", card, 32)
+        super().__init__(torch.device("cpu"))
+        self._room, self._generation = ROOM[card] << 10, card // 10
+        self.target = GPUTarget("cuda", card, 32)
         self.made: dict[str, list[Any]] = {}
-
-    def room(self) -> int:
-        return ROOM[self.card] << 10
-
-    def generation(self) -> int:
-        return self.card // 10
 
     def run(self, kernel: Any, grid: tuple[int, ...], warps: int, stages: int, **given: Any) -> None:
         source = ASTSource(kernel, *taken(kernel, given))
-        options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
-        found = triton.compile(source, target=self.target, options=options)
+        found = triton.compile(source, target=self.target, options={"num_warps": warps, "num_stages": stages})
         self.made.setdefault(kernel.__name__, []).append(found)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenswift.kernels.cuda.launch_products import ProductKernels
+from tokenswift.kernels.cuda.launch import Kernels
 
 
 def memory(given: dict[str, Any]) -> np.ndarray:
@@ -30,7 +30,7 @@ def in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that reads or writes anywhere else fails before it does."""
     from triton.runtime.interpreter import InterpreterBuilder
 
-    run, known = ProductKernels.run, [np.empty((0, 2), dtype=np.int64)]
+    run, known = Kernels.run, [np.empty((0, 2), dtype=np.int64)]
 
     def started(self: Any, *args: Any, **given: Any) -> None:
         known[0] = memory(given)
@@ -51,7 +51,7 @@ def in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return access
 
-    monkeypatch.setattr(ProductKernels, "run", started)
+    monkeypatch.setattr(Kernels, "run", started)
     for name in ("create_masked_load", "create_masked_store"):
         monkeypatch.setattr(InterpreterBuilder, name, looked_at(getattr(InterpreterBuilder, name)))
 

@@ -1,23 +1,23 @@
-"""Texts and passes that the tests of the CUDA backend share."""
+"""Texts and passes that the tests of the CUDA backend share, and its kernels in torch, row by row."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
-from tests.kernels.rows import random_pages
 from tokenswift.interfaces import Segment
-from tokenswift.kernels.cpu.entries import SCALES as BEFORE_KEYS
-from tokenswift.kernels.cpu.entries import IntFullCache as CpuCache
-from tokenswift.kernels.cpu.entries import Pages
-from tokenswift.kernels.cuda.entries import IntFullCache, entry_bytes, scales_of
-from tokenswift.kernels.cuda.plan import Plan, plan_of
-from tokenswift.kernels.formats.format import Stored
-from tokenswift.kernels.formats.registry import FORMATS
+from tokenswift.kernels.cuda.backend import CudaBackend
+from tokenswift.kernels.cuda.plan import CudaBatch, Tables, queries_of
+from tokenswift.kernels.cuda.products import Product
+from tokenswift.kernels.torch import TorchBackend, turned
+from tokenswift.kernels.weights import LayerWeights, Shape
 from tokenswift.kv.full import FullCache
-from tokenswift.models.target import backend_for
 
 CPU = torch.device("cpu")
+TORCH = TorchBackend()
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -50,44 +50,90 @@ def segment(
     return Segment(numbers, numbers, cache, parents)
 
 
-def plan(segments: list[Segment], heads: int) -> Plan:
-    return plan_of(segments, heads, CPU)
+def shape_of(heads: int, kv_heads: int, width: int, dtype: torch.dtype = torch.float32) -> Shape:
+    types = (dtype, dtype, dtype)
+    return Shape(1, 64, 96, heads, kv_heads, width, *types, 1e-5, width**-0.5)
 
 
-def low(form: str, rows: int, columns: int) -> Stored:
-    """A random weight of few bits."""
-    encode = FORMATS[form].encode
-    assert encode is not None
-    return Stored(FORMATS[form], encode(random(rows, columns, seed=1)))
+def batch_of(segments: list[Segment], shape: Shape, device: torch.device = CPU) -> CudaBatch:
+    """A pass that is not recorded, its tables as small as they are."""
+    origin = torch.empty(64, dtype=torch.uint8, device=device).view(shape.keys)
+    step = queries_of(shape.width, shape.keys.itemsize) * shape.kv_heads // shape.heads
+    tables = Tables(segments, max(1, step), origin, False)
+    numbers = torch.tensor(tables.numbers(tables.form), device=device)
+    return CudaBatch.over(numbers, tables.form, segments, origin)
 
 
-# ---- keys and values in int8 ------------------------------------------------------------------------
+def product(states: Tensor, weight: Tensor) -> Tensor:
+    """In place of the library's."""
+    return (states.double() @ weight.double().T).float()
 
 
-def from_pages(cache: Pages) -> Tensor:
-    """The entries of the CPU kernels' pages, as the card's kernels have them."""
-    pages, width = cache.data, cache.width
-    layers, kv_heads = pages.shape[:2]
-    keys = (pages[..., BEFORE_KEYS : BEFORE_KEYS + 16 * width].int() - 128).to(torch.int8)
-    keys = keys.unflatten(-1, (-1, 16, 4)).transpose(-3, -2).flatten(-2)  # (L, K, pages, 16, d)
-    values = pages[..., BEFORE_KEYS + 16 * width :].view(torch.int8)
-    values = values.unflatten(-1, (4, -1, 4)).transpose(-2, -1).flatten(-3, -2)[..., :width]
-    made = torch.zeros(layers, kv_heads, cache.capacity, entry_bytes(width), dtype=torch.int8)
-    made[..., :width], made[..., width : 2 * width] = keys.flatten(2, 3), values.flatten(2, 3)
-    scales_of(made)[..., :3] = cache.scales.transpose(-2, -1).flatten(2, 3)
+class Rows:
+    """What `launch.Kernels` computes, each row by itself."""
+
+    def norm(
+        self, states: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, more: Tensor | None = None
+    ) -> Tensor:
+        if more is not None:
+            states += more
+        return torch.cat([TORCH.norm(row, weight, eps, dtype) for row in states.split(1)])
+
+    def gated(self, both: Tensor, dtype: torch.dtype) -> Tensor:
+        gate, up = both.chunk(2, dim=1)
+        return torch.cat([silu(row) for row in gate.split(1)]).mul(up).to(dtype)
+
+    def append(
+        self,
+        batch: CudaBatch,
+        mixed: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        number: int,
+        layer: LayerWeights,
+        shape: Shape,
+    ) -> Tensor:
+        heads = mixed.view(len(mixed), -1, shape.width).transpose(0, 1)
+        query, key, value = heads.split([shape.heads, shape.kv_heads, shape.kv_heads])
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query = self.norm(query.flatten(0, 1), layer.query_norm, shape.eps, torch.float32).view_as(query)
+            key = self.norm(key.flatten(0, 1), layer.key_norm, shape.eps, torch.float32).view_as(key)
+        query, key = turned(query, cos, sin), turned(key, cos, sin)
+        for segment, rows in zip(batch.segments, batch.rows(), strict=True):
+            cache = segment.cache
+            assert batch.rows_at[rows, 3].tolist() == [
+                cache.length + row for row in range(rows.stop - rows.start)
+            ]
+            into = slice(cache.length, cache.length + rows.stop - rows.start)
+            cache.data[2 * number, :, into] = key[:, rows].to(shape.keys)
+            cache.data[2 * number + 1, :, into] = value[:, rows].to(shape.keys)
+        return query.transpose(0, 1).to(shape.keys).contiguous()
+
+    def attend(self, batch: CudaBatch, query: Tensor, layer: int, shape: Shape, window: int) -> Tensor:
+        made = torch.zeros_like(query)
+        for segment, rows in zip(batch.segments, batch.rows(), strict=True):
+            data = segment.cache.data
+            for row in range(rows.start, rows.stop):
+                _, _, before, _, here, ordered = batch.rows_at[row].tolist()
+                path = batch.paths[row, : here - before + 1]
+                oldest = max(0, here - window + 1) if window and ordered else 0
+                slots = torch.cat([torch.arange(before), before + path])[oldest:]
+                keys, values = (data[2 * layer + part, :, slots].float() for part in (0, 1))
+                grouped = query[row].float().view(shape.kv_heads, -1, shape.width)
+                weights = (grouped @ keys.mT * shape.scale).softmax(-1)
+                made[row] = (weights @ values).flatten(0, 1).to(made.dtype)
+        return made
+
+
+def standing(library: Product = product) -> CudaBackend:
+    """The backend on a CPU, the kernels' work by torch."""
+    made = CudaBackend("cpu", Rows(), library)
+    made.equal_bits = True
     return made
 
 
-def int_segment(
-    before: int, rows: int, parents: list[int] | None, kv_heads: int, width: int, seed: int = 2
-) -> tuple[Segment, CpuCache]:
-    """Rows over a cache of random entries, their own among them; and the same entries for the CPU kernels."""
-    pages = backend_for().new_cache(1, kv_heads, width, before + rows, torch.int8)
-    assert isinstance(pages, CpuCache)
-    random_pages(pages, torch.Generator().manual_seed(seed))
-    pages._length = before
-    cache = IntFullCache(1, kv_heads, width, pages.capacity, CPU)
-    cache.data.copy_(from_pages(pages.pages))
-    cache.commit(tuple(range(before)))
-    numbers = torch.arange(rows)
-    return Segment(numbers, numbers, cache, parents), pages
+def by_torch(text: Segment, query: Tensor, shape: Shape, window: int = 0) -> Tensor:
+    """Attention of one text's rows (n, H, d) by the torch backend."""
+    window = window if text.cache.ordered else 0
+    how: Any = (0, text.cache, text.parents, shape.scale, window)
+    return TORCH.attend(query.transpose(0, 1), *how)

@@ -6,16 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
 
+from tests.kernels.cuda.cases import standing
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.models import target as targets
-
-
-def library(states: Tensor, weight: Tensor) -> Tensor:
-    """In place of the vendor's: padded rows, as on the card."""
-    assert len(states) in (16, 64, 512)
-    return states.float() @ weight.float().T
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +23,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> CudaBackend:
-    """The backend of the CPU for this test."""
-    made = CudaBackend("cpu", library=library)
-    made.walks = False  # all rows are chosen at once, as on a card
+    """The backend of the CPU for this test: the kernels' work by torch, row by row."""
+    made = standing()
     monkeypatch.setitem(targets._backends, "cpu", made)
     return made

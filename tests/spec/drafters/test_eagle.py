@@ -13,6 +13,7 @@ import torch
 
 from tests import eagles
 from tests.conftest import tiny_tokenizer
+from tests.kernels.cuda.cases import standing
 from tests.models.test_families import FAMILIES, family_model
 from tests.spec.drafters.scripted import CLASSES, lm_head, prompt, scripted_model
 from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT
@@ -22,7 +23,6 @@ from tests.spec.eagle_drafters import SIZES, random_eagle, scripted_eagle
 from tests.tiny import byte_model, tiny_model
 from tokenswift import LLM, Grammar, InputError, SamplingParams, resume
 from tokenswift.interfaces import Segment
-from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.formats.q8_0 import Q8_0
 from tokenswift.kernels.torch import TorchBackend
@@ -201,7 +201,7 @@ def test_features_are_the_states_between_layers(kind: str) -> None:
     if kind == "transformers":
         target: Any = GenericTarget(model, backend_for(), rotary_of(model))
     else:
-        backend = {"kernels": backend_for(), "torch": TorchBackend(), "cuda": CudaBackend("cpu")}[kind]
+        backend = {"kernels": backend_for(), "torch": TorchBackend(), "cuda": standing()}[kind]
         target = NativeTarget(model, backend, rotary_of(model))
     cache, other = target.new_cache(80), target.new_cache(80)
     assert target.prefill(TEXT[:7], other).features is None

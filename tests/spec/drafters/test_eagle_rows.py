@@ -11,13 +11,13 @@ from torch import Tensor
 
 from tests.default_model import prompt_of
 from tests.families import rare
+from tests.kernels.cuda.cases import standing
 from tests.spec.drafters.test_auto import FREE, _always
 from tests.spec.eagle_drafters import random_eagle
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.interfaces import TokenSequence
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
@@ -59,9 +59,8 @@ def reference_of(weights: EagleWeights, model: Any) -> EagleReference:
 
 
 def backends() -> list[Backend]:
-    """The kernels, the reference in torch, and the CUDA backend with its reference in the kernels' place."""
-    card = CudaBackend("cpu")
-    return [backend_for(), TorchBackend(), card]
+    """The kernels, the reference in torch, and the CUDA backend with its kernels' work by torch."""
+    return [backend_for(), TorchBackend(), standing()]
 
 
 @pytest.mark.parametrize("form", FORMS)

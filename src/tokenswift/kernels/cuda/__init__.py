@@ -1,1 +1,1 @@
-"""The CUDA backend: Triton kernels, and products by cuBLAS or Triton, each with one order of sums."""
+"""The CUDA backend: three Triton kernels and attention, products by cuBLASLt, and whole passes as graphs."""

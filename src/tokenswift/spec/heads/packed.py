@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -25,7 +24,7 @@ class PackedStep:
     """
 
     def __init__(self, step: ConditionedStep, backend: Backend, int8: bool) -> None:
-        self.backend, self._replays = backend, backend.replays()
+        self.backend = backend
         weight, bias, outer = step.linear.weight.detach(), step.linear.bias.detach(), None
         if step.inner is not None and step.outer is not None:
             weight = torch.cat((weight, step.inner.weight.detach()))
@@ -55,11 +54,7 @@ class PackedStep:
         made = backend.draft_level(weights, states, base, embeds, heads)
         if made is not None:
             return made
-        if self._replays is None:
-            states = self._states(weights, states, embeds, base)
-        else:
-            work = partial(self._states, weights)
-            states = self._replays.rows(first, work, states, embeds, all_rows=[base])
+        states = self._states(weights, states, embeds, base)
         logits = [backend.draft_product(states, head) for head in heads]
         return states, torch.cat(logits, dim=1) if logits else states[:, :0]
 
