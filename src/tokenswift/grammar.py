@@ -4,7 +4,7 @@ compiled here (`sampling.masks` does), and a value can be kept in a journal and 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -140,6 +140,76 @@ class Grammar:
                 return cls.json_schema(schema)
             raise InputError(f"the schema of {name} is {shown(schema)}; valid: a JSON object", name)
         raise InputError(f"{name} is {shown(value)}; valid: {FORMATS}", name)
+
+
+#: keywords of a JSON schema whose values are schemas by name, or are schemas or lists of them
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SCHEMAS = (
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "then",
+    "else",
+    "items",
+    "prefixItems",
+    "additionalProperties",
+    "contains",
+)
+#: those that describe the same object
+_COMPOSING = ("allOf", "anyOf", "oneOf", "then", "else", "dependentSchemas")
+
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """A JSON schema, changed in place, whose objects have no members that it does not list, unless it says
+    so. Objects that are described in several places, as by ``allOf``, are left as they are."""
+    found: dict[str, dict[str, Any]] = {}
+    left = [("#", schema)]
+    while left:
+        place, one = left.pop()
+        if isinstance(one, dict):
+            found[place] = one
+            left += _inner(place, one, _BY_NAME + _SCHEMAS)
+    parts: set[str] = set()
+    names = [name for place, one in found.items() if _is_composed(one) for name in _parts(place, one)]
+    while names:
+        place = names.pop()
+        if place not in parts and place in found:
+            parts.add(place)
+            names += _parts(place, found[place])
+    for place, one in found.items():
+        listed, needed = one.get("properties"), one.get("required", [])
+        says = _is_composed(one) or one.keys() & {"additionalProperties", "unevaluatedProperties"}
+        if isinstance(listed, dict) and place not in parts and not says:
+            if isinstance(needed, list) and all(isinstance(name, str) and name in listed for name in needed):
+                one["additionalProperties"] = False
+    return schema
+
+
+def _is_composed(schema: dict[str, Any]) -> bool:
+    """Whether members of an object are described in several places."""
+    places = [
+        key for key in ("properties", "$ref", "anyOf", "oneOf", "if", "dependentSchemas") if key in schema
+    ]
+    every = schema.get("allOf")
+    return len(places) + (len(every) if isinstance(every, list) else 0) > 1
+
+
+def _parts(place: str, schema: dict[str, Any]) -> list[str]:
+    """Pointers to the schemas that describe the same object."""
+    same = [schema["$ref"]] if isinstance(schema.get("$ref"), str) else []
+    return same + [inner for inner, _ in _inner(place, schema, _COMPOSING)]
+
+
+def _inner(place: str, schema: dict[str, Any], keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """The schemas in a schema, with their pointers."""
+    for key in keys:
+        value = schema.get(key)
+        if isinstance(value, list) or (isinstance(value, dict) and key in _BY_NAME):
+            named = value.items() if isinstance(value, dict) else enumerate(value)
+            for name, one in named:
+                yield f"{place}/{key}/{str(name).replace('~', '~0').replace('/', '~1')}", one
+        else:
+            yield f"{place}/{key}", value
 
 
 _JSON = {"json_schema": "object", "choice": "list of texts"}

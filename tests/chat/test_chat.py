@@ -13,6 +13,8 @@ import pytest
 from tests.chats import calling_model, calling_tokenizer, chat_tokenizer
 from tests.tiny import byte_model
 from tokenswift import LLM, AsyncLLM, InputError, Reply, SamplingParams
+from tokenswift.chat.calls import conversation
+from tokenswift.chat.reply import ToolCall
 
 WEATHER = {
     "type": "object",
@@ -100,6 +102,58 @@ def test_a_call_that_is_cut(untrained: LLM) -> None:
     assert reply.finish_reason == "length" and len(reply.tool_calls) == 1
     with pytest.raises(ValueError):
         json.loads(reply.tool_calls[0].arguments)
+    again = untrained.chat([*ASKED, reply.message, *ASKED], 8, tools=TOOLS, seed=1)
+    assert len(again.generation.token_ids) == 8
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Bre', "", "[1]", "no JSON", "[" * 9999])
+def test_arguments_that_are_no_object_are_told_as_text(arguments: str) -> None:
+    """A message of ours is never refused; whole calls beside a cut one stay calls."""
+    calls = [ToolCall("call_0", "clock", "{}").form, ToolCall("call_1", "weather", arguments).form]
+    said: list[Any] = [{"role": "assistant", "content": "So:", "tool_calls": calls}]
+    said.append({"role": "tool", "tool_call_id": "call_1", "content": "?"})
+    (told, result), _ = conversation([*said], None, calling_tokenizer())
+    whole = [call["function"] for call in told["tool_calls"]]
+    clock = {"name": "clock", "arguments": {}}
+    if arguments:
+        assert whole == [clock]
+        text = f'<tool_call>\n{{"name": "weather", "arguments": {arguments}'
+        assert told["content"] == f"So:\n{text}"
+    else:
+        assert whole == [clock, {"name": "weather", "arguments": {}}] and told["content"] == "So:"
+    assert result["name"] == "weather"
+    del calls[0]
+    ((alone, _), _) = conversation(said, None, calling_tokenizer())
+    assert ("tool_calls" in alone) is (not arguments)
+
+
+ODD: list[Any] = [
+    {"type": "array", "items": {"type": "integer"}, "maxItems": 2, "uniqueItems": True},
+    {"type": "integer", "maximum": 9, "minimum": 0, "not": {"const": 3}},
+    {"type": "string", "pattern": "^(?!x)[a-z]{1,3}$"},
+    {"type": "string", "maxLength": 1_000_000, "pattern": "^[ab]{1,5}$"},
+    {"type": "string", "format": "odd", "maxLength": 3},
+    {"$ref": "http://example.org/x"},
+    {"type": "odd"},
+    {},
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+def test_one_odd_tool_refuses_no_other(untrained: LLM, odd: Any) -> None:
+    """A keyword that is not known is left out, and parameters that cannot be used are any object; the others
+    are held to their schema."""
+    parameters = {"type": "object", "properties": {"a": odd}, "required": ["a"]} if odd else odd
+    tools = [*TOOLS, {"type": "function", "function": {"name": "odd", "parameters": parameters}}]
+    how: dict[str, Any] = {"tools": tools, "parallel_tool_calls": False, "temperature": 1.0}
+    check(untrained.chat(ASKED, 600, tool_choice=NAMED, seed=1, **how))
+    named = {"type": "function", "function": {"name": "odd"}}
+    reply = untrained.chat(ASKED, 60, tool_choice=named, seed=1, **how)
+    assert [call.name for call in reply.tool_calls] == ["odd"]
+    if not odd:
+        assert reply.tool_calls[0].arguments == "{}"
+    elif set(odd) & {"not", "uniqueItems", "maxLength"} and reply.finish_reason == "tool_calls":
+        assert list(json.loads(reply.tool_calls[0].arguments)) == ["a"]
 
 
 def test_what_is_wrong_is_named(untrained: LLM) -> None:

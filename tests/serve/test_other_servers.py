@@ -221,12 +221,6 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     (
         "chat/completions",
-        {**HELLO, "tools": [*FUNCTIONS, {"type": "function", "name": "h", "parameters": SCHEMA}]},
-        "tools",
-        f"the parameters of the tool 'h' cannot be compiled {WRONG} JSON schema {KNOWS}",
-    ),
-    (
-        "chat/completions",
         {**HELLO, "response_format": {"type": "json_object", "schema": {}}},
         "response_format",
         "response_format of type json_object holds more than its type; "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenswift.chat.families import family_of, knows_tools
@@ -12,8 +14,10 @@ from tokenswift.chat.messages import for_template
 from tokenswift.chat.parser import Parser
 from tokenswift.chat.plain import in_words
 from tokenswift.chat.reply import Said, gathered
-from tokenswift.chat.tools import Tools
-from tokenswift.sampling.masks import special_tokens
+from tokenswift.chat.tools import Tool, Tools
+from tokenswift.sampling.masks import faults, special_tokens
+
+logger = logging.getLogger("tokenswift")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +53,20 @@ class Calls:
 
         Args:
             schema: JSON schema of an answer that calls nothing; None: any text.
+        Raises:
+            InputError: a tool's schema crashes llguidance, or takes it too long.
         """
         assert self.tools is not None
-        return self.family.grammar(self.tools, self.special, schema)
+        wrong = faults([json.dumps(tool.bound) for tool in self.tools.known])
+        known = [self._held(*each) for each in zip(self.tools.known, wrong, strict=True)]
+        return self.family.grammar(replace(self.tools, known=tuple(known)), self.special, schema)
+
+    def _held(self, tool: Tool, wrong: str) -> Tool:
+        """A tool as its arguments can be held to it: to any object where its schema is more than that."""
+        if not wrong:
+            return tool
+        logger.warning("the parameters of the tool %r are not enforced: %s", tool.name, wrong)
+        return replace(tool, parameters={"type": "object"})
 
 
 def calls_of(tools: Tools | None, tokenizer: Any, thought: str = "") -> Calls | None:
@@ -72,7 +87,7 @@ def conversation(
     Raises:
         InputError: a message is none.
     """
-    made = for_template(messages, name)
+    made = for_template(messages, family_of(tokenizer), name)
     if not knows_tools(tokenizer):
         return in_words(made, tools), None
     return made, None if tools is None else [*tools.forms]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenswift.chat.tools import Tools
+from tokenswift.grammar import closed
 
 #: separators as templates write JSON, and no other whitespace: small models write it for ever
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -50,6 +51,10 @@ class Family:
             for name, arguments in calls
         )
 
+    def begun(self, name: str, arguments: str) -> str:
+        """A call up to the end of its arguments, which may be cut."""
+        return f"{self.opening}{self._head(name)}{arguments}"
+
     def grammar(self, tools: Tools, special: Sequence[str] = (), schema: str | None = None) -> str:
         """The grammar of an answer, in llguidance's form of Lark.
 
@@ -69,7 +74,10 @@ class Family:
         if tools.forced:
             lines.append(f"start: {begin} call {more}")
         elif schema is not None:
-            lines += [f"start: answer | {token} {begin} call {more}", f"answer: {_json(json.loads(schema))}"]
+            lines += [
+                f"start: answer | {token} {begin} call {more}",
+                f"answer: {_json(closed(json.loads(schema)))}",
+            ]
         else:
             lines += [
                 f"start: TEXT | {token} bare" + (f" | opened {_quoted(rest)} call {more}" if tag else "")
@@ -115,7 +123,8 @@ class Family:
 
 
 def _json(schema: dict[str, Any], spacing: dict[str, Any] = SPACING) -> str:
-    return "%json " + json.dumps({**schema, "x-guidance": spacing}, ensure_ascii=False)
+    given = {**schema.get("x-guidance", {}), **spacing}
+    return "%json " + json.dumps({**schema, "x-guidance": given}, ensure_ascii=False)
 
 
 def _spelt(text: str, special: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tokenswift.chat.family import Family
 from tokenswift.chat.tools import MOST, NAME
 from tokenswift.checks import check_text, shown
 from tokenswift.loader.prompts import joined
@@ -15,10 +16,14 @@ CALL = "{'id': 'call_1', 'type': 'function', 'function': {'name': 'weather', 'ar
 IDENTIFIER = 128  # characters of a call's id
 
 
-def for_template(messages: Sequence[Any], name: str = "messages") -> list[dict[str, Any]]:
+def for_template(messages: Sequence[Any], family: Family, name: str = "messages") -> list[dict[str, Any]]:
     """Messages of OpenAI's form as templates take them: arguments of calls as objects; a call's message
-    without text has the text ""; results have the name of what was called.
+    without text has the text ""; results have the name of what was called. A call whose arguments are no
+    whole object, such as one of ours that was cut by the length, is text, as it was written.
 
+    Args:
+        family: how the model writes calls.
+        name: of the argument.
     Raises:
         InputError: a call, or a result, that is none.
     """
@@ -36,12 +41,12 @@ def for_template(messages: Sequence[Any], name: str = "messages") -> list[dict[s
             if not isinstance(calls, list | tuple) or len(calls) > MOST or one.get("role") != "assistant":
                 valid = f"a list of up to {MOST} calls, of an assistant's message"
                 raise InputError(f"{where}.tool_calls is {shown(calls)}; valid: {valid}", name)
-            one["tool_calls"] = [
-                _call(call, f"{where}.tool_calls[{j}]", name) for j, call in enumerate(calls)
-            ]
-            called |= {call["id"]: call["function"]["name"] for call in one["tool_calls"]}
-            one["content"] = one.get("content") or ""
-        else:
+            made_calls = [_call(call, f"{where}.tool_calls[{j}]", name) for j, call in enumerate(calls)]
+            called |= {call["id"]: call["function"]["name"] for call in made_calls}
+            one["tool_calls"] = [c for c in made_calls if isinstance(c["function"]["arguments"], Mapping)]
+            cut = [family.begun(**c["function"]) for c in made_calls if c not in one["tool_calls"]]
+            one["content"] = "\n".join(filter(None, [one.get("content"), *cut]))
+        if not one.get("tool_calls"):
             one.pop("tool_calls", None)
         if one.get("role") == "tool":
             answered = one.get("tool_call_id")
@@ -66,16 +71,15 @@ def _call(call: Any, where: str, name: str) -> dict[str, Any]:
     return {"id": made, "type": "function", "function": {"name": known, "arguments": arguments}}
 
 
-def _object(arguments: Any, where: str, name: str) -> dict[str, Any]:
-    """The object that is meant by arguments, which are JSON, or that object."""
-    found = arguments
+def _object(arguments: Any, where: str, name: str) -> dict[str, Any] | str:
+    """The object that is meant by arguments, which are JSON, or that object; text that is none as it is."""
     if isinstance(arguments, str):
+        text = check_text(where, arguments)
         try:
-            found = json.loads(check_text(where, arguments) or "{}")
-        except (ValueError, RecursionError) as error:
-            if isinstance(error, InputError):
-                raise
-            found = None
-    if not isinstance(found, Mapping):
+            found = json.loads(text or "{}")
+        except (ValueError, RecursionError):
+            return text
+        return found if isinstance(found, dict) else text
+    if not isinstance(arguments, Mapping):
         raise InputError(f"{where} is {shown(arguments)}; valid: a JSON object, as text", name)
-    return dict(found)
+    return dict(arguments)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenswift.checks import check_flag, check_text, shown
+from tokenswift.grammar import closed
 from tokenswift.types import InputError
 
 MOST = 128  # tools of a chat
@@ -49,12 +50,11 @@ class Tool:
 
     @property
     def bound(self) -> dict[str, Any]:
-        """The schema that arguments are held to: where properties are listed, no others unless it says so."""
-        schema = {"type": "object", **self.parameters}
-        listed = (
-            "properties" in schema and not {"patternProperties", "allOf", "anyOf", "oneOf"} & schema.keys()
+        """The schema that arguments are held to, with no members that it does not list unless it says so, and
+        without keywords that llguidance does not know."""
+        return closed(
+            {"type": "object", **json.loads(json.dumps(self.parameters)), "x-guidance": {"lenient": True}}
         )
-        return {"additionalProperties": False, **schema} if listed else schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tokenswift.grammar import CLOSE, OPEN, TITLES, Grammar
+from tokenswift.grammar import CLOSE, OPEN, TITLES, Grammar, closed
 from tokenswift.sampling.trial import LIMITS, TrialError, trial
 from tokenswift.types import InputError, RunError
 
@@ -135,9 +135,11 @@ class Grammars:
         except Exception as error:  # what converts GBNF raises plain ones
             raise _refused(grammar, _line(error)) from error
         try:
-            trial(text, tuple(special_tokens(self._codec)), self._vocab_size)
+            (wrong,) = trial((text,), tuple(special_tokens(self._codec)), self._vocab_size)
         except TrialError as error:
             raise _refused(grammar, _line(error)) from error
+        if wrong:
+            raise _refused(grammar, _line(wrong))
         return text
 
     def _matcher(self, grammar: Grammar, text: str, tokenizer: Any) -> Any:
@@ -336,6 +338,22 @@ def special_tokens(tokenizer: Any) -> list[str]:
     return [token.content for token in added.values() if token.special]
 
 
+def faults(schemas: Sequence[str]) -> list[str]:
+    """What llguidance cannot compile in each of several JSON schemas, "" where it can.
+
+    Raises:
+        InputError: one crashes it or takes too long.
+    """
+    from llguidance import LLMatcher
+
+    try:
+        return [*map(_line, trial(tuple(map(LLMatcher.grammar_from_json_schema, schemas))))]
+    except TrialError as error:
+        raise InputError(
+            f"tools have parameters that cannot be used ({error}); valid: {_VALID}", "tools"
+        ) from error
+
+
 def _source(grammar: Grammar, special: Collection[str]) -> str:
     """A grammar as llguidance takes it; ``special``: the vocabulary's special tokens."""
     if not grammar.thought:
@@ -356,7 +374,8 @@ def _bare_source(grammar: Grammar) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     if grammar.kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(grammar.text, defaults=_JSON)
+        schema = json.dumps(closed(json.loads(grammar.text)), ensure_ascii=False)
+        return LLMatcher.grammar_from_json_schema(schema, defaults=_JSON)
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == "choice":
@@ -372,5 +391,6 @@ def _refused(grammar: Grammar, reason: str) -> InputError:
 def _line(said: object) -> str:
     """The first lines of what a library says, as a piece of a line."""
     text = str(said).partition("\n<state>")[0].replace("<non-verbose/>", "")
-    text = " ".join(text.split()).replace("NoExtensionBias", "no text is possible") or type(said).__name__
+    text = " ".join(text.split()).replace("NoExtensionBias", "no text is possible")
+    text = text or (type(said).__name__ if isinstance(said, Exception) else "")
     return text if len(text) <= 240 else f"{text[:239]}…"

@@ -1,6 +1,6 @@
-"""Grammars are tried in a process of their own before this one compiles them: in llguidance some run for
-hours or overflow its stack, and nothing stops that within a process. Others have a first mask, but nothing
-comes of it, or every mask takes long: the beginning of a text is written, too."""
+"""Grammars are compiled in a process of their own before this one compiles them. Some overflow llguidance's
+stack, and intersections of expressions (``&``, ``allOf`` with patterns, ``multipleOf``) can take it hours
+within one step of an automaton, which neither its limits nor anything else in a process stops."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from pathlib import Path
 
 SECONDS = 10
 MEMORY = 1 << 32  # bytes of its address space
-CHOICES = 16  # made in the text that is written
-FORCED = 1 << 14  # bytes of text without a choice: llguidance goes through all of them for each mask
 LIMITS = {"max_lexer_states": 50_000, "verbose_errors": False}  # of about 2 KB each
 _CODE = """
-import json, random, sys
+import json, sys
 try:
     from resource import RLIMIT_AS, RLIMIT_CORE, setrlimit
     setrlimit(RLIMIT_CORE, (0, 0))
@@ -25,7 +23,7 @@ except (ImportError, ValueError, OSError):  # Windows has none, others have lowe
     pass
 sys.path.append(sys.argv[2])
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-choices, most, limits, special, size, text = json.load(sys.stdin)
+limits, special, size, texts = json.load(sys.stdin)
 class Bytes:
     eos_token_id, bos_token_id = 256, None
     tokens = [*(bytes([one]) for one in range(256)), b"<end>", *(name.encode() for name in special)]
@@ -34,39 +32,34 @@ class Bytes:
     def __call__(self, text):
         return list(text)
 tokenizer, limits = LLTokenizer(TokenizerWrapper(Bytes())), LLParserLimits(**limits)
-matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
-draw, wrong = random.Random(0), ""
-for _ in range(choices):
-    bits = matcher.compute_bitmask()
-    may = [byte for byte in range(255) if bits[byte // 8] >> byte % 8 & 1]  # 255 marks special ones
-    if len(forced := matcher.compute_ff_bytes()) > most:
-        wrong = f"{len(forced):,} bytes have to come in a row, of at most {most:,}"
-    tokens = matcher.compute_ff_tokens() or draw.sample(may, min(1, len(may)))
-    if wrong or matcher.is_error() or not tokens or not matcher.consume_tokens(tokens):
-        break
-print(json.dumps(wrong or matcher.get_error()))
+matchers = [LLMatcher(tokenizer, text, log_level=0, limits=limits) for text in texts]
+for matcher in matchers:
+    matcher.compute_bitmask()
+print(json.dumps([matcher.get_error() for matcher in matchers]))
 """
 
 
 class TrialError(Exception):
-    """A grammar cannot be compiled, must not be in this process, or no text can be written by it."""
+    """A grammar must not be compiled in this process."""
 
 
 @lru_cache(maxsize=64)  # of those that may: another failure may come of a busy machine
-def trial(text: str, special: tuple[str, ...], vocab_size: int) -> None:
-    """Compile a grammar and write the beginning of a text by it, over bytes and in another process.
+def trial(texts: tuple[str, ...], special: tuple[str, ...] = (), vocab_size: int = 0) -> list[str]:
+    """Compile grammars over bytes in another process.
 
     Args:
-        text: as llguidance takes it.
-        special: names of tokens that it may speak of.
-        vocab_size: V, the number of ids that it may speak of.
+        texts: as llguidance takes them.
+        special: names of tokens that they may speak of.
+        vocab_size: V, the number of ids that they may speak of.
+    Returns:
+        What is wrong with each, "" where nothing is.
     Raises:
         TrialError: with the reason.
     """
     import llguidance
 
     folder = str(Path(llguidance.__file__).parents[1])
-    given = json.dumps([CHOICES, FORCED, LIMITS, special, vocab_size, text]).encode()
+    given = json.dumps([LIMITS, special, vocab_size, texts]).encode()
     command = [sys.executable, "-I", "-c", _CODE, str(MEMORY), folder]
     try:
         done = subprocess.run(command, input=given, capture_output=True, timeout=SECONDS)
@@ -79,5 +72,4 @@ def trial(text: str, special: tuple[str, ...], vocab_size: int) -> None:
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise TrialError(f"it cannot be tried: {said}")
-    if wrong := json.loads(done.stdout):
-        raise TrialError(wrong)
+    return json.loads(done.stdout)

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
-from tokenswift.chat.tools import Tools
 from tokenswift.checks import shown
 from tokenswift.grammar import Grammar
 from tokenswift.types import InputError
@@ -41,9 +39,6 @@ MADE: dict[str, Callable[[Any], Grammar | None]] = {
     "grammar": Grammar.written,
     "json_object": _object,
 }
-#: llguidance's error about a schema in a line of a grammar, and the line of a call in `Family.grammar`
-_SCHEMA = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: (.*?)(?: \d+ \| |\); valid|…)")
-_CALL = re.compile(r"call_(\d+): ")
 
 
 class Formed(BaseModel):
@@ -74,21 +69,8 @@ class Formed(BaseModel):
             raise InputError(f"{' and '.join(found)} are given; valid: one of them", list(found)[1])
         return next(iter(found.values()), None)
 
-    def in_own_fields(self, error: InputError, grammar: Grammar, tools: Tools | None) -> InputError:
-        """Why a grammar is refused, with the field that it was made of.
-
-        Args:
-            error: what is wrong.
-            grammar: of the text, or of calls of the tools.
-            tools: that may be called; None: none.
-        """
-        inside = _SCHEMA.search(str(error))
-        line = grammar.text.split("\n")[int(inside[1]) - 1 :][:1] if inside else []
-        call = _CALL.match("".join(line))
-        if tools is not None and inside and call:
-            name = tools.callable[int(call[1])].name
-            given = f"the parameters of the tool {name!r} cannot be compiled ({inside[2]})"
-            return InputError(f"{given}; valid: a JSON schema that llguidance knows", "tools")
+    def in_own_field(self, error: InputError) -> InputError:
+        """Why a grammar is refused, with the field that it was made of."""
         return InputError(str(error), next(iter(self._grammars()), "tools").partition(".")[0])
 
     def _grammars(self) -> dict[str, Grammar]:

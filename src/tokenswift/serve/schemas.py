@@ -286,7 +286,7 @@ class Body(Formed):
                 try:
                     llm.resources.grammars.masks(sampling.grammar, 0)  # compiled here, or refused
                 except InputError as error:
-                    raise self.in_own_fields(error, sampling.grammar, tools) from error
+                    raise self.in_own_field(error) from error
             if longest is not None:
                 check_tokens(len(ids), longest, self.asked)
             left = most if limit is None else limit - len(ids)
