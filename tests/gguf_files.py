@@ -62,9 +62,7 @@ def tokenizer_fields(tokenizer: Any, kind: str = "gpt2", pre: str = "gpt-2") -> 
         "tokenizer.ggml.model": kind,
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [
-            3 if token in special else 1 if merges or len(token) == 1 else 5 for token in tokens
-        ],
+        "tokenizer.ggml.token_type": [3 if token in special else 1 for token in tokens],
         "tokenizer.ggml.merges": merges or None,
     }
     for ours, theirs in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():

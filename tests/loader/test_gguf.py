@@ -31,7 +31,7 @@ from tokenswift.loader.gguf.model import config_of, formats, layout_of
 from tokenswift.loader.load import WEIGHTS, load
 from tokenswift.loader.native import layout_of as layout_of_config
 from tokenswift.loader.plain_tokenizer import PlainTokenizer
-from tokenswift.loader.prompts import turn_ends
+from tokenswift.loader.prompts import turn_ends, unnamed_rows
 from tokenswift.loader.rope import rotary_of, rotary_of_config
 from tokenswift.types import InputError
 
@@ -360,6 +360,9 @@ def test_well_known_ends_of_turns_whatever_the_file_says(kind: int, tmp_path: Pa
     assert gguf_tokenizer.end_ids(fields) == [1, at, at + 1]
     made = gguf_tokenizer.build(fields, tmp_path).get_added_tokens_decoder()
     assert made[at].special and made[at + 1].special  # so that no message can hold them
+    del fields["tokenizer.ggml.eos_token_id"]
+    fields["tokenizer.ggml.token_type"][1] = kind  # of </s>
+    assert gguf_tokenizer.end_ids(fields) == ([1, at, at + 1] if kind == 3 else [at, at + 1])
 
 
 @pytest.mark.parametrize("form", ["gguf", "folder", "program"])
@@ -385,6 +388,16 @@ def test_the_template_tells_which_token_ends_a_turn(form: str, tmp_path: Path) -
     for template in ("{{ 1 // 0 }}", "{{ messages[-1].content }} <x>", "", None):
         tokenizer.chat_template = template
         assert turn_ends(tokenizer) == ({259} if "<x>" in (template or "") else set())
+
+
+def test_tokens_that_fill_up_a_padded_vocabulary_have_no_names(tmp_path: Path) -> None:
+    real = trained("qwen2")
+    fields = tokenizer_fields(real, pre="qwen2")
+    fields["tokenizer.ggml.tokens"] = [*fields["tokenizer.ggml.tokens"], "[PAD901]", "[PAD902]"]
+    fields["tokenizer.ggml.token_type"] = [*fields["tokenizer.ggml.token_type"], 5, 5]
+    ours = gguf_tokenizer.plain(fields, tmp_path)
+    assert ours.get_vocab() == real.get_vocab()
+    assert unnamed_rows(ours, 905) == list(range(len(real), 905)) and unnamed_rows(None, 3) == []
 
 
 def test_a_file_without_merges_is_refused(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ class Positions(NativeTarget):
 def streaming(budget: int, sinks: int, longest: int) -> tuple[ModelContext, Any]:
     model = tiny_model("llama", seed=1)
     draft = Positions(model, backend_for(), rotary_of(model))
-    return ModelContext(draft, "streaming", budget, sinks, longest), draft
+    return ModelContext(draft, draft.vocab_size, "streaming", budget, sinks, longest), draft
 
 
 def chain(context: ModelContext, text: list[int], length: int) -> list[int]:

@@ -18,11 +18,12 @@ def test_the_same_tokens_in_another_tensor(monkeypatch: pytest.MonkeyPatch) -> N
     gathered: list[int] = []
     gather = target._gather
     monkeypatch.setattr(target, "_gather", lambda ids: (gathered.append(len(ids)), gather(ids))[1])
-    frequent, hidden = torch.arange(20), torch.randn(2, 48)
+    frequent, hidden, size = torch.arange(20), torch.randn(2, 48), target.vocab_size
     logits = [
-        draft_vocabulary(target, frequent.clone(), prompt).logits(hidden) for prompt in ([40], [41, 42], [3])
+        draft_vocabulary(target, frequent.clone(), prompt, size).logits(hidden)
+        for prompt in ([40], [41, 42], [3])
     ]
     assert gathered == [20, 1, 2]
     assert torch.equal(logits[0][:, :20], logits[2])
-    other = draft_vocabulary(target, frequent + 1, [3]).logits(hidden)  # as many, but others
+    other = draft_vocabulary(target, frequent + 1, [3], size).logits(hidden)  # as many, but others
     assert torch.equal(other[:, :19], logits[2][:, 1:])

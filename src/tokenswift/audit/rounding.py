@@ -234,6 +234,9 @@ def measure_rounding(llm: LLM, text: Sequence[int], places: Sequence[int]) -> tu
 
 
 def far(one: Tensor, other: Tensor) -> float:
-    """Greatest absolute difference of a logit; infinite where either holds NaN."""
-    furthest = float((one.double() - other.to(one.device).double()).abs().max())
+    """Greatest absolute difference of a logit, of tokens that are left out aside; infinite where either holds
+    NaN."""
+    other = other.to(one.device)
+    chosen = (one != -torch.inf) & (other != -torch.inf)
+    furthest = float((one.double() - other.double())[chosen].abs().max())
     return furthest if furthest == furthest else float("inf")

@@ -275,6 +275,12 @@ def _checked(prompt: Any, vocab_size: int, name: str) -> list[int]:
     return ids
 
 
+def unnamed_rows(tokenizer: Any, rows: int) -> list[int]:
+    """Rows of an embedding that no token of a tokenizer names, in order."""
+    vocabulary = getattr(tokenizer, "get_vocab", None)
+    return [] if vocabulary is None else sorted(set(range(rows)).difference(vocabulary().values()))
+
+
 def turn_ends(tokenizer: Any) -> set[int]:
     """The control token that the chat template puts behind an assistant's message, whatever the files say."""
     if not has_template(tokenizer):

@@ -44,6 +44,7 @@ class BaseTarget(ABC):
         weight_bytes: bytes of weights that one pass reads.
         copied_bytes: bytes that copies of weights take beside the model's own.
         kv_bytes: bytes of keys and values per cached token.
+        unnamed: rows of the LM head that no token names, (m,): padding, which is never chosen; None: none is.
         whole: whether products take activations as int8.
         ranks: processes that compute the model together.
     """
@@ -53,6 +54,7 @@ class BaseTarget(ABC):
     ranks = 1
     layout: Layout | None = None
     taps: tuple[int, ...] = ()
+    unnamed: Tensor | None = None
 
     def __init__(
         self, config: Any, head: Tensor, rotary: Rotary, backend: Backend, kv_heads: int | None = None
@@ -78,6 +80,10 @@ class BaseTarget(ABC):
             InputError: the model's forward does not give them.
         """
         self.taps = layers
+
+    def leave_out(self, rows: Sequence[int]) -> None:
+        """Have these rows of the LM head never be chosen; see :attr:`unnamed`."""
+        self.unnamed = torch.tensor(rows, device=self.device) if rows else None
 
     @abstractmethod
     def compute_as(self, how: LoadConfig, name: str) -> None:
@@ -248,9 +254,18 @@ class BaseTarget(ABC):
     def norm(self, hidden: Tensor) -> Tensor:
         """The final norm: (n, D) → (n, D)."""
 
-    @abstractmethod
+    @inference
     def project(self, normed: Tensor, rows: Any = None) -> Tensor:
-        """The LM head alone: (n, D) → (n, V), float32; only its ``rows`` → (n, m) when given."""
+        """The LM head alone: (n, D) → (n, V), float32, -inf for :attr:`unnamed` tokens; only its ``rows`` →
+        (n, m) when given."""
+        logits = self._project(normed, rows)
+        if rows is None and self.unnamed is not None:
+            logits.index_fill_(1, self.unnamed, -torch.inf)
+        return logits
+
+    @abstractmethod
+    def _project(self, normed: Tensor, rows: Any) -> Tensor:
+        """The LM head's product."""
 
     @abstractmethod
     def embed(self, tokens: Tensor) -> Tensor:

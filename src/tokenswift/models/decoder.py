@@ -330,9 +330,7 @@ class NativeTarget(BaseTarget):
         active = torch.float32 if self.whole else self.body.shape.active
         return self.backend.norm(hidden, self._norm, self._eps, dtype or active)
 
-    @inference
-    def project(self, normed: Tensor, rows: Any = None) -> Tensor:
-        """The LM head alone: (n, D) → (n, V), float32; only its ``rows`` → (n, m) when given."""
+    def _project(self, normed: Tensor, rows: Any) -> Tensor:
         if rows is not None:
             return self.backend.draft_product(normed, rows)
         active = torch.int8 if self.whole else None

@@ -90,16 +90,18 @@ class DraftModels:
 
     def _checked(self, made: Target, tokenizer: Any, name: str) -> Target:
         mine, theirs = self._target.vocab_size, made.vocab_size
-        if mine != theirs:
+        vocabularies = [one.get_vocab() for one in (tokenizer, self._tokenizer) if one is not None]
+        if mine != theirs and len(vocabularies) < 2:
             raise InputError(
                 f"draft_model {name} has a vocabulary of {theirs} tokens, the target one of {mine}; "
                 f"valid: a model with the target's tokenizer"
             )
-        if tokenizer is not None and self._tokenizer is not None:
-            if tokenizer.get_vocab() != self._tokenizer.get_vocab():
-                raise InputError(
-                    f"draft_model {name} has another vocabulary; valid: a model with the target's tokenizer"
-                )
+        if len(vocabularies) == 2 and vocabularies[0] != vocabularies[1]:
+            raise InputError(
+                f"draft_model {name} has another vocabulary; valid: a model with the target's tokenizer"
+            )
+        if (unnamed := self._target.unnamed) is not None:
+            made.unnamed = unnamed[unnamed < theirs]
         return made
 
 

@@ -170,9 +170,7 @@ class GenericTarget(BaseTarget):
         with self._one_by_one:
             return self._final(hidden).to(self.device)
 
-    @torch.inference_mode()
-    def project(self, normed: Tensor, rows: Any = None) -> Tensor:
-        """The LM head alone: (n, D) → (n, V), float32; only its ``rows`` (m, D) → (n, m) when given."""
+    def _project(self, normed: Tensor, rows: Any) -> Tensor:
         with self._one_by_one:
             logits = self.lm_head(normed) if rows is None else normed @ rows.T
         return shaped_logits(logits.to(self.device), self.config).float()

@@ -82,7 +82,7 @@ def test_a_draft_model_that_caught_up_knows_the_text(lag: int) -> None:
     model = LLM.from_model(small_model()).target
     rows = []
     for known in (30, len(text)):
-        drafter = ModelContext(model, "streaming", 256, 4, 5)
+        drafter = ModelContext(model, model.vocab_size, "streaming", 256, 4, 5)
         drafter.begin(text[:known])
         assert drafter.catch_up(text) == (known == 30)
         rows.append([drafter.row(text, path) for path in ((), (1,), (1, 2))])

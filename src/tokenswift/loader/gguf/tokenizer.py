@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what sentencepiece writes for a space
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # kinds of tokens
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # kinds of tokens
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
@@ -43,10 +43,11 @@ CUTS: dict[str, tuple[str, ...] | None] = {
     ),
 }
 SAME = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
-#: tokens that end a text besides those that the file numbers, of whatever kind it says they are
-ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "</s>")
-ENDS += ("<end_of_turn>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "<turn|>")
-ENDS += ("<｜end▁of▁sentence｜>",)
+#: tokens that end a text besides those that the file numbers: of whatever kind it says they are, and those
+#: that may be ordinary text otherwise (``</s>`` is a tag of HTML)
+ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<turn|>")
+ENDS += ("<end_of_turn>", "<end_of_utterance>", "<｜end▁of▁sentence｜>")
+CONTROL_ENDS = ("</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]")
 logger = logging.getLogger("tokenswift")
 #: names of special tokens: ours, the file's
 NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
@@ -126,7 +127,8 @@ def build(metadata: Mapping[str, Any], path: Path) -> Any:
     kind, tokens = _value(metadata, "model"), _value(metadata, "tokens")
     kinds = _value(metadata, "token_type") or [NORMAL] * len(tokens or ())
     needed = ("tokens", "scores", "token_type") if kind == "llama" else ("tokens",)
-    if kind == "gpt2" and any(len(t) > 1 for t, k in zip(tokens or (), kinds, strict=False) if k == NORMAL):
+    joined = [len(t) > 1 for t, k in zip(tokens or (), kinds, strict=False) if k == NORMAL]
+    if kind == "gpt2" and 2 * sum(joined) > len(joined):
         needed = ("tokens", "merges")  # no other way leads to such tokens
     if lacking := next((name for name in needed if _value(metadata, name) is None), None):
         raise InputError(
@@ -194,14 +196,25 @@ def named_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def end_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """The ids that end a text, in order: those that the file numbers, and `ENDS`."""
+    """The ids that end a text, in order: those that the file numbers, and the well-known ones."""
     found = {_value(metadata, f"{name}_token_id") for name in ("eos", "eot", "eom")}
-    found |= {at for at, token in enumerate(_value(metadata, "tokens") or ()) if token in ENDS}
+    tokens = _value(metadata, "tokens") or ()
+    kinds = _value(metadata, "token_type") or [NORMAL] * len(tokens)
+    for at, (token, kind) in enumerate(zip(tokens, kinds, strict=False)):
+        if token in ENDS or (kind == CONTROL and token in CONTROL_ENDS):
+            found.add(at)
     return sorted(at for at in found if at is not None)
 
 
 def _value(metadata: Mapping[str, Any], name: str) -> Any:
     return metadata.get(f"tokenizer.ggml.{name}")
+
+
+def _vocabulary(metadata: Mapping[str, Any]) -> dict[str, int]:
+    """Tokens and their ids, without those that fill up a padded embedding."""
+    tokens = _value(metadata, "tokens")
+    kinds = _value(metadata, "token_type") or [NORMAL] * len(tokens)
+    return {t: at for at, (t, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != UNUSED}
 
 
 def _rule(metadata: Mapping[str, Any]) -> str:
@@ -222,7 +235,7 @@ def _adds(metadata: Mapping[str, Any], name: str) -> bool:
 def _byte_level(metadata: Mapping[str, Any], path: Path) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    rule, tokens = _rule(metadata), _value(metadata, "tokens")
+    rule = _rule(metadata)
     if _value(metadata, "pre") is None:
         logger.warning(
             "model file %s lacks tokenizer.ggml.pre, by whose rule texts are cut before they are encoded; "
@@ -234,7 +247,7 @@ def _byte_level(metadata: Mapping[str, Any], path: Path) -> Any:
         raise InputError(f"model file {path}: its tokenizer cuts texts by the rule {rule!r}; valid: {valid}")
     made = Tokenizer(
         models.BPE(
-            vocab={token: index for index, token in enumerate(tokens)},
+            vocab=_vocabulary(metadata),
             merges=[tuple(line.split(" ")) for line in _value(metadata, "merges") or ()],
             ignore_merges=rule == "llama-bpe",
         )
@@ -258,7 +271,7 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> Any:
 
     tokens, scores = _value(metadata, "tokens"), _value(metadata, "scores")
     kinds = _value(metadata, "token_type")
-    vocabulary = {token: index for index, token in enumerate(tokens)}
+    vocabulary = _vocabulary(metadata)
     unknown = _value(metadata, "unknown_token_id")
     made = Tokenizer(
         models.BPE(
@@ -283,7 +296,11 @@ def _merges(
     tokens: list[str], scores: list[float], kinds: list[int], vocabulary: dict[str, int]
 ) -> list[tuple[str, str]]:
     """Pairs of tokens whose union is a token, those with the best score first."""
-    plain = {token for token, kind in zip(tokens, kinds, strict=True) if kind not in (UNKNOWN, CONTROL, BYTE)}
+    plain = {
+        token
+        for token, kind in zip(tokens, kinds, strict=True)
+        if kind not in (UNKNOWN, CONTROL, UNUSED, BYTE)
+    }
     found: list[tuple[float, int, int, str, str]] = []
     for token, score in zip(tokens, scores, strict=True):
         if token not in plain:

@@ -50,14 +50,14 @@ class HeadLevels:
 
     def __init__(self, model: DraftModel, heads: Heads, frequent: bool) -> None:
         self.model, self.heads, self.frequent = model, heads, frequent
-        self.vocabulary = DraftVocabulary(model)
+        self.vocabulary = DraftVocabulary(model, model.vocab_size)
         self._steps = packed_steps(heads, model.backend, model.whole)
         self._base = torch.empty(0, dtype=torch.float32)
 
     def begin(self, tokens: list[int]) -> None:
         """Settle which tokens may be drafted, from the prompt."""
         if self.frequent and not self.heads.own_lm_heads:
-            self.vocabulary = draft_vocabulary(self.model, self.heads.frequent, tokens)
+            self.vocabulary = draft_vocabulary(self.model, self.heads.frequent, tokens, self.model.vocab_size)
 
     @property
     def subset(self) -> Subset | None:

@@ -41,6 +41,7 @@ class ModelContext:
 
     Args:
         model: the draft model; same tokenizer as the target.
+        size: tokens of the target.
         kv: "streaming" or "snapkv".
         budget, sinks: B and S of its cache, draft rows included (streaming) or not (snapkv).
         longest: tokens that may be drafted and run before they are committed.
@@ -50,13 +51,14 @@ class ModelContext:
     def __init__(
         self,
         model: DraftModel,
+        size: int,
         kv: str,
         budget: int,
         sinks: int,
         longest: int,
         frequent: Tensor | None = None,
     ) -> None:
-        self.model, self.kv = model, kv
+        self.model, self.size, self.kv = model, size, kv
         self.budget = min([budget, *(w for w in model.windows if w is not None)])
         self.slots = self.budget
         if kv == "streaming":
@@ -77,8 +79,9 @@ class ModelContext:
     @torch.inference_mode()
     def begin(self, tokens: list[int], check: Callable[[], None] = lambda: None) -> None:
         """Run the prompt, all but its last token (the first root); ``check`` is called between passes."""
-        known = tokens[:-1]
-        self.vocabulary = draft_vocabulary(self.model, self.frequent, tokens)
+        last = self.model.vocab_size - 1  # it stands for tokens that the model has no row for
+        known = [min(token, last) for token in tokens[:-1]]
+        self.vocabulary = draft_vocabulary(self.model, self.frequent, tokens, self.size)
         run = known
         if self.kv == "streaming" and len(known) > self.slots:
             run = known[: self.sinks] + known[len(known) - (self.slots - self.sinks) :]
@@ -124,6 +127,7 @@ class ModelContext:
         self._cache.rewind(same)
         start = self._known + same - self._shift
         tokens = newest if isinstance(newest, Tensor) else torch.tensor(fresh[same:])
+        tokens = tokens.clamp(max=self.model.vocab_size - 1)  # as of `begin`
         positions = torch.arange(start, start + len(tokens))
         result = self.model.forward(tokens, positions, self._cache)
         self._cache.grow(len(tokens))

@@ -53,7 +53,9 @@ class Auto(ByChance):
             drafters.append(PartialDrafter(target, context, levels, least=context.budget))
         if options.draft_model is not None:
             small = llm.draft_models.get(options.draft_model)
-            own = ModelContext(small, "streaming", MODEL_BUDGET, MODEL_SINKS, CHAIN, llm.frequent())
+            own = ModelContext(
+                small, llm.target.vocab_size, "streaming", MODEL_BUDGET, MODEL_SINKS, CHAIN, llm.frequent()
+            )
             drafters.append(ModelDrafter(own, target, ("draft_model", "given")))
         if llm.eagle is not None:
             drafters.append(EagleDrafter(llm.eagle))

@@ -40,7 +40,7 @@ class MagicDec(FixedWidths):
             drafter = PartialDrafter(llm.target, context, mark=CHAIN)
         else:
             small = llm.draft_models.get(options.draft_model)
-            own = ModelContext(small, options.kv, budget, sinks, gamma, llm.frequent())
+            own = ModelContext(small, llm.target.vocab_size, options.kv, budget, sinks, gamma, llm.frequent())
             drafter = ModelDrafter(own, llm.target, ("budget", budget))
         coupled, widths = options.candidates == "coupled", (1,) * gamma
         super().__init__([drafter], sampler, coupled, widths, ("gamma", gamma))

@@ -14,6 +14,7 @@ from torch import Tensor
 from tokenswift.load_config import LoadConfig
 from tokenswift.loader.find import cache_dir
 from tokenswift.loader.own_sampling import OwnSampling
+from tokenswift.loader.prompts import unnamed_rows
 from tokenswift.models.draft_models import DraftModels
 from tokenswift.models.target import Target
 from tokenswift.sampling.masks import Grammars
@@ -74,6 +75,7 @@ class Resources:
         self.lock = Lock()
         self.target = source.target(on_progress)
         self.target.compute_as(how, name)
+        self.target.leave_out(unnamed_rows(source.codec, self.target.vocab_size))
         self.eagle = None if eagle is None else eagle_of(eagle, self.target, source.codec, on_progress)
         self.draft_models = DraftModels(self.target, source.codec, is_default=bool(packaged))
         self.grammars = Grammars(source.codec, self.target.vocab_size, source.end_tokens)

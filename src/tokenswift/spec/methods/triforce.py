@@ -34,7 +34,7 @@ class TriForce(FixedWidths):
         gamma, sinks, size = options.gamma, options.sinks, options.draft_budget
         longest, coupled = gamma + options.inner_gamma, options.candidates == "coupled"
         small = llm.draft_models.get(options.draft_model)
-        own = ModelContext(small, "streaming", size, sinks, longest, llm.frequent())
+        own = ModelContext(small, llm.target.vocab_size, "streaming", size, sinks, longest, llm.frequent())
         inner = ModelDrafter(own, llm.target, ("draft_budget", size))
         context = SparseContext(
             llm.target, "chunks", options.budget, sinks, longest + 1, options.refresh, chunk=options.chunk
