@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from tokenswift.kv.pages import large_empty, to_device
-
-Move = Callable[[Tensor, int, Sequence[int]], None]
 
 
 class FullCache:
@@ -24,7 +22,6 @@ class FullCache:
         layers, kv_heads, head_dim: shape of the model's cache.
         capacity: tokens that fit, scratch room included.
         dtype, device: of the stored entries.
-        move: moves entries ``start + nodes[i]`` of data to ``start + i``, for rising nodes.
     """
 
     ordered = True  # entry i is position i
@@ -37,9 +34,7 @@ class FullCache:
         capacity: int,
         dtype: torch.dtype,
         device: torch.device,
-        move: Move | None = None,
     ) -> None:
-        self._move = move or _moved
         self.data = large_empty(2 * layers, kv_heads, capacity, head_dim, dtype=dtype, device=device)
         self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.layers = layers
@@ -116,13 +111,13 @@ class FullCache:
 
     def _move_rows(self, start: int, nodes: Sequence[int]) -> None:
         """Move entries ``start + nodes[i]`` to ``start + i``, for rising nodes."""
-        self._move(self.data, start, nodes)
+        rows = to_device(nodes, self.data.device) + start
+        self.data[:, :, start : start + len(nodes)] = self.data.index_select(2, rows)
 
     def _copy(self, capacity: int, length: int) -> FullCache:
         """A cache of so much room with the first ``length`` entries."""
         layers2, kv_heads, _, width = self.data.shape
-        place = (self.data.dtype, self.data.device, self._move)
-        made = FullCache(layers2 // 2, kv_heads, width, capacity, *place)
+        made = FullCache(layers2 // 2, kv_heads, width, capacity, self.data.dtype, self.data.device)
         made.data[:, :, :length] = self.data[:, :, :length]
         made._length = length
         return made
@@ -147,8 +142,3 @@ class FullCache:
     def keys(self, layer: int) -> Tensor:
         """Committed keys of a layer, (K, T, d)."""
         return self.data[2 * layer, :, : self._length]
-
-
-def _moved(data: Tensor, start: int, nodes: Sequence[int]) -> None:
-    rows = to_device(nodes, data.device) + start
-    data[:, :, start : start + len(nodes)] = data.index_select(2, rows)

@@ -92,6 +92,10 @@ class CudaBackend(TorchBackend):
                 self.equal_bits = False
         return made
 
+    def pack_for_drafts(self, weight: Float[Tensor, "N K"], int8: bool) -> Packed:
+        """See :meth:`Backend.pack_for_drafts`; whether rows keep their bits is not asked."""
+        return Packed([self._here(weight)], False)
+
     def _here(self, part: Tensor | Stored) -> Tensor | Stored:
         """A weight on the device."""
         if isinstance(part, Stored):
@@ -230,7 +234,7 @@ class CudaBackend(TorchBackend):
     ) -> Float[Tensor, "n N"]:
         """``at_once``: by one product, whose bits are those of so many rows."""
         rows = states.to(weight.dtype).contiguous()
-        sizes = self._sizes[weight.rows, weight.columns, weight.dtype] or SIZES
+        sizes = self._sizes.get((weight.rows, weight.columns, weight.dtype)) or SIZES
         made = (
             self._product(rows, weight.data) if at_once else padded(self._product, rows, weight.data, sizes)
         )
