@@ -38,6 +38,14 @@ from tokenswift.serve.store import IDS, Record, Store, brief
 from tokenswift.types import InputError, Logprob, RunError, Step
 from tokenswift.words import counted
 
+logger = logging.getLogger("tokenswift")
+KEPT = 64  # answers in memory besides those under way and those that somebody reads
+BOUND = 2  # requests with a grammar that are looked at at once: one may take a core for seconds, and 4 GB
+AGAIN = 0.5  # seconds until a full queue is tried again
+#: why an answer was stopped
+GONE, CANCELLED, ENDS = "its client is gone", "it was cancelled", "the server ends"
+LATE = "the answer took longer than the server's --max-seconds"
+STALLED = 60.0  # seconds without a step, while there is work, after which the server is not well
 LEAST = -9999.0  # in place of minus infinity, for which JSON has no number; vLLM's
 
 #: a token's bytes, its place in the text, log-probability (None: nothing stands before it), and bytes and
@@ -301,10 +309,6 @@ class Answer:
             await self._news.wait()
 
 
-logger = logging.getLogger("tokenswift")
-KEPT = 64  # answers in memory besides those under way and those that somebody reads
-
-
 class Shelf:
     """All answers of a server.
 
@@ -327,12 +331,6 @@ class Shelf:
         assert self._store is not None
         return self._store
 
-    def keeps(self, answer: Answer) -> bool:
-        """Whether an answer has a folder: no journal holds log-probabilities, or an echo."""
-        body = answer.body
-        plain = body.likely is None and body.prompt_likely is None and not body.echoes
-        return self._store is not None and plain and getattr(body, "store", None) is not False
-
     async def left(self) -> list[Answer]:
         """Answers of the background that an earlier server left."""
         found: list[Answer] = []
@@ -345,8 +343,11 @@ class Shelf:
         return found
 
     def add(self, answer: Answer) -> None:
-        """A new answer."""
-        answer.spell, answer.kept = self._spell, self.keeps(answer)
+        """A new answer; it has a folder unless it tells what no journal holds."""
+        body = answer.body
+        plain = body.likely is None and body.prompt_likely is None and not body.echoes
+        answer.kept = self._store is not None and plain and getattr(body, "store", None) is not False
+        answer.spell = self._spell
         self.answers[answer.id] = answer
 
     def know(self, answer: Answer) -> None:
@@ -389,7 +390,7 @@ class Shelf:
         Raises:
             RunError: the disk says no.
         """
-        if self.keeps(answer):
+        if answer.kept:
             await asyncio.to_thread(self.disk.write, answer.record)
 
     async def settle(self, answer: Answer) -> None:
@@ -400,34 +401,17 @@ class Shelf:
         except RunError as failed:
             logger.warning("%s", failed)
 
-    def forget(self, answer: Answer) -> None:
-        """Let go of an answer, but for its folder."""
-        self.answers.pop(answer.id, None)
-
     async def remove(self, answer: Answer) -> None:
         """Let go of an answer and of its folder."""
-        self.forget(answer)
-        if self.keeps(answer):
+        self.answers.pop(answer.id, None)
+        if answer.kept:
             await asyncio.to_thread(self.disk.remove, answer.id)
 
     def shed(self) -> None:
         """Let go of the oldest answers that nobody reads."""
         idle = [a for a in self.answers.values() if not a.readers and not a.running and not a.lock.locked()]
         for answer in idle[: max(0, len(self.answers) - KEPT)]:
-            if self.keeps(answer):
-                self.answers.pop(answer.id)
-            else:
-                self.forget(answer)
-
-
-BOUND = (
-    2  # requests with a grammar that are looked at concurrently: one may take a core for seconds, and 4 GB
-)
-AGAIN = 0.5  # seconds until a full queue is tried again
-#: why an answer was stopped
-GONE, CANCELLED, ENDS = "its client is gone", "it was cancelled", "the server ends"
-LATE = "the answer took longer than the server's --max-seconds"
-STALLED = 60.0  # seconds without a step, while there is work, after which the server is not well
+            self.answers.pop(answer.id)
 
 
 class Answers:
@@ -498,14 +482,15 @@ class Answers:
                     requests = await asyncio.to_thread(self._requests, record, body)
                 record.prompt_tokens = [len(request.prompt) for request in requests]
                 if body.is_chat:
-                    record.thought = thought_of(self.llm.source.codec, self.llm.encode(requests[0].prompt))
+                    ids: Any = requests[0].prompt
+                    record.thought = thought_of(self.llm.source.codec, ids)
                 self.shelf.know(answer)
                 found = await asyncio.to_thread(echoes, body, requests, self.llm.source.codec)
                 answer.parts = [Part(i, record.prompt_tokens[i], echo) for i, echo in enumerate(found)]
                 answer.requests = requests
                 await self.shelf.write(answer)
         except BaseException:
-            self.shelf.forget(answer)
+            self.shelf.answers.pop(answer.id, None)
             raise
         return answer
 
