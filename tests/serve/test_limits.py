@@ -11,8 +11,7 @@ import pytest
 
 from tests.serve.conftest import Running, Start
 from tokenswift import LLM, InputError
-from tokenswift.serve import limits
-from tokenswift.serve.schemas import KINDS
+from tokenswift.serve.schemas import CHARACTERS, KINDS
 from tokenswift.serve.settings import Settings
 
 HELLO: dict[str, Any] = {"prompt": "hello", "max_tokens": 4}
@@ -124,7 +123,7 @@ def test_a_long_prompt_is_not_encoded(start: Start, llm: LLM, monkeypatch: pytes
 
     server = start(max_prompt=20)
     monkeypatch.setattr(llm, "encode", encode)
-    text = "a" * (20 * limits.CHARACTERS + 1)
+    text = "a" * (20 * CHARACTERS + 1)
     said = f"the prompt is {len(text)} characters; valid: up to {len(text) - 1}, for 20 tokens"
     half = {"role": "user", "content": text[: len(text) // 2 + 1]}
     for path, body, field in (

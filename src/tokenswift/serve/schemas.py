@@ -7,9 +7,10 @@ where the command line's are, by `config.SamplingParams` and `engine.request`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -17,7 +18,8 @@ from tokenswift.chat.calls import calls_of
 from tokenswift.chat.families import effort_options
 from tokenswift.chat.thought import thought_of
 from tokenswift.chat.tools import Tools, tools_of
-from tokenswift.config import SamplingParams, sampling_over
+from tokenswift.checks import shown
+from tokenswift.config import MOST_BIASES, MOST_TEXTS, SamplingParams, sampling_over
 from tokenswift.engine.chat import bound, encoded
 from tokenswift.engine.journal import asked_of
 from tokenswift.engine.request import MOST_LOGPROBS, Request
@@ -26,20 +28,263 @@ from tokenswift.memory import default_length
 from tokenswift.method_options import tree_nodes
 from tokenswift.serve.errors import CLOSED, in_words_of
 from tokenswift.serve.forms import MADE, Formed
-from tokenswift.serve.limits import (
-    LIST,
-    check_body,
-    check_ids,
-    check_nodes,
-    check_passes,
-    check_prompt,
-    check_tokens,
-)
-from tokenswift.serve.messages import Item, Message, plain_items, plain_messages
 from tokenswift.serve.settings import Settings
 from tokenswift.spec.drafters.lookup import LENGTH
 from tokenswift.types import InputError
 from tokenswift.words import counted
+
+LIST = 4096  # entries of a list: messages, parts of one, prompts, numbers of a strategy's option
+ITEMS = 32  # of an object of settings
+#: fields that are lists or objects → how many entries they may have
+MOST = dict.fromkeys(("messages", "input", "content"), LIST) | {"stop": 16, "metadata": 16}
+MOST |= dict.fromkeys(("tokenswift", "strategy_options", "chat_template_kwargs", "text"), ITEMS)
+MOST |= dict.fromkeys(("stream_options", "structured_outputs", "tool_choice", "response_format"), ITEMS)
+MOST |= dict.fromkeys(("bad_words", "stop_token_ids", "dry_breakers"), MOST_TEXTS)
+MOST |= {"logit_bias": MOST_BIASES}
+CHARACTERS = 32  # of a prompt for each token that it may have: no language has so many
+NODES = 256  # of a fixed tree: a larger one makes every other client wait
+PASSES = 64  # of a draft model in a step, for the same reason
+
+
+def check_body(body: Any) -> None:
+    """See that lists and objects are as short as they may be, and lists of prompts of one kind.
+
+    Raises:
+        InputError: naming the field.
+    """
+    if not isinstance(body, Mapping):
+        return  # whoever reads it says so
+    for name in MOST:
+        _check_size(name, body.get(name), 2 if name in ("messages", "input", "tokenswift") else 0)
+    _check_prompts(body.get("prompt"))
+
+
+def _check_size(name: str, value: Any, levels: int) -> None:
+    if not isinstance(value, list | Mapping):
+        return
+    most = MOST.get(name.rpartition(".")[2], LIST)
+    if len(value) > most:
+        field = name.partition(".")[0].partition("[")[0]
+        raise InputError(f"{name} has {len(value):,} entries; valid: up to {most:,}", field)
+    if not levels:
+        return
+    named = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for key, one in named:
+        inner = f"[{key}]" if isinstance(key, int) else f".{shown(key)[1:-1]}"
+        _check_size(name + inner, one, levels - 1)
+
+
+def _check_prompts(prompt: Any) -> None:
+    """A list of texts, of token ids, or of lists of these: of others every entry would be an error."""
+    if not isinstance(prompt, list) or not prompt:
+        return
+    kind = type(prompt[0])
+    if kind is not int and len(prompt) > LIST:
+        raise InputError(f"prompt has {len(prompt):,} entries; valid: up to {LIST:,}", "prompt")
+    alike = kind in (str, int, list) and all(type(one) is kind for one in prompt)
+    if alike and kind is list:
+        alike = all(type(token) is int for one in prompt for token in one)
+    if not alike:
+        raise InputError(
+            f"prompt is {shown(prompt[:8])}; valid: text, a list of texts, token ids, or a list of these",
+            "prompt",
+        )
+
+
+def check_prompt(prompt: Any, most: int | None, field: str, tools: Tools | None = None) -> None:
+    """See that a prompt can have as few tokens as it may, before it is encoded.
+
+    Args:
+        prompt: text, token ids or messages.
+        most: tokens; None: any number.
+        field: of the request.
+        tools: that it describes.
+    Raises:
+        InputError: it cannot.
+    """
+    if most is None:
+        return
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+        check_tokens(len(prompt), most, field)
+        return
+    size = len(prompt) if isinstance(prompt, str) else _length(prompt)
+    size += 0 if tools is None else len(json.dumps(tools.forms, ensure_ascii=False))
+    if size > CHARACTERS * most:
+        room = f"{CHARACTERS * most:,}, for {most:,} tokens"
+        raise InputError(f"the prompt is {size:,} characters; valid: up to {room}", field)
+
+
+def check_tokens(size: int, most: int, field: str) -> None:
+    """See that a prompt has as few tokens as it may."""
+    if size > most:
+        raise InputError(f"the prompt is {size:,} tokens; valid: up to {most:,}", field)
+
+
+def check_ids(ids: Collection[int], size: int) -> None:
+    """See that a text can be stopped by these ids.
+
+    Args:
+        size: of the vocabulary.
+    Raises:
+        InputError: one of them is none of a token.
+    """
+    wrong = next((token for token in ids if not 0 <= token < size), None)
+    if wrong is not None:
+        valid = f"0 to {size - 1}, the model's vocabulary"
+        raise InputError(f"stop_token_ids holds {wrong}; valid: {valid}", "stop_token_ids")
+
+
+def _length(messages: Sequence[Mapping[str, Any]]) -> int:
+    return sum(len(message["content"]) + len(str(message.get("tool_calls") or "")) for message in messages)
+
+
+def check_nodes(nodes: int) -> None:
+    """See that a tree is as small as it has to be beside other clients' texts.
+
+    Raises:
+        InputError: it is not.
+    """
+    if nodes > NODES:
+        raise InputError(
+            f"tokenswift.strategy_options asks for a tree of {nodes:,} nodes; valid here: up to {NODES}",
+            "tokenswift",
+        )
+
+
+def check_passes(passes: int) -> None:
+    """See that a step has as few passes of a draft model as it has to beside other clients' texts.
+
+    Raises:
+        InputError: it has more.
+    """
+    if passes > PASSES:
+        raise InputError(
+            f"tokenswift.strategy_options.gamma times inner_gamma is {passes:,}; valid here: up to {PASSES}",
+            "tokenswift",
+        )
+
+
+CALL, RESULT, SKIPPED = "function_call", "function_call_output", "reasoning"
+ITEM_TYPES = (None, "message", CALL, RESULT, SKIPPED)
+
+
+class Piece(BaseModel):
+    """A part of a message."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+    @property
+    def said(self) -> str | None:
+        """Its text; None: it holds something else."""
+        if self.type == "refusal":
+            return self.refusal
+        return self.text if self.type in ("text", "input_text", "output_text") else None
+
+
+class Message(BaseModel):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"] | None = None
+    content: str | list[Piece] | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # the same, of other servers
+    tool_calls: list[Any] | None = None
+    tool_call_id: str | None = None
+
+    def plain(self, where: str) -> dict[str, Any]:
+        """The message as `chat` takes it.
+
+        Args:
+            where: its name, such as ``messages[0]``.
+        Raises:
+            InputError: it has no role, or holds something else than text, or nothing (what only an
+                assistant may say).
+        """
+        if self.role is None:
+            valid = "system, developer, user, assistant, tool"
+            raise InputError(f"{where}.role is missing; valid: {valid}", where.partition("[")[0])
+        nothing = (self.refusal or "") if self.role == "assistant" else None
+        content = nothing if self.content is None else self.content
+        text = plain_text(content, f"{where}.content", self.tool_calls)
+        made: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        if self.tool_calls:
+            made["tool_calls"] = self.tool_calls
+        if self.role == "assistant" and (thought := self.reasoning_content or self.reasoning):
+            made["reasoning_content"] = thought
+        if self.role == "tool":
+            made["tool_call_id"] = self.tool_call_id
+        return made
+
+
+class Item(Message):
+    """One item of a response's input: a message, a call, or what came of it."""
+
+    type: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[Piece] | None = None
+
+
+def plain_text(content: str | list[Piece] | None, where: str, calls: Any = None) -> str:
+    """The text of a content.
+
+    Args:
+        where: its name.
+        calls: with them there may be none.
+    Raises:
+        InputError: it holds something else than text, or nothing.
+    """
+    if content is None and not calls:
+        raise InputError(f"{where} is missing; valid: text", where.partition("[")[0])
+    if not isinstance(content, list):
+        return content or ""
+    for piece in content:
+        if piece.said is None:
+            raise InputError(
+                f"{where} holds a part of type {shown(piece.type)}; valid: text", where.partition("[")[0]
+            )
+    return "".join(piece.said or "" for piece in content)
+
+
+def plain_messages(messages: Sequence[Message], name: str) -> list[dict[str, Any]]:
+    """Messages as `chat` takes them.
+
+    Raises:
+        InputError: naming what is wrong.
+    """
+    return [message.plain(f"{name}[{i}]") for i, message in enumerate(messages)]
+
+
+def plain_items(items: Sequence[Item], name: str = "input") -> list[dict[str, Any]]:
+    """Items as messages: calls in a row, and a text of the assistant's before them, are one message.
+
+    Raises:
+        InputError: naming what is wrong.
+    """
+    made: list[dict[str, Any]] = []
+    for i, item in enumerate(items):
+        where = f"{name}[{i}]"
+        if item.type not in ITEM_TYPES:
+            valid = f"message, {CALL}, {RESULT}"
+            raise InputError(f"{where}.type is {shown(item.type)}; valid: {valid}", name)
+        if item.type == CALL:
+            function = {"name": item.name, "arguments": item.arguments}
+            if not (made and made[-1]["role"] == "assistant"):
+                made.append({"role": "assistant", "content": ""})
+            call = {"id": item.call_id, "type": "function", "function": function}
+            made[-1]["tool_calls"] = [*made[-1].get("tool_calls", ()), call]
+        elif item.type == RESULT:
+            text = plain_text(item.output, f"{where}.output")
+            made.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
+        elif item.type != SKIPPED:
+            made.append(item.plain(where))
+    return made
 
 
 class Own(BaseModel):
