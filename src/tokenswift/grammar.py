@@ -4,6 +4,7 @@ compiled here (`sampling.masks` does), and a value can be kept in a journal and 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -94,8 +95,8 @@ class Grammar:
 
     @classmethod
     def written(cls, text: str) -> Grammar:
-        """A grammar from a file: in llama.cpp's syntax where it holds ``::=``, else in Lark's."""
-        return cls("gbnf" if isinstance(text, str) and "::=" in text else "lark", text)
+        """A grammar from a file: llama.cpp's where a line begins with ``name ::=``, else Lark's."""
+        return cls("gbnf" if isinstance(text, str) and _RULE.search(text) else "lark", text)
 
     def record(self) -> dict[str, str]:
         """The JSON object that :meth:`of` makes it from."""
@@ -212,6 +213,7 @@ def _inner(place: str, schema: dict[str, Any], keys: Sequence[str]) -> Iterator[
             yield f"{place}/{key}", value
 
 
+_RULE = re.compile(r"^[ \t]*[A-Za-z][\w-]*[ \t]*::=", re.MULTILINE)
 _JSON = {"json_schema": "object", "choice": "list of texts"}
 
 

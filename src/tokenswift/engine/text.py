@@ -8,6 +8,7 @@ a token does not grow with the text.
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -94,10 +95,13 @@ class TextStream:
         return "".join(out)
 
     def finish(self) -> str:
-        """The rest of the text: what was held back (nothing after a stop string)."""
+        """The rest of the text: what was held back (nothing after a stop string), but no part of a character
+        whose bytes are not all there."""
         if self.stopped or self._tokenizer is None:
             return ""
         rest = self._text(self._window)[len(self._shown) :]
+        if rest.endswith(REPLACEMENT) and self._is_cut():
+            rest = rest.rstrip(REPLACEMENT)
         text, self._held = self._held + rest, ""
         place = self._find(text)
         if place is not None:
@@ -137,6 +141,12 @@ class TextStream:
         if len(self._window) >= WINDOW:
             self._slide(text)
         return new
+
+    def _is_cut(self) -> bool:
+        """Whether the text ends within the bytes of a character."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(b"".join(token_bytes(self._tokenizer, token) for token in self._window))
+        return bool(decoder.getstate()[0])
 
     def _slide(self, text: str) -> None:
         """Drop old tokens from the window where a character ends, so that decoding stays cheap."""

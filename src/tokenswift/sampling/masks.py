@@ -371,7 +371,7 @@ def _source(grammar: Grammar, special: Collection[str]) -> str:
 
 def _bare_source(grammar: Grammar) -> str:
     from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import any_to_lark
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     if grammar.kind == "json_schema":
         schema = json.dumps(closed(json.loads(grammar.text)), ensure_ascii=False)
@@ -381,7 +381,18 @@ def _bare_source(grammar: Grammar) -> str:
     if grammar.kind == "choice":
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(grammar.text))
         return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")  # a rule could not have thousands
-    return LLMatcher.grammar_from_lark(any_to_lark(grammar.text) if grammar.kind == "gbnf" else grammar.text)
+    if grammar.kind == "gbnf":
+        return LLMatcher.grammar_from_lark(gbnf_to_lark(_ESCAPE.sub(_plain, grammar.text)))
+    return LLMatcher.grammar_from_lark(grammar.text)
+
+
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[^\w\s])")
+
+
+def _plain(escape: re.Match[str]) -> str:
+    """An escape of GBNF as the converter reads it: of punctuation it knows six, of numbers those of bytes."""
+    code = int(escape[1][1:], 16) if escape[1][1:] else ord(escape[1])
+    return escape[0] if escape[1] in ('"', "\\", "[", "]") else f"\\x{code:02x}" if code < 128 else chr(code)
 
 
 def _refused(grammar: Grammar, reason: str) -> InputError:
