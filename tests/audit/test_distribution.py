@@ -88,7 +88,7 @@ def test_an_audit_tests_the_distribution_where_asked() -> None:
         ("autoregressive", "sampling", 100, 100),
         ("magicdec", "sampling", 100, 100),
     ]
-    assert found.headline == "exact" and "Whole runs follow the distribution" in found.text()
+    assert found.headline == "exact" and "Distribution of the next two tokens" in found.text()
     with pytest.raises(InputError, match="distribution is 100; valid: 0 with greedy"):
         audit(llm, replace(options, runs=100, samplings={"greedy": samplings["greedy"]}))
 

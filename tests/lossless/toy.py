@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from tests.lossless.enumeration import Distribution, Tokens, joint_distribution, processed
-from tokenswift.audit.equality import plain_text
-from tokenswift.audit.logits import NumericError, numeric_error
+from tokenswift.audit.logits import LogitError, logit_error
 from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.method_options import OPTIONS
@@ -27,7 +26,7 @@ from tokenswift.spec.heads.modules import Heads, HeadsConfig
 BASELINE = "autoregressive"
 VOCAB, LENGTH = 6, 3
 PROMPT: Tokens = (0, 3, 1, 4, 0, 3, 1, 5, 0, 3)  # repeats itself, so that n-gram branches occur
-MEASURED = 32  # new tokens that the numeric error is measured over
+MEASURED = 32  # new tokens that the error of logits is measured over
 SPREAD = 1.5  # standard deviation of the toy's logits
 WINDOW = 8  # the toy's sliding window, where the model has one
 #: A prompt longer than a chunk of the prefill, and that by less than the window: the next tokens see entries
@@ -162,14 +161,14 @@ def toy_distribution(model: Any, params: SamplingParams, prompt: Tokens = PROMPT
     return joint_distribution(distribution_after(model, params, prompt), LENGTH)
 
 
-def toy_error(model: Any, dtype: torch.dtype, prompt: Tokens = LONG_PROMPT) -> NumericError:
-    """The numeric error of a toy in some dtype, over :data:`MEASURED` tokens by plain decoding."""
+def toy_error(model: Any, dtype: torch.dtype, prompt: Tokens = LONG_PROMPT) -> LogitError:
+    """The error of the logits of a toy in some dtype, over :data:`MEASURED` tokens by plain decoding."""
     small = toy_model(model)
     for parameter in small.parameters():  # not the buffers: rotary frequencies stay in float32
         parameter.data = parameter.data.to(dtype)
     llm = LLM.from_model(small, heads=None)
-    plain = plain_text(llm, list(prompt), MEASURED, _OFF)
-    return numeric_error(llm, plain.prompt, plain.tokens, plain.kept)
+    plain = llm.generate(list(prompt), MEASURED, BASELINE, sampling=_OFF, ignore_eos=True)
+    return logit_error(llm, list(prompt), plain.token_ids)
 
 
 def outcomes(

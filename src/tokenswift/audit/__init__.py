@@ -1,1 +1,1 @@
-"""Proof of exactness that a user can run: token equality, near-ties, the distribution, the published rule."""
+"""Proof of exactness that a user can run: token equality, logits, the distribution."""

@@ -1,9 +1,9 @@
-"""The audit itself: tokens, logits and near-ties on the user's model, and the distribution where asked."""
+"""The audit itself: tokens and logits on the user's model, and the distribution where asked."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from typing import Any
@@ -17,9 +17,8 @@ from tokenswift.audit.distribution import (
     pairs_written,
     testable,
 )
-from tokenswift.audit.equality import Plain, account, first_difference, plain_text
-from tokenswift.audit.logits import NumericError, numeric_error
-from tokenswift.audit.verdict import Comparison, DistributionTest, Report
+from tokenswift.audit.logits import LogitError, last_logits, logit_error
+from tokenswift.audit.verdict import Comparison, Difference, DistributionTest, Report
 from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.method_options import OPTIONS
@@ -37,6 +36,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 #: Plain decoding's runs for each run of a strategy, whose runs must equal them.
 DRAFTED = 5
+BEFORE = 60  # characters of text shown before a difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,30 @@ def shipped_prompts() -> list[str]:
     data = resources.files("tokenswift").joinpath("data")
     files = ("demo_prompt.txt", "audit_prompts.txt")
     return [p for name in files for p in split_prompts(data.joinpath(name).read_text(encoding="utf-8"))]
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Index of the first difference; None for equal sequences."""
+    for i, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return i
+    return None if len(one) == len(other) else min(len(one), len(other))
+
+
+def difference(
+    llm: LLM, text: list[int], place: int, tokens: tuple[int, int], params: SamplingParams, error: float
+) -> Difference:
+    """A difference from plain decoding behind a text: of its token at ``place`` and a strategy's."""
+    sampler, row = llm.target.sampler(params), last_logits(llm, text)
+    scores = sampler.perturbed(row[None], text, [[]])[0]
+    moved = row.clone()
+    moved[tokens[0]] -= 2 * error
+    moved[tokens[1]] += 2 * error
+    flips = 0 < error < float("inf") and sampler.choose(moved[None], text, [[]]) == [tokens[1]]
+    shown = llm.tokenizer.decode if llm.tokenizer is not None else lambda ids: " ".join(map(str, ids))
+    plain, other = ((token, shown([token])) for token in tokens)
+    both = float(scores[tokens[0]]), float(scores[tokens[1]])
+    return Difference(place, shown(text)[-BEFORE:], plain, other, both, flips)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,27 +185,37 @@ class _Audit:
         """Every prompt with every sampling, seed and variant against plain decoding."""
         options = self.options
         for number, ids in enumerate(prompts, 1):
-            error: NumericError | None = None
+            error: LogitError | None = None
             for name, params in options.samplings.items():
                 for seed in range(params.seed, params.seed + (1 if params.greedy else options.seeds)):
                     where = f"prompt {number} of {len(options.prompts)}, {name}, seed {seed}"
                     self.say(f"{where}: plain decoding")
-                    plain = plain_text(self.llm, ids, options.tokens, replace(params, seed=seed))
+                    given = replace(params, seed=seed)
+                    plain = self.llm.generate(
+                        ids, options.tokens, BASELINE, sampling=given, ignore_eos=True
+                    ).token_ids
                     if error is None:
-                        self.say(f"{where}: numeric error")
-                        error = numeric_error(self.llm, ids, plain.tokens, plain.kept)
+                        self.say(f"{where}: logits")
+                        error = logit_error(self.llm, ids, plain)
                         self.report.errors.append(error)
                     for variant in options.variants:
                         if variant.label not in self.report.skipped:
-                            self._one(
-                                f"{where}: {variant.label}", variant, plain, (number, name, seed), error
-                            )
+                            found = self._one(f"{where}: {variant.label}", variant, ids, plain, given, error)
+                            if found is not None:
+                                self.report.comparisons.append(
+                                    Comparison(variant.label, number, name, seed, **found)
+                                )
 
     def _one(
-        self, where: str, variant: Variant, plain: Plain, key: tuple[int, str, int], error: NumericError
-    ) -> None:
-        """One text by a variant; ``key``: number of the prompt, name of the sampling, seed."""
-        llm, new = self.llm, self.options.tokens
+        self,
+        where: str,
+        variant: Variant,
+        ids: list[int],
+        plain: list[int],
+        params: SamplingParams,
+        error: LogitError,
+    ) -> dict[str, Any] | None:
+        """What was found of a text by a variant; None: it cannot run."""
         start = time.monotonic()
         drafted = 0
 
@@ -190,41 +224,32 @@ class _Audit:
             drafted += step.drafted
 
         try:
-            got = llm.generate(
-                plain.prompt,
-                new,
-                variant.strategy,
-                variant.options,
-                plain.params,
-                ignore_eos=True,
-                on_step=count,
+            got = self.llm.generate(
+                ids, len(plain), variant.strategy, variant.options, params, ignore_eos=True, on_step=count
             )
         except InputError as refused:
             if not self.options.tolerate:
                 raise
             self.report.skipped[variant.label] = str(refused)
             self.say(f"{where}: not run ({refused})")
-            return
+            return None
         seconds = time.monotonic() - start
-        place = first_difference(plain.tokens, got.token_ids)
+        place, found = first_difference(plain, got.token_ids), None
         if place is None:
-            self.say(f"{where}: {counted(new, 'token')} equal, {seconds:.1f} s")
+            self.say(f"{where}: {counted(len(plain), 'token')} equal, {seconds:.1f} s")
         else:
-            self.say(f"{where}: differs at new token {place}, looking into it")
-        found = account(llm, plain, variant.strategy, variant.options, got.token_ids, error)
-        self.report.comparisons.append(
-            Comparison(
-                variant.label,
-                *key,
-                tokens=new if place is None else place,
-                length=got.metrics.mean_acceptance_length,
-                seconds=seconds,
-                divergence=found,
-                drafted=drafted,
-                draft_source=got.draft_source,
-                heads=got.heads,
-            )
-        )
+            self.say(f"{where}: differs at new token {place}")
+            both = plain[place], got.token_ids[place]
+            found = difference(self.llm, [*ids, *plain[:place]], place, both, params, error.error)
+        return {
+            "tokens": len(plain) if place is None else place,
+            "length": got.metrics.mean_acceptance_length,
+            "seconds": seconds,
+            "divergence": found,
+            "drafted": drafted,
+            "draft_source": got.draft_source,
+            "heads": got.heads,
+        }
 
     def leave_unused(self) -> None:
         """A strategy that drafted nothing ran the passes of plain decoding, so its tokens say nothing of it:
@@ -237,7 +262,7 @@ class _Audit:
                 )
 
     def test_distribution(self, prompts: list[list[int]]) -> None:
-        """Whole runs, two tokens each, against the probabilities of transformers' pass: behind the first
+        """Whole runs, two tokens each, against the model's probabilities: behind the first
         prompt that leaves a choice, with every sampling."""
         llm, report, most = self.llm, self.report, self.options.runs
         ran = [Variant(BASELINE, BASELINE), *(v for v in self.options.variants if v.strategy != BASELINE)]

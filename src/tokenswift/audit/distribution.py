@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tokenswift.audit.rounding import reference_rows
+from tokenswift.audit.logits import last_logits
 from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
 
@@ -84,7 +84,7 @@ def chi_square(outcomes: Iterable[Hashable], distribution: Mapping[Any, float], 
 
 @torch.inference_mode()
 def likely_pairs(llm: LLM, prompt: list[int], params: SamplingParams, runs: int) -> dict[Pair, float]:
-    """Probabilities of the two tokens after a prompt, from the logits of transformers' own pass.
+    """Probabilities of the two tokens after a prompt, from the logits of one-row passes.
 
     Args:
         prompt: token ids.
@@ -94,8 +94,8 @@ def likely_pairs(llm: LLM, prompt: list[int], params: SamplingParams, runs: int)
     sampler = llm.target.sampler(params)
 
     def after(text: list[int]) -> list[tuple[int, float]]:
-        rows = reference_rows(llm, text, [len(text) - 1])[1].float()
-        chances = sampler.scores(rows, text, [[]])[0].double().softmax(-1)
+        row = last_logits(llm, text)
+        chances = sampler.scores(row[None], text, [[]])[0].double().softmax(-1)
         likely = (chances * runs >= LEAST).nonzero().flatten().tolist()
         return [(token, float(chances[token])) for token in likely]
 

@@ -1,117 +1,71 @@
-"""Looking into model passes: the logits behind each choice, and the numeric error between pass shapes."""
+"""Logits of plain decoding's and of tree passes against transformers' own pass in float32."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
-from tokenswift.audit.rounding import Distance, Rounding, far, measure_rounding
 from tokenswift.engine.llm import LLM
+from tokenswift.loader.rope import rotary_of
+from tokenswift.models.generic import shared_copy
 from tokenswift.tree import CandidateTree, tree_nodes
 
-#: Shapes of the tree passes that the error is measured with: siblings at each depth after the root.
-SHAPES: tuple[tuple[int, ...], ...] = ((1, 1, 1), (1, 3, 3, 3))
+ONE_ROW: tuple[int, ...] = ()
+#: tree passes that are looked at: siblings at each depth after the root
+TREES: tuple[tuple[int, ...], ...] = ((1, 1, 1), (1, 3, 3, 3))
+PLACES = 48  # new tokens whose logits are compared, at most
+#: How far the furthest logit of half of the positions may be from the reference's, as a share of the standard
+#: deviation of the reference's logits. Seen at most: 1.3e-5, .0028, .047, .21; planted errors from .9 on.
+BOUNDS = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.2, "int8": 0.6}
+WORST = 4.0  # times that, at any position
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyPass:
-    """One pass that a step's tokens were chosen from: node tokens, positions, parents, logits (n, V)."""
+class Distance:
+    """The furthest logit of each position, over positions: greatest and median; infinite where one is NaN."""
 
-    tokens: list[int]
-    positions: list[int]
-    parents: list[int]
-    logits: Tensor
+    worst: float
+    typical: float
 
-    def row_after(self, text: Sequence[int]) -> Tensor | None:
-        """The logits of the node whose context is exactly ``text``; None if there is none."""
-        root = self.positions[0]
-        for row, position in enumerate(self.positions):
-            if position == len(text) - 1:
-                nodes = [row]
-                while self.parents[nodes[0]] >= 0:
-                    nodes.insert(0, self.parents[nodes[0]])
-                if [self.tokens[node] for node in nodes] == list(text[root:]):
-                    return self.logits[row]
-        return None
-
-
-class _Watched:
-    """A target that tells of every verify pass; all else is the target's own."""
-
-    def __init__(self, target: Any, tell: Callable[[VerifyPass], None]) -> None:
-        self._target, self._tell = target, tell
-        self._last: tuple[Tensor, Tensor, list[int], Tensor] | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._target, name)
-
-    def forward(self, tokens: Tensor, positions: Tensor, cache: Any, parents: Any = None) -> Any:
-        result = self._target.forward(tokens, positions, cache, parents)
-        if parents is not None:
-            self._last = tokens, positions, list(parents), result.hidden
-        return result
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        logits = self._target.logits(hidden)
-        if self._last is not None and self._last[3] is hidden:
-            tokens, positions, parents, _ = self._last
-            self._tell(VerifyPass(tokens.tolist(), positions.tolist(), parents, logits))
-            self._last = None
-        return logits
-
-
-@contextmanager
-def watching(llm: LLM, tell: Callable[[VerifyPass], None]) -> Iterator[None]:
-    """Every verify pass of ``llm`` is told to ``tell`` while the context lasts."""
-    target: Any = llm.target
-    llm.resources.target = _Watched(target, tell)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        llm.resources.target = target
+    @classmethod
+    def over(cls, values: Sequence[float]) -> Distance:
+        """From one value a position."""
+        return cls(max(values), median(values))
 
 
 @dataclass(frozen=True, slots=True)
-class NumericError:
-    """How far passes that should agree differ: greatest absolute difference of a logit.
+class LogitError:
+    """How far passes that should agree differ.
 
     Attributes:
-        positions: positions of text that were compared, over the whole vocabulary.
-        error: one-row passes (plain decoding) against tree passes. *The* numeric error; 0 where they are
-            equal bit for bit.
-        one_row, tree: each of them against the reference, transformers' own pass over the whole text in
-            finer arithmetic (`audit.rounding`).
-        rounding: what rounding alone does to the model, by transformers' own passes.
+        positions: that were compared, over the whole vocabulary.
+        error: the furthest logit of one-row passes (plain decoding) from tree passes; 0: equal bit for bit.
+        one_row, tree: from transformers' own pass in float32 over the whole text.
+        allowed: what they may be, for the model's dtype.
     """
 
     positions: int
     error: float
     one_row: Distance
     tree: Distance
-    rounding: Rounding
+    allowed: Distance
 
     @property
     def sound(self) -> bool:
-        """Both kinds of pass are about as near to the reference as transformers' own pass in the same
-        dtype: all compute the same. An error that both kinds share is an error."""
-        agree = self.error < float("inf")
-        return agree and all(self.rounding.explains(passes) for passes in (self.one_row, self.tree))
-
-    @property
-    def unit(self) -> float:
-        """What two sound computations of a logit may differ by: the numeric error, or what transformers'
-        own pass is off, whichever is greater."""
-        return max(self.error, self.rounding.unit)
+        """Both kinds of pass compute what transformers' pass computes, in this dtype."""
+        passes, allowed = (self.one_row, self.tree), self.allowed
+        return all(p.worst <= allowed.worst and p.typical <= allowed.typical for p in passes)
 
     def record(self) -> dict[str, Any]:
         """JSON-ready values: greatest differences by name, medians over positions under ``typical``."""
-        own, allowed = self.rounding.own, self.rounding.allowed
-        named = {"one_row": self.one_row, "tree": self.tree, "own": own, "allowed": allowed}
+        named = {"one_row": self.one_row, "tree": self.tree, "allowed": self.allowed}
         return {
             "positions": self.positions,
             "error": self.error,
@@ -121,31 +75,67 @@ class NumericError:
         }
 
 
-@torch.inference_mode()
-def numeric_error(llm: LLM, prompt: list[int], tokens: list[int], kept: dict[int, Tensor]) -> NumericError:
-    """Measure the error over a text that plain decoding wrote.
+class _InFloat32(TorchFunctionMode):
+    """Every torch function sees tensors of half precision in float32: a model is not copied, its weights are
+    converted for each operation that reads them."""
 
-    Args:
-        kept: logits (V,) of plain decoding's one-row passes: ``kept[i]`` chose ``tokens[i]``.
-    """
-    found, rows = measure_rounding(llm, [*prompt, *tokens], [len(prompt) - 1 + i for i in kept])
-    reference = dict(zip(kept, rows, strict=True))
-    one_row = Distance.over([far(kept[i], reference[i]) for i in kept])
-    error, tree = 0.0, Distance.over([])
-    for shape in SHAPES:
-        distances = []
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if getattr(func, "__name__", "") == "__get__":  # an attribute; only the dtype is another one
+            return _float32(func(*args, **(kwargs or {})), torch.dtype)
+        return func(*tree_map(_float32, args), **tree_map(_float32, kwargs or {}))
+
+
+def _float32(value: Any, kinds: Any = (Tensor, torch.dtype)) -> Any:
+    half = (torch.bfloat16, torch.float16)
+    if isinstance(value, kinds) and isinstance(value, torch.dtype):
+        return torch.float32 if value in half else value
+    return value.float() if isinstance(value, kinds) and value.dtype in half else value
+
+
+@torch.inference_mode()
+def reference_logits(llm: LLM, text: Sequence[int], count: int) -> Tensor:
+    """(count, V): logits at the last places of a text by transformers' own code, in float32, in one pass."""
+    model = llm.model
+    if llm.source.scaling is not None:
+        model = shared_copy(model, rotary_of(model, llm.source.scaling))
+    ids = torch.tensor([list(text)], device=llm.target.device)
+    with _InFloat32():
+        return model(input_ids=ids, use_cache=False, logits_to_keep=count).logits[0]
+
+
+@torch.inference_mode()
+def logit_error(llm: LLM, prompt: list[int], tokens: list[int]) -> LogitError:
+    """The error over a text that plain decoding wrote: ``tokens`` after ``prompt``."""
+    tokens = tokens[:PLACES]
+    reference = reference_logits(llm, [*prompt, *tokens[:-1]], len(tokens))
+    rows = dict(forced_passes(llm, prompt, tokens, ONE_ROW))
+    error, tree = 0.0, Distance(0.0, 0.0)
+    for shape in TREES:
+        found = []
         for i, row in forced_passes(llm, prompt, tokens, shape):
-            if i in kept:
-                error = max(error, far(kept[i], row))
-                distances.append(far(reference[i], row))
-        tree = tree.or_worse(Distance.over(distances))
-    return NumericError(len(kept), error, one_row, tree, found)
+            error = max(error, _far(rows[i], row))
+            found.append(_far(row, reference[i]))
+        over = Distance.over(found)
+        tree = Distance(max(tree.worst, over.worst), max(tree.typical, over.typical))
+    one_row = Distance.over([_far(row, reference[i]) for i, row in rows.items()])
+    int8 = llm.target.whole or llm.target.keys == torch.int8
+    kind = "int8" if int8 else str(llm.target.dtype).removeprefix("torch.")
+    typical = BOUNDS[kind] * float(reference.std())
+    return LogitError(len(tokens), error, one_row, tree, Distance(WORST * typical, typical))
+
+
+@torch.inference_mode()
+def last_logits(llm: LLM, text: list[int]) -> Tensor:
+    """(V,): the logits behind a text, by a pass of one row."""
+    return next(forced_passes(llm, text, [0], ONE_ROW))[1]
 
 
 def forced_passes(
     llm: LLM, prompt: list[int], tokens: list[int], widths: tuple[int, ...]
 ) -> Iterator[tuple[int, Tensor]]:
-    """Teacher-force ``tokens`` through tree passes of a shape: (i, logits that choose ``tokens[i]``).
+    """Teacher-force ``tokens`` through passes of a shape: (i, logits that choose ``tokens[i]``).
 
     The true tokens stand last among their siblings, so that every commit has to compact the cache.
     """
@@ -177,3 +167,12 @@ def forced_passes(
         cache.commit(tuple(taken))
         text += tokens[done : done + len(taken)]
         done += len(taken)
+
+
+def _far(one: Tensor, other: Tensor) -> float:
+    """Greatest absolute difference of a logit, of tokens that are left out aside; infinite where either holds
+    NaN."""
+    other = other.to(one.device)
+    chosen = (one != -torch.inf) & (other != -torch.inf)
+    furthest = float((one.float() - other.float())[chosen].abs().max())
+    return furthest if furthest == furthest else float("inf")

@@ -1,4 +1,4 @@
-"""What an audit found: tables, a verdict in plain words, and a record for programs."""
+"""What an audit found: tables, a verdict, and a record for programs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,31 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tokenswift.audit.equality import Divergence
-from tokenswift.audit.logits import NumericError
-from tokenswift.audit.rounding import Distance
+from tokenswift.audit.logits import LogitError
 from tokenswift.words import counted
 
 DISTRIBUTION_LIMIT = 1e-5  # a distribution this unlikely is refused; an audit makes some ten tests
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place where a strategy's token differs from plain decoding's.
+
+    Attributes:
+        place: index of the new token.
+        before: the text before it.
+        plain, other: both tokens, as id and as text.
+        scores: of both, in plain decoding: processed, with the noise; minus infinity: filtered out.
+        near_tie: a change of two logits by no more than twice what passes of this model differ by
+            (`logits.LogitError.error`, 0 where bits are equal) makes plain decoding choose the other.
+    """
+
+    place: int
+    before: str
+    plain: tuple[int, str]
+    other: tuple[int, str]
+    scores: tuple[float, float]
+    near_tie: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +52,26 @@ class Comparison:
     tokens: int
     length: float
     seconds: float
-    divergence: Divergence | None
+    divergence: Difference | None
     drafted: int = 1
     draft_source: str = "none"
     heads: dict[str, str] | None = None
+
+    @property
+    def near_tie(self) -> bool:
+        """It differs by rounding."""
+        return self.divergence is not None and self.divergence.near_tie
+
+    @property
+    def failed(self) -> bool:
+        """It differs, and rounding does not explain it."""
+        return self.divergence is not None and not self.divergence.near_tie
+
+    @property
+    def where(self) -> str:
+        """The text and the place where it differs."""
+        place = "" if self.divergence is None else f", new token {self.divergence.place}"
+        return f"prompt {self.prompt}, {self.sampling}, seed {self.seed}{place}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +96,7 @@ class Report:
     """Everything that an audit found.
 
     Attributes:
-        errors: numeric error by prompt.
+        errors: of logits, by prompt.
         skipped: strategy → why it could not run here, or did not draft. It counts as not run,
             whatever it did before.
         shortened: number of a prompt → its tokens, of a prompt that was longer than the model's positions.
@@ -70,7 +105,7 @@ class Report:
     model: str
     dtype: str
     device: str
-    errors: list[NumericError] = field(default_factory=list)
+    errors: list[LogitError] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     distributions: list[DistributionTest] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
@@ -80,33 +115,32 @@ class Report:
     @property
     def near_ties(self) -> list[Comparison]:
         """Texts that differ by rounding alone."""
-        return [c for c in self.comparisons if c.divergence is not None and c.divergence.near_tie]
+        return [c for c in self.comparisons if c.near_tie]
 
     @property
     def passed(self) -> list[Comparison]:
         """Texts by strategies that ran to the end and differ by rounding at most."""
-        return [
-            c
-            for c in self.comparisons
-            if c.strategy not in self.skipped and (c.divergence is None or c.divergence.near_tie)
-        ]
+        return [c for c in self.comparisons if c.strategy not in self.skipped and not c.failed]
+
+    @property
+    def strategies(self) -> list[str]:
+        """The strategies whose texts all passed; a skipped one is not among them."""
+        failed = {c.strategy for c in self.comparisons if c.failed}
+        return [name for name in dict.fromkeys(c.strategy for c in self.passed) if name not in failed]
 
     @property
     def failures(self) -> list[str]:
         """What is wrong, a sentence each; empty when the audit passed."""
-        found = []
-        for c in self.comparisons:
-            if c.divergence is not None and not c.divergence.near_tie:
-                found.append(
-                    f"{c.strategy} differs from plain decoding at new token {c.divergence.place} "
-                    f"(prompt {c.prompt}, {c.sampling}, seed {c.seed}), and rounding does not explain it"
-                )
+        found = [
+            f"{c.strategy} differs from plain decoding ({c.where})" for c in self.comparisons if c.failed
+        ]
         for number, error in enumerate(self.errors, 1):
             if not error.sound:
                 found.append(
-                    f"passes do not compute what transformers' own pass computes (prompt {number}): one-row "
-                    f"passes are off by {_both(error.one_row)}, tree passes by {_both(error.tree)}; rounding "
-                    f"explains {_both(error.rounding.allowed)} (greatest, median over positions)"
+                    f"logits are off from transformers' pass in float32 (prompt {number}): in one-row passes "
+                    f"by {error.one_row.worst:.1e}, median {error.one_row.typical:.1e}, in tree passes by "
+                    f"{error.tree.worst:.1e}, median {error.tree.typical:.1e}; valid: at most "
+                    f"{error.allowed.worst:.1e}, median {error.allowed.typical:.1e}"
                 )
         for test in self.distributions:
             if test.p < DISTRIBUTION_LIMIT:
@@ -122,41 +156,6 @@ class Report:
             found.append("nothing was compared")
         return found
 
-    def record(self) -> dict[str, Any]:
-        """The report as JSON-ready values."""
-        made = asdict(self)
-        for c, row in zip(self.comparisons, made["comparisons"], strict=True):
-            if c.divergence is not None:
-                row["divergence"]["near_tie"] = c.divergence.near_tie
-        made["errors"] = [error.record() for error in self.errors]
-        made["verdict"] = self.headline
-        made["strategies"] = self.strategies
-        made["near_ties"] = len(self.near_ties)
-        made["tokens_compared"] = sum(c.tokens for c in self.comparisons)
-        made["failures"] = self.failures
-        made["exact"] = not self.failures
-        return _finite(made)
-
-    def text(self) -> str:
-        """Tables and verdict for people."""
-        blocks = [f"Audit of {self.model}, {self.dtype} on {self.device}", self._equality(), *self._shown()]
-        if self.errors:
-            blocks.append(_numeric(self.dtype, self.errors))
-        if self.distributions:
-            blocks.append(self._distributions())
-        blocks += [f"Not run: {name} ({why})" for name, why in self.skipped.items()]
-        blocks += [
-            f"Prompt {number} was shortened to its first {counted(tokens, 'token')} (the model's positions)"
-            for number, tokens in self.shortened.items()
-        ]
-        return "\n\n".join([*blocks, self.verdict()])
-
-    @property
-    def strategies(self) -> list[str]:
-        """The strategies whose texts all passed; a skipped one is not among them."""
-        failed = {c.strategy for c in self.comparisons if c.divergence and not c.divergence.near_tie}
-        return [name for name in dict.fromkeys(c.strategy for c in self.passed) if name not in failed]
-
     @property
     def headline(self) -> str:
         """The verdict in a few words, with everything that qualifies it."""
@@ -166,52 +165,56 @@ class Report:
         text = f"exact up to {counted(ties, 'near-tie')}" if ties else "exact"
         return text + (f"; not run: {', '.join(self.skipped)}" if self.skipped else "")
 
-    def verdict(self) -> str:
-        """Passed or failed, in plain words."""
-        if self.failures:
-            return f"Verdict: {self.headline}. " + "; ".join(self.failures) + "."
-        text = (
-            f"Verdict: {self.headline}. {counted(len(self.passed), 'text')} by "
-            f"{counted(len(self.strategies), 'strategy', 'strategies')}, "
-            f"{counted(sum(c.tokens for c in self.passed), 'token')}: "
+    def record(self) -> dict[str, Any]:
+        """The report as JSON-ready values."""
+        return _finite(
+            {
+                **asdict(self),
+                "errors": [error.record() for error in self.errors],
+                "verdict": self.headline,
+                "strategies": self.strategies,
+                "near_ties": len(self.near_ties),
+                "tokens_compared": sum(c.tokens for c in self.comparisons),
+                "failures": self.failures,
+                "exact": not self.failures,
+            }
         )
-        if self.near_ties:
-            text += (
-                f"{len(self.near_ties)} of them leave plain decoding's text at a near-tie, where two tokens "
-                f"score alike within the rounding error of {self.dtype}; everything before it is identical"
+
+    def text(self) -> str:
+        """Tables and verdict for people."""
+        blocks = [f"Audit of {self.model}, {self.dtype} on {self.device}", self._tokens()]
+        blocks += [_shown(c, c.divergence) for c in self.comparisons if c.divergence is not None]
+        if self.errors:
+            one_row, tree = (max(getattr(e, name).worst for e in self.errors) for name in ("one_row", "tree"))
+            apart, allowed = max(e.error for e in self.errors), min(e.allowed.worst for e in self.errors)
+            blocks.append(
+                f"Logits at {sum(e.positions for e in self.errors)} positions: one-row and tree passes "
+                f"differ by at most {apart:.1e}, from transformers' pass in float32 by {one_row:.1e} and "
+                f"{tree:.1e} (allowed: {allowed:.1e})"
             )
-        else:
-            text += "every token is the one that plain decoding writes"
         if self.distributions:
-            text += (
-                f". Whole runs follow the distribution that transformers' pass gives (smallest p of "
-                f"{counted(len(self.distributions), 'test')}: {min(t.p for t in self.distributions):.2g})"
-            )
-        return text + "."
-
-    # ---- parts ----------------------------------------------------------------------------------
-
-    def _equality(self) -> str:
-        rows: list[tuple[str, ...]] = [
-            (
-                "strategy",
-                "sampling",
-                "texts",
-                "tokens equal",
-                "near-ties",
-                "failures",
-                "drafted",
-                "tokens/pass",
-            )
+            blocks.append(self._distributions())
+        blocks += [f"Not run: {name} ({why})" for name, why in self.skipped.items()]
+        blocks += [
+            f"Prompt {number} was shortened to its first {counted(tokens, 'token')} (the model's positions)"
+            for number, tokens in self.shortened.items()
         ]
+        compared = (
+            f"{counted(len(self.passed), 'text')} by "
+            f"{counted(len(self.strategies), 'strategy', 'strategies')}, "
+            f"{counted(sum(c.tokens for c in self.passed), 'token')}"
+        )
+        return "\n\n".join([*blocks, f"Verdict: {self.headline}. {'; '.join(self.failures) or compared}."])
+
+    def _tokens(self) -> str:
+        head = ("texts", "tokens equal", "near-ties", "failures", "drafted", "tokens/pass")
+        rows: list[tuple[str, ...]] = [("strategy", "sampling", *head)]
         for key in dict.fromkeys((c.strategy, c.sampling) for c in self.comparisons):
             group = [c for c in self.comparisons if (c.strategy, c.sampling) == key]
-            ties = sum(c in self.near_ties for c in group)
-            wrong = sum(c.divergence is not None for c in group) - ties
-            length = sum(c.length for c in group) / len(group)
+            ties, wrong = sum(c.near_tie for c in group), sum(c.failed for c in group)
             counts = (len(group), sum(c.tokens for c in group), ties, wrong, sum(c.drafted for c in group))
-            rows.append((*key, *map(str, counts), f"{length:.2f}"))
-        return "Tokens against plain decoding, same seeds\n" + table(rows)
+            rows.append((*key, *map(str, counts), f"{sum(c.length for c in group) / len(group):.2f}"))
+        return "Tokens against plain decoding, same seeds\n" + _table(rows)
 
     def _distributions(self) -> str:
         rows: list[tuple[str, ...]] = [
@@ -221,42 +224,15 @@ class Report:
             same = f"{test.same} of {test.samples}"
             p = f"{test.p:.3f}" if test.p >= 0.001 else f"{test.p:.0e}"
             rows.append((test.strategy, test.case, str(test.samples), p, f"{test.variation:.3f}", same))
-        return "Distribution of the next two tokens against transformers' pass\n" + table(rows)
-
-    def _shown(self) -> list[str]:
-        found = []
-        for c in self.comparisons:
-            d = c.divergence
-            if d is None:
-                continue
-            found.append(
-                f"{'Near-tie' if d.near_tie else 'FAILURE'}: {c.strategy}, prompt {c.prompt}, {c.sampling}, "
-                f"seed {c.seed}, new token {d.place}\n"
-                f"  …{d.before!r}\n"
-                f"  plain decoding: {d.plain[1]!r} ({d.plain[0]})\n"
-                f"  {c.strategy}: {d.other[1]!r} ({d.other[0]})\n"
-                f"  best two scores {d.gap:.2e} apart; a change of {d.shift:.2e} in two logits flips the "
-                f"choice;\n  the passes differ by {d.difference:.2e} here; rounding error {d.error:.2e}\n"
-                f"  from transformers' own pass they are off by {d.off:.2e} (rounding explains "
-                f"{d.allowed:.2e}), whose choice\n  a change of {d.reference_shift:.2e} flips"
-                + ("" if d.reproduced else "\n  the tokens do not follow from the passes' own scores")
-            )
-        return found
+        return "Distribution of the next two tokens against the model's probabilities\n" + _table(rows)
 
 
-def _both(distance: Distance) -> str:
-    return f"{distance.worst:.1e} and {distance.typical:.1e}"
-
-
-def _numeric(dtype: str, errors: list[NumericError]) -> str:
-    """The numeric error of one or more texts in words: the worst of each figure."""
-    one_row, tree = max(e.one_row.worst for e in errors), max(e.tree.worst for e in errors)
-    own, allowed = max(e.rounding.own.worst for e in errors), max(e.rounding.allowed.worst for e in errors)
+def _shown(c: Comparison, d: Difference) -> str:
     return (
-        f"Numeric error, measured at {sum(e.positions for e in errors)} positions: logits of one-row and of "
-        f"tree passes differ by at most {max(e.error for e in errors):.1e}. From transformers' own pass over "
-        f"the whole text in finer arithmetic they differ by {one_row:.1e} and {tree:.1e}; transformers' pass "
-        f"in {dtype} by {own:.1e}, and a pass that computes the same by at most {allowed:.1e}."
+        f"{'Near-tie' if d.near_tie else 'FAILURE'}: {c.strategy}, {c.where}\n"
+        f"  …{d.before!r}\n"
+        f"  plain decoding: {d.plain[1]!r} ({d.plain[0]}), score {d.scores[0]:.6g}\n"
+        f"  {c.strategy}: {d.other[1]!r} ({d.other[0]}), score {d.scores[1]:.6g}"
     )
 
 
@@ -264,14 +240,14 @@ def _finite(value: Any) -> Any:
     """The same JSON-ready values with None for infinity, which JSON lacks."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def table(rows: list[tuple[str, ...]]) -> str:
+def _table(rows: list[tuple[str, ...]]) -> str:
     """Rows as aligned columns, the first row as a head; text left, figures right."""
-    sizes = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(
             cell.ljust(size) if column < 2 else cell.rjust(size)

@@ -8,12 +8,12 @@ import sys
 from dataclasses import fields, replace
 from typing import Any
 
-from tokenswift.checks import check_integer
+from tokenswift.checks import check_choice, check_integer
 from tokenswift.cli import options
 from tokenswift.cli.declare import SHORT, integer
 from tokenswift.cli.output import STDOUT, add_json_option, check_record, write_json
 from tokenswift.config import settings_of
-from tokenswift.method_options import OPTIONS, build_options, check_strategy
+from tokenswift.method_options import OPTIONS, build_options
 from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
@@ -27,8 +27,8 @@ def add_parser(subparsers: Any) -> None:
         "audit",
         help="prove that strategies write what plain decoding writes",
         description="Compare strategies with plain decoding, token by token, on this model, dtype and "
-        "device, and the logits of both with transformers' own pass; weigh every difference against the "
-        "measured rounding error. With --distribution, compare the frequencies of what is written with the "
+        "device, and the logits of both with transformers' own pass in float32; show every difference with "
+        "the scores of both tokens. With --distribution, compare the frequencies of what is written with the "
         "model's probabilities, too. Tables and verdict go to standard output, progress to standard error.",
         epilog="Exit codes: 0 exact, 1 not exact or the run failed, 2 bad input, 130 interrupted.",
     )
@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
 def _strategy_options(args: argparse.Namespace) -> dict[str, Any]:
     """The strategy options given; with ``all`` each must belong to some strategy, which gets it."""
     if args.strategy != "all":
-        check_strategy(args.strategy)
+        check_choice("strategy", args.strategy, ("all", *OPTIONS))
         return options.strategy_options_from(args)
     given = {name: getattr(args, name) for name in options.STRATEGY if getattr(args, name) is not None}
     for strategy, kind in OPTIONS.items():

@@ -1,0 +1,201 @@
+"""Logits against transformers' pass in float32: sound families pass, planted errors do not."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.families import families
+from tests.families import family as family_case
+from tests.gguf_files import QuantType, small, write
+from tests.lossless import toy
+from tests.planted import cast, entries_lost, prefilled, second_chunk_shifted, second_part_shifted, windowless
+from tests.tiny import FAMILIES, VOCAB, tiny_model
+from tokenswift import LLM, SamplingParams
+from tokenswift.audit import compare
+from tokenswift.audit.compare import difference, first_difference
+from tokenswift.audit.logits import LogitError, logit_error, reference_logits
+from tokenswift.models.decoder import NativeTarget
+from tokenswift.types import Generation
+
+LONG = torch.randint(2, VOCAB, (80,), generator=torch.Generator().manual_seed(7)).tolist()
+OPTIONS: dict[str, Any] = {"tree": (1, 3, 3, 3), "ngrams": 6, "budget": 24, "draft": "partial"}
+
+
+def written(llm: LLM, prompt: list[int], count: int = 24, **sampling: Any) -> list[int]:
+    """A text by plain decoding."""
+    params = SamplingParams(**sampling)
+    return llm.generate(prompt, count, "autoregressive", sampling=params, ignore_eos=True).token_ids
+
+
+def error_of(llm: LLM, prompt: list[int] = LONG, count: int = 24) -> LogitError:
+    return logit_error(llm, prompt, written(llm, prompt, count))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", families())
+def test_families_are_sound(family: str, dtype: torch.dtype) -> None:
+    error = error_of(LLM.from_model(cast(tiny_model(family), dtype)))
+    assert error.sound and error.positions == 24 and 0 < error.one_row.typical <= error.one_row.worst, error
+
+
+DEFECTS: dict[str, Callable[[Any], LLM]] = {
+    "shifted": lambda model: prefilled(LLM.from_model(model), second_part_shifted(40)),
+    "entries": lambda model: prefilled(LLM.from_model(model), entries_lost),
+    "window": windowless,
+}
+CASES = [
+    family_case(family, defect)
+    for family in FAMILIES
+    for defect in DEFECTS
+    if defect != "window" or family.endswith("sliding")
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("family", "defect"), CASES)
+def test_an_error_that_both_kinds_of_pass_share_is_not_sound(
+    family: str, defect: str, dtype: torch.dtype
+) -> None:
+    error = error_of(DEFECTS[defect](cast(tiny_model(family), dtype)))
+    assert not error.sound, error
+
+
+@pytest.mark.parametrize("defect", ["shifted", "window", None])
+def test_the_toy_sees_chunks_and_windows(monkeypatch: pytest.MonkeyPatch, defect: str | None) -> None:
+    """Whatever the user's texts: the toy's prompt is longer than a chunk, its window smaller than that."""
+    model = tiny_model("mistral-sliding", sliding_window=4096)
+    assert toy.toy_model(model).config.sliding_window == toy.WINDOW
+    if defect is not None:
+        plant = {"window": windowless, "shifted": second_chunk_shifted}[defect]
+        monkeypatch.setattr(toy, "LLM", SimpleNamespace(from_model=lambda model, heads=None: plant(model)))
+    for dtype in (torch.float32, torch.bfloat16):
+        assert toy.toy_error(model, dtype).sound == (defect is None)
+
+
+def test_trees_at_wrong_positions_are_not_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM.from_model(tiny_model("llama"))
+    tokens, real = written(llm, LONG), llm.target.forward
+
+    def late(tokens: Any, positions: Any, cache: Any, parents: Any = None) -> Any:
+        off = 3 if parents is not None and len(tokens) > 1 else 0
+        return real(tokens, positions + off, cache, parents)
+
+    monkeypatch.setattr(llm.target, "forward", late)
+    error = logit_error(llm, LONG, tokens)
+    assert not error.sound and error.error > error.allowed.worst > error.one_row.worst
+
+
+def test_not_a_number_is_not_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM.from_model(tiny_model("llama"))
+    tokens, real = written(llm, LONG), llm.target.logits
+    monkeypatch.setattr(llm.target, "logits", lambda hidden: real(hidden) * math.nan)
+    error = logit_error(llm, LONG, tokens)
+    assert not error.sound and error.error == error.tree.worst == math.inf
+
+
+def test_rows_of_a_padded_vocabulary_are_left_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM.from_model(tiny_model("llama"))
+    real = llm.target.logits
+
+    def padded(hidden: torch.Tensor) -> torch.Tensor:
+        return real(hidden).index_fill(-1, torch.tensor([VOCAB - 1]), -math.inf)
+
+    monkeypatch.setattr(llm.target, "logits", padded)
+    assert error_of(llm).sound
+
+
+@pytest.mark.parametrize("how", [{"dtype": "int8"}, {"dtype": "float32", "kv_cache_dtype": "int8"}], ids=str)
+def test_int8_has_a_bound_of_its_own(how: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path / "small.gguf", small("llama", max_position_embeddings=512), {"": QuantType.Q8_0})
+    if LLM(tmp_path / "small.gguf").dtype != "int8":
+        pytest.skip("no compiled kernels here")
+    llm = LLM(tmp_path / "small.gguf", **how)
+    prompt = LONG * 5  # more than a chunk of keys
+    error = error_of(llm, prompt)
+    assert error.sound and error.error == 0, error
+    other = prefilled(llm, lambda real, tokens, cache: real([7] * len(tokens), cache))
+    assert not error_of(other, prompt).sound
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", ["llama-yarn", "qwen2-sliding", "qwen3", "mistral-sliding"])
+def test_the_reference_of_half_precision_is_float32s(family: str, attention: str) -> None:
+    model = cast(tiny_model(family, attention), torch.bfloat16)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = reference_logits(LLM.from_model(model), LONG, 3)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with torch.inference_mode():
+        copied = cast(copy.deepcopy(model), torch.float32)(
+            torch.tensor([LONG]), use_cache=False, logits_to_keep=3
+        )
+    assert found.dtype == torch.float32 and torch.equal(found, copied.logits[0])
+
+
+# ---- differences --------------------------------------------------------------------------------
+
+
+def drafted(llm: LLM, params: SamplingParams, **options: Any) -> Generation:
+    return llm.generate(LONG, 60, "tokenswift", OPTIONS | options, params, ignore_eos=True)
+
+
+def test_first_difference() -> None:
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2], [1, 3]) == 1 == first_difference([1], [1, 2])
+
+
+def rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of different numbers of rows round differently, by about a unit of bfloat16. The rounding is
+    planted: how a machine rounds bfloat16 depends on its kind."""
+    real = NativeTarget.logits
+
+    def logits(self: NativeTarget, hidden: torch.Tensor) -> torch.Tensor:
+        found = real(self, hidden)
+        return found * (1 + 2**-8 * torch.sin(1000 * found + len(hidden)))
+
+    monkeypatch.setattr(NativeTarget, "logits", logits)
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_only_a_difference_within_the_passes_own_is_a_near_tie(
+    rounds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By rounding texts differ in near-ties; by the published rule in tokens that no rounding explains."""
+    llm = LLM.from_model(cast(tiny_model("llama"), torch.bfloat16))
+    if rounds:
+        rounded(monkeypatch)
+    found = []
+    for seed in range(6):
+        params = SamplingParams(seed=seed, min_p=0.02)
+        plain = written(llm, LONG, 60, seed=seed, min_p=0.02)
+        error = logit_error(llm, LONG, plain)
+        assert error.sound and (error.error > 0) == rounds
+        got = drafted(llm, params, **({} if rounds else {"acceptance": "published"})).token_ids
+        place = first_difference(plain, got)
+        if place is not None:
+            text = [*LONG, *plain[:place]]
+            found.append(difference(llm, text, place, (plain[place], got[place]), params, error.error))
+    assert found, "no difference: nothing was tested"
+    assert all(each.near_tie == rounds for each in found), found
+    assert all(each.scores[0] >= each.scores[1] and each.before for each in found), found
+
+
+def test_a_filters_edge_is_a_near_tie_and_a_wide_gap_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, params = LLM.from_model(tiny_model("llama")), SamplingParams(top_k=1, repetition_penalty=1.0)
+    row = torch.linspace(0.0, 1.0, VOCAB)
+    monkeypatch.setattr(compare, "last_logits", lambda llm, text: row)
+    best, second, last = VOCAB - 1, VOCAB - 2, 0
+    gap = float(row[best] - row[second])
+    found = difference(llm, LONG, 0, (best, second), params, gap / 3)
+    assert found.near_tie and found.scores[1] == -math.inf  # it lies behind the filter by less than the error
+    assert not difference(llm, LONG, 0, (best, second), params, gap / 5).near_tie
+    assert not difference(llm, LONG, 0, (best, last), params, gap / 3).near_tie
+    assert not difference(llm, LONG, 0, (best, second), params, 0.0).near_tie
+    assert not difference(llm, LONG, 0, (best, second), params, math.inf).near_tie
