@@ -145,6 +145,7 @@ class Step:
             ("target") unless the text ended before it.
         text: new text, complete characters only ("" inside the decode loop).
         chars: how many characters of ``text`` each new token released; what is more, the end did.
+        begins: where in the whole text each new token begins, in characters.
         logprobs: of each new token, where they were asked for.
         prompt_logprobs: with the first step, where they were asked for: as `Generation` has them.
         times: seconds of this step by phase (draft, verify, choose, commit, observe); the first step's
@@ -159,6 +160,7 @@ class Step:
     sources: tuple[str, ...] = ()
     text: str = ""
     chars: tuple[int, ...] = ()
+    begins: tuple[int, ...] = ()
     logprobs: tuple[Logprob, ...] = ()
     prompt_logprobs: tuple[Logprob | None, ...] = ()
     times: Mapping[str, float] = field(default_factory=dict, compare=False)

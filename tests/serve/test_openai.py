@@ -210,6 +210,27 @@ def test_stop_strings(server: Running, llm: LLM) -> None:
         assert choices[-1].finish_reason == "stop"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_end_with_the_text(server: Running, llm: LLM, stream: bool) -> None:
+    """No token of a stop string is told, nor one whose text was held back for it."""
+    whole = alone(llm, "hello")
+    stop, held = whole[10:13], whole[4:6] + "never"
+    ask = partial(server.client().completions.create, model="chatty", prompt="hello", max_tokens=NEW, seed=5)
+    free: Any = ask(logprobs=1).choices[0].logprobs
+    found: Any = ask(stop=[stop, held], stream=stream, logprobs=1)
+    choices = [chunk.choices[0] for chunk in (found if stream else [found])]
+    text, tokens, places = "", list[str](), list[int]()
+    for choice in choices:
+        text += choice.text
+        if choice.logprobs is not None:
+            tokens += choice.logprobs.tokens
+            places += choice.logprobs.text_offset
+            assert places[-1] < len(text)  # what is told stands in the text that was sent
+    assert text == whole[: whole.index(stop)]
+    told = [*zip(free.tokens, free.text_offset, strict=True)]
+    assert [*zip(tokens, places, strict=True)] == [one for one in told if one[1] < len(text)]
+
+
 def test_penalties_biases_and_words(server: Running, llm: LLM) -> None:
     """The fields of OpenAI's interface, and of vLLM's."""
     given: dict[str, Any] = {

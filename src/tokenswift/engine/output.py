@@ -59,6 +59,7 @@ class Output:
         self.sources.update({mark_of(letter).name: n for letter, n in Counter(state.sources).items()})
         if state.stream is not None:
             self.stream.restore(state.stream)
+            self.stream.seen = len(state.text) + len(state.stream["held"])
         self.guard.restore(self.tokens, state.loop)
         self.finish_reason = state.finished(self._most, self._on_loop)
         self.finish()
@@ -66,12 +67,14 @@ class Output:
     def take(self, step: Step) -> tuple[Step, list[str]]:
         """Take a step: what of it is within the text, and the text that each of its tokens released."""
         pieces: list[str] = []
+        begins: list[int] = []
         for token in step.token_ids:
             written = [*self.tokens[-self._longest_stop :], *step.token_ids[: len(pieces) + 1]]
             enough = len(self.tokens) + len(pieces) + 1 > self._least
             self.stream.may_stop = enough
             stops = enough and any(tuple(written[-len(ids) :]) == ids for ids in self.stops)
             ends = token in self._eos
+            begins.append(self.stream.seen)
             pieces.append("" if ends or stops else self.stream.push((token,)))  # no "</s>" in the text
             self.guard.push(token)
             if self.stream.stopped or stops:
@@ -88,7 +91,9 @@ class Output:
         if self.finish_reason is None and len(self.tokens) >= self._most:
             self.finish_reason = "length"
         taken = {"token_ids": ids, "sources": step.sources[: len(ids)], "logprobs": step.logprobs[: len(ids)]}
-        step = replace(step, **taken, text="".join(pieces), chars=tuple(map(len, pieces)))
+        step = replace(
+            step, **taken, text="".join(pieces), chars=tuple(map(len, pieces)), begins=tuple(begins)
+        )
         self.sources.update(step.sources)
         self.logprobs += step.logprobs
         self._written.append(step.text)

@@ -62,6 +62,7 @@ class TextStream:
         stop: the stop strings.
         may_stop: whether a stop string that is completed now ends the text.
         stopped: True once a stop string was completed; nothing may be pushed after it.
+        seen: characters so far, with those that are held back.
         used: how many of the tokens of the last ``push`` were taken: all of them, or those up to and
             with the one that completed the stop string.
     """
@@ -80,7 +81,7 @@ class TextStream:
         self._held = ""  # text that may begin a stop string
         self.may_stop = True
         self.stopped = False
-        self.used = 0
+        self.used = self.seen = 0
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take more tokens; the text that is certain by now (complete characters, no stop string)."""
@@ -135,6 +136,7 @@ class TextStream:
         elif not sure.startswith(self._shown):  # bytes seen as a character may be reread with what follows
             return ""
         new = sure[len(self._shown) :]
+        self.seen += len(new)
         self._shown = text[: max(len(sure), len(self._shown))]
         if len(self._shown) == len(text):
             self._waiting = 0

@@ -152,6 +152,7 @@ class Part:
         self.prompt_logprobs: tuple[Logprob | None, ...] = ()
         self.tail = self.reason = ""
         self.over = False
+        self._released = 0 if state is None else sum(state.chars)
         if state is None:
             return
         at = 0
@@ -170,15 +171,14 @@ class Part:
     def take(self, step: Step, spell: Callable[[int], bytes]) -> None:
         """One more step; ``spell`` gives the bytes of tokens."""
         self.prompt_logprobs = self.prompt_logprobs or step.prompt_logprobs
-        place = self.logprobs[-1][1] + len(self.pieces[-1]) if self.logprobs else 0
-        for token, size, found in zip(step.token_ids, step.chars, step.logprobs, strict=False):
+        for token, place, found in zip(step.token_ids, step.begins, step.logprobs, strict=False):
             self.logprobs.append(token_told(token, place, found, spell))
-            place += size
         at = 0
         for size in step.chars:
             self.pieces.append(step.text[at : at + size])
             at += size
         self.tail = step.text[at:]
+        self._released += at
         self.letters += sources_of(step)
         self.steps.append((len(step.token_ids), round(1000 * step.seconds, 3)))
 
@@ -186,6 +186,14 @@ class Part:
     def text(self) -> str:
         """The text so far, with what the end released."""
         return "".join(self.pieces) + (self.tail if self.reason else "")
+
+    def told(self, start: int = 0) -> int:
+        """Up to which token, from ``start`` on, log-probabilities may be told: tokens of a stop string, or of
+        text that is still held back, are not."""
+        size = self._released + (len(self.tail) if self.reason else 0)
+        whole = self.reason not in ("", "stop")
+        later = (i for i in range(start, len(self.logprobs)) if not whole and self.logprobs[i][1] >= size)
+        return next(later, len(self.logprobs))
 
 
 def _unknown(token: int) -> bytes:

@@ -135,7 +135,7 @@ def whole(answer: Answer, model: str) -> dict[str, Any]:
         said, reason = {"text": echoed(answer, part) + part.text}, REASONS[part.reason]
         if chat:
             said, reason = message(answer, part)
-        found = logprobs(answer, part)
+        found = logprobs(answer, part, 0, part.told())
         if found is not None and answer.body.echoes and (before := echoed_logprobs(answer, part)):
             found = {name: before[name] + found[name] for name in found}
         more = {"finish_reason": reason, "logprobs": found, **({} if chat else of_prompt(answer, part))}
@@ -214,6 +214,16 @@ async def chunks(answer: Answer, model: str, ping: float) -> AsyncIterator[bytes
         called[part.index] |= any(delta.kind == "call" for delta in deltas)
         return [{"delta": delta} for delta in told(answer, part, deltas)]
 
+    likely_told = [0 for _ in answer.parts]
+
+    def newly_likely(part: Part) -> dict[str, Any] | None:
+        """Log-probabilities of the tokens that the text has reached since the last time."""
+        if answer.body.likely is None:
+            return None
+        start = likely_told[part.index]
+        end = likely_told[part.index] = part.told(start)
+        return logprobs(answer, part, start, end) if end > start else None
+
     waits = {part.index for part in answer.parts if answer.body.echoes}  # for their echo
 
     def echo(part: Part) -> list[bytes]:
@@ -238,7 +248,7 @@ async def chunks(answer: Answer, model: str, ping: float) -> AsyncIterator[bytes
             yield value
         more = {"tokenswift": details(part, start, end)} if detailed else {}
         found = pieces(part, "".join(part.pieces[start:end]))
-        likely_ones = logprobs(answer, part, start, end)
+        likely_ones = newly_likely(part)
         if not found and (more or likely_ones):
             found = [{"delta": {}}]
         for i, said in enumerate(found):  # what is told of the tokens stands with the first
@@ -249,8 +259,12 @@ async def chunks(answer: Answer, model: str, ping: float) -> AsyncIterator[bytes
     for part in answer.parts:
         for value in echo(part):
             yield value
-        for said in pieces(part, part.tail, True) if part.tail or answer.calls is not None else ():
-            yield chunk(part, said)
+        found = pieces(part, part.tail, True) if part.tail or answer.calls is not None else []
+        likely_ones = newly_likely(part)
+        if not found and likely_ones:
+            found = [{"delta": {}}] if chat else [{"text": ""}]
+        for i, said in enumerate(found):
+            yield chunk(part, said if i else {**said, "logprobs": likely_ones})
         yield chunk(part, {"delta": {}} if chat else {"text": ""}, ended(part, called[part.index]))
     if with_usage:
         yield data({**first, "choices": [], "usage": usage(answer), "tokenswift": own(answer)})
