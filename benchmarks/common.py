@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.prompts import Prompt, prompt
-from tokenswift.config import SamplingParams, sampling_named
+from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.prefill import Prefilled
 from tokenswift.types import Generation
@@ -32,7 +32,7 @@ class Trial:
     @property
     def params(self) -> SamplingParams:
         """How tokens are chosen."""
-        return sampling_named(self.config["sampling"])
+        return SamplingParams(**self.config["sampling"])
 
     @property
     def options(self) -> dict[str, Any]:

@@ -224,20 +224,20 @@ NEUTRAL: dict[str, Any] = {
     "frequency_penalty": 0.0,
     "dry_multiplier": 0.0,
 }
-#: fields that runs of earlier versions do not name, as they were then
-LATER: dict[str, Any] = {
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "dry_multiplier": 0.0,
-    "dry_base": 1.75,
-    "dry_allowed_length": 2,
-    "dry_range": -1,
-    "dry_breakers": BREAKERS,
-    "logit_bias": (),
-    "min_tokens": 0,
-    "bad_words": (),
-    "grammar": None,
-}
+#: fields that go by more of a text than the contextual penalty; named only where they are not off
+ADJUSTING = (
+    "presence_penalty",
+    "frequency_penalty",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_range",
+    "dry_breakers",
+    "logit_bias",
+    "min_tokens",
+    "bad_words",
+    "grammar",
+)
 CONTINUED_LENGTH = 200  # new tokens of a continued text, where no number is given
 #: of texts that are continued, where no sampling is given: what kept its sense longest (docs/benchmarks.md)
 CONTINUED = SamplingParams(min_p=0.02, repetition_penalty=1.0, dry_multiplier=0.8, dry_breakers=())
@@ -247,22 +247,15 @@ ANSWERS = SamplingParams(temperature=0.7, min_p=0.05, repetition_penalty=1.0)
 
 
 def settings_of(params: SamplingParams) -> dict[str, Any]:
-    """What a sampling is named by in journals and records: all fields, but of the later ones only those that
-    are not off; `sampling_named` reads it. The values are JSON's."""
-    return {k: _listed(v) for k, v in asdict(params).items() if k not in LATER or v != LATER[k]}
+    """What a sampling is named by in journals and records: its fields without those of `ADJUSTING` that are
+    off; ``SamplingParams(**it)`` is the sampling. The values are JSON's."""
+    off = SamplingParams()
+    made = asdict(params)
+    return {k: _listed(v) for k, v in made.items() if k not in ADJUSTING or v != getattr(off, k)}
 
 
 def _listed(value: Any) -> Any:
     return [_listed(one) for one in value] if isinstance(value, tuple) else value
-
-
-def sampling_named(named: Mapping[str, Any]) -> SamplingParams:
-    """The sampling that `settings_of` named, also in an earlier version.
-
-    Raises:
-        InputError: a field that there is none of, or out of its range.
-    """
-    return SamplingParams(**{**LATER, **named})
 
 
 def sampling_over(usual: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:

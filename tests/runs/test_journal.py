@@ -69,8 +69,8 @@ def test_lost_and_exchanged_records_are_damage(tmp_path: Path) -> None:
 
 def test_other_versions_and_other_files(tmp_path: Path) -> None:
     path, data = made(tmp_path)
-    path.write_bytes(data.replace(b"journal 1\n", b"journal 2\n"))
-    with pytest.raises(InputError, match=r"journal is of version 2; valid: version 1$"):
+    path.write_bytes(data.replace(b"journal 0.1\n", b"journal 2\n"))
+    with pytest.raises(InputError, match=r"journal is of version 2; valid: version 0\.1$"):
         journal.read(path)
     for other in (b"", b"hello", b"tokenswift journal x\n", data[5:]):
         path.write_bytes(other)

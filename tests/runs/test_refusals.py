@@ -130,16 +130,17 @@ def test_the_identity_does_not_depend_on_where_a_model_lies(
     assert identity_of(model) == identity_of(model)
 
 
-def test_another_version_and_no_run(llm: LLM, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["1", "0.99"])
+def test_another_version_and_no_run(version: str, llm: LLM, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     begin(llm, folder, 5)
     data = (folder / "journal").read_bytes()
-    (folder / "journal").write_bytes(data.replace(b"journal 1\n", b"journal 7\n", 1))
+    (folder / "journal").write_bytes(data.replace(b"journal 0.1\n", f"journal {version}\n".encode(), 1))
     for call in (
         lambda: tokenswift.resume(folder, llm=llm),
         lambda: llm.generate("hello", **CALL, run_dir=folder),
     ):
-        with pytest.raises(InputError, match="journal is of version 7; valid: version 1"):
+        with pytest.raises(InputError, match=rf"journal is of version {version}; valid: version 0\.1$"):
             call()
     with pytest.raises(InputError, match="holds no run; valid: a folder made with --run-dir"):
         tokenswift.resume(tmp_path, llm=llm)

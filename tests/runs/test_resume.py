@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from msgspec import structs
 
 import tokenswift
 from tests.conftest import tiny_model, tiny_tokenizer
@@ -44,30 +43,12 @@ STRATEGIES = {
 }
 
 
-def test_a_run_of_automatic_drafting_by_its_old_name(llm: LLM, tmp_path: Path) -> None:
-    """Journals written before ``auto`` had a name say ``tokenswift``, without a tree."""
-    begin(llm, tmp_path, 12, strategy="auto", strategy_options={"cache": "full"})
-    _, state = folders.load(tmp_path)
-    old = {"strategy": "tokenswift", "options": {"tree": None, "cache": "full", "acceptance": "exact"}}
-    state.sessions[-1] = structs.replace(state.sessions[-1], **old)
-    found = llm.start(request_of(state, tmp_path)).finish()
-    assert found.token_ids == llm.generate("hello", **CALL).token_ids
-    last = folders.load(tmp_path)[1].session
-    assert (last.strategy, last.options) == ("auto", {"cache": "full"})
-
-
-@pytest.mark.parametrize("old", [{}, {"tree": [2, 1], "draft_weights": "none"}, {"acceptance": "published"}])
-def test_a_run_of_the_papers_method(llm: LLM, tmp_path: Path, old: dict[str, Any]) -> None:
-    """It stays that method, with the tree it had, also from journals whose options were those of both."""
-    own = {name: value for name, value in old.items() if name != "draft_weights"}
-    begin(llm, tmp_path, 4, strategy="tokenswift", strategy_options={"ngrams": 3, **own})
-    _, state = folders.load(tmp_path)
-    tree = tuple(old.get("tree", (1, 3, 3, 3)))
-    assert state.session.options["tree"] == list(tree)
-    if old:
-        state.sessions[-1] = structs.replace(state.sessions[-1], options={"ngrams": 3, "tree": None, **old})
-    request = request_of(state, tmp_path)
-    assert (request.strategy, request.options.tree, request.options.ngrams) == ("tokenswift", tree, 3)
+@pytest.mark.parametrize("given", [{}, {"tree": (2, 1)}, {"acceptance": "published"}])
+def test_a_run_of_the_papers_method(llm: LLM, tmp_path: Path, given: dict[str, Any]) -> None:
+    """It stays that method, with the options it had."""
+    begin(llm, tmp_path, 4, strategy="tokenswift", strategy_options={"ngrams": 3, **given})
+    request = request_of(folders.load(tmp_path)[1], tmp_path)
+    assert (request.strategy, request.given) == ("tokenswift", {"ngrams": 3, **given})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

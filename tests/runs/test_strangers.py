@@ -337,16 +337,6 @@ def test_a_record_nested_without_end_is_damage(stranger: Path) -> None:
     assert contents.records == [] and contents.damaged
 
 
-def test_the_journal_of_an_earlier_version_is_read(llm: LLM, tmp_path: Path) -> None:
-    """As the first version with journals wrote it."""
-    data = (Path(__file__).parents[1] / "data" / "journal-1").read_bytes()
-    (tmp_path / "journal").write_bytes(data)
-    contents, state = folders.load(tmp_path)
-    assert not contents.damaged and len(state.tokens) == 24 and len(state.text) + len(state.tail) > 0
-    assert summary_of(tmp_path)["tokens"] == 24 and "24 of at most" in page(state, "run")
-    assert request_of(state, tmp_path).max_new_tokens == 24
-
-
 # ---- anything at all -------------------------------------------------------------------------------------
 
 VALUES = st.recursive(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tokenswift.config import LATER, SamplingParams, sampling_named, settings_of
+from tokenswift.config import ADJUSTING, SamplingParams, settings_of
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.sampling.adjust import TextRules
 from tokenswift.sampling.choice import Sampler
@@ -143,13 +143,13 @@ def test_a_long_repetition_and_one_text_after_another(kernels: CpuBackend) -> No
     assert min(native.candidates(rows)[0].values) == 0 == plain.scores(logits, text, [[]]).min()
 
 
-def test_settings_of_earlier_versions() -> None:
-    """Fields that are off are not named, so earlier versions and rows know what is; the others come back."""
+def test_settings_by_name() -> None:
+    """Fields that are off are not named, the others come back."""
     usual = settings_of(SamplingParams())
-    assert not usual.keys() & LATER.keys() and sampling_named(usual) == SamplingParams()
+    assert not usual.keys() & {*ADJUSTING} and SamplingParams(**usual) == SamplingParams()
     params = SamplingParams(**SETTINGS["all"], dry_breakers=["\n", [4]])
-    assert sampling_named(settings_of(params)) == params
-    assert hash(params) == hash(sampling_named(settings_of(params)))
+    assert SamplingParams(**settings_of(params)) == params
+    assert hash(params) == hash(SamplingParams(**settings_of(params)))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tokenswift.cli.declare import HIDDEN, KEY, RARE, add_option, add_options, o
 from tokenswift.cli.inputs import read_named
 from tokenswift.cli.output import check_writable
 from tokenswift.cli.progress import Stages
-from tokenswift.config import LATER, NEUTRAL, SamplingParams, sampling_by, sampling_over
+from tokenswift.config import ADJUSTING, NEUTRAL, SamplingParams, sampling_by, sampling_over
 from tokenswift.load_config import LoadConfig
 from tokenswift.loader.find import check_eagle, check_name
 from tokenswift.method_options import HEAD_KINDS, OPTIONS, build_options, check_strategy
@@ -154,7 +154,7 @@ def add_sampling_options(
     defaults = {} if usual is None else asdict(usual)
     rare = [name for name in SAMPLING if name not in USUAL_SAMPLING]
     said = SAMPLING_TEXTS | dict(texts or {})
-    only = [name for name in SAMPLING if not (plain and name in LATER)]
+    only = [name for name in SAMPLING if not (plain and name in ADJUSTING)]
     add_options(group, SamplingParams, only, unset=True, texts=said, rare=rare, **defaults)
     add_options(group, Source, texts=texts)
     return group
@@ -229,7 +229,7 @@ def sampling_from(args: argparse.Namespace, usual: SamplingParams | None = None)
 
 def warn_idle(made: SamplingParams, given: Mapping[str, Any], prefix: str = "--") -> None:
     """Say which of the given settings have no effect, as decoding is greedy."""
-    looked_at = ("seed", "repetition_penalty", "penalty_window", "greedy", *LATER)
+    looked_at = ("seed", "repetition_penalty", "penalty_window", "greedy", *ADJUSTING)
     idle = [
         prefix + name.replace("_", "-")
         for name, value in given.items()

@@ -144,8 +144,6 @@ class Journal:
         """What may change from one session to the next without changing the tokens."""
         request = self._request
         given = {k: v for k, v in request.given.items() if k != "explain" and _is_plain(v)}
-        if request.strategy == "tokenswift":  # without its tree it is an earlier version's name of ``auto``
-            given["tree"] = request.options.tree
         return {
             "kind": "session",
             "time": time.time(),

@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from tokenswift.checks import named_arguments
-from tokenswift.config import LoopOptions, sampling_named, shown
+from tokenswift.config import LoopOptions, shown
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.request import Request, check_callback
-from tokenswift.method_options import names_of
 from tokenswift.runs import folder as folders
-from tokenswift.runs.schema import Session
 from tokenswift.runs.state import RunState
 from tokenswift.types import Generation, InputError, OnProgress, Step
 from tokenswift.words import OnLoop
 
 __all__ = ["reload", "request_of", "resume"]
-BOTH = ("auto", "tokenswift")  # one strategy in earlier versions
 
 
 @named_arguments()
@@ -69,15 +65,19 @@ def request_of(
         InputError: options that its strategy does not have, or another argument that is wrong.
     """
     identity, session = state.header.identity, state.session
-    strategy, options = strategy_of(session)
+    options = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in session.options.items()
+        if name != "explain" and value is not None
+    }
     if not isinstance(options.get("draft_model"), str | None):
         raise InputError(f"the run's draft_model is {shown(options['draft_model'])}; valid: a name")
     return Request(
         prompt=state.prompt,
         max_new_tokens=session.max_new_tokens if max_new_tokens is None else max_new_tokens,
-        strategy=strategy,
+        strategy=session.strategy,
         strategy_options=options,
-        sampling=sampling_named(identity.sampling),
+        sampling=identity.params,
         ignore_eos=session.ignore_eos,
         stop=tuple(identity.stop),
         on_loop=on_loop or session.on_loop,
@@ -85,23 +85,6 @@ def request_of(
         run_dir=run_dir,
         drop_damaged=drop_damaged,
     )
-
-
-def strategy_of(session: Session) -> tuple[str, dict[str, Any]]:
-    """The strategy of a session, and its options. Journals of earlier versions say ``tokenswift`` without a
-    tree where adaptive drafting ran, and name options of both methods."""
-    options = {
-        k: tuple(v) if isinstance(v, list) else v
-        for k, v in session.options.items()
-        if k != "explain" and v is not None
-    }
-    strategy = session.strategy
-    if strategy == "tokenswift" and "tree" not in options and options.get("acceptance", "exact") == "exact":
-        strategy = "auto"
-    if strategy in BOTH:
-        others = {name for kind in BOTH for name in names_of(kind)} - {*names_of(strategy)}
-        options = {name: value for name, value in options.items() if name not in others}
-    return strategy, options
 
 
 def reload(

@@ -1,6 +1,7 @@
 """The journal of a run: an append-only file of checksummed records.
 
-The first line names the format's version. Every further line is one record::
+The first line names the minor version of the library that wrote it; others refuse it. Every further line is
+one record::
 
     LENGTH CHECKSUM {"kind": …}\\n
 
@@ -27,10 +28,11 @@ from typing import Any
 from tokenswift.files import sync
 from tokenswift.runs.regular import open_regular, read_regular, write_all, write_whole
 from tokenswift.types import InputError
+from tokenswift.version import __version__
 
-VERSION = 1
+VERSION = ".".join(__version__.split(".")[:2])
 MAGIC = b"tokenswift journal "
-FIRST = MAGIC + b"%d\n" % VERSION
+FIRST = MAGIC + VERSION.encode() + b"\n"
 HEAD = 18  # two numbers of eight digits, each with a blank
 
 Record = dict[str, Any]
@@ -70,9 +72,9 @@ def decode(data: bytes, name: str = "the journal") -> Contents:
     """
     line = data[: data.find(b"\n") + 1]
     if line != FIRST:
-        found = re.fullmatch(rb"tokenswift journal (\d{1,9})\n", line)
+        found = re.fullmatch(rb"tokenswift journal ([\d.]{1,9})\n", line)
         if found:
-            raise InputError(f"{name} is of version {int(found[1])}; valid: version {VERSION}")
+            raise InputError(f"{name} is of version {found[1].decode()}; valid: version {VERSION}")
         raise InputError(f"{name} is no journal of tokenswift; valid: one made with --run-dir")
     records: list[Record] = []
     at, checksum = len(FIRST), 0

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from tokenswift.checks import check_choice
-from tokenswift.config import LATER, LoopOptions, sampling_named
+from tokenswift.config import ADJUSTING, LoopOptions, SamplingParams
 from tokenswift.method_options import OPTIONS
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -56,9 +56,15 @@ class Identity(Strict):
     kv_cache_dtype: Word | None = None
 
     def __post_init__(self) -> None:
-        made = asdict(sampling_named(self.sampling))
-        if missing := made.keys() - self.sampling.keys() - LATER.keys():
+        made = asdict(self.params)
+        if missing := made.keys() - self.sampling.keys() - {*ADJUSTING}:
             raise ValueError(f"sampling lacks {', '.join(sorted(missing))}")
+
+    @property
+    def params(self) -> SamplingParams:
+        """The sampling."""
+        given: dict[str, Any] = dict(self.sampling)
+        return SamplingParams(**given)
 
 
 class Loading(Strict):
@@ -69,13 +75,13 @@ class Loading(Strict):
     device: Word
     heads: Word | None
     rope_scaling: Word | None
-    weights: Word = "stored"
-    activations: Word = "float"
-    kv_cache_dtype: Word = "auto"
-    backend: Word = "auto"
-    cuda_graphs: Word = "auto"
-    eagle: Word | None = None
-    device_map: Word | dict[Word, Word | int] | None = None
+    weights: Word
+    activations: Word
+    kv_cache_dtype: Word
+    backend: Word
+    cuda_graphs: Word
+    eagle: Word | None
+    device_map: Word | dict[Word, Word | int] | None
 
 
 class Header(Strict, tag_field="kind", tag="header"):

@@ -7,12 +7,12 @@ a process begins to write; ``tokens``; ``end``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
 
-from tokenswift.config import LATER, sampling_named, settings_of, shown
+from tokenswift.config import SamplingParams, shown
 from tokenswift.runs.journal import Record
 from tokenswift.runs.schema import End, Header, Session, Tokens, typed
 from tokenswift.spec.drafters.registry import marks
@@ -35,7 +35,7 @@ NAMED = {
     "tokenizer": "the tokenizer",
     "prompt": "the prompt",
 }
-#: what earlier journals do not say, and what it was then
+#: what an identity leaves out
 USUAL = {"activations": "float", "kv_cache_dtype": "auto"}
 
 
@@ -117,7 +117,7 @@ class RunState:
             return "eos"
         stops = [ids for ids in identity.stop if isinstance(ids, list)]
         if any(self.tokens[-len(ids) :] == ids for ids in stops):
-            if len(self.tokens) > sampling_named(identity.sampling).min_tokens:
+            if len(self.tokens) > identity.params.min_tokens:
                 return "stop"
         if on_loop == "stop" and self._stopped_by_loop():
             return "loop"
@@ -213,10 +213,8 @@ def check_same(folder: str, kept: Mapping[str, Any], now: Mapping[str, Any]) -> 
         if was == given or (key == "weights" and kept["dtype"] != now["dtype"]):
             continue  # other values in another dtype: said once
         if key == "sampling":
-            was, given = (settings_of(sampling_named(each)) for each in (was, given))
-            fields = sorted(was.keys() | given.keys())
-            values = [(k, given.get(k, LATER.get(k)), was.get(k, LATER.get(k))) for k in fields]
-            found += [f"{k} is {shown(new)}, was {shown(old)}" for k, new, old in values if new != old]
+            was, given = (asdict(SamplingParams(**each)) for each in (was, given))
+            found += [f"{k} is {shown(given[k])}, was {shown(was[k])}" for k in was if given[k] != was[k]]
         elif key in SAID:
             found.append(f"{SAID[key]} is {shown(given)}, was {shown(was)}")
         else:

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tokenswift.config import LATER, SamplingParams, settings_of
+from tokenswift.config import ADJUSTING, SamplingParams, settings_of
 from tokenswift.files import replacing
 from tokenswift.loader.identity import BaseIdentity, digest_of
 from tokenswift.train.data import fingerprint, prefix_of
@@ -73,7 +73,7 @@ def _law(sampling: SamplingParams) -> dict[str, Any]:
     if sampling.grammar is not None:
         raise InputError("sampling has a grammar; valid: none, where heads and draft models learn", "grammar")
     if sampling.adjusts:
-        names = ", ".join(settings_of(sampling).keys() & LATER.keys())
+        names = ", ".join(settings_of(sampling).keys() & {*ADJUSTING})
         raise InputError(
             f"sampling has {names}; valid: none of it, where heads and draft models learn", "sampling"
         )
