@@ -25,7 +25,7 @@ FENCE = re.compile(
     r"(?:^<!-- (not run|slow): (.+?) -->\n)?^```(sh|python)\n(.*?)^```", re.DOTALL | re.MULTILINE
 )
 #: pages of docs/ without commands to run: the log, and the help texts where they were made
-NO_WALK = ("LOG.md", "cli.md", "index.md")
+NO_WALK = ("decisions.md", "cli.md", "index.md")
 #: options that make a command short, put before those of the page
 SHORT = {
     "generate": "--max-new-tokens {most}",
