@@ -233,7 +233,8 @@ def random_weight(form: Format, rows: int, columns: int, seed: int) -> Stored:
     scales = (torch.randn(2, rows, columns // form.block, generator=noise) * 2e-3).to(torch.float16)
     scales[:, 0] = 0.0
     each = blocks.unflatten(1, (-1, form.nbytes))
-    places = [form.nbytes - 2] if form.name == "q6_k" else [0, 2] if not form.offset else [0]
+    last = {"q6_k": [208], "q3_k": [108], "q2_k": [80, 82]}
+    places = last.get(form.name, [0] if form.offset else [0, 2])
     for scale, place in zip(scales, places, strict=False):
         each[..., place : place + 2] = scale[..., None].view(torch.uint8)
     return Stored(form, blocks)

@@ -18,9 +18,7 @@ from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.cpu.buffers import address
 from tokenswift.kernels.cpu.entries import IntFullCache, Pages
 from tokenswift.kernels.formats.format import Stored
-from tokenswift.kernels.formats.q4_1 import Q4_1
-from tokenswift.kernels.formats.q8_0 import Q8_0
-from tokenswift.kernels.formats.registry import FORMATS
+from tokenswift.kernels.formats.registry import FORMATS, Q4_1, Q8_0
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import Packed
 from tokenswift.kv.full import FullCache

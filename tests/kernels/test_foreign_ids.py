@@ -16,8 +16,7 @@ from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu import arguments
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.formats.format import Stored
-from tokenswift.kernels.formats.q4_1 import Q4_1
-from tokenswift.kernels.formats.q8_0 import Q8_0
+from tokenswift.kernels.formats.registry import Q4_1, Q8_0
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import Packed
 from tokenswift.kv.full import FullCache

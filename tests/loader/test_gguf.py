@@ -149,14 +149,21 @@ def test_a_sliding_window_makes_it_a_mistral(tmp_path: Path) -> None:
 
 
 def test_types_that_are_not_ours_are_unpacked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = write(tmp_path / "model.gguf", small(), {"": QuantType.Q5_1, "ffn_up": QuantType.Q5_0})
+    model = write(tmp_path / "model.gguf", small(), {"": QuantType.Q4_0, "ffn_up": QuantType.MXFP4})
     with caplog.at_level(logging.WARNING, "tokenswift"):
         llm = opened(tmp_path / "model.gguf", dtype="auto")
     assert [r.message for r in caplog.records] == [
-        f"model {tmp_path / 'model.gguf'}: tensors of type Q5_0, Q5_1 are unpacked to bfloat16, which takes "
+        f"model {tmp_path / 'model.gguf'}: tensors of type MXFP4 are unpacked to bfloat16, which takes "
         "more memory than the file"
     ]
     assert llm.dtype == "bfloat16" and far(lean_logits(llm), logits(model)) < 0.05
+
+
+def test_fives_stay_as_they_are_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = write(tmp_path / "model.gguf", small(), {"": QuantType.Q5_1, "ffn_up": QuantType.Q5_0})
+    llm = opened(tmp_path / "model.gguf", dtype="float32")
+    assert not caplog.records and llm.target.head.stored
+    assert far(lean_logits(llm), logits(model)) < 1e-5
 
 
 # ---- positions ------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from tokenswift.checks import check_tokens
 from tokenswift.config import SamplingParams
 from tokenswift.interfaces import KVCache, Pass, Segment
 from tokenswift.kernels.formats.format import Stored
-from tokenswift.kernels.formats.q8_0 import Q8_0
+from tokenswift.kernels.formats.registry import Q8_0
 from tokenswift.kernels.weights import DraftWeights, LayerWeights, Packed, Shape
 from tokenswift.kv.full import FullCache
 from tokenswift.kv.pages import Arena

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.kernels.formats.format import Format, Stored, values_of
-from tokenswift.kernels.formats.panels import PANEL, numbers_of, panels_of
+from tokenswift.kernels.formats.panels import PANEL, fill_panels, numbers_of, panel_bytes
 from tokenswift.kv.pages import Arena, large_empty
 
 #: types of products in which quantized weights stay as they are
@@ -57,6 +57,7 @@ class Packed:
         dtype: of the weight's values in products; by default that of the tensors, float32 without any.
             Tensors become so, but bfloat16 stays in float32 products.
         arena: where panels go; by default one of their own.
+        fill: makes the panels of what is stored quantized, as `fill_panels` does.
 
     Attributes:
         parts: the rows, in order.
@@ -69,7 +70,9 @@ class Packed:
         panels: bool,
         dtype: torch.dtype | None = None,
         arena: Arena | None = None,
+        fill: Callable[[Stored, Tensor], None] = fill_panels,
     ) -> None:
+        self._fill = fill
         self._room = large_empty if arena is None else arena.empty
         given = [weight] if isinstance(weight, Tensor | Stored) else weight
         parts = [part.detach() if isinstance(part, Tensor) else part for part in given]
@@ -83,22 +86,25 @@ class Packed:
         low = [isinstance(part, Stored) and self._stays(part) for part in parts]
         given = [p if stays else _dense(p, self.dtype, panels) for p, stays in zip(parts, low, strict=True)]
         runs = _runs(given)
-        if any(_rows(run) % PANEL for run in runs[:-1]):
+        if any(sum(map(len, run)) % PANEL for run in runs[:-1]):
             runs = _runs([_dense(part, self.dtype, panels) for part in parts])
         self.parts = [self._part(run) for run in runs]
-        del self._room  # and with it the arena
+        del self._room, self._fill  # and with it the arena
 
     def _stays(self, part: Stored) -> bool:
         """Whether a weight that is stored quantized stays so."""
         return self.panels and self.dtype in STORED_IN
 
-    def _part(self, run: Stored | list[Tensor]) -> Part:
-        if isinstance(run, Stored):
-            made = panels_of(run)
-            data = self._room(*made.shape, dtype=torch.uint8)
-            data.copy_(made)
-            return Part(data, len(run), run.format)
-        rows = _rows(run)
+    def _part(self, run: list[Any]) -> Part:
+        rows, form = sum(map(len, run)), getattr(run[0], "format", None)
+        if form is not None:
+            data, at = self._room(-(-rows // PANEL), panel_bytes(form, self.columns), dtype=torch.uint8), 0
+            if any(len(part) % PANEL for part in run[:-1]):
+                run = [Stored(form, torch.cat([part.blocks for part in run]))]
+            for part in run:
+                self._fill(part, data[at : at + -(-len(part) // PANEL)])
+                at += len(part) // PANEL
+            return Part(data, rows, form)
         if self.panels:
             kept = run[0].dtype if all(part.dtype == run[0].dtype for part in run) else self.dtype
             return Part(_panels([part.to(kept) for part in run], rows, self._room), rows)
@@ -135,10 +141,6 @@ class Packed:
         return torch.cat([part.values(self.panels, self.columns).to(self.dtype) for part in self.parts])
 
 
-def _rows(run: Stored | list[Tensor]) -> int:
-    return len(run) if isinstance(run, Stored) else sum(map(len, run))
-
-
 def _dense(part: Tensor | Stored, dtype: torch.dtype, panels: bool) -> Tensor:
     if isinstance(part, Stored):
         return part.decode().to(dtype)
@@ -146,17 +148,14 @@ def _dense(part: Tensor | Stored, dtype: torch.dtype, panels: bool) -> Tensor:
     return part if wide else part.to(dtype)
 
 
-def _runs(parts: Sequence[Tensor | Stored]) -> list[Stored | list[Tensor]]:
+def _runs(parts: Sequence[Tensor | Stored]) -> list[Any]:
     """Neighbours of one format together."""
-    runs: list[Stored | list[Tensor]] = []
+    runs: list[list[Tensor | Stored]] = []
     for part in parts:
-        last = runs[-1] if runs else None
-        if isinstance(part, Stored) and isinstance(last, Stored) and last.format is part.format:
-            runs[-1] = Stored(part.format, torch.cat((last.blocks, part.blocks)))
-        elif isinstance(part, Tensor) and isinstance(last, list):
-            last.append(part)
+        if runs and getattr(runs[-1][-1], "format", None) is getattr(part, "format", None):
+            runs[-1].append(part)
         else:
-            runs.append(part if isinstance(part, Stored) else [part])
+            runs.append([part])
     return runs
 
 

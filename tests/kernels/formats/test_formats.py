@@ -17,6 +17,12 @@ HALVES = {  # where a block holds float16 numbers
     "q4_k": (0, 2),
     "q5_k": (0, 2),
     "q6_k": (208,),
+    "q5_0": (0,),
+    "q5_1": (0, 2),
+    "q3_k": (108,),
+    "q2_k": (80, 82),
+    "iq4_nl": (0,),
+    "iq4_xs": (0,),
 }
 EXTREMES = (0.0, -0.0, 2**-24, -(2**-24), 2**-14 - 2**-24, 2**-14, 65504.0, -65504.0, 1.0)
 WRITTEN = [name for name, format in FORMATS.items() if format.encode is not None]
@@ -30,7 +36,8 @@ def random_blocks(format: Format, rows: int, count: int, seed: int = 0) -> torch
         numbers = made.standard_normal((rows, count)).astype(np.float16)
         numbers[:9] = np.array(EXTREMES, np.float16)[:, None]
         blocks[..., at : at + 2] = made.permutation(numbers, axis=1)[..., None].view(np.uint8)
-    rest = slice(0, 208) if format.name == "q6_k" else slice(max(HALVES[format.name]) + 2, None)
+    first = HALVES[format.name][0]
+    rest = slice(0, first) if first else slice(max(HALVES[format.name]) + 2, None)
     blocks[-1, ..., rest], blocks[-2, ..., rest] = 255, 0
     return torch.from_numpy(blocks.reshape(rows, -1))
 
@@ -59,7 +66,7 @@ def test_a_weight_is_scale_times_number_plus_least(name: str) -> None:
     numbers = format.split(blocks)
     scale, least = scales(format, numbers)
     assert int(numbers.u.max()) < 1 << format.bits and numbers.u.dtype == torch.uint8
-    u = numbers.u.double().unflatten(1, (-1, format.group))
+    u = format.meant(numbers.u).double().unflatten(1, (-1, format.group))
     product = scale.double()[..., None] * u
     assert torch.equal(product.float().double(), product)  # exact: one rounding in all
     assert torch.equal(

@@ -24,7 +24,7 @@ from tests.tiny import byte_model, tiny_model
 from tokenswift import LLM, Grammar, InputError, SamplingParams, resume
 from tokenswift.interfaces import Segment
 from tokenswift.kernels.formats.format import Stored
-from tokenswift.kernels.formats.q8_0 import Q8_0
+from tokenswift.kernels.formats.registry import Q8_0
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader.checkpoint import unstored
 from tokenswift.loader.rope import rotary_of

@@ -19,7 +19,7 @@ from tokenswift.kernels.weights import PRODUCTS, DraftWeights, Packed, Part, Sha
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of weights, keys and values
 KEYS = {**TYPES, torch.int8: 3}  # of keys and values
 ACTIVE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 3}  # of what enters a product
-_LOW = 16  # a quantized format: this and GGUF's number of it
+LOW = 16  # a quantized format: this and GGUF's number of it
 _GROUP, _BLOCK = 48, 12  # bytes of 32 activations in int8, and rows that stand together
 MOST_NUMBERS = 1 << 18  # of a row that the kernels hold on the stack
 
@@ -132,7 +132,7 @@ def weight_of(packed: Packed, bias: Tensor | None = None) -> CWeight:
         made = (CPart * len(packed.parts))()
         for entry, part in zip(made, packed.parts, strict=True):
             entry.data, entry.rows = _part(part, packed.columns), part.rows
-            entry.format = TYPES[part.data.dtype] if part.format is None else _LOW + part.format.code
+            entry.format = TYPES[part.data.dtype] if part.format is None else LOW + part.format.code
         packed.native = made
     return CWeight(ctypes.addressof(packed.native), vector("the bias", bias, packed.rows))
 

@@ -20,6 +20,7 @@ from tokenswift.kernels import base
 from tokenswift.kernels.base import Backend, Batch, Taps, check_ids
 from tokenswift.kernels.cpu.arguments import (
     ACTIVE,
+    LOW,
     TYPES,
     VECTORS,
     CDraftStep,
@@ -46,6 +47,8 @@ from tokenswift.kernels.cpu.choose import NativeRanker
 from tokenswift.kernels.cpu.entries import IntFullCache, IntSparseCache, Pages, entry_bytes
 from tokenswift.kernels.cpu.prebuilt import text_of
 from tokenswift.kernels.cpu.threads import Threads
+from tokenswift.kernels.formats.format import Stored
+from tokenswift.kernels.formats.panels import PANEL, panel_bytes
 from tokenswift.kernels.formats.registry import FORMATS
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.kernels.weights import (
@@ -106,12 +109,33 @@ class CpuBackend(Backend):
         self._draft = library.ts_draft
         self._draft.argtypes = [*[c_void_p] * 5, POINTER(CDraftStep), c_long, c_void_p, c_long, c_int]
         self._draft.restype = c_long
-        linear.restype = norm.restype = None
+        library.ts_pack.argtypes = [c_void_p, c_int, c_void_p, c_long, c_long, c_long, c_int]
+        linear.restype = norm.restype = library.ts_pack.restype = None
         take.restype = layers.restype = attend.restype = c_long
 
     def keeps(self, form: str, dtype: torch.dtype) -> bool:
         """See :meth:`Backend.keeps`."""
         return form in self.formats and dtype in STORED_IN
+
+    def pack(
+        self,
+        weight: Tensor | Stored | Sequence[Tensor | Stored],
+        dtype: torch.dtype | None = None,
+        arena: Arena | None = None,
+    ) -> Packed:
+        """See :meth:`Backend.pack`; quantized weights in C, on all threads."""
+        return Packed(weight, True, dtype, arena, self._fill)
+
+    def _fill(self, stored: Stored, panels: Tensor) -> None:
+        form, blocks = stored.format, stored.blocks.contiguous()
+        (rows, columns), size = stored.shape, blocks.shape[1]
+        self._lib.ts_pack(
+            address("panels", panels, torch.uint8, -(-rows // PANEL), panel_bytes(form, columns)),
+            LOW + form.code,
+            address("blocks", blocks, torch.uint8, rows, size),
+            *(rows, size, columns),
+            self._count(),
+        )
 
     def new_cache(
         self, layers: int, kv_heads: int, width: int, capacity: int, dtype: torch.dtype

@@ -32,7 +32,7 @@ INSTRUCTION_SETS = own_sets()
 NATIVE = "native"  # asks for kernels that are compiled here, tuned for the processor at hand
 #: abilities of arm64: which of Linux' words (AT_HWCAP, AT_HWCAP2) has which bit for them
 ARM_ABILITIES = {"asimddp": (16, 20), "i8mm": (26, 13), "bf16": (26, 14)}
-TIMEOUT = 120  # seconds for one compilation
+TIMEOUT = 600  # seconds for one compilation; the machine may be busy
 _DIGEST = hashlib.sha256().digest_size
 
 logger = logging.getLogger("tokenswift")

@@ -16,8 +16,7 @@ import torch
 from tokenswift.kernels.case import TAIL, Case
 from tokenswift.kernels.cpu.arguments import TYPES
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.formats.q4_1 import Q4_1
-from tokenswift.kernels.formats.q8_0 import Q8_0
+from tokenswift.kernels.formats.registry import Q4_1, Q8_0
 
 #: quantized weights: the type of their values, their format, what is multiplied with them
 LOW = ((torch.float32, Q4_1, None), (torch.bfloat16, Q8_0, None), (torch.float32, Q8_0, torch.int8))

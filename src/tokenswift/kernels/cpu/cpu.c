@@ -13,6 +13,7 @@
 #include "cpu_choose.h"
 #include "cpu_linear.h"
 #include "cpu_merge.h"
+#include "cpu_pack.h"
 
 #ifndef TS_BUILD
 #define TS_BUILD ""

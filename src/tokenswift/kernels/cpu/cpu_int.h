@@ -7,19 +7,49 @@
 #pragma once
 #include "cpu_low.h"
 
-/* rows of a tile: as many integer as float sums live in registers; up to half as many take two vectors of columns */
+/* whether products take numbers of 8 bits with their sign; otherwise they keep the offset of 128 */
+#if (defined(__AVX512BW__) && !defined(__AVX512VNNI__) && W == 16) || (defined(__AVX2__) && !defined(__AVXVNNI__) && W == 8) || \
+    NEON
+#define SIGNED_DOT 1
+#else
+#define SIGNED_DOT 0
+#endif
+#define DOT_16_BITS (SIGNED_DOT && !NEON) /* products of two bytes are summed in 16 bits first */
+
+/* INT_ROWS: rows that share one reading of a panel. INT_TALL: rows of a tile, whose sums live in registers, beside
+ * at most INT_COLS vectors of columns. */
 #if W == 16
 #define INT_ROWS 12
-#elif W == 8 || NEON
-#define INT_ROWS 6
+#define INT_TALL 12
+#define INT_COLS 2
+#elif W == 8
+#define INT_ROWS 12
+#define INT_TALL 6
+#define INT_COLS 4
 #else
-#define INT_ROWS 2
+#define INT_ROWS (NEON ? 6 : 2)
+#define INT_TALL INT_ROWS
+#define INT_COLS 2
+#endif
+#define SPAN 256 /* positions after which tiles take turns, so that the first cache holds them: no block is longer */
+
+INLINE int cols_of(const int rows) {
+    if (W == 8) return rows <= 2 ? 4 : rows <= 4 ? 2 : 1;
+    return rows <= INT_TALL / 2 ? 2 : 1;
+}
+
+#if DOT_16_BITS
+typedef int16_t Sum[2]; /* of even and of odd pairs */
+typedef uint16_t Lanes __attribute__((vector_size(4 * W)));
+#else
+typedef int32_t Sum;
+typedef U Lanes;
 #endif
 
 typedef struct { /* 32 activations of a row */
     int8_t q[32];
-    float scale, lead; /* lead: scale times all */
-    int32_t all, first; /* sums of the numbers, and of the first 16 */
+    float scale, lead; /* lead: scale times the sum of the numbers */
+    Sum sums[2];       /* of the first 16 numbers, and of the others */
 } Group;
 
 /* Rows of groups stand in blocks of INT_ROWS rows (or n, if there are fewer): (blocks, K / 32, rows of a block). */
@@ -97,9 +127,18 @@ static void quantise_group(Group *out, const float *y) {
     }
     const float up = scale_of((uint32_t)most_lanes(top), &out->scale);
     UNROLL for (int s = 0; s < 2; s++) UNROLL for (int h = 0; h < NL; h++) x[s][h] = up > 0 ? x[s][h] * up : (V){0};
-    out->first = whole_bytes(out->q, x[0]);
-    out->all = out->first + whole_bytes(out->q + 16, x[1]);
-    out->lead = out->scale * (float)out->all;
+    const int32_t first = whole_bytes(out->q, x[0]), rest = whole_bytes(out->q + 16, x[1]);
+    out->lead = out->scale * (float)(first + rest);
+#if DOT_16_BITS
+    UNROLL for (int s = 0; s < 2; s++) {
+        const __m128i two = _mm_maddubs_epi16(_mm_set1_epi8(1), _mm_loadu_si128((const __m128i *)out->q + s));
+        const __m128i four = _mm_add_epi16(two, _mm_srli_si128(two, 8));
+        const int32_t both = _mm_cvtsi128_si32(_mm_add_epi16(four, _mm_srli_si128(four, 4)));
+        memcpy(out->sums[s], &both, 4);
+    }
+#else
+    out->sums[0] = first, out->sums[1] = rest;
+#endif
 }
 
 /* One row of K numbers as groups, `step` groups apart, the last filled up with 0. */
@@ -112,14 +151,6 @@ static void quantize(Group *out, long step, const float *x, long K) {
 }
 
 /* ---- sums of products of four bytes, exact ------------------------------------------------------------------- */
-
-/* whether products take numbers of 8 bits with their sign; otherwise they keep the offset of 128 */
-#if (defined(__AVX512BW__) && !defined(__AVX512VNNI__) && W == 16) || (defined(__AVX2__) && !defined(__AVXVNNI__) && W == 8) || \
-    NEON
-#define SIGNED_DOT 1
-#else
-#define SIGNED_DOT 0
-#endif
 
 /* sum + products of u, four bytes below 128 without sign, and x with sign. */
 INLINE I dot_few(I sum, U u, U x) {
@@ -166,56 +197,93 @@ INLINE I dot_all(I sum, U u, U x) {
 #endif
 }
 
-/* Without a dot product, products of two bytes are summed in 16 bits first: so many of u < 2^bits that none is cut off. */
-#if SIGNED_DOT && !NEON
-INLINE int dots_of_16_bits(const int bits) { return bits == 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 0; }
-INLINE U pairs_of(U u, U x) {
-#if W == 16
-    return (U)_mm512_maddubs_epi16((__m512i)u, (__m512i)x);
-#else
-    return (U)_mm256_maddubs_epi16((__m256i)u, (__m256i)x);
-#endif
-}
-INLINE U plus_pairs(U a, U b) {
-#if W == 16
-    return (U)_mm512_add_epi16((__m512i)a, (__m512i)b);
-#else
-    return (U)_mm256_add_epi16((__m256i)a, (__m256i)b);
-#endif
-}
-INLINE I plus_both(I sum, U pairs) {
-#if W == 16
-    return sum + (I)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1));
-#else
-    return sum + (I)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1));
-#endif
-}
-#else
-INLINE int dots_of_16_bits(const int bits) { return 0; }
-INLINE U pairs_of(U u, U x) { return u; }
-INLINE U plus_pairs(U a, U b) { return a; }
-INLINE I plus_both(I sum, U pairs) { return sum; }
-#endif
-
 INLINE U four_bytes(const int8_t *q) { /* the same four in every lane */
     int32_t x;
     memcpy(&x, q, 4);
     return (U)(x - (I){0});
 }
 
+/* Without a dot product, products of two bytes are summed in 16 bits first: so many that none is cut off. Where an offset
+ * is taken off in the same lanes they may wrap around, as the end is small: at most 16 * 127 * 16 for 5 bits. */
+INLINE int dots_of_16_bits(const Low m) {
+    if (!DOT_16_BITS || wide(m)) return 0;
+    return m.group / 4 < 8 || m.offset || m.bits == 4 ? m.group / 4 : 4;
+}
+
+/* What the sums of a group of activations begin with: minus the offset of the weights times these, or 0. */
+INLINE Lanes less_offset(const Low m, const Group *x, int s) {
+    Lanes start = {0};
+    if (!m.offset || (wide(m) && SIGNED_DOT)) return start;
+    UNROLL for (int half = m.group == 16 ? s : 0; half <= (m.group == 16 ? s : 1); half++)
+        start -= (Lanes)four_bytes((const int8_t *)(x->sums + half)) << __builtin_ctz(m.offset);
+    return start;
+}
+
+/* Scale times the sum of the numbers of a group. */
+INLINE float lead_of(const Low m, const Group *x, int s) {
+    if (m.group == 32) return x->lead;
+#if DOT_16_BITS
+    return x->scale * (float)(x->sums[s][0] + x->sums[s][1]);
+#else
+    return x->scale * (float)x->sums[s];
+#endif
+}
+
+#if DOT_16_BITS
+INLINE Lanes plus_pairs(Lanes sum, U u, U x) {
+#if W == 16
+    return sum + (Lanes)_mm512_maddubs_epi16((__m512i)u, (__m512i)x);
+#else
+    return sum + (Lanes)_mm256_maddubs_epi16((__m256i)u, (__m256i)x);
+#endif
+}
+INLINE I plus_both(I sum, Lanes pairs) {
+#if W == 16
+    return sum + (I)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1));
+#else
+    return sum + (I)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1));
+#endif
+}
+/* The compiler may not reorder a chain of sums: it would run out of registers. */
+#define KEEP(v) __asm__("" : "+v"(v))
+#else
+INLINE Lanes plus_pairs(Lanes sum, U u, U x) { return sum; }
+INLINE I plus_both(I sum, Lanes pairs) { return sum; }
+#define KEEP(v)
+#endif
+
+typedef struct { const char *at; size_t share; } Soon; /* what a tile prefetches: so many bytes with 32 positions, or NULL */
+
+/* With each four positions a part: a burst would hold up what the tile itself reads. */
+INLINE void prefetch_part(Soon soon, const int four) {
+    if (!soon.at) return;
+    UNROLL for (size_t at = (soon.share * four / 8 + 63) / 64 * 64; at < soon.share * (four + 1) / 8; at += 64)
+        __builtin_prefetch(soon.at + at, 0, 2);
+}
+
 #if NEON && defined(__ARM_FEATURE_MATMUL_INT8)
 #define INT_PAIRS 1
 
-/* Sums of the s-th group of 32 positions, for vectors of columns from c0 on: products of two rows by two columns,
+/* Pairs of rows → their first and their second halves of vectors; twice is nothing. */
+INLINE void by_halves(const int rows, const int cols, I sum[INT_TALL][INT_COLS]) {
+    UNROLL for (int r = 0; r + 1 < rows; r += 2) UNROLL for (int c = 0; c < cols; c++) {
+        const int64x2_t first = (int64x2_t)sum[r][c], second = (int64x2_t)sum[r + 1][c];
+        sum[r][c] = (I)vtrn1q_s64(first, second), sum[r + 1][c] = (I)vtrn2q_s64(first, second);
+    }
+}
+
+/* Adds to sums of the s-th group of 32 positions, for vectors of columns from c0 on: products of two rows by two columns,
  * eight numbers deep. An odd row is taken alone. */
-INLINE void pair_sums(const Low m, const char *numbers, const int rows, const int cols, int c0, int s, const Group *x,
-                      I sum[INT_ROWS][2]) {
-    UNROLL for (int at = s * m.group / 8; at < (s + 1) * m.group / 8; at++)
+INLINE void pair_sums(const Low m, const char *numbers, Soon soon, const int rows, const int cols, int c0, int s, const Group *x,
+                      I sum[INT_TALL][INT_COLS]) {
+    by_halves(rows, cols, sum);
+    UNROLL for (int at = s * m.group / 8; at < (s + 1) * m.group / 8; at++) {
+        prefetch_part(soon, 2 * at), prefetch_part(soon, 2 * at + 1);
         UNROLL for (int c = 0; c < cols; c++) {
             const Words u = words(m, numbers, m.bits == 8 ? 2 * at : at, c0 + c);
             const U more = m.bits == 8 ? words(m, numbers, 2 * at + 1, c0 + c).low : four(m, u, at, 1), off = {0};
-            const uint32x4_t first = (uint32x4_t)(four(m, u, at, 0) ^ (off + (m.bits == 8 ? 0x80808080u : 0)));
-            const uint32x4_t second = (uint32x4_t)(more ^ (off + (m.bits == 8 ? 0x80808080u : 0)));
+            const uint32x4_t first = (uint32x4_t)(four(m, u, at, 0) ^ (off + (wide(m) ? 0x80808080u : 0)));
+            const uint32x4_t second = (uint32x4_t)(more ^ (off + (wide(m) ? 0x80808080u : 0)));
             const int8x16_t low = (int8x16_t)vzip1q_u32(first, second), high = (int8x16_t)vzip2q_u32(first, second);
             UNROLL for (int r = 0; r < rows; r += 2) {
                 if (r + 1 == rows) {
@@ -228,84 +296,100 @@ INLINE void pair_sums(const Low m, const char *numbers, const int rows, const in
                 sum[r + 1][c] = (I)vmmlaq_s32((int32x4_t)sum[r + 1][c], both, high);
             }
         }
-    UNROLL for (int r = 0; r + 1 < rows; r += 2) UNROLL for (int c = 0; c < cols; c++) {
-        const int64x2_t first = (int64x2_t)sum[r][c], second = (int64x2_t)sum[r + 1][c];
-        sum[r][c] = (I)vtrn1q_s64(first, second), sum[r + 1][c] = (I)vtrn2q_s64(first, second);
     }
+    by_halves(rows, cols, sum);
 }
 #else
 #define INT_PAIRS 0
-INLINE void pair_sums(const Low m, const char *numbers, const int rows, const int cols, int c0, int s, const Group *x,
-                      I sum[INT_ROWS][2]) {}
+INLINE void pair_sums(const Low m, const char *numbers, Soon soon, const int rows, const int cols, int c0, int s, const Group *x,
+                      I sum[INT_TALL][INT_COLS]) {}
 #endif
 
 /* ---- a tile -------------------------------------------------------------------------------------------------- */
 
-/* out[r][c] = sum over groups of scale * scale of x * (sum over positions of u * x), plus least * sum of x, for `rows`
- * rows and `cols` vectors of columns from the c0-th on. x: groups of a row block, `step` groups from one to the next. */
-INLINE void int_tile(const int format, const int rows, const int cols, int c0, const Group *x, long step, const char *b,
-                     long k, float *out) {
+/* Sums of integers of the s-th group of the 32 positions that begin at numbers, for vectors of columns from c0 on. */
+INLINE void int_sums(const Low m, const char *numbers, Soon soon, const int rows, const int cols, int c0, int s, const Group *x,
+                     I sum[INT_TALL][INT_COLS]) {
+    const int per = m.bits == 8 ? 4 : 8, some = dots_of_16_bits(m);
+    Lanes pairs[INT_TALL][INT_COLS];
+    UNROLL for (int r = 0; r < rows; r++) {
+        const Lanes start = less_offset(m, x + r, s);
+        UNROLL for (int c = 0; c < cols; c++) sum[r][c] = some ? (I){0} : (I)start, pairs[r][c] = start;
+    }
+    if (INT_PAIRS && rows > 1) {
+        pair_sums(m, numbers, soon, rows, cols, c0, s, x, sum);
+        return;
+    }
+    UNROLL for (int dot = 0; dot < m.group / 4; dot++) {
+        prefetch_part(soon, s * m.group / 4 + dot);
+        const int w = (s * m.group + dot * 4) / per, other = dot % (per / 4);
+        U bytes[INT_COLS];
+        UNROLL for (int c = 0; c < cols; c++) bytes[c] = four(m, words(m, numbers, w, c0 + c), w, other);
+        UNROLL for (int r = 0; r < rows; r++) {
+            const U at = four_bytes(x[r].q + s * m.group + dot * 4);
+            UNROLL for (int c = 0; c < cols; c++) {
+                if (!some) {
+                    sum[r][c] = wide(m) ? dot_all(sum[r][c], bytes[c], at) : dot_few(sum[r][c], bytes[c], at);
+                    KEEP(sum[r][c]);
+                    continue;
+                }
+                pairs[r][c] = plus_pairs(dot && dot % some == 0 ? (Lanes){0} : pairs[r][c], bytes[c], at);
+                KEEP(pairs[r][c]);
+                if (dot % some == some - 1) sum[r][c] = plus_both(sum[r][c], pairs[r][c]);
+            }
+        }
+    }
+}
+
+/* out[r][c] += sum over groups of scale * scale of x * (sum over positions of u * x), plus least * sum of x, for `rows`
+ * rows and `count` positions, at most SPAN, of a panel. x: groups of a row block, `step` groups from one to the next.
+ * next: what to prefetch meanwhile, or NULL. */
+INLINE void int_tile(const int format, const int rows, const Group *x, long step, const char *b, long count, const char *next,
+                     float *out) {
     const Low m = low_format(format);
-    const int per = m.bits == 8 ? 4 : 8;
-    const int shift = m.bits == 8 && SIGNED_DOT ? -1 : m.offset == 8 ? 3 : m.offset == 32 ? 5 : m.offset == 128 ? 7 : -1;
-    const int some = dots_of_16_bits(m.bits);
-    const long ahead = rows < 4 ? 2048 : 8192; /* into the second cache: the first holds x */
-    V acc[INT_ROWS][2] = {{{0}}};
-    for (long i = 0; i < k; i += m.block, b += block_bytes(m)) {
-        const char *numbers = b + head_bytes(m);
-        for (int g = 0; g < m.block / 32; g++, numbers += numbers_bytes(m), x += step) {
-            if (!c0) UNROLL for (size_t at = 0; at < numbers_bytes(m) + head_bytes(m); at += 64) __builtin_prefetch(numbers + ahead + at, 0, 2);
-            UNROLL for (int s = 0; s < 32 / m.group; s++) {
-                I sum[INT_ROWS][2] = {{{0}}};
-                U pairs[INT_ROWS][2];
-                if (INT_PAIRS && rows > 1) pair_sums(m, numbers, rows, cols, c0, s, x, sum);
-                else UNROLL for (int w = s * m.group / per; w < (s + 1) * m.group / per; w++)
-                    UNROLL for (int c = 0; c < cols; c++) {
-                        const Words u = words(m, numbers, w, c0 + c);
-                        UNROLL for (int other = 0; other < per / 4; other++) {
-                            const U bytes = four(m, u, w, other);
-                            UNROLL for (int r = 0; r < rows; r++) {
-                                const U at = four_bytes(x[r].q + w * per + other * 4);
-                                const int dot = (w - s * m.group / per) * (per / 4) + other;
-                                if (!some) {
-                                    sum[r][c] = m.bits == 8 ? dot_all(sum[r][c], bytes, at) : dot_few(sum[r][c], bytes, at);
-                                    continue;
-                                }
-                                const U two = pairs_of(bytes, at);
-                                pairs[r][c] = dot % some ? plus_pairs(pairs[r][c], two) : two;
-                                if (dot % some == some - 1) sum[r][c] = plus_both(sum[r][c], pairs[r][c]);
-                            }
-                        }
-                    }
-                V scale[NV], least[NV];
-                scales(m, b, (g * 32 + s * m.group) / m.group, scale, least);
-                UNROLL for (int r = 0; r < rows; r++) {
-                    const int32_t all = m.group == 32 ? x[r].all : s ? x[r].all - x[r].first : x[r].first;
-                    UNROLL for (int c = 0; c < cols; c++) {
-                        if (shift >= 0) sum[r][c] -= all * (1 << (shift & 15)) - (I){0};
-                        acc[r][c] = fused(scale[c0 + c] * x[r].scale, __builtin_convertvector(sum[r][c], V), acc[r][c]);
-                        if (m.least) acc[r][c] = fused(least[c0 + c], splat(x[r].lead), acc[r][c]);
+    const int cols = cols_of(rows);
+    Soon soon = {next, block_bytes(m) * 32 / m.block * cols / NV};
+    for (int c0 = 0; c0 < NV; c0 += cols) {
+        const char *block = b;
+        const Group *y = x;
+        V acc[INT_TALL][INT_COLS];
+        UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < cols; c++) acc[r][c] = *(Vm *)(out + r * NR + (c0 + c) * W);
+        for (long i = 0; i < count; i += m.block, block += block_bytes(m)) {
+            const char *numbers = block + head_bytes(m);
+            for (int g = 0; g < m.block / 32; g++, numbers += numbers_bytes(m), y += step, soon.at += soon.at ? soon.share : 0) {
+                UNROLL for (int s = 0; s < 32 / m.group; s++) {
+                    I sum[INT_TALL][INT_COLS];
+                    V scale[INT_COLS], least[INT_COLS];
+                    int_sums(m, numbers, soon, rows, cols, c0, s, y, sum);
+                    UNROLL for (int c = 0; c < cols; c++) scales(m, block, (g * 32 + s * m.group) / m.group, c0 + c, scale + c, least + c);
+                    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < cols; c++) {
+                        acc[r][c] = fused(scale[c] * y[r].scale, __builtin_convertvector(sum[r][c], V), acc[r][c]);
+                        if (m.least) acc[r][c] = fused(least[c], splat(lead_of(m, y + r, s)), acc[r][c]);
                     }
                 }
             }
         }
+        UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < cols; c++) *(Vm *)(out + r * NR + (c0 + c) * W) = acc[r][c];
     }
-    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < cols; c++) *(Vm *)(out + r * NR + (c0 + c) * W) = acc[r][c];
 }
 
 /* One function a format: out (rows, NR) floats = rows of a block times a panel. */
-#define INT_CASE(name, n)                                                                       \
-    case n:                                                                                     \
-        if (n <= INT_ROWS) {                                                                    \
-            const int cols = n <= INT_ROWS / 2 ? 2 : 1;                                         \
-            UNROLL for (int c = 0; c < NV; c += cols) int_tile(name, n <= INT_ROWS ? n : 1, cols, c, x, step, panel, k, out); \
-        }                                                                                       \
+#define INT_CASE(name, n)                                                                                               \
+    case n:                                                                                                             \
+        if (n <= INT_TALL)                                                                                              \
+            int_tile(name, n <= INT_TALL ? n : 1, x + r, step, panel, count, r ? NULL : panel + ahead, out + r * NR);   \
         break;
 #define INT_TILE(name, number)                                                                                          \
     static __attribute__((noinline)) void ints_##name(int rows, const Group *x, long step, const char *panel, long k, float *out) { \
-        switch (rows) {                                                                                                 \
-            INT_CASE(name, 1) INT_CASE(name, 2) INT_CASE(name, 3) INT_CASE(name, 4) INT_CASE(name, 5) INT_CASE(name, 6) \
-            INT_CASE(name, 7) INT_CASE(name, 8) INT_CASE(name, 9) INT_CASE(name, 10) INT_CASE(name, 11) INT_CASE(name, 12) \
+        const Low m = low_format(name);                                                                                 \
+        const long ahead = rows < 3 ? 4096 : 8192; /* into the second cache: the first holds x */                       \
+        memset(out, 0, rows * NR * 4);                                                                                  \
+        for (long i = 0; i < k; i += SPAN, x += SPAN / 32 * step, panel += SPAN / m.block * block_bytes(m)) {           \
+            const long count = k - i < SPAN ? k - i : SPAN;                                                             \
+            for (int r = 0; r < rows; r += INT_TALL) switch (rows - r < INT_TALL ? rows - r : INT_TALL) {               \
+                INT_CASE(name, 1) INT_CASE(name, 2) INT_CASE(name, 3) INT_CASE(name, 4) INT_CASE(name, 5) INT_CASE(name, 6) \
+                INT_CASE(name, 7) INT_CASE(name, 8) INT_CASE(name, 9) INT_CASE(name, 10) INT_CASE(name, 11) INT_CASE(name, 12) \
+            }                                                                                                           \
         }                                                                                                               \
     }
 FORMATS(INT_TILE)

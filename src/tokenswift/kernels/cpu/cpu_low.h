@@ -15,8 +15,9 @@
 #include "cpu_tile.h"
 
 /* number formats beside the types: 16 + GGUF's number of the format */
-#define FORMATS(X)                                                                   \
-    X(Q4_0, 18) X(Q4_1, 19) X(Q8_0, 24) X(Q4_K, 28) X(Q5_K, 29) X(Q6_K, 30)
+#define FORMATS(X)                                                                              \
+    X(Q4_0, 18) X(Q4_1, 19) X(Q5_0, 22) X(Q5_1, 23) X(Q8_0, 24) X(Q2_K, 26) X(Q3_K, 27)         \
+    X(Q4_K, 28) X(Q5_K, 29) X(Q6_K, 30) X(IQ4_NL, 36) X(IQ4_XS, 39)
 #define NUMBER(name, number) name = number,
 enum { FORMATS(NUMBER) };
 #undef NUMBER
@@ -28,12 +29,21 @@ INLINE Low low_format(int format) {
     switch (format) {
     case Q4_0: return (Low){32, 32, 4, 0, 0, 8};
     case Q4_1: return (Low){32, 32, 4, 1, 0, 0};
+    case Q5_0: return (Low){32, 32, 5, 0, 0, 16};
+    case Q5_1: return (Low){32, 32, 5, 1, 0, 0};
     case Q8_0: return (Low){32, 32, 8, 0, 0, 128};
+    case Q2_K: return (Low){256, 16, 4, 1, 1, 0};
+    case Q3_K: return (Low){256, 16, 4, 0, 1, 4};
     case Q4_K: return (Low){256, 32, 4, 1, 1, 0};
     case Q5_K: return (Low){256, 32, 5, 1, 1, 0};
+    case IQ4_NL: return (Low){32, 32, 4, 0, 0, 128};
+    case IQ4_XS: return (Low){256, 32, 4, 0, 1, 128};
     default: return (Low){256, 16, 6, 0, 1, 32}; /* Q6_K */
     }
 }
+
+INLINE int wide(Low m) { return m.offset == 128; } /* numbers of 8 bits enter products; those of 4 bits are places in: */
+static const uint8_t iq4[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 
 INLINE size_t numbers_bytes(Low m) { /* of 32 inner positions */
     return NR * (m.bits == 8 ? 32 : m.bits == 6 ? 24 : m.bits == 5 ? 20 : 16);
@@ -48,19 +58,23 @@ INLINE size_t panel_bytes(int format, long K) {
 
 typedef int8_t Bytes __attribute__((vector_size(W), aligned(1), may_alias));
 
-/* Scales and least values of a block's group, of all columns of the panel. */
-INLINE void scales(const Low m, const char *block, int group, V scale[NV], V least[NV]) {
-    const char *fine = block + NR * 2 * (1 + m.least) + group * NR, *fine_least = fine + m.block / m.group * NR;
-    UNROLL for (int c = 0; c < NV; c++) {
-        scale[c] = from_f16((const uint16_t *)block + c * W);
-        if (m.fine) scale[c] *= __builtin_convertvector(*(const Bytes *)(fine + c * W), V);
-        if (!m.least) {
-            least[c] = scale[c] * (float)-m.offset;
-            continue;
-        }
-        least[c] = from_f16((const uint16_t *)block + NR + c * W);
-        if (m.fine) least[c] *= __builtin_convertvector(*(const Bytes *)(fine_least + c * W), V);
-    }
+INLINE V from_bytes(const char *p) { /* GCC's own conversion of such vectors goes lane by lane */
+#if defined(__AVX512F__)
+    return (V)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+#elif defined(__AVX2__)
+    return (V)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+#else
+    return __builtin_convertvector(*(const Bytes *)p, V);
+#endif
+}
+
+/* Scale and least value of a block's group, of the c-th vector of columns. */
+INLINE void scales(const Low m, const char *block, int group, int c, V *scale, V *least) {
+    const char *fine = block + NR * 2 * (1 + m.least) + group * NR + c * W;
+    *scale = from_f16((const uint16_t *)block + c * W);
+    if (m.fine) *scale *= from_bytes(fine);
+    *least = m.least ? from_f16((const uint16_t *)block + NR + c * W) : *scale * (float)-m.offset;
+    if (m.fine && m.least) *least *= from_bytes(fine + m.block / m.group * NR);
 }
 
 /* The words of W columns that hold 8 positions (4 of 8 bits): word row w of 32 positions, and the high bits. */
@@ -72,30 +86,45 @@ INLINE Words words(const Low m, const char *numbers, int w, int c) {
     return x;
 }
 
-/* The integers of position j of these words. */
-INLINE V number(const Low m, Words x, int w, int j) {
-    if (m.bits == 8) return __builtin_convertvector((I)(x.low >> 8 * j & 255), V);
-    const int byte = j & 3, quad = 2 * w + (j >> 2);
-#if W == 16
-    if (m.bits == 4) {
-        const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        return (V)_mm512_permutexvar_ps((__m512i)(x.low >> (8 * byte + 4 * (j >> 2))), table);
-    }
+/* What the table holds at places of 4 bits, byte by byte. */
+INLINE U looked_up(U places) {
+#if defined(__AVX512BW__) && W == 16
+    return (U)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)iq4)), (__m512i)places);
+#elif defined(__AVX2__) && W == 8
+    return (U)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)iq4)), (__m256i)places);
+#elif NEON
+    return (U)vqtbl1q_u8(vld1q_u8(iq4), (uint8x16_t)places);
+#else
+    uint8_t each[4 * W];
+    memcpy(each, &places, sizeof each);
+    for (int i = 0; i < 4 * W; i++) each[i] = iq4[each[i]];
+    memcpy(&places, each, sizeof each);
+    return places;
 #endif
-    U u = x.low >> (8 * byte + 4 * (j >> 2)) & 15;
-    if (m.bits == 5) u |= (x.high >> (8 * byte + quad) & 1) << 4;
-    if (m.bits == 6) u |= (x.high >> (8 * byte + 2 * (quad & 3)) & 3) << 4;
-    return __builtin_convertvector((I)u, V);
 }
 
 /* Integers of four positions as bytes: those of word row w, the first or the other four. */
 INLINE U four(const Low m, Words x, int w, int other) {
     if (m.bits == 8) return x.low;
     U u = x.low >> 4 * other & 0x0f0f0f0fu;
+    if (wide(m)) return looked_up(u);
     const int quad = 2 * w + other;
-    if (m.bits == 5) u |= (x.high >> quad & 0x01010101u) << 4;
-    if (m.bits == 6) u |= (x.high >> 2 * (quad & 3) & 0x03030303u) << 4;
+    const int up = 4 - (m.bits == 5 ? quad : 2 * (quad & 3)); /* high bits to their place in one step */
+    const U high = up >= 0 ? x.high << (up & 31) : x.high >> (-up & 31);
+    if (m.bits == 5) u |= high & 0x10101010u;
+    if (m.bits == 6) u |= high & 0x30303030u;
     return u;
+}
+
+/* The integers of position j of these words. */
+INLINE V number(const Low m, Words x, int w, int j) {
+#if W == 16
+    if (m.bits == 4 && !wide(m)) {
+        const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        return (V)_mm512_permutexvar_ps((__m512i)(x.low >> (8 * (j & 3) + 4 * (j >> 2))), table);
+    }
+#endif
+    return __builtin_convertvector((I)(four(m, x, w, j >> 2) >> 8 * (j & 3) & 255), V);
 }
 
 /* ---- a few rows: weights made in registers --------------------------------------------------------------- */
@@ -125,7 +154,8 @@ INLINE void low_tile(const int format, const int pairs, const int rows, const ch
             const char *x = a + (i + g * 32) * item;
             __builtin_prefetch(numbers + 4096);
             for (int w = 0; w < 32 / per; w++) {
-                if (w * per % m.group == 0) scales(m, b, (g * 32 + w * per) / m.group, scale, least);
+                if (w * per % m.group == 0)
+                    UNROLL for (int c = 0; c < NV; c++) scales(m, b, (g * 32 + w * per) / m.group, c, scale + c, least + c);
                 Words u[NV];
                 UNROLL for (int c = 0; c < NV; c++) u[c] = words(m, numbers, w, c);
                 UNROLL for (int j = 0; j < per; j += pairs ? 2 : 1) {
@@ -160,7 +190,8 @@ INLINE void decode(const int format, const int pairs, const char *block, int g, 
     const char *numbers = block + head_bytes(m) + g * numbers_bytes(m);
     V scale[NV], least[NV];
     for (int w = 0; w < 32 / per; w++) {
-        if (w * per % m.group == 0) scales(m, block, (g * 32 + w * per) / m.group, scale, least);
+        if (w * per % m.group == 0)
+            UNROLL for (int c = 0; c < NV; c++) scales(m, block, (g * 32 + w * per) / m.group, c, scale + c, least + c);
         UNROLL for (int c = 0; c < NV; c++) {
             const Words u = words(m, numbers, w, c);
             UNROLL for (int j = 0; j < per; j += 2) {

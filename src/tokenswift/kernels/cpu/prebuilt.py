@@ -42,6 +42,7 @@ SOURCES = (
     "cpu_int_attention.h",
     "cpu_merge.h",
     "cpu_linear.h",
+    "cpu_pack.h",
     "cpu_draft.h",
 )
 #: no contraction: what is rounded once is written as such (`fused` in cpu_tile.h), whatever the tuning

@@ -1,9 +1,9 @@
 """What a quantized number format is: blocks of integers with scales, as GGUF files hold them.
 
-All formats here are one arithmetic. A weight is ``scale · u + least``: ``u`` is an integer without sign
-of a few bits, ``scale`` and ``least`` belong to a group of neighbours in a row. Scale times number has at
-most 24 bits, so the product is exact in float32 and a fused multiply-add gives the very value of the unpacked
-checkpoint. A format's file says how its blocks hold these numbers, and no more.
+All formats here are one arithmetic. A weight is ``scale · u + least``: ``u`` is an integer without sign of a
+few bits, or what a table says for it; ``scale`` and ``least`` belong to a group of neighbours in a row. Scale
+times number has at most 24 bits, so the product is exact in float32 and a fused multiply-add gives the very
+value of the unpacked checkpoint. How blocks hold these numbers is said in `registry`.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ class Format:
         name: as users write it.
         code: of GGUF's list of types.
         block, nbytes: weights of a block, and the bytes that it takes.
-        bits: of the integers.
+        bits: of the integers, in panels.
         split: the numbers of rows of blocks, (N, bytes of a row) → :class:`Numbers`.
         group: weights that share a scale: a block, or a part of it.
         offset: what is taken from each integer; 0 where a least value is added.
+        table: what the integers stand for, less the offset; None: themselves.
         encode: quantizes float32 rows (N, K), K a multiple of the block; None where nothing writes the
             format.
     """
@@ -61,7 +62,14 @@ class Format:
     split: Callable[[Tensor], Numbers]
     group: int = 32
     offset: int = 0
+    table: tuple[int, ...] | None = None
     encode: Callable[[Tensor], Tensor] | None = None
+
+    def meant(self, u: UInt8[Tensor, "N K"]) -> Float[Tensor, "N K"]:
+        """What integers stand for, with the offset."""
+        if self.table is None:
+            return u.float()
+        return (torch.tensor(self.table, dtype=torch.float32, device=u.device) + self.offset)[u.int()]
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of a row of K weights.
@@ -118,7 +126,7 @@ class Stored:
 def values_of(form: Format, numbers: Numbers) -> Float[Tensor, "N K"]:
     """The weights that numbers stand for, float32."""
     scale, least = scales(form, numbers)
-    u = numbers.u.unflatten(1, (-1, form.group)).float()
+    u = form.meant(numbers.u).unflatten(1, (-1, form.group))
     return torch.addcmul(least[..., None], scale[..., None], u).flatten(1)
 
 

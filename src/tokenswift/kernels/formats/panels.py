@@ -18,8 +18,9 @@ def panel_bytes(form: Format, columns: int) -> int:
     return columns // form.block * (heads + form.block * form.bits * PANEL // 8)
 
 
-def panels_of(stored: Stored) -> UInt8[Tensor, "P Q"]:
-    """The panels of a weight, one below the other: the numbers of its blocks in the order of a product."""
+def fill_panels(stored: Stored, panels: UInt8[Tensor, "P Q"]) -> None:
+    """The panels of a weight, one below the other: the numbers of its blocks in the order of a product. What
+    `ts_pack` of the CPU kernels does."""
     form, numbers = stored.format, stored.format.split(stored.blocks)
     missing = -len(stored) % PANEL
 
@@ -38,7 +39,7 @@ def panels_of(stored: Stored) -> UInt8[Tensor, "P Q"]:
     words = _words(form.bits, numbers.u)
     words = columns(words, words.shape[1] * form.block // numbers.u.shape[1])
     parts.append(words.contiguous().view(torch.uint8).flatten(2))
-    return torch.cat(parts, 2).flatten(1)
+    panels.copy_(torch.cat(parts, 2).flatten(1))
 
 
 def _words(bits: int, u: UInt8[Tensor, "N K"]) -> Int32[Tensor, "N W"]:
@@ -64,7 +65,7 @@ def _joined(fields: Tensor, bits: int) -> Tensor:
 
 
 def numbers_of(form: Format, panels: UInt8[Tensor, "P Q"], rows: int) -> Numbers:
-    """The numbers that panels hold: what `panels_of` was given."""
+    """The numbers that panels hold: what `fill_panels` was given."""
     groups, count = form.block // form.group, form.block // 32
     fine, high = groups * PANEL, {4: 0, 5: 128, 6: 256, 8: 0}[form.bits]
     with_least = form.offset == 0
