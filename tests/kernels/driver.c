@@ -164,8 +164,8 @@ static void ranks(void) {
 
 int main(int count, char **words) {
     if (count > 1 && !(dump = fopen(words[1], "wb"))) return 3;
-    static const int formats[] = {Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K};
-    for (int i = 0; i < 6; i++) products(formats[i], I8), products(formats[i], F32), products(formats[i], BF16);
+#define PRODUCTS(name, number) products(name, I8), products(name, F32), products(name, BF16);
+    FORMATS(PRODUCTS)
     products(F32, F32), products(F16, F32), products(BF16, BF16);
     static const int types[] = {F32, F16, I8, BF16};
     static const long widths[] = {64, 40, 128, 12};

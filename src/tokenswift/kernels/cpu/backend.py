@@ -61,6 +61,7 @@ from tokenswift.kernels.weights import (
     active_type,
 )
 from tokenswift.kv.full import FullCache
+from tokenswift.kv.pages import Arena
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.sampling.adjust import NO_RULES, TextRules
 
