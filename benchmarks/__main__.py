@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import runner, specs
-from benchmarks.needs import MODELS, needs
+from benchmarks.fetch import fetched
+from benchmarks.needs import FETCHED, MODELS, needs
 from benchmarks.roofline import CARDS
 from benchmarks.runner import Job, read_rows
 from benchmarks.settings import DEFAULTS, KINDS, LATER, parse, value_of
@@ -239,6 +240,8 @@ def check_jobs(jobs: list[Job]) -> None:
 
 def run_rows(args: argparse.Namespace) -> int:
     """Measure."""
+    if args.model in FETCHED and not args.dry_run:
+        args.model = str(fetched(args.model))
     jobs = jobs_of(args)
     folder = Path(args.results).expanduser()
     if folder.exists() and not folder.is_dir():

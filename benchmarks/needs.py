@@ -28,6 +28,8 @@ def _read(name: str) -> dict[str, dict[str, Any]]:
 
 #: ways to run TokenSwift by name (see the file), and the paper's models by hub id
 METHODS, MODELS = _read("methods.toml"), _read("models.toml")
+#: real models by name: the packages that hold them, and their SHA-256
+FETCHED = MODELS.pop("fetched")
 
 
 class Need(NamedTuple):
