@@ -330,27 +330,6 @@ class TokenSequence:
             raise Stopped
 
 
-@dataclass(slots=True)
-class LaterTree:
-    """A tree to verify whose tokens are, in part, still where the model is: nobody has waited for them.
-
-    Attributes:
-        tree: its places; a token -1 - i stands for the i-th of ``later``.
-        later: (m,) token ids, where the model is.
-        asked: rankings that they come from.
-        settle: given their answers (`sampling.choice.Sampler.answers`), the tree as it is, without places
-            that stayed empty, and the row of the pass at which each of its nodes was verified.
-    """
-
-    tree: DraftTree
-    later: Int[Tensor, " m"]
-    asked: Sequence[Any]
-    settle: Callable[[Sequence[Any]], tuple[DraftTree, Sequence[int]]]
-
-    def __len__(self) -> int:
-        return len(self.tree)
-
-
 class Strategy(Protocol):
     """Proposes a tree of tokens per step. It can never change the output, only the speed."""
 
@@ -366,7 +345,7 @@ class Strategy(Protocol):
         """Called once, after the prompt's prefill."""
         ...
 
-    def draft(self, sequence: TokenSequence) -> DraftTree | LaterTree:
+    def draft(self, sequence: TokenSequence) -> DraftTree:
         """The tree to verify in this step; its root is ``sequence.tokens[-1]``."""
         ...
 

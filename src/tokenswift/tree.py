@@ -67,12 +67,6 @@ class CandidateTree:
         self.given.append(min(_SURE, chance))
         return node
 
-    def cut(self, count: int) -> None:
-        """Keep the first ``count`` nodes alone."""
-        for column in (self.tokens, self.parents, self.depths, self.sources, self.given):
-            del column[count:]
-        self._below = {key: node for key, node in self._below.items() if node < count}
-
     def add_levels(self, levels: Sequence[Sequence[int]], nodes: Sequence[int] = (0,)) -> list[int]:
         """Add one level of candidates after another below ``nodes``: every node of a level gets all of the
         next's. An empty level ends the product. Returns the nodes of the last level."""

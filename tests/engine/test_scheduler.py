@@ -30,7 +30,7 @@ from tokenswift.engine.run import Run
 from tokenswift.engine.scheduler import QueueFull, Scheduler
 from tokenswift.engine.step import PrefillChunk, RunningSequence, advance, prefill
 from tokenswift.engine.ticket import Event, Ticket
-from tokenswift.interfaces import LaterTree, TokenSequence
+from tokenswift.interfaces import TokenSequence
 from tokenswift.kv.full import FullCache
 from tokenswift.memory import Memory
 from tokenswift.metrics import Meter
@@ -280,7 +280,7 @@ def test_a_text_that_fails_ends_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch,
     """By its drafter, by rows that do not fit, by its journal, by a callback, by its reading."""
     draft, add = Autoregressive.draft, RunWriter.add
 
-    def failing(self: Any, sequence: Any) -> DraftTree | LaterTree:
+    def failing(self: Any, sequence: Any) -> DraftTree:
         seed = sequence.sampler.params.seed
         if len(sequence.tokens) > 8 and seed == 13:
             raise RunError("the drafter fails")

@@ -87,8 +87,6 @@ class Run:
         self.sampler = self.target.sampler(request.sampling, rules)
         if grammar is not None:
             self.sampler.masks = llm.resources.grammars.masks(grammar, len(self.prompt))
-        if grammar is not None or self.target.ranks > 1:
-            self.sampler.later = None  # a mask needs the tokens before it, and ranks compare what they draft
         self.strategy = STRATEGIES[request.strategy].build(llm.resources, options, self.sampler)
         self.heads, self.draft_source = drafts_from(llm.resources, request.strategy, options)
         self.prefixes = prefixes if self.target.equal_bits else None

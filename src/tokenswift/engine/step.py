@@ -23,7 +23,6 @@ from tokenswift.interfaces import (
     ALONE,
     BatchLoad,
     Calibrated,
-    LaterTree,
     Pass,
     Segment,
     Strategy,
@@ -33,8 +32,7 @@ from tokenswift.kv.pages import to_device
 from tokenswift.kv.select import OBSERVED
 from tokenswift.metrics import CALIBRATION, PREFILL, Meter
 from tokenswift.sampling.choice import Sampler
-from tokenswift.sampling.ranking import filled
-from tokenswift.spec.accept import accept_exact, accept_later, accept_published
+from tokenswift.spec.accept import accept_exact, accept_published
 from tokenswift.types import Accepted, DraftTree, OnProgress, Step
 
 logger = logging.getLogger("tokenswift")
@@ -230,7 +228,7 @@ def advance(texts: Sequence[RunningSequence], reading: PrefillChunk | None = Non
     The times of a step are its text's own; those of the pass count for every text in it.
     """
     made: list[Step | Exception | None] = [None] * len(texts)
-    trees: dict[int, DraftTree | LaterTree] = {}
+    trees: dict[int, DraftTree] = {}
     alone, rows = len(texts) == 1 and reading is None, sum(text.rows for text in texts)
     context = sum(text.sequence.cache.length for text in texts)
     if reading is not None:
@@ -261,7 +259,7 @@ def advance(texts: Sequence[RunningSequence], reading: PrefillChunk | None = Non
 
 
 def _verified(
-    texts: Sequence[RunningSequence], trees: Sequence[DraftTree | LaterTree], reading: PrefillChunk | None
+    texts: Sequence[RunningSequence], trees: Sequence[DraftTree], reading: PrefillChunk | None
 ) -> list[tuple[Pass, Tensor] | Exception]:
     """The pass over the nodes of each tree, and their logits (n, V)."""
     together = len(texts) + (reading is not None)
@@ -292,7 +290,7 @@ def _verified(
 
 def _pass(
     texts: Sequence[RunningSequence],
-    trees: Sequence[DraftTree | LaterTree],
+    trees: Sequence[DraftTree],
     reading: PrefillChunk | None = None,
 ) -> tuple[list[tuple[Pass, Tensor]], Pass]:
     """One pass for all of the texts, with their logits, and for a part of another one's prompt, whose is the
@@ -304,12 +302,8 @@ def _pass(
             phases.enter_context(text.meter.phase("verify"))
             sequence = text.sequence
             root_position = len(sequence.tokens) - 1
-            later = isinstance(tree, LaterTree)
-            places = tree.tree if later else tree
-            tokens, positions = torch.tensor(places.tokens), torch.tensor(places.depths) + root_position
-            if later:
-                tokens = filled(to_device(places.tokens, tree.later.device), tree.later)
-            segments.append(Segment(tokens, positions, sequence.cache, places.parents))
+            tokens, positions = torch.tensor(tree.tokens), torch.tensor(tree.depths) + root_position
+            segments.append(Segment(tokens, positions, sequence.cache, tree.parents))
         if reading is not None:
             phases.enter_context(reading.meter.phase(PREFILL))
             segments.append(reading.segment())
@@ -330,20 +324,16 @@ def _pass(
     return list(zip(passes, logits.split([len(tree) for tree in trees]), strict=True)), last
 
 
-def _finished(text: RunningSequence, drafted: DraftTree | LaterTree, result: Pass, logits: Tensor) -> Step:
+def _finished(text: RunningSequence, tree: DraftTree, result: Pass, logits: Tensor) -> Step:
     """Choose, commit and observe."""
     sequence, strategy, sampler, meter = text.sequence, text.strategy, text.sampler, text.meter
     with meter.phase("choose"):
-        tree, row_of = drafted, range(len(drafted))
-        if isinstance(tree, LaterTree):
-            tree, accepted, row_of = accept_later(tree, logits, sequence.tokens, sampler)
-        elif strategy.acceptance == "published":
+        if strategy.acceptance == "published":
             accepted = accept_published(tree, logits, sequence.tokens, sampler)
         else:
             accepted = accept_exact(tree, logits, sequence.tokens, sampler, all_rows=not sampler.walks)
         new, text.ended = _new_tokens(tree, accepted, text.room, text.eos)
-        nodes = accepted.nodes[: len(new)]  # the last new token is the next root, not cached yet
-        kept = tuple(row_of[node] for node in nodes)
+        kept = accepted.nodes[: len(new)]  # the last new token is the next root, not cached yet
         logprobs = ()
         if text.logprobs is not None:
             paths = [new[:depth] for depth in range(len(new))]
@@ -369,7 +359,7 @@ def _finished(text: RunningSequence, drafted: DraftTree | LaterTree, result: Pas
         times=(times := meter.lap()),
     )
     with meter.phase("observe"):
-        strategy.observe(sequence, step, nodes)
+        strategy.observe(sequence, step, kept)
     meter.add(step)
     times |= meter.lap()
     text.tokens += _SLOW * (len(new) - text.tokens)

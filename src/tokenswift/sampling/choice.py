@@ -28,7 +28,7 @@ from tokenswift.config import SamplingParams
 from tokenswift.sampling.adjust import NO_RULES, Adjustments, TextRules
 from tokenswift.sampling.masks import Masks
 from tokenswift.sampling.noise import Noise
-from tokenswift.sampling.ranking import Asked, LaterRanker, LogitRows, Ranked, Ranker, window_ids
+from tokenswift.sampling.ranking import LogitRows, Ranked, Ranker, window_ids
 from tokenswift.types import Logprob, RunError
 
 _TOP_SIZES = (256, 4096)  # how many of the best tokens top-p looks at before it sorts a whole row
@@ -166,7 +166,6 @@ class Sampler:
         rules: what `sampling.adjust` has to know of the text.
 
     Attributes:
-        later: the ranker, where its answers can be waited for together.
         masks: of the grammar that the text has to follow.
     """
 
@@ -184,7 +183,6 @@ class Sampler:
         self.params = params
         self.walks = walks
         self.ranker = ranker
-        self.later = ranker if isinstance(ranker, LaterRanker) else None
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self.noise = Noise(params.seed, vocab_size, self.device)
@@ -325,22 +323,6 @@ class Sampler:
             kept = sum(value > -math.inf for value in row[:width])
             ranked.append(Ranked(ids[:kept], row[:kept], share[:kept] if rows.shares else []))
         return ranked
-
-    def answers(self, asked: Sequence[Asked]) -> list[list[Ranked | RefusedRow]]:
-        """Rankings that :attr:`later` was asked for, row by row, with one wait; where one is refused, why.
-
-        Raises:
-            ValueError: answers cannot be waited for here.
-        """
-        if self.later is None:
-            raise ValueError("rankings are not made on a device here")
-        return [
-            [
-                _refused(one.rows.logits[row], one.rows.positions[row]) if ranked is None else ranked
-                for row, ranked in enumerate(found)
-            ]
-            for one, found in zip(asked, self.later.answer(asked), strict=True)
-        ]
 
     def _rank_sparse(self, row: Tensor, position: int, width: int, coupled: bool, shares: bool) -> Ranked:
         """One row of :meth:`candidates` over the tokens that survived the filters."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -123,44 +123,6 @@ class Ranker(Protocol):
     def rank(self, rows: LogitRows) -> list[Ranked] | int:
         """The rows' candidates, or the first row whose logits hold NaN or no finite maximum."""
         ...
-
-
-class Asked(NamedTuple):
-    """A ranking that is still on the device.
-
-    Attributes:
-        rows: what is ranked.
-        made: the candidates, in the ranker's own form.
-        best: each row's best tokens, best first, as many as the widest row has.
-    """
-
-    rows: LogitRows
-    made: Tensor
-    best: Int[Tensor, "n w"]
-
-
-@runtime_checkable
-class LaterRanker(Ranker, Protocol):
-    """A ranker on a device whose answers can be waited for together."""
-
-    def ask(self, rows: LogitRows, later: Int[Tensor, " m"] | None = None) -> Asked:
-        """Rank without waiting.
-
-        Args:
-            later: tokens that are still on the device, for which -1, -2, … stand in the rows' paths (see
-                :func:`filled`).
-        """
-        ...
-
-    def answer(self, asked: Sequence[Asked]) -> list[list[Ranked | None]]:
-        """The rows' candidates, for each that was asked; None for a row whose logits hold NaN or no finite
-        maximum. One wait."""
-        ...
-
-
-def filled(numbers: Int[Tensor, " *s"], later: Int[Tensor, " m"]) -> Int[Tensor, " *s"]:
-    """Token ids with ``later[i]`` wherever -1 - i stands."""
-    return torch.where(numbers < 0, later[(-1 - numbers).clamp(min=0)], numbers)
 
 
 def window_ids(

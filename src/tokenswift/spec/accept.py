@@ -18,10 +18,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tokenswift.interfaces import Chooser, LaterTree
-from tokenswift.sampling.choice import RefusedRow, Sampler, finite_or_raise
+from tokenswift.interfaces import Chooser
+from tokenswift.sampling.choice import Sampler, finite_or_raise
 from tokenswift.sampling.noise import noise_bits, uniforms_
-from tokenswift.sampling.ranking import LogitRows
 from tokenswift.tree import children, published_paths
 from tokenswift.types import Accepted, DraftTree, RunError
 
@@ -63,35 +62,6 @@ def accept_exact(
         return sampler.choose(logits[node : node + 1], history, [[*ahead, *path]])[0]
 
     return _walk(tree, chosen)
-
-
-def accept_later(
-    later: LaterTree, logits: Float[Tensor, "n V"], history: list[int], sampler: Sampler
-) -> tuple[DraftTree, Accepted, Sequence[int]]:
-    """:func:`accept_exact` where what was drafted comes from the device with the choices: one wait for both.
-
-    Returns:
-        The tree, what was accepted of it, and the row of ``logits`` of each of its nodes.
-    Raises:
-        RunError: as by :func:`accept_exact`.
-    """
-    if sampler.later is None:
-        raise ValueError("rankings are not made on a device here")
-    places = later.tree
-    paths = [[places.tokens[i] for i in places.path(node)] for node in range(len(places))]
-    positions = [len(history) + len(path) for path in paths]
-    rows = LogitRows(logits, history, paths, positions, [1] * len(paths), coupled=True, shares=False)
-    asked = sampler.later.ask(rows, later.later if len(later.later) else None)
-    *drafted, choices = sampler.answers([*later.asked, asked])
-    tree, row_of = later.settle(drafted)
-
-    def chosen(node: int, path: list[int]) -> int:
-        found = choices[row_of[node]]
-        if isinstance(found, RefusedRow):  # of other rows that does not matter
-            raise found
-        return found.tokens[0]
-
-    return tree, _walk(tree, chosen), row_of
 
 
 def _walk(tree: DraftTree, chosen: Callable[[int, list[int]], int]) -> Accepted:

@@ -146,9 +146,9 @@ def watch(monkeypatch: pytest.MonkeyPatch, late: int) -> list[int]:
     """Draft models give NaN after ``late`` passes; what is returned has an entry for each pass."""
     real, rows = ModelContext.row, []
 
-    def row(self: ModelContext, text: list[int], ahead: Any, newest: Any = None) -> torch.Tensor:
+    def row(self: ModelContext, text: list[int], ahead: Any) -> torch.Tensor:
         rows.append(len(text))
-        found = real(self, text, ahead, newest)
+        found = real(self, text, ahead)
         return found if len(rows) <= late else found * torch.nan
 
     monkeypatch.setattr(ModelContext, "row", row)

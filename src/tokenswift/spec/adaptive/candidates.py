@@ -79,20 +79,17 @@ class PricedCandidates(Candidates):
         subset: Subset | None = None,
         kind: str | None = None,
         refusals: Source | None = None,
-        later: bool = False,
-        chained: bool = False,
     ) -> list[Below]:
         """`Candidates.rank`, but every node is ranked by its own path, whoever shares the logits."""
         if len(logits) < len(nodes):
             logits = logits.expand(len(nodes), -1)
-        return super().rank(nodes, logits, level, subset, kind, refusals, later, chained)
+        return super().rank(nodes, logits, level, subset, kind, refusals)
 
     def go_on(self, below: list[Below], level: int) -> tuple[list[int], list[int]]:
         """The likeliest candidates of a level, where the next level promises more than it costs."""
         self.levels += 1
         control = self.control
-        if not self.deferred:
-            self._led(below, level, False)
+        self._led(below, level, False)
         ahead = control.lead(level + 1)
         kept = [one for one in _likeliest(below) if one[0] * ahead > control.rate * control.row_ms]
         gain = ahead * sum(chance for chance, _, _ in kept)
@@ -112,8 +109,7 @@ class PricedCandidates(Candidates):
             if not below:
                 return []
             node, chance = below[0]
-            if not self.deferred:
-                self._led([below], 0, True)
+            self._led([below], 0, True)
             if chance * known.lead < control.rate * (known.ms + control.row_ms):
                 break
         return [node] if chance * control.lead(0) > control.rate * (control.level_ms + control.row_ms) else []
@@ -139,13 +135,8 @@ class PricedCandidates(Candidates):
     def _width_at(self, depth: int) -> int:
         return WIDTH
 
-    def _expected(self, level: int, count: int, chained: bool) -> list[float]:
-        """The best candidate's as it was of late; each further one is half as likely as the one before."""
-        control = self.control
-        best = control.passes[self.drafter.name].lead if chained else control.lead(level)
-        return [best, *((1 - best) / 2**rank for rank in range(1, count))]
-
     def _led(self, below: list[Below], level: int, chained: bool) -> None:
+        """Take in how likely the best candidates of a level are, or of a pass of a chain."""
         firsts = [self.tree.given[children[0][0]] for children in below if children]
         if firsts and chained:
             self.control.passes[self.drafter.name].led(sum(firsts) / len(firsts))
@@ -158,8 +149,7 @@ class PricedCandidates(Candidates):
         control, known = self.control, self.control.passes[self.drafter.name]
         if not any(below):
             return []
-        if not self.deferred:
-            self._led(below, 0, True)
+        self._led(below, 0, True)
         one, six = (control.costs.verify(rows, 0) for rows in (1, 6))
         row_ms = known.ms * max(0.0, six / one - 1) / 5  # of a pass what a row is of the target's
         least = control.rate * (row_ms + control.row_ms)

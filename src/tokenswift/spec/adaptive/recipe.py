@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenswift.interfaces import LaterTree, TokenSequence
+from tokenswift.interfaces import TokenSequence
 from tokenswift.memory import Need
 from tokenswift.sampling.choice import Sampler
 from tokenswift.spec.adaptive.acceptance import Calibration
@@ -127,7 +127,7 @@ class ByChance:
 
     # ---- a step ---------------------------------------------------------------------------------
 
-    def draft(self, sequence: TokenSequence) -> DraftTree | LaterTree:
+    def draft(self, sequence: TokenSequence) -> DraftTree:
         """The tree of this step; the bare root where nothing pays."""
         control, length = self.control, len(sequence.tokens) - 1
         self._rested = self._rests > 0 and sequence.load.rows >= control.load.rows
@@ -149,15 +149,11 @@ class ByChance:
         made = self._candidates = free or self._asked(sequence)
         if mode in self._priced and sequence.newest is not None:
             made.ask(self._priced[mode])
-            if control.load.rows:  # each row is dear beside other texts: better the right ones, and a wait
-                made.settle()
         sequence.draft_passes += made.passes
         self._leave_out(made)
         for node in made.forbidden():
             made.tree.given[node] = 0.0
         nodes, expected = made.tree.select(control.prices(length, MOST_NODES), control.rate)
-        if made.deferred:
-            return made.later(nodes, lambda tree, expected: self._drafted(mode, tree, expected, made, length))
         tree = made.tree.build(nodes)
         if control.skip_drafting and mode not in self._priced and not nodes:
             self._rests = LOOKS - 1

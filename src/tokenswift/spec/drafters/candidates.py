@@ -7,38 +7,24 @@ widths (`adaptive.candidates`); drafters cannot tell the two apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from tokenswift.interfaces import LaterTree, TokenSequence
-from tokenswift.kv.pages import to_device
-from tokenswift.sampling.choice import RefusedRow, Sampler
-from tokenswift.sampling.ranking import Asked, LogitRows, Ranked, Subset, filled
+from tokenswift.interfaces import TokenSequence
+from tokenswift.sampling.choice import Sampler
+from tokenswift.sampling.ranking import LogitRows, Ranked, Subset
 from tokenswift.spec.drafters.invalid_logits import Source
 from tokenswift.tree import CandidateTree
-from tokenswift.types import DraftTree, RunError
+from tokenswift.types import RunError
 
 if TYPE_CHECKING:
     from tokenswift.spec.drafters.drafter import Drafter
 
-Run = Callable[[list[int], list[int] | Tensor], Tensor]  # see Candidates.chain
+Run = Callable[[list[int]], Tensor]  # see Candidates.chain
 Below = list[tuple[int, float]]  # candidates below a node: their nodes, and the chances of their whole paths
-
-
-class _Question(NamedTuple):
-    """A ranking below nodes whose answer is still on the device, and the nodes in its candidates' places."""
-
-    asked: Asked
-    of: Source
-    nodes: list[int]
-    places: list[list[int]]
-    level: int
-    kind: str | None
-    chained: bool
 
 
 class Candidates:
@@ -79,9 +65,6 @@ class Candidates:
         self.ranked: dict[str, Source] = {}
         self._drafter: Drafter | None = None
         self._told_nodes: list[int] = []  # candidates that no masked row was ranked for
-        self._questions: list[_Question] = []
-        self._later: Tensor | None = None  # tokens that are still on the device
-        self._named: list[int] = []  # those that were; negative where there were none
 
     @property
     def drafter(self) -> Drafter:
@@ -102,13 +85,11 @@ class Candidates:
             Stopped: nobody wants the text any more.
         """
         self.sequence.check()
-        self.settle()
         self._drafter, before = drafter, len(self.tree)
         drafter.propose(self.sequence, self)
         size = self.sequence.model.vocab_size
-        kept = {place for one in self._questions for below in one.places for place in below}
-        for node, token in enumerate(self.tree.tokens[before:], before):
-            if not 0 <= token < size and node not in kept:
+        for token in self.tree.tokens[before:]:
+            if not 0 <= token < size:
                 raise RunError(
                     f"the drafter {drafter.name} proposed the token {token}; valid: 0 to {size - 1}"
                 )
@@ -167,8 +148,6 @@ class Candidates:
         subset: Subset | None = None,
         kind: str | None = None,
         refusals: Source | None = None,
-        later: bool = False,
-        chained: bool = False,
     ) -> list[Below]:
         """Rank logits (n, S), or (1, S) for all of n ``nodes``, by the choice rule and :meth:`offer` the best
         below each node.
@@ -178,15 +157,10 @@ class Candidates:
         Args:
             subset: what the columns stand for; None: token ids.
             refusals: counts such rows; the drafter's own by default.
-            later: the candidates may stay on the device: nodes then hold their places, and :meth:`tokens` has
-                their tokens.
-            chained: it is a pass of a chain, not a level of heads.
         """
         rows = self._rows(nodes[: len(logits)], logits, subset)
         of = self.drafter.refusals if refusals is None else refusals
         self.ranked[of.name] = of
-        if self._questions or (later and self.sampler.later is not None and not self.ahead):
-            return self._ask(rows, nodes, of, level, kind, chained)
         found = of.candidates(self.sampler, rows)
         if len(found) < len(nodes):
             found *= len(nodes)
@@ -213,9 +187,7 @@ class Candidates:
         """Candidates by one pass after another along the best path.
 
         Args:
-            run: tokens after the text, and the newest one of all → logits (1, S) of what follows them. Tokens
-                may still be on the device, which is not waited for: the newest one is then a tensor (1,),
-                and the others mere places (see :meth:`named`).
+            run: tokens after the text → logits (1, S) of what follows them.
             most: passes at most.
         Returns:
             The nodes below which levels of heads may go on.
@@ -242,7 +214,7 @@ class Candidates:
 
         Args:
             run: nodes of one depth → logits (n, S) of what follows each; the first are the root alone, each
-                later one a child of one before. Their tokens (:meth:`tokens`) may still be on the device.
+                later one a child of one before.
             most: nodes below the root at most, in all calls of ``run`` together.
         """
         nodes, left = [0], most
@@ -251,7 +223,7 @@ class Candidates:
                 return
             self.sequence.check()
             self.passes += 1
-            below = self.rank(nodes, run(nodes), level, subset, kind, None, True, True)
+            below = self.rank(nodes, run(nodes), level, subset, kind)
             nodes = self._worth_passes(below)[:left]
             if not nodes:
                 return
@@ -265,108 +237,12 @@ class Candidates:
         def follow(done: int, node: int) -> Below:
             self.sequence.check()
             self.passes += 1
-            made = run(self.path(node), self.tokens([node]))
-            return self.rank([node], made, done, subset, kind, None, True, True)[0]
+            return self.rank([node], run(self.path(node)), done, subset, kind)[0]
 
         for done in range(self.most if most is None else min(most, self.most)):
             if done and self.sequence.has_enough:
                 return
             yield partial(follow, done)
-
-    # ---- candidates that are still on the device ------------------------------------------------
-
-    @property
-    def deferred(self) -> bool:
-        """Whether there are any: a node's token -1 - i then stands for the i-th of them."""
-        return bool(self._questions)
-
-    def tokens(self, nodes: list[int]) -> list[int] | Tensor:
-        """The tokens of nodes; where one of them is still on the device, all of them there."""
-        found = [self.tree.tokens[node] for node in nodes]
-        if self._later is None or not any(token < 0 for token in found):
-            return found
-        if all(token < 0 for token in found):
-            return self._later[to_device([-1 - token for token in found], self._later.device)]
-        return filled(to_device(found, self._later.device), self._later)
-
-    def named(self, token: int) -> int:
-        """The token that a place's -1 - i stood for, once it is here; negative if there was none."""
-        return self._named[-1 - token] if token < 0 and self._named else token
-
-    def settle(self) -> None:
-        """Wait for them."""
-        if self._questions:
-            self._take(self.sampler.answers([one.asked for one in self._questions]))
-
-    def later(
-        self,
-        nodes: list[int] | None = None,
-        done: Callable[[DraftTree, float], None] = lambda tree, expected: None,
-    ) -> LaterTree:
-        """The finished tree, as far as it is known.
-
-        Args:
-            nodes: what is kept below the root, as for `CandidateTree.build`.
-            done: is told of all of it, and of the tokens that it is expected to yield.
-        """
-        kept = [0, *(range(1, len(self.tree)) if nodes is None else nodes)]
-
-        def settle(answers: Sequence[Sequence[Ranked | RefusedRow]]) -> tuple[DraftTree, list[int]]:
-            rows, at = dict[int, int](), self._take(answers)
-            for row, place in enumerate(kept):
-                if place in at:  # of two that hold the same token, the first
-                    rows.setdefault(at[place], row)
-            found = sorted(rows)
-            tree = self.tree.build(found[1:])
-            done(tree, sum(self.tree.chance(node) for node in found))
-            return tree, [rows[node] for node in found]
-
-        asked = [one.asked for one in self._questions]
-        known = torch.empty(0, dtype=torch.long) if self._later is None else self._later
-        return LaterTree(self.tree.build(kept[1:]), known, asked, settle)
-
-    def _ask(
-        self, rows: LogitRows, nodes: list[int], of: Source, level: int, kind: str | None, chained: bool
-    ) -> list[Below]:
-        """Rank without waiting, and keep places for the candidates."""
-        if self.sampler.later is None:
-            raise ValueError("rankings are not made on a device here")
-        asked = self.sampler.later.ask(rows, self._later)
-        best = asked.best.expand(len(nodes), -1).flatten()
-        first = 0 if self._later is None else len(self._later)
-        self._later = best if self._later is None else torch.cat((self._later, best))
-        width, made = asked.best.shape[1], list[Below]()
-        for i, node in enumerate(nodes):
-            count = min(width, rows.widths[min(i, len(rows.widths) - 1)])
-            chances, above = self._expected(level, count, chained), self.tree.chance(node)
-            places = [
-                self.tree.add(node, -1 - first - i * width - rank, self.drafter.mark.name, chance)
-                for rank, chance in enumerate(chances)
-            ]
-            made.append([(place, above * self.tree.given[place]) for place in places])
-        places = [[place for place, _ in below] for below in made]
-        self._questions.append(_Question(asked, of, nodes, places, level, kind, chained))
-        return made
-
-    def _take(self, answers: Sequence[Sequence[Ranked | RefusedRow]]) -> dict[int, int]:
-        """Put candidates into the places that were kept for them, as far as there are any; the node of each
-        place."""
-        questions, self._questions, self._later = self._questions, [], None
-        if questions:
-            self.tree.cut(questions[0].places[0][0])
-        at = {node: node for node in range(len(self.tree))}
-        for one, answer in zip(questions, answers, strict=True):
-            found, made = one.of.taken(answer), list[Below]()
-            found = found * len(one.nodes) if len(found) < len(one.nodes) else found
-            for node, ranked, places in zip(one.nodes, found, one.places, strict=True):
-                width = one.asked.best.shape[1]
-                self._named += (ranked.tokens + [-1] * width)[:width]
-                if node in at:
-                    made.append(self.offer(at[node], ranked, one.level, one.kind))
-                    at |= zip(places, [child for child, _ in made[-1]], strict=False)
-            self._led(made, one.level, one.chained)
-        self.copies_from = at.get(self.copies_from, 0)
-        return at
 
     # ---- what forms of a tree differ in ---------------------------------------------------------
 
@@ -375,13 +251,6 @@ class Candidates:
     def _width_at(self, depth: int) -> int:
         """Candidates wanted below a node of a depth."""
         return self.widths[depth]
-
-    def _expected(self, level: int, count: int, chained: bool) -> list[float]:
-        """Chances of the best candidates of a ranking that nobody has seen yet."""
-        return [1.0] * count
-
-    def _led(self, below: list[Below], level: int, chained: bool) -> None:
-        """These are the candidates of a level, or of a pass of a chain."""
 
     def _worth_passes(self, below: list[Below]) -> list[int]:
         """Which candidates of a pass the next one goes on at, the likeliest first."""

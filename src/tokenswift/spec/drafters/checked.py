@@ -96,7 +96,6 @@ class CheckedDrafter:
         widths = (1,) * min(self.step, least - len(chain))
         inner = Candidates(sequence, self.sampler, candidates.coupled, widths, ahead=chain)
         inner.ask(self.inner)
-        inner.settle()
         tree = inner.tree.build()
         tokens = torch.tensor(tree.tokens)
         positions = torch.tensor(tree.depths) + len(text) + len(chain) - 1

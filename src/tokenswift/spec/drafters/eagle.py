@@ -62,7 +62,7 @@ class Branches:
         states = model.fed_back(torch.cat([made[node] for node in above]))
         parents = [place.get(node, -1) for node in above]
         at = self.at + tree.depths[self._trunk] + 1
-        found = model.run(self.candidates.tokens(rows), states, at, self.cache, parents)
+        found = model.run([self.candidates.tree.tokens[row] for row in rows], states, at, self.cache, parents)
         made |= {node: found[row : row + 1] for node, row in place.items()}
         self._rows = rows
 

@@ -169,9 +169,9 @@ class HeadDrafter:
         if self.heads.conditioned:
             states = states.expand(len(nodes), -1)
         while head < self.depth and nodes and not self.refusals.dropped:
-            last = candidates.tokens(nodes[: len(states)])
+            last = [candidates.tree.tokens[node] for node in nodes[: len(states)]]
             states, logits = levels.level(head, states, last)
-            below = candidates.rank(nodes, logits, head, levels.subset, kind, self.refusals, later=True)
+            below = candidates.rank(nodes, logits, head, levels.subset, kind, self.refusals)
             nodes, rows = candidates.go_on(below, head)
             if self.heads.conditioned:
                 states = states[to_device(rows, states.device)]

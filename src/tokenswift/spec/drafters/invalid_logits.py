@@ -7,7 +7,6 @@ without candidates; it is said once, and a source that goes on like that is left
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 from tokenswift.sampling.choice import RefusedRow, Sampler
 from tokenswift.sampling.masks import NoMask
@@ -51,13 +50,6 @@ class Source:
             except (RefusedRow, NoMask):
                 found.append(Ranked([], [], []))
         return found
-
-    def taken(self, found: Sequence[Ranked | RefusedRow]) -> list[Ranked]:
-        """Rows of a ranking that a sampler's ``later`` was asked for; refused ones have no candidates."""
-        refused = [one for one in found if isinstance(one, RefusedRow)]
-        if refused:
-            self.note(refused[0])
-        return [Ranked([], [], []) if isinstance(one, RefusedRow) else one for one in found]
 
     def note(self, error: RefusedRow) -> None:
         """Take in that a row was refused; the first one is said on the logger ``tokenswift``."""

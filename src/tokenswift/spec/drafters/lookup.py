@@ -275,8 +275,7 @@ class Ngrams:
         self.count, self.least, self.sampler = count, least, sampler
         # coupled branches are chosen by the noise, from more than are drafted
         self.pool = count * (4 if coupled and not sampler.params.greedy else 1)
-        # looked at here, so it is made here
-        self.noise = Noise(sampler.params.seed, sampler.vocab_size) if sampler.later else sampler.noise
+        self.noise = Noise(sampler.params.seed, sampler.vocab_size)  # looked at on the host
         self.table = NgramTable(delay=sampler.params.window, most=self.pool)
         self.refusals = Source("n-grams of the text")
 

@@ -110,13 +110,12 @@ class ModelContext:
         return max(1, self.budget + 1 - (len(text) + len(ahead) - self._shift))
 
     @torch.inference_mode()
-    def row(self, text: list[int], ahead: Sequence[int], newest: list[int] | Tensor | None = None) -> Tensor:
+    def row(self, text: list[int], ahead: Sequence[int]) -> Tensor:
         """Logits (1, S) of what follows ``text`` and ``ahead``; draft rows that agree with them are used
         again, the others are run in one pass.
 
         Args:
-            ahead: tokens after the text, or places of those that are not known yet (`Candidates.chain`).
-            newest: the last of all, where that is such a place a tensor (1,).
+            ahead: tokens after the text.
         Raises:
             ValueError: `begin` was not called.
         """
@@ -126,8 +125,7 @@ class ModelContext:
         same = min(_common(self._drafted, fresh), len(fresh) - 1)
         self._cache.rewind(same)
         start = self._known + same - self._shift
-        tokens = newest if isinstance(newest, Tensor) else torch.tensor(fresh[same:])
-        tokens = tokens.clamp(max=self.model.vocab_size - 1)  # as of `begin`
+        tokens = torch.tensor(fresh[same:]).clamp(max=self.model.vocab_size - 1)  # as of `begin`
         positions = torch.arange(start, start + len(tokens))
         result = self.model.forward(tokens, positions, self._cache)
         self._cache.grow(len(tokens))
@@ -146,10 +144,6 @@ class ModelContext:
             self.row(part, ())
             self.observe(part)
         return lagged
-
-    def know(self, named: Callable[[int], int]) -> None:
-        """The tokens of draft rows are known now."""
-        self._drafted = [named(token) for token in self._drafted]
 
     @torch.inference_mode()
     def observe(self, tokens: list[int]) -> None:
@@ -206,7 +200,6 @@ class ModelDrafter:
     def __init__(self, context: ModelContext, target: DraftModel, asked: tuple[str, object]) -> None:
         self.context, self.target, self.asked = context, target, asked
         self.refusals = model_source()
-        self._last: Candidates | None = None  # that it drafted for
 
     def begin(self, sequence: TokenSequence) -> None:
         """Run the prompt."""
@@ -225,23 +218,15 @@ class ModelDrafter:
         """A chain."""
         if self.refusals.dropped:
             return
-        self._know()
         context, text = self.context, sequence.tokens
         candidates.loaded |= context.catch_up(text, sequence.check)
         most = context.passes(text, candidates.ahead)
-        self._last = candidates
-        candidates.chain(lambda *tokens: context.row(text, *tokens), context.subset, most=most)
+        candidates.chain(lambda path: context.row(text, path), context.subset, most=most)
 
     def observe(self, sequence: TokenSequence, outcome: Outcome) -> None:
         """Settle the draft rows that became text."""
-        self._know()
         if not self.refusals.dropped:
             self.context.observe(sequence.tokens)
-
-    def _know(self) -> None:
-        if self._last is not None:
-            self.context.know(self._last.named)
-            self._last = None
 
 
 def model_offer(pass_ms: float) -> CostEstimate:

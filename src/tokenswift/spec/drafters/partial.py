@@ -148,10 +148,10 @@ class PartialDrafter:
         cache, sparse = self._cache(sequence, candidates)
         start, states = len(sequence.tokens) - 1, [newest_hidden(sequence)]  # after so many passes
 
-        def run(path: list[int], newest: list[int] | torch.Tensor) -> torch.Tensor:
+        def run(path: list[int]) -> torch.Tensor:
             if path and sparse is not None:
                 sparse.grow(1)  # the pass before is context of this one
-            token = newest if isinstance(newest, torch.Tensor) else torch.tensor(newest)
+            token = torch.tensor(path[-1:] or sequence.tokens[-1:])
             position = torch.tensor([start + len(path)])
             states.append(self.model.forward(token, position, cache).hidden)
             return self.model.logits(states[-1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tokenswift.interfaces import LaterTree, TokenSequence
+from tokenswift.interfaces import TokenSequence
 from tokenswift.memory import Need
 from tokenswift.method_options import tree_nodes
 from tokenswift.sampling.choice import Sampler
@@ -68,7 +68,7 @@ class FixedWidths:
         """Who proposes in this step."""
         return self.drafters
 
-    def draft(self, sequence: TokenSequence) -> DraftTree | LaterTree:
+    def draft(self, sequence: TokenSequence) -> DraftTree:
         """The step's tree, no deeper than tokens are wanted: the last of them is the target's own."""
         widths, left = self.widths, sequence.left
         if left is not None and self.acceptance == "exact":  # by the published rule drafts change tokens
@@ -77,9 +77,6 @@ class FixedWidths:
         for drafter in self.asked(sequence) if widths else ():
             candidates.ask(drafter)
         sequence.draft_passes += candidates.passes
-        if candidates.deferred and self.acceptance == "exact":
-            return candidates.later()
-        candidates.settle()
         tree, out = candidates.tree, candidates.forbidden()
         if not out:
             return tree.build()
