@@ -21,7 +21,7 @@ RUN = ("run", "table5")
 @pytest.mark.parametrize(
     "words, line",
     [
-        ((), "no command given; valid: list, run, report, or --help"),
+        (("runn",), "unknown command runn; valid: list, run, report; did you mean run?"),
         (("run", "table9"), "spec is 'table9'; valid: table1, table2"),
         (("run", "none.toml"), "spec none.toml cannot be read"),
         ((*RUN, "--preset", "huge"), "--preset is 'huge'; valid: smoke, cpu, gpu"),

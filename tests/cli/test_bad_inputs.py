@@ -180,7 +180,7 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
     ],
     "runs": [("none", "no such folder"), ("--json full .", "--json full")],
     "models": [
-        ("lost", "invalid choice: 'lost' … list"),
+        ("lost", "ACTION is 'lost'; valid: list"),
         ("show", "action is 'show' without a name; valid: show NAME"),
         ("list full", "action is 'list' with a name; valid: list alone"),
         ("list --yes", "--yes is given with list; valid: with remove"),
@@ -411,7 +411,7 @@ def test_values_of_options(
         (("--rope-scaling", "yarn:nan"), ("--rope-scaling is 'yarn:nan'",)),
         (("--stop", ""), ("--stop is ''",)),
         (("--heads", "absent.safetensors"), ("--heads is 'absent.safetensors'", "no such file")),
-        (("--wrong",), ("unrecognized arguments: --wrong",)),
+        (("--wrong",), ("unknown option --wrong",)),
         (("--seed",), ("--seed: expected one argument",)),
         (("--output", "no/such/folder/x"), ("--output no/such/folder/x", "cannot be written")),
         (("--json", "/proc/x.json"), ("--json /proc/x.json", "cannot be written")),
@@ -460,6 +460,8 @@ def test_models(refuse: Callable[..., str], tmp_path: Path, monkeypatch: pytest.
         "--model is 'gpt-nine': unknown name; valid: smollm2-135m"
     )
     assert "no such folder" in refuse("--model", "./absent")
+    for name in ("absent.gguf", "models/absent.gguf", "./absent.gguf"):
+        assert f"--model is '{name}': no such file; valid: " in refuse("--model", name)
     empty = tmp_path / "empty"
     empty.mkdir()
     assert refuse("--model", empty).startswith(f"--model folder {empty} has no config.json")
@@ -488,8 +490,8 @@ def test_heads_that_are_none(refuse: Callable[..., str], tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ((), "no command given; valid: generate, chat, serve"),
-        (("compose",), "invalid choice: 'compose'"),
+        (("--modle",), "unknown option --modle"),
+        (("compose",), "unknown command compose; valid: generate, chat"),
         (("demo", "--tokens", "0"), "--max-new-tokens is 0"),
         (("demo", "--seed", "-1"), "--seed is -1"),
         (("demo", "--out", "/proc/nowhere"), "--out /proc/nowhere cannot be written"),

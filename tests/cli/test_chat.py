@@ -308,7 +308,7 @@ def test_no_file_is_replaced_that_the_chat_has_not_made(talk: Callable[..., Outc
         (("--rope-scaling", "linear"), "--rope-scaling is 'linear'"),
         (("--heads", "nowhere"), "--heads is 'nowhere'"),
         (("--history", "no/such/folder/h"), "--history no/such/folder/h cannot be written"),
-        (("Hello",), "unrecognized arguments: Hello"),
+        (("Hello",), "unexpected argument 'Hello'"),
     ],
 )
 def test_bad_input(cli: Call, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], words: str) -> None:

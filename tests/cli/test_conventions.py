@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -189,23 +190,26 @@ def test_messages_name_options() -> None:
 
 
 MEANT = [
-    ("generate hi --max-tokens 5", "unrecognized arguments: --max-tokens 5; did you mean --max-new-tokens?"),
-    ("chat --temprature=1", "unrecognized arguments: --temprature=1; did you mean --temperature?"),
-    ("resume run --max-new 5", "unrecognized arguments: --max-new 5; did you mean --max-new-tokens?"),
+    ("generate hi --max-tokens 5", "unknown option --max-tokens; did you mean --max-new-tokens?"),
+    ("chat --temprature=1", "unknown option --temprature; did you mean --temperature?"),
+    ("resume run --max-new 5", "unknown option --max-new; did you mean --max-new-tokens?"),
     ("genrate hi", "; did you mean generate?"),
     ("trainheads", "; did you mean train-heads?"),
-    ("--versio", "unrecognized arguments: --versio; did you mean --version?"),
+    ("--versio", "unknown option --versio; did you mean --version?"),
     ("generate hi --model smollm-135m", "; did you mean smollm2-135m?"),
     ("generate hi --strategy tokenswfit", "; did you mean tokenswift?"),
     ("generate hi --strategy majicdec", "; did you mean magicdec?"),
     ("generate hi --dtype bf16", "; did you mean bfloat16?"),
-    ("generate hi --strategy medusa --vocab full", "--vocab full; did you mean --vocabulary?"),
-    ("generate hi there --temprature 1", "there --temprature 1; did you mean --temperature?"),
+    ("generate hi --strategy medusa --vocab full", "unknown option --vocab; did you mean --vocabulary?"),
+    ("generate hi there --temprature 1", "unknown option --temprature; did you mean --temperature?"),
     ("generate hi -n x", "--max-new-tokens is 'x'; valid: an integer"),
     ("generate hi -m smollm-135m", "; did you mean smollm2-135m?"),
     ("generate hi -t -1", "--temperature is -1.0; valid: 0 (greedy decoding), or from 1e-30 to 1e30"),
     ("generate hi --on-loop stpo", "--on-loop is 'stpo'; valid: report, stop; did you mean stop?"),
-    ("generate hi --wrong", "unrecognized arguments: --wrong"),
+    ("generate hi --wrong", "unknown option --wrong"),
+    ("generate --modle x hi", "unknown option --modle; did you mean --model?"),
+    ("--modle x hi", "unknown option --modle; options follow a command, as in tokenswift generate --modle"),
+    ("generate hi there", "unexpected argument 'there'; valid: quotes around a text of several words"),
     ("generate hi --strategy best", "medusa, triforce, magicdec"),
 ]
 
@@ -215,6 +219,16 @@ def test_what_was_meant(cli: Call, argv: str, ends: str) -> None:
     done = cli(*argv.split())
     assert done.code == 2 and done.error.endswith(ends), done.err
     assert done.error.count("did you mean") == ends.count("did you mean")
+
+
+def test_the_command_alone_says_how_to_begin(cli: Call) -> None:
+    done = cli()
+    assert done.code == 0 and done.err == "" and done.out == cli("--help").out
+    examples = [line for line in done.out.splitlines() if line.startswith("  tokenswift ")]
+    assert len(examples) == 3
+    parser = build_parser()[0]
+    for line in examples:
+        parser.parse_args(shlex.split(line.partition("   ")[0])[1:])
 
 
 def test_an_option_means_one_thing_in_every_command() -> None:

@@ -378,7 +378,7 @@ def test_demo_takes_turns(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(demo.Side, "run_to", noted)
     monkeypatch.setattr(peer.Turns, "run", noted_too)
-    assert cli("demo", "--model", roomy, "--tokens", "64").code == 0
+    assert cli("demo", "--model", roomy, "--tokens", "32").code == 0
     plain, auto, third = "autoregressive", "auto", "transformers"
     assert order == [third, plain, auto, third, auto, plain, third] * 2  # first a warm-up
 
@@ -395,7 +395,7 @@ def test_an_interrupted_demo_says_how_far_it_was(
 
     monkeypatch.setattr(peer.Turns, "run", stopped)
     done = cli("demo", "--model", roomy, "--tokens", "100")
-    assert done.code == 130 and "error: interrupted; tokens written: 64 by plain and " in done.err
+    assert done.code == 130 and "error: interrupted; tokens written: 32 by plain and " in done.err
 
 
 def test_demo_says_when_the_texts_differ(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

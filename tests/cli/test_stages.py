@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +41,31 @@ def test_a_live_line_with_the_time_left(monkeypatch: pytest.MonkeyPatch, clock: 
     assert stream.text.endswith("\r\x1b[K")
     ended = stream.text
     stages.end()
+    assert stream.text == ended
+
+
+def test_a_live_line_moves_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the beginning, and while a stage takes long; it is gone at the end, and before a log line."""
+    monkeypatch.setattr("tokenswift.cli.progress.LIVE_SECONDS", 0.01)
+    stages, stream = stages_on(monkeypatch, terminal=True)
+
+    def shows(words: str) -> None:
+        seen = len(stream.text)
+        for _ in range(1000):
+            if words in stream.text[seen:]:
+                return
+            time.sleep(0.01)
+        pytest.fail(f"{words} was not shown again: {stream.text[-200:]}")
+
+    with stages:
+        shows("working, 0 s")
+        stages("load", 3, 9)
+        shows("loading: 3 of 9 tensors")
+        shows("loading: 3 of 9 tensors")
+        logging.getLogger("tokenswift").warning("a line")
+    assert stream.text.endswith("\r\x1b[K")
+    ended = stream.text
+    time.sleep(0.05)
     assert stream.text == ended
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from tokenswift.cli import options
 from tokenswift.cli.declare import add_options, check_options, option
 from tokenswift.cli.output import TextSink, check_folder, check_writable, write_json
-from tokenswift.cli.progress import Progress
+from tokenswift.cli.progress import Progress, Stages
 from tokenswift.cli.signals import Interrupted, Signals
 from tokenswift.cli.tables import table
 from tokenswift.config import SamplingParams
@@ -24,8 +24,8 @@ from tokenswift.types import Generation, RunError, Step
 
 STRATEGIES = ("autoregressive", "auto")
 NAMES = {"autoregressive": "plain", "auto": "adaptive"}
-TURN, TURNS = 32, 16  # least tokens that one writes before the other goes on, and most turns
-PEER_TURN = 8  # tokens that transformers writes in its turn: enough to tell its speed
+TURN, TURNS = 16, 32  # least tokens that one writes before the other goes on, and most turns
+PEER_TURN = 4  # tokens that transformers writes in its turn: enough to tell its speed
 WARM = 8  # tokens that each writes before
 LIST = 600  # tokens of the list that is continued
 FLOATS = ("float32", "bfloat16", "float16")  # what transformers computes in
@@ -121,10 +121,14 @@ def run(args: argparse.Namespace) -> int:
     prompt = (
         resources.files("tokenswift").joinpath("data/demo_prompt.txt").read_text(encoding="utf-8").strip()
     )
+    peer = "" if args.peer == "none" else "; transformers takes turns, to compare the speed"
+    logger.info("writing two texts, each by plain decoding and by adaptive drafting in turns%s", peer)
     llm = options.load_model(args)
     from tokenswift.engine.peer import bytes_read
 
     logger.info("%s, %s on %s", llm.name, llm.dtype, llm.device)
+    with Stages(args.quiet, "loading with transformers, to compare the speed"):
+        theirs = None if args.peer == "none" else _transformers(llm, args)
     repeating = llm.encode(repeating_list(LIST))[:LIST]
     greedy = replace(sampling, greedy=True, repetition_penalty=1.0)
     texts: dict[str, tuple[str, Any, SamplingParams]] = {
@@ -133,7 +137,6 @@ def run(args: argparse.Namespace) -> int:
     }
     ends = {"": prompt, "list.": llm.tokenizer.decode(repeating)}
     outcomes: dict[str, Outcome] = {}
-    theirs = None if args.peer == "none" else _transformers(llm, args)
     for text, (words, ids, how) in texts.items():
         end = ends[text][-60:].partition(" ")[2].replace("\n", " ")
         print(f"\n--- {words}: …{end}", flush=True)
@@ -176,7 +179,10 @@ def _transformers(llm: Any, args: argparse.Namespace) -> Any:
     """transformers' model: in the type that is computed in here, or float32 where it has none such."""
     if llm.dtype in FLOATS:
         return llm.model
-    return options.load_model(argparse.Namespace(**{**vars(args), "dtype": "float32", "heads": "none"})).model
+    from tokenswift.engine.llm import LLM
+
+    loading: dict[str, Any] = options.loading_of(args) | {"dtype": "float32", "heads": "none"}
+    return LLM(args.model, **loading).model
 
 
 def in_turns(llm: Any, model: Any, ids: list[int], sampling: SamplingParams, args: Any) -> Outcome:
@@ -188,14 +194,16 @@ def in_turns(llm: Any, model: Any, ids: list[int], sampling: SamplingParams, arg
     """
     from tokenswift.engine.peer import Turns
 
-    new, base = args.max_new_tokens, llm.prefill(ids)
-    for name in STRATEGIES:
-        base.generate(min(WARM, new), name, {}, sampling, ignore_eos=True)
-    sides = {name: Side(base.stream(new, name, {}, sampling, ignore_eos=True)) for name in STRATEGIES}
-    third = None if model is None else Turns(model, ids, sampling)
-    if third is not None:
-        third.run(WARM)
-        third.tokens, third.seconds = 0, 0.0
+    new, third = args.max_new_tokens, None
+    with Stages(args.quiet, "reading the prompt"):
+        base = llm.prefill(ids)
+        for name in STRATEGIES:
+            base.generate(min(WARM, new), name, {}, sampling, ignore_eos=True)
+        sides = {name: Side(base.stream(new, name, {}, sampling, ignore_eos=True)) for name in STRATEGIES}
+        if model is not None:
+            third = Turns(model, ids, sampling)
+            third.run(WARM)
+            third.tokens, third.seconds = 0, 0.0
     sink, order = TextSink(None, raw=args.raw_output), list(sides)
     progress = Progress(new, args.quiet, verbose=args.verbose)
     with Signals() as signals:

@@ -94,11 +94,10 @@ def with_suggestion(message: str, options: Iterable[str] = ()) -> str:
     """
     if MEANT in message:
         return message
-    choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)$", message)
     value = re.search(r" is '([^']*)'.*?; valid: (.*)$", message)
-    unknown = re.match(r"unrecognized arguments: (?:.*? )?(--[\w-]+)", message)
+    unknown = re.match(r"unknown option (--[\w-]+)", message)
     wrong = re.match(r"'?([\w-]+)'? is no option of .*?; valid: (.*)$", message)
-    if found := choice or value or wrong:
+    if found := value or wrong:
         given, words = found[1], [word.strip(" '") for word in found[2].split(",")]
     elif unknown:
         given, words = unknown[1], list(options)

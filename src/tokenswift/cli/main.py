@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
+from tokenswift.checks import alike, meant
 from tokenswift.cli.declare import complete, keys_of
 from tokenswift.cli.errors import (
     at_most,
@@ -52,6 +53,15 @@ COMMANDS = (
 )
 
 
+EXAMPLES = """examples:
+  tokenswift generate "Name three rivers."         answer a question
+  tokenswift generate --continue "Once upon a time" -m model.gguf
+                                                   continue a text, with a model of yours
+  tokenswift chat                                  talk with a model
+
+tokenswift COMMAND --help lists the options of a command.
+
+Exit codes: 0 done, 1 failed, 2 bad input, 129, 130, 143 hung up, interrupted, terminated."""
 #: commands that write nothing to standard output
 SILENT = ("train-heads", "train-draft", "train-eagle", "import-heads", "report")
 
@@ -74,6 +84,9 @@ class Format(argparse.HelpFormatter):
         super().add_argument(action)
         if isinstance(action, argparse._SubParsersAction):  # whose commands stand two columns to the right
             self._action_max_length += self._indent_increment
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         names = ", ".join(action.option_strings)
@@ -107,7 +120,32 @@ class Parser(argparse.ArgumentParser):
         """Print the help text; argparse's own would pass over what cannot be written."""
         print(self.format_help(), end="", file=file or sys.stdout, flush=True)
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's; options that are not known are blamed, not what stands behind them."""
+        first = next(iter(args or ()), "").partition("=")[0]
+        if first.startswith("-") and subparsers_of(self) and first not in self._option_string_actions:
+            command = f"{self.prog} {next(iter(subparsers_of(self)))}"
+            own = alike(first, self._option_string_actions)
+            hint = "" if own else f"; options follow a command, as in {command} {first}"
+            raise InputError(f"unknown option {first}{hint}")
+        made, rest = self.parse_known_args(args, namespace)
+        unknown = next((word.partition("=")[0] for word in rest if word.startswith("-")), None)
+        if unknown is not None:
+            raise InputError(f"unknown option {unknown}")
+        if rest:
+            raise InputError(f"unexpected argument {rest[0]!r}; valid: quotes around a text of several words")
+        return made
+
     def error(self, message: str) -> NoReturn:
+        chosen = re.match(r"argument ([^:]+): invalid choice: '(.*)' \(choose from (.*)\)$", message)
+        if chosen is not None:
+            name, given, valid = chosen[1], chosen[2], re.sub("['\"]", "", chosen[3])
+            what = (
+                f"unknown command {given}"
+                if name == "COMMAND"
+                else f"{long_name(name.split('/'))} is {given!r}"
+            )
+            raise InputError(f"{what}; valid: {valid}{meant(given, valid.split(', '))}")
         raise InputError(
             re.sub(
                 r"^argument ([^:]+):( is )?", lambda m: long_name(m[1].split("/")) + (m[2] or ":"), message
@@ -156,7 +194,7 @@ def build_parser(argv: Sequence[str] = ()) -> Parsers:
         prog="tokenswift",
         description="Write long text with open language models by speculative decoding: the tokens are those "
         "of plain decoding.",
-        epilog="Exit codes: 0 done, 1 failed, 2 bad input, 129, 130, 143 hung up, interrupted, terminated.",
+        epilog=EXAMPLES,
     )
     parser.add_argument(
         "--version",
@@ -199,6 +237,9 @@ def _main(argv: list[str], is_open: bool, build: Callable[[Sequence[str]], Parse
         for word in argv:
             check_utf8(word)
         parser, runs = build(argv)
+        if not argv:
+            parser.print_help()
+            return 0
         args = parser.parse_args(argv)
         if args.command is None:
             raise InputError(f"no command given; valid: {', '.join(runs)}, or --help")

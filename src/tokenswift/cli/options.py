@@ -360,13 +360,13 @@ def inputs_of(args: argparse.Namespace) -> dict[str, Any]:
 def load_model(args: argparse.Namespace, rope_scaling: str | None = None) -> Any:
     """The ``LLM`` that the model options name; says so before anything heavy is imported."""
     logger.info("loading %s", args.model)
-    import torch
+    with Stages(args.quiet, "loading") as stages:
+        import torch
 
-    from tokenswift.engine.llm import LLM
+        from tokenswift.engine.llm import LLM
 
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-    with Stages(args.quiet) as stages:
+        if args.threads is not None:
+            torch.set_num_threads(args.threads)
         loading = loading_of(args)
         return LLM(args.model, **loading, rope_scaling=rope_scaling, on_progress=stages)
 

@@ -8,16 +8,19 @@ plain lines. Nothing is written into a text that goes to the same place.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
 from contextlib import suppress
+from threading import Event, RLock, Thread
 from typing import IO
 
 from tokenswift.cli.escapes import one_place
 from tokenswift.types import Generation, Loop, Step
 from tokenswift.words import counted
 
+logger = logging.getLogger("tokenswift")
 PLAIN_SECONDS, LIVE_SECONDS = 10.0, 0.25
 #: stage (`types.OnProgress`) → what is done, the unit, and how many of what is counted make one of it
 STAGES = {
@@ -115,27 +118,54 @@ class Stages:
     """Shows how far the work before the first token is; called as `types.OnProgress` says.
 
     A live line goes away when its stage ends. Elsewhere a stage is shown when it has taken ten seconds.
+    Between `start` and `stop`, as in a ``with`` block, a thread keeps the live line moving; where no stage is
+    told of it shows ``doing`` and the seconds.
 
     Args:
         quiet: show nothing.
+        doing: what is done in between.
     """
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, doing: str = "working") -> None:
         self._line = Line("none" if quiet else "live" if is_live(sys.stderr) else "plain")
+        self._doing = doing
         self._stage = ""
         self._started = 0.0
-        self._first = 0
+        self._first = self._done = self._total = 0
+        self._lock, self._over = RLock(), Event()
+        self._thread: Thread | None = None
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
-        if stage != self._stage:
-            self.end()
-            self._stage, self._started, self._first = stage, now, done
-            self._line.begin()
-        if done >= total:
-            self.end()
-        elif self._line.due(now):
-            self._line.show(self.line(stage, done, total, now), done / total)
+        with self._lock:
+            if stage != self._stage:
+                self.end()
+                self._stage, self._started, self._first = stage, now, done
+                self._line.begin()
+            self._done, self._total = done, total
+            if done >= total:
+                self.end()
+            elif self._line.due(now):
+                self._line.show(self.line(stage, done, total, now), done / total)
+
+    def _move(self, begun: float) -> None:
+        """Draw the line again and again, until the block ends."""
+        while not self._over.wait(LIVE_SECONDS):
+            now = time.monotonic()
+            with self._lock, suppress(OSError):  # the terminal may be gone
+                if self._over.is_set():
+                    return
+                if self._stage:
+                    text = self.line(self._stage, self._done, self._total, now)
+                    self._line.show(text, self._done / self._total)
+                else:
+                    self._line.show(f"{self._doing}, {now - begun:.0f} s", None)
+
+    def _alone(self, record: logging.LogRecord) -> bool:
+        """A filter of log records, which begin a line of their own."""
+        with self._lock:
+            self._line.clear()
+        return True
 
     def line(self, stage: str, done: int, total: int, now: float) -> str:
         """What is done and the time left, on one line."""
@@ -146,14 +176,31 @@ class Stages:
 
     def end(self) -> None:
         """Take the live line away; what is told next is a new stage."""
-        self._line.clear()
-        self._stage = ""
+        with self._lock:
+            self._line.clear()
+            self._stage = ""
 
-    def __enter__(self) -> Stages:
+    def start(self) -> Stages:
+        """Keep a live line moving from now on."""
+        if self._line.mode == "live":
+            logger.addFilter(self._alone)
+            self._thread = Thread(target=self._move, args=(time.monotonic(),), daemon=True)
+            self._thread.start()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def stop(self) -> None:
+        """Take the line away, for good."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+            logger.removeFilter(self._alone)
         self.end()
+
+    def __enter__(self) -> Stages:
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
 
 
 class Progress:
@@ -183,7 +230,7 @@ class Progress:
         self._verbose, self._quiet, self._at_length = verbose, quiet, at_length
         self._total, self._label = total, f"{label}: " if label else ""
         self._line = Line("none" if quiet else mode_of(sys.stderr, sys.stdout))
-        self.stages = Stages(quiet)
+        self.stages = Stages(quiet, "starting").start()
         self._started = time.monotonic()
         self._first = 0
         self.tokens = self._done = done
@@ -193,7 +240,7 @@ class Progress:
         """Count a step; show a line when the last one is old enough."""
         now = time.monotonic()
         if not self.steps:  # the prompt's prefill ends here: the rate starts now
-            self.stages.end()
+            self.stages.stop()
             self._started, self._first = now, self.tokens + len(step.token_ids)
         self.steps += 1
         self.tokens += len(step.token_ids)
@@ -220,7 +267,7 @@ class Progress:
 
     def end(self) -> None:
         """Take the live line or the title away (also after an error)."""
-        self.stages.end()
+        self.stages.stop()
         self._line.clear()
 
     def summary(self, result: Generation) -> None:

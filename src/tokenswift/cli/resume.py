@@ -19,9 +19,10 @@ from tokenswift.cli.output import (
     files_of_run,
     write_json,
 )
-from tokenswift.cli.progress import Progress, Stages
+from tokenswift.cli.progress import ENDINGS, Progress, Stages
 from tokenswift.engine.records import record_of
 from tokenswift.load_config import LoadConfig
+from tokenswift.words import counted
 
 logger = logging.getLogger("tokenswift")
 
@@ -75,16 +76,25 @@ def run(args: argparse.Namespace) -> int:
     contents, state = folders.load(folder)
     if not args.drop_damaged:
         folders.check_whole(folder, contents, state)
+    longer = args.max_new_tokens is not None and args.max_new_tokens > len(state.tokens)
+    if state.end is not None and record is None and not (longer and state.end.reason == "length"):
+        how = ENDINGS.get(state.end.reason, state.end.reason)
+        more = "; --max-new-tokens makes it longer" if state.end.reason == "length" else ""
+        length = counted(len(state.tokens), "token")
+        logger.info(
+            "%s is finished (%s, %s): tokenswift text %s prints it%s", folder, length, how, folder, more
+        )
+        return 0
 
     logger.info("loading %s", state.header.model.model if state.header.model else state.header.name)
-    import torch
+    with Stages(args.quiet, "loading") as stages:
+        import torch
 
-    from tokenswift.engine.resume import reload, request_of
+        from tokenswift.engine.resume import reload, request_of
 
-    request = request_of(state, folder, args.max_new_tokens, args.on_loop, args.drop_damaged)
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-    with Stages(args.quiet) as stages:
+        request = request_of(state, folder, args.max_new_tokens, args.on_loop, args.drop_damaged)
+        if args.threads is not None:
+            torch.set_num_threads(args.threads)
         llm = reload(state, stages, device_map)
     logger.info("%s, %s on %s, from token %d", llm.name, llm.dtype, llm.device, len(state.tokens))
     progress = Progress(request.max_new_tokens, args.quiet, done=len(state.tokens), verbose=args.verbose)

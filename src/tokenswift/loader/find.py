@@ -56,8 +56,9 @@ def check_name(name: str) -> None:
         raise InputError(f"model {name} is a file, but no GGUF file; {known}")
     elif GGUF_FILE.fullmatch(name) and ".." not in name:
         return
-    elif not HUB_ID.fullmatch(name) or ".." in name:
+    elif not HUB_ID.fullmatch(name) or ".." in name or path.suffix == ".gguf":
         what = "no such folder" if "/" in name or name.startswith((".", "~")) else "unknown name"
+        what = "no such file" if path.suffix else what
         raise InputError(f"model is {name!r}: {what}; {known}")
 
 
