@@ -245,7 +245,7 @@ def run_rows(args: argparse.Namespace) -> int:
     jobs = jobs_of(args)
     folder = Path(args.results).expanduser()
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"results is {args.results!r}: it is no folder; valid: a new or a results folder")
+        raise InputError(f"results is {args.results!r}: it is not a folder; valid: a new or a results folder")
     if args.card is not None:
         check_choice("card", args.card, tuple(CARDS))
     if args.dry_run:

@@ -58,7 +58,7 @@ def notes(folder: Path) -> dict[str, str]:
     try:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} is no TOML ({error})") from error
+        raise InputError(f"{file} is not TOML ({error})") from error
     if not all(isinstance(text, str) for text in found.values()):
         raise InputError(f"{file}: valid: texts by name of a spec, and summary")
     return {name: " ".join(text.split()) for name, text in found.items()}

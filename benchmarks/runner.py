@@ -92,7 +92,7 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
                 row = json.loads(line)
                 found[row["key"]] = row
             except (ValueError, KeyError, TypeError) as error:
-                raise InputError(f"{file.name}, line {number} is no row of a benchmark") from error
+                raise InputError(f"{file.name}, line {number} is not a row of a benchmark") from error
     return list(found.values())
 
 

@@ -72,7 +72,7 @@ def check_keys(given: Mapping[str, Any], where: str) -> None:
     """Raise :class:`InputError` for a name that is no setting."""
     for key in given:
         if key not in KEYS:
-            raise InputError(f"{where}: {shown(key)} is no setting; valid: {', '.join(KEYS)}")
+            raise InputError(f"{where}: {shown(key)} is not a setting; valid: {', '.join(KEYS)}")
 
 
 def axes(settings: Mapping[str, Any]) -> list[tuple[str, list[Any]]]:

@@ -218,7 +218,7 @@ def _checked(name: str, text: str) -> Spec:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"spec {name} is no TOML ({error})") from error
+        raise InputError(f"spec {name} is not TOML ({error})") from error
     if "title" not in data:
         raise InputError(f"spec {name} has no title; valid: as `python -m benchmarks list` shows them")
     spec = Spec(name, data)

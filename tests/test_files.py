@@ -93,11 +93,11 @@ def test_a_draft_model_replaces_its_like_and_nothing_else(tmp_path: Path) -> Non
     assert load(out, device="cpu").tokenizer.get_vocab() == AutoTokenizer.from_pretrained(out).get_vocab()
     draft.check_out(out)
     (out / "thesis.odt").write_text("mine")
-    with pytest.raises(InputError, match="exists and is no draft model"):
+    with pytest.raises(InputError, match="exists and is not a draft model"):
         draft.check_out(out)
     (out / "thesis.odt").unlink()
     (out / "tokenswift.json").write_text(json.dumps(record | {"sha256": "0"}))  # the cache's own folder
-    with pytest.raises(InputError, match="exists and is no draft model"):
+    with pytest.raises(InputError, match="exists and is not a draft model"):
         draft.check_out(out)
 
 

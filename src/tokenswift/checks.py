@@ -142,7 +142,7 @@ def named_errors(kind: type[T]) -> type[T]:
             if name not in known:
                 valid = ", ".join(known) or "none"
                 valid += meant(name, known)
-                raise InputError(f"{name!r} is no field of {kind.__name__}; valid: {valid}", name)
+                raise InputError(f"{name!r} is not a field of {kind.__name__}; valid: {valid}", name)
         if len(args) > len(known):
             raise InputError(
                 f"{kind.__name__} got {len(args)} values; valid: at most {len(known)}, by name where possible"
@@ -173,7 +173,7 @@ def named_arguments(hints: Mapping[str, str] | None = None) -> Callable[[F], F]:
                 if name not in known:
                     hint = (hints or {}).get(name)
                     more = meant(name, known) if hint is None else f"; {hint}"
-                    raise InputError(f"{name!r} is no argument; valid: {', '.join(known)}{more}", name)
+                    raise InputError(f"{name!r} is not an argument; valid: {', '.join(known)}{more}", name)
             return function(*args, **kwargs)
 
         return cast(F, call)

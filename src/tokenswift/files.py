@@ -28,7 +28,7 @@ def read_small(path: Path, most: int = 1 << 20) -> bytes:
     with open(handle, "rb") as file:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         if found.st_size > most:
             raise OSError(errno.EFBIG, "it is too large", str(path))
         return file.read(most)
@@ -83,5 +83,5 @@ def replaceable(path: Path) -> Path:
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return path

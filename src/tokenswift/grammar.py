@@ -57,7 +57,7 @@ class Grammar:
             except (ValueError, RecursionError) as error:
                 what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
                 raise InputError(
-                    f"the {TITLES[self.kind]} is no JSON ({what}); valid: a JSON {_JSON[self.kind]}",
+                    f"the {TITLES[self.kind]} is not JSON ({what}); valid: a JSON {_JSON[self.kind]}",
                     "grammar",
                 ) from error
             _check_json(self.kind, made)

@@ -32,7 +32,7 @@ def object_in(path: Path, most: int, where: str) -> dict[str, Any]:
         said = json.loads(read_small(path, most).decode())
         reason = None
         if not isinstance(said, dict):
-            reason = "it is no object"
+            reason = "it is not an object"
         elif len(said) > MOST_FIELDS:
             reason = f"it has {len(said):,} fields, at most {MOST_FIELDS:,} are valid"
         elif _is_deep(said):

@@ -40,7 +40,7 @@ class Need:
 
 
 class Memory(NamedTuple):
-    """Bytes of a device that can be had now, and all that it has."""
+    """Bytes of a device that is available now, and all that it has."""
 
     free: int
     total: int

@@ -304,5 +304,5 @@ def build_options(kind: type[T], strategy: str, values: Mapping[str, Any] | T | 
             valid += meant(name, known)
             having = [other for other in OPTIONS if name in names_of(other)]
             owners = f" (strategy {' or '.join(having)} has it)" if having else ""
-            raise InputError(f"{shown(name)} is no option of strategy {strategy}; valid: {valid}{owners}")
+            raise InputError(f"{shown(name)} is not an option of strategy {strategy}; valid: {valid}{owners}")
     return kind(**(values or {}))

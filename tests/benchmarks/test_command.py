@@ -26,7 +26,7 @@ RUN = ("run", "table5")
         (("run", "none.toml"), "spec none.toml cannot be read"),
         ((*RUN, "--preset", "huge"), "--preset is 'huge'; valid: smoke, cpu, gpu"),
         ((*RUN, "--set", "strategy=fast"), "strategy is 'fast'; valid: auto, autoregressive, tokenswift"),
-        ((*RUN, "--set", "nonsense=1"), "--set: 'nonsense' is no setting; valid: model"),
+        ((*RUN, "--set", "nonsense=1"), "--set: 'nonsense' is not a setting; valid: model"),
         ((*RUN, "--set", "budget=8"), "budget is 8; valid: more than the 16 sink tokens"),
         ((*RUN, "--model", "no-such-model"), "--model is 'no-such-model': unknown name; valid: smollm2-135m"),
         ((*RUN, "--dtype", "float7"), "--dtype is 'float7'; valid: auto, float32"),

@@ -82,7 +82,7 @@ def test_two_runners_in_one_folder_and_other_files(tmp_path: Path) -> None:
     with runner._locked(tmp_path), pytest.raises(InputError, match="another runner works there"):
         runner.run(jobs(1), tmp_path, Watcher())
     (tmp_path / "other.jsonl").write_text('{"a": 1}\n')
-    with pytest.raises(InputError, match="other.jsonl, line 1 is no row of a benchmark"):
+    with pytest.raises(InputError, match="other.jsonl, line 1 is not a row of a benchmark"):
         runner.run(jobs(1), tmp_path, Watcher())
 
 

@@ -192,7 +192,7 @@ def test_settings_of_the_command_line() -> None:
     assert parse("model=a/b") == ("model", "a/b") and parse("ngrams=0,20") == ("ngrams", [0, 20])
     for text, line in (
         ("texts", "set is 'texts'; valid: KEY=VALUE"),
-        ("txts=2", "set: 'txts' is no setting; valid: model, dtype"),
+        ("txts=2", "set: 'txts' is not a setting; valid: model, dtype"),
         ("texts=two", "texts is 'two'; valid: an integer"),
         ("greedy=yes", "greedy is 'yes'; valid: true, false"),
     ):

@@ -162,12 +162,12 @@ def test_what_is_wrong_is_named(untrained: LLM) -> None:
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice is 'any'; valid: none, auto, required"),
         ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls is 1; valid: True, False"),
         ({"tools": TOOLS, "ignore_eos": True}, "ignore_eos is True beside a grammar"),
-        ({"tools": TOOLS, "speed": 1}, "'speed' is no argument"),
+        ({"tools": TOOLS, "speed": 1}, "'speed' is not an argument"),
     ]
     for options, message in cases:
         with pytest.raises(InputError, match=message):
             untrained.chat(ASKED, 8, **options)
-    with pytest.raises(InputError, match="messages is no list of messages"):
+    with pytest.raises(InputError, match="messages is not a list of messages"):
         untrained.chat("Hello", 8)  # type: ignore[arg-type]
 
 

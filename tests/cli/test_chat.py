@@ -255,7 +255,7 @@ def test_the_system_message_survives_a_reset(talk: Callable[..., Outcome]) -> No
     [
         (
             b"/nope\n",
-            "/nope is no command; valid: /system TEXT, /set NAME VALUE, /retry, /undo, /clear, /load",
+            "/nope is not a command; valid: /system TEXT, /set NAME VALUE, /retry, /undo, /clear, /load",
         ),
         (b"/sytem Hi\n", "; did you mean /system?"),
         (b"/redo\n", "; did you mean /undo?"),
@@ -270,7 +270,7 @@ def test_the_system_message_survives_a_reset(talk: Callable[..., Outcome]) -> No
         (b"/set temperature nan\n", "/set temperature is nan; valid: 0 (greedy decoding), or from"),
         (b"/set greedy yes\n", "/set greedy is 'yes'; valid: on, off"),
         (b"/set top-p\n", "/set top-p has no value; valid: /set top-p X"),
-        (b"/set top_b 1\n", "/set top_b is no setting; valid: temperature, top-k, top-p, min-p, "),
+        (b"/set top_b 1\n", "/set top_b is not a setting; valid: temperature, top-k, top-p, min-p, "),
         (b"/set temprature 1\n", "; did you mean temperature?"),
         (b"/save\n", "/save has no file; valid: /save FILE"),
         (b"/save .\n", "/save .: it is there already; valid: a new file"),

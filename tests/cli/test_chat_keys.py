@@ -41,7 +41,7 @@ class Waits(Stream):
             while not Path("go").exists():
                 time.sleep(0.02)
             time.sleep(0.2)  # for the terminal's own queue
-        step = replace(step, text=step.text or ".")  # bytes that are no character yet would be no answer
+        step = replace(step, text=step.text or ".")  # bytes that are not character yet would be no answer
         if Path("say").exists():
             pieces = Path("say").read_text().split("|")
             step = replace(step, text=pieces[self.steps - 1] if self.steps <= len(pieces) else "")

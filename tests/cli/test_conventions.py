@@ -184,8 +184,8 @@ def test_messages_name_options() -> None:
     )
     assert with_option_name("a tree in a dtype of two bytes", options) == "a tree in a dtype of two bytes"
     assert with_option_name("x/max_new_tokens.txt is old", options) == "x/max_new_tokens.txt is old"
-    assert with_option_name("'gamma' is no option of strategy medusa; valid: tree, b", options) == (
-        "'gamma' is no option of strategy medusa; valid: tree, b"
+    assert with_option_name("'gamma' is not an option of strategy medusa; valid: tree, b", options) == (
+        "'gamma' is not an option of strategy medusa; valid: tree, b"
     )
 
 

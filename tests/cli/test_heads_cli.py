@@ -113,7 +113,7 @@ def test_draft_model_from_text_and_from_states(cli: Call, base: str, text: str) 
         (("--data", "empty.txt"), "gives 0 tokens"),
         (("--states", "none"), "not both"),
         (("--lr", "7"), "lr is 7.0"),
-        (("--out", "taken"), "--out taken exists and is no draft model"),
+        (("--out", "taken"), "--out taken exists and is not a draft model"),
     ],
 )
 def test_bad_draft_options(cli: Call, base: str, text: str, arguments: tuple[str, ...], message: str) -> None:

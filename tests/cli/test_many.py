@@ -114,7 +114,7 @@ def test_a_prompt_that_fails_does_not_stop_the_others(many: Callable[..., Outcom
         ),
         ([{"prompt": ""}], "line 1: prompt is ''; valid: text of at least one character"),
         ([{"messages": ["a"]}], "line 1: messages is ['a']; valid: a list of objects"),
-        ([{"prompt": "a", "sead": 1}], "line 1: 'sead' is no field; valid: id, prompt,"),
+        ([{"prompt": "a", "sead": 1}], "line 1: 'sead' is not a field; valid: id, prompt,"),
         ([{"prompt": "a", "seed": "1"}], "line 1: seed is '1'"),
         ([{"prompt": "a", "max_new_tokens": 0}], "line 1: --max-new-tokens is 0"),
         ([{"prompt": "a", "ignore_eos": 3}], "line 1: --ignore-eos is 3"),
@@ -150,7 +150,7 @@ def test_bad_options(cli: Call, argv: tuple[str, ...], words: str) -> None:
 def test_a_file_in_place_of_the_folder(many: Callable[..., Outcome]) -> None:
     Path("out").write_text("mine", encoding="utf-8")
     done = many(PROMPTS)
-    assert done.code == 2 and done.error.startswith("--out is 'out': it is no folder")
+    assert done.code == 2 and done.error.startswith("--out is 'out': it is not a folder")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])

@@ -70,7 +70,7 @@ def test_every_option_of_a_method_is_a_key(command: str) -> None:
     ("argv", "words"),
     [
         ("gama=3", ("--method-option gama ", "valid: ", "did you mean gamma?")),
-        ("gamma=3", ("--method-option gamma is no option of strategy auto", "valid: ngrams")),
+        ("gamma=3", ("--method-option gamma is not an option of strategy auto", "valid: ngrams")),
         ("cache=dynamc", ("--method-option cache is 'dynamc'", "valid: full", "did you mean dynamic?")),
         ("tree=0", ("--method-option tree is '0'", "valid: integers")),
         ("budget", ("--method-option budget ", "valid: budget=B")),

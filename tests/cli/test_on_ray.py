@@ -56,7 +56,7 @@ def test_an_address_without_ray_is_one_line_within_seconds(
         (("--actors", "2"), "--actors is given without --ray; valid: both"),
         (("--actor-gpus", "1"), "--actor-gpus is given without --ray; valid: both"),
         (("--ray", "local", "--actors", "0"), "--actors is 0; valid: "),
-        (("--ray", "local", "--out", "p"), "--out is 'p': it is no folder"),
+        (("--ray", "local", "--out", "p"), "--out is 'p': it is not a folder"),
         (("--ray", "local", "--out", "nosuch://x"), "nosuch://x cannot be used (Protocol not known"),
         (("--out", "file:///x"), "--out is 'file:///x': an address; valid: a folder, or the same with --ray"),
     ],

@@ -220,6 +220,21 @@ def test_out_of_memory(
     assert cli("resume", "run", "--quiet").code == 0
 
 
+def test_a_finished_run_has_nothing_to_resume(cli: Call, tiny: Path) -> None:
+    """It is said without the model's being loaded; more tokens make it longer."""
+    cli("generate", "hello", "--model", tiny, "-n", "8", "--ignore-eos", "--run-dir", "r", "--quiet")
+    done = cli("resume", "r")
+    assert done.code == 0 and done.out == ""
+    assert done.err == (
+        "r is finished (8 tokens, ended at the length asked for); its text: tokenswift text r; "
+        "--max-new-tokens makes it longer\n"
+    )
+    assert cli("resume", "r", "-n", "8").err == done.err
+    longer = cli("resume", "r", "-n", "9", "--json")
+    assert longer.code == 0 and len(json.loads(longer.out)["token_ids"]) == 9
+    assert len(json.loads(cli("resume", "r", "--json").out)["token_ids"]) == 9
+
+
 def test_runs(cli: Call, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finished, interrupted, running, damaged and unreadable ones, and what is no run."""
     assert cli("runs").out == "no runs in .\n"
@@ -242,7 +257,9 @@ def test_runs(cli: Call, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     rows = {line.split("  ")[0]: line for line in shown.splitlines()[2:]}
     assert list(rows) == ["bad", "cut", "done", "strange"]
     assert re.search(r"finished \(length\) +60 +60 ", rows["done"]) and "running" in rows["cut"]
-    assert "damaged at byte" in rows["bad"] and "unreadable: strange/journal is no journal" in rows["strange"]
+    assert (
+        "damaged at byte" in rows["bad"] and "unreadable: strange/journal is not a journal" in rows["strange"]
+    )
     assert "interrupted" in cli("runs", "cut").out
     record = json.loads(cli("runs", "done", "--json").out)
     assert record["tokens"] == 60 and record["finished"] and record["dtype"] == "float32"

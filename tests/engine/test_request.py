@@ -85,8 +85,8 @@ def test_numbers_and_places_of_numpy_and_torch(llm: LLM, tiny_folder: Any) -> No
             "strategy_options is ['tree']; valid for strategy auto: a dict",
         ),
         ({"strategy_options": MedusaOptions()}, "strategy_options is MedusaOptions(tree=(1, 3, 3, 3)"),
-        ({"strategy_options": {"gamma": 2}}, "'gamma' is no option of strategy auto"),
-        ({"strategy_options": {1: 2}}, "1 is no option of strategy auto"),
+        ({"strategy_options": {"gamma": 2}}, "'gamma' is not an option of strategy auto"),
+        ({"strategy_options": {1: 2}}, "1 is not an option of strategy auto"),
         ({"strategy_options": {"budget": 4.0}}, "budget is 4.0; valid: an integer"),
         ({"strategy": None}, "strategy is None; valid: auto, autoregressive"),
         ({"strategy": ["tokenswift"]}, "strategy is ['tokenswift']; valid: auto, autoregressive"),
@@ -104,7 +104,7 @@ def test_numbers_and_places_of_numpy_and_torch(llm: LLM, tiny_folder: Any) -> No
         ({"on_step": "print"}, "on_step is 'print'; valid: None, or a function"),
         ({"on_progress": 1}, "on_progress is 1; valid: None, or a function"),
         ({"on_loop": None}, "on_loop is None; valid: report, stop"),
-        ({"temp": 0.5}, "'temp' is no argument; valid: prompt, max_new_tokens"),
+        ({"temp": 0.5}, "'temp' is not an argument; valid: prompt, max_new_tokens"),
     ],
     ids=repr,
 )
@@ -237,7 +237,7 @@ def test_many_prompts_are_checked_before_the_first_is_run(llm: LLM) -> None:
         (["abc", "x" * 250], {}, "prompt and new tokens are 257 tokens"),
         ("abc", {}, "^prompts is 'abc'; valid: a list of prompts"),
         (HELLO, {}, "^prompts is .*valid: a list of prompts"),
-        (["abc"], {"run_dir": "x"}, "^run_dir is no argument of generate_many"),
+        (["abc"], {"run_dir": "x"}, "^run_dir is not an argument of generate_many"),
         (["abc"], {"on_result": 3}, "^on_result is 3; valid: None, or a function"),
     ]
     for prompts, more, words in cases:

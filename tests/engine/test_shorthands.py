@@ -95,8 +95,8 @@ def test_a_journal_knows_the_keywords(llm: LLM, tmp_path: Path) -> None:
         ({"seed": -1}, "seed is -1; valid: an integer from 0"),
         ({"temperature": "hot"}, "temperature is 'hot'; valid: 0 (greedy"),
         ({"top_p": None}, "top_p is None; valid: in (0, 1]"),
-        ({"typical_p": 1}, "'typical_p' is no argument; valid: prompt, max_new_tokens"),
-        ({"sampling_fields": {}}, "'sampling_fields' is no argument"),
+        ({"typical_p": 1}, "'typical_p' is not an argument; valid: prompt, max_new_tokens"),
+        ({"sampling_fields": {}}, "'sampling_fields' is not an argument"),
     ],
     ids=repr,
 )
@@ -160,7 +160,9 @@ def test_unknown_fields_of_options(kind: Any) -> None:
     with pytest.raises(InputError) as caught:
         kind(length_penalty=1)
     probably = "; did you mean presence_penalty?" if kind.__name__ == "SamplingParams" else ""
-    assert str(caught.value) == f"'length_penalty' is no field of {kind.__name__}; valid: {names}{probably}"
+    assert (
+        str(caught.value) == f"'length_penalty' is not a field of {kind.__name__}; valid: {names}{probably}"
+    )
     assert caught.value.field == "length_penalty"
     with pytest.raises(InputError, match=f"^{kind.__name__} got .* values; valid: at most .*, by name "):
         kind(*range(99))

@@ -85,7 +85,7 @@ def test_places_that_are_no_columns(kernels: CpuBackend) -> None:
     subset = Subset(torch.arange(10), ROWS)
     rows = LogitRows(random(1, 10), [5], [[]], [1], [3], True, subset)
     subset.place[5] = 10
-    with pytest.raises(ValueError, match="^places of the subset are no columns; valid: -1 to 9"):
+    with pytest.raises(ValueError, match="^places of the subset are not columns; valid: -1 to 9"):
         Sampler(params, ROWS, CPU, kernels.ranker(params)).candidates(rows)
 
 

@@ -201,7 +201,7 @@ def test_built_for_its_own_target_only(
     packed.write_bytes(packed.read_bytes()[:100])
     with pytest.raises(RunError, match="cannot be built"):
         packed_draft.build(packed, other, tmp_path / "built", {})
-    with pytest.raises(InputError, match="is no draft model"):
+    with pytest.raises(InputError, match="is not a draft model"):
         write_packed(other, tmp_path / "x")
     assert not (tmp_path / "built").exists() and not (tmp_path / "x").exists()
 

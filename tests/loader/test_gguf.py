@@ -463,7 +463,7 @@ def test_parts_of_a_split_file_are_no_models(tmp_path: Path) -> None:
     (alone / parts[0].name).write_bytes(parts[0].read_bytes())
     assert f"{parts[1].name} cannot be read (No such file" in refused(alone / parts[0].name)
     parts[1].write_bytes(parts[2].read_bytes())
-    assert f"{parts[1].name} is no part of" in refused(tmp_path / parts[0].name)
+    assert f"{parts[1].name} is not a part of" in refused(tmp_path / parts[0].name)
 
 
 def test_adapters_are_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -583,7 +583,7 @@ def test_no_whole_file(tmp_path: Path) -> None:
         whole[:4] + b"\0\0\0\3" + whole[8:]: "version 50331648",
     }.items():
         path.write_bytes(content)
-        assert f"model file {path} is no whole GGUF file (" in refused(path) and reason in refused(path)
+        assert f"model file {path} is not a complete GGUF file (" in refused(path) and reason in refused(path)
 
 
 @pytest.mark.parametrize(

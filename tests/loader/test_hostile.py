@@ -388,7 +388,7 @@ def test_an_index_names_files_of_its_folder(file: Any, folder: Path) -> None:
     ("file", "content", "words"),
     [
         ("config.json", b'{"a": ' * 100_000, "config.json cannot be used"),
-        ("config.json", b"[]", "its config.json cannot be used (it is no object)"),
+        ("config.json", b"[]", "its config.json cannot be used (it is not an object)"),
         (
             "config.json",
             json.dumps({f"x{i}": 1 for i in range(5000)}).encode(),
@@ -396,7 +396,7 @@ def test_an_index_names_files_of_its_folder(file: Any, folder: Path) -> None:
         ),
         ("generation_config.json", b'{"x": ' + b'{"a": ' * 900 + b"1" + b"}" * 901, "more than 64 deep"),
         ("tokenizer_config.json", b"\xff", "its tokenizer_config.json cannot be used ('utf-8' codec"),
-        ("chat_template.jinja", None, "its chat_template.jinja is no regular file"),
+        ("chat_template.jinja", None, "its chat_template.jinja is not a regular file"),
     ],
 )
 def test_json_within_bounds(file: str, content: bytes | None, words: str, folder: Path) -> None:

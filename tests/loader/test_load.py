@@ -74,7 +74,7 @@ def test_bad_names(tmp_path: Path) -> None:
     refused("../x/y", "no such folder")
     refused(tmp_path, "has no config.json")
     (tmp_path / "file.gguf").write_text("x")
-    refused(tmp_path / "file.gguf", "is no whole GGUF file (it does not begin with GGUF)")
+    refused(tmp_path / "file.gguf", "is not a complete GGUF file (it does not begin with GGUF)")
     (tmp_path / "file.bin").write_text("")
     refused(tmp_path / "file.bin", "is a file, but no GGUF file")
 

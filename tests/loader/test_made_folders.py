@@ -110,7 +110,7 @@ def test_a_record_of_any_content_is_no_traceback(made: Path, data: st.DataObject
     assert embedded.is_whole(made) in (True, False)
     assert fault(made, "0", draft.FORMAT) is not None
     if where == "bytes":
-        with pytest.raises(InputError, match="is no draft model"):
+        with pytest.raises(InputError, match="is not a draft model"):
             draft.check_out(made)
 
 

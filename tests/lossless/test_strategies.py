@@ -208,7 +208,7 @@ def test_the_streaming_window_moves_with_its_sinks() -> None:
         ("magicdec", {"kv": "h2o"}, "kv is 'h2o'; valid: snapkv, streaming"),
         ("triforce", {}, "draft_model is not given; valid: a causal LM with the target's tokenizer"),
         ("triforce", {"draft_model": "no/such"}, "no/such"),
-        ("medusa", {"budget": 64}, "'budget' is no option of strategy medusa"),
+        ("medusa", {"budget": 64}, "'budget' is not an option of strategy medusa"),
         ("medusa", {"tree": (200,)}, "tree is '200'; valid: widths up to 97"),
     ],
 )

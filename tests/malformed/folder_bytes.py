@@ -152,7 +152,7 @@ def json_files(whole: bytes) -> Mapping[str, Callable[[], bytes]]:
         "is cut off": lambda: whole[: len(whole) // 2],
         "has more behind it": lambda: whole + b"}",
         "has each key twice": lambda: inner + b"," + whole.lstrip()[1:],
-        "is no UTF-8": lambda: whole[:-2] + b', "\xff\xfe": "\xc3\x28"}',
+        "is not UTF-8": lambda: whole[:-2] + b', "\xff\xfe": "\xc3\x28"}',
         "is UTF-16": lambda: whole.decode().encode("utf-16"),
         "begins with a BOM": lambda: b"\xef\xbb\xbf" + whole,
         "has zeros": lambda: whole.replace(b" ", b"\0"),

@@ -234,7 +234,7 @@ def _of_vocabulary() -> Iterator[tuple[str, Callable[[], Draft]]]:
     yield "tokens are a text", words("tokens", Value(TEXT, "abc"))
     yield "tokens are lists", words("tokens", Value(ARRAY, [], ARRAY, 0))
     yield "all tokens are the same", words("tokens", Value(ARRAY, ["a"] * 260, TEXT))
-    yield "tokens are no UTF-8", words("tokens", Value(ARRAY, [b"\xff\xfe"] * 260, TEXT))
+    yield "tokens are not UTF-8", words("tokens", Value(ARRAY, [b"\xff\xfe"] * 260, TEXT))
     yield "tokens hold zeros", words("tokens", Value(ARRAY, [f"\0{i}" for i in range(260)], TEXT))
     yield "a token of 59,800 characters", words("tokens", Value(ARRAY, ["a" * 59_800, *tokens[1:]], TEXT))
     yield "an empty token", words("tokens", Value(ARRAY, ["", *tokens[1:]], TEXT))
@@ -250,7 +250,7 @@ def _of_vocabulary() -> Iterator[tuple[str, Callable[[], Draft]]]:
         "without a space": Value(ARRAY, ["ab"], TEXT),
         "of three parts": Value(ARRAY, ["a b c"], TEXT),
         "of unknown tokens": Value(ARRAY, ["qq ww"], TEXT),
-        "whose union is no token": Value(ARRAY, ["a b"], TEXT),
+        "whose union is not a token": Value(ARRAY, ["a b"], TEXT),
         "of numbers": Value(ARRAY, [1], U32),
         "that are empty": Value(ARRAY, [""], TEXT),
         "that are a text": Value(TEXT, "a b"),
@@ -393,7 +393,7 @@ def _of_headers() -> Iterator[tuple[str, Callable[[], Draft]]]:
         "a key twice": lambda d: d.values.append(d.values[0]),
         "an empty key": lambda d: d.values.append(("", Value(U32, 1))),
         "a key of 2^17 bytes": lambda d: d.values.append(("k" * (1 << 17), Value(U32, 1))),
-        "a key that is no UTF-8": lambda d: d.values.append((b"\xff\xfe", Value(U32, 1))),
+        "a key that is not UTF-8": lambda d: d.values.append((b"\xff\xfe", Value(U32, 1))),
         "a value of type 13": lambda d: d.values.append(("x", Value(13, b"abcdefgh"))),
         "a value of type 2^32 - 1": lambda d: d.values.append(("x", Value((1 << 32) - 1, b""))),
         "a text of 2^63 bytes": lambda d: (

@@ -95,9 +95,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "an empty vocabulary": {"vocab": {}},
     "no vocabulary": {"vocab": None},
     "merges of unknown tokens": {"merges": [["qq", "ww"]]},
-    "merges whose union is no token": {"merges": [["a", "b"]]},
+    "merges whose union is not a token": {"merges": [["a", "b"]]},
     "merges of one": {"merges": [["a"]]},
-    "an unk_token that is no token": {"unk_token": "nothing"},
+    "an unk_token that is not a token": {"unk_token": "nothing"},
     "a dropout of 7": {"dropout": 7.0},
     "a model of an unknown kind": {"type": "Nothing"},
 }

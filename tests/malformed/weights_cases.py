@@ -257,7 +257,7 @@ def _of_pickles() -> Iterator[tuple[str, Change]]:
         yield f"{name} is of zeros", instead(name, bytes(5000))
     yield "pytorch_model.bin is empty", instead("pytorch_model.bin", b"")
     yield "pytorch_model.bin is a dictionary", instead("pytorch_model.bin", pickle.dumps({QUERY: 1}))
-    yield "pytorch_model.bin is no zip", instead("pytorch_model.bin", b"PK\x03\x04" + bytes(5000))
+    yield "pytorch_model.bin is not a zip", instead("pytorch_model.bin", b"PK\x03\x04" + bytes(5000))
 
 
 def _of_families() -> Iterator[tuple[str, str, Change]]:

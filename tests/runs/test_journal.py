@@ -74,7 +74,7 @@ def test_other_versions_and_other_files(tmp_path: Path) -> None:
         journal.read(path)
     for other in (b"", b"hello", b"tokenswift journal x\n", data[5:]):
         path.write_bytes(other)
-        with pytest.raises(InputError, match="is no journal of tokenswift"):
+        with pytest.raises(InputError, match="is not a journal of tokenswift"):
             journal.read(path)
     with pytest.raises(InputError, match="cannot be read"):
         journal.read(tmp_path / "none")

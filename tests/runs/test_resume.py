@@ -327,7 +327,7 @@ def test_a_closed_llm_says_so(tmp_path: Path) -> None:
 
 
 def test_unknown_arguments_are_named(llm: LLM) -> None:
-    with pytest.raises(InputError, match="'rundir' is no argument; valid: .*on_loop, loop, run_dir"):
+    with pytest.raises(InputError, match="'rundir' is not an argument; valid: .*on_loop, loop, run_dir"):
         llm.generate("hello", rundir="x")  # type: ignore[call-arg]
     with pytest.raises(InputError, match="on_loop is 'halt'; valid: report, stop"):
         llm.generate("hello", on_loop="halt")

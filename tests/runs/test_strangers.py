@@ -245,7 +245,7 @@ def put(place: str, value: Any) -> Callable[[Records], object]:
         ("0.made", 1e300, "record 1, made: Expected `float` <"),
         ("0.name", "\x1b[2J", "record 1, name: Expected `str` matching"),
         ("0.identity.sampling.top_p", 7, "record 1, identity: top_p is 7; valid: in .0, 1."),
-        ("0.identity.sampling.top_q", 7, "record 1, identity: 'top_q' is no field of SamplingParams"),
+        ("0.identity.sampling.top_q", 7, "record 1, identity: 'top_q' is not a field of SamplingParams"),
         (
             "0.identity.sampling",
             {"top_k": 3, "seed": 1},
@@ -312,7 +312,7 @@ def test_ids_outside_the_vocabulary(llm: LLM, stranger: Path) -> None:
     ("options", "line"),
     [
         ({"budget": -1}, "budget is -1; valid: "),
-        ({"foo": 1, "tree": [2]}, "'foo' is no option of strategy tokenswift"),
+        ({"foo": 1, "tree": [2]}, "'foo' is not an option of strategy tokenswift"),
         ({"draft_model": 3}, "draft_model is 3; valid: a name"),
         ({"tree": ["x"]}, "tree is .*; valid: integers"),
     ],

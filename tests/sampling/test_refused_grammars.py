@@ -38,7 +38,7 @@ for _ in range(70):
         (lambda: Grammar.json_schema({"$ref": "http://example.org/x"}), "cannot be compiled"),
         (lambda: Grammar.json_schema(DEEP), "it is more than 64 objects and lists deep; valid: up to 64"),
         (lambda: Grammar.json_schema({"enum": ["a"] * 20_000}), "more than 20,000 values"),
-        (lambda: Grammar.json_schema("{"), "is no JSON"),
+        (lambda: Grammar.json_schema("{"), "is not JSON"),
         (lambda: Grammar.json_schema("[" * 100_000), "it is nested too deeply"),
         (lambda: Grammar.json_schema("[]"), "is []; valid: a JSON object"),
         (lambda: Grammar.json_schema({"const": object()}), "cannot be written as JSON"),

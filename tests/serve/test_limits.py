@@ -268,7 +268,7 @@ WORDS: list[tuple[dict[str, Any], str, str]] = [
     (
         own(strategy="magicdec", strategy_options={"tree": 4}),
         "tokenswift",
-        "tokenswift.strategy_options.tree is no option of strategy magicdec; valid: gamma, kv, budget, "
+        "tokenswift.strategy_options.tree is not an option of strategy magicdec; valid: gamma, kv, budget, "
         "sinks, candidates",
     ),
     (own(strategy="tokenswift", strategy_options={"tree": DEEP}), "tokenswift", ""),
@@ -339,7 +339,7 @@ PLACES: list[tuple[str, dict[str, Any], str, str]] = [
         "completion",
         {**HELLO, "tokenswift": {"x": 3}},
         "tokenswift",
-        "tokenswift.x is no setting of this server",
+        "tokenswift.x is not a setting of this server",
     ),
 ]
 

@@ -455,11 +455,14 @@ def test_what_is_not_to_be_had_is_refused(server: Running) -> None:
         ({"max_tokens": 2000}, "max_tokens is 2000, after a prompt of [0-9]+ tokens; valid: up to 9[0-9]+"),
         ({"n": 9}, "n is 9, for 1 prompt; valid: 1 to 8 in all"),
         ({"extra_body": {"tokenswift": {"strategy": "x"}}}, "strategy is 'x'; valid: auto, auto"),
-        ({"extra_body": {"tokenswift": {"speed": 1}}}, "tokenswift.speed is no setting"),
-        ({"extra_body": {"tokenswift": {"strategy_options": {"explain": "/tmp/x"}}}}, "explain is no option"),
+        ({"extra_body": {"tokenswift": {"speed": 1}}}, "tokenswift.speed is not a setting"),
+        (
+            {"extra_body": {"tokenswift": {"strategy_options": {"explain": "/tmp/x"}}}},
+            "explain is not an option",
+        ),
         (
             {"extra_body": {"tokenswift": {"strategy_options": {"draft_model": "x"}}}},
-            "draft_model is no option",
+            "draft_model is not an option",
         ),
     ]
     for fields, message in more:

@@ -283,7 +283,7 @@ def test_paths_and_methods(server: Running) -> None:
     assert said.startswith("there is no path '/chat/completions'; valid: /v1/chat/completions, ")
     assert said.endswith("; did you mean /v1/chat/completions?")
     said = server.get("/v1/chat/completions").json()["error"]["message"]
-    assert said == "GET is no method of '/v1/chat/completions'; valid: POST"
+    assert said == "GET is not a method of '/v1/chat/completions'; valid: POST"
     for path in ("/", "/health", "/v1/models"):
         found = httpx.head(f"{server.url}{path}", timeout=60)
         assert found.status_code == 200 and not found.content

@@ -212,7 +212,7 @@ def test_a_response_belongs_to_its_key(
 
 
 def test_no_embeddings(tools: Running) -> None:
-    with pytest.raises(openai.NotFoundError, match="no embeddings are to be had here"):
+    with pytest.raises(openai.NotFoundError, match="this server has no embeddings"):
         tools.client().embeddings.create(model="x", input="hello")
 
 

@@ -200,7 +200,7 @@ def test_what_cannot_be_trained(tmp_path: Path) -> None:
         train_eagle(shallow, tiny_tokenizer(), here, lambda line: None, lambda *_: None)
     here.out.mkdir()
     (here.out / "letter.txt").write_text("mine")
-    with pytest.raises(InputError, match="is no drafter of train-eagle; valid: a new or empty folder"):
+    with pytest.raises(InputError, match="is not a drafter of train-eagle; valid: a new or empty folder"):
         train_eagle(model(), tiny_tokenizer(), here, lambda line: None, lambda *_: None)
 
 

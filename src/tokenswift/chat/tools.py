@@ -161,7 +161,7 @@ def _check_schema(schema: Any, where: str) -> None:
         if isinstance(error, InputError):
             raise
         raise InputError(
-            f"{where} is no JSON ({error}); valid: a JSON schema of an object", "tools"
+            f"{where} is not JSON ({error}); valid: a JSON schema of an object", "tools"
         ) from error
     if size > SCHEMA:
         raise InputError(f"{where} is {size:,} characters of JSON; valid: up to {SCHEMA:,}", "tools")

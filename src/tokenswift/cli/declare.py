@@ -207,7 +207,7 @@ class MethodOption(argparse.Action):
         keys, key = keys_of(parser), given.replace("-", "_")
         if key not in keys:
             valid = f"{', '.join(keys)}, or help{meant(key, list(keys))}"
-            raise InputError(f"--method-option {given} is no key; valid: {valid}")
+            raise InputError(f"--method-option {given} is not a key; valid: {valid}")
         action = keys[key]
         if not equals:
             raise InputError(f"--method-option {given} has no value; valid: {key}={action.metavar}")

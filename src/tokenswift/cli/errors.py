@@ -76,7 +76,7 @@ def with_option_name(message: str, options: dict[str, str]) -> str:
     found = re.match(r"(?!out of )'?(\w+)'?(?=[ :])", message)  # not --out of memory
     if found and found[1] in options:
         message = options[found[1]] + message[found.end() :]
-    if " is no option of " in message:
+    if " is not an option of " in message:
         return message
     if "dtype" in options:
         message = re.sub(r"(?<=or )dtype (?=b?float)", f"{options['dtype']} ", message)
@@ -96,7 +96,7 @@ def with_suggestion(message: str, options: Iterable[str] = ()) -> str:
         return message
     value = re.search(r" is '([^']*)'.*?; valid: (.*)$", message)
     unknown = re.match(r"unknown option (--[\w-]+)", message)
-    wrong = re.match(r"'?([\w-]+)'? is no option of .*?; valid: (.*)$", message)
+    wrong = re.match(r"'?([\w-]+)'? is not an option of .*?; valid: (.*)$", message)
     if found := value or wrong:
         given, words = found[1], [word.strip(" '") for word in found[2].split(",")]
     elif unknown:

@@ -173,7 +173,7 @@ def _run_dir(name: str | None) -> tuple[Path | None, RunState | None]:
 
     folder = Path(name).expanduser()
     if not name or (folder.exists() and not folder.is_dir()):
-        raise InputError(f"run_dir is {name!r}: it is no folder; valid: a new or an empty folder")
+        raise InputError(f"run_dir is {name!r}: it is not a folder; valid: a new or an empty folder")
     if not folders.has_run(folder):
         folders.check_new(folder)
         check_folder("--run-dir", name)
@@ -260,6 +260,10 @@ def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, 
     sampling = options.model_sampling(args, call["sampling"], llm)
     prompt, told = prompting.shaped(args, llm, prompt)
     if is_chat(prompt):
+        if (
+            args.max_new_tokens is None and args.on_loop == Loops.on_loop
+        ):  # nothing else ends a looping answer
+            call = {**call, "on_loop": "stop"}
         sampling = prompting.answer_sampling(args, sampling, llm)
         told += f", {options.sampling_words(sampling)}"
     logger.info("%s", told)

@@ -135,7 +135,7 @@ def _json(line: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"it is no JSON ({error}); valid: an object such as {EXAMPLE}") from error
+        raise InputError(f"it is not JSON ({error}); valid: an object such as {EXAMPLE}") from error
 
 
 def shaped(args: argparse.Namespace, one: Asked) -> Asked:
@@ -230,7 +230,7 @@ def check_out(name: str) -> Path:
     """
     folder = Path(name).expanduser()
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"out is {name!r}: it is no folder; valid: a folder, or a new one")
+        raise InputError(f"out is {name!r}: it is not a folder; valid: a folder, or a new one")
     check_folder("--out", str(folder / "run"))
     return folder
 

@@ -333,7 +333,7 @@ def _show(name: str) -> tuple[dict[str, Any], str]:
         "",
         table(rows, ("context", "GB"), right=range(2)),
         "",
-        f"{host_memory().free / GIGA:.1f} GB of memory can be had now; tokenswift plan measures a run",
+        f"{host_memory().free / GIGA:.1f} GB of memory is available now; tokenswift plan measures a run",
     ]
     return made, "\n".join(text)
 
@@ -363,6 +363,6 @@ def _agreed(name: str) -> bool:
         InputError: nobody is there who could.
     """
     if not sys.stdin.isatty():
-        raise InputError("remove asks, and standard input is no terminal; valid: with --yes")
+        raise InputError("remove asks, and standard input is not a terminal; valid: with --yes")
     print(f"remove {name}? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -341,7 +341,7 @@ def device_map_from(args: argparse.Namespace) -> str | dict[str, Any] | None:
         if isinstance(error, InputError):
             raise
         raise InputError(
-            f'--device-map {given} is no JSON ({error}); valid: {{"model.layers.0": 0, …}}'
+            f'--device-map {given} is not JSON ({error}); valid: {{"model.layers.0": 0, …}}'
         ) from error
     if not isinstance(found, dict):
         raise InputError(f'--device-map {given} holds no object; valid: {{"model.layers.0": 0, …}}')

@@ -82,7 +82,7 @@ def check_folder(option: str, name: str | Path) -> Path:
         while not place.exists() and place != place.parent:
             place = place.parent
         if not str(name) or not place.is_dir():
-            raise NotADirectoryError(0, f"{place} is no folder" if str(name) else "it is empty")
+            raise NotADirectoryError(0, f"{place} is not a folder" if str(name) else "it is empty")
         _try_to_write(place)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)

@@ -180,7 +180,7 @@ def text_of_many(found: Any) -> str:
         _memory(found, "expected peak of a node"),
     ]
     if found.memory is not None:
-        lines.append(f"{found.memory.free / GIGA:.1f} GB more can be had now on this machine")
+        lines.append(f"{found.memory.free / GIGA:.1f} GB more is available now on this machine")
     if found.seconds is not None:
         lines += [
             "",
@@ -200,7 +200,7 @@ def text_of(found: Any, prompt: int, new: int) -> str:
     if found.memory is not None:
         free = f"{found.memory.free / GIGA:.1f} GB"
         most = counted(found.most, "new token fits", "new tokens fit")
-        lines.append(f"{free} more can be had now; up to {most}")
+        lines.append(f"{free} more is available now; up to {most}")
     if found.seconds is not None:
         lines += [
             "",

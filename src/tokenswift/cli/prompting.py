@@ -1,4 +1,4 @@
-"""Whether a prompt is answered, through the model's chat template, or continued as it is.
+"""Whether a prompt is answered, through the model's chat template, or continued.
 
 Text is answered where the model has a template, however it comes; token ids are continued. ``--continue``
 (``--raw`` before) has text continued, too; ``--chat`` and ``--system`` insist on an answer. Light: no torch
@@ -107,7 +107,7 @@ def shaped(args: argparse.Namespace, llm: Any, prompt: str | list[int]) -> tuple
         check_template(llm, "--chat" if args.chat else "--system")
     elif not llm.has_chat_template:
         return prompt, "prompt: continued as it is (the model has no chat template)"
-    told = "prompt: answered, through the model's chat template (--continue goes on from it as it is)"
+    told = "prompt: answered, through the model's chat template (--continue continues it instead)"
     return [*system_messages(args.system), {"role": "user", "content": prompt}], told
 
 

@@ -51,7 +51,7 @@ class Settings:
         name, text = given.removeprefix("--").replace("-", "_"), text.strip()
         if name not in KIND_OF:
             names = [dashed(name) for name in KIND_OF]
-            raise InputError(f"/set {given} is no setting; valid: {', '.join(names)}{meant(given, names)}")
+            raise InputError(f"/set {given} is not a setting; valid: {', '.join(names)}{meant(given, names)}")
         try:
             value = _read(name, text)
             if name == "max_new_tokens":

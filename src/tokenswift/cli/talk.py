@@ -142,7 +142,9 @@ class Chat:
             return False
         if command not in does:
             names = [name.partition(" ")[0] for name in COMMANDS]
-            raise InputError(f"{command} is no command; valid: {', '.join(COMMANDS)}{meant(command, names)}")
+            raise InputError(
+                f"{command} is not a command; valid: {', '.join(COMMANDS)}{meant(command, names)}"
+            )
         if command != "/system" and "\n" in rest:
             raise InputError(f"{command} is followed by several lines; valid: one, or /system with several")
         does[command](rest)

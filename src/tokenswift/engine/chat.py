@@ -78,7 +78,7 @@ def chat_request(
         InputError: naming what is wrong.
     """
     if not is_chat(messages):
-        raise InputError("messages is no list of messages; valid: [{'role': 'user', 'content': 'Hello'}]")
+        raise InputError("messages is not a list of messages; valid: [{'role': 'user', 'content': 'Hello'}]")
     asked, (strategy, given, sampling) = tools_of(*tools), how
     template = options.get("template_options")
     ids = encoded(llm, messages, asked, options=template)

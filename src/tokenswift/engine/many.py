@@ -34,7 +34,7 @@ def generate_all(
         Exception: what the first to fail failed by; the others end.
     """
     if "run_dir" in how[-1]:
-        raise InputError("run_dir is no argument of generate_many; valid: generate, one run a folder")
+        raise InputError("run_dir is not an argument of generate_many; valid: generate, one run a folder")
     check_callback("on_result", on_result)
     check_at_once(at_once)
     for i, prompt in enumerate(prompts if isinstance(prompts, list | tuple) else ()):

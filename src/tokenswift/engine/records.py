@@ -74,7 +74,7 @@ def asked(record: Any, name: str) -> Asked:
         raise InputError(f"it has neither prompt nor messages, or both; valid: an object such as {EXAMPLE}")
     for key in record:
         if key not in FIELDS:
-            raise InputError(f"{shown(key)} is no field; valid: {', '.join(FIELDS)}")
+            raise InputError(f"{shown(key)} is not a field; valid: {', '.join(FIELDS)}")
     name = str(record.get("id", name))
     if not NAME.fullmatch(name):
         raise InputError(f"id is {shown(name)}; valid: up to 100 letters, digits, dots, - and _")

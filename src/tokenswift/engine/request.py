@@ -144,7 +144,7 @@ class Request:
                 own = [one.name for one in fields(cls) if one.name not in ("prefilled", "asked")]
                 known = [*own, "response_format", *SamplingFields.__annotations__]
                 valid = ", ".join(known) + meant(name, known)
-                raise InputError(f"{name!r} is no argument; valid: {valid}", name)
+                raise InputError(f"{name!r} is not an argument; valid: {valid}", name)
         prefilled: Prefilled | None = rest.get("prefilled")
         if sampling is None:
             sampling = sampling_over(usual(prompt) if prefilled is None else prefilled.sampling, chosen)

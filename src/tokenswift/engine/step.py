@@ -225,7 +225,7 @@ def advance(texts: Sequence[RunningSequence], reading: PrefillChunk | None = Non
     exception. A part of another text's prompt may be read in the same pass, where its rows keep their
     bits beside others (`TargetModel.prefill_keeps_bits`).
 
-    The times of a step are its text's own; those of the pass count for every text in it.
+    A step's times are those of its own sequence; the verify pass counts in full for every sequence in it.
     """
     made: list[Step | Exception | None] = [None] * len(texts)
     trees: dict[int, DraftTree] = {}

@@ -71,7 +71,7 @@ def check_out(out: Path) -> None:
         ours = False
     if not ours:
         raise InputError(
-            f"out {out} exists and is no draft model of train-draft; valid: a new or empty folder, or one "
+            f"out {out} exists and is not a draft model of train-draft; valid: a new or empty folder, or one "
             "that holds such a model and nothing else"
         )
 

@@ -178,7 +178,7 @@ def check_tokenizer_files(name: str, folder: Path) -> None:
     for file in TOKENIZERS:
         path = folder / file
         if path.exists() and not path.is_file():
-            raise InputError(f"model {name}: its {file} is no regular file; valid: one that is")
+            raise InputError(f"model {name}: its {file} is not a regular file; valid: one that is")
         if path.is_file() and (size := path.stat().st_size) > MOST_TOKENIZER:
             raise InputError(f"model {name}: its {file} has {size:,} bytes; valid: up to {MOST_TOKENIZER:,}")
         if path.is_file() and file in OBJECTS:

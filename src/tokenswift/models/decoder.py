@@ -57,7 +57,7 @@ def unfit(model: Any) -> str | None:
     if getattr(config, "hidden_act", "silu") != "silu":
         return f"its activation is {config.hidden_act}"
     if type(model.lm_head) is not nn.Linear or type(model.model.embed_tokens) is not nn.Embedding:
-        return "its embedding or LM head is no plain layer"
+        return "its embedding or LM head is not a plain layer"
     layout = layout_of(config)
     for layer in model.model.layers:
         attn, mlp = layer.self_attn, layer.mlp
@@ -71,7 +71,7 @@ def unfit(model: Any) -> str | None:
             mlp.down_proj,
         )
         if any(type(linear) is not nn.Linear for linear in linears):
-            return "its projections are no plain linear layers"
+            return "its projections are not plain linear layers"
         if any(linear.weight.dtype != model.lm_head.weight.dtype for linear in linears):
             return "its weights have several types"
         if any(linear.in_features % 2 for linear in linears):

@@ -75,7 +75,7 @@ def decode(data: bytes, name: str = "the journal") -> Contents:
         found = re.fullmatch(rb"tokenswift journal ([\d.]{1,9})\n", line)
         if found:
             raise InputError(f"{name} is of version {found[1].decode()}; valid: version {VERSION}")
-        raise InputError(f"{name} is no journal of tokenswift; valid: one made with --run-dir")
+        raise InputError(f"{name} is not a journal of tokenswift; valid: one made with --run-dir")
     records: list[Record] = []
     at, checksum = len(FIRST), 0
     while (found := _one(data, at, checksum)) is not None:

@@ -158,10 +158,10 @@ def make_app(answers: Answers, settings: Settings, keys: list[str], measures: Me
         await answers.delete(answer)
         return JSONResponse({"id": answer.id, "object": "response", "deleted": True})
 
-    @app.post("/v1/embeddings", summary="Not to be had", status_code=404)
+    @app.post("/v1/embeddings", summary="Not served", status_code=404)
     async def embeddings() -> Response:
         raise Refused(
-            404, f"no embeddings are to be had here, {model} writes text; valid: /v1/chat/completions"
+            404, f"this server has no embeddings, {model} generates text; valid: /v1/chat/completions"
         )
 
     @app.head("/v1/models", include_in_schema=False)
@@ -230,7 +230,7 @@ def _add_handlers(app: FastAPI) -> None:
             text = f"there is no path {shown(path)}; valid: {', '.join(PATHS)}{meant(path, PATHS)}"
         elif error.status_code == 405:
             valid = (error.headers or {}).get("Allow", "another method")
-            text = f"{request.method[:20]} is no method of {shown(path)}; valid: {valid}"
+            text = f"{request.method[:20]} is not a method of {shown(path)}; valid: {valid}"
         return JSONResponse(error_body(text, error.status_code), error.status_code, error.headers)
 
     @app.exception_handler(Exception)

@@ -51,7 +51,7 @@ def wrong_fields(errors: Sequence[Any]) -> InputError:
     if isinstance(own := first.get("ctx", {}).get("error"), InputError):
         return own
     if first["type"] == "json_invalid":
-        return InputError(f"the body is no JSON ({first['ctx']['error']}); valid: a JSON object")
+        return InputError(f"the body is not JSON ({first['ctx']['error']}); valid: a JSON object")
     field = next(iter(_place(first)), None)
     if field is None and first["type"] == "missing":
         return InputError("the body is missing; valid: a JSON object")
@@ -65,7 +65,7 @@ def wrong_fields(errors: Sequence[Any]) -> InputError:
     if found[0]["type"] == "missing":
         return InputError(f"{name} is missing; valid: a value for it", str(field))
     if found[0]["type"] == "extra_forbidden":
-        return InputError(f"{name} is no setting of this server", str(field))
+        return InputError(f"{name} is not a setting of this server", str(field))
     words = dict.fromkeys(
         _WANTED.get(error["type"]) or re.sub("^(Input|String) should (be |have )", "", error["msg"])
         for error in found
@@ -96,7 +96,7 @@ _WANTED = {
 }
 #: advice for whoever starts a server, in errors that its clients see
 _NOT_HERE = re.compile(r", a dtype of two bytes|, or more with rope_scaling yarn| or a Grammar$")
-_OPTION = re.compile(r"'(.*?)' (is no option of strategy )", re.DOTALL)
+_OPTION = re.compile(r"'(.*?)' (is not an option of strategy )", re.DOTALL)
 #: options of strategies that name files or models: for whoever starts the server, not for its clients
 CLOSED = ("explain", "draft_model")
 _STRATEGIES = {one.name for kind in OPTIONS.values() for one in fields(kind)}

@@ -450,7 +450,7 @@ class Body(Formed):
         return False
 
     def check_served(self) -> None:
-        """Refuse what would change the answer and is not to be had here."""
+        """Refuse what would change the answer and cannot be served."""
         if self.stream and getattr(self, "prompt_logprobs", None) is not None:
             raise InputError(
                 "prompt_logprobs are not told in a stream; valid: stream false, or echo with logprobs",
@@ -461,7 +461,9 @@ class Body(Formed):
                 raise InputError(f"{name} is not served; valid: a request without it", name)
         for name in CLOSED:
             if name in self.own.strategy_options:
-                raise InputError(f"tokenswift.strategy_options.{name} is no option of a server", "tokenswift")
+                raise InputError(
+                    f"tokenswift.strategy_options.{name} is not an option of a server", "tokenswift"
+                )
 
     def template_options(self, tokenizer: Any) -> dict[str, Any]:
         """What the chat template is given besides messages and tools, as far as it reads it."""

@@ -161,7 +161,7 @@ def packed(folder: Path, file: Path) -> None:
         embedding = next(t for n, t in tensors.items() if n.endswith(packed_draft.SHARED[0]))
         header = {"version": packed_draft.VERSION, "target": record["target"], "notes": record["notes"]}
     except (OSError, ValueError, KeyError, SafetensorError, StopIteration) as error:
-        raise InputError(f"{folder} is no draft model of train-draft ({error})") from error
+        raise InputError(f"{folder} is not a draft model of train-draft ({error})") from error
     header["config"] = {k: v for k, v in config.items() if not re.match("_|transformers_version", k)}
     weights = {n: t.bfloat16() for n, t in tensors.items() if not n.endswith(packed_draft.SHARED)}
     weights[packed_draft.SAMPLE] = sample_of(embedding)

@@ -142,7 +142,7 @@ def norm_weight(base: FrozenBase) -> Float[Tensor, " D"]:
     weight = base.normed(torch.ones_like(probe)).float()
     want = weight * probe * probe.pow(2).mean().rsqrt()
     if not torch.allclose(base.normed(probe).float(), want, rtol=0.05, atol=0.01 * float(weight.abs().max())):
-        raise InputError("the model's final norm is no RMS norm; valid: conditioned heads")
+        raise InputError("the model's final norm is not an RMS norm; valid: conditioned heads")
     return weight
 
 

@@ -181,6 +181,6 @@ def check_eagle_out(out: Path) -> None:
         ours = False
     if not ours:
         raise InputError(
-            f"out {out} exists and is no drafter of train-eagle; valid: a new or empty folder, or one that "
-            "holds such a drafter and nothing else"
+            f"out {out} exists and is not a drafter of train-eagle; valid: a new or empty folder, or one "
+            "that holds such a drafter and nothing else"
         )

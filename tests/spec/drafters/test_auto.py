@@ -122,7 +122,7 @@ def test_neither_adaptive_drafting_nor_the_papers_method_becomes_the_other(
     strategy: str, option: dict[str, Any]
 ) -> None:
     (name,) = option
-    with pytest.raises(InputError, match=rf"'{name}' is no option of strategy {strategy};"):
+    with pytest.raises(InputError, match=rf"'{name}' is not an option of strategy {strategy};"):
         llm_of(None, True).generate([1, 2], strategy=strategy, strategy_options=option)
 
 

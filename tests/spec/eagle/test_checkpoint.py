@@ -162,7 +162,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] =
     "p-eagle by a flag": ({"parallel_drafting": True}, {}, {}, "is a P-EAGLE checkpoint"),
     "dflash by its part": ({"dflash_config": {}}, {"embed": FOUND["embed"]}, {}, "is a DFlash checkpoint"),
     "medusa": ({"architectures": ["MedusaModel"]}, {"embed": FOUND["embed"]}, {}, "is a Medusa checkpoint"),
-    "model": ({}, {"embed": FOUND["embed"]}, {}, "has no tensor fc.weight, so it is no drafter"),
+    "model": ({}, {"embed": FOUND["embed"]}, {}, "has no tensor fc.weight: it is not such a drafter"),
     "p-eagle": (
         {"speculators_model_type": "peagle"},
         {},
@@ -210,7 +210,7 @@ def test_hostile_maps(maps: dict[str, Any], message: str, tmp_path: Path) -> Non
 
 def test_broken_files(tmp_path: Path) -> None:
     target = eagles.target()
-    with pytest.raises(InputError, match="has no config.json and is no GGUF file"):
+    with pytest.raises(InputError, match="has no config.json and is not a GGUF file"):
         load_eagle(tmp_path / "nothing", target)
     folder = eagles.write(tmp_path / "a", CONFIG, FOUND, MAPS)
     file = folder / "model.safetensors"

@@ -195,11 +195,11 @@ STRANGE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "eps of a text": ({"rms_norm_eps": "x"}, {}, "heads' eps is 'x'; valid: 0 to 1"),
     "infinite eps": ({"rms_norm_eps": float("inf")}, {}, "heads' eps is inf; valid: 0 to 1"),
     "an embedding of one dimension": ({}, {EMBEDDING: torch.zeros(9)}, r"has shape \[9\]; valid: a matrix"),
-    "an empty embedding": ({}, {EMBEDDING: torch.zeros(0, D)}, "is no tensor of float32"),
-    "whole numbers": ({}, {WEIGHT: torch.zeros(D, D, dtype=torch.int64)}, "is no tensor of float32"),
-    "eight bits": ({}, {WEIGHT: torch.zeros(D, D).to(torch.float8_e4m3fn)}, "is no tensor of float32"),
-    "sparse numbers": ({}, {WEIGHT: torch.eye(D).to_sparse()}, "is no tensor of float32"),
-    "no tensor": ({}, {WEIGHT: 5}, "is no tensor of float32"),
+    "an empty embedding": ({}, {EMBEDDING: torch.zeros(0, D)}, "is not a tensor of float32"),
+    "whole numbers": ({}, {WEIGHT: torch.zeros(D, D, dtype=torch.int64)}, "is not a tensor of float32"),
+    "eight bits": ({}, {WEIGHT: torch.zeros(D, D).to(torch.float8_e4m3fn)}, "is not a tensor of float32"),
+    "sparse numbers": ({}, {WEIGHT: torch.eye(D).to_sparse()}, "is not a tensor of float32"),
+    "no tensor": ({}, {WEIGHT: 5}, "is not a tensor of float32"),
     "a single number": ({}, {"model.medusa_layers.0.input_layernorm.weight": torch.tensor(1.0)}, "has shape"),
     "many heads": (
         {"medusa_heads": 10**6},
@@ -307,7 +307,7 @@ def test_heads_by_hub_id(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for mine, want in zip(by_heads(model, heads, hidden), by_definition(model, extra, hidden), strict=True):
         torch.testing.assert_close(mine, want)
     assert "model-00003.safetensors" not in hub.given
-    with pytest.raises(InputError, match="owner/none is no folder here.*no repository owner/none") as told:
+    with pytest.raises(InputError, match="owner/none is not a folder here.*no repository owner/none") as told:
         checkpoint_folder("owner/none")
     assert "\n" not in str(told.value)
 

@@ -135,7 +135,7 @@ class NativeRanker:
         if refused == _FOREIGN:
             for known_tokens in (tail, *rows.paths):
                 check_tokens(known_tokens, rule.tokens)
-            raise ValueError(f"places of the subset are no columns; valid: -1 to {size - 1}")
+            raise ValueError(f"places of the subset are not columns; valid: -1 to {size - 1}")
         ranked = []
         for at, n in zip(range(0, count * most, most), counts, strict=True):
             best = slice(at, at + n)

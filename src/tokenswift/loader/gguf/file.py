@@ -101,7 +101,7 @@ class GgufFile:
             said = [more.metadata.get(f"split.{name}") for name in ("count", "no")]
             if said != [count, part] or not self.tensors.keys().isdisjoint(more.tensors):
                 raise InputError(
-                    f"model file {self.parts[part]} is no part of {path}; valid: one of its parts"
+                    f"model file {self.parts[part]} is not a part of {path}; valid: one of its parts"
                 )
             self.tensors |= {name: replace(one, part=part) for name, one in more.tensors.items()}
 
@@ -113,7 +113,7 @@ class GgufFile:
             raise InputError(f"model file {path} cannot be read ({error.strerror or error})") from error
         except (ValueError, struct.error, RecursionError, OverflowError, MemoryError) as error:
             raise InputError(
-                f"model file {path} is no whole GGUF file ({error}); valid: GGUF, version 2 or 3, "
+                f"model file {path} is not a complete GGUF file ({error}); valid: GGUF, version 2 or 3, "
                 "little-endian"
             ) from error
 

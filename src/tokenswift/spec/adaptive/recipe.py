@@ -1,4 +1,4 @@
-"""Trees by chance and price: each step drafts what pays, from whatever is there, or nothing.
+"""Adaptive trees: each step drafts what is expected to gain time, or nothing.
 
 A step is worth ``tokens - rate · time``, with the rate that decoding reaches now; every decision asks
 whether it adds to that. Candidates come from drafters: those that cost nothing propose in every step, and one
@@ -34,7 +34,7 @@ YOUNG = 64  # steps that are all learnt from
 
 
 class ByChance:
-    """Drafting of what pays.
+    """Adaptive drafting.
 
     Args:
         drafters: what may draft, in the order in which they are asked and named.

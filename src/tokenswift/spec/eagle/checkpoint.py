@@ -102,7 +102,7 @@ def _check_target(target: Any) -> None:
 def _check_kind(files: Files) -> None:
     """Recognise what is no EAGLE-3 by its tensors."""
     if "fc" not in files.found:
-        raise InputError(f"{files.where} has no tensor fc.weight, so it is no drafter of this kind; {VALID}")
+        raise InputError(f"{files.where} has no tensor fc.weight: it is not such a drafter; {VALID}")
     shape, hidden = files.found["fc"][0], "hidden_norm" in files.found
     if len(shape) != 2:
         raise InputError(f"{files.where}: tensor fc.weight has shape {shape}; valid: a matrix")

@@ -114,7 +114,9 @@ def open_files(path: Path) -> Files:
         return _gguf(GgufFile(file))
     where = f"eagle {path}"
     if not path.is_dir() or not (path / "config.json").is_file():
-        raise InputError(f"{where} has no config.json and is no GGUF file; valid: a drafter's folder or file")
+        raise InputError(
+            f"{where} has no config.json and is not a GGUF file; valid: a drafter's folder or file"
+        )
     said = object_in(path / "config.json", MOST_CONFIG, where)
     check_kind(said, where)  # what another kind says of itself is clearer than what its tensors lack
     read: dict[str, tuple[str, Callable[[], Tensor]]] = {}

@@ -134,7 +134,7 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
                 f"heads file {path} has format version {shown(version)}; known: {FORMAT_VERSION}"
             )
         if not isinstance(notes, dict):
-            raise TypeError("notes is no object")
+            raise TypeError("notes is not an object")
         config = HeadsConfig(**header["heads"])
     except InputError as error:
         text = str(error)

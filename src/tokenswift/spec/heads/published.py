@@ -59,7 +59,7 @@ def checkpoint_folder(spec: str | Path) -> Path:
     except Exception as error:  # the hub's own errors are many
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise InputError(
-            f"--checkpoint {spec} is no folder here, and the hub does not give it ({reason})"
+            f"--checkpoint {spec} is not a folder here, and the hub does not give it ({reason})"
         ) from error
     return folder
 
@@ -115,7 +115,7 @@ def read_tensors(folder: Path, wanted: re.Pattern[str]) -> dict[str, Tensor]:
         plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.numel()
         if not plain or tensor.dtype not in TYPES:
             kinds = ", ".join(str(kind).removeprefix("torch.") for kind in TYPES)
-            raise InputError(f"--checkpoint {folder}: {shown(name)} is no tensor of {kinds}")
+            raise InputError(f"--checkpoint {folder}: {shown(name)} is not a tensor of {kinds}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Adaptive drafting: every step drafts what pays, from whatever can draft here, by chance and price.
+"""Adaptive drafting: each step drafts what is expected to gain time, by acceptance probability and cost.
 
 Heads and models that are there, repeats of the text and installed drafters propose; which of them do, and
 what of it is verified, follows from measured costs (`spec.adaptive`).
@@ -25,7 +25,7 @@ MODEL_BUDGET, MODEL_SINKS = 512, 4  # of a draft model's cache
 
 
 class Auto(ByChance):
-    """Whatever drafts, where it pays.
+    """All drafters that the model has, each where it gains time.
 
     Args:
         llm: model, heads, measured costs and draft models.
