@@ -9,11 +9,14 @@ WORKERS ?= 2
 
 setup: $(STAMP)
 
+# What takes long is said, with a dot a second.
+ticking = @printf '%s ' $(1); (while sleep 1; do printf .; done) & tick=$$!; trap "kill $$tick; echo" EXIT; $(2)
+
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $(STAMP)
+	$(call ticking,"making $(VENV)",test -x $(BIN)/python || $(PYTHON) -m venv $(VENV))
+	$(call ticking,"installing PyTorch",$(BIN)/python -m pip install --quiet --constraint constraints.txt torch)
+	$(call ticking,"installing tokenswift and its tools",$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]')
+	@touch $(STAMP)
 
 demo: setup
 	$(BIN)/tokenswift demo --out demo

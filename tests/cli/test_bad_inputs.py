@@ -405,7 +405,7 @@ def test_values_of_options(
         (("--strategy", "magic"), ("--strategy is 'magic'", "autoregressive, tokenswift")),
         (
             ("--strategy", "autoregressive", "--tree", "1,1"),
-            ("--tree", "no option of strategy autoregressive"),
+            ("--tree", "not an option of strategy autoregressive"),
         ),
         (("--rope-scaling", "linear"), ("--rope-scaling is 'linear'", "yarn")),
         (("--rope-scaling", "yarn:nan"), ("--rope-scaling is 'yarn:nan'",)),

@@ -226,7 +226,7 @@ def test_a_finished_run_has_nothing_to_resume(cli: Call, tiny: Path) -> None:
     done = cli("resume", "r")
     assert done.code == 0 and done.out == ""
     assert done.err == (
-        "r is finished (8 tokens, ended at the length asked for); its text: tokenswift text r; "
+        "r is finished (8 tokens, ended at the length asked for): tokenswift text r prints it; "
         "--max-new-tokens makes it longer\n"
     )
     assert cli("resume", "r", "-n", "8").err == done.err

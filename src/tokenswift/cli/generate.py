@@ -262,7 +262,7 @@ def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, 
     if is_chat(prompt):
         if (
             args.max_new_tokens is None and args.on_loop == Loops.on_loop
-        ):  # nothing else ends a looping answer
+        ):  # or it loops on to the last position
             call = {**call, "on_loop": "stop"}
         sampling = prompting.answer_sampling(args, sampling, llm)
         told += f", {options.sampling_words(sampling)}"
