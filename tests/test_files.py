@@ -35,7 +35,7 @@ def test_nothing_but_a_regular_file_is_replaced(tmp_path: Path, kind: str) -> No
     else:
         target.symlink_to("/dev/null")
     before = target.stat().st_mode
-    with pytest.raises(OSError, match="no regular file"), replacing(target) as part:
+    with pytest.raises(OSError, match="not a regular file"), replacing(target) as part:
         part.write_text("new")
     assert target.stat().st_mode == before and names(tmp_path) == ["target"]
 
