@@ -8,14 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM
 
 from tokenswift import LLM
-from tokenswift.kernels.several import SeveralBackend
-from tokenswift.kv.split import SplitCache, SplitSparse
 from tokenswift.loader import placed
-from tokenswift.models import target
 from tokenswift.types import InputError
 
 PROMPT = list(range(40, 100)) * 2
@@ -91,33 +87,6 @@ def test_a_model_that_a_program_has_placed(
     llm = LLM.from_model(model, heads=None)
     assert llm.generate(PROMPT, 14, HOW[0][0], greedy=True, ignore_eos=True).token_ids == expected[0]
     assert llm.resources.identity()["weights"] == plain.resources.identity()["weights"]
-
-
-def test_layers_on_two_devices_have_caches_of_their_own(
-    tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two names of the processor stand for two devices."""
-    folder = str(tiny_folder("llama", tie_word_embeddings=False))
-    expected = texts(LLM(folder, heads=None))
-    usual = placed.device_of
-    second: list[Any] = []
-    monkeypatch.setattr(
-        placed, "device_of", lambda module: torch.device("cpu", 0) if module in second else usual(module)
-    )
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    second.append(model.model.layers[1])
-    made = target.make_target(model, spread=True)
-    assert isinstance(made.backend, SeveralBackend) and len(made.backend.parts) == 2
-    cache = made.new_cache(50)
-    assert isinstance(cache, SplitCache) and [part.layers for part in cache.parts] == [1, 1]
-    assert isinstance(made.backend.partial_cache(cache, 20, 4, 4), SplitSparse)
-    llm = LLM.from_model(model, heads=None)
-    llm.resources.target = made
-    assert texts(llm) == expected
-    memory, whole = made.backend.memory(), made.backend.head.memory()
-    assert memory is not None and whole is not None and memory.total == pytest.approx(2 * whole.total)
-    auto = llm.generate(PROMPT, 14, greedy=True, ignore_eos=True)  # measures passes
-    assert auto.token_ids == expected[0]
 
 
 @pytest.mark.parametrize(

@@ -61,17 +61,18 @@ def attention(
     """
     if tokenswift_pass is None:
         raise ValueError(f"attention {NAME!r} works only under tokenswift's decode loop")
-    context = tokenswift_pass
-    layer = len(context.queries)
-    context.queries.append(query[0])
+    context, computes = tokenswift_pass, tokenswift_pass.backend
+    layer, rows = len(context.queries), query[0].to(computes.device)  # a layer may lie on another device
+    context.queries.append(rows)
     context.windows.append(sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     cache, parents = context.segment.cache, context.segment.parents
     window = (sliding_window or 0) if cache.ordered else 0
-    out = context.backend.attend(
-        query[0], layer, cache, parents, scale, window, softcap=softcap, sinks=s_aux, notes=context.notes
+    sinks = None if s_aux is None else s_aux.to(computes.device)
+    out = computes.attend(
+        rows, layer, cache, parents, scale, window, softcap=softcap, sinks=sinks, notes=context.notes
     )
-    return out.to(query.dtype)[None], None
+    return out.to(query.device, query.dtype)[None], None
 
 
 AttentionInterface.register(NAME, attention)

@@ -30,7 +30,6 @@ from tokenswift.kernels.cpu.build import (
 from tokenswift.kernels.cpu.check import fault
 from tokenswift.kernels.cpu.prebuilt import Carried
 from tokenswift.kernels.cpu.threads import usable
-from tokenswift.kernels.several import SeveralBackend
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader import placed
 from tokenswift.loader.find import cache_dir
@@ -176,8 +175,8 @@ def make_target(
     check_model(model)
     name = type(model).__name__
     rotary = rotary_of(model, scaling)
-    usual = _backend_of(model)
-    if backend is None or backend.device != usual.device or isinstance(usual, SeveralBackend):
+    usual = backend_for(placed.device_of(model.lm_head))  # attention and cache are there, for all layers
+    if backend is None or backend.device != usual.device:
         backend = usual
     cases = _cases(model.lm_head.weight.shape[0])
     try:
@@ -213,15 +212,6 @@ def make_target(
             f"its own forward by {far:.1e} of their size"
         )
     return target
-
-
-def _backend_of(model: Any) -> Backend:
-    """What computes a model's attention: where its layers do."""
-    devices = [placed.device_of(layer) for layer in model.model.layers]
-    head = placed.device_of(model.lm_head)
-    if not any(device != head for device in devices):
-        return backend_for(head)
-    return SeveralBackend(backend_for(head), {device: backend_for(device) for device in devices}, devices)
 
 
 def _line(error: Exception) -> str:
