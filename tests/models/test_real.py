@@ -1,0 +1,61 @@
+"""A real model of 0.5B in Q4_K_M (tensors of Q5_0, Q8_0, Q6_K and Q4_K), fetched when the slow tests run."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.fetch import fetched
+from tokenswift import LLM, SamplingParams
+
+CHAPTER = Path(__file__).with_name("two-cities.txt")  # the first of A Tale of Two Cities (Dickens, 1859)
+#: of the chapter's 1,270 tokens in float32, as transformers 5.23 says of the unpacked weights
+PERPLEXITY = 70.7003
+
+
+@pytest.fixture(scope="module")
+def file() -> Path:
+    return fetched("qwen2.5-coder-0.5b-q4_k_m")
+
+
+def perplexity(llm: LLM) -> float:
+    """Of the chapter, read in passes of 512 rows."""
+    ids, target = torch.tensor(llm.encode(CHAPTER.read_text(encoding="utf-8"))), llm.target
+    assert len(ids) == 1270
+    cache, found = target.new_cache(len(ids)), []
+    for start in range(0, len(ids), 512):
+        rows = ids[start : start + 512]
+        places = torch.arange(start, start + len(rows))
+        found.append(target.logits(target.forward(rows, places, cache, None).hidden))
+        cache.commit(tuple(range(len(rows))))
+    return float(torch.nn.functional.cross_entropy(torch.cat(found)[:-1].double(), ids[1:]).exp())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kinds", "far"),
+    [
+        ({"dtype": "float32"}, 1e-5),
+        ({"dtype": "int8", "kv_cache_dtype": "bfloat16"}, 5e-3),
+        # its keys have channels of very large values, which scales of a whole head lose
+        ({"dtype": "int8"}, 6e-2),
+    ],
+    ids=["float32", "int8 products", "int8"],
+)
+def test_perplexity_is_the_unpacked_models(file: Path, kinds: dict[str, str], far: float) -> None:
+    assert abs(perplexity(LLM(str(file), device="cpu", **kinds)) / PERPLEXITY - 1) < far
+
+
+@pytest.mark.slow
+def test_a_greedy_text_is_the_same_by_all_strategies(file: Path) -> None:
+    llm = LLM(str(file), dtype="int8", device="cpu")
+    greedy = SamplingParams(greedy=True)
+    plain, auto = (
+        llm.generate("def quicksort(items):", 200, strategy=strategy, sampling=greedy, ignore_eos=True)
+        for strategy in ("autoregressive", "auto")
+    )
+    assert plain.token_ids == auto.token_ids and len(plain.token_ids) == 200
+    assert hashlib.sha256(plain.text.encode()).hexdigest()[:16] == "240caf904aa338f8"
