@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.fetch import fetched
 from tokenswift import LLM, SamplingParams
+from tokenswift.models.decoder import NativeTarget
 
 CHAPTER = Path(__file__).with_name("two-cities.txt")  # the first of A Tale of Two Cities (Dickens, 1859)
 #: of the chapter's 1,270 tokens in float32, as transformers 5.23 says of the unpacked weights
@@ -25,6 +27,7 @@ def perplexity(llm: LLM) -> float:
     """Of the chapter, read in passes of 512 rows."""
     ids, target = torch.tensor(llm.encode(CHAPTER.read_text(encoding="utf-8"))), llm.target
     assert len(ids) == 1270
+    assert isinstance(target, NativeTarget)
     cache, found = target.new_cache(len(ids)), []
     for start in range(0, len(ids), 512):
         rows = ids[start : start + 512]
@@ -45,7 +48,7 @@ def perplexity(llm: LLM) -> float:
     ],
     ids=["float32", "int8 products", "int8"],
 )
-def test_perplexity_is_the_unpacked_models(file: Path, kinds: dict[str, str], far: float) -> None:
+def test_perplexity_is_the_unpacked_models(file: Path, kinds: dict[str, Any], far: float) -> None:
     assert abs(perplexity(LLM(str(file), device="cpu", **kinds)) / PERPLEXITY - 1) < far
 
 
