@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from benchmarks.common import AUTO, FLOATS, PLAIN, WARM, Side, Trial, in_turns, read, sizes, spread, spreads
+from benchmarks.peer import bytes_read, token_times
 from tokenswift.checks import check_choice
 from tokenswift.config import SamplingParams
 from tokenswift.engine.llm import LLM
-from tokenswift.engine.peer import bytes_read, token_times
 from tokenswift.types import InputError
 
 

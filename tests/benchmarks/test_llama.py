@@ -14,12 +14,12 @@ import torch
 
 from benchmarks import common, llama, specs, speeds, tables
 from benchmarks.common import Trial
+from benchmarks.peer import bytes_read
 from benchmarks.runner import read_rows
 from scripts import summaries
 from tests.cli.conftest import Call
 from tests.gguf_files import QuantType, small, write
 from tokenswift import LLM
-from tokenswift.engine.peer import bytes_read
 from tokenswift.loader import embedded
 from tokenswift.loader.gguf.file import GgufFile
 from tokenswift.types import InputError, RunError

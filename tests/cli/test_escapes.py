@@ -94,7 +94,7 @@ def test_resume(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_demo(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    argv = ("demo", "--model", roomy, "--max-new-tokens", "120", "--peer", "none", "--quiet")
+    argv = ("demo", "--model", roomy, "--max-new-tokens", "120", "--quiet")
     shown = [done.out for done in three_ways(cli, monkeypatch, *argv)]
     texts = [re.split("(?:\x1b\\[1m)?strategy\\b", text)[0] for text in shown]
     check(*texts)

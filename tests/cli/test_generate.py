@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call, Stream
-from tokenswift import LLM
 from tokenswift.cli import demo
 from tokenswift.cli import output as output_module
 from tokenswift.cli.output import TextSink, check_writable, write_json
 from tokenswift.cli.progress import Progress, duration, mode_of, summary
-from tokenswift.engine import peer, stream
+from tokenswift.engine import stream
 from tokenswift.engine.run import Run
 from tokenswift.types import Generation, InputError, Metrics, RunError, Step
 
@@ -337,65 +336,46 @@ def test_a_demo_that_does_not_begin_leaves_nothing(cli: Call, roomy: Path) -> No
     assert done.code == 2 and "--out old/auto.json cannot be written (it is a folder)" in done.error, done
 
 
-def test_demo_has_both_ends_and_transformers_beside_them(cli: Call, roomy: Path) -> None:
-    """A line for each way and text, speeds over the plain line of its text, bytes that a pass reads."""
+def test_demo_compares_speeds(cli: Call, roomy: Path) -> None:
+    """A line for each way and text, speeds over the plain line of its text."""
     done = cli("demo", "--model", roomy, "--tokens", "40")
     lines = [line.split() for line in done.out.splitlines()]
     rows = [line for line in lines if line[1:2] in (["prose"], ["list"])]
-    assert [row[0] for row in rows] == ["transformers", "plain", "adaptive"] * 2
-    assert [row[1] for row in rows] == ["prose"] * 3 + ["list"] * 3
-    size = sum(p.numel() for p in LLM(roomy, dtype="float32").model.parameters()) * 4 / 1e6
-    for theirs, plain, adaptive in (rows[:3], rows[3:]):
-        assert plain[3] == "1.00" and float(adaptive[4]) >= 1.0 and plain[4] == theirs[4] == "1.00"
-        assert float(theirs[3]) == pytest.approx(float(theirs[2]) / float(plain[2]), abs=0.02)
-        assert float(theirs[5]) <= round(size)
-    assert "(transformers: unpacked, float32)" in done.out
-    without = cli("demo", "--model", roomy, "--tokens", "1", "--peer", "none", "--out", "other")
-    assert without.code == 0 and "transformers" not in without.out
-
-
-def test_demo_in_a_type_that_transformers_does_not_have(
-    cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """transformers computes in float32 then."""
-    monkeypatch.setattr(demo, "FLOATS", ("float32",))
-    done = cli("demo", "--model", roomy, "--tokens", "4", "--dtype", "bfloat16")
-    assert done.code == 0 and "(transformers: unpacked, float32)" in done.out
+    assert [row[:2] for row in rows] == [
+        [name, text] for text in ("prose", "list") for name in ("plain", "adaptive")
+    ]
+    for plain, adaptive in (rows[:2], rows[2:]):
+        assert plain[3:] == ["1.00", "1.00"] and float(adaptive[4]) >= 1.0
 
 
 def test_demo_takes_turns(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No side is always first, and transformers is timed between them, not afterwards."""
+    """Neither is always first."""
     order: list[str] = []
-    real, theirs = demo.Side.run_to, peer.Turns.run
+    real = demo.Side.run_to
 
     def noted(self: demo.Side, tokens: int) -> Iterator[Step]:
         order.append(self.steps._run.request.strategy)
         return real(self, tokens)
 
-    def noted_too(self: peer.Turns, tokens: int) -> None:
-        order.append("transformers")
-        theirs(self, tokens)
-
     monkeypatch.setattr(demo.Side, "run_to", noted)
-    monkeypatch.setattr(peer.Turns, "run", noted_too)
     assert cli("demo", "--model", roomy, "--tokens", "32").code == 0
-    plain, auto, third = "autoregressive", "auto", "transformers"
-    assert order == [third, plain, auto, third, auto, plain, third] * 2  # first a warm-up
+    plain, auto = "autoregressive", "auto"
+    assert order == [plain, auto, auto, plain] * 2
 
 
 def test_an_interrupted_demo_says_how_far_it_was(
     cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = peer.Turns.run
+    real = demo.Side.run_to
 
-    def stopped(self: peer.Turns, tokens: int) -> None:
-        if self.tokens:
+    def stopped(self: demo.Side, tokens: int) -> Iterator[Step]:
+        if tokens > 16:
             raise KeyboardInterrupt
-        real(self, tokens)
+        return real(self, tokens)
 
-    monkeypatch.setattr(peer.Turns, "run", stopped)
+    monkeypatch.setattr(demo.Side, "run_to", stopped)
     done = cli("demo", "--model", roomy, "--tokens", "100")
-    assert done.code == 130 and "error: interrupted; tokens written: 32 by plain and " in done.err
+    assert done.code == 130 and "error: interrupted; tokens written: 16 by plain and " in done.err
 
 
 def test_demo_says_when_the_texts_differ(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""``tokenswift demo``: plain decoding, adaptive drafting and transformers in turns, on prose and on a text
-that repeats itself."""
+"""``tokenswift demo``: plain decoding and adaptive drafting in turns, on prose and on a text that repeats
+itself."""
 
 from __future__ import annotations
 
@@ -25,10 +25,8 @@ from tokenswift.types import Generation, RunError, Step
 STRATEGIES = ("autoregressive", "auto")
 NAMES = {"autoregressive": "plain", "auto": "adaptive"}
 TURN, TURNS = 16, 32  # least tokens that one writes before the other goes on, and most turns
-PEER_TURN = 4  # tokens that transformers writes in its turn: enough to tell its speed
 WARM = 8  # tokens that each writes before
 LIST = 600  # tokens of the list that is continued
-FLOATS = ("float32", "bfloat16", "float16")  # what transformers computes in
 logger = logging.getLogger("tokenswift")
 
 
@@ -41,13 +39,11 @@ class Demo(options.Shown):
             list.autoregressive.json and list.auto.json of the list; created if missing
         max_new_tokens: tokens to write of each text, at least 1
         seed: 0 or more
-        peer: transformers or none: also time transformers' generate
     """
 
     out: str = option("demo", "DIR")
     max_new_tokens: int = option(384, earlier="--tokens", least=1)
     seed: int = option(0)
-    peer: str = option("transformers", choices=("transformers", "none"))
 
 
 @dataclass(slots=True)
@@ -79,12 +75,10 @@ class Outcome:
 
     Attributes:
         results, rates: by strategy.
-        theirs: transformers' tokens a second; None: not asked.
     """
 
     results: dict[str, Generation]
     rates: dict[str, float]
-    theirs: float | None
 
     @property
     def same(self) -> bool:
@@ -99,10 +93,8 @@ def add_parser(subparsers: Any) -> None:
         help="compare plain decoding and TokenSwift on two texts",
         description="Continue the shipped story, and a list that repeats itself (greedy, no penalty), each "
         "twice with the same seed: by plain decoding and with drafts, some tokens at a time in turns. Print "
-        "the texts, a table, and whether every token is the same (exit code 1 if not). transformers' own "
-        "generate takes turns with the same model and sampling, with dequantized weights, in float32 where "
-        "tokenswift computes in int8 (its texts differ, and it writes fewer tokens). Four records with "
-        "tokens, text and figures are written to --out.",
+        "the texts, a table, and whether every token is the same (exit code 1 if not). Four records "
+        "with tokens, text and figures are written to --out.",
     )
     add_options(parser, Demo)
     options.add_model_options(parser)
@@ -121,14 +113,9 @@ def run(args: argparse.Namespace) -> int:
     prompt = (
         resources.files("tokenswift").joinpath("data/demo_prompt.txt").read_text(encoding="utf-8").strip()
     )
-    peer = "" if args.peer == "none" else "; transformers takes turns, to compare the speed"
-    logger.info("writing two texts, each by plain decoding and by adaptive drafting in turns%s", peer)
+    logger.info("writing two texts, each by plain decoding and by adaptive drafting in turns")
     llm = options.load_model(args)
-    from tokenswift.engine.peer import bytes_read
-
     logger.info("%s, %s on %s", llm.name, llm.dtype, llm.device)
-    with Stages(args.quiet, "loading with transformers, to compare the speed"):
-        theirs = None if args.peer == "none" else _transformers(llm, args)
     repeating = llm.encode(repeating_list(LIST))[:LIST]
     greedy = replace(sampling, greedy=True, repetition_penalty=1.0)
     texts: dict[str, tuple[str, Any, SamplingParams]] = {
@@ -140,14 +127,12 @@ def run(args: argparse.Namespace) -> int:
     for text, (words, ids, how) in texts.items():
         end = ends[text][-60:].partition(" ")[2].replace("\n", " ")
         print(f"\n--- {words}: …{end}", flush=True)
-        outcomes[words] = in_turns(llm, theirs, ids, how, args)
+        outcomes[words] = in_turns(llm, ids, how, args)
         folder.mkdir(parents=True, exist_ok=True)
         for name in STRATEGIES:
             record = record_of(llm, outcomes[words].results[name], name, {}, how)
             write_json(files[text, name], record)
-    print("\n" + shown(outcomes, llm.target.weight_bytes, bytes_read(theirs) if theirs else 0))
-    unpacked = f" (transformers: unpacked, {str(theirs.dtype).removeprefix('torch.')})" if theirs else ""
-    print(f"MB a pass: weights that the model reads for it{unpacked}")
+    print("\n" + shown(outcomes))
     for words, outcome in outcomes.items():
         drafting = outcome.results["auto"].drafting
         if drafting is not None:
@@ -175,35 +160,18 @@ def repeating_list(length: int) -> str:
     return "".join(lines)
 
 
-def _transformers(llm: Any, args: argparse.Namespace) -> Any:
-    """transformers' model: in the type that is computed in here, or float32 where it has none such."""
-    if llm.dtype in FLOATS:
-        return llm.model
-    from tokenswift.engine.llm import LLM
-
-    loading: dict[str, Any] = options.loading_of(args) | {"dtype": "float32", "heads": "none"}
-    return LLM(args.model, **loading).model
-
-
-def in_turns(llm: Any, model: Any, ids: list[int], sampling: SamplingParams, args: Any) -> Outcome:
+def in_turns(llm: Any, ids: list[int], sampling: SamplingParams, args: Any) -> Outcome:
     """Write one text both ways, shown as plain decoding writes it.
 
     Args:
-        model: transformers', which takes turns; None: it does not.
         ids: the prompt.
     """
-    from tokenswift.engine.peer import Turns
-
-    new, third = args.max_new_tokens, None
+    new = args.max_new_tokens
     with Stages(args.quiet, "reading the prompt"):
         base = llm.prefill(ids)
         for name in STRATEGIES:
             base.generate(min(WARM, new), name, {}, sampling, ignore_eos=True)
         sides = {name: Side(base.stream(new, name, {}, sampling, ignore_eos=True)) for name in STRATEGIES}
-        if model is not None:
-            third = Turns(model, ids, sampling)
-            third.run(WARM)
-            third.tokens, third.seconds = 0, 0.0
     sink, order = TextSink(None, raw=args.raw_output), list(sides)
     progress = Progress(new, args.quiet, verbose=args.verbose)
     with Signals() as signals:
@@ -216,9 +184,6 @@ def in_turns(llm: Any, model: Any, ids: list[int], sampling: SamplingParams, arg
                             sink.write(step.text)
                             progress.update(step)
                         signals.check()
-                if third is not None:
-                    third.run(PEER_TURN)
-                    signals.check()
                 order.reverse()
         except KeyboardInterrupt:
             counts = " and ".join(f"{side.count} by {NAMES[name]}" for name, side in sides.items())
@@ -231,27 +196,20 @@ def in_turns(llm: Any, model: Any, ids: list[int], sampling: SamplingParams, arg
     sink.write(results["autoregressive"].text[sink.written :])
     sink.close()
     rates = {name: side.count / side.seconds for name, side in sides.items()}
-    return Outcome(results, rates, None if third is None else third.tokens / third.seconds)
+    return Outcome(results, rates)
 
 
-def shown(outcomes: dict[str, Outcome], ours: int, theirs: int) -> str:
-    """Figures of the texts: a row for each way of decoding; times are those of plain decoding.
-
-    Args:
-        ours, theirs: bytes of weights that a pass reads.
-    """
-    head = ("strategy", "text", "tokens/s", "over plain", "tokens a pass", "MB a pass")
-    rows = []
-    for words, outcome in outcomes.items():
-        base = outcome.rates["autoregressive"]
-        lines = [
-            (NAMES[name], outcome.rates[name], f"{result.metrics.mean_acceptance_length:.2f}", ours)
-            for name, result in outcome.results.items()
-        ]
-        if outcome.theirs is not None:
-            lines.insert(0, ("transformers", outcome.theirs, "1.00", theirs))
-        rows += [
-            (name, words, f"{rate:.1f}", f"{rate / base:.2f}", length, f"{nbytes / 1e6:.0f}")
-            for name, rate, length, nbytes in lines
-        ]
-    return table(rows, head, right=range(2, 6))
+def shown(outcomes: dict[str, Outcome]) -> str:
+    """Figures of the texts: a row for each way of decoding; times are those of plain decoding."""
+    rows = [
+        (
+            NAMES[name],
+            words,
+            f"{outcome.rates[name]:.1f}",
+            f"{outcome.rates[name] / outcome.rates['autoregressive']:.2f}",
+            f"{result.metrics.mean_acceptance_length:.2f}",
+        )
+        for words, outcome in outcomes.items()
+        for name, result in outcome.results.items()
+    ]
+    return table(rows, ("strategy", "text", "tokens/s", "over plain", "tokens a pass"), right=range(2, 5))

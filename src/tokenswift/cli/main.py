@@ -124,10 +124,9 @@ class Parser(argparse.ArgumentParser):
         """As argparse's; options that are not known are blamed, not what stands behind them."""
         first = next(iter(args or ()), "").partition("=")[0]
         if first.startswith("-") and subparsers_of(self) and first not in self._option_string_actions:
-            command = f"{self.prog} {next(iter(subparsers_of(self)))}"
+            hint = f"; options follow a command, as in {self.prog} {next(iter(subparsers_of(self)))} {first}"
             own = alike(first, self._option_string_actions)
-            hint = "" if own else f"; options follow a command, as in {command} {first}"
-            raise InputError(f"unknown option {first}{hint}")
+            raise InputError(f"unknown option {first}{'' if own else hint}")
         made, rest = self.parse_known_args(args, namespace)
         unknown = next((word.partition("=")[0] for word in rest if word.startswith("-")), None)
         if unknown is not None:

@@ -188,7 +188,7 @@ class Stages:
             self._thread.start()
         return self
 
-    def stop(self) -> None:
+    def stop(self, *exception: object) -> None:
         """Take the line away, for good."""
         self._over.set()
         if self._thread is not None:
@@ -196,11 +196,7 @@ class Stages:
             logger.removeFilter(self._alone)
         self.end()
 
-    def __enter__(self) -> Stages:
-        return self.start()
-
-    def __exit__(self, *exception: object) -> None:
-        self.stop()
+    __enter__, __exit__ = start, stop
 
 
 class Progress:

@@ -78,12 +78,9 @@ def run(args: argparse.Namespace) -> int:
         folders.check_whole(folder, contents, state)
     longer = args.max_new_tokens is not None and args.max_new_tokens > len(state.tokens)
     if state.end is not None and record is None and not (longer and state.end.reason == "length"):
-        how = ENDINGS.get(state.end.reason, state.end.reason)
+        how = f"{counted(len(state.tokens), 'token')}, {ENDINGS.get(state.end.reason, state.end.reason)}"
         more = "; --max-new-tokens makes it longer" if state.end.reason == "length" else ""
-        length = counted(len(state.tokens), "token")
-        logger.info(
-            "%s is finished (%s, %s): tokenswift text %s prints it%s", folder, length, how, folder, more
-        )
+        logger.info("%s is finished (%s): tokenswift text %s prints it%s", folder, how, folder, more)
         return 0
 
     logger.info("loading %s", state.header.model.model if state.header.model else state.header.name)

@@ -49,18 +49,11 @@ def token_times(
         tokens: how many to write; the text is not ours (another random generator).
         more: further arguments of ``generate``; with prompt look-up an entry stands for a step.
     """
-    return _generate(model, prompt, tokens, sampling, **more)[0]
-
-
-def _generate(
-    model: Any, prompt: list[int], tokens: int, sampling: SamplingParams, **more: Any
-) -> tuple[list[float], list[int]]:
-    """The times, and all tokens."""
     ids = torch.tensor([prompt], device=model.device)
     clock = _Clock()
     torch.manual_seed(sampling.seed)
     with torch.inference_mode():
-        made = model.generate(
+        model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=tokens,
@@ -71,33 +64,7 @@ def _generate(
             **settings(sampling),
             **more,
         )
-    return clock.times, made[0].tolist()
-
-
-class Turns:
-    """transformers' ``generate`` on one text, some tokens at a time; its cache stays.
-
-    Attributes:
-        tokens, seconds: what was timed so far: of each turn all tokens but the first.
-    """
-
-    def __init__(self, model: Any, prompt: list[int], sampling: SamplingParams) -> None:
-        from transformers import DynamicCache
-
-        self._model, self._ids, self._sampling = model, prompt, sampling
-        self._cache = DynamicCache(config=model.config)
-        with torch.inference_mode():
-            given = torch.tensor([prompt[:-1]], device=model.device)
-            model(given, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
-        self.tokens, self.seconds = 0, 0.0
-
-    def run(self, tokens: int) -> None:
-        """Write so many more, at least 2."""
-        times, self._ids = _generate(
-            self._model, self._ids, tokens, self._sampling, past_key_values=self._cache
-        )
-        self.tokens += tokens - 1
-        self.seconds += times[-1] - times[1]
+    return clock.times
 
 
 def bytes_read(model: Any) -> int:
