@@ -1,10 +1,37 @@
-"""All cases, in an order that does not change."""
+"""Models that are wrong in one way, by name, and GGUF files with bytes of their header changed, by seed."""
 
 from __future__ import annotations
 
+import math
+import os
+import pickle
+import random
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tests.gguf_files import QuantType, small, write
+from tests.malformed.folder_bytes import (
+    CONFIG,
+    GENERATION,
+    INDEX,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    WEIGHTS,
+    Folder,
+    Header,
+    base,
+    packed,
+)
+from tests.malformed.gguf_bytes import ARRAY, F32, F64, I32, TEXT, U32, U64, Draft, Value
+
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+NORM = "model.layers.0.input_layernorm.weight"
+WORDS = "tokenizer.ggml."
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +52,266 @@ class Case:
         return f"{self.kind}: {self.name}"
 
 
-def corpus(kind: str | None = None) -> Iterator[Case]:
-    """All cases, or those of a kind; every name is there once."""
-    from tests.malformed import config_cases, gguf_cases, mutated_cases, tokenizer_cases, weights_cases
+def corpus() -> Iterator[Case]:
+    """All cases that have a name."""
+    for name, change in GGUF.items():
+        yield Case("gguf", name, partial(_write_gguf, change))
+    for of, changes in {"safetensors": SAFETENSORS, "config": CONFIGS, "tokenizer": TOKENIZERS}.items():
+        for name, make in changes.items():
+            yield Case(of, name, partial(_write_folder, make))
 
-    for module in (gguf_cases, weights_cases, config_cases, tokenizer_cases, mutated_cases):
-        for write, name, of in module.cases():
-            if kind in (None, of):
-                yield Case(of, name, write)
+
+def fuzz(seeds: range) -> Iterator[Case]:
+    """GGUF files with bytes of their header turned, replaced, cut out or put in twice."""
+    for seed in seeds:
+        yield Case("gguf", f"seed {seed}", partial(_write_changed, seed))
+
+
+@cache
+def whole_gguf(family: str = "llama") -> Draft:
+    """A whole file of a family."""
+    with TemporaryDirectory() as folder:
+        write(Path(folder) / "model.gguf", small(family), {"": QuantType.Q8_0})
+        return Draft.of(Path(folder) / "model.gguf")
+
+
+def _write_gguf(change: Callable[[Draft], Any], folder: Path) -> Path:
+    made = whole_gguf().copy()
+    change(made)
+    return made.write(folder / "model.gguf")
+
+
+def _write_folder(change: Callable[[Folder], Any], folder: Path) -> Path:
+    made = base()
+    change(made)
+    return made.write(folder)
+
+
+def _write_changed(seed: int, folder: Path) -> Path:
+    path = whole_gguf().write(folder / "model.gguf")
+    content, draw = bytearray(path.read_bytes()), random.Random(seed)
+    for _ in range(draw.choice((1, 1, 2, 8))):
+        at, size = draw.randrange(12_000), draw.choice((1, 4, 8, 100))
+        match draw.randrange(5):
+            case 0:
+                content[at] ^= 1 << draw.randrange(8)
+            case 1:
+                content[at : at + size] = draw.choice((bytes(size), b"\xff" * size, draw.randbytes(size)))
+            case 2:
+                del content[at : at + size]
+            case 3:
+                content[at:at] = content[draw.randrange(12_000) :][:size]
+            case _:
+                del content[draw.randrange(at, len(content)) :]
+    path.write_bytes(content)
+    return path
+
+
+def _set(key: str, value: Value | None) -> Callable[[Draft], Any]:
+    return lambda d: d.set(key, value)
+
+
+def _entry(**changed: Any) -> Callable[[Draft], Any]:
+    def change(made: Draft) -> None:
+        for name, value in changed.items():
+            setattr(made.tensors[1][1], name, value)
+
+    return change
+
+
+def _value(value: Value) -> Callable[[Draft], Any]:
+    return lambda d: d.values.append(("x", value))
+
+
+def _nested(made: Draft) -> None:
+    content = Value(ARRAY, [], U32).packed()
+    for _ in range(5000):
+        content = struct.pack("<IQ", ARRAY, 1) + content
+    made.values.append(("x", _Raw(ARRAY, content)))
+
+
+class _Raw(Value):
+    """Bytes as they are, under a kind."""
+
+    def packed(self) -> bytes:
+        return bytes(self.value)
+
+
+def _infinite_scales(made: Draft) -> None:
+    entry = made.tensor("blk.0.ffn_up.weight")
+    entry.data = b"".join(b"\0\x7c" + entry.data[at + 2 : at + 34] for at in range(0, len(entry.data), 34))
+
+
+GGUF: dict[str, Callable[[Draft], Any]] = {
+    "other magic": lambda d: setattr(d, "magic", b"FUGG"),
+    "version 2^32 - 1": lambda d: setattr(d, "version", (1 << 32) - 1),
+    "2^63 tensors": lambda d: setattr(d, "counts", (1 << 63, None)),
+    "2^63 keys": lambda d: setattr(d, "counts", (None, 1 << 63)),
+    "only 1,000 bytes": lambda d: setattr(d, "cut", 1000),
+    "a key twice": lambda d: d.values.append(d.values[0]),
+    "a key that is no UTF-8": lambda d: d.values.append((b"\xff\xfe", Value(U32, 1))),
+    "a value of type 2^32 - 1": _value(Value((1 << 32) - 1, b"")),
+    "a list of 2^63 texts": _value(Value(ARRAY, [], TEXT, 1 << 63)),
+    "lists in lists in lists": _nested,
+    "alignment 0": _set("general.alignment", Value(U32, 0)),
+    "alignment 2^31": _set("general.alignment", Value(U32, 1 << 31)),
+    "an architecture of control characters": _set("general.architecture", Value(TEXT, "\x1b[31mred\n")),
+    "no layers": _set("llama.block_count", Value(U32, 0)),
+    "2^64 - 1 layers": _set("llama.block_count", Value(U64, (1 << 64) - 1)),
+    "heads that are a text": _set("llama.attention.head_count", Value(TEXT, "many")),
+    "no heads of keys": _set("llama.attention.head_count_kv", Value(U32, 0)),
+    "an epsilon that is NaN": _set("llama.attention.layer_norm_rms_epsilon", Value(F64, math.nan)),
+    "infinite theta": _set("llama.rope.freq_base", Value(F32, math.inf)),
+    "no dimensions": _entry(dims=()),
+    "no rows": _entry(dims=(256, 0)),
+    "2^32 rows of 2^32": _entry(dims=(1 << 32, 1 << 32)),
+    "an offset of 1": _entry(offset=1),
+    "an offset of 2^63": _entry(offset=1 << 63),
+    "an unknown type": _entry(code=4096),
+    "a tensor twice": lambda d: d.tensors.append(d.tensors[1]),
+    "no tensors": lambda d: setattr(d, "tensors", []),
+    "infinite scales": _infinite_scales,
+    "eos beyond the rows": _set(WORDS + "eos_token_id", Value(U32, 1 << 31)),
+    "no tokens": _set(WORDS + "tokens", None),
+    "tokens that are all the same": _set(WORDS + "tokens", Value(ARRAY, ["a"] * 260, TEXT)),
+    "tokens that are no UTF-8": _set(WORDS + "tokens", Value(ARRAY, [b"\xff\xfe"] * 260, TEXT)),
+    "tokens of unknown kinds": _set(WORDS + "token_type", Value(ARRAY, [99] * 260, I32)),
+    "merges of unknown tokens": _set(WORDS + "merges", Value(ARRAY, ["qq ww"], TEXT)),
+    "a broken chat template": _set("tokenizer.chat_template", Value(TEXT, "{% if")),
+}
+
+
+def _content(make: Callable[[bytes], bytes]) -> Callable[[Folder], Any]:
+    return lambda folder: folder.files.update({WEIGHTS: make(folder.files[WEIGHTS])})
+
+
+def _header(change: Callable[[Header], Any]) -> Callable[[Folder], Any]:
+    def make(content: bytes) -> bytes:
+        made = Header.of(content)
+        change(made)
+        return made.bytes()
+
+    return _content(make)
+
+
+def _query(**fields: Any) -> Callable[[Folder], Any]:
+    return _header(lambda h: h.entry(QUERY).update(fields))
+
+
+def _all_in(name: str) -> Callable[[Folder], Any]:
+    """An index that names one file for all tensors."""
+
+    def make(folder: Folder) -> None:
+        names = Header.of(folder.files[WEIGHTS]).names()
+        folder.files["a.safetensors"] = folder.files.pop(WEIGHTS)
+        folder.say(INDEX, {"metadata": {}, "weight_map": dict.fromkeys(names, name)})
+
+    return make
+
+
+class _Runs:
+    """Unpickled, it ends the process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (77,)
+
+
+def _pickled(folder: Folder) -> None:
+    folder.files.pop(WEIGHTS)
+    folder.files["pytorch_model.bin"] = pickle.dumps(_Runs())
+
+
+def _pipe(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    os.mkfifo(folder / WEIGHTS)
+
+
+SAFETENSORS: dict[str, Callable[[Folder], Any]] = {
+    "the file is a pipe": lambda f: f.last.append(_pipe),
+    "the file is a link to /dev/zero": lambda f: f.links.update({WEIGHTS: "/dev/zero"}),
+    "cut off in the data": _content(lambda c: c[:-1000]),
+    "a header of 2^64 - 1 bytes": _header(lambda h: setattr(h, "size", (1 << 64) - 1)),
+    "a header of 100 MB": _content(lambda c: packed(b" " * 100_000_000)),
+    "a header of lists in lists": _content(lambda c: packed(b"[" * 100_000)),
+    "offsets out of order": _query(data_offsets=[4096, 0]),
+    "offsets far beyond the end": _query(data_offsets=[1 << 40, (1 << 40) + 4096]),
+    "a shape that overflows to the right size": _query(shape=[(1 << 62) + 32, 32]),
+    "a negative shape": _query(shape=[-1, 32]),
+    "an unknown type": _query(dtype="F7"),
+    "a tensor twice": _header(lambda h: h.entries.append((QUERY, h.entry(QUERY)))),
+    "a tensor is missing": _header(lambda h: h.put(QUERY, None)),
+    "a norm of one number": _header(lambda h: h.put(NORM, bytes(4), shape=[1])),
+    "weights that are NaN": _header(
+        lambda h: h.put(QUERY, struct.pack("<f", math.nan) * (len(h.tensor(QUERY)) // 4))
+    ),
+    "an index of files elsewhere": _all_in("../model/a.safetensors"),
+    "an index of files that are not there": _all_in("b.safetensors"),
+    "a pickle that runs code": _pickled,
+}
+
+
+def _config(**fields: Any) -> Callable[[Folder], Any]:
+    return lambda folder: folder.set(CONFIG, **fields)
+
+
+def _rope(**fields: Any) -> Callable[[Folder], Any]:
+    return _config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, **fields})
+
+
+CONFIGS: dict[str, Callable[[Folder], Any]] = {
+    "no layers": _config(num_hidden_layers=0),
+    "10^7 layers": _config(num_hidden_layers=10**7),
+    "a width of 10^400": _config(hidden_size=10**400),
+    "heads that do not divide the width": _config(num_attention_heads=5, head_dim=None),
+    "keys that do not divide the heads": _config(num_attention_heads=6, num_key_value_heads=4),
+    "everything large": _config(hidden_size=1 << 20, intermediate_size=1 << 20, vocab_size=1 << 20),
+    "an epsilon that is a text": _config(rms_norm_eps="4"),
+    "an architecture with code of its own": _config(
+        auto_map={"AutoModelForCausalLM": "code.Model", "AutoConfig": "code.Config"}
+    ),
+    "a type of model that is a path": _config(model_type="../x"),
+    "quantization by nothing known": _config(quantization_config={"quant_method": "nothing"}),
+    "positions by an infinite factor": _rope(factor=math.inf),
+    "positions by a rule of no name": _rope(rope_type=None),
+    "no object": lambda f: f.files.update({CONFIG: b"[]"}),
+    "objects in objects": lambda f: f.files.update({CONFIG: b'{"a":' * 100_000 + b"}" * 100_000}),
+    "settings of generation that are NaN": lambda f: f.set(GENERATION, temperature=math.nan, do_sample=True),
+    "ends of texts beyond the rows": lambda f: f.set(GENERATION, eos_token_id=[1 << 63]),
+}
+
+
+def _vocabulary(**fields: Any) -> Callable[[Folder], Any]:
+    def make(folder: Folder) -> None:
+        said = folder.said(TOKENIZER)
+        said["model"].update(fields)
+        folder.say(TOKENIZER, said)
+
+    return make
+
+
+def _template(template: str) -> Callable[[Folder], Any]:
+    def make(folder: Folder) -> None:
+        folder.files["chat_template.jinja"] = template.encode()
+
+    return make
+
+
+TOKENIZERS: dict[str, Callable[[Folder], Any]] = {
+    "no JSON": lambda f: f.files.update({TOKENIZER: f.files[TOKENIZER][:500]}),
+    "an empty vocabulary": _vocabulary(vocab={}),
+    "merges of unknown tokens": _vocabulary(merges=[["qq", "ww"]]),
+    "a model of an unknown kind": _vocabulary(type="Nothing"),
+    "an added token beyond the rows": lambda f: f.set(
+        TOKENIZER, added_tokens=[{"id": 1 << 32, "content": "<new>", "special": True}]
+    ),
+    "an id beyond in what it adds": lambda f: f.set(
+        TOKENIZER, post_processor={"type": "BertProcessing", "sep": ["a", 1 << 31], "cls": ["b", 300]}
+    ),
+    "a tokenizer with code of its own": lambda f: f.set(
+        TOKENIZER_CONFIG, auto_map={"AutoTokenizer": ["code.T", "code.T"]}
+    ),
+    "added tokens that are a number": lambda f: f.set(TOKENIZER_CONFIG, added_tokens_decoder=5),
+    "a template of a product": _template("{{ 'a' * 10**10 }}"),
+    "a template that asks for classes": _template("{{ ''.__class__.__mro__[1].__subclasses__() }}"),
+    "a template of parentheses": _template("{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}"),
+}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
@@ -46,10 +45,6 @@ class Folder:
     def set(self, name: str, /, **fields: Any) -> Folder:
         """Have a JSON object say some fields."""
         return self.say(name, {**self.said(name), **fields})
-
-    def drop(self, name: str, *keys: str) -> Folder:
-        """Have a JSON object lack some fields."""
-        return self.say(name, {key: value for key, value in self.said(name).items() if key not in keys})
 
     def write(self, path: Path) -> Path:
         """Write the files into a folder of an empty one; the model's folder."""
@@ -137,58 +132,3 @@ class Header:
 def packed(header: bytes, data: bytes = b"", size: int | None = None) -> bytes:
     """A safetensors file of a header; ``size``: what it says of the header's."""
     return struct.pack("<Q", len(header) if size is None else size) + header + data
-
-
-def json_files(whole: bytes) -> Mapping[str, Callable[[], bytes]]:
-    """Contents that no reader of a JSON object should trip over, made when asked for, by what they are."""
-    inner = whole.rstrip().removesuffix(b"}").rstrip()
-    return {
-        "is empty": lambda: b"",
-        "is null": lambda: b"null",
-        "is a list": lambda: b"[]",
-        "is a number": lambda: b"3",
-        "is a text": lambda: b'"x"',
-        "is {}": lambda: b"{}",
-        "is cut off": lambda: whole[: len(whole) // 2],
-        "has more behind it": lambda: whole + b"}",
-        "has each key twice": lambda: inner + b"," + whole.lstrip()[1:],
-        "is not UTF-8": lambda: whole[:-2] + b', "\xff\xfe": "\xc3\x28"}',
-        "is UTF-16": lambda: whole.decode().encode("utf-16"),
-        "begins with a BOM": lambda: b"\xef\xbb\xbf" + whole,
-        "has zeros": lambda: whole.replace(b" ", b"\0"),
-        "has lists in lists": lambda: inner + b', "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-        "has 900 objects in objects": lambda: inner + b', "x": ' + b'{"a": ' * 900 + b"1" + b"}" * 900 + b"}",
-        "has objects in objects": lambda: (
-            inner + b', "x": ' + b'{"a": ' * 100_000 + b"1" + b"}" * 100_000 + b"}"
-        ),
-        "has a number of 100,000 digits": lambda: inner + b', "x": ' + b"9" * 100_000 + b"}",
-        "has a lone surrogate": lambda: inner + rb', "x": "\ud800", "\udfff": 1}',
-        "has 300,000 keys": lambda: inner + b"," + b",".join(b'"x%d": 1' % i for i in range(300_000)) + b"}",
-        "has 50 MB": lambda: inner + b', "x": "' + b"a" * 50_000_000 + b'"}',
-    }
-
-
-def places(name: str) -> Mapping[str, Callable[[Folder], Any]]:
-    """Where a file may be that is none, by what is there."""
-
-    def folder(path: Path) -> None:
-        (path / name).unlink()
-        (path / name).mkdir()
-
-    def pipe(path: Path) -> None:
-        (path / name).unlink()
-        os.mkfifo(path / name)
-
-    def large(path: Path) -> None:
-        os.truncate(path / name, 1 << 31)
-
-    return {
-        "is missing": lambda f: f.files.pop(name),
-        "is a folder": lambda f: f.last.append(folder),
-        "is a pipe": lambda f: f.last.append(pipe),
-        "is a link to itself": lambda f: f.links.update({name: name}),
-        "is a link to nothing": lambda f: f.links.update({name: "nothing"}),
-        "is a link to /dev/zero": lambda f: f.links.update({name: "/dev/zero"}),
-        "is a link to the folder": lambda f: f.links.update({name: "."}),
-        "has 2^31 bytes": lambda f: f.last.append(large),
-    }

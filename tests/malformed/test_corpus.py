@@ -5,23 +5,19 @@ None may end the command in a signal or a traceback, take more than 10 s of proc
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import OTHER
 from tests.kernels import sanitized
-from tests.malformed import corpus
+from tests.malformed.cases import Case, corpus, fuzz
 from tests.malformed.planted import ENDS
 from tests.malformed.worker import Worker, fault
 from tokenswift.kernels.cpu import build
 
-KINDS = ("gguf", "safetensors", "config", "tokenizer")
-#: of the fast suite: cases of each kind
-SAMPLE = 4
 TARGETS = {"native": ("-march=native",), **OTHER}
 
 
@@ -32,7 +28,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     made.close()
 
 
-def faults(worker: Worker, cases: Iterator, folder: Path) -> list[str]:
+def faults(worker: Worker, cases: Iterator[Case], folder: Path) -> list[str]:
     found = []
     for number, case in enumerate(cases):
         if (wrong := fault(worker.load(case, folder / str(number)))) is not None:
@@ -40,35 +36,14 @@ def faults(worker: Worker, cases: Iterator, folder: Path) -> list[str]:
     return found
 
 
-def test_the_corpus() -> None:
-    """Of every kind, each case under a name of its own."""
-    names = [str(case) for case in corpus()]
-    assert len(names) == len(set(names))
-    assert {name.partition(":")[0] for name in names} == set(KINDS)
+@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_case_of_the_corpus(step: int, worker: Worker, tmp_path: Path) -> None:
+    assert faults(worker, islice(corpus(), 0, None, step), tmp_path) == []
 
 
-def test_cases_are_the_same_every_time(tmp_path: Path) -> None:
-    """Seeds decide, so that what failed once can be made again."""
-    for number, case in enumerate(islice(corpus(), 0, None, 211)):
-        written = []
-        for name in ("first", "second"):
-            (folder := tmp_path / name / str(number)).mkdir(parents=True)
-            path = case.write(folder)
-            files = [path] if path.is_file() else sorted(path.iterdir())
-            written.append([file.read_bytes() for file in files if file.is_file() and not file.is_symlink()])
-        assert written[0] == written[1], case
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_sample(kind: str, worker: Worker, tmp_path: Path) -> None:
-    some = random.Random(3).sample(list(corpus(kind)), SAMPLE)
-    assert faults(worker, iter(some), tmp_path) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_all(kind: str, worker: Worker, tmp_path: Path) -> None:
-    assert faults(worker, corpus(kind), tmp_path) == []
+@pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 400), marks=pytest.mark.slow)])
+def test_gguf_files_with_bytes_changed(seeds: range, worker: Worker, tmp_path: Path) -> None:
+    assert faults(worker, fuzz(seeds), tmp_path) == []
 
 
 SEEN = {
@@ -102,14 +77,12 @@ def test_with_kernels_under_sanitizers(target: str, tmp_path: Path) -> None:
     library = sanitized.compiled(TARGETS[target], tmp_path / "kernels.so")
     (tmp_path / "cache").mkdir()
     worker = Worker(tmp_path / "cache", sanitized.command(library, "tests.malformed.worker"))
-    found = []
+    found, step = [], 1 if target == "native" else 10
     try:
-        for kind in KINDS:
-            step = {"gguf": 1, "safetensors": 1}.get(kind, 5) * (1 if target == "native" else 10)
-            for number, case in enumerate(islice(corpus(kind), 0, None, step)):
-                said = worker.load(case, tmp_path / f"{kind} {number}")["stderr"]
-                if "AddressSanitizer" in said or "runtime error: " in said:
-                    found.append(f"{case}: {said[-2000:]}")
+        for number, case in enumerate(islice(chain(corpus(), fuzz(range(400))), 0, None, step)):
+            said = worker.load(case, tmp_path / str(number))["stderr"]
+            if "AddressSanitizer" in said or "runtime error: " in said:
+                found.append(f"{case}: {said[-2000:]}")
     finally:
         worker.close()
     assert found == []
