@@ -12,7 +12,6 @@ from tokenswift.tree import (
     ancestor_mask,
     check_tree,
     children,
-    tree_nodes,
 )
 from tokenswift.types import DraftTree, InputError
 
@@ -62,52 +61,6 @@ def test_children_invert_parents(paths) -> None:
     below = children(tree)
     edges = {(parent, token, node) for parent, kids in enumerate(below) for token, node in kids.items()}
     assert edges == {(tree.parents[i], tree.tokens[i], i) for i in range(1, len(tree))}
-
-
-def test_levels_are_a_product() -> None:
-    builder = CandidateTree(0)
-    builder.add_levels([[7], [1, 2, 3], [4, 5, 6], [1, 2, 3]])
-    tree = builder.build()
-    assert len(tree) == 41 == tree_nodes((1, 3, 3, 3))
-    assert [tree.depths.count(d) for d in range(5)] == [1, 1, 3, 9, 27]
-    paths = {tuple(tree.tokens[i] for i in tree.path(n)) for n in range(len(tree)) if tree.depths[n] == 4}
-    assert paths == {(7, a, b, c) for a in (1, 2, 3) for b in (4, 5, 6) for c in (1, 2, 3)}
-    assert tree.gamma == 4 and "ngram" not in tree.sources
-
-
-def test_levels_skip_ngram_branches_and_claim_shared_nodes() -> None:
-    builder = CandidateTree(0)
-    builder.add_path([7, 1, 8, 8])
-    builder.add_path([5, 5])
-    last = builder.add_levels([[7], [1, 2]])
-    last = builder.add_levels([[3]], last)
-    assert builder.add_levels([[], [6]], last) == last  # an empty level ends it
-    builder.add_path([7, 2, 3, 4])
-    tree = builder.build()
-    nodes = {
-        tuple(tree.tokens[i] for i in tree.path(n)): tree.sources[n] == "ngram" for n in range(1, len(tree))
-    }
-    heads = [(7,), (7, 1), (7, 2), (7, 1, 3), (7, 2, 3)]
-    grams = [(7, 1, 8), (7, 1, 8, 8), (5,), (5, 5), (7, 2, 3, 4)]
-    assert nodes == {path: False for path in heads} | {path: True for path in grams}
-
-
-def test_child_returns_the_same_node_and_add_path_its_last() -> None:
-    builder = CandidateTree(0)
-    node = builder.add(0, 3)
-    assert builder.add(0, 3, "ngram") == node and builder.sources[node] == "head"
-    last = builder.add_path([4, 5], parent=node)
-    assert builder.parents[last] == builder.add(node, 4) and builder.depths[last] == 3
-    assert builder.add_path([], parent=last) == last
-    assert len(builder) == 4
-    builder.add_levels([[3, 3]])
-    assert len(builder) == 4
-
-
-def test_bare_root() -> None:
-    tree = CandidateTree(5).build()
-    assert tree == DraftTree((5,), (-1,), (0,), ("target",), 0)
-    assert ancestor_mask(tree.parents).tolist() == [[True]] and children(tree) == [{}]
 
 
 def test_check_tree() -> None:

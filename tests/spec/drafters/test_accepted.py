@@ -7,17 +7,14 @@ here has what it takes to know it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
-import torch
 
 from tests.spec.drafters.scripted import (
     CLASSES,
     VARIANTS,
-    VOCAB,
     classes,
     prompt,
     scripted_heads,
@@ -59,17 +56,6 @@ def sampled(name: str) -> tuple[SamplingParams, bool]:
     return SAMPLINGS[name], name == "greedy"
 
 
-def test_the_noisy_text_is_noisy() -> None:
-    """Else the runs below would not see noise of a wrong position or a window of a wrong path."""
-    llm = llm_of(None, False)
-    text = llm.generate(prompt(PROMPT), 200, "autoregressive", sampling=NOISY).token_ids
-    assert set(text) == set(range(VOCAB))
-    for change in ({"repetition_penalty": 1.0}, {"penalty_window": CLASSES - 1}, {"seed": 6}):
-        params = replace(NOISY, **change)
-        other = llm.generate(prompt(PROMPT), 200, "autoregressive", sampling=params).token_ids
-        assert sum(a != b for a, b in zip(text, other, strict=True)) > 10
-
-
 TREES = [(1, 1, 1, 1), (3, 1, 2, 1), (1, 2), (2,)]
 
 
@@ -93,13 +79,6 @@ def test_heads_on_a_partial_pass(cache: str, kind: str | None, sampling: str) ->
         options = {"tree": tree, "ngrams": 0, "draft": "partial", "cache": cache, **SMALL}
         gamma = len(tree) if kind else 1
         run(llm_of(kind, sure), "tokenswift", options, params, 12, gamma)
-
-
-def test_a_partial_cache_that_is_not_fed_is_seen() -> None:
-    """The negative control of the test above: the static cache soon lacks the token that decides."""
-    options = {"tree": (1, 1), "ngrams": 0, "draft": "partial", "cache": "partial", **SMALL}
-    got = llm_of("linear", True).generate(prompt(PROMPT), 60, "tokenswift", options, GREEDY)
-    assert got.metrics.acceptance_rate < 0.5
 
 
 @pytest.mark.parametrize("kind", [None, "linear", "conditioned"])
@@ -141,31 +120,3 @@ def test_chains(sampling: str) -> None:
     llm = llm_of(None, sure)
     for strategy, options, gamma in chains(sure):
         run(llm, strategy, options, params, 20, gamma)
-
-
-@pytest.mark.parametrize("kind", ["linear", "conditioned", "medusa"])
-def test_heads_in_bfloat16(kind: str) -> None:
-    heads = scripted_heads(kind).to(torch.bfloat16)
-    llm = LLM.from_model(scripted_model().to(torch.bfloat16), heads=heads)
-    for options in ({"draft": "hidden"}, {"draft": "partial", **SMALL}):
-        run(llm, "tokenswift", {"tree": (1, 2, 1, 1), "ngrams": 0, **options}, GREEDY, 8, 4)
-
-
-def test_heads_that_learnt_since_their_last_use() -> None:
-    heads = scripted_heads("conditioned")
-    right = {name: tensor.clone() for name, tensor in heads.state_dict().items()}
-    options = {"tree": (1, 1, 1), "ngrams": 0, "draft": "hidden"}
-    for parameter in heads.parameters():
-        parameter.zero_()
-    LLM.from_model(scripted_model(), heads=heads).generate(prompt(PROMPT), 4, "tokenswift", options, GREEDY)
-    heads.load_state_dict(right)
-    run(LLM.from_model(scripted_model(), heads=heads), "tokenswift", options, GREEDY, 4, 3)
-
-
-@pytest.mark.parametrize("kind", ["linear", "conditioned"])
-def test_candidates_by_probability(kind: str) -> None:
-    """Where one variant is likely, the most probable candidate is right under sampling, too."""
-    params = SamplingParams(seed=3, repetition_penalty=1.0)
-    for options in ({"draft": "hidden"}, {"draft": "partial", **SMALL}):
-        options |= {"tree": (1, 1, 1), "ngrams": 0, "candidates": "probability"}
-        run(llm_of(kind, True), "tokenswift", options, params, 8, 3)

@@ -12,16 +12,15 @@ import pytest
 import torch
 
 from tests import eagles
-from tests.conftest import tiny_tokenizer
 from tests.kernels.cuda.cases import standing
 from tests.models.test_families import FAMILIES, family_model
-from tests.spec.drafters.scripted import CLASSES, lm_head, prompt, scripted_model
+from tests.spec.drafters.scripted import prompt, scripted_model
 from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT
 from tests.spec.drafters.test_auto import FREE, _always
 from tests.spec.drafters.test_eagle_rows import SAMPLINGS, TEXT, drafts_always
 from tests.spec.eagle_drafters import SIZES, random_eagle, scripted_eagle
-from tests.tiny import byte_model, tiny_model
-from tokenswift import LLM, Grammar, InputError, SamplingParams, resume
+from tests.tiny import tiny_model
+from tokenswift import LLM, InputError, resume
 from tokenswift.interfaces import Segment
 from tokenswift.kernels.formats.format import Stored
 from tokenswift.kernels.formats.registry import Q8_0
@@ -31,10 +30,8 @@ from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.generic import GenericTarget
 from tokenswift.models.target import backend_for
-from tokenswift.spec.adaptive import candidates
 from tokenswift.spec.adaptive.controller import PLAIN, Control
 from tokenswift.spec.eagle import packed
-from tokenswift.spec.eagle.checkpoint import EagleWeights
 from tokenswift.spec.eagle.features import Features
 from tokenswift.spec.eagle.reference import EagleCache, EagleReference
 from tokenswift.spec.methods.resources import Resources
@@ -73,31 +70,6 @@ def test_a_scripted_drafter_is_accepted_in_full(
     assert {source for step in steps for source in step.sources} == {"eagle", "target"}
     plain = llm.generate(prompt(PROMPT), 300, "autoregressive", sampling=params)
     assert [token for step in steps for token in step.token_ids] == plain.token_ids
-
-
-def wavering_eagle() -> EagleWeights:
-    """The scripted drafter, with a view of its own of which variants are likely: often not the first of its
-    candidates is right, but the second."""
-    weights, head = scripted_eagle(), lm_head(sure=False)
-    other = torch.randn(head[:, :CLASSES].shape, generator=torch.Generator().manual_seed(2))
-    head[:, :CLASSES] += 0.5 * other
-    return replace(weights, tensors={**weights.tensors, "lm_head": head})
-
-
-def test_trees_accept_more_than_chains(free: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens counted, of a drafter whose best branch is often second: passes over the likeliest places of a
-    depth, and over the likeliest alone."""
-    llm = LLM.from_model(scripted_model(False), heads=None, eagle=wavering_eagle())
-    given: dict[str, Any] = {"strategy_options": {"ngrams": 0, "draft": "hidden"}, "sampling": NOISY}
-    plain = llm.generate(prompt(PROMPT), 300, "autoregressive", sampling=NOISY).token_ids
-    accepted = []
-    for width in (1, candidates.ROWS):
-        monkeypatch.setattr(candidates, "ROWS", width)
-        steps = list(llm.stream(prompt(PROMPT), 300, **given))
-        assert [token for step in steps for token in step.token_ids] == plain
-        accepted.append(sum(step.accepted for step in steps) / len(steps))
-    chains, trees = accepted
-    assert trees > 1.15 * chains
 
 
 # ---- the text -----------------------------------------------------------------------------------
@@ -145,16 +117,6 @@ def test_the_text_is_plain_decodings(
     assert [fork.generate(60, "auto", options, **given).token_ids for _ in range(2)] == plain[:1] * 2
     llm.generate(texts[0], 23, "auto", options, run_dir=tmp_path / "run", **given)
     assert resume(tmp_path / "run", max_new_tokens=60, llm=llm).token_ids == plain[0]
-
-
-def test_the_text_keeps_to_its_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_random(monkeypatch)
-    eagle = random_eagle(target_hidden=32, vocab=260)
-    llm = LLM.from_model(byte_model(), tiny_tokenizer(), heads=None, eagle=eagle)
-    for seed in range(3):
-        params = SamplingParams(seed=seed, grammar=Grammar.regex("[ab]{1,9}( [cd]{3,20})*"))
-        plain = llm.generate("abc", 60, "autoregressive", sampling=params)
-        assert llm.generate("abc", 60, sampling=params).token_ids == plain.token_ids
 
 
 WIDE = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
@@ -230,74 +192,7 @@ def test_features_are_the_states_between_layers(kind: str) -> None:
         torch.testing.assert_close(each.features[2], each.hidden.float())
 
 
-def test_features_are_kept_for_the_newest_tokens() -> None:
-    store = Features(5)
-    for at, count in ((0, 3), (3, 1), (4, 4), (8, 2)):
-        store.take(at, torch.arange(at, at + count).float().view(1, -1, 1))
-    copied = store.copy()
-    for one in (store, copied):
-        assert len(one) <= 5 + 3
-        at, found = one.drain() or (0, torch.zeros(0))
-        assert found.flatten().tolist() == list(range(at, 10)) and at <= 5
-        assert one.drain() is None
-    store.take(10, torch.zeros(1, 1, 1))
-    store.take(20, torch.ones(1, 2, 1))  # a gap
-    at, found = store.drain() or (0, torch.zeros(0))
-    assert (at, found.shape[1]) == (20, 2)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_layers_that_cannot_be_tapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model whose own forward gives no states of its layers is refused with a drafter, before any text."""
-    model = family_model("granite")
-    forward = type(model.model).forward
-
-    def without(*args: Any, **given: Any) -> Any:
-        made = forward(*args, **given)
-        made.hidden_states = None
-        return made
-
-    monkeypatch.setattr(type(model.model), "forward", without)
-    assert LLM.from_model(model, heads=None).generate([3], 3, ignore_eos=True).token_ids
-    line = "^eagle is given, but the layers of a model of the kind granite cannot be tapped: .*; valid: "
-    with pytest.raises(InputError, match=line):
-        LLM.from_model(model, heads=None, eagle=random_eagle())
-
-
 # ---- what is said -------------------------------------------------------------------------------
-
-
-def test_a_drafter_of_another_model_is_reported_once(
-    free: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not one that is right now and then."""
-    monkeypatch.setattr(packed, "JUDGED", 30)
-    params = SamplingParams(greedy=True, repetition_penalty=1.0)
-    for wrong in (False, True):
-        eagle = scripted_eagle()
-        if wrong:  # its tokens are those of the other cycle of classes
-            turned = unstored(eagle.tensors["o"], torch.float32).roll(5, 0)
-            eagle = replace(eagle, tensors={**eagle.tensors, "o": turned})
-        llm = LLM.from_model(scripted_model(), heads=None, eagle=eagle)
-        for _ in range(2):
-            llm.generate(prompt(PROMPT), 100, strategy_options={"ngrams": 0}, sampling=params)
-        for _ in range(30):
-            assert llm.resources.eagle is not None
-            llm.resources.eagle.judge(4, False)
-        said = [record.message for record in caplog.records if "EAGLE-3" in record.message]
-        assert len(said) == wrong and all("tokens that it drafted were all wrong" in line for line in said), (
-            said
-        )
-
-
-def test_a_run_tells_what_it_drafts_from(free: None) -> None:
-    llm = LLM.from_model(tiny_model("llama"), heads=None, eagle=random_eagle())
-    options = {"ngrams": 0, "draft": "hidden"}
-    out = llm.generate(TEXT, 30, strategy_options=options, ignore_eos=True)
-    assert out.draft_source == "EAGLE-3 drafter random" and out.lossless
-    assert out.drafting is not None and out.drafting["modes"]["eagle"]["steps"] > 20
-    plain = llm.generate(TEXT, 30, "autoregressive", ignore_eos=True)
-    assert plain.draft_source == "none" and plain.token_ids == out.token_ids
 
 
 def test_a_checkpoint_by_name(

@@ -19,8 +19,7 @@ from tokenswift import LLM, InputError, RunError, SamplingParams
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.spec.adaptive.controller import Control
-from tokenswift.spec.adaptive.cost import measure
-from tokenswift.spec.drafters.heads import HIDDEN, HeadLevels, level_of
+from tokenswift.spec.drafters.heads import HIDDEN, HeadLevels
 from tokenswift.spec.drafters.model import MODEL, ModelContext
 from tokenswift.spec.drafters.partial import PARTIAL
 from tokenswift.spec.heads.modules import Heads
@@ -191,22 +190,6 @@ def broken_passes(monkeypatch: pytest.MonkeyPatch, llm: LLM, late: int) -> list[
     return count
 
 
-def test_a_draft_model_that_overflows(caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All the way: it has no numbers for one token (the check at load met others), and what follows that one
-    in its cache has none either."""
-    monkeypatch.setattr(Control, "mode", _open(MODEL))
-    llm, model = LLM.from_model(scripted_model(), heads=None), scripted_model()
-    llm.resources.draft_models.get(model)
-    model.model.embed_tokens.weight[prompt(PROMPT)[-3]] = torch.inf
-    for strategy, options in OF_MODELS:
-        equal_to_plain(llm, strategy, {**options, "draft_model": model}, GREEDY, caplog, "draft model")
-
-
-def test_measuring_heads_that_give_nan_does_not_end_a_run() -> None:
-    llm = LLM.from_model(scripted_model(), heads=broken(scripted_heads("conditioned"), 0))
-    assert measure(llm.target, level_of(llm.target, llm.resources.heads)).level > 0
-
-
 def test_the_targets_own_nan_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM.from_model(scripted_model(), heads=scripted_heads("linear"))
     real = type(llm.target).logits
@@ -219,14 +202,6 @@ def test_the_targets_own_nan_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> No
         given = {**options, "draft_model": scripted_model()} if strategy == "triforce" else options
         with pytest.raises(RunError, match="the model's logits for position 50 hold NaN"):
             llm.generate(prompt(PROMPT), NEW, strategy, given, GREEDY)
-
-
-def test_what_was_left_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Control, "mode", _open(HIDDEN))
-    heads = broken(scripted_heads("conditioned"), 0)
-    llm = LLM.from_model(scripted_model(), heads=heads)
-    got = llm.generate(prompt(PROMPT), NEW, strategy_options={"ngrams": 0}, sampling=GREEDY)
-    assert got.drafting is not None and "the draft heads were left out" in got.drafting["summary"]
 
 
 @pytest.mark.parametrize("named", [False, True])

@@ -12,10 +12,7 @@ from tests.spec.drafters.test_models import small_model
 from tests.spec.drafters.test_reference import model_of
 from tokenswift import LLM, SamplingParams, interfaces
 from tokenswift.engine.request import Request
-from tokenswift.engine.run import Run
 from tokenswift.engine.scheduler import Scheduler
-from tokenswift.method_options import MAX_GAMMA, OPTIONS
-from tokenswift.types import InputError
 
 PROMPT = [5, 9, 2, 7, 7, 3, 8, 1, 4, 6] * 3
 SMALL = {"budget": 24, "sinks": 2}
@@ -52,16 +49,6 @@ def test_chains_end_where_the_text_does(
             assert steps.result.token_ids == plain.token_ids
         if new == 1:
             assert steps.result.metrics.draft_passes == 0
-
-
-@pytest.mark.parametrize("name", ["gamma", "inner_gamma"])
-@pytest.mark.parametrize("strategy", ["triforce", "magicdec"])
-def test_the_longest_chain(llm: LLM, strategy: str, name: str) -> None:
-    if not hasattr(OPTIONS[strategy](), name):
-        return
-    assert getattr(OPTIONS[strategy](**{name: MAX_GAMMA}), name) == MAX_GAMMA
-    with pytest.raises(InputError, match=f"^{name} is 4000; valid: an integer from 1 to {MAX_GAMMA}$"):
-        llm.generate([3, 4], 2, strategy, {name: 4000})
 
 
 class Passes:
@@ -129,12 +116,3 @@ def test_a_draft_that_takes_long_is_short_where_another_text_waits(
             assert not beside or not other.is_over
         assert ticket.result.token_ids == plain.token_ids
         assert max(drafted) <= 2 if beside else max(drafted) > 2, drafted
-
-
-@pytest.mark.parametrize("acceptance", ["exact", "published"])
-def test_what_changes_tokens_is_not_cut_short(llm: LLM, acceptance: str) -> None:
-    """By the published rule drafts decide tokens: a text beside others has those that it has alone."""
-    run = Run(llm, Request(PROMPT, 40, "tokenswift", {"tree": (2, 2), "acceptance": acceptance}))
-    run.patience = lambda: 0.0
-    assert run.begin().has_enough == (acceptance == "exact")
-    run.close()

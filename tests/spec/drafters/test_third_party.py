@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.spec.drafters.scripted import VOCAB, prompt, scripted_model
-from tests.spec.drafters.test_accepted import GREEDY, NOISY, PROMPT
-from tests.spec.drafters.test_auto import REAL, _always
-from tokenswift import LLM, InputError, RunError, SamplingParams
+from tests.spec.drafters.scripted import prompt, scripted_model
+from tests.spec.drafters.test_accepted import GREEDY, PROMPT
+from tests.spec.drafters.test_auto import REAL
+from tokenswift import LLM, InputError, SamplingParams
 from tokenswift.interfaces import TokenSequence
 from tokenswift.method_options import AutoOptions
 from tokenswift.runs import folder as folders
@@ -81,14 +81,6 @@ class Pairs:
             counts = self.followers.setdefault((text[at - 2], text[at - 1]), {})
             counts[text[at]] = counts.get(text[at], 0) + 1
         self.known = len(text)
-
-
-class Wrong(Pairs):
-    """The same, but every token is another one."""
-
-    mark = DraftSource("wrong", "W", "wrong pairs")
-    name = mark.name
-    shift = 1
 
 
 # ---- what comes of it ----
@@ -167,55 +159,6 @@ def test_it_is_used_and_named_everywhere(install: Any, priced: None, tmp_path: P
     )
 
 
-def test_a_run_is_read_and_continued_without_the_package(install: Any, priced: None, tmp_path: Path) -> None:
-    install("Pairs")
-    _, done = made(tmp_path)
-    install()
-    html = page(folders.load(tmp_path)[1], "run")
-    assert "drafter P (not installed)" in html and "<k-p>" in html
-    llm = LLM.from_model(scripted_model(True), heads=None)
-    options = {"ngrams": 0, "draft": "hidden"}
-    longer = llm.generate(prompt(PROMPT), 150, strategy_options=options, sampling=GREEDY, run_dir=tmp_path)
-    assert longer.token_ids[:120] == done.token_ids
-    assert longer.token_sources["drafter-P"] == done.token_sources["pairs"]
-    assert sum(longer.token_sources.values()) == 150
-
-
-def test_wrong_drafts_are_not_used(install: Any, priced: None, tmp_path: Path) -> None:
-    """The negative control: they are tried, change no token, and are left."""
-    install("Wrong")
-    why = tmp_path / "why.jsonl"
-    llm, done = made(None, new=400, explain=str(why))
-    assert done.token_ids == llm.generate(prompt(PROMPT), 400, "autoregressive", sampling=GREEDY).token_ids
-    assert not is_used(done) and done.token_sources["wrong"] == 0
-    nodes = [json.loads(line)["nodes"] for line in why.read_text().splitlines()]
-    assert sum(map(bool, nodes[:20])) > 5 and sum(map(bool, nodes[300:])) < 10
-    bins = done.drafting["calibration"]
-    assert len(bins) > 1 and not any(row["observed"] for row in bins)
-
-
-def test_two_of_them_and_noise(install: Any, priced: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Text of three likely variants: no token changes, whoever drafts."""
-    install("Wrong", "Pairs")
-    for name in ("pairs", "wrong"):
-        monkeypatch.setattr(Control, "mode", _always(name))
-        llm, done = made(None, NOISY)
-        plain = llm.generate(prompt(PROMPT), 120, "autoregressive", sampling=NOISY)
-        assert done.token_ids == plain.token_ids
-        assert set(done.drafting["modes"]) == {name}
-    assert set(done.token_sources) == {
-        "target",
-        "head",
-        "ngram",
-        "chain",
-        "grammar",
-        "eagle",
-        "pairs",
-        "wrong",
-    }
-    assert list(registry.marks())[-2:] == ["pairs", "wrong"]
-
-
 class Unmarked:
     """No drafter."""
 
@@ -238,22 +181,6 @@ class Coloured(Pairs):
     mark = DraftSource("coloured", "X", "x", "red;}body{display:none")
 
 
-class Beyond(Pairs):
-    """What it proposes is no token."""
-
-    mark = DraftSource("beyond", "B", "tokens beyond the vocabulary")
-    name = mark.name
-
-    def propose(self, sequence: TokenSequence, candidates: Candidates) -> None:
-        candidates.add(0, self.vocab_size, 0.5)
-
-
-def test_what_is_no_token_is_named(install: Any, priced: None) -> None:
-    install("Beyond")
-    with pytest.raises(RunError, match=f"the drafter beyond proposed the token {VOCAB}; valid: 0 to"):
-        made(None)
-
-
 class Idle:
     """It does nothing."""
 
@@ -274,11 +201,4 @@ class Idle:
 def test_what_is_no_drafter_is_named(install: Any, name: str, line: str) -> None:
     install(name)
     with pytest.raises(InputError, match=rf"^the installed drafter {name.lower()} \([^\n]*:{name}\) {line}"):
-        registry.marks()
-
-
-def test_a_letter_belongs_to_one(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    install("Pairs", "Wrong")
-    monkeypatch.setattr(Wrong, "mark", DraftSource("wrong", "P", "wrong pairs"))
-    with pytest.raises(InputError, match="installed drafter wrong .* has the letter 'P'"):
         registry.marks()
