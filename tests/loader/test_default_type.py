@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, modeling_utils
 
 from tests.tiny import SIZES, build
-from tokenswift import LLM, SamplingParams
-from tokenswift.engine.request import Request
-from tokenswift.engine.scheduler import Scheduler
-from tokenswift.loader._hf import Typed, making_models, quiet_transformers
-from tokenswift.loader.load import load
+from tokenswift.loader._hf import making_models, quiet_transformers
 
 #: model types, some with more than the usual buffers: of embeddings, routers, sinks, several rotary tables
 TYPES = ("llama", "qwen3", "gemma2", "gemma3_text", "gpt_oss", "granite", "phi3", "mixtral", "deepseek_v3")
@@ -85,35 +81,6 @@ def _types(model: Any) -> dict[str, torch.dtype]:
     return {name: part.dtype for name, part in (*model.named_parameters(), *model.named_buffers())}
 
 
-def test_loading_sets_no_default_type(tiny_folder: Callable[..., Path], asked: list[torch.dtype]) -> None:
-    model = load(tiny_folder("llama"), dtype="bfloat16", device="cpu").model
-    assert model.dtype == torch.bfloat16
-    assert not asked
-
-
-def test_a_default_type_of_one_thread() -> None:
-    whole = torch.arange(4)
-    with Typed(torch.bfloat16):
-        made = [torch.empty(2), torch.ones(2, requires_grad=True), torch.tensor(0.5), whole / 3, whole * 0.5]
-        kept = [whole.float(), torch.empty(2, dtype=torch.float32), whole.to(torch.float32), made[0].float()]
-        kept += [
-            kept[0] * 2,
-            torch.cat([kept[0], kept[1]]),
-            torch.tensor(kept[0].numpy()),
-            kept[0].new_ones(2),
-        ]
-        whole_ones = [torch.zeros(2, dtype=torch.long), whole + 1, torch.tensor([1, 2])]
-        other: list[torch.Tensor] = []
-        thread = threading.Thread(target=lambda: other.append(torch.empty(2)))
-        thread.start()
-        thread.join()
-    assert {part.dtype for part in made} == {torch.bfloat16}
-    assert made[1].requires_grad and made[1].is_leaf
-    assert {part.dtype for part in (*kept, *other)} == {torch.float32}
-    assert {part.dtype for part in whole_ones} == {torch.int64}
-    assert torch.get_default_dtype() == torch.float32
-
-
 def test_settings_come_back_whoever_ends_first() -> None:
     from transformers.utils import logging
 
@@ -141,45 +108,3 @@ def test_settings_come_back_whoever_ends_first() -> None:
     late.join()
     assert second.is_set()
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
-
-
-def test_models_load_beside_texts(tiny_folder: Callable[..., Path], asked: list[torch.dtype]) -> None:
-    """A scheduler's texts are what they are alone while another thread loads bfloat16 models in a loop."""
-    folder = tiny_folder("llama")
-    llm = LLM(str(folder), dtype="float32", device="cpu")
-    jobs = [
-        Request([5, 9, 2, 7, seed], 30, strategy, sampling=SamplingParams(seed=seed), ignore_eos=True)
-        for seed, strategy in enumerate(("autoregressive", "auto", "magicdec"))
-    ]
-
-    def texts() -> list[list[int]]:
-        with Scheduler(llm) as scheduler:
-            tickets = [scheduler.submit(job) for job in jobs]
-            assert all(ticket.wait(60) for ticket in tickets)
-            return [ticket.result.token_ids for ticket in tickets]
-
-    alone = texts()
-    types: set[torch.dtype] = set()  # seen beside the loads
-    made: list[int] = []
-    errors: list[BaseException] = []
-    ended = threading.Event()
-
-    def loads() -> None:
-        try:
-            while not ended.is_set():
-                load(folder, dtype="bfloat16", device="cpu")
-                made.append(1)
-        except BaseException as error:  # told by the test
-            errors.append(error)
-
-    thread = threading.Thread(target=loads)
-    thread.start()
-    try:
-        while len(made) < 5 and not errors:
-            assert texts() == alone
-            types |= {torch.empty(0).dtype for _ in range(1000)}
-    finally:
-        ended.set()
-        thread.join()
-    assert not errors
-    assert types == {torch.float32} and not asked

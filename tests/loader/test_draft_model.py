@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import default_collate
 
 from tests.conftest import FAMILIES, tiny_model, tiny_tokenizer
-from tests.train.test_train import D, filled, frozen, full_run, options, small, words
+from tests.train.test_train import filled, frozen, options, small, words
 from tokenswift.config import SamplingParams
 from tokenswift.loader import draft as packed_draft
 from tokenswift.loader import embedded, shipped
@@ -28,7 +27,7 @@ from tokenswift.train.draft import (
 from tokenswift.train.loss import Distillation
 from tokenswift.train.options import Job
 from tokenswift.train.selftext import chances
-from tokenswift.train.store import HiddenStore, Windows
+from tokenswift.train.store import Windows
 from tokenswift.types import InputError, RunError
 
 TOKENS = torch.arange(20)[None] * 7 % 256
@@ -48,27 +47,6 @@ def draft_run(model: Any, folder: Path, steps: int = 4, layers: int = 1, **chang
     job = Job(**{**values, **changes})
     ignored: Any = lambda *told: None  # noqa: E731
     return train_draft(model, tiny_tokenizer(), job, ignored, ignored, layers=layers, pack=pack)
-
-
-def test_windows_stay_inside_their_blocks(tmp_path: Path) -> None:
-    store = HiddenStore(tmp_path, D, {})
-    for start, length in ((0, 50), (100, 30), (200, 20)):
-        tokens = torch.arange(start, start + length)[None]
-        store.append(tokens, tokens[..., None].expand(1, length, D).float())
-    windows = Windows(store, 0, 24, 10)
-    items = [windows[i] for i in range(len(windows))]
-    found = [[t for t in item["tokens"].tolist() if t >= 0] for item in items]
-    assert found == [
-        list(range(0, 25)),  # one token behind the window
-        list(range(14, 49)),  # the last ten before it
-        list(range(38, 50)),
-        list(range(100, 125)),
-        list(range(114, 130)),
-        list(range(200, 220)),
-    ]
-    assert [int(item["valid"].sum()) for item in items] == [24, 24, 2, 24, 6, 20]
-    for item in items:
-        assert torch.equal(item["hidden"][item["valid"], 0].long(), item["tokens"][10:34][item["valid"]])
 
 
 @torch.no_grad()
@@ -108,13 +86,6 @@ def test_a_student_with_all_layers_is_the_target(family: str) -> None:
     assert len(other.model.layers) == 1 and not torch.allclose(other(TOKENS).logits, model(TOKENS).logits)
 
 
-def test_only_layers_and_norm_learn() -> None:
-    student = make_student(tiny_model(tie_word_embeddings=True), 1)
-    learning = {name for name, parameter in student.named_parameters() if parameter.requires_grad}
-    assert learning and all(name.startswith(("model.layers.0.", "model.norm.")) for name in learning)
-    assert {name.partition(".")[0] for name in DraftStudent(student).state_dict()} == {"layers", "norm"}
-
-
 @pytest.mark.parametrize("layers", [0, 3])
 def test_layers_that_the_target_has_not(layers: int) -> None:
     with pytest.raises(InputError, match=f"layers is {layers}; valid: from 1 to 2"):
@@ -148,25 +119,6 @@ def test_the_whole_way(tied: bool, tmp_path: Path) -> None:
         draft_run(model, tmp_path, 12, layers=2)
 
 
-def test_states_of_heads_are_reused(tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_text(words(800))
-    model = tiny_model()
-    full_run(model, str(tmp_path / "t.txt"), tmp_path, small(steps=0, epochs=0))
-    for states in (tmp_path / "work", tmp_path / "work" / "states"):
-        notes = draft_run(model, tmp_path, 2, data=None, states=[states], work=tmp_path / "other")
-        assert notes["steps"] == 2
-    index = tmp_path / "work" / "states" / "index.json"
-    record = json.loads(index.read_text())
-    index.write_text(json.dumps(record | {"complete": False}))
-    with pytest.raises(InputError, match="are not finished"):
-        draft_run(model, tmp_path, data=None, states=[tmp_path / "work"], work=tmp_path / "new")
-    index.write_text(json.dumps(record))
-    with pytest.raises(InputError, match="are of another model"):
-        draft_run(tiny_model(seed=3), tmp_path, data=None, states=[tmp_path / "work"], work=tmp_path / "new")
-    with pytest.raises(InputError, match="holds no hidden states"):
-        draft_run(model, tmp_path, data=None, states=[tmp_path / "none"], work=tmp_path / "new")
-
-
 @pytest.fixture
 def target(tiny_folder: Callable[..., Path]) -> Path:
     return tiny_folder(tie_word_embeddings=True)
@@ -177,18 +129,6 @@ def packed_file(target: Path, tmp_path: Path) -> Path:
     file = tmp_path / "packed.safetensors"
     draft_run(load(target, device="cpu").model, tmp_path, 2, pack=file)
     return file
-
-
-@torch.no_grad()
-def test_packed_and_built_again(packed: Path, target: Path, tmp_path: Path) -> None:
-    assert packed.stat().st_size < (tmp_path / "draft" / "model.safetensors").stat().st_size
-    packed_draft.build(packed, target, tmp_path / "built", {"format": 1})
-    draft, built = (load(tmp_path / name, device="cpu").model for name in ("draft", "built"))
-    assert built.dtype == torch.float32 and built.config.num_hidden_layers == 1
-    for name, tensor in draft.state_dict().items():
-        own = "layers" in name or "norm" in name
-        assert torch.equal(built.state_dict()[name], tensor.bfloat16().float() if own else tensor)
-    torch.testing.assert_close(built(TOKENS).logits, draft(TOKENS).logits, rtol=0.05, atol=0.05)
 
 
 def test_built_for_its_own_target_only(
@@ -229,35 +169,3 @@ def test_alias(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record.write_text(record.read_text().replace('"sha256": "', '"sha256": "older-'))  # of an older package
     load(packed_draft.NAME, device="cpu")
     assert '"sha256": "older-' not in record.read_text()
-
-
-def test_alias_after_an_interruption(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(packed: Path, target: Path, folder: Path, record: object) -> None:
-        folder.mkdir()
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(packed_draft, "build", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            load(packed_draft.NAME)
-    assert [p.name for p in cache.iterdir()] == ["smollm2-135m-draft.lock"]
-    load(packed_draft.NAME, device="cpu")
-
-
-def test_alias_without_its_file(cache: Path, tmp_path: Path) -> None:
-    (tmp_path / "package" / "data" / packed_draft.PACKED).unlink()
-    with pytest.raises(InputError, match="not part of this installation .*benchmarks/data.*train_rivals"):
-        load(packed_draft.NAME)
-
-
-def test_the_target_itself_has_the_least_loss(tmp_path: Path) -> None:
-    model, base = tiny_model(initializer_range=0.2), frozen(tiny_model(initializer_range=0.2))
-    windows = Windows(filled(tmp_path, model), 0, 40, 20)
-    batch = default_collate([windows[i] for i in range(len(windows))])
-
-    @torch.no_grad()
-    def loss(layers: int) -> float:
-        student = DraftStudent(make_student(model, layers))
-        return float(Distillation(student, base, SamplingParams(min_p=0.0))(**batch)["loss"])
-
-    assert loss(2) < loss(1)

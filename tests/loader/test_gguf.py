@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from tests.chats import chat_tokenizer
 from tests.conftest import tiny_tokenizer
@@ -23,14 +19,10 @@ from tests.tiny import BYTES, build
 from tokenswift import LLM, SamplingParams
 from tokenswift.engine.source import FromFiles, FromModel
 from tokenswift.kernels.formats.registry import FORMATS
-from tokenswift.loader.find import check_name
-from tokenswift.loader.gguf import gguf_in
 from tokenswift.loader.gguf import tokenizer as gguf_tokenizer
 from tokenswift.loader.gguf.file import GgufFile
-from tokenswift.loader.gguf.model import config_of, formats, layout_of
-from tokenswift.loader.load import WEIGHTS, load
-from tokenswift.loader.native import layout_of as layout_of_config
-from tokenswift.loader.plain_tokenizer import PlainTokenizer
+from tokenswift.loader.gguf.model import config_of
+from tokenswift.loader.load import WEIGHTS
 from tokenswift.loader.prompts import turn_ends, unnamed_rows
 from tokenswift.loader.rope import rotary_of, rotary_of_config
 from tokenswift.models.decoder import NativeTarget
@@ -117,17 +109,6 @@ def test_the_type_that_auto_means(mix: str, dtype: str, tmp_path: Path) -> None:
     assert far(lean_logits(llm), logits(model)) < 0.05
 
 
-def test_transformers_reads_the_same(tmp_path: Path) -> None:
-    write(tmp_path / "model.gguf", small(), MIXES["q4_k_m"])
-    theirs = AutoModelForCausalLM.from_pretrained(
-        tmp_path,
-        gguf_file="model.gguf",
-        quantization_config=GgufConfig(gguf_file="model.gguf", dequantize=True),
-        dtype=torch.float32,
-    )
-    assert far(lean_logits(opened(tmp_path / "model.gguf")), logits(theirs)) < 1e-5
-
-
 @pytest.mark.parametrize("changes", [{"attention_bias": True, "mlp_bias": True}, {"vocab_size": 263}])
 def test_biases_and_odd_sizes(changes: dict[str, Any], tmp_path: Path) -> None:
     model = small(**changes)
@@ -139,25 +120,6 @@ def test_biases_and_odd_sizes(changes: dict[str, Any], tmp_path: Path) -> None:
     write(tmp_path / "model.gguf", model, {"": QuantType.Q8_0}, tokenizer=tokenizer)
     llm = opened(tmp_path / "model.gguf")
     assert far(lean_logits(llm), logits(model)) < 1e-5 and torch.equal(logits(llm.model), logits(model))
-
-
-def test_a_sliding_window_makes_it_a_mistral(tmp_path: Path) -> None:
-    model = small("mistral", sliding_window=4)
-    write(tmp_path / "model.gguf", model, said={"llama.attention.sliding_window": 4})
-    llm = opened(tmp_path / "model.gguf")
-    assert llm.target.windows == [4, 4] and llm.model.config.model_type == "mistral"
-    assert far(lean_logits(llm), logits(model)) < 1e-5
-
-
-def test_types_that_are_not_ours_are_unpacked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = write(tmp_path / "model.gguf", small(), {"": QuantType.Q4_0, "ffn_up": QuantType.MXFP4})
-    with caplog.at_level(logging.WARNING, "tokenswift"):
-        llm = opened(tmp_path / "model.gguf", dtype="auto")
-    assert [r.message for r in caplog.records] == [
-        f"model {tmp_path / 'model.gguf'}: tensors of type MXFP4 are unpacked to bfloat16, which takes "
-        "more memory than the file"
-    ]
-    assert llm.dtype == "bfloat16" and far(lean_logits(llm), logits(model)) < 0.05
 
 
 def test_fives_stay_as_they_are_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -218,37 +180,6 @@ def test_positions_are_those_of_the_config(name: str, theta: float, tmp_path: Pa
     assert torch.equal(ours.single(), theirs.single())
     assert (ours.scaling, ours.limit) == (theirs.scaling, theirs.limit)
     assert far(lean_logits(opened(tmp_path / "model.gguf")), logits(model)) < 1e-5
-
-
-def test_longer_positions(tmp_path: Path) -> None:
-    model = write(tmp_path / "model.gguf", small())
-    llm, wrapped = (
-        opened(tmp_path / "model.gguf", rope_scaling="yarn:4"),
-        LLM.from_model(model, rope_scaling="yarn:4"),
-    )
-    assert llm.target.rotary.limit == wrapped.target.rotary.limit == 1024
-    assert torch.equal(llm.target.rotary_frequencies, wrapped.target.rotary_frequencies)
-
-
-def test_the_config_is_the_models_own(tmp_path: Path) -> None:
-    for kind in ("llama", "qwen2", "qwen3"):
-        model = write(tmp_path / f"{kind}.gguf", small(kind, rms_norm_eps=1e-6))
-        file = GgufFile(tmp_path / f"{kind}.gguf")
-        found, wanted = config_of(file).to_dict(), model.config.to_dict()
-        said = (
-            "_",
-            "transformers_version",
-            "architectures",
-            "dtype",
-            "pad_token_id",
-            "initializer_range",
-            "max_window_layers",
-            "layer_types",
-        )
-        for key, value in wanted.items():
-            if not key.startswith(said):
-                assert found.get(key) == value, key
-        assert layout_of(file, config_of(file)) == layout_of_config(model.config)
 
 
 # ---- tokenizers -----------------------------------------------------------------------------------------
@@ -477,93 +408,6 @@ def test_adapters_are_refused_with_what_to_do(tmp_path: Path) -> None:
     assert "holds an adapter; valid: the model that it was merged" in refused(tmp_path / "a.gguf")
 
 
-def test_folders_with_one_file(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    assert gguf_in(folder) is None
-    write(folder / "One.GGUF", small())
-    check_name(str(folder))
-    llm = opened(folder)
-    assert isinstance(llm.source, FromFiles) and llm.resources.identity()["stored"].startswith("f32 ")
-    (folder / "two.gguf").write_bytes(b"")
-    with pytest.raises(InputError, match=r"holds 2 GGUF files \(One.GGUF, two.gguf\); valid: one of them"):
-        opened(folder)
-
-
-def test_a_config_beside_the_file_counts_for_nothing(tmp_path: Path) -> None:
-    path, beside = tmp_path / "model.gguf", tmp_path / "config.json"
-    write(path, small(), {"": QuantType.Q8_0})
-    config = opened(path).model.config
-
-    def first_load(content: str) -> list[int]:
-        beside.write_text(content)
-        return opened(path).generate(PROMPT, 8, ignore_eos=True).token_ids
-
-    said = {"model_type": "llama", "hidden_size": config.hidden_size, "rms_norm_eps": config.rms_norm_eps}
-    expected = first_load("no config")
-    for content in ("[1]", json.dumps({"model_type": "llama"}), json.dumps(said)):
-        assert first_load(content) == expected
-    assert first_load(json.dumps(said | {"rope_theta": 77.0, "num_hidden_layers": 9})) == expected
-
-
-def test_a_file_that_changed(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    write(path, small())
-    llm = opened(path)
-    before = llm.resources.identity()
-    write(path, small(seed=1))
-    with pytest.raises(InputError, match="has changed since the model was loaded"):
-        _ = llm.model
-    assert opened(path).resources.identity()["weights"] != before["weights"]
-
-
-def test_chats(tmp_path: Path) -> None:
-    real = chat_tokenizer(adds_bos=False)
-    write(tmp_path / "model.gguf", small(), tokenizer=real)
-    llm = opened(tmp_path / "model.gguf")
-    assert isinstance(llm.source.codec, PlainTokenizer)
-    chat = [{"role": "user", "content": "Hi"}]
-    said = real.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    assert llm.encode(chat) == real(said, add_special_tokens=False)["input_ids"]
-
-
-DRIVER = """
-import sys
-from tokenswift.cli.main import main
-code = main(sys.argv[1:])
-print("loaded:", *(name for name in sys.modules if name.startswith("transformers")))
-raise SystemExit(code)
-"""
-
-
-@pytest.mark.slow
-def test_no_modelling_code_is_imported(tmp_path: Path) -> None:
-    write(tmp_path / "model.gguf", small(), MIXES["q4_k_m"])
-    argv = (
-        "generate",
-        "Hi",
-        "--model",
-        tmp_path / "model.gguf",
-        "--max-new-tokens",
-        3,
-        "--quiet",
-        "--ignore-eos",
-    )
-    found = []
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", DRIVER, *map(str, argv)],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert done.returncode == 0, done.stderr
-        found.append(done.stdout.rpartition("loaded:"))
-    assert found[0][0] == found[1][0]
-    assert "transformers.modeling_utils" not in found[0][2].split() and not found[1][2].split()
-
-
 def refused(path: Path, **options: Any) -> str:
     with pytest.raises(InputError) as caught:
         opened(path, **options)
@@ -611,13 +455,6 @@ def test_what_a_file_lacks(said: dict[str, Any], words: str, tmp_path: Path) -> 
     assert words in refused(tmp_path / "model.gguf")
 
 
-def test_other_factors_of_positions(tmp_path: Path) -> None:
-    model = small(rope_parameters={**POSITIONS["llama 3.1"][0], "rope_theta": 10000.0})
-    model.config.rope_parameters["high_freq_factor"] = 3.0
-    write(tmp_path / "model.gguf", model)
-    assert "rope_freqs.weight is not by the rule of Llama 3" in refused(tmp_path / "model.gguf")
-
-
 @pytest.mark.parametrize("name", ["grok", "nothing"])
 def test_other_architectures(name: str, tmp_path: Path) -> None:
     write(tmp_path / "model.gguf", small(), architecture=name)
@@ -653,20 +490,6 @@ def test_other_architectures_go_through_transformers(
     assert far(logits(llm.model), logits(model)) < 0.05
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors"])
-def test_other_quantised_checkpoints(method: str, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    build("llama", BYTES).save_pretrained(folder)
-    chat_tokenizer().save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": 32}
-    (folder / "config.json").write_text(json.dumps(config))
-    assert refused(folder) == (
-        f"model {folder} is quantized by {method}; valid: the checkpoint that it was made from (--weights "
-        "q4_0 or q8_0 quantizes it here), or a GGUF file of the model"
-    )
-
-
 def test_a_type_that_nobody_unpacks(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     model = small()
@@ -678,21 +501,7 @@ def test_a_type_that_nobody_unpacks(tmp_path: Path) -> None:
     assert "tensor output_norm.weight has the type I8, which cannot be unpacked" in refused(path)
 
 
-def test_load_gives_transformers_own(tmp_path: Path) -> None:
-    model = write(tmp_path / "model.gguf", small(), MIXES["q8_0"])
-    loaded = load(tmp_path / "model.gguf", device="cpu")
-    assert torch.equal(logits(loaded.model), logits(model)) and loaded.name == str(tmp_path / "model.gguf")
-    assert loaded.tokenizer("Hi")["input_ids"] == chat_tokenizer(False)("Hi")["input_ids"]
-    assert loaded.model.generation_config.eos_token_id == 257
-    out = loaded.model.generate(torch.tensor([PROMPT]), max_new_tokens=3, do_sample=False)
-    assert out.shape == (1, len(PROMPT) + 3)
-
-
 # ---- stored otherwise -----------------------------------------------------------------------------------
-
-
-def test_ways_to_store() -> None:
-    assert set(WEIGHTS[3:]) == {name for name, format in FORMATS.items() if format.encode is not None}
 
 
 @pytest.mark.parametrize("kind", WEIGHTS[1:])
@@ -730,22 +539,3 @@ def recoded(weight: torch.Tensor, kind: str) -> torch.Tensor:
     encode = FORMATS[kind].encode
     assert encode is not None
     return Stored(FORMATS[kind], encode(weight)).decode()
-
-
-def test_weights_that_cannot_be_stored_so(tmp_path: Path) -> None:
-    build("llama", BYTES, hidden_size=48, num_attention_heads=6).save_pretrained(tmp_path / "model")
-    chat_tokenizer().save_pretrained(tmp_path / "model")
-    assert "has 48 columns; valid: a model whose columns are a multiple of 32" in refused(
-        tmp_path / "model", weights="q8_0"
-    )
-    assert "weights is 'q9'; valid: stored, float32" in refused(tmp_path / "model", weights="q9")
-    build("gemma2", BYTES).save_pretrained(tmp_path / "other")
-    chat_tokenizer().save_pretrained(tmp_path / "other")
-    assert "runs through transformers' own model here; valid: stored" in refused(
-        tmp_path / "other", weights="q8_0"
-    )
-
-
-def test_formats_in_words(tmp_path: Path) -> None:
-    write(tmp_path / "model.gguf", small(), MIXES["q4_k_m"])
-    assert formats(GgufFile(tmp_path / "model.gguf")) == "q4_k+q6_k+q5_k"

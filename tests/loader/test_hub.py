@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import re
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,10 +18,7 @@ from huggingface_hub import constants
 
 from tests.gguf_files import small, write
 from tokenswift import LLM
-from tokenswift.cli.models import sizes_of
-from tokenswift.loader import hub
 from tokenswift.loader.find import locate
-from tokenswift.loader.gguf.file import GgufFile
 from tokenswift.loader.load import load
 from tokenswift.types import InputError
 
@@ -135,30 +131,6 @@ def test_a_model_is_fetched_once_and_weights_once(
     assert Hub.asked == [] and "fetching" not in caplog.text
 
 
-def test_the_hubs_bars_are_shown_unless_quiet(served: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[bool] = []
-    real = huggingface_hub.snapshot_download
-
-    def download(*args: object, **kwargs: object) -> object:
-        if not kwargs.get("dry_run"):
-            shown.append(not huggingface_hub.utils.are_progress_bars_disabled())
-        return real(*args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    logger = logging.getLogger("tokenswift")
-    before = logger.level
-    for level, files in ((logging.INFO, "a.json"), (logging.ERROR, "b.json"), (logging.INFO, "")):
-        if files:  # something new to fetch
-            Hub.files[files] = b"{}"
-        logger.setLevel(level)
-        try:
-            hub.fetch(NAME)
-        finally:
-            logger.setLevel(before)
-    assert shown == [True, False, False]  # quiet, and nothing to fetch
-    assert not huggingface_hub.utils.are_progress_bars_disabled()
-
-
 def test_one_file_of_a_repository(
     served: type, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,36 +209,3 @@ def test_refusals(served: type) -> None:
     del Hub.files["config.json"]
     with pytest.raises(InputError, match="has no config.json"):
         load(NAME, device="cpu")
-
-
-def test_what_is_wanted() -> None:
-    names = ["config.json", "model-1.safetensors", "consolidated.safetensors", "pytorch_model.bin"]
-    assert hub.wanted_files([*names, "a/b.json"]) == ["config.json", "model-1.safetensors"]
-    old = ["config.json", "pytorch_model-1.bin", "pytorch_model.bin.index.json"]
-    assert hub.wanted_files([*old, "tf_model.h5", "README.md"]) == old
-
-
-def test_sizes_without_weights(served: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a checkpoint the config alone is fetched, of a GGUF file no more than its beginning, which is kept
-    nowhere."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
-    found = sizes_of(NAME)
-    assert Hub.asked == ["config.json"] and found.limit == 256
-    write(tmp_path / "a.gguf", small())
-    whole = (tmp_path / "a.gguf").read_bytes()
-    end = min(entry.start for entry in GgufFile(tmp_path / "a.gguf").tensors.values())
-    monkeypatch.setattr(hub, "HEADER", end + 3)
-    Hub.files |= {"a.gguf": whole}
-    Hub.asked.clear()
-    assert sizes_of(f"{NAME}:a.gguf") == sizes_of(str(tmp_path / "a.gguf"))
-    assert Hub.asked == [f"a.gguf:0-{end + 2}"] and not list((tmp_path / "temporary").iterdir())
-    Hub.asked.clear()
-    for name in (f"{NAME}:b.gguf", "someone/else:a.gguf"):
-        with pytest.raises(InputError, match=f"model {name} cannot be fetched from the hub") as caught:
-            sizes_of(name)
-        assert "\n" not in str(caught.value)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert sizes_of(NAME) == found and Hub.asked == []  # as it was fetched
-    with pytest.raises(InputError, match="the hub is switched off by HF_HUB_OFFLINE"):
-        sizes_of(f"{NAME}:a.gguf")

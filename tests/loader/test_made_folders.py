@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from tests.loader.test_draft_model import cache, packed_file, target
 from tests.loader.test_load import wheel
-from tokenswift.loader import draft, embedded
-from tokenswift.loader.load import load
-from tokenswift.loader.made import fault
+from tokenswift.loader import embedded
 from tokenswift.types import InputError
 
 __all__ = ["cache", "packed_file", "target"]
@@ -81,48 +75,6 @@ def test_a_copied_folder_is_used(made: Path, monkeypatch: pytest.MonkeyPatch) ->
     for path in made.iterdir():
         os.utime(path, (1, 1))
     assert embedded.ensure(made.parent) == made
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_a_record_of_any_content_is_no_traceback(made: Path, data: st.DataObject) -> None:
-    path = made / "tokenswift.json"
-    if not (made.parent / "good").exists():
-        shutil.copy(path, made.parent / "good")
-    record = json.loads((made.parent / "good").read_text())
-    where = data.draw(st.sampled_from(["bytes", "all", "field", "file"]))
-    if where == "bytes":
-        path.write_bytes(data.draw(st.binary(max_size=60) | st.just(b"[" * 100_000)))
-    else:
-        value = data.draw(VALUES)
-        if where == "field":
-            record[data.draw(st.sampled_from(["sha256", "format", "files"]))] = value
-        elif where == "file":
-            record["files"]["config.json"][data.draw(st.sampled_from(["size", "mtime", "sha256"]))] = value
-        path.write_text(json.dumps(value if where == "all" else record))
-    assert embedded.is_whole(made) in (True, False)
-    assert fault(made, "0", draft.FORMAT) is not None
-    if where == "bytes":
-        with pytest.raises(InputError, match="is not a draft model"):
-            draft.check_out(made)
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "tokenswift.json"])
-@pytest.mark.parametrize("how", ["gone", "truncated", "other bytes"])
-def test_a_damaged_draft_model_is_made_anew(name: str, how: str, cache: Path) -> None:
-    load(draft.NAME, device="cpu")
-    folder = cache / draft.NAME
-    whole = contents(folder)
-    damage(folder / name, how)
-    load(draft.NAME, device="cpu")
-    assert contents(folder) == whole
 
 
 def test_a_lock_that_is_a_link_is_not_followed(made: Path, tmp_path: Path) -> None:

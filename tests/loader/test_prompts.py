@@ -111,20 +111,6 @@ def test_chat_needs_a_template_and_text_a_tokenizer() -> None:
     assert text_of(prompt_ids(HELLO, named, V)) == "hi hé"
 
 
-def test_a_bad_prompt_among_several_is_named() -> None:
-    from tokenswift.loader.prompts import several_ids
-
-    assert several_ids(["a", [1], HELLO], chat_tokenizer(), V)[1] == [1]
-    assert several_ids([], chat_tokenizer(), V) == []
-    with pytest.raises(InputError, match=r"^prompts\[1\] is None; valid"):
-        several_ids(["a", None], chat_tokenizer(), V)
-    with pytest.raises(InputError, match=r"^prompts\[0\]\[1\] is 'x'; valid"):
-        several_ids([[*HELLO, "x"]], chat_tokenizer(), V)
-    for one in ("abc", HELLO, 5):
-        with pytest.raises(InputError, match="^prompts is .*; valid: a list of prompts$"):
-            several_ids(one, chat_tokenizer(), V)
-
-
 def test_all_tokens_that_end_a_text() -> None:
     class Part:
         def __init__(self, ids: Any, config: Any = None) -> None:

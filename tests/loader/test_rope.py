@@ -14,19 +14,14 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tests.conftest import FAMILIES, tiny_model, tiny_tokenizer
 from tokenswift import LLM
-from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader.load import load
 from tokenswift.loader.native import completed
 from tokenswift.loader.rope import (
     RopeScaling,
     context_limit,
-    needed_factor,
-    parse_rope_scaling,
-    rotary_of,
     rotary_of_config,
     scaled_config,
 )
-from tokenswift.models.generic import GenericTarget
 from tokenswift.models.target import make_target
 from tokenswift.types import InputError
 
@@ -69,25 +64,6 @@ def test_extended_equals_built_so_and_the_model_stays_as_it_was(family: str) -> 
     assert torch.equal(logits(model), before) and model.config.to_dict() == config
 
 
-def test_the_generic_path_is_extended_alike() -> None:
-    model = plain("llama")
-    rotary = rotary_of(model, RopeScaling(4.0))
-    target = GenericTarget(model, TorchBackend(), rotary)
-    tokens = torch.arange(300) * 7 % 256
-    rows = target.forward(tokens, torch.arange(300), target.new_cache(301)).hidden
-    torch.testing.assert_close(target.logits(rows), ours(model, RopeScaling(4.0)), rtol=1e-4, atol=2e-5)
-
-
-def test_a_second_wrapping_does_not_count_the_factor_twice() -> None:
-    model = plain("llama")
-    assert [LLM.from_model(model, rope_scaling="yarn:4").target.rotary.limit for _ in range(2)] == [1024] * 2
-    assert LLM.from_model(model).target.rotary.limit == 256
-
-
-def test_without_a_factor_the_room_does_not_depend_on_a_run() -> None:
-    assert LLM.from_model(plain("llama"), rope_scaling="yarn").target.rotary.limit == 131_072
-
-
 def test_a_checkpoint_with_yarn_multiplies_its_factor() -> None:
     model = tiny_model(rope_parameters=YARN, max_position_embeddings=256)
     assert context_limit(model.config) == 1024
@@ -123,20 +99,6 @@ def test_frequencies_that_depend_on_a_pass_are_refused(rope: dict[str, Any]) -> 
     model = tiny_model(rope_parameters=rope, max_position_embeddings=256)
     with pytest.raises(InputError, match=rf"{rope['rope_type']}.*valid: default, linear, llama3, yarn"):
         LLM.from_model(model)
-
-
-def test_parse() -> None:
-    assert parse_rope_scaling("none") is None
-    assert parse_rope_scaling("yarn") == RopeScaling(None)
-    assert parse_rope_scaling("yarn:4") == RopeScaling(4.0)
-    assert parse_rope_scaling("yarn:1.5") == RopeScaling(1.5)
-    for bad in ("", "YARN", "yarn:", "yarn:x", "yarn:0", "yarn:nan", "yarn:inf", "linear:2", "none:2"):
-        with pytest.raises(InputError, match="rope_scaling is"):
-            parse_rope_scaling(bad)
-
-
-def test_needed_factor() -> None:
-    assert [needed_factor(8192, n) for n in (1, 8192, 8193, 100_000)] == [1, 1, 2, 16]
 
 
 KINDS: list[dict[str, Any]] = [

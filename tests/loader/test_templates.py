@@ -99,89 +99,6 @@ TEMPLATES = {
     {{- '<|h|>assistant<|/h|>\\n\\n' }}
 {%- endif %}
 """,
-    "qwen": """{%- if tools %}
-    {{- '<|s|>system\\n' }}
-    {%- for tool in tools %}
-        {{- "\\n" }}{{- tool | tojson }}
-    {%- endfor %}
-{%- endif %}
-{%- set ns = namespace(waits=true, last=messages|length - 1) %}
-{%- for message in messages[::-1] %}
-    {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.waits and message.role == "user" and message.content is string
-        and not message.content.startswith('<r>') %}
-        {%- set ns.waits = false %}
-        {%- set ns.last = index %}
-    {%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-    {%- set content = message.content if message.content is string else '' %}
-    {%- if message.role == "assistant" %}
-        {%- set thought = '' %}
-        {%- if message.reasoning_content is string %}
-            {%- set thought = message.reasoning_content %}
-        {%- elif '</think>' in content %}
-            {%- set thought = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
-            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-        {%- endif %}
-        {{- '<|s|>assistant\\n' + ('<think>' ~ thought if loop.index0 > ns.last or loop.last else '') }}
-        {{- content.strip('\\n') }}
-        {%- for call in message.tool_calls or [] %}
-            {%- set call = call.function if call.function else call %}
-            {{- call.arguments if call.arguments is string else call.arguments | tojson }}
-        {%- endfor %}
-    {%- elif message.role == "tool" %}
-        {{- '<|s|>user' if loop.first or (messages[loop.index0 - 1].role != "tool") }}
-        {{- '\\n<r>\\n' ~ content ~ '\\n</r>' }}
-        {{- '<|e|>\\n' if loop.last or (messages[loop.index0 + 1].role != "tool") }}
-    {%- else %}
-        {{- '<|s|>' + message.role + '\\n' + content + '<|e|>' + '\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|s|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}{{- 'quietly' }}{%- endif %}
-{%- endif %}""",
-    "mistral": """{%- if messages[0]["role"] == "system" %}
-    {%- set system, rest = messages[0]["content"], messages[1:] %}
-{%- else %}
-    {%- set rest = messages %}
-{%- endif %}
-{%- set asked = rest | selectattr("role", "equalto", "user") | list %}
-{%- set ns = namespace() %}
-{%- set ns.index = 0 %}
-{%- for message in rest %}
-    {%- if not (message.role == "tool" or message.tool_calls is defined) %}
-        {%- if (message["role"] == "user") != (ns.index % 2 == 0) %}
-            {{- raise_exception("user and assistant take turns") }}
-        {%- endif %}
-        {%- set ns.index = ns.index + 1 %}
-    {%- endif %}
-{%- endfor %}
-{{- bos_token }}
-{%- for message in rest %}
-    {%- if message["role"] == "user" %}
-        {%- if tools is not none and (message == asked[-1]) %}
-            {%- for tool in tools %}
-                {%- for key, val in tool.function.items() if key != "return" %}
-                    {{- key + '": "' + val if val is string else key + '": ' + val|tojson }}
-                    {{- ", " if not loop.last }}
-                {%- endfor %}
-            {%- endfor %}
-        {%- endif %}
-        {{- "[INST]" + (system + "\\n\\n" if loop.last and system is defined else "") + message.content }}
-    {%- elif message.tool_calls is defined %}
-        {%- for call in message.tool_calls %}
-            {{- (call.function|tojson)[:-1] + ', "id": "' + call.id + '"}' }}
-            {%- if call.id|length != 9 %}{{- raise_exception("nine letters") }}{%- endif %}
-        {%- endfor %}
-    {%- elif message["role"] == "tool" %}
-        {{- '{"content": ' + message.content|string + ', "id": "' + message.tool_call_id + '"}' }}
-    {%- else %}
-        {{- message["content"] + eos_token }}
-    {%- endif %}
-{%- endfor %}
-""",
     "everything": """
     {%- macro line(m, n=1) %}{{ n }}. {{ m.role|upper }}: {{ m.content|trim|replace('a', 'o') }}
 {% endmacro %}
@@ -199,12 +116,8 @@ TEMPLATES = {
 {% macro twice() %}{{ caller('x') }}{{ caller('y') }}{% endmacro %}{% call(x) twice() %}-{{ x }}{% endcall %}
 """,
     "hidden": "{% set ns = namespace(_x=1) %}{{ ns._x }}",
-    "late": "{% set ns = namespace(x=1) %}{% set ns._y = 1 %}",
     "escape": "{{ ''.__class__.__mro__ }}{{ dict.__init__ }}{{ messages.append(1) }}",
     "unclosed": "{% for m in messages %}",
-    "unknown filter": "{{ messages | nothing }}",
-    "division": "{{ 1 // 0 }}",
-    "other files": "{% include 'x' %}",
     "undefined": "{{ a.b.c }}",
     "empty": "{{ raise_exception('') }}",
 }
@@ -213,12 +126,8 @@ TEMPLATES = {
 #: they are refused, by both
 REFUSED = (
     "hidden",
-    "late",
     "escape",
     "unclosed",
-    "unknown filter",
-    "division",
-    "other files",
     "undefined",
     "empty",
 )
@@ -242,28 +151,11 @@ def test_texts_are_those_of_transformers(name: str, chat: str) -> None:
                 ours = rendered(TEMPLATES[name], CHATS[chat], tokenizer.special_tokens_map, tools, None, ends)
             except InputError as error:
                 assert isinstance(said, Exception), f"transformers writes {said!r}"
-                if name not in ("hidden", "late"):  # their words are our own
+                if name != "hidden":  # their words are our own
                     assert " ".join(str(said).split())[:160] in str(error)
             else:
                 assert ours == said and name not in REFUSED
             assert name in REFUSED or isinstance(said, str) or chat in ("wrong", "twice", "calls"), said
-
-
-def test_a_tokenizer_with_a_method_of_its_own_is_asked() -> None:
-    class Own:
-        chat_template = "{{ 1 }}"
-
-        def apply_chat_template(self, messages: Any, **options: Any) -> str:
-            if messages[0]["content"] == "no":
-                raise KeyError("never")
-            return "own"
-
-        def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-            return {"input_ids": list(text.encode())}
-
-    assert bytes(prompt_ids(ASK, Own(), 256)) == b"own"
-    with pytest.raises(InputError, match=r"the model's tokenizer refuses the messages \('never'\)"):
-        prompt_ids([{"role": "user", "content": "no"}], Own(), 256)
 
 
 @pytest.mark.parametrize(
@@ -282,13 +174,6 @@ def test_templates_that_are_none(template: Any, words: str) -> None:
         prompt_ids(ASK, tokenizer, 260)
 
 
-def test_messages_that_json_cannot_hold() -> None:
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    with pytest.raises(InputError, match="messages hold what JSON cannot"):
-        prompt_ids([{**ASK[0], "more": object()}], tokenizer, 260)
-
-
 # ---- limits ------------------------------------------------------------------------------------------------
 
 LONG, TOO_MUCH, TOO_LONG = "writes too much text", "takes too much memory", "takes too long"
@@ -296,48 +181,21 @@ DEEP = "recursion"
 #: template → what is said of it
 HOSTILE: dict[str, tuple[str, str]] = {
     "product": ("{{ 'a' * 10**10 }}", TOO_MUCH),
-    "list": ("{{ [messages] * 10**9 }}", TOO_MUCH),
     "doubling": (
         "{% set ns = namespace(s='ab') %}{% for i in range(100) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
         TOO_MUCH,
     ),
-    "center": ("{{ 'a'.center(10**9) }}", TOO_MUCH),
-    "ljust": ("{{ 'a'.ljust(10**10) }}", TOO_MUCH),
-    "zfill": ("{{ '1'.zfill(10**10) }}", TOO_MUCH),
     "percent": ("{{ '%1000000000d' % 5 }}", TOO_MUCH),
-    "precision": ("{{ '%.1000000000f' % 1.5 }}", TOO_MUCH),
-    "format": ("{{ '{:>1000000000}'.format(1) }}", TOO_MUCH),
     "power": ("{{ 9**(9**9) }}", TOO_LONG),
-    "loops": (
-        "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
-        TOO_LONG,
-    ),
     "loops that write": (
         "{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}",
         LONG,
     ),
     "macros": ("{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}", DEEP),
-    "macros that double": (
-        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
-        TOO_LONG,
-    ),
     "recursive loop": ("{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}", DEEP),
     "join": ("{{ range(100000) | join('a' * 100000) }}", TOO_MUCH),
-    "replace": ("{{ ('a' * 10**6).replace('a', 'b' * 10**6) }}", TOO_MUCH),
-    "batch": ("{{ range(99999) | batch(1000000000, 'x') | list }}", TOO_MUCH),
-    "indent": ("{{ ('a\n' * 10**4) | indent(10**6) }}", TOO_MUCH),
-    "json": ("{{ [1] | tojson(indent=10**9) }}", TOO_MUCH),
-    "dates": ("{{ strftime_now('%Y' * 10**8) }}", TOO_MUCH),
-    "search": (
-        "{% set x = 'a' * 10**7 %}{% for i in range(9999) %}{% if x in x ~ i %}{% endif %}{% endfor %}",
-        "",
-    ),
     "parentheses": ("{{ " + "(" * 10**5 + "1" + ")" * 10**5 + " }}", DEEP),
-    "signs": ("{{ " + "-" * 10**5 + "1 }}", DEEP),
     "blocks": ("{% if 1 %}" * 5000 + "{% endif %}" * 5000, DEEP),
-    "long": ("x" * 2**21, LONG),
-    "many expressions": ("{{ messages }}" * 10**5, ""),
-    "pieces": ("{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}", LONG),
     "error": ("{{ raise_exception('x ' * 10**6) }}", "refuses the messages (x x "),
 }
 DRIVER = """
@@ -381,13 +239,6 @@ def test_templates_without_measure_end_in_a_line_each(names: tuple[str, ...]) ->
         assert line.startswith("the model's chat template ") and HOSTILE[name][1] in line, (name, line)
         assert "\n" not in line and len(line) < 300, name
     assert max(own, child) < 512 * 1024, "kilobytes at most"
-
-
-def test_limits_grow_with_what_is_asked() -> None:
-    long = [{"role": "user", "content": "word " * 10**6}]
-    assert rendered("{{ messages[0].content }}", long, {}) == long[0]["content"]
-    many = [{"role": "user", "content": ""}] * 50_000
-    assert rendered(TEMPLATES["chatml"], many, {}).count("<|im_start|>user") == 50_000
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")
