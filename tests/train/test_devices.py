@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from tokenswift.cli.main import build_parser
 from tokenswift.cli.train_heads import job_of
 from tokenswift.train.loop import picks, steps_of
 from tokenswift.train.options import RECIPES, Job, TrainingOptions
-from tokenswift.train.work import local_device, once
+from tokenswift.train.work import local_device
 from tokenswift.types import InputError
 
 
@@ -51,20 +49,6 @@ def test_every_process_takes_the_device_of_its_local_rank(
         local_device("cuda")
 
 
-def test_who_makes_and_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first process makes what is missing, once; another waits until it is there and makes nothing."""
-    made: list[int] = []
-    ranks(monkeypatch, 2, 0, 0)
-    for _ in range(2):
-        once(lambda: bool(made), lambda: made.append(1))
-    assert made == [1]
-    ranks(monkeypatch, 2, 1, 1)
-    looks = iter([False, False, True])
-    monkeypatch.setattr("tokenswift.train.work.time.sleep", lambda seconds: made.append(2))
-    once(lambda: next(looks), lambda: pytest.fail("made twice"))
-    assert made == [1, 2, 2]
-
-
 def test_every_item_once_an_epoch_whoever_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three processes, seven items, batches of two accumulated twice: what all take together is an order of
     all items after the other, the same as of one process with larger batches."""
@@ -80,45 +64,3 @@ def test_every_item_once_an_epoch_whoever_takes_it(monkeypatch: pytest.MonkeyPat
     ranks(monkeypatch, 1, 0, 0)
     alone = TrainingOptions(batch=6, accumulate=2, seed=5)
     assert [item for step in range(7) for batch in picks(7, alone, step) for item in batch] == whole
-
-
-def test_the_papers_recipe() -> None:
-    """Table 9: AdamW (0.9, 0.999), decay 0.1, warm-up 50, lr 5e-3, 3 sequences of 8K × 10, 200 steps."""
-    made, _ = planned("--data", "pg19", "--kind", "linear")
-    t = made.training
-    assert (t.lr, t.weight_decay, t.beta2, t.warmup, t.steps) == (5e-3, 0.1, 0.999, 50, 200)
-    assert t.batch * t.window * t.accumulate == 3 * 8192 * 10
-    assert (t.targets, t.loss_vocabulary) == ("text", 0)
-    assert made.data is not None and made.data.sequence_length == 8192 and not made.data.continued
-    own, _ = planned(
-        "--data", "pg19", "--kind", "linear", "--lr", "0.001", "--steps", "600", "--block", "4096"
-    )
-    assert (own.training.lr, own.training.steps, own.training.warmup) == (1e-3, 600, 50)
-    assert own.data is not None and own.data.sequence_length == 4096
-    assert planned("--data", "self")[0].training.targets == "model"
-
-
-def test_options_reach_where_they_belong(tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_text("text")
-    options = [
-        "--data",
-        str(tmp_path),
-        "--continued",
-        "--prompt",
-        "32,64",
-        "--batch",
-        "2",
-        "--write-batch",
-        "6",
-    ]
-    options += ["--top-p", "0.9", "--top-k", "7", "--penalty-window", "99", "--seed", "5", "--block", "100"]
-    made, _ = planned(*options)
-    assert made.data is not None and made.data.prompt_lengths == (32, 64) and made.data.continued
-    assert (made.data.write_batch, made.training.batch, made.training.loss_vocabulary) == (6, 2, 4096)
-    assert made.training.seed == made.sampling.seed == 5
-    assert (made.sampling.top_p, made.sampling.top_k, made.sampling.penalty_window) == (0.9, 7, 99)
-    for bad, message in (("64,32", "ascending"), ("90", "prompt_lengths is 90")):
-        with pytest.raises(InputError, match=message):
-            planned("--data", str(tmp_path), "--continued", "--block", "100", "--prompt", bad)
-    with pytest.raises(InputError, match="not both"):
-        planned()

@@ -17,16 +17,13 @@ from tests.tiny import byte_model
 from tokenswift.config import SamplingParams
 from tokenswift.kernels.formats.format import Stored
 from tokenswift.spec.eagle.checkpoint import EagleWeights, load_eagle
-from tokenswift.spec.eagle.reference import EagleCache, EagleLayer, EagleReference
+from tokenswift.spec.eagle.reference import EagleCache, EagleReference
 from tokenswift.train.eagle import eagle_config, train_eagle
-from tokenswift.train.eagle_start import started
 from tokenswift.train.eagle_student import EagleStudent
-from tokenswift.train.evaluate import eagle_rates
-from tokenswift.train.features import check_room, features_of, gathered
+from tokenswift.train.features import features_of
 from tokenswift.train.loss import FrozenBase
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
 from tokenswift.train.selftext import Backbone
-from tokenswift.train.store import HiddenStore, PairedWindows, Windows
 from tokenswift.types import InputError
 
 WORDS = ("the ", "whale ", "sea ", "and ", "captain ", "rose ", "against ", "wind ")
@@ -34,41 +31,6 @@ WORDS = ("the ", "whale ", "sea ", "and ", "captain ", "rose ", "against ", "win
 
 def model(**changes: Any) -> Any:
     return byte_model(num_hidden_layers=7, tie_word_embeddings=False, **changes)
-
-
-def filled(folder: Path, base: Any) -> HiddenStore:
-    store = HiddenStore(folder, 32, {"a": 1})
-    torch.manual_seed(5)
-    for rows, length, learn in ((3, 40, 0), (2, 40, 8), (1, 30, 0)):
-        tokens = torch.randint(0, 256, (rows, length))
-        store.append(tokens, Backbone(base).hidden(tokens), learn)
-    store.finish()
-    return store
-
-
-@torch.no_grad()
-def test_features_are_what_enters_the_layers(tmp_path: Path) -> None:
-    base = model()
-    store = filled(tmp_path / "a", base)
-    layers = (2, 3, 7)
-    made = gathered(base, store, layers, tmp_path / "b", lambda *_: None)
-    assert made.complete and made.blocks == store.blocks
-    tokens, bits = made.arrays()
-    rows = torch.from_numpy(bits.copy()).view(torch.bfloat16)
-    for block in store.blocks:
-        here = slice(block.start, block.start + block.length)
-        text = torch.from_numpy(tokens[here].astype("int64"))[None]
-        known = base(text, output_hidden_states=True).hidden_states
-        want = torch.cat((known[2], known[3], Backbone(base).hidden(text)), dim=-1)[0]
-        torch.testing.assert_close(rows[here].float(), want.bfloat16().float(), atol=0.02, rtol=0.02)
-    part = HiddenStore(tmp_path / "c", 96, made.made_from)  # killed behind the first batch
-    part.append(torch.zeros(3, 40, dtype=torch.long), torch.ones(3, 40, 96))
-    again = gathered(base, store, layers, tmp_path / "c", lambda *_: None)
-    assert again.blocks == store.blocks and (again.arrays()[1][120:] == bits[120:]).all()
-    with pytest.raises(InputError, match="another training .layers differ."):
-        gathered(base, store, (1, 3, 7), tmp_path / "b", lambda *_: None)
-    with pytest.raises(InputError, match="GB for features, the disk has"):
-        check_room([store], 1 << 50, tmp_path / "d" / "e")
 
 
 @torch.no_grad()
@@ -182,81 +144,3 @@ def test_what_is_written_drafts_as_what_was_trained(tmp_path: Path) -> None:
     at = torch.arange(19)
     _, logits = reference.step(tokens[0, 1:], reference.fuse(features[0, :19]), at, EagleCache())
     torch.testing.assert_close(logits, rows[:19] @ head[drafted].T, atol=0.05, rtol=0.05)  # bfloat16
-
-
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
-def test_a_drafter_has_neither_biases_nor_norms_of_heads(family: str) -> None:
-    """Whatever the model has."""
-    base = byte_model(family, num_hidden_layers=7)
-    names, attention = eagle_config(base, 40, 64).shapes(), base.model.layers[-1].self_attn
-    assert not any("bias" in name or name in ("q_norm", "k_norm") for name in names)
-    assert hasattr(attention, "q_norm") or attention.q_proj.bias is not None
-
-
-def test_what_cannot_be_trained(tmp_path: Path) -> None:
-    here = job(tmp_path, tmp_path)
-    shallow = byte_model(num_hidden_layers=6)
-    with pytest.raises(InputError, match="the model has 6 layers; valid: 7 or more"):
-        train_eagle(shallow, tiny_tokenizer(), here, lambda line: None, lambda *_: None)
-    here.out.mkdir()
-    (here.out / "letter.txt").write_text("mine")
-    with pytest.raises(InputError, match="is not a drafter of train-eagle; valid: a new or empty folder"):
-        train_eagle(model(), tiny_tokenizer(), here, lambda line: None, lambda *_: None)
-
-
-@torch.no_grad()
-def test_rates_of_a_drafter() -> None:
-    """Depth by depth, of the tokens that it can name: what the reference says at each place of a text."""
-    base = model(initializer_range=0.2)
-    config = eagles.config(base.config, feature_layers=(2, 3, 4), draft_vocab=200, trained=6)
-    weights, backbone = eagles.weights(config, shared=True), Backbone(base)
-    sampling = SamplingParams(greedy=True, min_p=0.0, repetition_penalty=1.0)
-    embedding, head = (part.weight for part in (base.get_input_embeddings(), base.get_output_embeddings()))
-    reference, drafted = EagleReference(weights, embedding, head, 6), weights.d2t
-    assert drafted is not None
-    tokens = torch.randint(0, 256, (22,))
-    for t in range(20, 28):  # from here on the text is what the first depth says
-        features = reference.fuse(features_of(backbone, config.feature_layers, tokens[None])[0, : t + 1])
-        _, logits = reference.step(tokens[1 : t + 2], features, torch.arange(t + 1), EagleCache())
-        tokens = torch.cat((tokens, drafted[logits[-1:].argmax(-1)]))
-    rates = eagle_rates(backbone, weights, 2, [tokens.tolist()], sampling, learn=20)
-    features = reference.fuse(features_of(backbone, config.feature_layers, tokens[None])[0])
-    hits = torch.zeros(2)
-    places = range(20, 27)
-    for t in places:
-        cache, at = EagleCache(), torch.arange(t + 1)
-        state, logits = reference.step(tokens[1 : t + 2], features[: t + 1], at, cache)
-        state, logits = state[-1:], logits[-1:]
-        for i in range(2):
-            if i:
-                state, logits = reference.step(tokens[t + 2 : t + 3], state, torch.tensor([t + 1]), cache)
-            named = int(drafted[logits.argmax()])
-            hits[i] += named == int(tokens[t + 2 + i])
-    for i, row in enumerate(rates):
-        assert row["positions"] == len(places) and row["top1"] == pytest.approx(float(hits[i]) / len(places))
-    assert hits[0] == len(places) > hits[1]
-
-
-@torch.no_grad()
-def test_the_start_goes_on_from_state_to_state(tmp_path: Path) -> None:
-    """It reads each row's own embedding, and predicts states at every depth better than their mean does."""
-    base = model()
-    config = replace(eagle_config(base, 260, 32), intermediate=64)
-    states = HiddenStore(tmp_path / "a", 32, {})
-    text = torch.randint(0, 12, (40, 40))  # few tokens, so that few rows say what follows
-    states.append(text, Backbone(base).hidden(text))
-    states.finish()
-    rows = gathered(base, states, config.feature_layers, tmp_path / "b", lambda *_: None)
-    items = PairedWindows(Windows(states, 3, 32, 0), Windows(rows, 3, 32, 0))
-    frozen = FrozenBase(base, torch.arange(260))
-    student = EagleStudent(config, started(config, frozen, items, 3, 0), 3)
-    item = items[0]
-    tokens, features = item["tokens"][None], item["features"][None]
-    layer, places = EagleLayer(config, student.tensors()), torch.arange(32)
-    for i, (seen, residual, read) in enumerate(student.chain(tokens, features, frozen)):
-        embeds = frozen.embed(tokens[:, 1 + i : 33 + i])
-        _, _, values, _ = layer.enter(embeds, residual, student.rotary, places)
-        first = seen.unflatten(2, (config.kv_heads, -1))[:, :, :, 0]
-        assert (first - values).norm() < 0.2 * values.norm()
-        states = frozen.normed(item["hidden"][1 + i : 33 + i].float())
-        assert (read[0] - states).pow(2).mean() < 0.6 * states.var(0, correction=0).mean()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -12,12 +10,8 @@ from tests.conftest import tiny_model
 from tests.train.test_train import V, frozen
 from tokenswift.config import SamplingParams
 from tokenswift.models.generic import final_norm
-from tokenswift.sampling.choice import Sampler, repetition_penalty
-from tokenswift.sampling.noise import Noise
-from tokenswift.train.evaluate import head_rates
-from tokenswift.train.loss import penalty
+from tokenswift.sampling.choice import Sampler
 from tokenswift.train.selftext import Backbone, BatchCache, chances
-from tokenswift.types import InputError
 
 SAMPLERS = [
     SamplingParams(min_p=0.0, repetition_penalty=1.0),
@@ -61,15 +55,6 @@ def test_the_callers_model_is_left_as_it_was() -> None:
     assert next(backbone.body.parameters()).data_ptr() == next(model.base_model.parameters()).data_ptr()
 
 
-def test_attention_that_training_does_not_know_is_refused() -> None:
-    from transformers import Gemma2Config, Gemma2ForCausalLM
-
-    sizes: dict[str, Any] = tiny.SIZES | {"head_dim": 8}
-    model = Gemma2ForCausalLM(Gemma2Config(**sizes)).eval()
-    with pytest.raises(InputError, match="capped scores or sinks"):
-        Backbone(model).hidden(torch.zeros(1, 4, dtype=torch.long))
-
-
 @pytest.mark.parametrize("sampling", SAMPLERS)
 @torch.no_grad()
 def test_text_and_teacher_come_from_the_samplers_distribution(sampling: SamplingParams) -> None:
@@ -91,90 +76,3 @@ def test_text_and_teacher_come_from_the_samplers_distribution(sampling: Sampling
             want = torch.nn.functional.one_hot(scores.argmax(-1), V).float()
         torch.testing.assert_close(teacher[row : row + 1], want, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(chances(logits, text[:, : at + 1], sampling), want, rtol=1e-4, atol=1e-5)
-
-
-def test_a_row_sees_exactly_its_last_tokens() -> None:
-    base = frozen(tiny_model())
-    text = torch.tensor([[-1, -1, 4, 5, 6, 7]])
-    recent = base.recent(text, 1, 5, 3)
-    assert recent is not None
-    assert recent[0].tolist() == [[V, V, V], [V, V, 4], [V, 4, 5], [4, 5, 6], [5, 6, 7]]
-    assert base.recent(text, 1, 5, 0) is None
-
-
-def test_gradients_of_the_penalty_where_tokens_repeat() -> None:
-    torch.manual_seed(0)
-    logits = torch.randn(3, 20, dtype=torch.float64, requires_grad=True)
-    ids = torch.tensor([[1, 1, 1, 4], [2, 3, 2, 3], [7, 7, 7, 7]])
-    once = torch.tensor([[1, 4], [2, 3], [7, 7]])
-    weights = torch.randn(3, 20, dtype=torch.float64)
-    out = penalty(logits, ids, 1.3)
-    torch.testing.assert_close(out, repetition_penalty(logits, ids, 1.3))
-    (mine,) = torch.autograd.grad((out * weights).sum(), logits)
-    step = 1e-6
-    for place in ((0, 1), (0, 4), (0, 5), (1, 3), (2, 7)):
-        moved = logits.detach().clone()
-        moved[place] += step
-        rise = repetition_penalty(moved, once, 1.3) - repetition_penalty(logits.detach(), once, 1.3)
-        rise = (rise * weights).sum() / step
-        torch.testing.assert_close(mine[place], rise, rtol=1e-4, atol=1e-6)
-
-
-class Knowing:
-    """Heads that know the text: head i says the token i + 2 places on, read off the base state."""
-
-    conditioned, own_lm_heads, count = True, True, 2
-
-    def __init__(self, model: Any, text: torch.Tensor, hidden: torch.Tensor, shift: int = 0) -> None:
-        self.model, self.text, self.hidden, self.shift = model, text, hidden, shift
-        self.embeds: list[tuple[int, torch.Tensor]] = []
-
-    def advance(self, i: int, previous: Any, base: torch.Tensor, embeds: Any) -> torch.Tensor:
-        self.at = int((self.hidden - base).norm(dim=1).argmin())
-        known = self.model.get_input_embeddings()(self.text[self.at + 1 + i])
-        assert torch.equal(embeds[0], known)  # of the token just before the head's own
-        return base
-
-    def normed(self, i: int, states: torch.Tensor) -> torch.Tensor:
-        return states
-
-    def own_logits(self, i: int, states: torch.Tensor) -> torch.Tensor:
-        at = self.at + 1 + i + self.shift
-        return self.model.lm_head(final_norm(self.model)(self.hidden[at : at + 1]))
-
-
-@torch.no_grad()
-def test_rates_of_heads_that_know_the_law() -> None:
-    """Heads with the model's own logits match always; with those of the next place they do not."""
-    torch.manual_seed(1)
-    model = tiny_model(initializer_range=0.3)
-    backbone = Backbone(model)
-    text = torch.randint(0, 256, (60,))
-    hidden = backbone.hidden(text[None])[0]
-    sampling = SamplingParams(seed=5, penalty_window=9)
-    right: Any = Knowing(model, text, hidden)
-    for row in head_rates(backbone, right, [text.tolist()], sampling):
-        assert row["match"] == row["match3"] == 1.0 and row["positions"] == 57
-    wrong: Any = Knowing(model, text, hidden, 1)
-    assert head_rates(backbone, wrong, [text.tolist()], sampling)[0]["match"] < 0.5
-
-
-@torch.no_grad()
-def test_rates_are_of_the_choices_that_decoding_makes() -> None:
-    """Text that the sampler chose with its noise: a head with the model's logits has every token of it."""
-    model = tiny_model(initializer_range=0.3)
-    sampling = SamplingParams(seed=11, penalty_window=9)
-    sampler, text = Sampler(sampling, V), [1, 2, 3, 4]
-    backbone = Backbone(model)
-    while len(text) < 40:
-        logits = backbone.logits(backbone.hidden(torch.tensor([text]))[:, -1])
-        text += sampler.choose(logits, text, [[]])
-    hidden = backbone.hidden(torch.tensor([text]))[0]
-    noise = Noise(sampling.seed, V)
-    from tokenswift.train.evaluate import _measure
-
-    for at in range(3, 39):
-        truth = torch.full((1, V), -10.0)
-        truth[0, text[at + 1]] = 10.0  # a head that is sure of what decoding chose
-        found = _measure(backbone, truth, torch.tensor(text), hidden, at, sampling, noise)
-        assert found.tolist() == [1, 1, 1, 1]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,11 @@ from tokenswift.config import SamplingParams
 from tokenswift.spec.heads.checkpoint import load_heads, read_heads
 from tokenswift.spec.heads.modules import Heads, HeadsConfig
 from tokenswift.train.data import read_texts
-from tokenswift.train.heads import HeadsStudent, start, train_heads
+from tokenswift.train.heads import HeadsStudent, train_heads
 from tokenswift.train.loss import Distillation, FrozenBase
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
-from tokenswift.train.selftext import Backbone, BatchCache, chances, continuations
-from tokenswift.train.store import HiddenStore, Windows, counts, covering, frequent
+from tokenswift.train.selftext import Backbone, chances
+from tokenswift.train.store import HiddenStore, Windows
 from tokenswift.types import InputError, RunError
 
 D, V = 32, 260
@@ -39,12 +37,6 @@ def words(count: int, seed: int = 0) -> str:
 
 def frozen(model: Any, size: int = 0) -> FrozenBase:
     return FrozenBase(model, torch.arange(V) if not size else torch.randperm(V)[:size].sort().values)
-
-
-def test_reading_texts(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one")
-    (tmp_path / "b.jsonl").write_text('{"text": "two"}\n\n{"text": "three"}\n')
-    assert list(read_texts(str(tmp_path))) == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize(
@@ -62,42 +54,6 @@ def test_bad_files(name: str, content: bytes, message: str, tmp_path: Path) -> N
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
         list(read_texts(str(tmp_path / name)))
-
-
-def test_states_are_those_before_the_final_norm() -> None:
-    model = tiny_model()
-    tokens = torch.randint(0, 256, (3, 20))
-    with torch.no_grad():
-        want = model(tokens).logits
-    backbone = Backbone(model)
-    whole = backbone.hidden(tokens)
-    torch.testing.assert_close(backbone.logits(whole), want)
-    cache = BatchCache(20)
-    parts = [backbone.hidden(tokens[:, :15], cache)] + [
-        backbone.hidden(tokens[:, i : i + 1], cache) for i in range(15, 20)
-    ]
-    torch.testing.assert_close(torch.cat(parts, 1), whole)
-
-
-def test_chances_are_those_of_the_sampler() -> None:
-    from tokenswift.sampling.choice import Sampler
-
-    sampling = SamplingParams(temperature=0.7, min_p=0.05, repetition_penalty=1.3)
-    logits = torch.randn(1, V) * 4
-    history = torch.randint(0, V, (30,))
-    mine = chances(logits.clone(), history[None], sampling)
-    scores = Sampler(sampling, V).scores(logits.clone(), history.tolist(), [[]])
-    torch.testing.assert_close(mine, scores.softmax(-1))
-
-
-def test_continuations_repeat_and_vary_with_the_seed() -> None:
-    backbone = Backbone(tiny_model())
-    prompts = torch.randint(0, 256, (2, 8))
-
-    def run(seed: int) -> list[list[int]]:
-        return [t.tolist() for t, _ in continuations(backbone, prompts, 12, SamplingParams(), seed)]
-
-    assert run(1) == run(1) != run(2)
 
 
 def filled(folder: Path, model: Any, lengths: tuple[int, ...] = (60, 60, 45)) -> HiddenStore:
@@ -159,76 +115,6 @@ def test_loss_by_definition(kind: str, tmp_path: Path) -> None:
             q = chances(model.lm_head(heads.normed(i, state)), seen, SamplingParams(min_p=0.0))
             want[i] -= (p * q.log()).sum() / len(rows)
     torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-3)
-
-
-@torch.no_grad()
-def test_closed_form_start_beats_nothing(tmp_path: Path) -> None:
-    model = tiny_model()
-    store = filled(tmp_path, model, (200,) * 6)
-    base = frozen(model)
-    windows = Windows(store, 2, 64, 64)
-    batch = {k: torch.stack([windows[j][k] for j in range(8)]) for k in windows[0]}
-    losses = []
-    for started in (False, True):
-        torch.manual_seed(0)
-        heads = Heads(HeadsConfig("conditioned", 2, D, V, 64))
-        if started:
-            start(heads, [store], base)
-        losses.append(float(Distillation(HeadsStudent(heads), base, SamplingParams())(**batch)["loss"]))
-    assert losses[1] < losses[0]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", ["linear", "medusa"])
-def test_linear_and_medusa_heads_start_as_the_base(kind: str) -> None:
-    model = tiny_model()
-    torch.nn.init.uniform_(model.base_model.norm.weight, 0.5, 1.5)
-    base = frozen(model)
-    heads = Heads(HeadsConfig(kind, 2, D, V, eps=1e-6))
-    start(heads, [], base)
-    states = torch.randn(5, D) * 3
-    for i in range(2):
-        normed = heads.normed(i, heads.advance(i, states, states, None))
-        torch.testing.assert_close(normed, base.normed(states), rtol=1e-4, atol=1e-5)
-
-
-@torch.no_grad()
-def test_loss_on_the_texts_tokens_by_definition(tmp_path: Path) -> None:
-    """The block's last token is in no item as a target of the first head's last position, and not counted."""
-    model = tiny_model()
-    store = filled(tmp_path, model, (18,))
-    heads = Heads(HeadsConfig("linear", 2, D, V))
-    for parameter in heads.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    item = {name: value[None] for name, value in Windows(store, 2, 16, 0)[0].items()}
-    got = Distillation(HeadsStudent(heads), frozen(model), SamplingParams(), "text")(**item)["losses"]
-    tokens, bits = store.arrays()
-    states = torch.from_numpy(bits.copy()).view(torch.bfloat16)[:16].float()
-    state = states
-    for i in range(2):
-        state = heads.advance(i, state, states, None)
-        truth = torch.from_numpy(tokens.astype("int64"))[2 + i : 18 + i]
-        logits = model.lm_head(heads.normed(i, state))[: len(truth)]
-        want = torch.nn.functional.cross_entropy(logits, truth)
-        torch.testing.assert_close(got[i], want, rtol=1e-4, atol=1e-4)
-
-
-def test_frequent_tokens(tmp_path: Path) -> None:
-    store = HiddenStore(tmp_path, D, {})
-    store.append(torch.tensor([[5, 5, 5, 9, 9, 2, 7]]), torch.zeros(1, 7, D))
-    found = counts([store], V)
-    assert frequent(found, 3).tolist() == [2, 5, 9]
-    assert len(frequent(found, 0)) == V
-
-
-def test_draft_vocabulary_covers_a_share_of_the_text(tmp_path: Path) -> None:
-    store = HiddenStore(tmp_path, D, {})
-    store.append(torch.tensor([[7] * 90 + [3] * 8 + [1, 2]]), torch.zeros(1, 100, D))
-    found = counts([store], V)
-    assert covering(found, 0.9).tolist() == [7]
-    assert covering(found, 0.98).tolist() == [3, 7]
-    assert covering(found, 0.985).tolist() == [1, 3, 7]
-    assert covering(found, 1.0).tolist() == [1, 2, 3, 7]
 
 
 def options(source: str, **changes: Any) -> DataOptions:
@@ -325,13 +211,6 @@ def test_too_little_data(content: str, tmp_path: Path) -> None:
         full_run(tiny_model(), str(tmp_path / "t.txt"), tmp_path, small())
 
 
-def test_foreign_tokenizer(tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_text(words(300))
-    with pytest.raises(InputError, match="token id is [12]..; valid: 0 to 99"):
-        full_run(tiny_model(vocab_size=100, bos_token_id=1, eos_token_id=2, pad_token_id=2),
-                 str(tmp_path / "t.txt"), tmp_path, small())  # fmt: skip
-
-
 def test_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,14 +252,6 @@ def test_full_disk_in_training(full: Exception, tmp_path: Path, monkeypatch: pyt
     assert not list((tmp_path / "work").glob("*.part"))
 
 
-def test_a_damaged_checkpoint_is_said(tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_text(words(800))
-    full_run(tiny_model(), str(tmp_path / "t.txt"), tmp_path, small(steps=2))
-    (tmp_path / "work" / "checkpoint.pt").write_bytes(b"half")
-    with pytest.raises(RunError, match="cannot read .*checkpoint.pt"):
-        full_run(tiny_model(), str(tmp_path / "t.txt"), tmp_path, small(steps=2))
-
-
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -416,27 +287,6 @@ def losses(folder: Path) -> list[float]:
 
 def steps(folder: Path) -> list[int]:
     return [int(row[0]) for row in rows(folder)]
-
-
-@pytest.mark.slow
-def test_kill_and_resume(tmp_path: Path) -> None:
-    """Kill -9 in training, same command: it resumes at the checkpoint and ends as an undisturbed run."""
-    calm, killed = tmp_path / "calm", tmp_path / "killed"
-    for folder in (calm, killed):
-        folder.mkdir()
-    subprocess.run(command(calm, 300), env=environment(), check=True, capture_output=True)
-    process = subprocess.Popen(command(killed, 300), env=environment(), stdout=-3, stderr=-3)
-    deadline = time.monotonic() + 120
-    while len(rows(killed)) < 3 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (killed / "h.safetensors").exists()
-    before, done = len(steps(killed)), torch.load(killed / "work" / "checkpoint.pt")["step"]
-    subprocess.run(command(killed, 300), env=environment(), check=True, capture_output=True)
-    assert steps(killed)[before:] == list(range(done + 5, 301, 5))  # no step up to the checkpoint again
-    one, other = (load_heads(f / "h.safetensors", tiny_model()).state_dict() for f in (calm, killed))
-    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.slow
