@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tokenswift import InputError
 from tokenswift.runs import folder as folders
 
 pytest.importorskip("ray")
@@ -54,16 +53,3 @@ def test_actors_fill_the_cluster(
 ) -> None:
     monkeypatch.setattr(cluster, "nodes", lambda: have)
     assert cluster.laid_out(prompts, *given) == cluster.Actors(*expected)
-
-
-def test_actors_that_no_node_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "nodes", lambda: [node(8), node(2, 1)])
-    with pytest.raises(InputError, match="no node has 4 cores and 1 GPUs; valid: up to 8 cores"):
-        cluster.laid_out(5, None, 4, 1, None)
-
-
-def test_the_tally_counts_a_text_once() -> None:
-    tally = cluster.Tally()
-    tally.tell({"a": 5, "b": 7})
-    tally.tell({"a": 3})  # taken up by another actor
-    assert tally.read() == 10

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.cli.conftest import chatty_model
-from tokenswift import LLM, SamplingParams
-from tokenswift.distributed import Generator, generator
+from tokenswift import LLM
+from tokenswift.distributed import Generator
 from tokenswift.runs import folder as folders
-from tokenswift.runs import remote
 
 pyarrow = pytest.importorskip("pyarrow")
 pytest.importorskip("ray")
@@ -99,21 +94,6 @@ def test_a_second_actor_goes_on_inside_a_row_and_leaves_what_is_finished(
     assert (tmp_path / "out" / "b" / "journal").read_bytes() == before and rows[1]["text"] == first["text"]
 
 
-def test_a_row_follows_its_grammar_and_one_that_was_begun_goes_on_in_it(
-    make: Callable[..., Generator], chatty: Path, tmp_path: Path
-) -> None:
-    grammar = {"kind": "regex", "text": "(ab|cd){12}[0-9]{40}"}
-    row = {"id": "g", "prompt": "x", "grammar": grammar, "max_new_tokens": 90}
-    known = begin(chatty, {**row, "ignore_eos": False}, tmp_path / "out" / "g", 7)
-    rows = make(tmp_path / "out", ignore_eos=False)(table([row, {**row, "id": "h"}])).to_pylist()
-    expected = alone(chatty, row, ignore_eos=False).text
-    assert re.fullmatch(grammar["text"], expected) and 0 < known < 64
-    assert [(one["text"], one["went_on_at"], one["error"]) for one in rows] == [
-        (expected, known, None),
-        (expected, 0, None),
-    ]
-
-
 def test_a_row_that_is_wrong_fails_alone(make: Callable[..., Generator], tmp_path: Path) -> None:
     rows = [
         {"prompt": "no id"},
@@ -129,27 +109,6 @@ def test_a_row_that_is_wrong_fails_alone(make: Callable[..., Generator], tmp_pat
         assert word in row["error"] and row["text"] is None, row
     assert made[-1]["error"] is None and made[-1]["new_tokens"] == 5
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["b"]
-
-
-def test_a_folder_that_another_writes_is_waited_for(
-    make: Callable[..., Generator], chatty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "out" / "b"
-    folder.mkdir(parents=True)
-    actor, lock = make(tmp_path / "out"), folders.Lock(folder)
-    found: list[dict[str, Any]] = []
-    thread = threading.Thread(target=lambda: found.extend(actor(table(ROWS[1:2])).to_pylist()))
-    thread.start()
-    time.sleep(0.6)
-    assert thread.is_alive() and not (folder / "journal").exists()
-    lock.release()
-    thread.join()
-    assert found[0]["text"] == alone(chatty, ROWS[1]).text
-    monkeypatch.setattr(generator, "PATIENCE", 0.0)
-    lock = folders.Lock(folder)
-    (row,) = actor(table(ROWS[1:2])).to_pylist()
-    lock.release()
-    assert "is being written by process" in row["error"]
 
 
 def test_at_an_address_journals_are_copied_and_gone_on_with(
@@ -178,44 +137,3 @@ def test_at_an_address_journals_are_copied_and_gone_on_with(
         assert not (actor._copies.folder / given["id"]).exists()
     (again,) = make(f"file://{there}")(table(ROWS[:1])).to_pylist()
     assert again["went_on_at"] == 30 and again["text"] == rows[0]["text"]
-
-
-def test_a_growing_journal_is_copied(tmp_path: Path, own_cache: Path, chatty: Path) -> None:
-    copies = remote.Copies(f"file://{tmp_path / 'there'}")
-    copies.begin("a")
-    begin(chatty, ROWS[0], copies.folder / "a", 3)
-    copies.copy()
-    first = (tmp_path / "there" / "a" / "journal").read_bytes()
-    assert first == (copies.folder / "a" / "journal").read_bytes()
-    begin(chatty, ROWS[0], copies.folder / "a", 4)
-    copies.copy()
-    assert len((tmp_path / "there" / "a" / "journal").read_bytes()) > len(first)
-    fetched = tmp_path / "fetched"
-    fetched.mkdir()
-    remote.fetch(f"file://{tmp_path / 'there'}", fetched)
-    assert len(folders.load(fetched / "a")[1].tokens) == len(folders.load(copies.folder / "a")[1].tokens)
-
-
-def test_sampling_is_given_whole_by_fields_or_by_the_model(
-    make: Callable[..., Generator], chatty: Path, tmp_path: Path
-) -> None:
-    whole = SamplingParams(temperature=0.9, seed=5)
-    cool = SamplingParams(temperature=0.3, seed=5)
-    actor = make(tmp_path / "one", sampling=whole, answers=cool)
-    actor(table([ROWS[1], ROWS[2]]))
-    for name, temperature in (("b", 0.9), ("c", 0.3)):
-        sampling = folders.load(tmp_path / "one" / name)[1].header.identity.sampling
-        assert (sampling["temperature"], sampling["seed"]) == (temperature, 5)
-    actor = make(tmp_path / "two", temperature=0.6)
-    assert (actor._sampling.temperature, actor._answers.temperature) == (0.6, 0.6)
-
-
-def test_the_tally_is_told_of_every_text(
-    make: Callable[..., Generator], chatty: Path, tmp_path: Path
-) -> None:
-    told: list[dict[str, int]] = []
-    tally = SimpleNamespace(tell=SimpleNamespace(remote=told.append))
-    begin(chatty, ROWS[0], tmp_path / "out" / "a", 7)
-    make(tmp_path / "out", tally=tally)(table(ROWS[:2]))
-    last = {name: tokens for one in told for name, tokens in one.items()}
-    assert last == {"a": 30, "b": 5}

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from tokenswift import LLM
 from tokenswift.runs import folder as folders
 from tokenswift.runs import journal
 from tokenswift.runs.state import RunState
@@ -134,86 +133,3 @@ def test_actors_that_are_killed_and_a_node_that_goes_change_no_text(
     records = [json.loads(line) for line in Path("r.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [record["token_ids"] for record in records] == [state.tokens for state in alone.values()]
     assert re.search(r"^12 of 12 texts are in out ", err, re.MULTILINE), err
-
-
-@pytest.fixture
-def tiny(tiny_folder: Callable[..., Path]) -> Path:
-    return tiny_folder(max_position_embeddings=4096)
-
-
-def test_an_interrupt_ends_it_cleanly_and_the_same_command_goes_on(
-    start: Callable[..., subprocess.Popen[str]], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is on standard error is ours alone, and no process of Ray is left."""
-    monkeypatch.chdir(tmp_path)
-    how = ("--prompts", prompts_in("p.jsonl", 8), "--max-new-tokens", 3000, "--model", tiny)
-    how = (*how, "--strategy", "autoregressive", "--at-once", 2)
-    process = start(*how, "--out", "out", "--ray", "local")
-    end = time.monotonic() + WITHIN
-    while time.monotonic() < end and not any(tokens > 100 for tokens in writers("out").values()):
-        time.sleep(0.1)
-    os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    *lines, last = err.splitlines()
-    assert re.fullmatch(r"error: interrupted; [0-7] of 8 texts are written; the same command goes on", last)
-    assert all(re.match(r"1 node; 1 actor with|generating: ", line) for line in lines), err
-    session = subprocess.run(["ps", "-o", "args", "-s", str(process.pid)], capture_output=True, text=True)
-    assert "ray" not in session.stdout, session.stdout
-    before = {name: len(state.tokens) for name, state in states("out").items()}
-    assert 0 < sum(before.values()) < 8 * 3000
-    finish(start(*how, "--out", "out", "--ray", "local"))
-    finish(start(*how, "--out", "alone"))
-    alone = states("alone")
-    for name, state in states("out").items():
-        assert state.tokens == alone[name].tokens, name
-        assert (
-            name not in before
-            or went_on_at(tmp_path / "out" / name) == [before[name]]
-            or before[name] == 3000
-        )
-
-
-def test_a_folder_that_a_node_does_not_see_is_refused_before_any_work(
-    start: Callable[..., subprocess.Popen[str]], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    process = start(
-        "--prompts", prompts_in("p.jsonl", 2), "--model", tiny, "--out", "memory://x", "--ray", "local"
-    )
-    _, err = process.communicate(timeout=WITHIN)
-    assert process.returncode == 2 and len(err.splitlines()) == 1, err
-    assert re.match(r"error: --out is 'memory://x': node .* does not see what another node wrote there", err)
-
-
-PIPELINE = """
-import sys, ray
-from ray.data import DataContext
-from ray.data.checkpoint import CheckpointConfig
-from tokenswift.distributed import Generator, pool
-
-file, model, written = sys.argv[1:]
-ray.init(address="local", num_cpus=3, include_dashboard=False)
-kept = CheckpointConfig(id_column="id", checkpoint_path="/CWD/kept", delete_checkpoint_on_success=False)
-DataContext.get_current().checkpoint_config = kept
-rows = ray.data.read_json("/CWD/" + file).repartition(target_num_rows_per_block=1)
-how = {"out": "/CWD/out", "model": model, "max_new_tokens": 40, "ignore_eos": True}
-rows.map_batches(Generator, fn_constructor_kwargs=how, **pool(actors=1)).write_json("/CWD/" + written)
-"""
-
-
-def test_rows_that_a_checkpoint_of_ray_has_are_not_seen_again(tiny: Path, tmp_path: Path) -> None:
-    """A pipeline of Ray Data in Python."""
-    program = tmp_path / "pipeline.py"
-    program.write_text(PIPELINE.replace("/CWD", str(tmp_path)), encoding="utf-8")
-    for count, new in ((2, ["t00", "t01"]), (4, ["t02", "t03"])):
-        prompts_in(str(tmp_path / "p.jsonl"), count)
-        command = [sys.executable, str(program), "p.jsonl", str(tiny), f"written{count}"]
-        subprocess.run(command, check=True, timeout=WITHIN, capture_output=True)
-        files = (tmp_path / f"written{count}").iterdir()
-        rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-        assert sorted(row["id"] for row in rows) == new
-        with LLM(tiny) as llm:
-            for row in rows:
-                alone = llm.generate(row["prompt"], 40, seed=row["seed"], ignore_eos=True)
-                assert row["text"] == alone.text and row["new_tokens"] == 40 and row["error"] is None

@@ -18,7 +18,6 @@ from tokenswift import LLM, InputError, SamplingParams, resume
 from tokenswift.config import ANSWERS, CONTINUED
 from tokenswift.engine.source import FromFiles, FromModel
 from tokenswift.loader.load import load
-from tokenswift.loader.own_sampling import named_in
 from tokenswift.runs import folder as folders
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -50,12 +49,6 @@ def through(kind: type, folder: Path) -> LLM:
     return LLM.from_model(loaded.model, loaded.tokenizer, heads=None)
 
 
-def test_a_model_that_names_none(saved: Callable[..., Path]) -> None:
-    with LLM(saved()) as llm:
-        assert llm.default_sampling(HELLO) == ANSWERS
-        assert llm.default_sampling("Hello") == llm.default_sampling([5, 6]) == CONTINUED
-
-
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
 def test_the_models_own_however_it_was_loaded(saved: Callable[..., Path], file: str) -> None:
     """Through transformers and from its files; and a text has what its journal says."""
@@ -78,19 +71,6 @@ def test_the_models_own_however_it_was_loaded(saved: Callable[..., Path], file: 
             assert many.token_ids == plain.token_ids
 
 
-def test_a_temperature_is_sampling_where_the_model_decodes_greedily(saved: Callable[..., Path]) -> None:
-    with LLM(saved(do_sample=False)) as llm:
-        assert llm.default_sampling(HELLO).greedy
-        call: dict[str, Any] = {"max_new_tokens": 8, "ignore_eos": True}
-        warm = SamplingParams(temperature=1.5, min_p=0, repetition_penalty=1.0, seed=3)
-        assert (
-            llm.generate(HELLO, temperature=1.5, seed=3, **call).token_ids
-            == llm.generate(HELLO, sampling=warm, **call).token_ids
-        )
-        assert llm.model_sampling(temperature=1.5, seed=3) == warm
-        assert llm.model_sampling(seed=3).greedy
-
-
 def test_settings_that_are_not_usable_are_left_aside(
     saved: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -104,15 +84,6 @@ def test_settings_that_are_not_usable_are_left_aside(
             with pytest.raises(InputError, match="repetition_penalty is 0.5"):
                 llm.model_sampling()
             assert llm.model_sampling(repetition_penalty=1.1).temperature == 0.6
-
-
-@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b"[" * 100_000, b'{"temperature": null}'])
-def test_a_file_that_says_nothing(tmp_path: Path, content: bytes) -> None:
-    assert named_in(tmp_path) == {}
-    (tmp_path / "config.json").write_text('{"temperature": 0.5}')
-    assert named_in(tmp_path) == {"temperature": 0.5}
-    (tmp_path / "generation_config.json").write_bytes(content)
-    assert named_in(tmp_path) == {}
 
 
 def test_what_a_gguf_file_names(tmp_path: Path, own_cache: Path) -> None:
@@ -135,23 +106,3 @@ def test_what_a_gguf_file_names(tmp_path: Path, own_cache: Path) -> None:
         assert llm.default_sampling(HELLO).temperature == 0.3
     with LLM(folder / "m.gguf") as llm:  # what lies beside a file may be another model's
         assert llm.default_sampling(HELLO) == ANSWERS
-
-
-QUESTIONS = {
-    "What is 2 + 2? Answer with one number.": lambda text: "4" in text,
-    'Give me a JSON object with the keys "name" and "age" for Anna, who is 30. Answer with the JSON object '
-    "only.": lambda text: json.loads(text) == {"name": "Anna", "age": 30},
-    'Say this sentence again, word for word: "The red house has two doors."': lambda text: (
-        "The red house has two doors" in text
-    ),
-}
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("seed", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_answers_are_right(embedded: str, seed: int) -> None:
-    """With the paper's penalty of 1.2 none of these is."""
-    with LLM(embedded, device="cpu") as llm:
-        for question, right in QUESTIONS.items():
-            answer = llm.generate([{"role": "user", "content": question}], 60, seed=seed)
-            assert answer.finish_reason == "eos" and right(answer.text), (question, answer.text)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.tiny import SIZES, VOCAB, build, tiny_model
-from tokenswift import LLM, InputError, Logprob, Request, RunError, SamplingParams, Scheduler
+from tokenswift import LLM, InputError, Logprob, Request, Scheduler
 from tokenswift.engine.prompt_logprobs import ROWS
 from tokenswift.models.decoder import PREFILL_CHUNK
 from tokenswift.models.generic import GenericTarget
-from tokenswift.sampling.choice import recent_scores
 
 TOP = 3
 LONG = random.Random(5).choices(range(2, VOCAB), k=PREFILL_CHUNK + 2 * ROWS + 7)  # three passes
@@ -101,39 +99,6 @@ def test_of_texts_that_share_passes_and_beginnings() -> None:
         check(found.prompt_logprobs, due(model, prompt), prompt)
 
 
-def test_of_runs_that_go_on_and_of_prompts_that_were_read(tmp_path: Path) -> None:
-    """A journal holds none of them: the prompt's passes tell them again, those of an ended run, too."""
-    llm = LLM.from_model(tiny_model("llama"), heads=None)
-    prompt, options = LONG[:200], {"seed": 3, "ignore_eos": True, "prompt_logprobs": TOP}
-    right = llm.generate(prompt, 30, *PLAIN, **options)
-    stream = llm.stream(prompt, 30, *PLAIN, **options, run_dir=tmp_path / "run")
-    assert [*next(stream).prompt_logprobs] == right.prompt_logprobs and not next(stream).prompt_logprobs
-    stream.close()
-    for _ in ("it goes on", "it has ended"):
-        again = llm.generate(prompt, 30, *PLAIN, **options, run_dir=tmp_path / "run")
-        assert (again.token_ids, again.prompt_logprobs) == (right.token_ids, right.prompt_logprobs)
-    forked = llm.prefill(prompt).generate(30, *PLAIN, **options)
-    assert (forked.token_ids, forked.prompt_logprobs) == (right.token_ids, right.prompt_logprobs)
-
-
-def test_raw_ones_of_new_tokens() -> None:
-    """They are the model's own, whatever changes the choice; the same of drafted and plain decoding."""
-    model = tiny_model("llama")
-    llm, prompt = LLM.from_model(model, heads=None), LONG[:20]
-    params = SamplingParams(temperature=0.6, top_k=5, repetition_penalty=1.3, seed=3)
-    options: dict[str, Any] = {"sampling": params, "ignore_eos": True, "logprobs": TOP}
-    for way in WAYS:
-        made = llm.generate(prompt, 40, *way, **options, logprobs_mode="raw_logprobs")
-        text = prompt + made.token_ids
-        check([None, *made.logprobs], due(model, text)[len(prompt) - 1 :], text[len(prompt) - 1 :])
-    other = llm.generate(prompt, 40, **options)
-    assert other.token_ids == made.token_ids and other.logprobs != made.logprobs
-    rows = model(torch.tensor([text])).logits[0].float().detach()
-    drawn = recent_scores(rows[19:20], torch.tensor([prompt]), params).log_softmax(-1)[0]
-    assert other.logprobs[0].logprob == pytest.approx(drawn[made.token_ids[0]].item(), abs=1e-4)
-    assert other.logprobs == llm.generate(prompt, 40, **options, logprobs_mode="processed_logprobs").logprobs
-
-
 BAD: tuple[tuple[dict[str, Any], str], ...] = (
     ({"prompt_logprobs": -1}, "^prompt_logprobs is -1; valid: an integer from 0 to 20, or None$"),
     ({"prompt_logprobs": 21}, "^prompt_logprobs is 21; valid: an integer from 0 to 20, or None$"),
@@ -148,11 +113,3 @@ BAD: tuple[tuple[dict[str, Any], str], ...] = (
 def test_bad_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Request([5, 6], **options)
-
-
-def test_a_model_that_computes_no_numbers() -> None:
-    llm = LLM.from_model(tiny_model("llama"), heads=None)
-    logits = llm.target.logits
-    llm.target.logits = lambda hidden: logits(hidden).fill_(float("nan"))  # type: ignore[method-assign]
-    with pytest.raises(RunError, match="the model's logits for position 1 hold NaN"):
-        llm.generate([5, 6, 7], 0, prompt_logprobs=1)

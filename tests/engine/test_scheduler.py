@@ -134,14 +134,6 @@ def test_a_batch_of_other_families(family: str) -> None:
     check_batch(llm_of(family=family), 3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_many_batches(dtype: torch.dtype) -> None:
-    made = llm_of(dtype)
-    for seed in range(100, 130):
-        check_batch(made, seed)
-
-
 def plain(prompt: list[int], new: int = 20, seed: int = 0, **more: Any) -> Request:
     return Request(prompt, new, "autoregressive", None, SamplingParams(seed=seed), ignore_eos=True, **more)
 
@@ -177,26 +169,6 @@ def test_steps_come_as_in_a_stream(llm: LLM) -> None:
         assert scheduler.figures().tokens == 32
     assert steps == list(llm.start(request))
     assert tickets[0].result.metrics.steps == len(steps)
-
-
-def test_what_happened_before_is_told_too(llm: LLM) -> None:
-    seen: list[Event] = []
-    with Scheduler(llm) as scheduler:
-        ticket = scheduler.submit(plain([3, 4, 5], 4))
-        over(ticket)
-        ticket.on_event(seen.append)
-    assert [type(event) for event in seen] == [Step] * 4 + [type(None)]
-
-
-def test_a_result_before_the_end(llm: LLM) -> None:
-    with Scheduler(llm) as scheduler:
-        gate = Gate(scheduler)
-        with pytest.raises(InputError, match="ticket.result is not there before the end"):
-            _ = gate.ticket.result
-        assert not gate.ticket.wait(0.01)
-        gate.opened.set()
-        over(gate.ticket)
-    assert len(gate.ticket.result.token_ids) == 5
 
 
 def test_cancelled_texts_end_and_the_others_go_on(llm: LLM) -> None:
@@ -256,16 +228,6 @@ def test_an_owner_does_not_wait_for_all_texts_of_another(llm: LLM) -> None:
         gate.opened.set()
         over(gate.ticket, *tickets)
     assert ended == ["a1", "b1", "a2", "a3"]
-
-
-@pytest.mark.parametrize("at_once", [0, -1, "all", 1.5, None])
-def test_bad_numbers_of_texts(llm: LLM, at_once: Any) -> None:
-    with pytest.raises(InputError, match="at_once is .*; valid: "):
-        Scheduler(llm, at_once)
-    with pytest.raises(InputError, match="at_once is .*; valid: "):
-        llm.generate_many([[1]], at_once=at_once)
-    with pytest.raises(InputError, match="queue is -1"):
-        Scheduler(llm, queue=-1)
 
 
 def test_a_wrong_request_is_refused_at_once(llm: LLM) -> None:
@@ -677,31 +639,6 @@ def test_a_part_that_cannot_be_kept_fails_alone(llm: LLM) -> None:
     assert isinstance(step, Step) and str(reading.error) == "planted" and told == [0]
 
 
-@pytest.mark.parametrize("length", [63, 64, 65, 96, 97, 128, 141])
-def test_a_model_without_equal_bits_reads_parts_by_the_passes_of_the_whole(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, length: int
-) -> None:
-    target = llm.target
-    passes: list[list[int]] = []
-    run: Any = target._run  # type: ignore[attr-defined]
-
-    def seen(segments: Any, keep: bool = True) -> Any:
-        passes[-1].append(len(segments[0].tokens))
-        return run(segments, keep)
-
-    monkeypatch.setattr(type(target), "equal_bits", False)
-    monkeypatch.setattr(type(target), "prefill_chunk", 32)
-    monkeypatch.setattr(target, "_run", seen)
-    for part in (None, 5):
-        passes.append([])
-        cache = target.new_cache(length)
-        sequence = TokenSequence([7] * length, length, cache, target, target.sampler(SamplingParams()))
-        while prefill(sequence, None, part):
-            pass
-    assert passes[0] == passes[1]
-    assert sum(passes[0]) == length - 1 and passes[0][-1] <= 32
-
-
 # ---- beginnings that are shared -----------------------------------------------------------------
 
 
@@ -726,26 +663,6 @@ def test_a_beginning_is_read_once(llm: LLM) -> None:
 
 
 # ---- several prompts ----------------------------------------------------------------------------
-
-
-def test_results_in_the_order_of_the_prompts(llm: LLM) -> None:
-    prompts = [[3, 4, 5], [9] * 30, [1]]
-    seen: list[tuple[int, Generation]] = []
-    found = llm.generate_many(
-        prompts, 15, "autoregressive", on_result=lambda i, one: seen.append((i, one)), seed=4
-    )
-    assert sorted(i for i, _ in seen) == [0, 1, 2] and all(found[i] is one for i, one in seen)
-    for prompt, one in zip(prompts, found, strict=True):
-        assert one.token_ids == llm.generate(prompt, 15, "autoregressive", seed=4).token_ids
-
-
-def test_the_first_failure_is_raised(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(i: int, result: Generation) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate_many([[1], [2]], 5, on_result=broken)
-    assert not [t for t in threading.enumerate() if t.name == "tokenswift-scheduler"]
 
 
 def test_requests_are_submitted_as_they_can_run(llm: LLM) -> None:
@@ -780,29 +697,6 @@ def test_of_an_ended_text_its_cache_and_ids_alone_are_kept(llm: LLM) -> None:
     gc.collect()
     assert held() is None
     assert prefixes.nbytes == cache.data.nbytes + cache.work.nbytes >= cache.data.nbytes + 12345
-
-
-def test_owners_share_no_beginnings(llm: LLM) -> None:
-    """Neither while a text is written nor when it is kept; and no owner's texts push out another's."""
-    with Scheduler(llm) as scheduler:
-        for owner in ("", "one", "other"):
-            gate = Gate(scheduler)
-            tickets = [scheduler.submit(plain(SHARED, 10, seed), owner) for seed in range(2)]
-            gate.opened.set()
-            over(gate.ticket, *tickets)
-        each = len(SHARED) - 1 - 32
-        assert scheduler.figures().reused == 3 * each
-        longer = scheduler.submit(plain([*SHARED, *tickets[1].result.token_ids, *range(40)], 5), "third")
-        over(longer)
-        assert scheduler.figures().reused == 3 * each
-        again = scheduler.submit(plain(SHARED, 10, 7), "one")
-        over(again)
-        assert scheduler.figures().reused == 4 * each
-        assert longer.result.token_ids == alone(llm, longer_request(tickets[1])).token_ids
-
-
-def longer_request(ticket: Ticket) -> Request:
-    return plain([*SHARED, *ticket.result.token_ids, *range(40)], 5)
 
 
 def test_a_scheduler_that_makes_no_step_says_so(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,19 +14,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
-from transformers import AutoConfig, AutoTokenizer, Qwen2Tokenizer
+from transformers import AutoTokenizer, Qwen2Tokenizer
 
 from tests.chats import chat_tokenizer
 from tests.conftest import tiny_tokenizer
 from tests.gguf_files import QuantType, small, write
-from tests.tiny import BYTE_FAMILIES, BYTES, FAMILIES, build
+from tests.tiny import BYTES, FAMILIES, build
 from tokenswift import LLM, SamplingParams
 from tokenswift.engine.source import FromFiles, FromModel
-from tokenswift.kernels.weights import PANEL, Packed
-from tokenswift.loader.identity import config_digest, tokenizer_digest
+from tokenswift.loader.identity import tokenizer_digest
 from tokenswift.loader.load import load
 from tokenswift.loader.native import completed
-from tokenswift.loader.plain_tokenizer import PlainTokenizer, read
+from tokenswift.loader.plain_tokenizer import read
 from tokenswift.loader.prompts import prompt_ids
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.types import InputError
@@ -110,26 +109,6 @@ def test_types_and_shards(save: Callable[..., Path], stored: str, wanted: str) -
     assert texts(first) == texts(second) and first.resources.identity() == second.resources.identity()
 
 
-def test_longer_positions(save: Callable[..., Path]) -> None:
-    first, second = both(save(), rope_scaling="yarn:4")
-    assert texts(first) == texts(second)
-    assert second.target.rotary.limit == first.target.rotary.limit == 1024
-
-
-def test_transformers_model_and_tokenizer_when_asked_for(save: Callable[..., Path]) -> None:
-    folder = save("qwen3", chat_tokenizer())
-    first, second = both(folder)
-    assert isinstance(second.source.codec, PlainTokenizer)
-    assert type(second.tokenizer) is type(first.tokenizer)
-    assert second.model.state_dict().keys() == first.model.state_dict().keys()
-    ids = torch.tensor([PROMPT])
-    with torch.inference_mode():
-        assert torch.equal(first.model(ids).logits, second.model(ids).logits)
-    assert second.generation_config.eos_token_id == first.generation_config.eos_token_id
-    second.model.generation_config.eos_token_id = 7
-    assert second.source.end_tokens() == {7, 257}
-
-
 def test_files_that_changed_are_not_mixed(save: Callable[..., Path]) -> None:
     folder = save()
     first, second = both(folder)
@@ -160,32 +139,6 @@ def test_what_goes_through_transformers(save: Callable[..., Path]) -> None:
 
 
 # ---- configs and tokenizers -------------------------------------------------------------------------------
-
-#: what config.json of checkpoints says besides their sizes
-SAID: list[dict[str, Any]] = [
-    {},
-    {"rope_theta": 1e6, "torch_dtype": "bfloat16", "head_dim": 128, "rope_scaling": None},
-    {"rope_scaling": {"type": "linear", "factor": 2.0}, "eos_token_id": [5, 6], "temperature": 0.6},
-    {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
-    {
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        }
-    },
-]
-
-
-@pytest.mark.parametrize("kind", BYTE_FAMILIES)
-@pytest.mark.parametrize("said", SAID)
-def test_configs_are_completed_as_transformers_does(kind: str, said: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **said}))
-    ours, theirs = completed(kind, {"model_type": kind, **said}), AutoConfig.from_pretrained(tmp_path)
-    assert ours is not None and config_digest(ours) == config_digest(theirs)
-    assert config_digest(ours.of_transformers()) == config_digest(theirs)
 
 
 def qwen_tokenizer() -> Qwen2Tokenizer:
@@ -228,35 +181,6 @@ def test_plain_tokenizers_do_as_transformers(make: Callable[[], Any], kind: str,
             assert prompt_ids(chat, tokenizer, 260) == real(written, add_special_tokens=False)["input_ids"]
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"tokenizer_class": "LlamaTokenizer"},
-        {"tokenizer_class": "GPT2Tokenizer"},
-        {"split_special_tokens": True},
-        {"unheard": 1},
-        {"pad_token": "<new>"},
-        {"extra_special_tokens": ["<x>"]},  # in the vocabulary, and not special there
-        {"extra_special_tokens": {"image_token": "<x>"}},
-        {"added_tokens_decoder": {"256": {"content": "<s>", "lstrip": True}}},
-        {"chat_template": [{"name": "default", "template": ""}]},
-    ],
-)
-def test_tokenizers_that_are_left_to_transformers(more: dict[str, Any], tmp_path: Path) -> None:
-    tiny_tokenizer().save_pretrained(tmp_path)
-    assert read(tmp_path, "llama") is not None and read(tmp_path, "qwen2") is None
-    path = tmp_path / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | more))
-    assert read(tmp_path, "llama") is None
-
-
-def test_several_templates_are_left_to_transformers(tmp_path: Path) -> None:
-    real = tiny_tokenizer()
-    real.chat_template = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
-    real.save_pretrained(tmp_path)
-    assert read(tmp_path, "llama") is None
-
-
 # ---- what is imported, and packing -------------------------------------------------------------------------
 
 #: what takes long to load, or is for other commands
@@ -297,25 +221,3 @@ def test_a_start_imports_nothing_that_it_does_not_use(save: Callable[..., Path],
     write(tmp_path / "model.gguf", small(), {"attn_q": QuantType.Q4_1}, tokenizer=chat_tokenizer())
     text, names = imported(*call[:3], tmp_path / "model.gguf", *call[4:])
     assert text and not names
-
-
-@pytest.mark.slow
-@pytest.mark.model
-def test_the_default_model_imports_no_transformers(monkeypatch: pytest.MonkeyPatch, embedded: str) -> None:
-    monkeypatch.setenv("TOKENSWIFT_CACHE", str(Path(embedded).parent))
-    call = ("generate", "Hi", "--max-new-tokens", 3, "--quiet")
-    text, names = imported(*call)
-    assert text and not names
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("rows", [(64,), (33,), (5, 7), (96, 32, 32), (31, 33, 1), (40, 80)])
-def test_packing_several_weights(dtype: torch.dtype, rows: tuple[int, ...]) -> None:
-    made = torch.Generator().manual_seed(1)
-    parts = [torch.randn(count, 48, generator=made).to(dtype) for count in rows]
-    parts[0] = torch.randn(rows[0] * 48 + 1, generator=made).to(dtype)[1:].view(rows[0], 48)  # not aligned
-    whole, packed = torch.cat(parts), Packed(parts, panels=True)
-    assert torch.equal(packed.unpack(), whole) and len(packed.data) == -(-len(whole) // PANEL)
-    assert torch.equal(packed.data, Packed(torch.nn.Parameter(whole), panels=True).data)
-    padding = packed.data[-1].transpose(0, 1)[len(whole) % PANEL or PANEL :]
-    assert not padding.any() and torch.equal(Packed(parts, panels=False).data, whole)

@@ -140,51 +140,7 @@ def test_accepted_lengths_follow_the_script(script: tuple[int, ...], lengths: li
         position += length
 
 
-def test_rates_count_what_was_kept() -> None:
-    _, steps, metrics, _ = run(Scripted(4), [0], 7)
-    # Two steps: 4 drafted tokens and the bonus, then 2 tokens until the limit, both drafted.
-    assert [step.accepted for step in steps] == [4, 2]
-    assert [step.sources for step in steps] == [("ngram",) * 4 + ("target",), ("ngram",) * 2]
-    assert metrics.acceptance_rate == pytest.approx(6 / 8)
-    assert metrics.ngram_acceptance_rate == pytest.approx(6 / 8)
-    assert metrics.node_acceptance_rate == pytest.approx(6 / 10)
-
-
 def test_eos_inside_a_step_ends_the_text_there() -> None:
     tokens, steps, _, _ = run(Scripted(4), [0], 30, eos=(7,))
     assert tokens == [1, 2, 3, 4, 5, 6, 7]
     assert len(steps) == 2 and steps[-1].accepted == 2
-
-
-def test_a_prompt_of_one_token_needs_no_prefill() -> None:
-    tokens, _, _, model = run(Scripted(2), [9], 3)
-    assert tokens == [0, 1, 2]
-    assert model.positions[0][0] == 0
-
-
-def test_every_step_knows_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that only the strategy moves: each step's time is its own, the sum is the run's; what
-    it does with the prompt is prefill."""
-    clock = [0.0]
-
-    class Slow(Scripted):
-        def begin(self, sequence: TokenSequence) -> None:
-            clock[0] += 100.0
-
-        def draft(self, sequence: TokenSequence) -> DraftTree:
-            clock[0] += 10.0 * (1 + len(self.steps))
-            return super().draft(sequence)
-
-        def observe(self, sequence: TokenSequence, step: Step, nodes: tuple[int, ...]) -> None:
-            clock[0] += 1.0
-            super().observe(sequence, step, nodes)
-
-    monkeypatch.setattr("tokenswift.metrics.perf_counter", lambda: clock[0])
-    _, steps, metrics, _ = run(Slow(4), [3, 4], 12)
-    assert [dict(step.times) for step in steps] == [
-        {"draft": 10.0, "observe": 1.0},
-        {"draft": 20.0, "observe": 1.0},
-        {"draft": 30.0, "observe": 1.0},
-    ]
-    assert [step.seconds for step in steps] == [11.0, 21.0, 31.0] and metrics.prefill_seconds == 100.0
-    assert sum(step.seconds for step in steps) == metrics.seconds

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from tokenswift.engine.text import TextStream, token_bytes
 from tokenswift.types import InputError
@@ -65,15 +65,6 @@ def test_text_comes_out_in_complete_characters(text: str) -> None:
     assert "".join(pieces) == text
     if "\ufffd" not in text:
         assert not any("\ufffd" in piece for piece in pieces)
-
-
-@given(st.text(max_size=40), st.integers(1, 7))
-@settings(max_examples=100, deadline=None)
-def test_the_size_of_the_pushes_does_not_matter(text: str, size: int) -> None:
-    tokens = TINY.encode(text)
-    stream = TextStream(TINY)
-    pushed = [stream.push(tokens[i : i + size]) for i in range(0, len(tokens), size)]
-    assert "".join(pushed) + stream.finish() == text
 
 
 @pytest.mark.parametrize(
@@ -149,50 +140,6 @@ def test_stop_strings_cut_where_the_first_is_completed(text: str, stop: list[str
         assert (out, used) == (text[: min(ends)[1]], grown)
 
 
-def test_one_push_stops_inside() -> None:
-    stream = TextStream(TINY, ("STOP",))
-    tokens = TINY.encode("go on STOP here")
-    assert stream.push(tokens) == "go on "
-    assert stream.stopped and stream.used == len(TINY.encode("go on STOP"))
-    assert stream.push(tokens) == "" and stream.used == 0 and stream.finish() == ""
-
-
-def test_what_only_began_a_stop_string_comes_out_in_the_end() -> None:
-    stream = TextStream(TINY, ("STOP",))
-    assert stream.push(TINY.encode("so ST")) == "so "
-    assert stream.finish() == "ST"
-
-
-def test_without_a_tokenizer() -> None:
-    stream = TextStream(None)
-    assert stream.push([1, 2]) == "" and stream.used == 2 and stream.finish() == ""
-    with pytest.raises(InputError, match="stop is 'x'"):
-        TextStream(None, ("x",))
-
-
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(InputError, match="stop is ''"):
         TextStream(TINY, ("",))
-
-
-def test_the_window_that_is_decoded_again_does_not_grow() -> None:
-    tokens = TINY.encode("plain words, 日本語, and so on. ") * 700
-    stream = TextStream(TINY, ("\x00\x00",))
-    for start in range(0, len(tokens), len(tokens) // 4):
-        stream.push(tokens[start : start + len(tokens) // 4])
-        assert len(stream._window) < 64  # what is decoded again per token stays short
-
-
-@pytest.mark.model
-@given(st.lists(st.integers(0, 49151), max_size=40))
-@settings(max_examples=100, deadline=None)
-def test_embedded_tokenizer(embedded_tokenizer: object, tokens: list[int]) -> None:
-    check(embedded_tokenizer, tokens)
-
-
-@pytest.mark.model
-def test_embedded_tokenizer_on_text(embedded: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(embedded)
-    text = "In 2024 she wrote: 😀 日本語, “fin”.\n\n\tCode  x = 12\n" * 5
-    tokens = tokenizer(text)["input_ids"]
-    assert "".join(stream_all(tokenizer, tokens)) == tokenizer.decode(tokens) == text

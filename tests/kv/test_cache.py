@@ -46,17 +46,6 @@ def test_commit_compacts_the_accepted_rows(case: tuple[int, set[int]]) -> None:
         assert torch.equal(cache.data[2 * layer + 1, :, : cache.length, 0], -keys)
 
 
-def test_touching_changes_nothing_and_ends() -> None:
-    """A place of each layer's keys and values at a time, where there is no time for more."""
-    cache = _full(5)
-    cache.data[:, :, 5:] = torch.nan  # as memory may be that nobody wrote to
-    before = cache.data.clone()
-    regions = cache.data.shape[0] * cache.data.shape[1]
-    assert [cache.prefault(0.0) for _ in range(regions)] == [False] * (regions - 1) + [True]
-    assert cache.prefault(0.0) and torch.equal(cache.data.nan_to_num(-7), before.nan_to_num(-7))
-    assert _full(5).prefault(60.0)
-
-
 def _queries(rows: int = 1, seed: int = 0) -> list[torch.Tensor]:
     made = torch.Generator().manual_seed(seed)
     return [torch.randn(2 * HEADS, rows, WIDTH, generator=made) for _ in range(LAYERS)]
@@ -122,29 +111,6 @@ def test_new_tokens_replace_the_least_important_until_the_selection_is_used_up()
     assert not sparse.exhausted and sparse.selections == 2
 
 
-def test_of_more_new_tokens_than_places_the_newest_stay() -> None:
-    full = _random_full(40)
-    sparse = _sparse(full, budget=8, sinks=2)
-    _select(sparse, full, _queries(), row=0)
-    sparse.append(full, 20, 40)
-    assert sparse.exhausted
-    assert sorted(sparse.positions[0, 1, 2:].tolist()) == [34, 35, 36, 37, 38, 39]
-    for slot in range(2, 8):
-        place = int(sparse.positions[0, 0, slot])
-        assert torch.equal(sparse.data[:, :, slot], full.data[:, :, place])
-
-
-def test_a_short_text_fills_the_slots_in_order_and_then_replaces_the_oldest() -> None:
-    full = _random_full(5)
-    sparse = _sparse(full, budget=8, sinks=2)
-    _select(sparse, full, _queries(), row=0)
-    assert sparse.positions[0, 0, : sparse.length].tolist() == [0, 1, 2, 3, 4]
-    full._length = 10
-    sparse.append(full, 5, 10)
-    assert sparse.length == 8
-    assert sparse.positions[0, 0].tolist() == [0, 1, 8, 9, 4, 5, 6, 7]
-
-
 def test_sliding_layers_select_within_their_window() -> None:
     full = _random_full(40)
     sparse = _sparse(full, budget=8, sinks=2)
@@ -164,27 +130,6 @@ def test_a_budget_beyond_the_window_selects_no_more_than_the_window(policy: str,
         held = sparse.positions[:, :, : sparse.filled].tolist()
         expected = sorted({0, 1, *range(total - 10, total)})
         assert all(sorted(head) == expected for layer in held for head in layer), (policy, budget)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_layers_with_different_windows_hold_equally_many(policy: str) -> None:
-    """A layer of a smaller window is filled up with the newest positions before it, never at random."""
-    full = _random_full(40)
-    for windows, width in (((10, None), 18), ((10, 14), 14), ((None, 10), 18)):
-        sparse = _sparse(full, budget=20, sinks=2)
-        _select(sparse, full, _queries(rows=4), row=3, policy=policy, windows=windows)
-        assert sparse.filled == width + 2
-        small = windows.index(10)
-        for head in sparse.positions[small, :, : sparse.filled].tolist():
-            assert head[:2] == [0, 1] and sorted(head[2:]) == list(range(40 - width, 40))
-            assert head[2 : 2 + width - 10] == list(range(40 - width, 30))  # the first to be replaced
-
-
-def test_recent_positions_are_the_last_ones_oldest_first() -> None:
-    full = _random_full(40)
-    sparse = _sparse(full, budget=8, sinks=2)
-    _select(sparse, full, _queries(), row=0, policy="recent")
-    assert sparse.positions[1, 1].tolist() == [0, 1, 34, 35, 36, 37, 38, 39]
 
 
 def test_chunks_come_whole_by_the_product_with_their_mean_key() -> None:
@@ -238,20 +183,3 @@ def test_draft_rows_stay_behind_the_slots_until_they_settle() -> None:
     assert sparse.positions[0, 0].tolist() == [0, 1, 40, 41, 36, 37, 38, 39]
     assert sparse.data[0, 0, 2:4, 0].tolist() == [0.0, 1.0]
     assert torch.equal(full.data, before)
-
-
-def test_turned_sinks_are_keys_written_at_the_later_position() -> None:
-    from tests.tiny import tiny_model
-    from tokenswift.models.target import make_target
-
-    target = make_target(tiny_model("llama"))
-    caches = []
-    for start in (0, 17):
-        cache = target.new_cache(8)
-        target.forward(torch.tensor([5, 6]), torch.arange(start, start + 2), cache)
-        caches.append(cache)
-    sparse = SparseCache(caches[0], 4, 2, 1)
-    origin = caches[0].data[0:1, :, :2].clone()  # layer 0: its keys depend on tokens and positions alone
-    sparse.turn_sinks(17, target.rotary_frequencies, origin)
-    torch.testing.assert_close(sparse.data[0, :, :2], caches[1].data[0, :, :2], rtol=1e-5, atol=1e-5)
-    assert not torch.allclose(origin[0], caches[1].data[0, :, :2], atol=1e-2)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM
 
 from tokenswift import LLM
 from tokenswift.loader import placed
@@ -80,15 +78,6 @@ def test_tokens_are_those_of_one_device(
     assert llm.loading is not None and llm.loading["device_map"] == where
 
 
-def test_a_model_that_a_program_has_placed(
-    folder: str, plain: LLM, expected: list[list[int]], disk: dict[str, str | int]
-) -> None:
-    model = AutoModelForCausalLM.from_pretrained(folder, device_map=disk)
-    llm = LLM.from_model(model, heads=None)
-    assert llm.generate(PROMPT, 14, HOW[0][0], greedy=True, ignore_eos=True).token_ids == expected[0]
-    assert llm.resources.identity()["weights"] == plain.resources.identity()["weights"]
-
-
 @pytest.mark.parametrize(
     "asked, line",
     [
@@ -108,25 +97,3 @@ def test_what_cannot_be_is_one_line(folder: str, asked: dict[str, Any], line: st
     with pytest.raises(InputError) as error:
         LLM(folder, heads=None, **asked)
     assert str(error.value).startswith(line) and "\n" not in str(error.value)
-
-
-def test_accelerate_is_missing(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenswift.load_config.find_spec", lambda name: None)
-    with pytest.raises(InputError, match="device_map needs accelerate; valid: with it installed"):
-        LLM(folder, heads=None, device_map="auto")
-
-
-@pytest.mark.parametrize(
-    "heads, keys, tp, valid", [(9, 3, 2, "1, 3"), (8, 4, 3, "1, 2, 4"), (6, 2, 4, "1, 2")]
-)
-def test_heads_that_cannot_be_shared_out(heads: int, keys: int, tp: int, valid: str) -> None:
-    config = SimpleNamespace(
-        base_model_tp_plan={"a": "b"}, num_attention_heads=heads, num_key_value_heads=keys, model_type="llama"
-    )
-    line = f"tp is {tp}, but model m has {heads} heads of queries and {keys} of keys; valid: {valid}$"
-    with pytest.raises(InputError, match=line):
-        placed.check_heads("m", config, tp)
-    placed.check_heads("m", config, int(valid[-1]))
-    config.base_model_tp_plan = None
-    with pytest.raises(InputError, match="no tensor-parallel plan for model type 'llama'"):
-        placed.check_heads("m", config, tp)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,17 +11,13 @@ from tests.families import FAST, rare
 from tests.kernels.cuda.cases import standing
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, InputError
-from tokenswift.engine.resume import reload
-from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cuda import check
-from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.torch import TorchBackend
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models import target as targets
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.generic import GenericTarget
 from tokenswift.models.target import backend_for, make_target
-from tokenswift.runs.folder import load as load_run
 from tokenswift.tree import CandidateTree
 
 TOLERANCE: dict[str, Any] = {"rtol": 1e-4, "atol": 2e-5}
@@ -110,29 +104,6 @@ def test_the_lean_decoder_is_taken_where_it_fits() -> None:
     assert isinstance(make_target(odd), GenericTarget)
 
 
-def test_taken_weights_come_back_as_they_were() -> None:
-    for tied in (False, True):
-        model = tiny_model("qwen2", tie_word_embeddings=tied)
-        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        text = _text(12)
-        expected = _eager(model, text)
-        target = make_target(model, take=True)
-        assert isinstance(target, NativeTarget)
-        if not target.backend.panels:
-            pytest.skip("no compiled kernels here")
-        assert target.copied_bytes == 0
-        assert model.model.layers[0].self_attn.q_proj.weight.numel() == 0
-        result = target.prefill(text, target.new_cache(12))
-        torch.testing.assert_close(target.logits(result.hidden), expected, **TOLERANCE)
-        target.give_back()
-        after = model.state_dict()
-        assert after.keys() == before.keys() and all(
-            torch.equal(after[name], before[name]) for name in before
-        )
-        assert torch.equal(_eager(model, text), expected)
-        assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
-
-
 # ---- which backend ----------------------------------------------------------------------------------
 
 
@@ -141,24 +112,6 @@ def made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """No backend is there yet."""
     monkeypatch.setattr(targets, "_backends", {})
     monkeypatch.delenv("TOKENSWIFT_KERNELS", raising=False)
-
-
-def test_a_backend_for_each_wish(made_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is made once; graphs are a wish about cards alone."""
-
-    def started(device: torch.device, graphs: bool) -> Backend:
-        made = standing()
-        made.records = graphs
-        return made
-
-    monkeypatch.setattr(check, "started", started)
-    with_graphs, without = backend_for("cuda"), backend_for("cuda", graphs=False)
-    assert isinstance(with_graphs, CudaBackend) and isinstance(without, CudaBackend)
-    assert (with_graphs.records, without.records) == (True, False)
-    assert backend_for("cuda:0") is with_graphs and backend_for("cuda:0", "auto", False) is without
-    assert backend_for("cuda", "cuda").name == "cuda" and backend_for("cuda", "torch").name == "torch"
-    assert backend_for("cpu", "torch").name == "torch" and backend_for("cpu", "torch") is not backend_for()
-    assert backend_for("cpu", graphs=False) is backend_for()
 
 
 def test_kernels_that_are_asked_for_and_do_not_work(made_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,28 +130,6 @@ def test_kernels_that_are_asked_for_and_do_not_work(made_anew: None, monkeypatch
     monkeypatch.setenv("TOKENSWIFT_KERNELS", "torch")  # what "auto" means, and no more
     monkeypatch.setattr(check, "started", lambda device, graphs: standing())
     assert backend_for("cuda").name == "torch" and backend_for("cuda", "cuda").name == "cuda"
-
-
-def test_the_backend_of_a_model(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
-    """By name and for a loaded model; a run goes on with what it had."""
-    usual = LLM(tiny_folder(), device="cpu", heads="none")
-    by_torch = LLM(tiny_folder(), device="cpu", heads="none", backend="torch", cuda_graphs="off")
-    lent = LLM.from_model(tiny_model("llama"), heads="none", backend="torch")
-    assert by_torch.target.backend.name == lent.target.backend.name == "torch"
-    assert by_torch.target.backend is lent.target.backend is not usual.target.backend
-    assert by_torch.loading is not None and usual.loading is not None
-    assert [by_torch.loading[key] for key in ("backend", "cuda_graphs")] == ["torch", "off"]
-    assert [usual.loading[key] for key in ("backend", "cuda_graphs")] == ["auto", "auto"]
-    prompt = list(range(5, 20))
-    done = by_torch.generate(prompt, 8, ignore_eos=True, run_dir=tmp_path / "run")
-    assert done.token_ids == usual.generate(prompt, 8, ignore_eos=True).token_ids
-    state = load_run(tmp_path / "run")[1]
-    assert reload(state).target.backend is by_torch.target.backend
-    for how in ({"backend": "cuda"}, {"backend": "fast"}, {"cuda_graphs": "on"}):
-        with pytest.raises(InputError, match=f"{next(iter(how))} is '.*; valid: auto, "):
-            LLM(tiny_folder(), device="cpu", **how)  # type: ignore[arg-type]
-        with pytest.raises(InputError, match=f"{next(iter(how))} is '.*; valid: auto, "):
-            LLM.from_model(tiny_model("llama"), **how)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("change", ["eps", "scale"])

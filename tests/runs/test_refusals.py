@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +13,8 @@ import torch
 
 import tokenswift
 from tests.conftest import tiny_model, tiny_tokenizer
-from tests.runs.common import CALL, HOT, adapted, begin, journal_tokens
+from tests.runs.common import CALL, HOT, begin, journal_tokens
 from tokenswift import LLM, InputError, RunError
-from tokenswift.loader.identity import identity_of
 from tokenswift.runs import folder as folders
 from tokenswift.runs import journal, writer
 from tokenswift.runs.folder import is_locked
@@ -99,35 +97,6 @@ def test_changed_model(llm: LLM, tmp_path: Path, tiny_folder: Callable[..., Path
         with pytest.raises(InputError, match="holds another run: ") as caught:
             tokenswift.resume(folder, llm=changed)
         assert named in str(caught.value), (named, str(caught.value))
-
-
-def test_changed_adapter(llm: LLM, tmp_path: Path) -> None:
-    """An adapter is known apart from its base: added, changed or taken away, it is named."""
-    folder, plain = tmp_path / "run", tmp_path / "plain"
-    begin(adapted(1), folder, 5, max_new_tokens=10)
-    begin(llm, plain, 5)
-    kept = folders.load(folder)[1].header.identity.adapter
-    assert kept is not None and kept.names == ["style"]
-    assert folders.load(plain)[1].header.identity.adapter is None
-    for changed in (adapted(2), adapted(1, rank=3)):
-        with pytest.raises(InputError, match="another run: the adapter differs;"):
-            tokenswift.resume(folder, llm=changed)
-    with pytest.raises(InputError, match="the adapter differs"):
-        tokenswift.resume(folder, llm=llm)
-    with pytest.raises(InputError, match="the adapter differs"):
-        tokenswift.resume(plain, llm=adapted(1))
-    assert tokenswift.resume(folder, llm=adapted(1)).finish_reason == "length"
-
-
-def test_the_identity_does_not_depend_on_where_a_model_lies(
-    tiny_folder: Callable[..., Path], tmp_path: Path
-) -> None:
-    there = tmp_path / "copy"
-    shutil.copytree(tiny_folder(), there)
-    with LLM(tiny_folder()) as one, LLM(there) as two:
-        assert one.resources.identity() == two.resources.identity()
-    model = tiny_model()
-    assert identity_of(model) == identity_of(model)
 
 
 @pytest.mark.parametrize("version", ["1", "0.99"])

@@ -13,7 +13,7 @@ from tests.conftest import tiny_model, tiny_tokenizer
 from tests.lossless.test_tokens import random_heads
 from tokenswift import LLM, SamplingParams
 from tokenswift.runs import folder as folders
-from tokenswift.runs.report.figures import bins, repeats, resumed_at
+from tokenswift.runs.report.figures import bins, repeats
 from tokenswift.runs.report.page import number, page
 from tokenswift.runs.state import RunState
 
@@ -103,74 +103,6 @@ def test_what_strangers_wrote_is_text(state: RunState) -> None:
     html = page(state, "{{ 7 * 7 }}<script>'\"\x1b")
     assert "<script" not in html and "\x1b" not in html
     assert "{{ 7 * 7 }}<script>'\"\ufffd" in "".join(read(html).text["h1"])
-
-
-def test_the_page_needs_nothing_else(state: RunState) -> None:
-    """No scripts and no addresses: the policy in the page forbids them as well."""
-    html = page(state, "run")
-    reader = read(html)
-    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in reader.seen}
-    links = [attrs["href"] for tag, attrs in reader.seen if tag == "a"]
-    ids = {attrs["id"] for _, attrs in reader.seen if attrs.get("id")}
-    assert links and all(link and link[0] == "#" and link[1:] in ids for link in links)
-    assert not re.search(r"(\bsrc=|url\(|@import|https?:)", html.replace("http-equiv", ""))
-    assert "default-src 'none'" in html and "prefers-color-scheme:dark" in html
-
-
-def test_it_can_be_read_without_seeing(state: RunState) -> None:
-    """Headings in order, tables with headers, labels, nothing by colour alone."""
-    html = page(state, "run")
-    reader = read(html)
-    levels = [int(tag[1]) for tag, _ in reader.seen if re.fullmatch("h[1-6]", tag)]
-    assert levels[0] == 1 and levels.count(1) == 1
-    assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
-    assert reader.count("label") == reader.count("input") == 2
-    assert sum(
-        attrs.get("scope") in ("row", "col") for tag, attrs in reader.seen if tag == "th"
-    ) == reader.count("th")
-    assert dict(reader.seen)["html"]["lang"] == "en"
-    style = html.split("<style>")[1].split("</style>")[0]
-    lines = [re.search(rf"\n{tag}{{[^}}]*text-decoration:(underline \w+)", style) for tag in "ibu"]
-    assert len({line[1] for line in lines if line}) == 3
-
-
-def test_stretches_not_tokens(state: RunState) -> None:
-    """One element for a stretch of one kind: a text of one kind of tokens has hardly any."""
-    state_of_one = RunState(**{f: getattr(state, f) for f in RunState.__slots__})
-    state_of_one.sources = "h" * len(state.tokens)
-    reader = read(page(state_of_one, "run"))
-    assert reader.count("i") <= 2 + 2 * reader.count("mark")
-
-
-def test_an_empty_run(state: RunState) -> None:
-    empty = RunState(state.header, state.sessions[:1], steps=[[]])
-    reader = read(page(empty, "run", running=True))
-    assert "0 tokens, running" in "".join(reader.text["h1"])
-
-
-def test_where_a_run_was_resumed(state: RunState) -> None:
-    once = RunState(state.header, state.sessions[:1], steps=[[]])
-    assert "1; never resumed" in page(once, "run", running=True)
-    assert "2; resumed at token 70" in page(state, "run")
-
-
-def test_repeats() -> None:
-    tokens = [*range(20), *range(5, 15), 99, *range(3)]
-    marked = repeats(tokens, 4)
-    assert [i for i, mark in enumerate(marked) if mark] == list(range(20, 30))
-    assert repeats([7] * 10, 4) == [False] + [True] * 9  # overlaps with itself
-    assert repeats([1, 2], 4) == [False, False]
-
-
-def test_bins_add_up(state: RunState) -> None:
-    rows = bins(state, repeats(state.tokens))
-    assert rows[-1].end == 180 and [row.end for row in rows] == sorted(row.end for row in rows)
-    assert resumed_at(state) == [70]
-    weights = [b.end - a for a, b in zip([0, *(r.end for r in rows)], rows, strict=False)]
-    passes = sum(w / row.length for w, row in zip(weights, rows, strict=True))
-    assert passes == pytest.approx(len(state.all_steps))
-    share = sum(w * row.repeated for w, row in zip(weights, rows, strict=True)) / 180
-    assert share == pytest.approx(sum(repeats(state.tokens)) / 180)
 
 
 def test_speed_against_length_is_a_table(state: RunState) -> None:

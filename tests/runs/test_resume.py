@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import threading
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ from tests.runs.common import CALL, Stop, adapted, after, begin, journal_tokens,
 from tokenswift import LLM, InputError, RunError, Step
 from tokenswift.engine.resume import request_of
 from tokenswift.runs import folder as folders
-from tokenswift.runs import journal, writer
+from tokenswift.runs import writer
 from tokenswift.runs.folder import is_locked
 
 
@@ -163,18 +160,6 @@ def test_text_that_the_user_has_edited_stays(
     )
 
 
-def test_text_edited_while_the_run_writes(llm: LLM, tmp_path: Path) -> None:
-    """An editor replaces the file under the run: the run's text goes to a new one."""
-    folder = tmp_path / "run"
-
-    def on_step(step: Step) -> None:
-        (folder / "new").write_text("mine", encoding="utf-8")
-        os.replace(folder / "new", folder / "text.unfinished.txt")
-
-    done = llm.generate("hello", **CALL, run_dir=folder, on_step=on_step)
-    assert texts(folder) == {"text.unfinished.txt": "mine", "text.2.txt": done.text}
-
-
 def test_an_unfinished_record_is_overwritten(llm: LLM, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     begin(llm, folder, 30)
@@ -266,30 +251,6 @@ def test_unequal_bits_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture,
     assert len(caplog.records) == 1 and llm.numerics()["equal_bits"]
 
 
-def test_a_model_from_a_program_has_to_be_given(llm: LLM, tmp_path: Path) -> None:
-    begin(llm, tmp_path / "run", 5)
-    with pytest.raises(InputError, match="llm is not given, and the run's model .* came from a program"):
-        tokenswift.resume(tmp_path / "run")
-
-
-def test_a_hundred_thousand_tokens_are_read_without_decoding_them_again(llm: LLM, tmp_path: Path) -> None:
-    """Reading is linear, and no text is decoded again: the detokeniser takes up its state."""
-    folder = tmp_path / "run"
-    begin(llm, folder, 30, strategy="autoregressive")  # with drafts 30 steps may be all of the text
-    contents, state = folders.load(folder)
-    template = contents.records[2]
-    more = [template] * (100_000 // len(template["ids"]))
-    journal.create(folder / "journal", [*contents.records, *more])
-    calls: list[int] = []
-    tokenizer = type("Counting", (), {"decode": lambda self, ids, **_: calls.append(1) or "x"})()
-    big = folders.load(folder)[1]
-    assert len(big.tokens) > 99_000 and len(big.text) >= len(more) * len(template["text"])
-    stream = tokenswift.engine.text.TextStream(tokenizer)  # type: ignore[attr-defined]
-    assert big.stream is not None
-    stream.restore(big.stream)
-    assert calls == []
-
-
 def test_a_signal_before_the_journals_thread_starts(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -305,46 +266,6 @@ def test_a_signal_before_the_journals_thread_starts(
             llm.generate("hello", **CALL, run_dir=tmp_path / "run")
     expected = llm.generate("hello", **CALL)
     assert tokenswift.resume(tmp_path / "run", llm=llm).token_ids == expected.token_ids
-
-
-def test_a_closed_llm_says_so(tmp_path: Path) -> None:
-    llm = LLM.from_model(tiny_model(), tiny_tokenizer())
-    assert llm.generate("hello", 2).token_ids
-    llm.close()
-    uses: list[Callable[[], Any]] = [
-        lambda: llm.generate("hello"),
-        lambda: llm.stream("hello"),
-        lambda: llm.resources.draft_models.get(None),
-        lambda: llm.resources.heads_of("medusa"),
-        lambda: llm.model,
-        lambda: llm.dtype,
-        lambda: llm.device,
-    ]
-    for use in uses:
-        with pytest.raises(InputError, match="the LLM is closed; valid: one that was not closed"):
-            use()
-    llm.close()  # once more does no harm
-
-
-def test_unknown_arguments_are_named(llm: LLM) -> None:
-    with pytest.raises(InputError, match="'rundir' is not an argument; valid: .*on_loop, loop, run_dir"):
-        llm.generate("hello", rundir="x")  # type: ignore[call-arg]
-    with pytest.raises(InputError, match="on_loop is 'halt'; valid: report, stop"):
-        llm.generate("hello", on_loop="halt")
-
-
-def test_metrics_survive(llm: LLM, tmp_path: Path) -> None:
-    """Counts of a resumed run are the whole run's: plain decoding takes a step a token, whatever happened."""
-    begin(llm, tmp_path / "run", 33, strategy="autoregressive")
-    found = tokenswift.resume(tmp_path / "run", llm=llm)
-    assert found.metrics.steps == 90 and found.metrics.mean_acceptance_length == 1.0
-    _, state = folders.load(tmp_path / "run")
-    assert state.end is not None
-    kept = state.end.metrics
-    assert kept["steps"] == 90 and kept == json.loads(json.dumps(asdict(found.metrics)))
-    assert found.metrics.seconds == pytest.approx(
-        sum(v for k, v in state.seconds.items() if k != "prefill"), abs=0.05
-    )
 
 
 DATED = "{{ strftime_now('%S.%f') }}{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -127,22 +127,6 @@ def test_same_in_c_as_in_torch(kernels: CpuBackend, setting: str, limited: bool)
     assert changed
 
 
-def test_a_long_repetition_and_one_text_after_another(kernels: CpuBackend) -> None:
-    """Repetitions beyond the table; another list, and one whose end was replaced, are read anew."""
-    params = SamplingParams(**OFF, dry_multiplier=0.1, dry_base=1.01)
-    native, plain = Sampler(params, V, "cpu", kernels.ranker(params)), Sampler(params, V)
-    logits, text = torch.zeros(1, V), list(range(1, 20)) * 60
-    asked = [text, text[:-3], [*text[:500], 7, 8, *text[500:600]]]
-    for history in (*asked, text):
-        rows = LogitRows(logits, history, [[]], [len(history)], [V], False)
-        assert native.candidates(rows)[0].values == plain.candidates(rows)[0].values
-    least = plain.scores(logits, text, [[]]).min().item()
-    assert least == pytest.approx(-0.1 * 1.01**512, rel=1e-6)  # 1,121 tokens are repeated
-    text[-5:] = [100, 101, 102, 103, 104]
-    rows = LogitRows(logits, text, [[]], [len(text)], [V], False)
-    assert min(native.candidates(rows)[0].values) == 0 == plain.scores(logits, text, [[]]).min()
-
-
 def test_settings_by_name() -> None:
     """Fields that are off are not named, the others come back."""
     usual = settings_of(SamplingParams())

@@ -93,15 +93,6 @@ def test_masked_in_c_as_in_torch(kernels: CpuBackend) -> None:
         native.candidates(replace(asked, masks=[words] * 4))
 
 
-def test_rows_do_not_depend_on_each_other(kernels: CpuBackend) -> None:
-    params = SamplingParams(min_p=0.0)
-    sampler = Sampler(params, V, "cpu", kernels.ranker(params))
-    logits = torch.randn(5, V)
-    history, paths = [3, 4, 5], [[i] for i in range(5)]
-    together = sampler.choose(logits, history, paths)
-    assert together == [sampler.choose(logits[i : i + 1], history, paths[i : i + 1])[0] for i in range(5)]
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_bad_logits_are_refused(kernels: CpuBackend, value: float) -> None:
     params = SamplingParams()

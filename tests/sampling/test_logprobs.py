@@ -79,9 +79,3 @@ def test_a_cut_text_has_as_many_as_tokens(tiny_folder: Callable[..., Path]) -> N
 def test_bad_counts(llm: LLM, value: object) -> None:
     with pytest.raises(InputError, match="^logprobs is .*; valid: an integer from 0 to 20, or None$"):
         llm.generate(PROMPT, 5, logprobs=value)  # type: ignore[arg-type]
-
-
-def test_no_journal_keeps_them(llm: LLM, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="^logprobs are not kept in a run_dir; valid: one of the two$"):
-        llm.generate(PROMPT, 5, logprobs=1, run_dir=tmp_path / "run")
-    assert not (tmp_path / "run").exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,24 +101,10 @@ def test_limits_of_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
         try_lark('start: "memory"')
 
 
-def test_a_trial_imports_nothing_of_the_working_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("random", "llguidance", "json"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit(3)")
-    monkeypatch.chdir(tmp_path)
-    try_lark('start: "folder"')
-
-
 @pytest.mark.parametrize("token", ["<s>", "<[269]>"])
 def test_tokens_in_a_grammar(token: str) -> None:
     """By their names and by their ids, up to the width of the logits."""
     assert masks_of(Grammar.lark(f'start: "a" {token} "b"')).forced([])[0][0] == ids_of("a")[0]
-
-
-def test_a_choice_of_thousands(llm: LLM) -> None:
-    texts = [f"option {number}" for number in range(3000)]
-    assert llm.generate("abc", 20, grammar=Grammar.choice(texts), seed=2).text in texts
 
 
 def test_what_does_not_go_with_a_grammar(llm: LLM) -> None:

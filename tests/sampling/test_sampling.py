@@ -107,22 +107,6 @@ def test_processors_in_sequence_equal_transformers() -> None:
     assert matters == set(off)  # each processor changed some row
 
 
-@pytest.mark.parametrize("name, value", [("top_k", 2), ("top_p", 0.4), ("min_p", 1 - 1e-7), ("eta", 0.9)])
-def test_ties_at_the_cut_are_all_kept(name: str, value: float) -> None:
-    """Four equal best tokens: none may be dropped because of the sort order."""
-    row = torch.tensor([[1.0, 5.0, 5.0, 0.0, 5.0, 5.0, -2.0]])
-    kept = getattr(sampling, name)(row, value) > -math.inf
-    assert kept.tolist() == [[False, True, True, False, True, True, False]]
-
-
-def test_a_repeated_id_is_penalised_once_and_input_is_untouched() -> None:
-    row = torch.tensor([[2.0, -2.0, 1.0]])
-    before = row.clone()
-    out = sampling.repetition_penalty(row, torch.tensor([[0, 1, 0, 1, 1]]), 2.0)
-    assert out.tolist() == [[1.0, -4.0, 1.0]]
-    assert torch.equal(row, before)
-
-
 def naive_window(history: list[int], path: list[int], gap: int, window: int) -> set[int]:
     """Place by place: the last ``window`` places before the position, unknown ones skipped."""
     places: list[int | None] = [*history, *path, *[None] * gap]
@@ -163,30 +147,6 @@ def test_many_rows_equal_one_row_at_a_time(seed: int, window: int, filtered: boo
         assert int(perturbed[i].argmax()) == together[i]
 
 
-def test_only_the_tail_of_the_history_counts() -> None:
-    sampler = Sampler(SamplingParams(penalty_window=3, repetition_penalty=2.0, greedy=True), 5)
-    row = torch.tensor([[5.0, 4.0, 3.0, 0.0, 0.0]])
-    assert sampler.choose(row, [0, 1, 2, 3], [[]]) == [0]  # token 0 has left the window
-    assert sampler.choose(row, [0, 1, 2], [[]]) == [0]  # 2.5 against 2.0 and 1.5
-    assert sampler.choose(row, [0, 2], [[]]) == [1]
-    assert sampler.choose(row, [0, 2], [[3, 3]]) == [0]  # two path tokens push token 0 out
-    assert sampler.choose(row, [0, 2], [[3]]) == [1]
-
-
-def test_greedy_ignores_temperature_filters_and_noise() -> None:
-    params = SamplingParams(greedy=True, temperature=9.0, top_k=1, min_p=0.5, seed=3)
-    sampler = Sampler(params, 100)
-    row = logits_of(0, 1, 100, 3.0)
-    history = [int(row.argmax())] * 5
-    expected = sampling.repetition_penalty(row, torch.tensor([history]), 1.2)
-    assert torch.equal(sampler.scores(row, history, [[]]), expected)
-    assert torch.equal(sampler.perturbed(row, history, [[]]), expected)
-    assert sampler.choose(row, history, [[]]) == [int(expected.argmax())]
-    best = expected[0].topk(7).indices.tolist()
-    for coupled in (True, False):
-        assert rank(sampler, row, history, [[]], [5], [7], coupled) == [best]
-
-
 @pytest.mark.parametrize("min_p", [0.0, 0.05])
 @pytest.mark.parametrize("device_like", ["sparse", "dense"])
 def test_rank_orders_by_score_or_by_score_plus_noise(min_p: float, device_like: str) -> None:
@@ -213,19 +173,6 @@ def test_rank_orders_by_score_or_by_score_plus_noise(min_p: float, device_like: 
             assert len(ranked[2]) < 400  # filtered tokens are no candidates
 
 
-def test_rank_first_is_the_choice_and_survives_an_empty_window() -> None:
-    sampler = Sampler(SamplingParams(penalty_window=2, repetition_penalty=5.0, min_p=0.0), 50)
-    rows = logits_of(6, 2, 50, 1.0)
-    first = rank(sampler, rows, [1, 2], [[3], [4]], [3, 3], [4, 4], True)
-    assert [row[0] for row in first] == sampler.choose(rows, [1, 2], [[3], [4]])
-    plain = Sampler(SamplingParams(repetition_penalty=1.0, min_p=0.0), 50)
-    for gaps in ([4, 5], [4, 3]):  # two unknown tokens fill the window; mixed with a row that has one
-        ours = rank(sampler, rows, [1, 2], [[], []], gaps, [5, 5], False)
-        assert ours[0] == rank(plain, rows, [1, 2], [[], []], gaps, [5, 5], False)[0]
-    one = rank(sampler, rows[:1], [1, 2], [[]], [9], [5], False)
-    assert one[0] == rank(plain, rows[:1], [1, 2], [[]], [9], [5], False)[0]
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, "all -inf"])
 @pytest.mark.parametrize(
     "min_p, greedy, top_p", [(0.1, False, 1.0), (0, False, 1), (0, True, 1), (0.1, False, 0.9)]
@@ -242,13 +189,6 @@ def test_bad_logits_are_named(bad, min_p: float, greedy: bool, top_p: float) -> 
     with pytest.raises(RunError):
         rank(sampler, rows, [1, 2, 3], [[], [4]], [3, 4], [2, 2], False)
     assert len(sampler.choose(rows[:1], [1, 2, 3], [[]])) == 1
-
-
-def test_low_precision_logits_are_chosen_in_float32() -> None:
-    sampler = Sampler(SamplingParams(seed=4), 200)
-    rows = logits_of(3, 1, 200, 2.0).to(torch.bfloat16)
-    assert sampler.scores(rows, [1], [[]]).dtype == torch.float32
-    assert sampler.choose(rows, [1], [[]]) == sampler.choose(rows.float(), [1], [[]])
 
 
 def test_choice_depends_on_seed_and_position_only_through_the_noise() -> None:
